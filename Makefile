@@ -1,0 +1,32 @@
+# Every target sets itself up: .venv is made once, from pyproject.toml with the exact versions of constraints.txt.
+PYTHON ?= python3
+PY = .venv/bin/python
+
+.PHONY: setup study test test-fast lint ui clean
+
+setup: .venv/installed
+
+.venv/installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("lit_dps needs Python 3.11 or newer, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv .venv
+	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
+	@touch $@
+
+study: setup
+	$(PY) cli.py study --config configs/quickstart.yaml
+
+test: setup lint
+	$(PY) -m pytest
+
+test-fast: setup
+	$(PY) -m pytest -m "not slow"
+
+lint: setup
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+ui: setup
+	$(PY) cli.py ui
+
+clean:
+	rm -rf .venv

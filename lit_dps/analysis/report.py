@@ -1,0 +1,154 @@
+"""The table of a study, as text for the terminal and as rows for CSV. The same records give the same text."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from lit_dps.analysis.files import replacing
+from lit_dps.analysis.results import StudyRecord
+from lit_dps.analysis.scaling import Scaling, estimate, scaling_of
+from lit_dps.analysis.summary import summarize
+from lit_dps.space import Range, short_names
+
+Row = dict[str, object]
+
+
+def table_rows(record: StudyRecord) -> list[Row]:
+    """One row a cell, by sparsity, then batch size; values in full, None where there is none.
+
+    Columns: batch_size [examples], sparsity, k_star [steps], complete, incomplete, infeasible, pending, point and the
+    metaparameters (short names) of the K* trial, boundary ("learning_rate high; momentum low" or empty).
+    """
+    names = short_names(list(record.space))
+    rows = []
+    for cell in summarize(record):
+        params = {} if cell.best is None else cell.best.trial.params
+        rows.append(
+            {
+                "batch_size": cell.cell.batch_size,
+                "sparsity": cell.cell.sparsity,
+                "k_star": cell.k_star,
+                "complete": cell.complete,
+                "incomplete": cell.incomplete,
+                "infeasible": cell.infeasible,
+                "pending": cell.pending,
+                "point": None if cell.best is None else cell.best.trial.point,
+                **{name: params.get(key) for key, name in names.items()},
+                "boundary": "; ".join(f"{names[key]} {end}" for key, end in cell.boundary.items()),
+            }
+        )
+    return rows
+
+
+def fit_rows(scalings: Mapping[float, Scaling]) -> list[Row]:
+    """One row a sparsity: c1 [examples], c2 [steps] and b_crit [examples], each with its 95 % limits, and a verdict."""
+    rows = []
+    for sparsity, scaling in sorted(scalings.items()):
+        row: Row = {"sparsity": sparsity, "batch_sizes": len(scaling.k_star)}
+        fit = scaling.fit
+        values = (None,) * 3 if fit is None else (fit.c1, fit.c2, fit.critical_batch_size)
+        intervals = (scaling.c1, scaling.c2, scaling.critical)
+        for name, value, interval in zip(("c1", "c2", "b_crit"), values, intervals, strict=True):
+            low, high = (None, None) if interval is None else interval
+            row |= {name: value, f"{name}_low": low, f"{name}_high": high}
+        rows.append(row | {"identifiable": scaling.identifiable, "verdict": scaling.describe()})
+    return rows
+
+
+def notes(record: StudyRecord) -> list[str]:
+    """What a reader should know before trusting the table, a line each: what is missing, boxes that look too small."""
+    cells, names = summarize(record), short_names(list(record.space))
+    lines = []
+    missing = [cell for cell in cells if cell.best is None]
+    if len(missing) == len(cells):
+        lines.append("no complete trial in any cell yet: no K* and no fit to draw")
+    elif missing:
+        lines.append(f"no complete trial in {len(missing)} of {len(cells)} cells: no K* there")
+    pending, running = sum(cell.pending for cell in cells), sum(cell.running for cell in cells)
+    if pending:
+        declared = record.trials * len(cells)
+        lines.append(f"{pending} of {declared} trials have not finished ({running} running or queued)")
+    ends = Counter((key, end) for cell in cells for key, end in cell.boundary.items())
+    for (key, end), count in sorted(ends.items()):
+        where = f"on the {end} end of its range in {count} of {len(cells)} cells"
+        lines.append(f"the best {names[key]} lies {where}: widen it")
+    return lines
+
+
+def render(record: StudyRecord, scalings: Mapping[float, Scaling] | None = None) -> str:
+    """The report of a study as text: the table, a line of the scaling law per sparsity, notes.
+
+    Args:
+        record: The study, finished or not.
+        scalings: Its scaling laws if they are known already.
+    """
+    scalings = scaling_of(record) if scalings is None else scalings
+    goal = record.goal
+    lines = [
+        f"study {record.name}: workload {record.workload}, {record.trials} trials a cell, goal error {goal.error:g} "
+        f"checked every {goal.check_interval} steps, budget {goal.max_steps} steps",
+        "",
+        *_table(record),
+        "",
+        "K* = c1 / B + c2, robust fit of log K*, 95 % bootstrap intervals over trials",
+    ]
+    for sparsity, scaling in sorted(scalings.items()):
+        parts = [scaling.describe()]
+        if scaling.fit is not None:
+            c1, c2 = estimate(scaling.fit.c1, scaling.c1), estimate(scaling.fit.c2, scaling.c2)
+            parts = [f"c1 = {c1}", f"c2 = {c2}", *parts]
+        lines.append(f"  S={sparsity:g}  " + "  ".join(parts))
+    said = notes(record)
+    return "\n".join([*lines, *([""] if said else []), *(f"note: {line}" for line in said)]) + "\n"
+
+
+def write_csv(rows: Sequence[Row], path: Path, columns: Sequence[str] = ()) -> None:
+    """Writes rows, all with the same columns, as CSV, None as an empty field, replacing `path` in one go.
+
+    Without rows there is a header of `columns` only.
+    """
+    with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]) if rows else columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def value_text(value: float | int | None, box: Range) -> str:
+    """A metaparameter for reading: 3 significant digits, of 1 - value on a reverse_log scale: 0.9990 is not 0.9999."""
+    if value is None:
+        return "-"
+    if box.integer:
+        return str(value)
+    if box.scale == "reverse_log":
+        exponent = int(f"{1 - value:.2e}".partition("e")[2])
+        return f"{value:.{max(2 - exponent, 0)}f}"
+    return f"{value:#.3g}".rstrip(".")
+
+
+def _table(record: StudyRecord) -> list[str]:
+    rows, names = table_rows(record), short_names(list(record.space))
+    show_pending = any(row["pending"] for row in rows)
+    body = []
+    for row in rows:
+        params = {name: value_text(row[name], record.space[key]) for key, name in names.items()}
+        body.append(
+            {
+                "B": str(row["batch_size"]),
+                "S": f"{row['sparsity']:g}",
+                "K*": "-" if row["k_star"] is None else str(row["k_star"]),
+                **{status: str(row[status]) for status in ("complete", "incomplete", "infeasible")},
+                **({"pending": str(row["pending"])} if show_pending else {}),
+                **{f"best {name}": text for name, text in params.items()},
+                "on the boundary": row["boundary"] or "-",
+            }
+        )
+    table = [list(body[0]), *(list(row.values()) for row in body)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    numbers = len(widths) - 1  # the last column is words
+    return [
+        "  ".join(x.rjust(w) if i < numbers else x for i, (x, w) in enumerate(zip(line, widths, strict=True)))
+        for line in table
+    ]

@@ -1,0 +1,225 @@
+"""How a study is laid out in an Optuna storage, and reading it back as a `StudyRecord`.
+
+A study NAME is a header study of that name (user attributes only) and one study a cell, "NAME | B=16 S=0.9". A trial
+of a cell has the user attribute "point" and, once it has finished, "result" as `encode_result` gives it. A trial that
+Optuna calls finished but that has no result was interrupted: its point is run again, so it is left out here.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import optuna
+from optuna.exceptions import StorageInternalError
+from optuna.storages import BaseStorage
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
+
+from lit_dps.errors import StorageError, UserError
+from lit_dps.goal import Goal
+from lit_dps.space import Range
+from lit_dps.trial import Cell, Status, Trial, TrialResult
+
+FORMAT = 1
+# What Optuna and its drivers raise where a storage cannot be read, and what to make of what they say.
+UNREADABLE = (SQLAlchemyError, StorageInternalError, OSError, ImportError, RuntimeError, json.JSONDecodeError)
+HINTS = {"version_info": "it is not an Optuna database", "locked": "another process is writing to it"}
+FORMAT_ATTR, POINT_ATTR, RESULT_ATTR = "lit_dps_format", "point", "result"
+
+
+@dataclass(frozen=True)
+class StudyRecord:
+    """All that a study knows: what it set out to do and what has been found so far.
+
+    Attributes:
+        name: Name of the study.
+        workload: Name of the workload.
+        goal: When a trial stops.
+        space: Range of each metaparameter by configuration key.
+        batch_sizes: Batch sizes of the grid, in examples.
+        sparsities: Sparsities of the grid, in [0, 1).
+        trials: Trials declared for each cell: points 0 to trials - 1.
+        seed: The study's seed.
+        config: The configuration it was started with.
+        results: Finished trials of every cell of the grid, by point; an empty list where none has.
+        running: Trials of each cell that are started or queued and not yet finished.
+    """
+
+    name: str
+    workload: str
+    goal: Goal
+    space: dict[str, Range]
+    batch_sizes: tuple[int, ...]
+    sparsities: tuple[float, ...]
+    trials: int
+    seed: int
+    config: dict
+    results: dict[Cell, list[TrialResult]]
+    running: dict[Cell, int]
+
+    @property
+    def cells(self) -> list[Cell]:
+        """The grid, by sparsity, then batch size."""
+        return grid(self.batch_sizes, self.sparsities)
+
+
+def grid(batch_sizes, sparsities) -> list[Cell]:
+    """All cells, by sparsity, then batch size."""
+    return [Cell(b, s) for s in sorted(sparsities) for b in sorted(batch_sizes)]
+
+
+def cell_study_name(name: str, cell: Cell) -> str:
+    """Name of the Optuna study that holds a cell's trials."""
+    return f"{name} | {cell}"
+
+
+def encode_result(result: TrialResult) -> dict:
+    """What is stored of a result under `RESULT_ATTR`: plain JSON, without the trial itself.
+
+    Curve values that are not finite become "nan", "inf" and "-inf": not every database's JSON can hold them.
+    """
+    return {
+        "status": str(result.status),
+        "steps": result.steps,
+        "curve": {key: [_encode(x) for x in values] for key, values in result.curve.items()},
+        "kept": {key: [int(kept), int(total)] for key, (kept, total) in result.kept.items()},
+        "seconds": float(result.seconds),
+    }
+
+
+def _encode(x: float | int) -> float | int | str:
+    return int(x) if isinstance(x, int) else float(x) if math.isfinite(x) else str(float(x))
+
+
+def decode_result(stored: Mapping, trial: Trial) -> TrialResult:
+    """The inverse of `encode_result`. Raises KeyError, TypeError, ValueError or AttributeError for anything else."""
+    return TrialResult(
+        trial=trial,
+        status=Status(stored["status"]),
+        steps=stored["steps"],
+        curve={k: [float(x) if isinstance(x, str) else x for x in v] for k, v in stored["curve"].items()},
+        kept={key: (kept, total) for key, (kept, total) in stored["kept"].items()},
+        seconds=stored["seconds"],
+    )
+
+
+def list_studies(storage: BaseStorage | str) -> list[str]:
+    """Names of the studies in a storage (an Optuna storage or a URL), sorted. Raises StorageError as `read_study`."""
+    with storage_errors(storage):
+        return sorted(_headers(_open(storage)))
+
+
+def read_study(storage: BaseStorage | str, name: str) -> StudyRecord:
+    """Reads a study, finished or not; changes nothing in the storage.
+
+    Args:
+        storage: An Optuna storage or its URL. A SQLite file that is not there is not created.
+        name: The study's name.
+
+    Raises:
+        StorageError: in one line, if the storage cannot be read, holds no such study, or holds it in another format.
+    """
+    with storage_errors(storage):
+        opened = _open(storage)
+        headers = _headers(opened)
+        if name not in headers:
+            known = ", ".join(sorted(headers)) or "none"
+            raise StorageError(f"no study {name!r} in {_shown(storage)}; studies there: {known}")
+        existing = set(optuna.get_all_study_names(opened))
+        header = headers[name]
+        if header[FORMAT_ATTR] != FORMAT:
+            raise StorageError(f"study {name!r} has format {header[FORMAT_ATTR]!r}; this version reads {FORMAT}")
+        try:
+            cells = grid(header["batch_sizes"], header["sparsities"])
+            results, running = dict.fromkeys(cells), dict.fromkeys(cells)
+            for cell in cells:
+                study = cell_study_name(name, cell)
+                trials = optuna.load_study(study_name=study, storage=opened).trials if study in existing else []
+                results[cell], running[cell] = _read_cell(trials, cell, header["seed"])
+            return StudyRecord(
+                name=name,
+                workload=header["workload"],
+                goal=Goal(**header["goal"]),
+                space={key: Range(**value) for key, value in header["space"].items()},
+                batch_sizes=tuple(sorted(header["batch_sizes"])),
+                sparsities=tuple(sorted(header["sparsities"])),
+                trials=header["trials"],
+                seed=header["seed"],
+                config=header["config"],
+                results=results,
+                running=running,
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise StorageError(f"study {name!r} is damaged: {_line(error)}") from error
+
+
+def _headers(storage: BaseStorage) -> dict[str, dict]:
+    summaries = optuna.get_all_study_summaries(storage, include_best_trial=False)
+    return {s.study_name: s.user_attrs for s in summaries if FORMAT_ATTR in s.user_attrs}
+
+
+def _read_cell(trials: list[optuna.trial.FrozenTrial], cell: Cell, seed: int) -> tuple[list[TrialResult], int]:
+    finished, started = {}, set()
+    for trial in sorted(trials, key=lambda t: t.number):
+        point = trial.user_attrs.get(POINT_ATTR)
+        if not trial.state.is_finished():
+            started.add(trial.number if point is None else point)
+        elif RESULT_ATTR in trial.user_attrs and point not in finished:  # of two attempts, the first counts
+            finished[point] = decode_result(trial.user_attrs[RESULT_ATTR], Trial(cell, point, trial.params, seed))
+    return [finished[point] for point in sorted(finished)], len(started - finished.keys())
+
+
+def _open(storage: BaseStorage | str) -> BaseStorage:
+    if not isinstance(storage, str):
+        return storage
+    url = make_url(storage)
+    if url.get_backend_name() == "sqlite" and url.database and not url.database.startswith((":memory:", "file:")):
+        path = Path(url.database)
+        if not path.is_file():
+            raise StorageError(f"no study database at {path}")
+    # Reading must not turn somebody else's database into an Optuna one.
+    return optuna.storages.RDBStorage(storage, skip_table_creation=True)
+
+
+@contextmanager
+def storage_errors(storage: BaseStorage | str) -> Iterator[None]:
+    """Whatever a database says in many lines becomes a StorageError of one."""
+    try:
+        yield
+    except UserError:
+        raise
+    except ArgumentError as error:
+        where = storage.rpartition("@")[2] if isinstance(storage, str) else "the storage"  # no password
+        raise StorageError(f"{where!r} is not a storage URL such as sqlite:///mlruns/study.db") from error
+    except UNREADABLE as error:
+        said = _line(error)
+        hint = next((f" ({hint})" for sign, hint in HINTS.items() if sign in said), "")
+        raise StorageError(f"cannot read {_shown(storage)}: {said}{hint}") from error
+
+
+def _line(error: BaseException | None) -> str:
+    """The first line of what an error says, named where it would say too little.
+
+    Optuna calls any trouble with a database one of committing; what the database itself said is the cause of that.
+    """
+    if isinstance(error, StorageInternalError):
+        error = error.__cause__ or error
+    if isinstance(error, DBAPIError):
+        error = error.orig
+    text = next(iter(str(error).splitlines()), "")
+    tells = text and not isinstance(error, (KeyError, AttributeError))
+    return text if tells else f"{type(error).__name__} {text}".strip()
+
+
+def _shown(storage: BaseStorage | str) -> str:
+    if not isinstance(storage, str):
+        url = getattr(storage, "url", None) or getattr(getattr(storage, "_backend", None), "url", None)
+        if url is None:
+            return "the storage"
+        storage = url
+    return make_url(storage).render_as_string(hide_password=True)

@@ -1,0 +1,63 @@
+"""What a study has found in each cell: K*, the trial that gave it, and how the others ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from lit_dps.analysis.results import StudyRecord
+from lit_dps.trial import Cell, Status, TrialResult
+
+
+@dataclass(frozen=True)
+class CellSummary:
+    """One cell of the grid.
+
+    Attributes:
+        cell: Batch size and sparsity.
+        best: The complete trial of least steps to result, the lowest point among equals; None without complete ones.
+        complete, incomplete, infeasible: Finished trials by how they ended.
+        pending: Declared trials that have not finished, started or not.
+        running: Those of them that are started or queued.
+        boundary: The end of its range that a metaparameter of `best` lies on, for those that do.
+    """
+
+    cell: Cell
+    best: TrialResult | None
+    complete: int
+    incomplete: int
+    infeasible: int
+    pending: int
+    running: int
+    boundary: dict[str, Literal["low", "high"]]
+
+    @property
+    def k_star(self) -> int | None:
+        """K*: the fewest steps to result of any complete trial (Lee et al. 2021, Section 2); None without one."""
+        return None if self.best is None else self.best.steps
+
+
+def summarize(record: StudyRecord) -> list[CellSummary]:
+    """A summary of each cell of the grid, by sparsity, then batch size."""
+    return [_summarize(record, cell) for cell in record.cells]
+
+
+def _summarize(record: StudyRecord, cell: Cell) -> CellSummary:
+    results = record.results[cell]
+    ended = [result.status for result in results]
+    complete = [result for result in results if result.status is Status.COMPLETE]
+    best = min(complete, key=lambda result: (result.steps, result.trial.point), default=None)
+    params = {} if best is None else best.trial.params
+    ends = {key: box.boundary(params[key]) for key, box in record.space.items() if key in params}
+    # A study may have been declared smaller than it once was: points beyond its trials are no less finished.
+    done = sum(result.trial.point < record.trials for result in results)
+    return CellSummary(
+        cell=cell,
+        best=best,
+        complete=len(complete),
+        incomplete=ended.count(Status.INCOMPLETE),
+        infeasible=ended.count(Status.INFEASIBLE),
+        pending=record.trials - done,
+        running=record.running[cell],
+        boundary={key: end for key, end in ends.items() if end is not None},
+    )

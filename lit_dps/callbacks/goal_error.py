@@ -1,0 +1,89 @@
+"""GoalErrorCallback: stops a run at the first check that meets the goal error."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from lit_dps.errors import ConfigError
+from lit_dps.goal import Goal
+from lit_dps.module import weights_finite
+from lit_dps.trial import Status
+
+
+class GoalErrorCallback(Callback):
+    """Checks the entire validation split every `check_interval` optimizer steps and stops at the goal, at that step.
+
+    It works on any LightningModule that logs a validation error, and sets the trainer so that validation runs by
+    optimizer steps, across the ends of epochs. A run that meets the goal is complete; one that spends the budget is
+    incomplete; one whose loss, error or weights are not finite at a check is infeasible (`lit_dps.goal.Goal.judge`).
+
+    Args:
+        error: Goal validation error, in (0, 1).
+        check_interval: Optimizer steps between checks.
+        max_steps: Step budget, a multiple of `check_interval`.
+        monitor: Name that the module logs its validation error under, as a fraction.
+
+    Attributes:
+        status: How the run ended; None while it runs, or if something else stopped it.
+        steps_to_result: The step of the check that met the goal, or None.
+        curve: "step", "val_error" and "train_loss" of every check.
+
+    Raises:
+        ConfigError: for a value out of its range, a trainer that would skip part of the validation split, or a module
+            that does not log `monitor`.
+    """
+
+    def __init__(self, error: float, check_interval: int = 16, max_steps: int = 40_000, monitor: str = "val_error"):
+        self.goal, self.monitor = Goal(error, check_interval, max_steps), monitor
+        self._begin()
+
+    def _begin(self) -> None:
+        self.status: Status | None = None
+        self.steps_to_result: int | None = None
+        self.curve: dict[str, list[float]] = {"step": [], "val_error": [], "train_loss": []}
+        self._loss: Any = math.nan
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage != "fit":
+            return
+        if trainer.limit_val_batches != 1.0:
+            raise ConfigError("trainer.limit_val_batches", trainer.limit_val_batches, "1.0: the goal is asked of all")
+        self._begin()
+        trainer.val_check_interval = self.goal.check_interval * trainer.accumulate_grad_batches
+        trainer.check_val_every_n_epoch = None  # count steps across the ends of epochs
+        trainer.num_sanity_val_steps = 0
+        budget = self.goal.max_steps
+        trainer.fit_loop.epoch_loop.max_steps = budget if trainer.max_steps < 0 else min(budget, trainer.max_steps)
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
+        self._loss = outputs["loss"] if isinstance(outputs, dict) else outputs  # kept as a tensor: no synchronization
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn != "fit" or trainer.sanity_checking:
+            return
+        error = self._error(trainer)
+        loss = math.nan if self._loss is None else float(self._loss)
+        step = trainer.global_step
+        for key, value in zip(self.curve, (step, error, loss), strict=True):
+            self.curve[key].append(value)
+        self.status = self.goal.judge(step, error, loss, weights_finite(pl_module))
+        if self.status is not None:
+            trainer.should_stop = True
+            self.steps_to_result = step if self.status is Status.COMPLETE else None
+
+    def _error(self, trainer: Trainer) -> float:
+        if self.monitor not in trainer.callback_metrics:
+            logged = ", ".join(sorted(trainer.callback_metrics)) or "nothing"
+            raise ConfigError("goal.monitor", self.monitor, f"the module logs in validation: {logged}")
+        value = trainer.callback_metrics[self.monitor]
+        return float(value.double() if isinstance(value, torch.Tensor) else value)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"curve": self.curve}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.curve = state_dict["curve"]

@@ -1,0 +1,53 @@
+"""The command line: finds the verb, and imports nothing heavy before it is known."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+
+VERBS = {
+    "fit": ("lit_dps.commands.lightning", "train one trial"),
+    "validate": ("lit_dps.commands.lightning", "evaluate a checkpoint on the validation split"),
+    "test": ("lit_dps.commands.lightning", "evaluate a checkpoint on the test split"),
+    "study": ("lit_dps.commands.study", "run a study of batch sizes and sparsities, or take it up again"),
+    "analyze": ("lit_dps.commands.analyze", "table, scaling law and figures of a study, also while it runs"),
+    "ui": ("lit_dps.commands.ui", "browse studies in MLflow"),
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs a command line. Returns the exit code: 2 for what the user can mend, told in one line."""
+    argv = sys.argv[1:] if argv is None else argv
+    if argv and argv[0] == "--version":
+        from lit_dps import __version__
+
+        print(__version__)
+        return 0
+    if not argv or argv[0] in ("-h", "--help"):
+        verbs = "\n".join(f"  {verb:9} {text}" for verb, (_, text) in VERBS.items())
+        print(
+            "usage: lit-dps VERB [--config FILE] [--KEY VALUE ...]\n\n"
+            f"How batch size and sparsity rule the steps that training takes.\n\n{verbs}\n\n"
+            "lit-dps VERB --help lists the options of a verb; configs/ holds a file for each workload."
+        )
+        return 0 if argv else 2
+    if argv[0] not in VERBS:
+        return _refuse(f"unknown verb {argv[0]!r}; one of {', '.join(VERBS)}")
+    if os.getcwd() not in sys.path and "" not in sys.path:  # class paths of the user's own files, as python -m has it
+        sys.path.insert(0, os.getcwd())
+    return _run(argv)
+
+
+def _run(argv: list[str]) -> int:
+    from lit_dps.errors import UserError
+
+    try:
+        return import_module(VERBS[argv[0]][0]).main(argv) or 0
+    except UserError as error:
+        return _refuse(str(error))
+
+
+def _refuse(message: str) -> int:
+    print(f"lit-dps: error: {' '.join(message.split())}", file=sys.stderr)
+    return 2

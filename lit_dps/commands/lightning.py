@@ -1,0 +1,85 @@
+"""fit, validate, test: stock LightningCLI, with the goal and the pruning of a trial as callbacks."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.loggers import MLFlowLogger
+
+from lit_dps.callbacks import GoalErrorCallback, PruningCallback
+from lit_dps.commands.parser import OneLineErrors
+from lit_dps.study.config import StorageConfig, StudyConfig
+
+
+class Parser(OneLineErrors, LightningArgumentParser):
+    """LightningCLI's parser with errors of one line."""
+
+
+class LogConfig(SaveConfigCallback):
+    """Keeps the configuration with the MLflow run; the stock callback asserts a log folder that MLFlowLogger lacks."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **{**kwargs, "save_to_log_dir": False})
+
+    def save_config(self, trainer, pl_module, stage: str) -> None:
+        if stage == "fit" and isinstance(trainer.logger, MLFlowLogger):
+            text = self.parser.dump(self.config, skip_none=False)
+            trainer.logger.experiment.log_text(trainer.logger.run_id, text, "config.yaml")
+
+
+class DPSCLI(LightningCLI):
+    """One configuration file for all verbs: trainer, model, data as LightningCLI has them; goal, pruning, study, storage."""
+
+    def __init__(self, **kwargs: Any):
+        super().__init__(
+            LightningModule,
+            LightningDataModule,
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            parser_class=Parser,
+            save_config_callback=LogConfig,
+            trainer_defaults={"max_epochs": -1, "num_sanity_val_steps": 0},
+            **kwargs,
+        )
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        return {verb: skip for verb, skip in LightningCLI.subcommands().items() if verb != "predict"}
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.add_lightning_class_args(GoalErrorCallback, "goal")
+        parser.add_lightning_class_args(PruningCallback, "pruning")
+        parser.add_class_arguments(StudyConfig, "study")
+        parser.add_class_arguments(StorageConfig, "storage")
+
+    def before_instantiate_classes(self) -> None:
+        if self.subcommand is None:
+            return
+        config = self.config[self.subcommand]
+        storage = StorageConfig(**config.storage.as_dict())
+        if config.trainer.default_root_dir is None:  # checkpoints go here where the logger has no folder
+            config.trainer.default_root_dir = storage.folder
+        if config.trainer.logger in (None, True) and self.subcommand == "fit":
+            from lit_dps.tracking import open_experiment
+
+            name = config.study.workload or "fit"
+            open_experiment(storage.mlflow_uri, storage.folder, name)
+            config.trainer.logger = MLFlowLogger(experiment_name=name, tracking_uri=storage.mlflow_uri, run_name="fit")
+        elif config.trainer.logger in (None, True):
+            config.trainer.logger = False
+
+
+def main(argv: list[str]) -> int:
+    """Runs fit, validate or test; argv[0] is the verb."""
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
+    sys.argv = ["lit-dps", *argv]  # LightningCLI warns of arguments given otherwise
+    cli = DPSCLI(seed_everything_default=0)
+    for callback in cli.trainer.callbacks:
+        if isinstance(callback, GoalErrorCallback) and callback.status is not None:
+            steps = f" after {callback.steps_to_result} steps" if callback.steps_to_result else ""
+            print(f"{callback.status}{steps}: {callback.monitor} {callback.curve['val_error'][-1]:.4f}")
+    return 0

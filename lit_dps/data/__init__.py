@@ -1,0 +1,6 @@
+"""Data modules by name."""
+
+from lit_dps.data.digits import Digits
+from lit_dps.data.images import CIFAR10, MNIST, FashionMNIST, ImageData
+
+__all__ = ["CIFAR10", "MNIST", "Digits", "FashionMNIST", "ImageData"]

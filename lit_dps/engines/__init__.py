@@ -1,0 +1,1 @@
+"""Engines: who trains the trials."""

@@ -1,0 +1,60 @@
+"""The Lightning engine: one trial at a time, each by `Trainer.fit`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer
+
+from lit_dps.callbacks import GoalErrorCallback, PruningCallback
+from lit_dps.trial import Trial, TrialResult
+from lit_dps.workload import Workload
+
+
+@dataclass(frozen=True)
+class LightningEngine:
+    """Runs trials of any LightningModule and LightningDataModule, one after another.
+
+    Attributes:
+        workload: What a trial trains.
+        goal: Arguments of `GoalErrorCallback`.
+        pruning: Arguments of `PruningCallback` but the sparsity, which is the cell's.
+    """
+
+    workload: Workload
+    goal: Mapping[str, Any]
+    pruning: Mapping[str, Any] = field(default_factory=dict)
+
+    def run(self, trials: Iterable[Trial]) -> Iterator[TrialResult]:
+        for trial in trials:
+            yield self.train(trial)
+
+    def train(self, trial: Trial) -> TrialResult:
+        """Trains one trial to its goal, budget or divergence.
+
+        Raises:
+            RuntimeError: if something else (a callback of the user's, say) stopped the run before.
+        """
+        start = time.perf_counter()
+        built = self.workload.build(trial)
+        goal = GoalErrorCallback(**self.goal)
+        seed = trial.seed_for("prune")
+        pruning = PruningCallback(**{**self.pruning, "sparsity": trial.cell.sparsity, "seed": seed})
+        callbacks = [*(built.trainer.pop("callbacks", None) or []), pruning, goal]
+        with torch.random.fork_rng():  # what a user's loader or dropout draws depends on the point alone
+            torch.manual_seed(trial.seed_for("order"))
+            Trainer(**built.trainer, callbacks=callbacks).fit(built.module, datamodule=built.data)
+        if goal.status is None:
+            raise RuntimeError(f"the run of {trial.cell} point {trial.point} was stopped before its goal or its budget")
+        return TrialResult(
+            trial=trial,
+            status=goal.status,
+            steps=goal.steps_to_result,
+            curve=goal.curve,
+            kept=pruning.mask.kept() if pruning.mask is not None else {},
+            seconds=time.perf_counter() - start,
+        )

@@ -1,0 +1,24 @@
+"""Errors that are the user's to mend. The commands print them as one line and exit with 2."""
+
+
+class UserError(Exception):
+    """Base of all errors that a change of input, files or storage mends."""
+
+
+class ConfigError(UserError, ValueError):
+    """A configuration value that is not allowed: names the key, the value and what is allowed."""
+
+    def __init__(self, key: str, value: object, allowed: str):
+        super().__init__(f"{key}: {value!r} is not allowed; {allowed}")
+        self.key, self.value, self.allowed = key, value, allowed
+
+    def __reduce__(self):  # it travels from workers to their parent
+        return type(self), (self.key, self.value, self.allowed)
+
+
+class DataError(UserError):
+    """A data set that is missing, unreadable or truncated."""
+
+
+class StorageError(UserError):
+    """A study or tracking database that cannot be opened, read or written."""

@@ -1,0 +1,33 @@
+"""From scores to a mask: one global top-k."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from lit_dps.errors import ConfigError
+from lit_dps.pruning.mask import Mask
+from lit_dps.trial import check_sparsity
+
+
+def top_k(scores: Mapping[str, Tensor], sparsity: float) -> Mask:
+    """Keeps the round(m (1 - sparsity)) highest of all m scores.
+
+    Python's rounding (half to even); ties go to the lower index in the order of the scores, as TensorFlow's top_k does
+    in the authors' code.
+
+    Raises:
+        ConfigError: if the sparsity is outside [0, 1), or leaves no parameter.
+    """
+    check_sparsity("pruning.sparsity", sparsity)
+    flat = torch.cat([score.flatten() for score in scores.values()])
+    keep = round(len(flat) * (1 - sparsity))
+    if keep == 0:
+        raise ConfigError("pruning.sparsity", sparsity, f"at least one of {len(flat)} parameters must be kept")
+    order = torch.sort(flat, descending=True, stable=True).indices
+    kept = torch.zeros(len(flat), dtype=torch.bool, device=flat.device)
+    kept[order[:keep]] = True
+    parts = kept.split([score.numel() for score in scores.values()])
+    return Mask({name: part.view(scores[name].shape) for name, part in zip(scores, parts, strict=True)})

@@ -1,0 +1,44 @@
+"""Pruning scores: (parameters, loss of each batch) -> a score of each element; the highest are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+Parameters = Mapping[str, nn.Parameter]
+Losses = Iterable[tuple[Tensor, float]]  # mean loss of a batch, and the batch's weight in the sum
+Score = Callable[[Parameters, Losses, torch.Generator], dict[str, Tensor]]
+
+
+def signed_saliency(parameters: Parameters, losses: Losses) -> dict[str, Tensor]:
+    """The sum over the batches of w * dL/dw, signed."""
+    tensors = list(parameters.values())
+    sums = [torch.zeros_like(p) for p in tensors]
+    for loss, weight in losses:
+        gradients = torch.autograd.grad(loss, tensors, allow_unused=True, materialize_grads=True)
+        torch._foreach_add_(sums, gradients, alpha=weight)
+    return {name: s * p.detach() for (name, p), s in zip(parameters.items(), sums, strict=True)}
+
+
+def snip(parameters: Parameters, losses: Losses, generator: torch.Generator) -> dict[str, Tensor]:
+    """SNIP: |sum over the batches of w * dL/dw| (Lee et al. 2019, Eq. 6; Lee et al. 2021, Section 2).
+
+    The signed gradients are summed over the whole training split before the absolute value is taken, as in the
+    authors' code.
+    """
+    return {name: s.abs() for name, s in signed_saliency(parameters, losses).items()}
+
+
+def magnitude(parameters: Parameters, losses: Losses, generator: torch.Generator) -> dict[str, Tensor]:
+    """|w|."""
+    return {name: p.detach().abs() for name, p in parameters.items()}
+
+
+def random(parameters: Parameters, losses: Losses, generator: torch.Generator) -> dict[str, Tensor]:
+    """Uniform in [0, 1), from the generator (a CPU one, so that every device draws the same)."""
+    return {name: torch.rand(p.shape, generator=generator).to(p.device) for name, p in parameters.items()}
+
+
+SCORES: dict[str, Score] = {"snip": snip, "magnitude": magnitude, "random": random}

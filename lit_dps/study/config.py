@@ -1,0 +1,91 @@
+"""Configuration of a study: what is searched, and where it is kept."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from lit_dps.errors import ConfigError
+from lit_dps.space import Range
+from lit_dps.trial import check_sparsity
+
+
+@dataclass
+class StudyConfig:
+    """The grid and the search.
+
+    Attributes:
+        name: Name of the study in Optuna and of its run in MLflow.
+        batch_sizes: Global batch sizes of the grid.
+        sparsities: Shares of pruned parameters of the grid, each in [0, 1).
+        trials: Sobol points, and so trials, of each cell.
+        seed: Seed of the search and, with the point, of each trial's initial weights.
+        scramble: Owen-scrambled Sobol points. The plain sequence begins with the low end of every range.
+        space: Searched metaparameters by configuration key, such as model.learning_rate.
+        batch_size_key: Configuration key that the batch size is set at.
+        workload: Name of the MLflow experiment; by default the data set, network and update rule.
+        workers: Processes that train at the same time; by default one for each CPU core, or one on a GPU.
+        threads: CPU threads of each worker. Results may differ in the last digit with another number.
+    """
+
+    name: str = "study"
+    batch_sizes: list[int] = field(default_factory=lambda: [2**i for i in range(1, 15)])
+    sparsities: list[float] = field(default_factory=lambda: [0.0, 0.5, 0.7, 0.9])
+    trials: int = 100
+    seed: int = 0
+    scramble: bool = True
+    space: dict[str, Range] = field(default_factory=dict)
+    batch_size_key: str = "data.batch_size"
+    workload: str | None = None
+    workers: int | None = None
+    threads: int = 1
+
+    def check(self) -> None:
+        """Raises ConfigError for a value that is not allowed, whatever the workload."""
+        for key, name in (("name", self.name), ("workload", self.workload or "-")):
+            if not re.fullmatch(r"[\w.+-][\w .:+-]*", name):
+                raise ConfigError(f"study.{key}", name, "letters, digits, blanks and . _ + - : alone")
+        _nonempty_unique("study.batch_sizes", self.batch_sizes)
+        for batch_size in self.batch_sizes:
+            if batch_size < 1:
+                raise ConfigError("study.batch_sizes", batch_size, "at least 1 example")
+        _nonempty_unique("study.sparsities", self.sparsities)
+        for sparsity in self.sparsities:
+            check_sparsity("study.sparsities", sparsity)
+        for key, value in (("trials", self.trials), ("threads", self.threads), ("workers", self.workers or 1)):
+            if value < 1:
+                raise ConfigError(f"study.{key}", value, "at least 1")
+        if not self.space:
+            raise ConfigError("study.space", {}, "at least one range, such as model.learning_rate: {low: 1e-4, high: 1}")
+        for key, range_ in self.space.items():
+            range_.check(f"study.space.{key}")
+
+
+@dataclass
+class StorageConfig:
+    """Where a study is kept.
+
+    Attributes:
+        folder: Folder of the default databases, of MLflow's artifacts and of the figures.
+        optuna: Optuna storage URL; by default sqlite in FOLDER/study.db. It is the truth of a study.
+        mlflow: MLflow tracking URI; by default sqlite in FOLDER/mlflow.db. It is the view.
+    """
+
+    folder: str = "mlruns"
+    optuna: str | None = None
+    mlflow: str | None = None
+
+    @property
+    def optuna_url(self) -> str:
+        return self.optuna or f"sqlite:///{self.folder}/study.db"
+
+    @property
+    def mlflow_uri(self) -> str:
+        return self.mlflow or f"sqlite:///{self.folder}/mlflow.db"
+
+
+def _nonempty_unique(key: str, values: list) -> None:
+    if not values:
+        raise ConfigError(key, values, "at least one value")
+    if len(set(values)) != len(values):
+        raise ConfigError(key, values, "each value once")

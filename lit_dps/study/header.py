@@ -1,0 +1,103 @@
+"""The header of a study: what it set out to do. Written once; afterwards a study can be extended, not changed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import optuna
+
+from lit_dps.analysis.results import FORMAT, FORMAT_ATTR, storage_errors
+from lit_dps.errors import UserError
+from lit_dps.goal import Goal
+from lit_dps.study.config import StudyConfig
+from lit_dps.study.store import open_storage, storage_lock
+
+IDENTITY = "identity"
+
+
+class StudyChanged(UserError):
+    """A study was asked to go on under a configuration that would make its results another experiment's."""
+
+
+def check_unchanged(url: str, name: str, identity: Mapping[str, Any]) -> None:
+    """Raises StudyChanged, naming every key that differs, if a study of this name has another identity."""
+    storage = open_storage(url)
+    with storage_errors(url):
+        if name not in optuna.get_all_study_names(storage):
+            return
+        attrs = optuna.load_study(study_name=name, storage=storage).user_attrs
+        if FORMAT_ATTR in attrs and (differences := compare(attrs[IDENTITY], identity)):
+            raise StudyChanged(
+                f"study {name!r} was made with another configuration: {'; '.join(differences)}; "
+                "restore it, or give the new one another study.name"
+            )
+
+
+def declare(
+    url: str,
+    study: StudyConfig,
+    workload: str,
+    goal: Goal,
+    identity: Mapping[str, Any],
+    config: Mapping[str, Any],
+) -> None:
+    """Writes the header of a new study, or extends that of an existing one.
+
+    More trials, batch sizes and sparsities extend a study; nothing is ever taken away from it.
+
+    Args:
+        url: Optuna storage URL.
+        study: The grid and the search.
+        workload: Name of the workload.
+        goal: When trials stop.
+        identity: All that decides results, nested, plain JSON: must be equal when a study is taken up again.
+        config: The whole configuration, for the record.
+
+    Raises:
+        StudyChanged: naming every key that differs.
+        StorageError: if the storage cannot be used.
+    """
+    storage = open_storage(url)
+    with storage_errors(url), storage_lock(url):
+        check_unchanged(url, study.name, identity)
+        header = optuna.create_study(study_name=study.name, storage=storage, load_if_exists=True)
+        attrs = header.user_attrs
+        new = {
+            "workload": workload,
+            "goal": dataclasses.asdict(goal),
+            "seed": study.seed,
+            "space": {key: dataclasses.asdict(range_) for key, range_ in study.space.items()},
+            IDENTITY: dict(identity),
+            "config": dict(config),
+            "batch_sizes": sorted({*attrs.get("batch_sizes", []), *study.batch_sizes}),
+            "sparsities": sorted({*attrs.get("sparsities", []), *study.sparsities}),
+            "trials": max(attrs.get("trials", 0), study.trials),
+            FORMAT_ATTR: FORMAT,  # last: a header without it was cut short and is written anew
+        }
+        for key, value in new.items():
+            if key not in attrs or attrs[key] != value:
+                header.set_user_attr(key, value)
+
+
+def compare(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """The dotted keys whose values differ, each with both values."""
+    before, after = flatten(was), flatten(now)
+    absent = "(absent)"
+    return [
+        f"{key} was {before.get(key, absent)!r} and is {after.get(key, absent)!r}"
+        for key in sorted(before.keys() | after.keys())
+        if before.get(key, absent) != after.get(key, absent)
+    ]
+
+
+def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"a": {"b": 1}} -> {"a.b": 1}."""
+    flat: dict[str, Any] = {}
+    for key, value in nested.items():
+        if isinstance(value, Mapping) and value:
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat

@@ -1,0 +1,36 @@
+"""Who runs a trial: a process on a host, and whether it still lives."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+
+def owner() -> str:
+    """This process as host:pid:start, which no later process with the same number shares."""
+    return f"{socket.gethostname()}:{os.getpid()}:{_started(os.getpid())}"
+
+
+def alive(who: str) -> bool:
+    """Whether the process of an `owner()` still runs. A process of another host counts as alive: nobody here knows."""
+    host, pid, started = who.rsplit(":", 2)
+    if host != socket.gethostname():
+        return True
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return _started(int(pid)) == started
+
+
+def _started(pid: int) -> str:
+    """The start time of a process in clock ticks, or "" where /proc does not tell (then the pid alone decides)."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    state, *fields = stat.rsplit(")", 1)[1].split()
+    return "dead" if state == "Z" else fields[18]

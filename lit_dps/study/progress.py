@@ -1,0 +1,99 @@
+"""The live progress line of a study."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import TextIO
+
+from lit_dps.trial import Cell, Status, TrialResult
+
+
+class Progress:
+    """Cells, trials, best K so far, and time left: one line that is rewritten on a terminal, a line every so often elsewhere.
+
+    Args:
+        results: Results of an earlier run of the study, by cell.
+        cells: Cells of this run.
+        points: Trials of each cell.
+        workers: Trials that run at the same time.
+        stream: Where to write.
+        every: Seconds between two lines where the stream is no terminal.
+    """
+
+    def __init__(
+        self,
+        results: Mapping[Cell, Sequence[TrialResult]],
+        cells: Sequence[Cell],
+        points: int,
+        workers: int,
+        stream: TextIO | None = None,
+        every: float = 15.0,
+    ):
+        self.stream = stream or sys.stderr
+        self.every, self.points, self.workers = every, points, workers
+        self.done = {cell: {r.trial.point: r for r in results.get(cell, ()) if r.trial.point < points} for cell in cells}
+        self._shown = 0.0
+
+    def update(self, result: TrialResult) -> None:
+        """Takes a new result into account and shows the line."""
+        self.done[result.trial.cell][result.trial.point] = result
+        self.show(result.trial.cell)
+
+    def show(self, cell: Cell | None = None) -> None:
+        """Shows the line; `cell` is the one whose best K is told."""
+        terminal = self.stream.isatty()
+        if not terminal and time.monotonic() - self._shown < self.every:
+            return
+        self._shown = time.monotonic()
+        text = self.line(cell)
+        if terminal:
+            width = shutil.get_terminal_size().columns - 1
+            self.stream.write(f"\r{text[:width]:<{width}}")
+        else:
+            self.stream.write(text + "\n")
+        self.stream.flush()
+
+    def close(self) -> None:
+        """Ends the line."""
+        if self.stream.isatty():
+            self.stream.write("\n")
+            self.stream.flush()
+
+    def line(self, cell: Cell | None = None) -> str:
+        """The line's text."""
+        finished = sum(len(results) for results in self.done.values())
+        full = sum(len(results) >= self.points for results in self.done.values())
+        parts = [f"cells {full}/{len(self.done)}", f"trials {finished}/{len(self.done) * self.points}"]
+        if cell is not None:
+            steps = [r.steps for r in self.done[cell].values() if r.status is Status.COMPLETE]
+            parts.append(f"{cell}: best K {min(steps) if steps else '-'}")
+        left = self.seconds_left()
+        parts.append(f"time left {_clock(left)}" if left is not None else "time left ?")
+        return "  ".join(parts)
+
+    def seconds_left(self) -> float | None:
+        """Mean seconds of a finished trial of the nearest batch size, summed over what is left, shared by the workers.
+
+        For a batch size that no trial has finished at yet, the nearest smaller one stands: K* falls as the batch grows,
+        so a trial costs about as much until the critical batch size, and more beyond it.
+        """
+        times: dict[int, list[float]] = {}
+        for cell, results in self.done.items():
+            times.setdefault(cell.batch_size, []).extend(r.seconds for r in results.values())
+        known = {b: sum(t) / len(t) for b, t in times.items() if t}
+        if not known:
+            return None
+        left = 0.0
+        for cell, results in self.done.items():
+            nearest = min(known, key=lambda b: (abs(b - cell.batch_size), b))
+            left += known[nearest] * (self.points - len(results))
+        return left / self.workers
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}"

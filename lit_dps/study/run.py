@@ -1,0 +1,127 @@
+"""Runs a study from its configuration to its result, or takes it up where it stopped."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+
+import torch
+
+from lit_dps.analysis.publish import figures_folder, publish
+from lit_dps.analysis.results import StudyRecord, read_study
+from lit_dps.errors import StorageError
+from lit_dps.study import header
+from lit_dps.study.progress import Progress
+from lit_dps.study.setup import StudySetup
+from lit_dps.study.view import environment_tags, log_outcome
+from lit_dps.study.workers import Interrupted, interruptible, work, work_in_processes
+from lit_dps.tracking import Tracker, page_address
+from lit_dps.trial import TrialResult
+
+INTERRUPTED = 130  # exit code of a process that Ctrl-C ended
+
+
+def run_study(setup: StudySetup) -> int:
+    """Runs what is left of a study, then prints and logs its result.
+
+    Returns:
+        The exit code: 0, or 130 if it was interrupted. What is stored stays stored; the same call goes on.
+
+    Raises:
+        UserError: for configuration, data or storage that do not serve, before anything is created.
+    """
+    data = setup.check()
+    url, name = setup.storage.optuna_url, setup.study.name
+    identity, workload = setup.identity(data), setup.workload_name()
+    header.check_unchanged(url, name, identity)
+    tags = environment_tags(getattr(data, "digest", None))
+    tracker = Tracker(setup.storage.mlflow_uri, setup.storage.folder, workload, name, tags)
+    header.declare(url, setup.study, workload, setup.goal_of_trials, identity, setup.config())
+
+    view = _View(tracker)
+    record = read_study(url, name)
+    view.catch_up(record)
+    left = _left(setup, record)
+    try:
+        with interruptible():
+            if left:
+                _train(setup, record, view, min(_workers(setup), left))
+            _finish(setup, view)
+    except Interrupted as signal:
+        left = _left(setup, read_study(url, name))
+        print(f"\ninterrupted by {signal}: {left} trials are left, the others are stored; the same command goes on")
+        return INTERRUPTED
+    return 0
+
+
+def _train(setup: StudySetup, record: StudyRecord, view: _View, workers: int) -> None:
+    progress = Progress(record.results, setup.cells, setup.study.trials, workers)
+    shown = "1 trial" if workers == 1 else f"{workers} trials"
+    print(f"study {record.name}: {shown} at a time in {setup.storage.optuna_url}", file=sys.stderr, flush=True)
+    progress.show()
+    results: Iterator[TrialResult] = work(setup) if workers == 1 else work_in_processes(setup, workers)
+    try:
+        for result in results:
+            progress.update(result)
+            view.log(result)
+    finally:
+        progress.close()
+        results.close()
+
+
+def _finish(setup: StudySetup, view: _View) -> None:
+    storage, name = setup.storage, setup.study.name
+    record = read_study(storage.optuna_url, name)
+    text, scalings, files = publish(record, figures_folder(storage.folder, name))
+    view.log_outcome(record, scalings, files)
+    sys.stderr.flush()
+    address = page_address(view.tracker.experiment_id)
+    default = storage.mlflow_uri == type(storage)().mlflow_uri
+    command = "make ui" if default else f"lit-dps ui --storage.mlflow {storage.mlflow_uri}"
+    print(f"\n{text}\nbrowse it in MLflow: {command}\n  then open {address}", flush=True)
+
+
+def _left(setup: StudySetup, record: StudyRecord) -> int:
+    """Trials of this configuration that have no result yet."""
+    done = sum(result.trial.point < setup.study.trials for cell in setup.cells for result in record.results[cell])
+    return len(setup.cells) * setup.study.trials - done
+
+
+def _workers(setup: StudySetup) -> int:
+    if setup.study.workers is not None:
+        return setup.study.workers
+    accelerator = setup.workload.trainer.get("accelerator", "auto")
+    if accelerator in ("gpu", "cuda") or (accelerator == "auto" and torch.cuda.is_available()):
+        return 1
+    return max(1, len(os.sched_getaffinity(0)) // setup.study.threads)
+
+
+class _View:
+    """MLflow while a study runs. It is a view: when it fails, the study goes on and says so once."""
+
+    def __init__(self, tracker: Tracker):
+        self.tracker, self.failed = tracker, False
+
+    def catch_up(self, record: StudyRecord) -> None:
+        """Logs the stored results that an earlier run could not log any more."""
+        logged = self.tracker.logged()
+        for cell, results in record.results.items():
+            for result in results:
+                if (str(cell), result.trial.point) not in logged:
+                    self.log(result)
+
+    def log(self, result: TrialResult) -> None:
+        self._try(self.tracker.log_trial, result)
+
+    def log_outcome(self, record, scalings, files) -> None:
+        self._try(log_outcome, self.tracker, record, scalings, files)
+
+    def _try(self, log, *args) -> None:
+        if self.failed:
+            return
+        try:
+            log(*args)
+        except StorageError as error:
+            self.failed = True
+            print(f"\nwarning: {error}; the study goes on, and its next run logs what is missing", file=sys.stderr)

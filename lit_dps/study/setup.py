@@ -1,0 +1,133 @@
+"""StudySetup: the whole configuration of a study as plain data, checked before anything is created."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lightning.pytorch import LightningDataModule, Trainer
+
+from lit_dps.callbacks import GoalErrorCallback, PruningCallback
+from lit_dps.engines.lightning import LightningEngine
+from lit_dps.errors import ConfigError
+from lit_dps.goal import Goal
+from lit_dps.study.config import StorageConfig, StudyConfig
+from lit_dps.study.sobol import sobol_point
+from lit_dps.trial import Cell
+from lit_dps.workload import STUDY_TRAINER, Workload, locate
+
+# Arguments that decide where and how fast things run, or what is shown, and not what comes out
+_FREE_DATA = ("root", "download", "eval_batch_size", "order_seed", "num_workers", "pin_memory")
+_FREE_TRAINER = {
+    *STUDY_TRAINER,
+    *("accelerator", "devices", "num_nodes", "default_root_dir", "log_every_n_steps", "profiler", "val_check_interval"),
+    *("check_val_every_n_epoch", "max_steps"),  # GoalErrorCallback sets them
+}
+
+
+@dataclass(frozen=True)
+class StudySetup:
+    """Everything that a process needs to run trials of a study; can be pickled.
+
+    Attributes:
+        study: Grid and search.
+        storage: Where it is kept.
+        workload: What a trial trains.
+        goal: Arguments of `GoalErrorCallback`.
+        pruning: Arguments of `PruningCallback`.
+    """
+
+    study: StudyConfig
+    storage: StorageConfig
+    workload: Workload
+    goal: Mapping[str, Any]
+    pruning: Mapping[str, Any]
+
+    @property
+    def cells(self) -> list[Cell]:
+        """The cells to run, in order."""
+        return [Cell(b, s) for s in sorted(self.study.sparsities) for b in sorted(self.study.batch_sizes)]
+
+    @property
+    def goal_of_trials(self) -> Goal:
+        return GoalErrorCallback(**self.goal).goal
+
+    def engine(self) -> LightningEngine:
+        return LightningEngine(self.workload, self.goal, self.pruning)
+
+    def check(self) -> LightningDataModule:
+        """Checks all that can be checked before a trial runs, and creates nothing.
+
+        Returns:
+            The data module, set up for training.
+
+        Raises:
+            ConfigError: naming the key, the value and what is allowed.
+            DataError: if the data cannot be read.
+        """
+        self.study.check()
+        PruningCallback(**self.pruning)
+        GoalErrorCallback(**self.goal)
+        max_steps = self.workload.trainer.get("max_steps", -1)
+        if max_steps not in (-1, None):
+            raise ConfigError("trainer.max_steps", max_steps, "left out of a study: set goal.max_steps")
+        point = sobol_point(self.study.space, self.study.seed, 0, self.study.scramble)
+        self.workload.check(point)
+        data = self.workload.data_module()
+        data.prepare_data()
+        data.setup("fit")
+        if hasattr(data, "check_batch_size"):
+            for batch_size in self.study.batch_sizes:
+                data.check_batch_size(batch_size)
+        return data
+
+    def identity(self, data: LightningDataModule) -> dict[str, Any]:
+        """What decides the results: equal identities give equal tables."""
+        specs = copy.deepcopy({"model": dict(self.workload.model), "data": dict(self.workload.data)})
+        for name in _FREE_DATA:
+            specs["data"].get("init_args", {}).pop(name, None)
+        for key in (*self.study.space, self.workload.batch_size_key):  # each trial sets them
+            node, name = locate(specs, key, "study.space")
+            node.pop(name, None)
+        trainer = {key: value for key, value in self.workload.trainer.items() if key not in _FREE_TRAINER}
+        standard = {name: p.default for name, p in inspect.signature(Trainer.__init__).parameters.items()}
+        return {
+            **specs,
+            "trainer": {key: value for key, value in trainer.items() if value != standard.get(key)},
+            "goal": dict(self.goal),
+            "pruning": {key: value for key, value in self.pruning.items() if key not in ("sparsity", "seed")},
+            "study": {
+                "seed": self.study.seed,
+                "scramble": self.study.scramble,
+                "space": {key: dataclasses.asdict(range_) for key, range_ in self.study.space.items()},
+            },
+            "data_digest": getattr(data, "digest", None),
+        }
+
+    def config(self) -> dict[str, Any]:
+        """The configuration as plain JSON, as `--config` takes it."""
+        return {
+            "model": dict(self.workload.model),
+            "data": dict(self.workload.data),
+            "trainer": dict(self.workload.trainer),
+            "goal": dict(self.goal),
+            "pruning": dict(self.pruning),
+            "study": dataclasses.asdict(self.study),
+        }
+
+    def workload_name(self) -> str:
+        """The MLflow experiment: as configured, else data set, network or module, and update rule."""
+        if self.study.workload:
+            return self.study.workload
+        args = self.workload.model.get("init_args", {})
+        network = args.get("network", self.workload.model)
+        parts = [self.workload.data["class_path"], network["class_path"] if isinstance(network, dict) else "network"]
+        names = [part.rsplit(".", 1)[-1] for part in parts]
+        rule = args.get("optimizer")
+        if isinstance(rule, str):
+            names.append(rule if args.get("schedule", "constant") == "constant" else f"{rule}-{args['schedule']}-decay")
+        return "-".join(names)

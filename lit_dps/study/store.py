@@ -1,0 +1,157 @@
+"""The Optuna side of a study: declares its trials, hands them out, takes their results.
+
+The layout is in `lit_dps.analysis.results`. A point is declared by enqueueing a trial that holds its index; whoever
+asks takes the first waiting one. All of that happens under one file lock on this machine, since sqlite alone lets two
+processes take the same waiting trial.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import optuna
+from filelock import FileLock
+from optuna.trial import TrialState
+from sqlalchemy.engine import make_url
+
+from lit_dps.analysis.results import POINT_ATTR, RESULT_ATTR, cell_study_name, encode_result, storage_errors
+from lit_dps.study.owner import alive, owner
+from lit_dps.study.sobol import SobolSampler, distributions
+from lit_dps.trial import Cell, Status, Trial, TrialResult
+
+OWNER = "owner"
+LOCKED_TIMEOUT = 20  # seconds to wait for a database that another process writes to
+STATES = {
+    Status.COMPLETE: TrialState.COMPLETE,
+    Status.INCOMPLETE: TrialState.PRUNED,
+    Status.INFEASIBLE: TrialState.FAIL,
+}
+
+
+def database_file(url: str) -> Path | None:
+    """The file of a sqlite URL; None for a server."""
+    parsed = make_url(url)
+    return Path(parsed.database) if parsed.get_backend_name() == "sqlite" and parsed.database else None
+
+
+def open_storage(url: str) -> optuna.storages.RDBStorage:
+    """Opens an Optuna storage, making it where there is none; safe for several processes at once.
+
+    Raises:
+        StorageError: if it cannot be opened or made.
+    """
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    with storage_errors(url):
+        file = database_file(url)
+        if file is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+        with storage_lock(url):
+            timeout = {"connect_args": {"timeout": LOCKED_TIMEOUT}} if file is not None else {}
+            return optuna.storages.RDBStorage(url, engine_kwargs=timeout)
+
+
+def storage_lock(url: str) -> FileLock:
+    """The lock of this machine's processes on a storage; may be taken again by the thread that holds it."""
+    file = database_file(url)
+    if file is None:
+        digest = hashlib.sha256(url.encode()).hexdigest()[:16]
+        file = Path(tempfile.gettempdir()) / f"lit_dps-{os.getuid()}-{digest}"
+    return FileLock(f"{file}.lock", is_singleton=True)
+
+
+class Store:
+    """The trials of one study, as one worker sees them.
+
+    Args:
+        url: Optuna storage URL.
+        name: The study's name; its header must exist.
+        cells: Cells to run, in this order.
+        points: Trials of each cell: points 0 to points - 1.
+        sampler: Where the points lie.
+        seed: The study's seed, carried by every trial.
+    """
+
+    def __init__(self, url: str, name: str, cells: Sequence[Cell], points: int, sampler: SobolSampler, seed: int):
+        self.storage, self.lock = open_storage(url), storage_lock(url)
+        self.url, self.name, self.cells, self.points, self.sampler, self.seed = url, name, cells, points, sampler, seed
+        self.distributions = distributions(sampler.space)
+        self._claims: dict[tuple[Cell, int], optuna.Trial] = {}
+
+    def ask(self) -> Iterator[Trial]:
+        """Trials to run, one at a time, until no point is left that nobody has run or is running."""
+        for cell in self.cells:
+            with storage_errors(self.url), self.lock:
+                study = self._declare(cell)
+            while (trial := self._claim(study, cell)) is not None:
+                yield trial
+
+    def tell(self, result: TrialResult) -> None:
+        """Stores a result for good.
+
+        Raises:
+            StorageError: if it cannot be written.
+        """
+        trial = self._claims[(result.trial.cell, result.trial.point)]
+        with storage_errors(self.url):
+            trial.set_user_attr(RESULT_ATTR, encode_result(result))
+            _finish(trial.study, trial.number, result.status, result.steps)
+        del self._claims[(result.trial.cell, result.trial.point)]
+
+    def abandon(self) -> None:
+        """Gives back what was asked for and not told; the points will be asked again."""
+        with storage_errors(self.url):
+            for trial in self._claims.values():
+                trial.study.tell(trial.number, state=TrialState.FAIL)
+        self._claims.clear()
+
+    def _declare(self, cell: Cell) -> optuna.Study:
+        """The cell's Optuna study with every point present: missing ones and those of dead processes are enqueued."""
+        study = optuna.create_study(
+            study_name=cell_study_name(self.name, cell),
+            storage=self.storage,
+            sampler=self.sampler,
+            direction="minimize",
+            load_if_exists=True,
+        )
+        if "sparsity" not in study.user_attrs:
+            study.set_user_attr("batch_size", cell.batch_size)
+            study.set_user_attr("sparsity", cell.sparsity)
+        present = set()
+        for trial in study.get_trials(deepcopy=False):
+            finished = trial.state.is_finished()
+            if trial.state is TrialState.RUNNING and not alive(trial.user_attrs.get(OWNER, ":0:")):
+                finished = True
+                _recover(study, trial)
+            if not finished or RESULT_ATTR in trial.user_attrs:
+                present.add(trial.user_attrs[POINT_ATTR])
+        for point in sorted(set(range(self.points)) - present):
+            study.enqueue_trial({}, user_attrs={POINT_ATTR: point})
+        return study
+
+    def _claim(self, study: optuna.Study, cell: Cell) -> Trial | None:
+        with storage_errors(self.url), self.lock:  # ask and the owner's name go together
+            waiting = study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
+            if not any(trial.user_attrs[POINT_ATTR] < self.points for trial in waiting):
+                return None
+            claimed = study.ask(fixed_distributions=self.distributions)
+            claimed.set_user_attr(OWNER, owner())
+        trial = Trial(cell, claimed.user_attrs[POINT_ATTR], dict(claimed.params), self.seed)
+        self._claims[(cell, trial.point)] = claimed
+        return trial
+
+
+def _finish(study: optuna.Study, number: int, status: Status, steps: int | None) -> None:
+    study.tell(number, values=steps, state=STATES[status])
+
+
+def _recover(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
+    """Ends a trial whose process died: with its result if that was stored already, else as failed without one."""
+    result = trial.user_attrs.get(RESULT_ATTR)
+    if result is not None:
+        _finish(study, trial.number, Status(result["status"]), result["steps"])
+    else:
+        study.tell(trial.number, state=TrialState.FAIL)

@@ -1,0 +1,95 @@
+"""What a study is made of: cells, trials and their results, and one seed for each purpose.
+
+A *cell* is a (batch size, sparsity) of the grid, a *trial* a cell plus one point of the metaparameter search.
+The word "step" always means an optimizer step and `batch_size` the global one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from lit_dps.errors import ConfigError
+
+
+class Status(StrEnum):
+    """How a trial ended (Lee et al. 2021, Section 2 and Figure 3)."""
+
+    COMPLETE = "complete"  # the goal error was reached
+    INCOMPLETE = "incomplete"  # the step budget was spent first
+    INFEASIBLE = "infeasible"  # loss, error or weights stopped being finite
+
+
+@dataclass(frozen=True, order=True)
+class Cell:
+    """One point of the grid of scientific hyperparameters."""
+
+    batch_size: int
+    sparsity: float
+
+    def __str__(self) -> str:
+        return f"B={self.batch_size} S={self.sparsity:g}"
+
+
+def check_sparsity(key: str, sparsity: float) -> None:
+    """Raises ConfigError, naming `key`, unless 0 <= sparsity < 1."""
+    if not 0 <= sparsity < 1:
+        raise ConfigError(key, sparsity, "a share of pruned parameters, from 0 up to but not including 1")
+
+
+def derive_seed(seed: int, purpose: str, point: int | None = None) -> int:
+    """A 32-bit seed from the study's seed, the purpose ("init", "order", "prune") and the point index, and nothing else.
+
+    The cell does not enter: at every batch size and sparsity, point i starts from the same initial weights.
+    """
+    text = f"{seed}/{purpose}" if point is None else f"{seed}/{purpose}/{point}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A cell plus one Sobol point.
+
+    Attributes:
+        cell: Batch size and sparsity.
+        point: Index into the Sobol sequence, from 0.
+        params: Metaparameters by configuration key, e.g. {"model.learning_rate": 0.1}.
+        seed: The study's seed.
+    """
+
+    cell: Cell
+    point: int
+    params: Mapping[str, float | int] = field(default_factory=dict)
+    seed: int = 0
+
+    def seed_for(self, purpose: str) -> int:
+        """The seed of this trial for a purpose; see `derive_seed`."""
+        return derive_seed(self.seed, purpose, self.point)
+
+
+@dataclass(frozen=True)
+class TrialResult:
+    """What is kept of a finished trial.
+
+    Attributes:
+        trial: The trial.
+        status: How it ended.
+        steps: Steps to result, a multiple of the check interval; None unless complete.
+        curve: Equally long lists "step", "val_error" (fraction of the validation split) and "train_loss" (mean
+            loss of that step's batch, before its update), one entry a check.
+        kept: Kept and all elements of each prunable tensor, by parameter name.
+        seconds: Wall time of the trial.
+    """
+
+    trial: Trial
+    status: Status
+    steps: int | None
+    curve: Mapping[str, list[float]] = field(default_factory=dict)
+    kept: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def __post_init__(self):
+        if (self.steps is not None) != (self.status is Status.COMPLETE):
+            raise ValueError(f"steps {self.steps} do not go with status {self.status}")

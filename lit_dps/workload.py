@@ -1,0 +1,144 @@
+"""Workload: from a configuration and a trial to a fresh module, data module and trainer arguments.
+
+Model and data are named by class path, so a workload knows nothing of the classes it builds.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from jsonargparse import ArgumentError, ArgumentParser
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+
+from lit_dps.errors import ConfigError
+from lit_dps.trial import Cell, Trial
+
+# What a study sets itself: it keeps curves and results, and stops at the goal or the step budget alone.
+STUDY_TRAINER = {
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "num_sanity_val_steps": 0,
+    "max_epochs": -1,
+}
+
+
+@dataclass(frozen=True)
+class Built:
+    """What one trial trains."""
+
+    module: LightningModule
+    data: LightningDataModule
+    trainer: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model, a data module and trainer arguments as plain configuration (class_path and init_args).
+
+    Attributes:
+        model: The LightningModule.
+        data: The LightningDataModule.
+        trainer: Arguments of `lightning.pytorch.Trainer`.
+        batch_size_key: Configuration key of the global batch size.
+    """
+
+    model: Mapping[str, Any]
+    data: Mapping[str, Any]
+    trainer: Mapping[str, Any]
+    batch_size_key: str = "data.batch_size"
+
+    def build(self, trial: Trial) -> Built:
+        """Fresh objects for a trial: module and data module drawn under seeds of the point, not of global state.
+
+        Raises:
+            ConfigError: if a key of the trial names nothing, or its value is refused.
+        """
+        specs = self._specs(trial)
+        data = _instantiate("data", specs["data"], trial.seed_for("order"))
+        module = _instantiate("model", specs["model"], trial.seed_for("init"))
+        trainer = _instantiate("trainer", {**self.trainer, **STUDY_TRAINER}, trial.seed_for("order"))
+        return Built(module, data, trainer)
+
+    def check(self, params: Mapping[str, float | int]) -> None:
+        """Raises ConfigError unless every key of `params` and the batch-size key name an argument."""
+        specs = self._specs(Trial(Cell(1, 0.0), 0, params))
+        for name, spec in specs.items():
+            _parse(name, spec)
+
+    def data_module(self) -> LightningDataModule:
+        """The data module as configured, for what is the same in all trials."""
+        return _instantiate("data", self.data, 0)
+
+    def _specs(self, trial: Trial) -> dict[str, Any]:
+        specs = {"model": copy.deepcopy(dict(self.model)), "data": copy.deepcopy(dict(self.data))}
+        node, name = locate(specs, self.batch_size_key, "study.batch_size_key")
+        node[name] = trial.cell.batch_size
+        for key, value in trial.params.items():
+            node, name = locate(specs, key, "study.space")
+            node[name] = value
+        if "order_seed" in specs["data"].get("init_args", {}):
+            specs["data"]["init_args"]["order_seed"] = trial.seed_for("order")
+        return specs
+
+
+def locate(specs: Mapping[str, Any], key: str, source: str) -> tuple[dict[str, Any], str]:
+    """The dict that holds a dotted key, below the init_args of each class on the way, and the key's last part.
+
+    Raises:
+        ConfigError: naming `source`, if the way does not exist.
+    """
+    first, *path = key.split(".")
+    if first not in specs or not path:
+        raise ConfigError(source, key, "a key of the model or the data, such as model.learning_rate")
+    node = specs[first]
+    *parents, last = path
+    for i, name in enumerate(parents):
+        node = _arguments(node, name)
+        if not isinstance(node.get(name), dict):
+            raise ConfigError(source, key, f"{'.'.join([first, *path[:i]])} has no part {name!r}")
+        node = node[name]
+    node = _arguments(node, last)
+    if isinstance(node.get(last), dict):
+        raise ConfigError(source, key, "the key of a number")
+    return node, last
+
+
+def _arguments(node: dict[str, Any], name: str) -> dict[str, Any]:
+    return node.setdefault("init_args", {}) if "class_path" in node and name != "init_args" else node
+
+
+@cache
+def _parser(name: str) -> ArgumentParser:
+    parser = ArgumentParser(exit_on_error=False)
+    if name == "trainer":
+        parser.add_class_arguments(Trainer, name, fail_untyped=False, instantiate=False, sub_configs=True)
+    else:
+        base = LightningModule if name == "model" else LightningDataModule
+        parser.add_subclass_arguments(base, name, fail_untyped=False, required=True)
+    return parser
+
+
+def _parse(name: str, spec: Mapping[str, Any]):
+    try:
+        return _parser(name).parse_object({name: dict(spec)})
+    except ArgumentError as error:
+        raise ConfigError(name, spec.get("class_path", ""), one_line(error)) from None
+
+
+def _instantiate(name: str, spec: Mapping[str, Any], seed: int):
+    parsed = _parse(name, spec)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return _parser(name).instantiate_classes(parsed)[name]
+
+
+def one_line(error: BaseException) -> str:
+    """The message of a jsonargparse error on one line."""
+    return " ".join(str(error).split())

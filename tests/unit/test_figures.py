@@ -1,0 +1,289 @@
+"""The figures: the rows they draw, and that what is drawn is those rows."""
+
+import csv
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import optuna
+import pytest
+from fake_study import SPACE, law_study, result, write_study
+
+from lit_dps.analysis import figures
+from lit_dps.analysis.figure_data import axis_label, metaparameter_rows, scaling_rows, shown
+from lit_dps.analysis.report import render
+from lit_dps.analysis.results import read_study
+from lit_dps.analysis.scaling import scaling_of
+from lit_dps.space import Range
+from lit_dps.trial import Cell
+
+FILES = ["table.txt", "table.csv", "fits.csv", "scaling.csv", "metaparameters.csv", "scaling.png", "metaparameters.png"]
+
+
+def read(results=None, **kw):
+    storage = optuna.storages.InMemoryStorage()
+    law_study(storage, **kw) if results is None else write_study(storage, results, **kw)
+    return read_study(storage, "fake")
+
+
+def exact(missing=()):
+    """K* = 1e5 / B + 100 (dense) and twice that (sparse) at three batch sizes, one trial a cell."""
+    cells = {Cell(b, s): (1 + (s > 0)) * (1e5 / b + 100) for s in (0.0, 0.9) for b in (8, 80, 2000)}
+    params = {key: box.at(0.5) for key, box in SPACE.items()}
+    return {c: [] if c in missing else [result(c, 0, int(k), params=params)] for c, k in cells.items()}
+
+
+def columns(rows, *names):
+    return [tuple(row[name] for name in names) for row in rows]
+
+
+def test_scaling_rows_are_the_law_and_the_measurements():
+    record = read(exact())
+    rows = scaling_rows(record, scaling_of(record))
+    measured = [row for row in rows if row["k_star"] is not None]
+    assert columns(measured, "sparsity", "batch_size", "k_star") == [
+        *((0.0, 8, 12600), (0.0, 80, 1350), (0.0, 2000, 150)),
+        *((0.9, 8, 25200), (0.9, 80, 2700), (0.9, 2000, 300)),
+    ]
+    assert [row["fit"] for row in measured] == pytest.approx([12600, 1350, 150, 25200, 2700, 300], rel=1e-6)
+    assert [row["perfect"] for row in measured[:3]] == pytest.approx([12600, 1260, 50.4])
+    # Both sparsities are the same curve once each is over its K* at B = 8.
+    for column in ("normalised_k_star", "normalised_fit", "normalised_perfect"):
+        dense, sparse = ([row[column] for row in measured if row["sparsity"] == s] for s in (0.0, 0.9))
+        assert dense == pytest.approx(sparse, rel=1e-6)
+    assert [row["normalised_k_star"] for row in measured[:3]] == pytest.approx([1, 1350 / 12600, 150 / 12600])
+    assert {row["normalised_by"] for row in rows} == {8}
+    # Between the measurements there is a curve: 8 points in each of the 8 doublings, measured batch sizes among them.
+    curve = [row["batch_size"] for row in rows if row["sparsity"] == 0.0]
+    assert curve == sorted(set(curve))
+    assert max(np.diff(np.log2(curve))) < 1 / 7.9
+    assert [row["fit"] for row in rows[: len(curve)]] == pytest.approx([1e5 / b + 100 for b in curve], rel=1e-6)
+    assert {row["fit_low"] for row in rows} == {None}  # one trial a cell: nothing to resample
+
+
+def test_curves_are_normalised_where_all_have_a_measurement():
+    record = read(exact(missing=[Cell(8, 0.9)]))
+    rows = scaling_rows(record, scaling_of(record))
+    assert {row["normalised_by"] for row in rows} == {80}
+    at = {(row["sparsity"], row["batch_size"]): row for row in rows}
+    assert at[0.9, 8]["k_star"] is at[0.9, 8]["normalised_k_star"] is None
+    assert at[0.0, 8]["normalised_k_star"] == pytest.approx(12600 / 1350)
+    assert at[0.9, 2000]["normalised_k_star"] == pytest.approx(300 / 2700)
+    assert at[0.9, 2000]["perfect"] == pytest.approx(2700 * 80 / 2000)  # from its own first measurement
+
+
+def test_the_band_holds_the_fit():
+    record = read(trials=12)
+    rows = scaling_rows(record, scaling_of(record))
+    assert all(row["fit_low"] <= row["fit"] <= row["fit_high"] for row in rows)
+    assert any(row["fit_low"] < row["fit_high"] for row in rows)
+
+
+def test_one_batch_size_draws_its_point():
+    record = read({Cell(16, 0.0): [result(Cell(16, 0.0), 0, 320)]}, space={})
+    (row,) = scaling_rows(record, scaling_of(record))
+    assert (row["batch_size"], row["k_star"], row["fit"], row["normalised_k_star"]) == (16, 320, None, 1.0)
+
+
+def test_metaparameter_rows_are_all_finished_trials():
+    a, b = Cell(8, 0.0), Cell(16, 0.0)
+    at = {"model.learning_rate": 0.1, "model.momentum": 0.9}
+    done = {
+        a: [result(a, 0, None, params=at), result(a, 1, 32, params=at), result(a, 2, 16, params=at)],
+        b: [result(b, 0, None, "infeasible", params=at)],
+    }
+    rows = metaparameter_rows(read(done, running={b: 1}))
+    assert columns(rows, "batch_size", "point", "status", "steps", "k_star") == [
+        (8, 0, "incomplete", None, False),
+        (8, 1, "complete", 32, False),
+        (8, 2, "complete", 16, True),
+        (16, 0, "infeasible", None, False),
+    ]
+    assert set(columns(rows, "learning_rate", "momentum")) == {(0.1, 0.9)}
+
+
+def test_where_values_lie_on_an_axis():
+    assert shown([0.9, 0.99], Range(0.5, 0.999, "reverse_log")) == pytest.approx([0.1, 0.01])
+    assert shown([0.9, 0.99], Range(0.5, 0.999, "log")) == pytest.approx([0.9, 0.99])
+    labels = [axis_label("x", Range(0.1, 0.9, scale)) for scale in ("linear", "log", "reverse_log")]
+    assert labels == ["x", "x (log)", "1 - x (log, reversed)"]
+
+
+def lines_of(ax):
+    """(x, y) of the lines of axes that hold anything."""
+    return [tuple(map(list, line.get_data())) for line in ax.lines if len(line.get_xdata())]
+
+
+def test_the_scaling_figure_draws_its_rows():
+    record = read(exact())
+    scalings = scaling_of(record)
+    rows = scaling_rows(record, scalings)
+    figure = figures.draw_scaling(rows, scalings)
+    assert [ax.get_title() for ax in figure.axes] == ["sparsity 0", "sparsity 0.9", "all sparsities", "all, normalised"]
+    dense, sparse, together, normalised = figure.axes
+    assert ([8, 80, 2000], [25200, 2700, 300]) in lines_of(sparse)
+    for ax in (dense, together):
+        assert ([8, 80, 2000], [12600, 1350, 150]) in lines_of(ax)
+    of_dense = [row for row in rows if row["sparsity"] == 0.0]
+    batch = [row["batch_size"] for row in of_dense]
+    assert (batch, [row["fit"] for row in of_dense]) in lines_of(dense)
+    assert (batch, [row["perfect"] for row in of_dense]) in lines_of(dense)
+    assert (batch, [row["normalised_fit"] for row in of_dense]) in lines_of(normalised)
+    assert [text.get_text() for text in dense.texts] == [scalings[0.0].describe()]
+    (vertical,) = [x for x, y in lines_of(dense) if y == [0, 1]]
+    assert vertical == pytest.approx([1000, 1000], rel=1e-4)  # B_crit
+    for ax in figure.axes:
+        assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
+        assert list(ax.get_xticks()) == [8, 80, 2000]
+    assert dense.get_ylabel() == "steps to result K* [optimizer steps]"
+    assert normalised.get_ylabel() == "K* / K*(B = 8)"
+    assert together.get_xlabel() == "batch size B [examples]"
+
+
+def test_sparsities_are_told_apart_by_colour_and_marker():
+    record = read(batch_sizes=(8, 64), trials=1, laws={s: (1e4, 10) for s in (0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98)})
+    scalings = scaling_of(record)
+    *_, together, _ = figures.draw_scaling(scaling_rows(record, scalings), scalings).axes
+    looks = {(line.get_color(), line.get_marker()) for line in together.get_legend().get_lines()}
+    assert len({colour for colour, _ in looks}) == len({marker for _, marker in looks}) == 7
+
+
+def offsets(ax):
+    """Places of the complete, incomplete, infeasible and K* marks of a panel."""
+    return [np.asarray(marks.get_offsets()).tolist() for marks in ax.collections[:4]]
+
+
+def test_the_metaparameter_figure_draws_every_trial_on_its_scale():
+    a, b = Cell(8, 0.0), Cell(16, 0.0)
+
+    def at(rate, momentum):
+        return {"model.learning_rate": rate, "model.momentum": momentum}
+
+    done = {
+        a: [result(a, 0, 32, params=at(0.1, 0.9)), result(a, 1, 16, params=at(0.2, 0.75))],
+        b: [result(b, 0, None, params=at(1.0, 0.5)), result(b, 1, None, "infeasible", params=at(2.0, 0.875))],
+    }
+    record = read(done)
+    figure = figures.draw_metaparameters(record, metaparameter_rows(record))
+    left, right = figure.axes
+    assert [ax.get_title() for ax in figure.axes] == ["B = 8", "B = 16"]
+    complete, incomplete, infeasible, best = offsets(left)
+    assert complete == [[0.1, pytest.approx(0.1)], [0.2, 0.25]]
+    assert (incomplete, infeasible, best) == ([], [], [[0.2, 0.25]])
+    assert offsets(right) == [[], [[1.0, 0.5]], [[2.0, 0.125]], []]
+    assert (left.get_xscale(), left.get_yscale()) == ("log", "log")
+    low, high = left.get_xlim()
+    assert low < 1e-3 < 10 < high
+    bottom, top = right.get_ylim()
+    assert bottom > 0.5 > 0.001 > top  # momentum increases upwards
+    assert figure.get_supxlabel() == "learning_rate (log)"
+    assert figure.get_supylabel() == "1 - momentum (log, reversed)"
+
+
+def test_rows_are_sparsities_and_columns_batch_sizes():
+    record = read(batch_sizes=(4, 16, 64), laws={0.0: (4e4, 60), 0.9: (1e5, 100)}, trials=2)
+    figure = figures.draw_metaparameters(record, metaparameter_rows(record))
+    assert [ax.get_title() for ax in figure.axes] == ["B = 4", "B = 16", "B = 64", "", "", ""]
+    assert [ax.texts[0].get_text() for ax in (figure.axes[2], figure.axes[5])] == ["S = 0", "S = 0.9"]
+    by_cell = {cell: sum(map(len, offsets(ax)[:3])) for cell, ax in zip(record.cells, figure.axes, strict=True)}
+    assert set(by_cell.values()) == {2}
+    last = record.results[Cell(64, 0.9)]
+    rates = sorted(x for marks in offsets(figure.axes[5])[:3] for x, _ in marks)
+    assert rates == sorted(r.trial.params["model.learning_rate"] for r in last)
+
+
+def test_one_metaparameter_is_drawn_against_steps():
+    a = Cell(8, 0.0)
+    done = [
+        result(a, 0, 320, params={"model.width": 4}),
+        result(a, 1, None, params={"model.width": 2}),
+        result(a, 2, None, "infeasible", params={"model.width": 9}),
+    ]
+    record = read({a: done}, space={"model.width": Range(1, 9, integer=True)})
+    figure = figures.draw_metaparameters(record, metaparameter_rows(record))
+    (ax,) = figure.axes
+    complete, ((x1, y1),), ((x2, y2),), best = offsets(ax)
+    assert complete == best == [[4, 320]]
+    assert (x1, x2) == (2, 9)
+    assert 320 < record.goal.max_steps < y1 < y2 < ax.get_ylim()[1]
+    assert (figure.get_supxlabel(), figure.get_supylabel()) == ("width", "steps to result [optimizer steps]")
+
+
+def test_write_all_writes_everything_once(tmp_path):
+    record = read(trials=6, batch_sizes=(4, 64))
+    paths = figures.write_all(record, tmp_path / "new" / "figures")
+    assert [path.name for path in paths] == FILES
+    assert sorted(path.name for path in (tmp_path / "new" / "figures").iterdir()) == sorted(FILES)
+    by_name = {path.name: path for path in paths}
+    for name in ("scaling.png", "metaparameters.png"):
+        assert by_name[name].read_bytes().startswith(b"\x89PNG")
+    assert by_name["table.txt"].read_text() == render(record)
+    drawn = {
+        "scaling.csv": scaling_rows(record, scaling_of(record)),
+        "metaparameters.csv": metaparameter_rows(record),
+    }
+    for name, rows in drawn.items():
+        with by_name[name].open(newline="") as file:
+            written = list(csv.DictReader(file))
+        assert written == [{key: "" if x is None else str(x) for key, x in row.items()} for row in rows]
+    before = {path: path.read_bytes() for path in paths}
+    figures.write_all(record, tmp_path / "new" / "figures")
+    assert {path: path.read_bytes() for path in paths} == before
+
+
+@pytest.mark.parametrize(
+    "results",
+    [
+        {Cell(8, 0.0): [], Cell(16, 0.0): []},
+        {Cell(8, 0.0): [result(Cell(8, 0.0), 0, None, params={k: b.at(0.5) for k, b in SPACE.items()})]},
+        exact(missing=[Cell(8, 0.0), Cell(80, 0.0), Cell(80, 0.9)]),
+    ],
+    ids=["nothing", "one incomplete", "half"],
+)
+def test_an_unfinished_study_is_drawn(results, tmp_path):
+    record = read(results, trials=5)
+    assert [path.name for path in figures.write_all(record, tmp_path)] == FILES
+    header, *rows = (tmp_path / "metaparameters.csv").read_text().splitlines()
+    assert header == "sparsity,batch_size,point,status,steps,k_star,learning_rate,momentum"
+    assert len(rows) == sum(map(len, results.values()))
+
+
+def test_a_figure_that_fails_leaves_the_old_one(tmp_path, monkeypatch):
+    record = read(exact(), trials=1)
+    figures.write_all(record, tmp_path)
+    before = (tmp_path / "scaling.png").read_bytes()
+
+    def fail(self, path, **kw):
+        path.write_bytes(b"half")
+        raise OSError("no space left")
+
+    monkeypatch.setattr(matplotlib.figure.Figure, "savefig", fail)
+    with pytest.raises(OSError, match="no space left"):
+        figures.write_all(record, tmp_path)
+    assert (tmp_path / "scaling.png").read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(FILES)
+
+
+def test_drawing_leaves_global_state_alone(tmp_path):
+    code = """
+import sys
+import matplotlib
+before = matplotlib.rcParams.copy()  # dict() would look the backend up, and so import pyplot
+sys.path.insert(0, sys.argv[1])
+from test_figures import exact, figures, read
+figures.write_all(read(exact()), sys.argv[2])
+print("matplotlib.pyplot" in sys.modules, matplotlib.rcParams.copy() == before)
+"""
+    arguments = [sys.executable, "-c", code, str(Path(__file__).parent), str(tmp_path)]
+    assert subprocess.run(arguments, capture_output=True, text=True, check=True).stdout == "False True\n"
+
+
+def test_ticks_are_measured_batch_sizes_and_never_too_many():
+    record = read(batch_sizes=tuple(2**i for i in range(1, 14)), trials=1)
+    scalings = scaling_of(record)
+    (ax, *_) = figures.draw_scaling(scaling_rows(record, scalings), scalings).axes
+    assert list(ax.get_xticks()) == [2, 8, 32, 128, 512, 2048, 8192]
+    assert math.prod(ax.get_xlim()) == pytest.approx(2 * 8192)
