@@ -56,17 +56,22 @@ STATUS_MARKS = {
 }
 
 
-def write_all(record: StudyRecord, folder: Path | str) -> list[Path]:
+def write_all(record: StudyRecord, folder: Path | str, scalings: Mapping[float, Scaling] | None = None) -> list[Path]:
     """Writes table.txt, table.csv, fits.csv and scaling and metaparameters, each as .png and .csv, into a folder.
 
     Works on unfinished studies too; `report.notes` says what is missing. Each file is replaced in one go.
+
+    Args:
+        record: The study.
+        folder: Made if it is not there.
+        scalings: The study's scaling laws if they are known already.
 
     Returns:
         The files' paths.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    scalings = scaling_of(record)
+    scalings = scaling_of(record) if scalings is None else scalings
     curves, searched = scaling_rows(record, scalings), metaparameter_rows(record)
     write_csv(table_rows(record), folder / "table.csv")
     write_csv(fit_rows(scalings), folder / "fits.csv")

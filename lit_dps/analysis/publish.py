@@ -22,6 +22,6 @@ def publish(record: StudyRecord, folder: Path) -> tuple[str, dict[float, Scaling
         The report as text with the files' paths below it, the fitted laws by sparsity, and the paths.
     """
     scalings = scaling_of(record)
-    files = write_all(record, folder)
+    files = write_all(record, folder, scalings)
     listing = "".join(f"  {path}\n" for path in files)
     return f"{render(record, scalings)}\nwritten:\n{listing}", scalings, files

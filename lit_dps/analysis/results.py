@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 
 import optuna
@@ -85,7 +86,7 @@ def encode_result(result: TrialResult) -> dict:
     """
     return {
         "status": str(result.status),
-        "steps": result.steps,
+        "steps": None if result.steps is None else int(result.steps),
         "curve": {key: [_encode(x) for x in values] for key, values in result.curve.items()},
         "kept": {key: [int(kept), int(total)] for key, (kept, total) in result.kept.items()},
         "seconds": float(result.seconds),
@@ -93,7 +94,7 @@ def encode_result(result: TrialResult) -> dict:
 
 
 def _encode(x: float | int) -> float | int | str:
-    return int(x) if isinstance(x, int) else float(x) if math.isfinite(x) else str(float(x))
+    return int(x) if isinstance(x, Integral) else float(x) if math.isfinite(x) else str(float(x))
 
 
 def decode_result(stored: Mapping, trial: Trial) -> TrialResult:

@@ -173,7 +173,9 @@ class ImageData(LightningDataModule):
             self._x = {name: x.to(device) for name, x in self._x.items()}
             self._y = {name: y.to(device) for name, y in self._y.items()}
         index = batch.index.to(device)
-        return self._x[batch.split][index], self._y[batch.split][index]
+        x, y = self._x[batch.split][index], self._y[batch.split][index]
+        # Lightning converts a batch to the trainer's precision before this hook, when it is still an index
+        return (self.trainer.precision_plugin.convert_input(x) if self.trainer is not None else x), y
 
     def _in_order(self, split: str) -> PassLoader:
         return PassLoader(split, torch.arange(len(self.images.y[split])), self.eval_batch_size)

@@ -10,7 +10,6 @@ import matplotlib
 import numpy as np
 import optuna
 import pytest
-from fake_study import SPACE, law_study, result, write_study
 
 from lit_dps.analysis import figures
 from lit_dps.analysis.figure_data import axis_label, metaparameter_rows, scaling_rows, shown
@@ -19,6 +18,7 @@ from lit_dps.analysis.results import read_study
 from lit_dps.analysis.scaling import scaling_of
 from lit_dps.space import Range
 from lit_dps.trial import Cell
+from tests.unit.fake_study import SPACE, law_study, result, write_study
 
 FILES = ["table.txt", "table.csv", "fits.csv", "scaling.csv", "metaparameters.csv", "scaling.png", "metaparameters.png"]
 
@@ -267,17 +267,36 @@ def test_a_figure_that_fails_leaves_the_old_one(tmp_path, monkeypatch):
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(FILES)
 
 
+def test_ticks_get_the_style_too(tmp_path, monkeypatch):
+    sizes = []
+
+    def look(self, path, **kw):
+        path.write_bytes(b"")
+        sizes.append(matplotlib.rcParams["xtick.labelsize"])
+
+    monkeypatch.setattr(matplotlib.figure.Figure, "savefig", look)
+    figures.write_all(read(exact()), tmp_path)
+    assert sizes == [figures.STYLE["xtick.labelsize"]] * 2 != [matplotlib.rcParams["xtick.labelsize"]] * 2
+
+
+def test_known_scalings_are_used(tmp_path):
+    record = read(trials=4, batch_sizes=(4, 64))
+    few = scaling_of(record, replicates=5)
+    figures.write_all(record, tmp_path, few)
+    assert (tmp_path / "table.txt").read_text() == render(record, few) != render(record)
+
+
 def test_drawing_leaves_global_state_alone(tmp_path):
     code = """
 import sys
 import matplotlib
 before = matplotlib.rcParams.copy()  # dict() would look the backend up, and so import pyplot
 sys.path.insert(0, sys.argv[1])
-from test_figures import exact, figures, read
+from tests.unit.test_figures import exact, figures, read
 figures.write_all(read(exact()), sys.argv[2])
 print("matplotlib.pyplot" in sys.modules, matplotlib.rcParams.copy() == before)
 """
-    arguments = [sys.executable, "-c", code, str(Path(__file__).parent), str(tmp_path)]
+    arguments = [sys.executable, "-c", code, str(Path(__file__).parents[2]), str(tmp_path)]
     assert subprocess.run(arguments, capture_output=True, text=True, check=True).stdout == "False True\n"
 
 

@@ -6,7 +6,6 @@ import sys
 
 import optuna
 import pytest
-from fake_study import law_study, result, write_study
 
 from lit_dps.analysis.files import replacing
 from lit_dps.analysis.report import fit_rows, notes, render, table_rows, value_text, write_csv
@@ -14,6 +13,7 @@ from lit_dps.analysis.results import read_study
 from lit_dps.analysis.scaling import scaling_of
 from lit_dps.space import Range
 from lit_dps.trial import Cell
+from tests.unit.fake_study import law_study, result, write_study
 
 SPACE = {
     "model.learning_rate": Range(1e-3, 10.0, "log"),
@@ -23,14 +23,14 @@ SPACE = {
 
 
 def study(**kw):
-    """Dense: 3 batch sizes with one complete trial each, exactly on 1e5 / B + 100. Sparse: one of them, unfinished."""
+    """Dense: 3 batch sizes with one complete trial of two each. Sparse: one such batch size, and trials to come."""
 
     def params(rate, momentum, width):
         return dict(zip(SPACE, (rate, momentum, width), strict=True))
 
     dense, sparse = ([Cell(b, s) for b in (8, 64, 2048)] for s in (0.0, 0.9))
     cells = {
-        dense[0]: [result(dense[0], 0, 12600, params=params(0.0123456, 0.9, 4)), result(dense[0], 1, None)],
+        dense[0]: [result(dense[0], 0, 13040, params=params(0.0123456, 0.9, 4)), result(dense[0], 1, None)],
         dense[1]: [result(dense[1], 0, None, "infeasible"), result(dense[1], 1, 1664, params=params(0.5, 0.999, 16))],
         dense[2]: [result(dense[2], 0, 144, params=params(9.9, 0.99985, 64)), result(dense[2], 1, None)],
         sparse[0]: [],
@@ -42,11 +42,14 @@ def study(**kw):
     return read_study(storage, "demo")
 
 
+# A sixth of the usable resamples lacks any one of the three dense cells, so the ends of the intervals are laws through
+# two points: through 8 and 64, c1 = (13040 - 1664) / (1/8 - 1/64) = 104009, c2 = 1664 - c1 / 64 = 38.9, c1 / c2 = 2676;
+# through 64 and 2048, c1 = (1664 - 144) / (1/64 - 1/2048) = 100418, c2 = 144 - c1 / 2048 = 94.97, c1 / c2 = 1057.
 TEXT = """\
 study demo: workload digits, 2 trials a cell, goal error 0.1 checked every 16 steps, budget 40000 steps
 
    B    S     K*  complete  incomplete  infeasible  pending  best learning_rate  best momentum  best width  on the boundary
-   8    0  12600         1           1           0        0              0.0123          0.900           4  -
+   8    0  13040         1           1           0        0              0.0123          0.900           4  -
   64    0   1664         1           0           1        0               0.500        0.99900          16  -
 2048    0    144         1           1           0        0                9.90       0.999850          64  learning_rate high; momentum high; width high
    8  0.9      -         0           0           0        2                   -              -           -  -
@@ -54,7 +57,7 @@ study demo: workload digits, 2 trials a cell, goal error 0.1 checked every 16 st
 2048  0.9      -         0           1           0        1                   -              -           -  -
 
 K* = c1 / B + c2, robust fit of log K*, 95 % bootstrap intervals over trials
-  S=0  c1 = 100000 [99700, 100000]  c2 = 95.2 [73.4, 107]  B_crit = 1050 [937, 1360]
+  S=0  c1 = 102000 [100000, 104000]  c2 = 94 [38.9, 95]  B_crit = 1090 [1060, 2680]
   S=0.9  needs complete trials at 2 batch sizes; has 1
 
 note: no complete trial in 2 of 6 cells: no K* there
@@ -155,7 +158,9 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
     with replacing(path) as temporary:
         temporary.write_text("new")
         assert path.read_text() == "old"
+        written = temporary.stat().st_ino
     assert path.read_text() == "new"
+    assert path.stat().st_ino == written  # the same file under its new name, not a copy
     assert list(tmp_path.iterdir()) == [path]
 
 

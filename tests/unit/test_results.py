@@ -4,15 +4,16 @@ import json
 import math
 import sqlite3
 
+import numpy as np
 import optuna
 import pytest
-from fake_study import GOAL, SPACE, law_study, result, write_study
 
 from lit_dps.analysis.results import cell_study_name, decode_result, encode_result, list_studies, read_study
 from lit_dps.analysis.summary import summarize
 from lit_dps.errors import StorageError
 from lit_dps.space import Range
 from lit_dps.trial import Cell, Status, Trial, TrialResult
+from tests.unit.fake_study import GOAL, SPACE, law_study, result, write_study
 
 A, B = Cell(16, 0.0), Cell(32, 0.9)
 
@@ -37,6 +38,14 @@ def test_a_result_survives_storage_with_values_that_json_lacks():
     ours.curve["val_error"].pop()
     assert back == ours
     assert all(type(step) is int for step in back.curve["step"])
+
+
+def test_numpy_numbers_become_plain_ones():
+    curve = {"step": list(np.arange(16, 48, 16)), "val_error": list(np.array([0.5, np.nan], np.float32))}
+    stored = encode_result(TrialResult(Trial(A, 0), Status.COMPLETE, np.int64(32), curve, {"w": np.array([1, 2])}))
+    assert json.loads(json.dumps(stored)) == stored
+    assert (stored["steps"], stored["curve"]["step"], stored["kept"]) == (32, [16, 32], {"w": [1, 2]})
+    assert stored["curve"]["val_error"] == [0.5, "nan"]
 
 
 def test_a_study_comes_back_whole(storage):
