@@ -23,7 +23,8 @@ class Range:
     Attributes:
         low: Lower end, included.
         high: Upper end, included.
-        scale: "linear"; "log" (uniform in log x; low > 0); "reverse_log" (uniform in log(1 - x), for momentum; high < 1).
+        scale: "linear"; "log" (uniform in log x; low > 0); "reverse_log" (uniform in log(1 - x), for momentum;
+            high < 1).
         integer: Whether values are whole numbers.
     """
 

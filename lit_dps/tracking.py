@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lit_dps.errors import StorageError
+from lit_dps.storage import sqlite_file
 from lit_dps.trial import Cell, Status, TrialResult
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -24,6 +25,7 @@ warnings.filterwarnings("ignore", message='.*"noload".*')  # MLflow 3.17 under S
 import mlflow  # noqa: E402
 from filelock import FileLock  # noqa: E402
 from mlflow.entities import Experiment, Metric, Param, RunTag  # noqa: E402
+from sqlalchemy.exc import SQLAlchemyError  # noqa: E402
 
 logging.getLogger("mlflow").setLevel(logging.WARNING)
 logging.getLogger("alembic").setLevel(logging.WARNING)
@@ -179,7 +181,7 @@ class Tracker:
 
 def open_experiment(uri: str, folder: str, name: str) -> tuple[mlflow.MlflowClient, str]:
     """A client and the experiment's id, made where there is none; safe for several processes at once."""
-    local = uri.startswith("sqlite:///")
+    local = sqlite_file(uri) is not None
     root = Path(folder).absolute()
     if local:
         root.mkdir(parents=True, exist_ok=True)
@@ -194,8 +196,8 @@ def open_experiment(uri: str, folder: str, name: str) -> tuple[mlflow.MlflowClie
 
 def experiments(uri: str) -> list[Experiment]:
     """The experiments that hold runs. Raises StorageError if the tracking store cannot be read or does not exist."""
-    file = Path(uri.removeprefix("sqlite:///"))
-    if uri.startswith("sqlite:///") and not file.exists():
+    file = sqlite_file(uri)
+    if file is not None and not file.exists():
         raise StorageError(f"no MLflow database at {file}: run a study first, or name it by --storage.folder")
     with _one_line(uri):
         client = mlflow.MlflowClient(tracking_uri=uri)
@@ -217,6 +219,7 @@ def _unlocked() -> Iterator[None]:
 def _one_line(uri: str) -> Iterator[None]:
     try:
         yield
-    except (mlflow.exceptions.MlflowException, OSError) as error:
-        text = " ".join(str(error).split())
+    except (mlflow.exceptions.MlflowException, SQLAlchemyError, OSError) as error:
+        said = getattr(error, "orig", None) or error  # what the database said, without the statement
+        text = " ".join(str(said).split())
         raise StorageError(f"MLflow at {uri.split('@')[-1]}: {text[:300]}") from error

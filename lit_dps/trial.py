@@ -40,7 +40,7 @@ def check_sparsity(key: str, sparsity: float) -> None:
 
 
 def derive_seed(seed: int, purpose: str, point: int | None = None) -> int:
-    """A 32-bit seed from the study's seed, the purpose ("init", "order", "prune") and the point index, and nothing else.
+    """A 32-bit seed from the study's seed, the purpose ("init", "order", "prune") and the point index alone.
 
     The cell does not enter: at every batch size and sparsity, point i starts from the same initial weights.
     """

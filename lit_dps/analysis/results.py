@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Integral
-from pathlib import Path
 
 import optuna
 from optuna.exceptions import StorageInternalError
@@ -24,6 +23,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from lit_dps.errors import StorageError, UserError
 from lit_dps.goal import Goal
 from lit_dps.space import Range
+from lit_dps.storage import sqlite_file
 from lit_dps.trial import Cell, Status, Trial, TrialResult
 
 FORMAT = 1
@@ -178,11 +178,9 @@ def _read_cell(trials: list[optuna.trial.FrozenTrial], cell: Cell, seed: int) ->
 def _open(storage: BaseStorage | str) -> BaseStorage:
     if not isinstance(storage, str):
         return storage
-    url = make_url(storage)
-    if url.get_backend_name() == "sqlite" and url.database and not url.database.startswith((":memory:", "file:")):
-        path = Path(url.database)
-        if not path.is_file():
-            raise StorageError(f"no study database at {path}")
+    path = sqlite_file(storage)
+    if path is not None and not path.is_file():
+        raise StorageError(f"no study database at {path}")
     # Reading must not turn somebody else's database into an Optuna one.
     return optuna.storages.RDBStorage(storage, skip_table_creation=True)
 
@@ -200,7 +198,7 @@ def storage_errors(storage: BaseStorage | str) -> Iterator[None]:
     except UNREADABLE as error:
         said = _line(error)
         hint = next((f" ({hint})" for sign, hint in HINTS.items() if sign in said), "")
-        raise StorageError(f"cannot read {_shown(storage)}: {said}{hint}") from error
+        raise StorageError(f"cannot use {_shown(storage)}: {said}{hint}") from error
 
 
 def _line(error: BaseException | None) -> str:

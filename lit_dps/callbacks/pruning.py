@@ -105,7 +105,7 @@ def _length(loader: Any) -> float:
 
 @contextmanager
 def _unchanged(module: LightningModule) -> Iterator[None]:
-    """Training steps in here leave no trace: no logged metric, no draw from torch's generators, no running statistic."""
+    """In here training steps leave no trace: no metric, no draw from torch's generators, no running statistic."""
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
     module.__dict__["log"] = lambda *args, **kwargs: None
     try:

@@ -32,7 +32,7 @@ class LogConfig(SaveConfigCallback):
 
 
 class DPSCLI(LightningCLI):
-    """One configuration file for all verbs: trainer, model, data as LightningCLI has them; goal, pruning, study, storage."""
+    """One configuration for all verbs: LightningCLI's trainer, model and data; goal, pruning, study and storage."""
 
     def __init__(self, **kwargs: Any):
         super().__init__(

@@ -21,7 +21,9 @@ class StudyCLI(DPSCLI):
 
     def setup(self) -> StudySetup:
         """The configuration as a `StudySetup`."""
-        init = self.parser.instantiate_classes(self.config)  # classes refuse what they do not allow before a study begins
+        init = self.parser.instantiate_classes(
+            self.config
+        )  # classes refuse what they do not allow before a study begins
         plain: dict[str, Any] = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
         workload = Workload(plain["model"], plain["data"], plain["trainer"], init.study.batch_size_key)
         return StudySetup(init.study, init.storage, workload, plain["goal"], plain["pruning"])

@@ -83,7 +83,9 @@ def read_idx(path: Path, dims: int) -> np.ndarray:
     shape = np.frombuffer(data, ">u4", dims, offset=4).astype(int)
     size = int(shape.prod())
     if len(data) != 4 + 4 * dims + size:
-        raise DataError(f"{path} is truncated or damaged: {len(data) - 4 - 4 * dims} data bytes, its header says {size}")
+        raise DataError(
+            f"{path} is truncated or damaged: {len(data) - 4 - 4 * dims} data bytes, its header says {size}"
+        )
     return np.frombuffer(data, np.uint8, offset=4 + 4 * dims).reshape(shape)
 
 
@@ -139,7 +141,8 @@ def _missing(files: ImageFiles, root: Path, why: str) -> str:
         places.insert(0, str(root / files.idx / "{train,t10k}-{images-idx3,labels-idx1}-ubyte[.gz]"))
     if files.pickles:
         places.insert(0, str(root / files.pickles))
-    return f"{files.name}: no files at {' or '.join(places)}, and {why}; put them there, or name their folder by --data.root or {ENV}"
+    where = " or ".join(places)
+    return f"{files.name}: no files at {where}, and {why}; put them there, or name their folder by --data.root or {ENV}"
 
 
 def _checked(x: np.ndarray, y: np.ndarray, path: Path) -> tuple[np.ndarray, np.ndarray]:

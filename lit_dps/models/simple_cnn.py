@@ -46,7 +46,10 @@ class MLP(nn.Module):
     """
 
     def __init__(
-        self, image_shape: tuple[int, int, int] = (1, 28, 28), hidden: tuple[int, ...] = (300, 100), num_classes: int = 10
+        self,
+        image_shape: tuple[int, int, int] = (1, 28, 28),
+        hidden: tuple[int, ...] = (300, 100),
+        num_classes: int = 10,
     ):
         super().__init__()
         channels, height, width = image_shape

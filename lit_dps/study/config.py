@@ -56,7 +56,9 @@ class StudyConfig:
             if value < 1:
                 raise ConfigError(f"study.{key}", value, "at least 1")
         if not self.space:
-            raise ConfigError("study.space", {}, "at least one range, such as model.learning_rate: {low: 1e-4, high: 1}")
+            raise ConfigError(
+                "study.space", {}, "at least one range, such as model.learning_rate: {low: 1e-4, high: 1}"
+            )
         for key, range_ in self.space.items():
             range_.check(f"study.space.{key}")
 

@@ -11,6 +11,7 @@ import optuna
 from lit_dps.analysis.results import FORMAT, FORMAT_ATTR, storage_errors
 from lit_dps.errors import UserError
 from lit_dps.goal import Goal
+from lit_dps.storage import sqlite_file
 from lit_dps.study.config import StudyConfig
 from lit_dps.study.store import open_storage, storage_lock
 
@@ -22,7 +23,13 @@ class StudyChanged(UserError):
 
 
 def check_unchanged(url: str, name: str, identity: Mapping[str, Any]) -> None:
-    """Raises StudyChanged, naming every key that differs, if a study of this name has another identity."""
+    """Raises StudyChanged, naming every key that differs, if a study of this name has another identity.
+
+    Creates nothing.
+    """
+    file = sqlite_file(url)
+    if file is not None and not file.exists():
+        return
     storage = open_storage(url)
     with storage_errors(url):
         if name not in optuna.get_all_study_names(storage):

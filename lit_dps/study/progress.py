@@ -12,7 +12,7 @@ from lit_dps.trial import Cell, Status, TrialResult
 
 
 class Progress:
-    """Cells, trials, best K so far, and time left: one line that is rewritten on a terminal, a line every so often elsewhere.
+    """Cells, trials, best K so far, and time left: rewritten in place on a terminal, a line now and then elsewhere.
 
     Args:
         results: Results of an earlier run of the study, by cell.
@@ -34,7 +34,9 @@ class Progress:
     ):
         self.stream = stream or sys.stderr
         self.every, self.points, self.workers = every, points, workers
-        self.done = {cell: {r.trial.point: r for r in results.get(cell, ()) if r.trial.point < points} for cell in cells}
+        self.done = {
+            cell: {r.trial.point: r for r in results.get(cell, ()) if r.trial.point < points} for cell in cells
+        }
         self._shown = 0.0
 
     def update(self, result: TrialResult) -> None:

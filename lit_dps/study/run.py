@@ -11,6 +11,7 @@ import torch
 from lit_dps.analysis.publish import figures_folder, publish
 from lit_dps.analysis.results import StudyRecord, read_study
 from lit_dps.errors import StorageError
+from lit_dps.storage import check_place
 from lit_dps.study import header
 from lit_dps.study.progress import Progress
 from lit_dps.study.setup import StudySetup
@@ -34,6 +35,8 @@ def run_study(setup: StudySetup) -> int:
     data = setup.check()
     url, name = setup.storage.optuna_url, setup.study.name
     identity, workload = setup.identity(data), setup.workload_name()
+    for place in (url, setup.storage.mlflow_uri):
+        check_place(place)
     header.check_unchanged(url, name, identity)
     tags = environment_tags(getattr(data, "digest", None))
     tracker = Tracker(setup.storage.mlflow_uri, setup.storage.folder, workload, name, tags)

@@ -26,7 +26,9 @@ def sobol_point(space: Mapping[str, Range], seed: int, index: int, scramble: boo
     """
     keys = sorted(space)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # balance needs 2^m points; prefixes of the sequence are wanted here
+        warnings.simplefilter(
+            "ignore", UserWarning
+        )  # balance needs 2^m points; prefixes of the sequence are wanted here
         engine = qmc.Sobol(len(keys), scramble=scramble, seed=seed)
         if index:
             engine.fast_forward(index)

@@ -16,9 +16,9 @@ from pathlib import Path
 import optuna
 from filelock import FileLock
 from optuna.trial import TrialState
-from sqlalchemy.engine import make_url
 
 from lit_dps.analysis.results import POINT_ATTR, RESULT_ATTR, cell_study_name, encode_result, storage_errors
+from lit_dps.storage import sqlite_file
 from lit_dps.study.owner import alive, owner
 from lit_dps.study.sobol import SobolSampler, distributions
 from lit_dps.trial import Cell, Status, Trial, TrialResult
@@ -32,12 +32,6 @@ STATES = {
 }
 
 
-def database_file(url: str) -> Path | None:
-    """The file of a sqlite URL; None for a server."""
-    parsed = make_url(url)
-    return Path(parsed.database) if parsed.get_backend_name() == "sqlite" and parsed.database else None
-
-
 def open_storage(url: str) -> optuna.storages.RDBStorage:
     """Opens an Optuna storage, making it where there is none; safe for several processes at once.
 
@@ -46,7 +40,7 @@ def open_storage(url: str) -> optuna.storages.RDBStorage:
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     with storage_errors(url):
-        file = database_file(url)
+        file = sqlite_file(url)
         if file is not None:
             file.parent.mkdir(parents=True, exist_ok=True)
         with storage_lock(url):
@@ -56,7 +50,7 @@ def open_storage(url: str) -> optuna.storages.RDBStorage:
 
 def storage_lock(url: str) -> FileLock:
     """The lock of this machine's processes on a storage; may be taken again by the thread that holds it."""
-    file = database_file(url)
+    file = sqlite_file(url)
     if file is None:
         digest = hashlib.sha256(url.encode()).hexdigest()[:16]
         file = Path(tempfile.gettempdir()) / f"lit_dps-{os.getuid()}-{digest}"

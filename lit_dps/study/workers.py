@@ -118,7 +118,9 @@ def _die_with_parent() -> None:
 def _raise_if_killed(processes: list[multiprocessing.Process]) -> None:
     for process in processes:
         if process.exitcode not in (None, 0):
-            raise WorkerError(f"worker {process.pid} was killed (exit code {process.exitcode}); the same command goes on")
+            raise WorkerError(
+                f"worker {process.pid} was killed (exit code {process.exitcode}); the same command goes on"
+            )
 
 
 def _end(processes: list[multiprocessing.Process]) -> None:

@@ -47,8 +47,20 @@ def run(module, data, sparsity, steps, goal=1e-6, interval=16, precision="32-tru
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     losses, pruning = Losses(), PruningCallback(sparsity)
     check = GoalErrorCallback(goal, interval, math.ceil(steps / interval) * interval)
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = Trainer(max_epochs=-1, max_steps=steps, accelerator="cpu", precision=precision, callbacks=[losses, pruning, check], **quiet)
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    trainer = Trainer(
+        max_epochs=-1,
+        max_steps=steps,
+        accelerator="cpu",
+        precision=precision,
+        callbacks=[losses, pruning, check],
+        **quiet,
+    )
     trainer.fit(module, datamodule=data)
     return losses.values, pruning, check
 
@@ -74,7 +86,9 @@ def test_fashion_mnist_trajectory(sparsity, precision):
     recorded = load(FASHION.format(sparsity))
     network = with_weights(SimpleCNN(), recorded)
     module = ImageClassifier(network, optimizer="momentum", learning_rate=0.01, momentum=0.9)
-    losses, pruning, check = run(module, FashionMNIST(root=str(DATA), batch_size=128), float(sparsity), 33, precision=precision)
+    losses, pruning, check = run(
+        module, FashionMNIST(root=str(DATA), batch_size=128), float(sparsity), 33, precision=precision
+    )
 
     np.testing.assert_allclose(losses, recorded["losses"], rtol=1e-3)
     np.testing.assert_allclose(check.curve["val_error"], recorded["val_err"], atol=1.5 / 6000)
@@ -126,7 +140,9 @@ def test_snip_saliency(file, network, data):
     theirs = tensors(network, recorded, "snip")
     scale = max(float(value.abs().max()) for value in theirs.values())
     for name, value in theirs.items():
-        torch.testing.assert_close(ours[name], value, rtol=1e-3, atol=1e-4 * scale, msg=lambda m, name=name: f"{name}: {m}")
+        torch.testing.assert_close(
+            ours[name], value, rtol=1e-3, atol=1e-4 * scale, msg=lambda m, name=name: f"{name}: {m}"
+        )
 
 
 def _trials():
