@@ -22,3 +22,10 @@ class DataError(UserError):
 
 class StorageError(UserError):
     """A study or tracking database that cannot be opened, read or written."""
+
+
+def user_error_in(error: BaseException | None) -> UserError | None:
+    """The UserError that another error was raised from, if any: it says best what is wrong."""
+    while error is not None and not isinstance(error, UserError):
+        error = error.__cause__ or error.__context__
+    return error

@@ -76,6 +76,7 @@ class Tracker:
             tags = {NAME: self.study, KIND: "trial", CELL: str(trial.cell), POINT: str(trial.point), PARENT: parent}
             run = self.client.create_run(
                 self.experiment_id,
+                start_time=int((time.time() - result.seconds) * 1000),
                 tags={**tags, STATUS: str(result.status)},
                 run_name=f"{trial.cell} point {trial.point}",
             ).info.run_id
@@ -205,9 +206,13 @@ def experiments(uri: str) -> list[Experiment]:
         return [e for e in found if client.search_runs([e.experiment_id], max_results=1)]
 
 
-def page_address(experiment_id: str, port: int = 5000) -> str:
-    """The page of an experiment's runs. Without the workflow type MLflow 3 opens its page for language models."""
-    return f"http://127.0.0.1:{port}/#/experiments/{experiment_id}/runs?workflowType=machine_learning"
+def page_address(experiment_id: str, run_id: str | None = None, port: int = 5000) -> str:
+    """The page of an experiment's runs, or of the charts of one run, on the server that `ui` starts.
+
+    Without the workflow type MLflow 3 opens its pages for language models.
+    """
+    page = "runs" if run_id is None else f"runs/{run_id}/model-metrics"
+    return f"http://127.0.0.1:{port}/#/experiments/{experiment_id}/{page}?workflowType=machine_learning"
 
 
 @contextmanager

@@ -15,8 +15,9 @@ import torch
 from jsonargparse import ArgumentError, ArgumentParser
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 
-from lit_dps.errors import ConfigError
-from lit_dps.trial import Cell, Trial
+from lit_dps.errors import ConfigError, UserError, user_error_in
+from lit_dps.messages import condensed
+from lit_dps.trial import Trial
 
 # What a study sets itself: it keeps curves and results, and stops at the goal or the step budget alone.
 STUDY_TRAINER = {
@@ -58,19 +59,13 @@ class Workload:
         """Fresh objects for a trial: module and data module drawn under seeds of the point, not of global state.
 
         Raises:
-            ConfigError: if a key of the trial names nothing, or its value is refused.
+            UserError: if a key of the trial names nothing, or its value is refused.
         """
         specs = self._specs(trial)
         data = _instantiate("data", specs["data"], trial.seed_for("order"))
         module = _instantiate("model", specs["model"], trial.seed_for("init"))
         trainer = _instantiate("trainer", {**self.trainer, **STUDY_TRAINER}, trial.seed_for("order"))
         return Built(module, data, trainer)
-
-    def check(self, params: Mapping[str, float | int]) -> None:
-        """Raises ConfigError unless every key of `params` and the batch-size key name an argument."""
-        specs = self._specs(Trial(Cell(1, 0.0), 0, params))
-        for name, spec in specs.items():
-            _parse(name, spec)
 
     def data_module(self) -> LightningDataModule:
         """The data module as configured, for what is the same in all trials."""
@@ -129,16 +124,14 @@ def _parse(name: str, spec: Mapping[str, Any]):
     try:
         return _parser(name).parse_object({name: dict(spec)})
     except ArgumentError as error:
-        raise ConfigError(name, spec.get("class_path", ""), one_line(error)) from None
+        raise user_error_in(error) or UserError(condensed(error)) from None
 
 
 def _instantiate(name: str, spec: Mapping[str, Any], seed: int):
     parsed = _parse(name, spec)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return _parser(name).instantiate_classes(parsed)[name]
-
-
-def one_line(error: BaseException) -> str:
-    """The message of a jsonargparse error on one line."""
-    return " ".join(str(error).split())
+        try:
+            return _parser(name).instantiate_classes(parsed)[name]
+        except (ValueError, TypeError) as error:  # jsonargparse wraps what a class refuses
+            raise user_error_in(error) or error from None

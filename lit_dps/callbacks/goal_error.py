@@ -65,7 +65,7 @@ class GoalErrorCallback(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
-        error = self._error(trainer)
+        error = self.error_of(trainer)
         loss = math.nan if self._loss is None else float(self._loss)
         step = trainer.global_step
         for key, value in zip(self.curve, (step, error, loss), strict=True):
@@ -75,7 +75,8 @@ class GoalErrorCallback(Callback):
             trainer.should_stop = True
             self.steps_to_result = step if self.status is Status.COMPLETE else None
 
-    def _error(self, trainer: Trainer) -> float:
+    def error_of(self, trainer: Trainer) -> float:
+        """The validation error that the module logged last. Raises ConfigError if it logs none."""
         if self.monitor not in trainer.callback_metrics:
             logged = ", ".join(sorted(trainer.callback_metrics)) or "nothing"
             raise ConfigError("goal.monitor", self.monitor, f"the module logs in validation: {logged}")

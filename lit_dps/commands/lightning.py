@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import sys
+import warnings
 from typing import Any
 
+from jsonargparse import Namespace
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import MLFlowLogger
@@ -42,6 +44,7 @@ class DPSCLI(LightningCLI):
             subclass_mode_data=True,
             parser_class=Parser,
             save_config_callback=LogConfig,
+            auto_configure_optimizers=False,
             trainer_defaults={"max_epochs": -1, "num_sanity_val_steps": 0},
             **kwargs,
         )
@@ -68,7 +71,9 @@ class DPSCLI(LightningCLI):
 
             name = config.study.workload or "fit"
             open_experiment(storage.mlflow_uri, storage.folder, name)
-            config.trainer.logger = MLFlowLogger(experiment_name=name, tracking_uri=storage.mlflow_uri, run_name="fit")
+            args = Namespace(experiment_name=name, tracking_uri=storage.mlflow_uri, run_name="fit")
+            path = "lightning.pytorch.loggers.MLFlowLogger"
+            config.trainer.logger = Namespace(class_path=path, init_args=args)
         elif config.trainer.logger in (None, True):
             config.trainer.logger = False
 
@@ -76,6 +81,7 @@ class DPSCLI(LightningCLI):
 def main(argv: list[str]) -> int:
     """Runs fit, validate or test; argv[0] is the verb."""
     logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # Lightning 2.6 under torch 2.15
     sys.argv = ["lit-dps", *argv]  # LightningCLI warns of arguments given otherwise
     cli = DPSCLI(seed_everything_default=0)
     for callback in cli.trainer.callbacks:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from lit_dps.errors import UserError
+from lit_dps.errors import UserError, user_error_in
+from lit_dps.messages import condensed
 
 
 class CommandError(UserError):
@@ -15,9 +16,6 @@ class OneLineErrors:
     """Mixin for jsonargparse's ArgumentParser: an error is raised as one line, instead of usage, tip and exit."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        cause = ex
-        while cause is not None:  # errors of our own come wrapped: they say it best
-            if isinstance(cause, UserError):
-                raise cause
-            cause = cause.__cause__ or cause.__context__
-        raise CommandError(" ".join(message.split())) from ex
+        if not self.exit_on_error:  # a parser within: the one around it adds its key
+            super().error(message, ex)
+        raise user_error_in(ex) or CommandError(condensed(message)) from ex

@@ -26,7 +26,7 @@ def main(argv: list[str]) -> int:
     from lit_dps import tracking
 
     for experiment in tracking.experiments(uri):
-        print(f"{experiment.name}: {tracking.page_address(experiment.experiment_id, config.port)}")
+        print(f"{experiment.name}: {tracking.page_address(experiment.experiment_id, port=config.port)}")
     print("Ctrl-C ends the server; it starts in about 5 seconds.", flush=True)
     os.environ["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"  # a few background processes that studies do not need
     server = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri]

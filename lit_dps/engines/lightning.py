@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lit_dps.callbacks import GoalErrorCallback, PruningCallback
+from lit_dps.errors import UserError
 from lit_dps.trial import Trial, TrialResult
 from lit_dps.workload import Workload
 
@@ -32,6 +34,23 @@ class LightningEngine:
     def run(self, trials: Iterable[Trial]) -> Iterator[TrialResult]:
         for trial in trials:
             yield self.train(trial)
+
+    def rehearse(self, trial: Trial) -> None:
+        """One training step and one validation batch, to find what does not fit together before a study begins.
+
+        Raises:
+            ConfigError: for trainer arguments that do not serve, or a module that logs no validation error.
+        """
+        built, goal = self.workload.build(trial), GoalErrorCallback(**self.goal)
+        try:
+            trainer = Trainer(**built.trainer)
+        except (ValueError, TypeError, MisconfigurationException) as error:
+            raise UserError(f"trainer: {error}") from error
+        goal.setup(trainer, built.module, "fit")
+        with torch.random.fork_rng():
+            rehearsal = Trainer(**{**built.trainer, "fast_dev_run": 1, "callbacks": None})
+            rehearsal.fit(built.module, datamodule=built.data)
+        goal.error_of(rehearsal)
 
     def train(self, trial: Trial) -> TrialResult:
         """Trains one trial to its goal, budget or divergence.

@@ -12,8 +12,13 @@ def owner() -> str:
     return f"{socket.gethostname()}:{os.getpid()}:{_started(os.getpid())}"
 
 
-def alive(who: str) -> bool:
-    """Whether the process of an `owner()` still runs. A process of another host counts as alive: nobody here knows."""
+def alive(who: str | None) -> bool:
+    """Whether the process of an `owner()` still runs; nobody does not.
+
+    A process of another host counts as alive: nobody here knows.
+    """
+    if who is None:
+        return False
     host, pid, started = who.rsplit(":", 2)
     if host != socket.gethostname():
         return True

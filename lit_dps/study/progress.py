@@ -59,10 +59,9 @@ class Progress:
         self.stream.flush()
 
     def close(self) -> None:
-        """Ends the line."""
-        if self.stream.isatty():
-            self.stream.write("\n")
-            self.stream.flush()
+        """Ends the line; where the stream is no terminal, shows it a last time."""
+        self.stream.write("\n" if self.stream.isatty() else self.line() + "\n")
+        self.stream.flush()
 
     def line(self, cell: Cell | None = None) -> str:
         """The line's text."""

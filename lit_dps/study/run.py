@@ -16,7 +16,7 @@ from lit_dps.study import header
 from lit_dps.study.progress import Progress
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.view import environment_tags, log_outcome
-from lit_dps.study.workers import Interrupted, interruptible, work, work_in_processes
+from lit_dps.study.workers import Interrupted, interruptible, quiet, work, work_in_processes
 from lit_dps.tracking import Tracker, page_address
 from lit_dps.trial import TrialResult
 
@@ -32,6 +32,7 @@ def run_study(setup: StudySetup) -> int:
     Raises:
         UserError: for configuration, data or storage that do not serve, before anything is created.
     """
+    quiet()
     data = setup.check()
     url, name = setup.storage.optuna_url, setup.study.name
     identity, workload = setup.identity(data), setup.workload_name()
@@ -50,6 +51,8 @@ def run_study(setup: StudySetup) -> int:
         with interruptible():
             if left:
                 _train(setup, record, view, min(_workers(setup), left))
+            else:
+                print(f"study {name}: nothing left to run", file=sys.stderr)
             _finish(setup, view)
     except Interrupted as signal:
         left = _left(setup, read_study(url, name))
@@ -79,10 +82,11 @@ def _finish(setup: StudySetup, view: _View) -> None:
     text, scalings, files = publish(record, figures_folder(storage.folder, name))
     view.log_outcome(record, scalings, files)
     sys.stderr.flush()
-    address = page_address(view.tracker.experiment_id)
+    experiment = view.tracker.experiment_id
+    pages = f"  then open {page_address(experiment)}\n    and for K* {page_address(experiment, view.tracker.run_id)}"
     default = storage.mlflow_uri == type(storage)().mlflow_uri
     command = "make ui" if default else f"lit-dps ui --storage.mlflow {storage.mlflow_uri}"
-    print(f"\n{text}\nbrowse it in MLflow: {command}\n  then open {address}", flush=True)
+    print(f"\n{text}\nbrowse it in MLflow: {command}\n{pages}", flush=True)
 
 
 def _left(setup: StudySetup, record: StudyRecord) -> int:

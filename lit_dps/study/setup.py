@@ -17,7 +17,7 @@ from lit_dps.errors import ConfigError
 from lit_dps.goal import Goal
 from lit_dps.study.config import StorageConfig, StudyConfig
 from lit_dps.study.sobol import sobol_point
-from lit_dps.trial import Cell
+from lit_dps.trial import Cell, Trial
 from lit_dps.workload import STUDY_TRAINER, Workload, locate
 
 # Arguments that decide where and how fast things run, or what is shown, and not what comes out
@@ -68,6 +68,7 @@ class StudySetup:
         Raises:
             ConfigError: naming the key, the value and what is allowed.
             DataError: if the data cannot be read.
+            Exception: what the user's own module raises in its first step.
         """
         self.study.check()
         PruningCallback(**self.pruning)
@@ -75,14 +76,17 @@ class StudySetup:
         max_steps = self.workload.trainer.get("max_steps", -1)
         if max_steps not in (-1, None):
             raise ConfigError("trainer.max_steps", max_steps, "left out of a study: set goal.max_steps")
-        point = sobol_point(self.study.space, self.study.seed, 0, self.study.scramble)
-        self.workload.check(point)
+        cell = Cell(min(self.study.batch_sizes), 0.0)
+        for end in (0.0, 1.0):  # classes refuse what they do not allow at the ends of the ranges
+            self.workload.build(Trial(cell, 0, {key: box.at(end) for key, box in self.study.space.items()}))
         data = self.workload.data_module()
         data.prepare_data()
         data.setup("fit")
         if hasattr(data, "check_batch_size"):
             for batch_size in self.study.batch_sizes:
                 data.check_batch_size(batch_size)
+        point = sobol_point(self.study.space, self.study.seed, 0, self.study.scramble)
+        self.engine().rehearse(Trial(cell, 0, point, self.study.seed))
         return data
 
     def identity(self, data: LightningDataModule) -> dict[str, Any]:

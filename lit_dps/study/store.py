@@ -10,8 +10,9 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import optuna
 from filelock import FileLock
@@ -77,11 +78,15 @@ class Store:
 
     def ask(self) -> Iterator[Trial]:
         """Trials to run, one at a time, until no point is left that nobody has run or is running."""
-        for cell in self.cells:
-            with storage_errors(self.url), self.lock:
-                study = self._declare(cell)
-            while (trial := self._claim(study, cell)) is not None:
-                yield trial
+        found = True
+        while found:  # once more: a process that died meanwhile left its trials behind
+            found = False
+            for cell in self.cells:
+                with storage_errors(self.url), self.lock:
+                    study = self._declare(cell)
+                while (trial := self._claim(study, cell)) is not None:
+                    found = True
+                    yield trial
 
     def tell(self, result: TrialResult) -> None:
         """Stores a result for good.
@@ -99,7 +104,7 @@ class Store:
         """Gives back what was asked for and not told; the points will be asked again."""
         with storage_errors(self.url):
             for trial in self._claims.values():
-                trial.study.tell(trial.number, state=TrialState.FAIL)
+                _give_up(trial.study, trial.number, trial.user_attrs)
         self._claims.clear()
 
     def _declare(self, cell: Cell) -> optuna.Study:
@@ -117,9 +122,10 @@ class Store:
         present = set()
         for trial in study.get_trials(deepcopy=False):
             finished = trial.state.is_finished()
-            if trial.state is TrialState.RUNNING and not alive(trial.user_attrs.get(OWNER, ":0:")):
+            # one without an owner was cut short while this lock was held, so nobody runs it
+            if trial.state is TrialState.RUNNING and not alive(trial.user_attrs.get(OWNER)):
                 finished = True
-                _recover(study, trial)
+                _give_up(study, trial.number, trial.user_attrs)
             if not finished or RESULT_ATTR in trial.user_attrs:
                 present.add(trial.user_attrs[POINT_ATTR])
         for point in sorted(set(range(self.points)) - present):
@@ -139,13 +145,13 @@ class Store:
 
 
 def _finish(study: optuna.Study, number: int, status: Status, steps: int | None) -> None:
-    study.tell(number, values=steps, state=STATES[status])
+    study.tell(number, values=steps, state=STATES[status], skip_if_finished=True)
 
 
-def _recover(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
-    """Ends a trial whose process died: with its result if that was stored already, else as failed without one."""
-    result = trial.user_attrs.get(RESULT_ATTR)
+def _give_up(study: optuna.Study, number: int, user_attrs: Mapping[str, Any]) -> None:
+    """Ends a trial that was cut short: with its result if that was stored already, else as failed without one."""
+    result = user_attrs.get(RESULT_ATTR)
     if result is not None:
-        _finish(study, trial.number, Status(result["status"]), result["steps"])
+        _finish(study, number, Status(result["status"]), result["steps"])
     else:
-        study.tell(trial.number, state=TrialState.FAIL)
+        study.tell(number, state=TrialState.FAIL, skip_if_finished=True)

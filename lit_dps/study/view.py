@@ -32,7 +32,7 @@ def environment_tags(digest: str | None) -> dict[str, str]:
         commit = subprocess.run(git, capture_output=True, text=True, timeout=10).stdout.strip()
     except (OSError, subprocess.TimeoutExpired):
         commit = ""
-    return tags | {"mlflow.source.git.commit": commit or "none"}
+    return tags | {"mlflow.source.git.commit": commit or "none", "mlflow.source.name": "lit-dps study"}
 
 
 def log_outcome(tracker: Tracker, record: StudyRecord, scalings: dict[float, Scaling], files: list[Path]) -> None:

@@ -34,7 +34,7 @@ class WorkerError(RuntimeError):
 
 def work(setup: StudySetup) -> Iterator[TrialResult]:
     """Runs trials of the study in this process until none is left, storing each result before it is yielded."""
-    _quiet()
+    quiet()
     torch.set_num_threads(setup.study.threads)
     config = setup.study
     sampler = SobolSampler(config.space, config.seed, config.scramble)
@@ -133,7 +133,7 @@ def _end(processes: list[multiprocessing.Process]) -> None:
             process.kill()
 
 
-def _quiet() -> None:
+def quiet() -> None:
     """A study prints its own progress; Lightning's tips and deprecation warnings would bury it."""
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     logging.getLogger("lightning.fabric").setLevel(logging.ERROR)

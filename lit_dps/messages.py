@@ -1,0 +1,23 @@
+"""jsonargparse's messages in one line that says what is wrong."""
+
+from __future__ import annotations
+
+import re
+
+_KEY = re.compile(r'Parser key "([^"]+)": ')
+_WRAPPED = re.compile(r"Problem with given class_path '[^']*': (?=Problem|Option|Expected|.*required)")
+_UNION = re.compile(r".*?Does not validate against any of the Union subtypes Subtypes: \[.*?\] Errors: (- .*)")
+
+
+def condensed(error: BaseException | str) -> str:
+    """The key and the reason: of a class that may also be left out, only why the class does not serve."""
+    text = " ".join(str(error).split())
+    keys = _KEY.findall(text)
+    while match := _UNION.fullmatch(_KEY.sub("", text)):
+        reasons = [reason.removeprefix("- ") for reason in re.split(r" (?=- )", match[1])]
+        ours = [r for r in reasons if not r.startswith(("Expected a <class 'NoneType'>", "Expected a path"))]
+        text = (ours or reasons)[-1].split(" Given value type:")[0]
+    text = _WRAPPED.sub("", _KEY.sub("", text))
+    text = re.sub(r"Expected a <class '(\w+)'>\. Got value: (.*)", r"'\2' is not allowed; \1 expected", text)
+    text = re.sub(r"Expected a typing\.Literal\[(.*)\]\. Got value: (.*)", r"'\2' is not allowed; one of \1", text)
+    return f"{'.'.join(keys)}: {text}" if keys else text

@@ -1,0 +1,71 @@
+"""Runs the project's commands as a user does: a process of its own, in a folder of its own."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+import time
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+FAST = Path(__file__).with_name("fast.yaml")
+
+
+def command(*args: object) -> list[str]:
+    """The argument list of `python cli.py ...`."""
+    return [sys.executable, str(ROOT / "cli.py"), *map(str, args)]
+
+
+def environment() -> dict[str, str]:
+    """The environment with one thread a process and no data folder of the caller's."""
+    free = {key: value for key, value in os.environ.items() if key != "LIT_DPS_DATA"}
+    return free | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+
+
+def run(folder: Path, *args: object, timeout: float = 300) -> subprocess.CompletedProcess:
+    """Runs a command in a folder to its end."""
+    return subprocess.run(
+        command(*args), cwd=folder, env=environment(), capture_output=True, text=True, timeout=timeout
+    )
+
+
+def start(folder: Path, *args: object) -> subprocess.Popen:
+    """Starts a command in a folder, as the leader of a process group."""
+    output = (folder / "output.txt").open("a")
+    return subprocess.Popen(
+        command(*args), cwd=folder, env=environment(), stdout=output, stderr=output, start_new_session=True
+    )
+
+
+def results(database: Path) -> Counter:
+    """How often each (cell's study, point) has a stored result of a finished trial."""
+    if not database.exists():
+        return Counter()
+    query = """
+        select s.study_name, p.value_json from trials t join studies s using (study_id)
+        join trial_user_attributes r on r.trial_id = t.trial_id and r.key = 'result'
+        join trial_user_attributes p on p.trial_id = t.trial_id and p.key = 'point'
+        where t.state in ('COMPLETE', 'PRUNED', 'FAIL')"""
+    with closing(sqlite3.connect(database, timeout=30)) as connection:
+        try:
+            return Counter(connection.execute(query).fetchall())
+        except sqlite3.OperationalError:  # the tables are not made yet
+            return Counter()
+
+
+def wait_for_results(database: Path, n: int, process: subprocess.Popen, timeout: float = 200) -> None:
+    """Waits until n results are stored."""
+    end = time.monotonic() + timeout
+    while len(results(database)) < n:
+        assert process.poll() is None, "the study ended before it could be interrupted"
+        assert time.monotonic() < end, "the study stores nothing"
+        time.sleep(0.05)
+
+
+def table(folder: Path, study: str = "fast") -> str:
+    """The table that a study ended with."""
+    return (folder / "mlruns" / "figures" / study / "table.txt").read_text()

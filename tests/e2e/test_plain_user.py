@@ -1,0 +1,53 @@
+"""A study of a user's own LightningModule and LightningDataModule by class path, as the README shows it."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.e2e.commands import run
+
+CONFIG = {
+    "model": {"class_path": "plain_user.Classifier", "init_args": {"width": 32}},
+    "data": {"class_path": "plain_user.TwoMoons"},
+    "trainer": {"accelerator": "cpu"},
+    "goal": {"error": 0.05, "check_interval": 10, "max_steps": 400},
+    "study": {
+        "name": "moons",
+        "batch_size_key": "data.batch",
+        "batch_sizes": [8, 64],
+        "sparsities": [0.0, 0.8],
+        "trials": 3,
+        "workers": 1,
+        "space": {
+            "model.lr": {"low": 1e-3, "high": 0.1, "scale": "log"},
+            "model.width": {"low": 16, "high": 64, "scale": "log", "integer": True},
+        },
+    },
+}
+
+
+@pytest.mark.slow
+def test_a_module_that_knows_nothing_of_the_package_is_studied(tmp_path):
+    shutil.copy(Path(__file__).with_name("plain_user.py"), tmp_path)
+    assert "lit_dps" not in (tmp_path / "plain_user.py").read_text().replace("know nothing of lit_dps", "")
+    (tmp_path / "moons.yaml").write_text(yaml.safe_dump(CONFIG))
+    done = run(tmp_path, "study", "--config", "moons.yaml")
+    assert done.returncode == 0, done.stderr
+
+    with (tmp_path / "mlruns/figures/moons/table.csv").open() as file:
+        rows = {(int(row["batch_size"]), float(row["sparsity"])): row for row in csv.DictReader(file)}
+    assert set(rows) == {(8, 0.0), (64, 0.0), (8, 0.8), (64, 0.8)}
+    for row in rows.values():
+        assert sum(int(row[status]) for status in ("complete", "incomplete", "infeasible")) == 3
+        assert int(row["k_star"]) % 10 == 0  # Adam at these rates learns two moons in 400 steps
+        assert 0.001 <= float(row["lr"]) <= 0.1
+        assert 16 <= int(row["width"]) <= 64
+    with (tmp_path / "mlruns/figures/moons/metaparameters.csv").open() as file:
+        trials = list(csv.DictReader(file))
+    points = {(row["point"], row["lr"], row["width"]) for row in trials}
+    assert len(points) == 3, "every cell sees the same points"

@@ -1,0 +1,108 @@
+"""A study that is stopped at any moment goes on with the same command, and ends with an unbroken one's table."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+import yaml
+
+from tests.e2e.commands import FAST, results, run, start, table, wait_for_results
+
+pytestmark = pytest.mark.slow
+STUDY = ("study", "--config", FAST)
+ALL = {(f"fast | B={b} S={s:g}", str(point)) for b in (16, 64) for s in (0.0, 0.5) for point in range(4)}
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    """The folder of a study that ran to its end undisturbed."""
+    folder = tmp_path_factory.mktemp("unbroken")
+    done = run(folder, *STUDY)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("sent", "workers", "group"),
+    [
+        (signal.SIGKILL, 1, False),
+        (signal.SIGTERM, 1, False),
+        (signal.SIGINT, 2, True),  # as a terminal sends Ctrl-C: to all processes
+        (signal.SIGKILL, 2, False),  # the parent alone: its workers must not train on
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_interrupted_study_equals_unbroken_one(tmp_path, unbroken, sent, workers, group):
+    database = tmp_path / "mlruns" / "study.db"
+    for n in (2, 7):  # twice, at different moments
+        process = start(tmp_path, *STUDY, "--study.workers", workers)
+        wait_for_results(database, n, process)
+        (os.killpg if group else os.kill)(process.pid, sent)
+        code = process.wait(60)
+        assert code == (-signal.SIGKILL if sent == signal.SIGKILL else 130)
+        assert len(results(database)) < len(ALL)
+    before = results(database)
+
+    done = run(tmp_path, *STUDY, "--study.workers", workers)
+    assert done.returncode == 0, done.stderr
+    after = results(database)
+    assert before <= after, "a stored result was lost"
+    assert after == dict.fromkeys(ALL, 1), "a point was lost or run twice"
+    assert table(tmp_path) == table(unbroken)
+
+
+def test_two_workers_run_each_point_once_and_agree_with_one(tmp_path, unbroken):
+    done = run(tmp_path, *STUDY, "--study.workers", 2)
+    assert done.returncode == 0, done.stderr
+    assert results(tmp_path / "mlruns" / "study.db") == dict.fromkeys(ALL, 1)
+    assert table(tmp_path) == table(unbroken)
+
+
+def test_two_commands_share_one_study(tmp_path, unbroken):
+    processes = [start(tmp_path, *STUDY) for _ in range(2)]
+    assert [process.wait(300) for process in processes] == [0, 0], (tmp_path / "output.txt").read_text()
+    assert results(tmp_path / "mlruns" / "study.db") == dict.fromkeys(ALL, 1)
+    run(tmp_path, "analyze", "--config", FAST)
+    assert table(tmp_path) == table(unbroken)
+
+
+def test_finished_study_reruns_nothing_refuses_changes_and_can_be_extended(tmp_path):
+    small = ("--study.batch_sizes", "[64]", "--study.trials", "2")
+    assert run(tmp_path, *STUDY, *small).returncode == 0
+    database = tmp_path / "mlruns" / "study.db"
+    first = results(database)
+    assert len(first) == 4
+
+    again = run(tmp_path, *STUDY, *small)
+    assert again.returncode == 0
+    assert "nothing left to run" in again.stderr
+    assert results(database) == first
+
+    for change, said in [
+        (("--goal.error", "0.3"), "goal.error was 0.2 and is 0.3"),
+        (("--study.seed", "1"), "study.seed was 0 and is 1"),
+        (("--model.optimizer", "nesterov"), "model.init_args.optimizer was 'momentum' and is 'nesterov'"),
+        (("--data.order", "per_trial"), "data.init_args.order was 'authors' and is 'per_trial'"),
+    ]:
+        refused = run(tmp_path, *STUDY, *small, *change)
+        assert refused.returncode == 2
+        assert refused.stderr.count("\n") == 1
+        assert said in refused.stderr
+
+    extended = run(tmp_path, *STUDY)
+    assert extended.returncode == 0, extended.stderr
+    assert first <= results(database) == dict.fromkeys(ALL, 1)
+
+
+def test_searched_and_machine_dependent_settings_may_change(tmp_path, unbroken):
+    """What each trial sets itself, and where and how fast it runs, is no part of a study's identity."""
+    config = yaml.safe_load(FAST.read_text())
+    config["model"]["init_args"]["learning_rate"] = 0.7
+    config["data"]["init_args"] = {"batch_size": 7, "eval_batch_size": 50}
+    changed = tmp_path / "changed.yaml"
+    changed.write_text(yaml.safe_dump(config))
+    done = run(unbroken, "study", "--config", changed)
+    assert done.returncode == 0, done.stderr
+    assert "nothing left to run" in done.stderr
