@@ -67,10 +67,6 @@ class Workload:
         trainer = _instantiate("trainer", {**self.trainer, **STUDY_TRAINER}, trial.seed_for("order"))
         return Built(module, data, trainer)
 
-    def data_module(self) -> LightningDataModule:
-        """The data module as configured, for what is the same in all trials."""
-        return _instantiate("data", self.data, 0)
-
     def _specs(self, trial: Trial) -> dict[str, Any]:
         specs = {"model": copy.deepcopy(dict(self.model)), "data": copy.deepcopy(dict(self.data))}
         node, name = locate(specs, self.batch_size_key, "study.batch_size_key")

@@ -18,7 +18,7 @@ import torch
 from lightning.pytorch import LightningDataModule
 from torch import Tensor
 
-from lit_dps.data import order as orders
+import lit_dps.data.order as orders
 from lit_dps.data.files import ImageFiles, data_root, read_images
 from lit_dps.errors import ConfigError
 

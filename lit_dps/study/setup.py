@@ -79,14 +79,15 @@ class StudySetup:
         cell = Cell(min(self.study.batch_sizes), 0.0)
         for end in (0.0, 1.0):  # classes refuse what they do not allow at the ends of the ranges
             self.workload.build(Trial(cell, 0, {key: box.at(end) for key, box in self.study.space.items()}))
-        data = self.workload.data_module()
+        point = sobol_point(self.study.space, self.study.seed, 0, self.study.scramble)
+        trial = Trial(cell, 0, point, self.study.seed)
+        data = self.workload.build(trial).data
         data.prepare_data()
         data.setup("fit")
         if hasattr(data, "check_batch_size"):
             for batch_size in self.study.batch_sizes:
                 data.check_batch_size(batch_size)
-        point = sobol_point(self.study.space, self.study.seed, 0, self.study.scramble)
-        self.engine().rehearse(Trial(cell, 0, point, self.study.seed))
+        self.engine().rehearse(trial)
         return data
 
     def identity(self, data: LightningDataModule) -> dict[str, Any]:

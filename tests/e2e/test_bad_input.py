@@ -61,7 +61,10 @@ def box(**space) -> dict:
         (edited("model/init_args/foo", 1), ["model", "'foo' is not accepted"]),
         (edited("model/init_args/network/init_args/foo", 1), ["model.network", "'foo' is not accepted"]),
         (edited("model/class_path", "nope.Nope"), ["model", "nope.Nope"]),
-        (edited("model/class_path", "lit_dps.models.MLP"), ["model", "not correspond to a subclass of LightningModule"]),
+        (
+            edited("model/class_path", "lit_dps.models.MLP"),
+            ["model", "not correspond to a subclass of LightningModule"],
+        ),
         (edited("model/init_args/network/class_path", "lit_dps.models.Nope"), ["model.network", "lit_dps.models.Nope"]),
         (edited("data/class_path", "lit_dps.data.MNITS"), ["data", "lit_dps.data.MNITS"]),
         (edited("model/init_args/optimizer", "adam"), ["model.optimizer", "'adam'", "'sgd', 'momentum', 'nesterov'"]),

@@ -80,7 +80,8 @@ def test_log_integers_own_the_log_of_their_interval():
 
 
 @pytest.mark.parametrize(
-    ("u", "end"), [(0.0, "low"), (0.049, "low"), (0.051, None), (0.5, None), (0.949, None), (0.951, "high"), (1, "high")]
+    ("u", "end"),
+    [(0.0, "low"), (0.049, "low"), (0.051, None), (0.5, None), (0.949, None), (0.951, "high"), (1, "high")],
 )
 @pytest.mark.parametrize("box", [WIDTH, RATE, MOMENTUM])
 def test_the_outer_twentieth_of_the_scale_is_the_boundary(box, u, end):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import logging
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -100,7 +101,9 @@ def fit(module: LightningModule, train=None, val=None, callbacks=(), ckpt_path=N
     trainer = Trainer(**{**QUIET, **arguments}, callbacks=list(callbacks))
     if datamodule is None:
         train = loader() if train is None else train
-    trainer.fit(module, train, val, datamodule=datamodule, ckpt_path=ckpt_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # no validation loader, few workers: as meant here
+        trainer.fit(module, train, val, datamodule=datamodule, ckpt_path=ckpt_path)
     return trainer
 
 

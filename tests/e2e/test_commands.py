@@ -1,0 +1,192 @@
+"""The verbs as a user types them."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import mlflow
+import numpy as np
+import pytest
+import yaml
+
+from tests.e2e.commands import FAST, ROOT, environment, run
+
+BLOCK = """
+import sys
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {blocked!r}:
+            raise ImportError("blocked: " + name)
+sys.meta_path.insert(0, Block())
+from lit_dps.cli import main
+sys.exit(main({argv!r}))
+"""
+
+
+def run_without(blocked: set[str], folder: Path, *argv: str) -> subprocess.CompletedProcess:
+    """Runs a command in an interpreter that cannot import some packages."""
+    code = BLOCK.format(blocked=blocked, argv=list(map(str, argv)))
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, env=environment(), capture_output=True, text=True, timeout=120
+    )
+
+
+def test_help_imports_nothing_that_takes_time(tmp_path):
+    heavy = {"torch", "lightning", "optuna", "mlflow", "jsonargparse", "yaml", "numpy", "scipy", "matplotlib"}
+    done = run_without(heavy, tmp_path, "--help")
+    assert done.returncode == 0, done.stderr
+    for verb in ("fit", "validate", "test", "study", "analyze", "ui"):
+        assert f"\n  {verb} " in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", ["fit", "study", "analyze"])
+def test_every_verb_has_help(tmp_path, verb):
+    done = run(tmp_path, verb, "--help")
+    assert done.returncode == 0
+    for option in ("--study.batch_sizes", "--storage.optuna", "--config"):
+        assert option in done.stdout
+
+
+@pytest.mark.slow
+def test_fit_validate_and_test_one_trial(tmp_path):
+    quiet = ("--trainer.enable_progress_bar", "false")
+    trial = ("--pruning.sparsity", "0.5", "--data.batch_size", "16", "--model.learning_rate", "0.02")
+    fitted = run(tmp_path, "fit", "--config", FAST, *trial, *quiet)
+    assert fitted.returncode == 0, fitted.stderr
+    assert "complete after " in fitted.stdout
+    error = float(fitted.stdout.rsplit("val_error ", 1)[1].split()[0])
+    assert error <= 0.2
+
+    (checkpoint,) = (tmp_path / "mlruns").rglob("*.ckpt")
+    validated = run(tmp_path, "validate", "--config", FAST, "--ckpt_path", checkpoint, *quiet)
+    assert validated.returncode == 0, validated.stderr
+    shown = next(line for line in validated.stdout.splitlines() if "val_error" in line)
+    assert float(shown.split()[-1]) == pytest.approx(error, abs=1e-4)
+    tested = run(tmp_path, "test", "--config", FAST, "--ckpt_path", checkpoint, *quiet)
+    assert "test_error" in tested.stdout
+
+    client = mlflow.MlflowClient(f"sqlite:///{tmp_path}/mlruns/mlflow.db")
+    (logged,) = client.search_runs([e.experiment_id for e in client.search_experiments()])
+    assert logged.data.metrics["val_error"] == pytest.approx(error, abs=1e-4)
+    assert [item.path for item in client.list_artifacts(logged.info.run_id)] == ["config.yaml"]
+
+
+@pytest.mark.slow
+def test_printed_config_is_a_config(tmp_path):
+    printed = run(tmp_path, "study", "--config", FAST, "--study.trials", "1", "--print_config")
+    (tmp_path / "printed.yaml").write_text(printed.stdout)
+    again = run(tmp_path, "study", "--config", "printed.yaml", "--print_config")
+    assert yaml.safe_load(printed.stdout) == yaml.safe_load(again.stdout)
+    assert yaml.safe_load(again.stdout)["study"]["trials"] == 1
+
+
+@pytest.mark.slow
+def test_analyze_needs_neither_torch_nor_mlflow_and_repeats_the_study(tmp_path):
+    done = run(tmp_path, "study", "--config", FAST, "--study.trials", "2")
+    assert done.returncode == 0, done.stderr
+    analyzed = run_without({"torch", "lightning", "mlflow", "torchvision"}, tmp_path, "analyze", "--config", str(FAST))
+    assert analyzed.returncode == 0, analyzed.stderr
+    assert analyzed.stdout.strip() in done.stdout
+    elsewhere = run(tmp_path, "analyze", "--study.name", "fast", "--output", "here")
+    assert elsewhere.returncode == 0, elsewhere.stderr
+    assert {path.name for path in (tmp_path / "here").iterdir()} >= {"scaling.png", "metaparameters.png", "table.csv"}
+
+
+def _idx(path: Path, array: np.ndarray) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    header = bytes([0, 0, 8, array.ndim]) + b"".join(n.to_bytes(4, "big") for n in array.shape)
+    path.write_bytes(header + array.astype(np.uint8).tobytes())
+
+
+@pytest.fixture(scope="module")
+def small_data(tmp_path_factory) -> Path:
+    """Data sets of a few made-up images in the layouts of the real ones."""
+    import io
+
+    import pyarrow
+    import pyarrow.parquet
+    from PIL import Image
+
+    root, rng = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
+    for name in ("MNIST", "FashionMNIST"):
+        for part, n in (("train", 60), ("t10k", 10)):
+            _idx(root / name / "raw" / f"{part}-images-idx3-ubyte", rng.integers(0, 256, (n, 28, 28)))
+            _idx(root / name / "raw" / f"{part}-labels-idx1-ubyte", rng.integers(0, 10, n))
+    (root / "cifar10").mkdir()
+    for part, n in (("train", 60), ("test", 10)):
+        rows = []
+        for image in rng.integers(0, 256, (n, 32, 32, 3), dtype=np.uint8):
+            file = io.BytesIO()
+            Image.fromarray(image).save(file, "PNG")
+            rows.append({"bytes": file.getvalue(), "path": None})
+        table = pyarrow.table({"img": rows, "label": rng.integers(0, 10, n)})
+        pyarrow.parquet.write_table(table, root / "cifar10" / f"{part}.parquet")
+    return root
+
+
+CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
+def test_every_shipped_config_studies_and_is_analyzed(config, small_data, tmp_path, monkeypatch, capsys):
+    """Each file runs as it is, but on a few images and for a few steps."""
+    from lit_dps.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["lit-dps"])
+    interval = yaml.safe_load(config.read_text())["goal"]["check_interval"]
+    little = [
+        "--study.batch_sizes",
+        "[2]",
+        "--study.sparsities",
+        "[0.9]",
+        "--study.trials",
+        "1",
+        "--study.workers",
+        "1",
+    ]
+    little += ["--goal.max_steps", str(interval), "--data.root", str(small_data), "--trainer.accelerator", "cpu"]
+    assert main(["study", "--config", str(config), *little]) == 0
+    assert main(["analyze", "--config", str(config)]) == 0
+    assert "complete" in capsys.readouterr().out
+
+
+def test_there_is_a_config_for_each_workload_of_the_paper():
+    rules = ("sgd", "momentum", "nesterov")
+    workloads = ("mnist-simple-cnn", "fashion-mnist-simple-cnn", "cifar-10-resnet-8")
+    assert {path.stem for path in CONFIGS} == {"quickstart"} | {f"{w}-{r}" for w in workloads for r in rules}
+    goals = {"mnist": 0.02, "fashion-mnist": 0.12, "cifar-10": 0.4}
+    for path in CONFIGS:
+        config = yaml.safe_load(path.read_text())
+        if path.stem == "quickstart":
+            continue
+        cifar = path.stem.startswith("cifar")
+        assert config["goal"] == {
+            "error": next(goal for name, goal in goals.items() if path.stem.startswith(name)),
+            "check_interval": 32 if cifar else 16,
+            "max_steps": 100_000 if cifar else 40_000,
+        }
+        assert config["study"]["batch_sizes"] == [2**i for i in range(1, 15)]
+        assert config["study"]["sparsities"] == [0.0, 0.5, 0.7, 0.9]
+        assert config["study"]["trials"] == 100
+        expected = {"model.learning_rate": {"low": 1e-4, "high": 1.0, "scale": "log"}}
+        if not path.stem.endswith("sgd"):
+            expected["model.momentum"] = {"low": 0.9, "high": 0.9999, "scale": "reverse_log"}
+        if cifar:
+            expected["model.decay_steps"] = {"low": 30_000, "high": 60_000, "integer": True}
+            expected["model.end_factor"] = {"low": 1e-4, "high": 0.1, "scale": "log"}
+        assert config["study"]["space"] == expected
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+def test_makefile_names_the_documented_targets():
+    text = (ROOT / "Makefile").read_text()
+    readme = (ROOT / "README.md").read_text()
+    for target in ("study", "test", "ui"):
+        assert f"\n{target}:" in text
+        assert f"make {target}" in readme

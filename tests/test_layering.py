@@ -1,0 +1,140 @@
+"""Who may import whom, and which package is imported where: the architecture, kept by a test."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "lit_dps"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+# Layers from the bottom; a module imports its own layer and those below it.
+LAYERS = [
+    {"lit_dps", "errors", "messages", "storage"},
+    {"trial", "goal", "schedules", "space"},
+    {"optim", "models", "pruning"},
+    {"module", "data"},
+    {"callbacks", "workload"},
+    {"engines", "tracking"},
+    {"study"},
+    {"commands"},
+    {"cli"},
+]
+# analysis stands beside the tower: it sees the two lowest layers alone, and study and commands see it.
+ANALYSIS_SEES, SEE_ANALYSIS = LAYERS[0] | LAYERS[1], {"study", "commands"}
+
+# Third-party package -> the only places that import it.
+ONLY_IN = {
+    "optuna": {"study", "analysis.results"},
+    "sqlalchemy": {"analysis.results", "tracking"},
+    "mlflow": {"tracking"},
+    "matplotlib": {"analysis.figures"},
+    "torchvision": {"data"},
+    "sklearn": {"data"},
+    "pyarrow": {"data"},
+    "PIL": {"data"},
+    "jsonargparse": {"commands", "workload"},
+}
+NO_TORCH = {"analysis", "cli", "errors", "messages", "storage", "trial", "goal", "schedules", "space", "study.config"}
+
+
+def name_of(path: Path) -> str:
+    """Dotted name below lit_dps; the package itself is "lit_dps"."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(part for part in parts if part != "__init__") or "lit_dps"
+
+
+def imports(path: Path) -> set[str]:
+    """All modules that a file imports, also within functions."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found.add(node.module)
+            found |= {f"{node.module}.{alias.name}" for alias in node.names if node.module == "lit_dps"}
+    return found
+
+
+def ours(path: Path) -> set[str]:
+    """The parts of lit_dps that a file imports, by their first name."""
+    return {
+        name.split(".")[1] if "." in name else "lit_dps" for name in imports(path) if name.split(".")[0] == "lit_dps"
+    }
+
+
+def within(name: str, places: set[str]) -> bool:
+    return any(name == place or name.startswith(f"{place}.") for place in places)
+
+
+def layer(first: str) -> int:
+    return next(i for i, names in enumerate(LAYERS) if first in names)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_imports_point_downwards(path):
+    first = name_of(path).split(".")[0]
+    for other in ours(path) - {first, "lit_dps", "__version__"}:
+        if first == "analysis":
+            assert other in ANALYSIS_SEES, f"analysis imports {other}"
+        elif other == "analysis":
+            assert first in SEE_ANALYSIS, f"{first} imports analysis"
+        else:
+            assert layer(other) <= layer(first), f"{first} imports {other}, which stands above it"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_packages_are_imported_where_they_belong(path):
+    for imported in {name.split(".")[0] for name in imports(path)} & ONLY_IN.keys():
+        assert within(name_of(path), ONLY_IN[imported]), f"{imported} does not belong into {name_of(path)}"
+    if within(name_of(path), NO_TORCH):
+        assert not {name.split(".")[0] for name in imports(path)} & {"torch", "lightning"}
+
+
+def test_no_import_cycles():
+    graph = {}
+    for path in MODULES:
+        known = {f"lit_dps.{name_of(other)}" for other in MODULES} | {"lit_dps"}
+        graph[f"lit_dps.{name_of(path)}"] = imports(path) & known
+    done, stack = set(), []
+
+    def visit(name: str) -> None:
+        assert name not in stack, " -> ".join([*stack, name])
+        if name in done:
+            return
+        stack.append(name)
+        for other in graph.get(name, ()):
+            visit(other)
+        done.add(stack.pop())
+
+    for name in graph:
+        visit(name)
+
+
+def test_nothing_runs_at_import(tmp_path):
+    """Importing every module prints nothing and leaves no file behind."""
+    names = [f"lit_dps.{name_of(path)}" for path in MODULES if name_of(path) != "lit_dps"]
+    code = f"import importlib; [importlib.import_module(name) for name in {names!r}]"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        cwd=tmp_path,
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    assert [path for path in tmp_path.iterdir() if not path.name.startswith(".")] == []
+
+
+def test_files_hold_one_idea():
+    for path in [*MODULES, *(ROOT / "tests").rglob("*.py"), ROOT / "cli.py"]:
+        lines = len(path.read_text().splitlines())
+        assert lines <= 250, f"{path} has {lines} lines: it holds two ideas"

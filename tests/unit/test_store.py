@@ -1,0 +1,167 @@
+"""The Optuna side of a study: points declared, claimed, told, given up and taken up again."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+
+import optuna
+import pytest
+
+from lit_dps.analysis.results import RESULT_ATTR, cell_study_name, encode_result
+from lit_dps.goal import Goal
+from lit_dps.space import Range
+from lit_dps.study.config import StudyConfig
+from lit_dps.study.header import StudyChanged, check_unchanged, compare, declare
+from lit_dps.study.owner import alive, owner
+from lit_dps.study.sobol import SobolSampler, sobol_point
+from lit_dps.study.store import OWNER, Store, open_storage
+from lit_dps.trial import Cell, Status, Trial, TrialResult
+
+SPACE = {"model.learning_rate": Range(1e-3, 1.0, "log"), "model.momentum": Range(0.5, 0.99, "reverse_log")}
+CELLS = [Cell(4, 0.0), Cell(8, 0.0), Cell(4, 0.9)]
+
+
+@pytest.fixture
+def url(tmp_path):
+    return f"sqlite:///{tmp_path}/study.db"
+
+
+def store(url: str, points: int = 3, cells=CELLS) -> Store:
+    return Store(url, "s", cells, points, SobolSampler(SPACE, 5), 5)
+
+
+def ended(trial: Trial, status: Status = Status.COMPLETE) -> TrialResult:
+    return TrialResult(trial, status, 16 if status is Status.COMPLETE else None)
+
+
+def cell_trials(url: str, cell: Cell):
+    return optuna.load_study(study_name=cell_study_name("s", cell), storage=url).trials
+
+
+def test_every_cell_gets_the_same_points_in_order(url):
+    s, asked = store(url), []
+    for trial in s.ask():
+        asked.append((trial.cell, trial.point))
+        assert trial.params == sobol_point(SPACE, 5, trial.point)
+        assert trial.seed == 5
+        s.tell(ended(trial))
+    assert asked == [(cell, point) for cell in CELLS for point in range(3)]
+    assert list(store(url).ask()) == [], "a finished study asks nothing"
+
+
+def test_states_and_values_in_optuna(url):
+    s = store(url, cells=CELLS[:1])
+    for trial, status in zip(s.ask(), Status, strict=True):
+        s.tell(ended(trial, status))
+    states = [(t.state.name, t.values, t.user_attrs["result"]["status"]) for t in cell_trials(url, CELLS[0])]
+    assert states == [("COMPLETE", [16], "complete"), ("PRUNED", None, "incomplete"), ("FAIL", None, "infeasible")]
+
+
+def test_an_abandoned_point_is_asked_again_with_the_same_parameters(url):
+    s = store(url)
+    first = next(s.ask())
+    s.abandon()
+    again = {trial.point: trial for trial, _ in zip(store(url).ask(), range(3), strict=False)}
+    assert again[first.point].params == first.params
+    assert [t.state.name for t in cell_trials(url, CELLS[0])][0] == "FAIL"
+
+
+def test_a_result_that_was_stored_before_the_end_is_kept(url):
+    """Killed between writing the result and ending the trial: the result counts and the point is not run again."""
+    s = store(url, points=1, cells=CELLS[:1])
+    trial = next(s.ask())
+    s._claims[(trial.cell, trial.point)].set_user_attr(RESULT_ATTR, encode_result(ended(trial)))
+    s.abandon()
+    assert [(t.state.name, t.values) for t in cell_trials(url, CELLS[0])] == [("COMPLETE", [16.0])]
+    assert list(store(url, points=1, cells=CELLS[:1]).ask()) == []
+
+
+@pytest.mark.parametrize("who", [None, "dead"])
+def test_a_dead_process_loses_its_trial_and_a_living_one_keeps_it(url, who):
+    s = store(url, points=2, cells=CELLS[:1])
+    asked = s.ask()
+    kept, lost = next(asked), next(asked)
+    if who is None:  # cut short between asking and writing its name
+        storage = open_storage(url)
+        trial = storage.get_all_trials(storage.get_study_id_from_name(cell_study_name("s", CELLS[0])))[1]
+        from sqlalchemy import text
+
+        with storage.engine.begin() as connection:
+            query = text("delete from trial_user_attributes where trial_id = :id and key = :key")
+            connection.execute(query, {"id": trial._trial_id, "key": OWNER})
+    else:
+        s._claims[(lost.cell, lost.point)].set_user_attr(OWNER, owner().replace(f":{os.getpid()}:", ":999999999:"))
+    taken = list(trial.point for trial, _ in zip(store(url, points=2, cells=CELLS[:1]).ask(), range(1), strict=False))
+    assert taken == [lost.point]
+    assert kept.point != lost.point
+
+
+def test_more_points_extend_a_cell_and_fewer_take_nothing_away(url):
+    for points, expected in [(2, [0, 1]), (4, [2, 3]), (1, [])]:
+        s, asked = store(url, points=points, cells=CELLS[:1]), []
+        for trial in s.ask():
+            asked.append(trial.point)
+            s.tell(ended(trial))
+        assert asked == expected
+
+
+def _claim_all(url, barrier, results):
+    s = store(url, points=20, cells=CELLS[:1])
+    barrier.wait()
+    for trial in s.ask():
+        results.put((os.getpid(), trial.point))
+        s.tell(ended(trial))
+    results.put(None)
+
+
+def test_processes_neither_double_nor_lose_a_point_on_an_empty_database(url):
+    context = multiprocessing.get_context("spawn")
+    barrier, results = context.Barrier(3), context.Queue()
+    processes = [context.Process(target=_claim_all, args=(url, barrier, results)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    claimed, left = [], len(processes)
+    while left:
+        message = results.get(timeout=120)
+        left -= message is None
+        claimed += [message] if message else []
+    for process in processes:
+        process.join(30)
+    assert sorted(point for _, point in claimed) == list(range(20))
+    assert len({pid for pid, _ in claimed}) > 1, "one process did all the work: nothing was tested"
+
+
+def test_owner_names_a_living_process_and_no_other():
+    assert alive(owner())
+    assert not alive(None)
+    host, pid, start = owner().rsplit(":", 2)
+    assert not alive(f"{host}:{pid}:{int(start) + 1}"), "another process with the same number"
+    assert alive(f"elsewhere:{pid}:{start}"), "nobody here knows of another host"
+
+
+def _declare(url, identity, **kw):
+    config = StudyConfig(name="s", space=SPACE, **{"batch_sizes": [4], "sparsities": [0.0], "trials": 2} | kw)
+    declare(url, config, "workload", Goal(0.1), identity, {"config": 1})
+    return optuna.load_study(study_name="s", storage=url).user_attrs
+
+
+def test_a_header_is_extended_never_changed_or_shrunk(url):
+    identity = {"goal": {"error": 0.1}, "data_digest": "a"}
+    check_unchanged(url, "s", identity)
+    assert _declare(url, identity)["batch_sizes"] == [4]
+    grown = _declare(url, identity, batch_sizes=[2, 8], sparsities=[0.9], trials=5)
+    assert (grown["batch_sizes"], grown["sparsities"], grown["trials"]) == ([2, 4, 8], [0.0, 0.9], 5)
+    assert _declare(url, identity)["trials"] == 5
+
+    for function in (lambda i: check_unchanged(url, "s", i), lambda i: _declare(url, i, trials=9)):
+        with pytest.raises(StudyChanged, match=r"goal.error was 0.1 and is 0.2; .*another study.name"):
+            function({"goal": {"error": 0.2}, "data_digest": "a"})
+    assert optuna.load_study(study_name="s", storage=url).user_attrs["trials"] == 5
+
+
+def test_compare_names_added_and_removed_keys():
+    assert compare({"a": {"b": 1, "c": 2}}, {"a": {"b": 1}, "d": None}) == [
+        "a.c was 2 and is '(absent)'",
+        "d was '(absent)' and is None",
+    ]

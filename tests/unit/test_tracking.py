@@ -1,0 +1,125 @@
+"""What MLflow is told, read back through its own client."""
+
+from __future__ import annotations
+
+import mlflow
+import pytest
+
+from lit_dps.errors import StorageError
+from lit_dps.tracking import Tracker, experiments, page_address
+from lit_dps.trial import Cell, Status, Trial, TrialResult
+
+CELL = Cell(16, 0.9)
+
+
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory):
+    """A database whose tables are made, which takes MLflow seconds."""
+    folder = tmp_path_factory.mktemp("mlflow")
+    tracker(folder)
+    return folder
+
+
+def tracker(folder, study="s") -> Tracker:
+    return Tracker(f"sqlite:///{folder}/mlflow.db", str(folder), "workload", study, {"version.torch": "2"})
+
+
+def result(point: int, status=Status.COMPLETE, checks=3, **kw) -> TrialResult:
+    steps = [16 * (i + 1) for i in range(checks)]
+    curve = {"step": steps, "val_error": [1 / s for s in steps], "train_loss": [2.0] * checks}
+    trial = Trial(CELL, point, {"model.learning_rate": 0.1})
+    done = steps[-1] if status is Status.COMPLETE else None
+    return TrialResult(trial, status, done, curve, kept={"net.weight": (3, 30)}, seconds=60.0, **kw)
+
+
+def runs(folder, kind, study="s"):
+    client = mlflow.MlflowClient(f"sqlite:///{folder}/mlflow.db")
+    experiment = client.get_experiment_by_name("workload").experiment_id
+    return client, client.search_runs(
+        [experiment], f"tags.`lit_dps.kind` = '{kind}' and tags.`lit_dps.study` = '{study}'"
+    )
+
+
+def test_a_trial_has_its_curves_parameters_status_and_kept_weights(empty):
+    tracker(empty, "one").log_trial(result(3))
+    client, (run,) = runs(empty, "trial", "one")
+    assert run.info.status == "FINISHED"
+    assert run.data.params == {
+        "batch_size": "16",
+        "sparsity": "0.9",
+        "point": "3",
+        "model.learning_rate": "0.1",
+        "total/net.weight": "30",
+    }
+    assert run.data.metrics["steps_to_result"] == 48
+    assert run.data.metrics["kept/net.weight"] == 3
+    history = client.get_metric_history(run.info.run_id, "val_error")
+    assert [(m.step, m.value) for m in history] == [(16, 1 / 16), (32, 1 / 32), (48, 1 / 48)]
+    assert run.data.tags["lit_dps.status"] == "complete"
+    assert 59_000 < run.info.end_time - run.info.start_time < 70_000, "the duration shown is the trial's"
+
+
+def test_runs_are_nested_and_found_again(empty):
+    first = tracker(empty, "nested")
+    first.log_trial(result(0))
+    second = tracker(empty, "nested")  # the study is taken up by another process
+    assert second.run_id == first.run_id
+    assert second.logged() == {(str(CELL), 0)}
+    second.log_trial(result(1, Status.INFEASIBLE))
+    _, (study,) = runs(empty, "study", "nested")
+    _, (cell,) = runs(empty, "cell", "nested")
+    _, trials = runs(empty, "trial", "nested")
+    assert cell.data.tags["mlflow.parentRunId"] == study.info.run_id
+    assert {trial.data.tags["mlflow.parentRunId"] for trial in trials} == {cell.info.run_id}
+    assert {(t.data.tags["lit_dps.point"], t.info.status) for t in trials} == {("0", "FINISHED"), ("1", "FAILED")}
+    assert study.data.tags["version.torch"] == "2"
+
+
+def test_a_run_that_was_cut_short_is_logged_anew(empty):
+    t = tracker(empty, "cut")
+    t.log_trial(result(0))
+    _, (run,) = runs(empty, "trial", "cut")
+    t.client.update_run(run.info.run_id, status="RUNNING")  # as if killed before its end
+    assert t.logged() == set()
+    t.log_trial(result(0))
+    assert len(runs(empty, "trial", "cut")[1]) == 1
+
+
+def test_more_metrics_than_one_request_takes(empty):
+    tracker(empty, "long").log_trial(result(0, checks=1200))
+    client, (run,) = runs(empty, "trial", "long")
+    history = client.get_metric_history(run.info.run_id, "train_loss")
+    assert [m.step for m in history] == [16 * (i + 1) for i in range(1200)]
+
+
+def test_the_study_run_holds_the_scaling_curve_once(empty, tmp_path):
+    t = tracker(empty, "scaling")
+    (tmp_path / "table.csv").write_text("a\n")
+    for curve in ({4: 100.0, 16: 50.0}, {4: 100.0, 16: 50.0, 64: 40.0}):  # taken up with one more batch size
+        t.log_study(
+            {"K_star/S_0": curve}, {"c1/S_0": 9.0}, {"seed": 0}, [tmp_path / "table.csv"], {"c.yaml": "x"}, True
+        )
+    client, (run,) = runs(empty, "study", "scaling")
+    history = client.get_metric_history(run.info.run_id, "K_star/S_0")
+    assert [(m.step, m.value) for m in history] == [(4, 100), (16, 50), (64, 40)]
+    assert len(client.get_metric_history(run.info.run_id, "c1/S_0")) == 1
+    assert {item.path for item in client.list_artifacts(run.info.run_id)} == {"c.yaml", "table.csv"}
+    assert run.info.status == "FINISHED"
+
+
+def test_the_cell_run_holds_k_star_and_counts(empty):
+    t = tracker(empty, "cell")
+    t.log_cell(CELL, 48, {"complete": 1, "incomplete": 2})
+    _, (run,) = runs(empty, "cell", "cell")
+    assert run.data.metrics == {"K_star": 48, "complete": 1, "incomplete": 2}
+
+
+def test_experiments_and_their_pages(empty, tmp_path):
+    tracker(empty, "page")
+    (experiment,) = experiments(f"sqlite:///{empty}/mlflow.db")
+    address = page_address(experiment.experiment_id, port=5001)
+    expected = f"http://127.0.0.1:5001/#/experiments/{experiment.experiment_id}/runs?workflowType=machine_learning"
+    assert address == expected
+    with pytest.raises(StorageError, match="no MLflow database at"):
+        experiments(f"sqlite:///{tmp_path}/none.db")
+    assert not (tmp_path / "none.db").exists()
