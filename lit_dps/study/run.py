@@ -101,7 +101,8 @@ def _workers(setup: StudySetup) -> int:
     accelerator = setup.workload.trainer.get("accelerator", "auto")
     if accelerator in ("gpu", "cuda") or (accelerator == "auto" and torch.cuda.is_available()):
         return 1
-    return max(1, len(os.sched_getaffinity(0)) // setup.study.threads)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // setup.study.threads)
 
 
 class _View:

@@ -22,7 +22,7 @@ CONFIG = {
         "batch_sizes": [8, 64],
         "sparsities": [0.0, 0.8],
         "trials": 3,
-        "workers": 1,
+        "workers": 2,
         "space": {
             "model.lr": {"low": 1e-3, "high": 0.1, "scale": "log"},
             "model.width": {"low": 16, "high": 64, "scale": "log", "integer": True},

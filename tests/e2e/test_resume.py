@@ -44,6 +44,9 @@ def test_interrupted_study_equals_unbroken_one(tmp_path, unbroken, sent, workers
         assert code == (-signal.SIGKILL if sent == signal.SIGKILL else 130)
         assert len(results(database)) < len(ALL)
     before = results(database)
+    partial = run(tmp_path, "analyze", "--config", FAST)
+    assert partial.returncode == 0, partial.stderr
+    assert "trials have not finished" in partial.stdout
 
     done = run(tmp_path, *STUDY, "--study.workers", workers)
     assert done.returncode == 0, done.stderr

@@ -116,9 +116,10 @@ SMALL = TRAIN[0][:2, :8, :8]
 
 
 def broken_chunk(image: np.ndarray) -> bytes:
-    """A PNG whose last chunk has a name that is none; Pillow finds out while it decodes, with a SyntaxError."""
-    data = png(image)
-    return data[:-8] + b"\xd1\xe8d\xd7" + data[-4:]
+    """A PNG whose data chunk claims to be shorter: Pillow meets the rest while it decodes, with a SyntaxError."""
+    data = bytearray(png(image))
+    data[data.index(b"IDAT") - 1] -= 20
+    return bytes(data)
 
 
 @pytest.mark.parametrize(
