@@ -5,11 +5,12 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from lightning.pytorch import Trainer
 
 from lit_dps.callbacks import GoalErrorCallback
 from lit_dps.errors import ConfigError
 from lit_dps.trial import Status
-from tests.unit.tiny import Plain, fit, loader, weights
+from tests.unit.tiny import QUIET, Plain, fit, loader, weights
 
 
 def checked(errors=(0.9,), goal=0.2, interval=4, budget=None, module=None, batches=5, val=None, name=None, **trainer):
@@ -211,7 +212,10 @@ def test_a_sanity_check_is_no_check():
     assert (callback.steps_to_result, module.checks) == (4, 1)
 
 
-def test_validating_alone_does_not_touch_the_result():
+def test_validating_alone_is_no_check():
     module, callback, trainer = checked([0.9, 0.1])
     trainer.validate(module, loader(), verbose=False)
     assert callback.curve["step"] == [4, 8] and callback.steps_to_result == 8
+    fresh = GoalErrorCallback(0.2, 4, 40)
+    Trainer(**QUIET, callbacks=[fresh]).validate(module, loader(), verbose=False)
+    assert fresh.curve["step"] == [] and fresh.status is None
