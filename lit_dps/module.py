@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import torch
 import torch.nn.functional as F
 from lightning.pytorch import LightningModule
@@ -42,7 +44,10 @@ class ImageClassifier(LightningModule):
         end_factor: float = 0.01,
     ):
         super().__init__()
-        if learning_rate <= 0:
+        for key, name, kind in (("optimizer", optimizer, Rule), ("schedule", schedule, Schedule)):
+            if name not in get_args(kind):
+                raise ConfigError(f"model.{key}", name, f"one of {', '.join(get_args(kind))}")
+        if not learning_rate > 0:
             raise ConfigError("model.learning_rate", learning_rate, "a number above 0")
         if not 0 <= momentum < 1:
             raise ConfigError("model.momentum", momentum, "a number in [0, 1)")

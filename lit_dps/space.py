@@ -51,9 +51,10 @@ class Range:
 
     def at(self, u: float) -> float | int:
         """The value at u in [0, 1): 0 is `low` (for reverse_log too), 1 is `high`."""
-        if self.integer:  # every whole number owns an equal share of the scale
+        if self.integer:  # each whole number owns half a unit on both sides, on the scale
             low, high = self._warp(self.low - 0.5), self._warp(self.high + 0.5)
-            return min(max(round(self._unwarp(low + u * (high - low))), int(self.low)), int(self.high))
+            value = math.floor(self._unwarp(low + u * (high - low)) + 0.5)  # round() goes to even at Sobol's own points
+            return min(max(value, int(self.low)), int(self.high))
         low, high = self._warp(self.low), self._warp(self.high)
         return min(max(self._unwarp(low + u * (high - low)), self.low), self.high)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 import torch
@@ -45,32 +46,52 @@ class GoalErrorCallback(Callback):
         self.status: Status | None = None
         self.steps_to_result: int | None = None
         self.curve: dict[str, list[float]] = {"step": [], "val_error": [], "train_loss": []}
-        self._loss: Any = math.nan
+        self._losses: list[Any] = []
+        self._step = 0
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage != "fit":
+        if stage != "fit" or trainer.fast_dev_run:
             return
-        if trainer.limit_val_batches != 1.0:
+        if trainer.limit_val_batches != 1.0 or isinstance(trainer.limit_val_batches, int):  # 1 is one batch
             raise ConfigError("trainer.limit_val_batches", trainer.limit_val_batches, "1.0: the goal is asked of all")
         self._begin()
-        trainer.val_check_interval = self.goal.check_interval * trainer.accumulate_grad_batches
+        trainer.val_check_interval = self.goal.check_interval
         trainer.check_val_every_n_epoch = None  # count steps across the ends of epochs
         trainer.num_sanity_val_steps = 0
         budget = self.goal.max_steps
         trainer.fit_loop.epoch_loop.max_steps = budget if trainer.max_steps < 0 else min(budget, trainer.max_steps)
 
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not trainer.enable_validation:
+            raise ConfigError("data", type(pl_module).__name__, "the goal needs validation data and a validation_step")
+        self._step = trainer.global_step
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
+        if trainer.global_step != self._step:  # the last batch ended a step
+            self._step, self._losses = trainer.global_step, []
+
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
-        self._loss = outputs["loss"] if isinstance(outputs, dict) else outputs  # kept as a tensor: no synchronization
+        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        if loss is not None:
+            self._losses.append(loss)  # kept as tensors: no synchronization
+        if trainer.fast_dev_run:
+            return
+        # Lightning counts batches; an epoch that ends within an accumulation makes them no measure of steps
+        step = trainer.global_step
+        trainer.val_check_batch = 1 if step != self._step and step % self.goal.check_interval == 0 else sys.maxsize
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
         error = self.error_of(trainer)
-        loss = math.nan if self._loss is None else float(self._loss)
+        if self.status is not None:  # min_steps or min_epochs keep it running
+            return
+        losses, share = self._losses, trainer.accumulate_grad_batches  # Lightning divides each by this
+        loss = share * sum(map(float, losses)) / len(losses) if losses else math.nan
         step = trainer.global_step
         for key, value in zip(self.curve, (step, error, loss), strict=True):
             self.curve[key].append(value)
-        self.status = self.goal.judge(step, error, loss, weights_finite(pl_module))
+        self.status = self.goal.judge(step, error, loss if losses else 0.0, weights_finite(pl_module))
         if self.status is not None:
             trainer.should_stop = True
             self.steps_to_result = step if self.status is Status.COMPLETE else None

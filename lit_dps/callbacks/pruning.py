@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor
+from torchmetrics import Metric
 
 from lit_dps.errors import ConfigError
 from lit_dps.pruning.mask import Biases, Mask, prunable
@@ -47,17 +50,24 @@ class PruningCallback(Callback):
         seed: int = 0,
     ):
         check_sparsity("pruning.sparsity", sparsity)
+        for key, value, kind in (("method", method, Method), ("biases", biases, Biases)):
+            if value not in get_args(kind):
+                raise ConfigError(f"pruning.{key}", value, f"one of {', '.join(get_args(kind))}")
         if batch_size < 1:
             raise ConfigError("pruning.batch_size", batch_size, "at least 1 example")
         self.sparsity, self.method, self.biases = sparsity, method, biases
         self.batch_size, self.seed = batch_size, seed
         self.mask: Mask | None = None
 
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit":  # a checkpoint is loaded after this
+            self.mask = None
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.sparsity > 0 and self.mask is None:  # a run taken up from a checkpoint brings its mask
             parameters = prunable(pl_module, self.biases)
             generator = torch.Generator().manual_seed(self.seed)
-            with _unchanged(pl_module):
+            with _unchanged(pl_module, trainer.train_dataloader):
                 scores = SCORES[self.method](parameters, self._losses(trainer, pl_module), generator)
             self.mask = top_k(scores, self.sparsity)
         if self.mask is not None:
@@ -73,10 +83,13 @@ class PruningCallback(Callback):
 
     def _losses(self, trainer: Trainer, module: LightningModule) -> Iterator[tuple[Tensor, float]]:
         for i, batch in enumerate(self._batches(trainer)):
+            batch = trainer.precision_plugin.convert_input(batch)  # the way of a batch in Lightning's own loop
+            batch = module._on_before_batch_transfer(batch, dataloader_idx=0)
             batch = trainer.strategy.batch_to_device(batch, module.device, 0)
-            output = module.training_step(batch, i)
-            size = len(batch[0]) if isinstance(batch, (tuple, list)) else self.batch_size
-            yield (output["loss"] if isinstance(output, dict) else output), size / self.batch_size
+            with trainer.precision_plugin.train_step_context():
+                output = module.training_step(batch, i)
+            loss = output["loss"] if isinstance(output, dict) else output
+            yield loss, extract_batch_size(batch) / self.batch_size
 
     def _batches(self, trainer: Trainer):
         data = getattr(trainer, "datamodule", None)
@@ -87,6 +100,9 @@ class PruningCallback(Callback):
             raise ConfigError(
                 "data", type(data or loader).__name__, "pruning needs a finite train dataloader or a pruning_dataloader"
             )
+        loader = copy.copy(loader)
+        if getattr(loader, "_iterator", None) is not None:
+            loader._iterator = None  # persistent workers: the training epoch keeps its iterator
         return loader
 
     def state_dict(self) -> dict[str, Any]:
@@ -104,8 +120,11 @@ def _length(loader: Any) -> float:
 
 
 @contextmanager
-def _unchanged(module: LightningModule) -> Iterator[None]:
-    """In here training steps leave no trace: no metric, no draw from torch's generators, no running statistic."""
+def _unchanged(module: LightningModule, loader: Any) -> Iterator[None]:
+    """In here training steps leave no trace: no metric, no draw from a generator, no running statistic."""
+    owners = (loader, getattr(loader, "sampler", None))
+    generators = {id(g): g for g in (getattr(owner, "generator", None) for owner in owners) if g is not None}
+    states = {key: generator.get_state() for key, generator in generators.items()}
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
     module.__dict__["log"] = lambda *args, **kwargs: None
     try:
@@ -113,5 +132,10 @@ def _unchanged(module: LightningModule) -> Iterator[None]:
             yield
     finally:
         del module.__dict__["log"]
+        for key, generator in generators.items():
+            generator.set_state(states[key])
+        for metric in module.modules():
+            if isinstance(metric, Metric):
+                metric.reset()
         for name, buffer in module.named_buffers():
             buffer.copy_(buffers[name])

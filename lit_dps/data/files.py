@@ -10,6 +10,7 @@ import gzip
 import io
 import os
 import zlib
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,15 +52,15 @@ def read_images(files: ImageFiles, root: Path, train: bool, download: bool) -> t
     for _ in range(2):
         if files.idx and (images := _plain_or_gz(root / files.idx, f"{_part(train)}-images-idx3-ubyte")):
             labels = _plain_or_gz(root / files.idx, f"{_part(train)}-labels-idx1-ubyte")
-            if labels is None:
+            if labels is not None:
+                return _checked(read_idx(images, 3)[..., None], read_idx(labels, 1), images)
+            if not download:  # else a download that broke off is taken up again
                 raise DataError(f"{files.name}: {images} is there but its labels file is missing")
-            return _checked(read_idx(images, 3)[..., None], read_idx(labels, 1), images)
-        table = root / files.parquet / ("train.parquet" if train else "test.parquet")
-        if table.exists():
+        elif (table := root / files.parquet / ("train.parquet" if train else "test.parquet")).exists():
             return _checked(*read_parquet(table), table)
-        if files.pickles and (root / files.pickles).exists():
+        elif files.pickles and (root / files.pickles).exists():
             return _read_pickles(files, root, train)
-        if not download:
+        elif not download:
             break
         _download(files, root)
         download = False
@@ -103,8 +104,12 @@ def read_parquet(path: Path) -> tuple[np.ndarray, np.ndarray]:
         table = pyarrow.parquet.read_table(path)
         column = next(name for name in ("img", "image") if name in table.column_names)
         images = [np.asarray(Image.open(io.BytesIO(row["bytes"]))) for row in table[column].to_pylist()]
-        x, y = np.stack(images), table["label"].to_numpy().astype(np.int64)
-    except (OSError, pyarrow.ArrowException, KeyError, TypeError, ValueError, StopIteration) as error:
+        labels = table["label"].cast(pyarrow.int64())
+        if labels.null_count:
+            raise ValueError("column label has missing values")
+        x, y = np.stack(images), labels.to_numpy()
+    except (OSError, pyarrow.ArrowException, KeyError, TypeError, ValueError, StopIteration, SyntaxError) as error:
+        # Pillow raises SyntaxError for some damaged PNG files
         reason = "no column img or image" if isinstance(error, StopIteration) else str(error).splitlines()[0]
         raise DataError(f"cannot read {path}: {reason}") from None
     return (x if x.ndim == 4 else x[..., None]), y
@@ -123,14 +128,14 @@ def _read_pickles(files: ImageFiles, root: Path, train: bool) -> tuple[np.ndarra
 def _download(files: ImageFiles, root: Path) -> None:
     import torchvision
 
+    folders = [root / folder for folder in (files.idx, files.pickles) if folder]
+    absent = [path for folder in folders for path in (folder, *folder.parents) if not path.exists()]
     try:
         getattr(torchvision.datasets, files.name)(root, download=True)
     except (RuntimeError, OSError) as error:
-        for folder in filter(None, (files.idx, files.pickles)):  # leave no empty folders of a failed attempt behind
-            try:
-                os.removedirs(root / folder)
-            except OSError:
-                continue
+        for path in absent:  # leave no empty folders of a failed attempt behind, and the user's own alone
+            with suppress(OSError):
+                path.rmdir()
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DataError(_missing(files, root, f"the download failed ({reason})")) from None
 

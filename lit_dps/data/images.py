@@ -133,6 +133,8 @@ class ImageData(LightningDataModule):
         self.images = _loaded(type(self), str(data_root(self.root)), self.download)
         self._x, self._y = self.images.x, self.images.y
         self.check_batch_size(self.batch_size)
+        if self.eval_batch_size < 1:
+            raise ConfigError("data.eval_batch_size", self.eval_batch_size, "at least 1 example")
 
     def check_batch_size(self, batch_size: int) -> None:
         """Raises ConfigError unless 1 <= batch_size <= training split."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -61,11 +62,11 @@ def given_epochs(path: str | Path, n: int) -> Iterator[np.ndarray]:
     """
     try:
         rows = np.atleast_2d(np.load(path, allow_pickle=False))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError, BadZipFile) as error:
         raise DataError(f"data.order: cannot read {path}: {error}") from None
-    if rows.shape[1:] != (n,) or not (np.sort(rows, axis=1) == np.arange(n)).all():
+    if rows.shape[1:] != (n,) or not len(rows) or not (np.sort(rows, axis=1) == np.arange(n)).all():
         raise ConfigError("data.order", str(path), f"rows must be permutations of range({n}), the training split")
-    return _cycle(rows)
+    return _cycle(rows.astype(np.int64))
 
 
 def batches(epochs: Iterator[np.ndarray], batch_size: int) -> Iterator[torch.Tensor]:

@@ -73,11 +73,12 @@ def prunable(network: nn.Module, biases: Biases = "paper") -> dict[str, nn.Param
         biases: "paper" scores the biases as the authors' code does. SNIP gives them exactly 0 at initialization, where
             they are zero, so all are pruned at any sparsity above 0 and stay zero. "keep" leaves them dense.
     """
-    weights, others = {}, {}
+    weights, others, seen = {}, {}, set()
     for prefix, module in network.named_modules():
         if isinstance(module, _NORMS):
             continue
         for name, parameter in module.named_parameters(prefix, recurse=False):
-            if parameter.requires_grad:
+            if parameter.requires_grad and id(parameter) not in seen:  # a tied parameter goes by its first name
+                seen.add(id(parameter))
                 (weights if parameter.ndim >= 2 else others)[name] = parameter
     return weights | others if biases == "paper" else weights
