@@ -239,5 +239,8 @@ def _range_axis(axis, box: Range) -> None:
     room = (high / low) ** 0.05
     set_limits(low / room, high * room)
     axis.set_minor_locator(NullLocator())
-    decades = abs(math.log10(high / low))
-    axis.set_major_locator(LogLocator(numticks=4) if decades > 1.2 else LogLocator(subs=(1, 2, 5), numticks=4))
+    if abs(math.log10(high / low)) >= 2:
+        axis.set_major_locator(LogLocator(numticks=4))
+    else:  # powers of ten alone would be one tick
+        axis.set_major_locator(LogLocator(subs=(1, 3), numticks=4))
+        axis.set_major_formatter("{x:g}")
