@@ -6,6 +6,7 @@ import csv
 import shutil
 from pathlib import Path
 
+import mlflow
 import pytest
 import yaml
 
@@ -30,6 +31,8 @@ CONFIG = {
     },
 }
 
+SIZES = {"study": 1, "cell": 4, "trial": 12}
+
 
 @pytest.mark.slow
 def test_a_module_that_knows_nothing_of_the_package_is_studied(tmp_path):
@@ -51,3 +54,15 @@ def test_a_module_that_knows_nothing_of_the_package_is_studied(tmp_path):
         trials = list(csv.DictReader(file))
     points = {(row["point"], row["lr"], row["width"]) for row in trials}
     assert len(points) == 3, "every cell sees the same points"
+
+    client = mlflow.MlflowClient(f"sqlite:///{tmp_path}/mlruns/mlflow.db")
+    experiment = client.get_experiment_by_name("TwoMoons-Classifier").experiment_id
+    runs = {kind: client.search_runs([experiment], f"tags.`lit_dps.kind` = '{kind}'") for kind in SIZES}
+    assert {kind: len(found) for kind, found in runs.items()} == SIZES
+    (study,) = runs["study"]
+    for sparsity in (0.0, 0.8):
+        history = client.get_metric_history(study.info.run_id, f"K_star/S_{sparsity:g}")
+        assert {m.step: m.value for m in history} == {b: int(rows[b, sparsity]["k_star"]) for b in (8, 64)}
+    artifacts = {item.path for item in client.list_artifacts(study.info.run_id)}
+    assert artifacts >= {"config.yaml", "scaling.png", "metaparameters.png", "table.csv", "table.txt"}
+    assert {"mlflow.source.git.commit", "version.torch", "data_digest"} <= study.data.tags.keys()
