@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jsonargparse import ActionConfigFile, ArgumentParser
+from jsonargparse import ActionConfigFile
 
 from lit_dps.analysis.publish import figures_folder, publish
 from lit_dps.analysis.results import read_study
-from lit_dps.commands.parser import OneLineErrors
+from lit_dps.commands.parser import PlainParser
 from lit_dps.study.config import StorageConfig, StudyConfig
-
-
-class Parser(OneLineErrors, ArgumentParser):
-    """jsonargparse's parser with errors of one line."""
 
 
 def _read_over(value: object) -> None:
@@ -22,7 +18,7 @@ def _read_over(value: object) -> None:
 
 def main(argv: list[str]) -> int:
     """Runs the verb; argv[0] is "analyze"."""
-    parser = Parser(prog="lit-dps analyze", description=__doc__)
+    parser = PlainParser(prog="lit-dps analyze", description=__doc__)
     parser.add_argument("-c", "--config", action=ActionConfigFile, help="The study's configuration file.")
     parser.add_argument("--output", type=str, help="Folder of the figures; by default FOLDER/figures/NAME.")
     parser.add_class_arguments(StudyConfig, "study")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NoReturn
 
+from jsonargparse import ArgumentParser
+
 from lit_dps.errors import UserError, user_error_in
 from lit_dps.messages import condensed
 
@@ -19,3 +21,7 @@ class OneLineErrors:
         if not self.exit_on_error:  # a parser within: the one around it adds its key
             super().error(message, ex)
         raise user_error_in(ex) or CommandError(condensed(message)) from ex
+
+
+class PlainParser(OneLineErrors, ArgumentParser):
+    """jsonargparse's parser with errors of one line."""

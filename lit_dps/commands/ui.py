@@ -5,19 +5,13 @@ from __future__ import annotations
 import os
 import sys
 
-from jsonargparse import ArgumentParser
-
-from lit_dps.commands.parser import OneLineErrors
+from lit_dps.commands.parser import PlainParser
 from lit_dps.study.config import StorageConfig
-
-
-class Parser(OneLineErrors, ArgumentParser):
-    """jsonargparse's parser with errors of one line."""
 
 
 def main(argv: list[str]) -> int:
     """Runs the verb; argv[0] is "ui". The server takes the place of this process."""
-    parser = Parser(prog="lit-dps ui", description=__doc__)
+    parser = PlainParser(prog="lit-dps ui", description=__doc__)
     parser.add_argument("--port", type=int, default=5000, help="Port on 127.0.0.1.")
     parser.add_class_arguments(StorageConfig, "storage")
     config = parser.instantiate_classes(parser.parse_args(argv[1:]))
