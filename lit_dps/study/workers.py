@@ -103,7 +103,7 @@ def _worker(setup: StudySetup, results) -> None:
             results.put(error)
         except Interrupted:
             results.cancel_join_thread()
-        except Exception:
+        except Exception:  # not swallowed: the parent raises it, with this traceback
             results.put(WorkerError(traceback.format_exc()))
 
 
