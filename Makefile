@@ -2,7 +2,7 @@
 PYTHON ?= python3
 PY = .venv/bin/python
 
-.PHONY: setup study replication test test-fast lint ui clean
+.PHONY: setup study replication benchmarks test test-fast lint ui clean
 
 setup: .venv/installed
 
@@ -18,11 +18,14 @@ study: setup
 replication: setup
 	$(PY) cli.py replicate
 
+benchmarks: setup
+	$(PY) -m benchmarks
+
 test: setup lint
-	$(PY) -m pytest
+	$(PY) -m pytest --numprocesses auto --dist worksteal --durations 15
 
 test-fast: setup
-	$(PY) -m pytest -m "not slow"
+	$(PY) -m pytest --numprocesses auto --dist worksteal -m "not slow"
 
 lint: setup
 	$(PY) -m ruff check .

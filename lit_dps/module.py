@@ -65,9 +65,13 @@ class ImageClassifier(LightningModule):
     def forward(self, x: Tensor) -> Tensor:
         return self.network(x)
 
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+    def loss(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        """The training loss: a mean over the examples of a batch, so that a batch may be taken in parts."""
         x, y = batch
-        loss = F.cross_entropy(self(x), y)
+        return F.cross_entropy(self(x), y)
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        loss = self.loss(batch)
         if self._trainer is not None and self.trainer.loggers:  # self.log costs 0.4 ms a step; a study has no logger
             self.log("train_loss", loss, prog_bar=True)
         return loss

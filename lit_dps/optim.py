@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lit_dps import schedules
 
@@ -24,6 +24,38 @@ def make_optimizer(
     if rule == "sgd":
         return torch.optim.SGD(parameters, lr=learning_rate)
     return torch.optim.SGD(parameters, lr=learning_rate, momentum=momentum, nesterov=rule == "nesterov")
+
+
+def rule_of(optimizer: torch.optim.Optimizer) -> Rule | None:
+    """The update rule that an optimizer makes for all its parameters; None if it is none of these."""
+    if type(optimizer) is not torch.optim.SGD or len(optimizer.param_groups) != 1:
+        return None
+    group = optimizer.param_groups[0]
+    if group["weight_decay"] or group["maximize"] or (group["momentum"] and group["dampening"]):
+        return None
+    if group["momentum"] == 0:
+        return "sgd"
+    return "nesterov" if group["nesterov"] else "momentum"
+
+
+def update_(
+    rule: Rule, weights: Tensor, gradients: Tensor, accumulators: Tensor | None, rate: Tensor, momentum: Tensor
+) -> None:
+    """One step of a rule in place, as `make_optimizer`'s makes it, for many networks at once.
+
+    Args:
+        rule: The rule.
+        weights: Shape (networks, parameters).
+        gradients: Of the same shape; may be overwritten.
+        accumulators: Of the same shape, zero before the first step; not used by sgd.
+        rate: Learning rate of each network, shape (networks, 1).
+        momentum: Likewise; not used by sgd.
+    """
+    direction = gradients
+    if rule != "sgd":
+        accumulators.mul_(momentum).add_(gradients)
+        direction = gradients.addcmul_(accumulators, momentum) if rule == "nesterov" else accumulators
+    weights.addcmul_(direction, rate, value=-1)
 
 
 def make_scheduler(

@@ -58,16 +58,20 @@ class Tracker:
         self._cells: dict[Cell, str] = {}
         self._trials: dict[tuple[str, int], str] = {}
 
-    def logged(self) -> set[tuple[str, int]]:
-        """(cell, point) of all trials that are logged whole. Runs that were cut short are deleted on the way."""
-        self._trials = {}
+    def logged(self) -> dict[tuple[str, int], float]:
+        """(cell, point) -> seconds of all trials that are logged whole; the seconds tell attempts at a point apart.
+
+        Runs that were cut short are deleted on the way.
+        """
+        self._trials, seconds = {}, {}
         with _one_line(self.uri):
             for run in self._find({KIND: "trial"}):
                 if run.info.status == "RUNNING":
                     self.client.delete_run(run.info.run_id)
                 else:
-                    self._trials[run.data.tags[CELL], int(run.data.tags[POINT])] = run.info.run_id
-        return set(self._trials)
+                    key = run.data.tags[CELL], int(run.data.tags[POINT])
+                    self._trials[key], seconds[key] = run.info.run_id, run.data.metrics["seconds"]
+        return seconds
 
     def log_trial(self, result: TrialResult) -> None:
         """A run with the trial's metaparameters, status, steps to result, curves and kept weights, in few requests.

@@ -16,7 +16,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # Layers from the bottom; a module imports its own layer and those below it.
 LAYERS = [
     {"lit_dps", "errors", "messages", "storage"},
-    {"trial", "goal", "schedules", "space"},
+    {"trial", "goal", "goal_run", "schedules", "space"},
     {"optim", "models", "pruning", "smoothness"},
     {"module", "data"},
     {"callbacks", "workload"},
@@ -40,7 +40,19 @@ ONLY_IN = {
     "PIL": {"data"},
     "jsonargparse": {"commands", "workload"},
 }
-NO_TORCH = {"analysis", "cli", "errors", "messages", "storage", "trial", "goal", "schedules", "space", "study.config"}
+NO_TORCH = {
+    "analysis",
+    "cli",
+    "errors",
+    "messages",
+    "storage",
+    "trial",
+    "goal",
+    "goal_run",
+    "schedules",
+    "space",
+    "study.config",
+}
 
 
 def name_of(path: Path) -> str:

@@ -12,6 +12,9 @@ from collections.abc import Sequence
 
 from lit_dps.trial import Status, TrialResult
 
+FIRST_HEAT = 8  # checks that the first heat has at least
+GROWTH = 4
+
 
 def last_step(k_best: int | None, slack: float | None) -> float:
     """The step that the trials of a cell have to reach, infinite where nothing is raced yet.
@@ -21,6 +24,19 @@ def last_step(k_best: int | None, slack: float | None) -> float:
         slack: 1 stops trials at the best one, 2 at twice as many steps, None never.
     """
     return math.inf if k_best is None or slack is None else slack * k_best
+
+
+def heats(check_interval: int, max_steps: int) -> list[float]:
+    """The steps at which trials that are run one at a time stop, as long as none of their cell is complete.
+
+    Else the first ones could spend the whole budget before the first good one begins. A trial that stopped starts anew
+    for the next heat. Each is four times as long as the one before, the last one is the budget: a cell that nobody
+    completes costs about a third more.
+    """
+    steps, step = [], max_steps
+    while (step := step // GROWTH // check_interval * check_interval) >= FIRST_HEAT * check_interval:
+        steps.append(step)
+    return [*reversed(steps), math.inf]
 
 
 def best_steps(results: Sequence[TrialResult]) -> int | None:

@@ -5,9 +5,17 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from lit_dps.goal import Goal
 
 CHUNK = 256  # examples a forward pass beyond the first: small enough to stop soon, large enough to fill a core
+
+
+_VALIDATION_HOOKS = (
+    *("on_validation_start", "on_validation_epoch_start", "on_validation_batch_start", "on_validation_batch_end"),
+    *("on_validation_epoch_end", "on_validation_end", "on_validation_model_eval", "on_validation_model_train"),
+)
 
 
 class Check(NamedTuple):
@@ -20,6 +28,15 @@ class Check(NamedTuple):
 
     mistakes: int
     exact: bool
+
+    def error(self, size: int) -> float:
+        """The share of a split of so many examples that is wrong, rounded as a full pass rounds it: to float32."""
+        return float(torch.tensor(self.mistakes) / size)
+
+
+def fewest(goal: Goal, size: int) -> float:
+    """The share of a validation split of so many examples that has to be looked at to find that a goal is missed."""
+    return min(1.0, max(CHUNK, goal.allowed(size) + 1) / size)
 
 
 class EarlyCheck:
@@ -39,16 +56,28 @@ class EarlyCheck:
         self._hardness = torch.zeros(self.size)
 
     @staticmethod
-    def serves(trainer: Trainer, module: LightningModule) -> bool:
-        """Whether module and data offer what it needs, on one device.
+    def serves(trainer: Trainer, module: LightningModule, monitor: str = "val_error") -> bool:
+        """Whether module and data offer what it needs, on one device, and nobody would miss Lightning's validation.
 
-        A subclass that validates in a way of its own must say so in `mistakes` too, else its own way is taken.
+        A subclass that validates in a way of its own must say so in `mistakes` too, or one that takes other data for
+        it in `validation_batch`, else its own way is taken.
         """
         data = getattr(trainer, "datamodule", None)
         if not (hasattr(data, "validation_size") and hasattr(data, "validation_batch")) or trainer.world_size > 1:
             return False
-        own = next(c.__dict__ for c in type(module).__mro__ if {"mistakes", "validation_step"} & c.__dict__.keys())
-        return "mistakes" in own
+        hooks = [name for name in dir(Callback) if name.startswith("on_validation_")]
+        watched = any(
+            getattr(type(c), hook) is not getattr(Callback, hook)
+            for c in trainer.callbacks
+            for hook in hooks
+            if not type(c).__module__.startswith("lit_dps.")
+        )
+        return (
+            monitor == "val_error"
+            and not watched
+            and _first_to_define(module, "mistakes", "validation_step", *_VALIDATION_HOOKS) == "mistakes"
+            and _first_to_define(data, "validation_batch", "val_dataloader") == "validation_batch"
+        )
 
     def __call__(self, allowed: int) -> Check:
         """Looks at the hardest examples first until more than `allowed` are wrong, or at all."""
@@ -71,3 +100,13 @@ class EarlyCheck:
     def _wrong(self, index: torch.Tensor) -> torch.Tensor:
         batch = self.trainer.precision_plugin.convert_input(self.data.validation_batch(index))
         return self.module.mistakes(self.trainer.strategy.batch_to_device(batch, self.module.device, 0)).cpu()
+
+
+def _first_to_define(instance: object, wanted: str, *others: str) -> str | None:
+    """The wanted method's name if the most derived class that defines it or one of the others defines it."""
+    for c in type(instance).__mro__:
+        if wanted in c.__dict__:
+            return wanted
+        if any(other in c.__dict__ for other in others):
+            return None
+    return None

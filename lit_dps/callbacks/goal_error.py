@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lit_dps.callbacks.early_check import EarlyCheck
 from lit_dps.errors import ConfigError
 from lit_dps.goal import Goal
+from lit_dps.goal_run import GoalRun
 from lit_dps.module import weights_finite
 from lit_dps.trial import Status
 
@@ -58,26 +58,36 @@ class GoalErrorCallback(Callback):
         self.limit: Callable[[], float] = lambda: math.inf
         self._begin()
 
-    def _begin(self) -> None:
-        self.status: Status | None = None
-        self.steps_to_result: int | None = None
-        self.curve: dict[str, list[float]] = {"step": [], "val_error": [], "train_loss": []}
+    def _begin(self, early: bool = False) -> None:
+        self.run = GoalRun(self.goal, self.further, self.limit, early)
         self._losses: list[Any] = []
         self._step = 0
         self._early: EarlyCheck | None = None
+
+    @property
+    def status(self) -> Status | None:
+        return self.run.status
+
+    @property
+    def steps_to_result(self) -> int | None:
+        return self.run.steps_to_result
+
+    @property
+    def curve(self) -> dict[str, list[float]]:
+        return self.run.curve
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit" or trainer.fast_dev_run:
             return
         if trainer.limit_val_batches != 1.0 or isinstance(trainer.limit_val_batches, int):  # 1 is one batch
             raise ConfigError("trainer.limit_val_batches", trainer.limit_val_batches, "1.0: the goal is asked of all")
-        self._begin()
+        early = self.early_reject and EarlyCheck.serves(trainer, pl_module, self.monitor)
+        self._begin(early)
         trainer.val_check_interval = self.goal.check_interval
         trainer.check_val_every_n_epoch = None  # count steps across the ends of epochs
         trainer.num_sanity_val_steps = 0
-        if self.early_reject and EarlyCheck.serves(trainer, pl_module):
+        if early:
             trainer.limit_val_batches = 0  # Lightning's own validation stays out of it
-            self.curve["exact"] = []
         budget = self.goal.max_steps
         trainer.fit_loop.epoch_loop.max_steps = budget if trainer.max_steps < 0 else min(budget, trainer.max_steps)
 
@@ -103,9 +113,8 @@ class GoalErrorCallback(Callback):
         due = step != self._step and step % self.goal.check_interval == 0
         trainer.val_check_batch = 1 if due else sys.maxsize
         if due and self._early is not None and self.status is None:
-            check = self._early(self._next_goal().allowed(self._early.size))
-            error = float(torch.tensor(check.mistakes) / self._early.size)  # rounded as a full pass rounds it
-            self._judge(trainer, pl_module, error, check.exact)
+            check = self._early(self.run.next_goal().allowed(self._early.size))
+            self._judge(trainer, pl_module, check.error(self._early.size), check.exact)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn != "fit" or trainer.sanity_checking:
@@ -114,26 +123,12 @@ class GoalErrorCallback(Callback):
         if self.status is None:  # else min_steps or min_epochs keep it running
             self._judge(trainer, pl_module, error, exact=True)
 
-    def _next_goal(self) -> Goal:
-        """The highest goal that the run has not met yet; only exact errors can have met one."""
-        errors = [e for e, exact in zip(self.curve["val_error"], self.curve["exact"], strict=True) if exact]
-        goals = [self.goal, *(replace(self.goal, error=error) for error in self.further)]
-        unmet = [goal for goal in goals if not errors or not goal.reached(min(errors))]
-        return max(unmet, key=lambda goal: goal.error)
-
     def _judge(self, trainer: Trainer, module: LightningModule, error: float, exact: bool) -> None:
         losses, share = self._losses, trainer.accumulate_grad_batches  # Lightning divides each by this
-        loss = share * sum(map(float, losses)) / len(losses) if losses else math.nan
-        step = trainer.global_step
-        point = {"step": step, "val_error": error, "train_loss": loss, "exact": int(exact)}
-        for key, values in self.curve.items():
-            values.append(point[key])
-        self.status = self.goal.judge(step, error, loss if losses else 0.0, weights_finite(module))
-        if self.status is None and step >= self.limit():
-            self.status = Status.OUTRACED
+        loss = share * sum(map(float, losses)) / len(losses) if losses else None
+        self.run.record(trainer.global_step, error, exact, loss, weights_finite(module))
         if self.status is not None:
             trainer.should_stop = True
-            self.steps_to_result = step if self.status is Status.COMPLETE else None
 
     def error_of(self, trainer: Trainer) -> float:
         """The validation error that the module logged last. Raises ConfigError if it logs none."""
@@ -147,4 +142,4 @@ class GoalErrorCallback(Callback):
         return {"curve": self.curve}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.curve = state_dict["curve"]
+        self.run.curve = state_dict["curve"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Literal, get_args
 
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
@@ -12,7 +11,7 @@ from lit_dps.callbacks.training_pass import TrainingPass
 from lit_dps.errors import ConfigError
 from lit_dps.pruning.mask import Biases, Mask, prunable
 from lit_dps.pruning.prune import top_k
-from lit_dps.pruning.scores import SCORES
+from lit_dps.pruning.scores import take_scores
 from lit_dps.trial import check_sparsity
 
 Method = Literal["snip", "magnitude", "random"]
@@ -70,13 +69,11 @@ class PruningCallback(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.sparsity > 0 and self.mask is None:  # a run taken up from a checkpoint brings its mask
             parameters = prunable(pl_module, self.biases)
-            generator = torch.Generator().manual_seed(self.seed)
             self.scores, self._given = self._given, None
             if self.scores is None:
                 run = TrainingPass(trainer, pl_module, self.batch_size)
                 with run.traceless():
-                    losses = ((loss, size / self.batch_size) for loss, size in run.losses())
-                    self.scores = SCORES[self.method](parameters, losses, generator)
+                    self.scores = take_scores(self.method, parameters, run.losses(), self.batch_size, self.seed)
             self.mask = top_k(self.scores, self.sparsity)
         if self.mask is not None:
             self.mask.apply_to_weights(pl_module)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from argparse import SUPPRESS
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lit_dps.commands.lightning import DPSCLI
+from lit_dps.study.config import EngineName
 from lit_dps.study.forecast import forecast
 from lit_dps.study.run import check_study, run_study
 from lit_dps.study.setup import StudySetup
@@ -26,7 +27,11 @@ class StudyCLI(DPSCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         super().add_arguments_to_parser(parser)
+        parser.set_defaults({"goal.early_reject": True})  # a study keeps K, not curves
         # no default: it is no part of a configuration, and --print_config leaves it out
+        parser.add_argument(
+            "--engine", default=SUPPRESS, choices=get_args(EngineName), help="Short for --study.engine."
+        )
         parser.add_argument("--forecast", action="store_true", default=SUPPRESS, help=FORECAST)
 
     def instantiate_classes(self) -> None:
@@ -34,6 +39,8 @@ class StudyCLI(DPSCLI):
 
     def setup(self) -> StudySetup:
         """The configuration as a `StudySetup`."""
+        if "engine" in self.config:
+            self.config.study.engine = self.config.pop("engine")
         init = self.parser.instantiate_classes(
             self.config
         )  # classes refuse what they do not allow before a study begins

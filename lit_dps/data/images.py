@@ -8,10 +8,9 @@ number for gray images and one per channel for colour; no augmentation.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +19,7 @@ from torch import Tensor
 
 import lit_dps.data.order as orders
 from lit_dps.data.files import ImageFiles, data_root, read_images
+from lit_dps.data.loaders import EndlessLoader, IndexBatch, PassLoader, Steps
 from lit_dps.errors import ConfigError
 
 VALIDATION = 0.1
@@ -40,36 +40,6 @@ class Images:
     y: dict[str, Tensor]
     order: orders.AuthorsOrder
     digest: str
-
-
-class IndexBatch(NamedTuple):
-    """Which examples of a split make a batch: int64, shape (batch,)."""
-
-    split: str
-    index: Tensor
-
-
-class EndlessLoader:
-    """Batches of the training split without a length: Lightning takes them for one endless epoch."""
-
-    def __init__(self, make: Callable[[], Iterator[Tensor]]):
-        self.make = make
-
-    def __iter__(self) -> Iterator[IndexBatch]:
-        return (IndexBatch("train", index) for index in self.make())
-
-
-class PassLoader:
-    """One pass over given indices of a split; the last batch may be short."""
-
-    def __init__(self, split: str, index: Tensor, batch_size: int):
-        self.split, self.parts = split, index.split(batch_size)
-
-    def __len__(self) -> int:
-        return len(self.parts)
-
-    def __iter__(self) -> Iterator[IndexBatch]:
-        return (IndexBatch(self.split, part) for part in self.parts)
 
 
 def prepare(train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray, np.ndarray]) -> Images:
@@ -107,10 +77,15 @@ class ImageData(LightningDataModule):
         eval_batch_size: Examples a forward pass of validation and test; no influence on results.
         download: Whether torchvision may download what is not there.
 
+    Attributes:
+        steps_per_batch: If set, a batch of the training loader is the `Steps` of so many consecutive batches.
+
     Raises:
         DataError: see `lit_dps.data.files.read_images`.
         ConfigError: if the batch size is not in 1 ... the training split.
     """
+
+    steps_per_batch: int | None = None
 
     def __init__(
         self,
@@ -157,7 +132,9 @@ class ImageData(LightningDataModule):
         return orders.given_epochs(self.order, n)
 
     def train_dataloader(self) -> EndlessLoader:
-        return EndlessLoader(lambda: orders.batches(self.epochs(), self.batch_size))
+        if self.steps_per_batch is None:
+            return EndlessLoader(lambda: orders.batches(self.epochs(), self.batch_size))
+        return EndlessLoader(lambda: orders.steps(self.epochs(), self.batch_size, self.steps_per_batch))
 
     def pruning_dataloader(self, batch_size: int = 100) -> PassLoader:
         """One pass over the training split, in the order of the authors' pruning epoch."""
@@ -178,13 +155,20 @@ class ImageData(LightningDataModule):
     def test_dataloader(self) -> PassLoader:
         return self._in_order("test")
 
-    def transfer_batch_to_device(self, batch: IndexBatch, device: torch.device, dataloader_idx: int = 0):
-        """The images and labels that the index names, gathered on the device."""
-        if self._x[batch.split].device != device:
+    def on_device(self, split: str, device: torch.device) -> tuple[Tensor, Tensor]:
+        """All images and classes of a split, as in `Images`, kept on a device from the first call on."""
+        if self._x[split].device != device:
             self._x = {name: x.to(device) for name, x in self._x.items()}
             self._y = {name: y.to(device) for name, y in self._y.items()}
+        return self._x[split], self._y[split]
+
+    def transfer_batch_to_device(self, batch: IndexBatch, device: torch.device, dataloader_idx: int = 0):
+        """The images and labels that the index names, gathered on the device; of several steps as `Steps`."""
+        x, y = self.on_device(batch.split, device)
         index = batch.index.to(device)
-        x, y = self._x[batch.split][index], self._y[batch.split][index]
+        if index.ndim == 2:
+            return Steps(x, y, index)
+        x, y = x[index], y[index]
         # Lightning converts a batch to the trainer's precision before this hook, when it is still an index
         return (self.trainer.precision_plugin.convert_input(x) if self.trainer is not None else x), y
 

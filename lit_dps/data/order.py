@@ -79,6 +79,11 @@ def batches(epochs: Iterator[np.ndarray], batch_size: int) -> Iterator[torch.Ten
         rest = rest[full * batch_size :]
 
 
+def steps(epochs: Iterator[np.ndarray], batch_size: int, n: int) -> Iterator[torch.Tensor]:
+    """The same batches, n at a time: int64, shape (n, batch_size)."""
+    return (indices.view(n, batch_size) for indices in batches(epochs, n * batch_size))
+
+
 def _shuffled(state: np.random.RandomState, n: int) -> np.ndarray:
     ids = np.arange(n)
     state.shuffle(ids)

@@ -6,20 +6,18 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from torch import Tensor
 
 from lit_dps.callbacks import GoalErrorCallback, PruningCallback, SmoothnessCallback
+from lit_dps.engines.lean import LeanLoop
+from lit_dps.engines.scores import ScoreCache
 from lit_dps.errors import UserError
 from lit_dps.trial import Cell, Trial, TrialResult
-from lit_dps.workload import Built, Workload
-
-SCORES_KEPT = 2**26  # elements: 256 MiB in float32, all 100 points of the paper's networks many times over
+from lit_dps.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -32,7 +30,9 @@ class LightningEngine:
         pruning: Arguments of `PruningCallback` but the sparsity, which is the cell's.
         smoothness: Arguments of `SmoothnessCallback`.
         goals: Further goal errors that the runs answer.
+        lean: Whether a batch of Lightning's loop is all steps between two checks (`LeanLoop`), where that can be.
         limit: The step that the trials of a cell have to reach: beyond it they cannot matter any more.
+        pause: The step at which they stop too, to be run again and further if they turn out to matter.
     """
 
     workload: Workload
@@ -40,8 +40,13 @@ class LightningEngine:
     pruning: Mapping[str, Any] = field(default_factory=dict)
     smoothness: Mapping[str, Any] = field(default_factory=lambda: {"interval": None})
     goals: Sequence[float] = ()
+    lean: bool = True
     limit: Callable[[Cell], float] = lambda cell: math.inf
-    _scores: dict[tuple[int, int], dict[str, Tensor]] = field(default_factory=dict, init=False, repr=False)
+    pause: Callable[[Cell], float] = lambda cell: math.inf
+    scores: ScoreCache = field(init=False, repr=False)
+
+    def __post_init__(self):
+        object.__setattr__(self, "scores", ScoreCache(self.workload))
 
     def run(self, trials: Iterable[Trial]) -> Iterator[TrialResult]:
         for trial in trials:
@@ -75,18 +80,20 @@ class LightningEngine:
         start = time.perf_counter()
         built = self.workload.build(trial)
         goal = GoalErrorCallback(**self.goal)
-        goal.further, goal.limit = self.goals, partial(self.limit, trial.cell)
+        goal.further, goal.limit = self.goals, lambda: min(self.limit(trial.cell), self.pause(trial.cell))
         seed = trial.seed_for("prune")
         pruning = PruningCallback(**{**self.pruning, "sparsity": trial.cell.sparsity, "seed": seed})
-        pruning.reuse(self._scores.get((trial.seed, trial.point)))
+        pruning.reuse(self.scores.of(trial))
         smoothness = SmoothnessCallback(**self.smoothness)
-        callbacks = [*(built.trainer.pop("callbacks", None) or []), pruning, smoothness, goal]
+        ours = [pruning, *([smoothness] if smoothness.interval else []), goal]
+        ours += [LeanLoop(goal.goal.check_interval)] if self.lean else []
+        callbacks = [*(built.trainer.pop("callbacks", None) or []), *ours]
         with torch.random.fork_rng():  # what a user's loader or dropout draws depends on the point alone
             torch.manual_seed(trial.seed_for("order"))
             Trainer(**built.trainer, callbacks=callbacks).fit(built.module, datamodule=built.data)
         if goal.status is None:
             raise RuntimeError(f"the run of {trial.cell} point {trial.point} was stopped before its goal or its budget")
-        self._keep(trial, pruning.scores, built)
+        self.scores.keep(trial, pruning.scores, built.data)
         return TrialResult(
             trial=trial,
             status=goal.status,
@@ -97,12 +104,3 @@ class LightningEngine:
             smoothness=smoothness.curve if smoothness.interval else {},
             theory=smoothness.terms,
         )
-
-    def _keep(self, trial: Trial, scores: dict[str, Tensor] | None, built: Built) -> None:
-        """Keeps the scores of a point for its other cells, where neither network nor pass knows the batch size."""
-        independent = hasattr(built.data, "pruning_dataloader") and self.workload.batch_size_key.startswith("data.")
-        if scores is None or not independent:
-            return
-        known = sum(score.numel() for kept in self._scores.values() for score in kept.values())
-        if known + sum(score.numel() for score in scores.values()) <= SCORES_KEPT:
-            self._scores[trial.seed, trial.point] = scores

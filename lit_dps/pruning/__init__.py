@@ -2,6 +2,6 @@
 
 from lit_dps.pruning.mask import Mask, prunable
 from lit_dps.pruning.prune import top_k
-from lit_dps.pruning.scores import SCORES, signed_saliency, snip
+from lit_dps.pruning.scores import SCORES, signed_saliency, snip, take_scores
 
-__all__ = ["SCORES", "Mask", "prunable", "signed_saliency", "snip", "top_k"]
+__all__ = ["SCORES", "Mask", "prunable", "signed_saliency", "snip", "take_scores", "top_k"]

@@ -42,3 +42,19 @@ def random(parameters: Parameters, losses: Losses, generator: torch.Generator) -
 
 
 SCORES: dict[str, Score] = {"snip": snip, "magnitude": magnitude, "random": random}
+
+
+def take_scores(
+    method: str, parameters: Parameters, losses: Iterable[tuple[Tensor, int]], batch_size: int, seed: int
+) -> dict[str, Tensor]:
+    """The scores of a method over one pass of the training split.
+
+    Args:
+        method: A key of `SCORES`.
+        parameters: What is scored, by name.
+        losses: Mean loss of each batch, and its number of examples.
+        batch_size: Examples of a full batch; a short one weighs as much as its share.
+        seed: Seed of the "random" score.
+    """
+    weighted = ((loss, size / batch_size) for loss, size in losses)
+    return SCORES[method](parameters, weighted, torch.Generator().manual_seed(seed))

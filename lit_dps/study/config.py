@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from dataclasses import dataclass, field
+from typing import Literal
 
 from lit_dps.errors import ConfigError
 from lit_dps.space import Range
 from lit_dps.trial import check_sparsity
+
+EngineName = Literal["auto", "lightning", "fused"]
 
 
 @dataclass
@@ -25,7 +29,13 @@ class StudyConfig:
         space: Searched metaparameters by configuration key, such as model.learning_rate.
         goals: Further goal errors, above goal.error, that the same runs answer: each gets its own table and figures.
         slack: A trial is stopped once it has run this many times as long as the best complete trial of its cell needed:
-            K* is the same, and found sooner. 1 or more; null runs every trial to the step budget, as the paper does.
+            K* is the same, and found sooner. 1 or more; null runs every trial to the step budget, as the paper does,
+            which tells how large a part of the search box is successful.
+        lean: Whether Lightning is asked once a check, not once a step, where nobody else listens: the same to the bit.
+        engine: "lightning" trains one trial at a time, "fused" many in lockstep where they can be stacked, and "auto"
+            whichever a short timing finds faster at each batch size. Losses differ by rounding, so a trial may end a
+            check apart where its error is within rounding of the goal.
+        slots: Trials that the fused engine trains at a time; by default as many as memory holds, 16 on a CPU.
         batch_size_key: Configuration key that the batch size is set at.
         workload: Name of the MLflow experiment; by default the data set, network and update rule.
         workers: Processes that train at the same time; by default one for each CPU core, or one on a GPU.
@@ -40,7 +50,10 @@ class StudyConfig:
     scramble: bool = True
     space: dict[str, Range] = field(default_factory=dict)
     goals: list[float] = field(default_factory=list)
-    slack: float | None = None
+    slack: float | None = 2.0
+    lean: bool = True
+    engine: EngineName = "lightning"
+    slots: int | None = None
     batch_size_key: str = "data.batch_size"
     workload: str | None = None
     workers: int | None = None
@@ -58,8 +71,9 @@ class StudyConfig:
         _nonempty_unique("study.sparsities", self.sparsities)
         for sparsity in self.sparsities:
             check_sparsity("study.sparsities", sparsity)
-        for key, value in (("trials", self.trials), ("threads", self.threads), ("workers", self.workers or 1)):
-            if value < 1:
+        counts = {"trials": self.trials, "threads": self.threads, "workers": self.workers, "slots": self.slots}
+        for key, value in counts.items():
+            if value is not None and value < 1:
                 raise ConfigError(f"study.{key}", value, "at least 1")
         if self.slack is not None and not 1 <= self.slack < math.inf:
             raise ConfigError("study.slack", self.slack, "1 or more, or null for no racing")
@@ -92,6 +106,11 @@ class StorageConfig:
     @property
     def mlflow_uri(self) -> str:
         return self.mlflow or f"sqlite:///{self.folder}/mlflow.db"
+
+
+def cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _nonempty_unique(key: str, values: list) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lit_dps.analysis import paper
+from lit_dps.analysis.racing import heats
 from lit_dps.analysis.results import grid, list_studies, read_study
 from lit_dps.callbacks import SmoothnessCallback
 from lit_dps.storage import sqlite_file
@@ -80,9 +81,12 @@ def pruning_passes(points: Points, workers: int, reused: bool) -> dict[int, int]
     return dict(passes)
 
 
-def training_seconds(cells: Mapping[Cell, Work], timing: Timing) -> float:
-    """Seconds of the work of these cells, one trial after another, but without pruning."""
-    return sum(timing.trial_seconds(cell.batch_size, w.trials, w.steps, w.checks) for cell, w in cells.items())
+def training_seconds(cells: Mapping[Cell, Work], timing: Timing, share: float = 1.0) -> float:
+    """Seconds of the work of these cells, one trial after another, but without pruning.
+
+    A check looks at that share of the validation split.
+    """
+    return sum(timing.trial_seconds(cell.batch_size, w.trials, w.steps, share * w.checks) for cell, w in cells.items())
 
 
 def pruning_seconds(passes: Mapping[int, int], timing: Timing) -> float:
@@ -135,10 +139,12 @@ def _remarks(setup: StudySetup, timing: Timing) -> list[str]:
         lines[-1] += f", within {timing.misfit:.0%} of what was timed"
     if max(setup.study.batch_sizes) > max(sizes):
         lines[-1] += f"; above B = {max(sizes)} that is extrapolated"
+    if setup.study.engine != "lightning":
+        lines.append(f"timed one trial at a time; study.engine {setup.study.engine} may be faster")
     if setup.workers > 1:
         lines.append(f"{setup.workers} trials at a time, each taken to be as fast as one alone")
-    if setup.goal["early_reject"]:
-        lines.append("checks are timed in full; goal.early_reject lets most of them stop sooner")
+    if timing.refusal < 1:
+        lines.append(f"a check that refuses early looks at {timing.refusal:.0%} of the validation split, or some more")
     if setup.study.slack is not None:
         lines.append("study.slack stops trials before their budget, how soon is not known")
     return lines
@@ -164,33 +170,43 @@ def _smoothness_remark(setup: StudySetup, points: Points, timing: Timing) -> lis
 
 def _study_table(setup: StudySetup, points: Points, results, timing: Timing) -> list[str]:
     goal, workers = setup.goal_of_trials, min(setup.workers, max(1, sum(map(len, points.values()))))
-    most = at_most(points, goal.max_steps, goal.check_interval)
+    paused = [] if setup.study.slack is None else heats(goal.check_interval, goal.max_steps)[:-1]
+    most = at_most(points, int(sum(paused)) + goal.max_steps, goal.check_interval)
     likely = expected(points, results, goal.check_interval)
-    columns = [most] if likely is None else [most, likely]
+    columns = {"time at most": (most, 1.0)}
+    if timing.refusal < 1:
+        columns["checks early"] = (most, timing.refusal)
+    if likely is not None:
+        columns["time expected"] = (likely, timing.refusal)
     passes = pruning_passes(points, workers, timing.reused)
     pruning = pruning_seconds(passes, timing) / workers
-    head = ["B", "trials", "steps", "checks", "a step", "a check", "share of checks", "time at most"]
-    rows = [head if likely is None else [*head, "time expected"]]
+    rows = [["B", "trials", "steps", "checks", "a step", "a check", "share of checks", *columns]]
     for batch_size in sorted({cell.batch_size for cell in points}):
-        parts = [{c: w for c, w in column.items() if c.batch_size == batch_size} for column in columns]
-        total = sum(parts[0].values(), Work())
+        parts = [
+            ({c: w for c, w in cells.items() if c.batch_size == batch_size}, share) for cells, share in columns.values()
+        ]
+        total = sum(parts[0][0].values(), Work())
         step, check = timing.step.at(batch_size), timing.check.at(1 / batch_size)
         share = check / (check + goal.check_interval * step)
-        times = [duration(training_seconds(part, timing) / workers) for part in parts]
+        times = [duration(training_seconds(part, timing, share) / workers) for part, share in parts]
         rows.append([str(batch_size), *_counts(total), duration(step), duration(check), f"{share:.0%}", *times])
     if passes:
         n = sum(passes.values())
         rows.append(["pruning", f"{n:,} passes", *[""] * 5, *[duration(pruning)] * len(columns)])
     total = sum(most.values(), Work())
-    times = [duration(training_seconds(column, timing) / workers + pruning) for column in columns]
+    times = [duration(training_seconds(c, timing, share) / workers + pruning) for c, share in columns.values()]
     rows.append(["total", *_counts(total), *[""] * 3, *times])
-    return [*_aligned(rows), "", *_columns_explained(goal.max_steps, total, likely, sum(map(len, results.values())))]
+    finished = sum(map(len, results.values()))
+    return [*_aligned(rows), "", *_columns_explained(goal.max_steps, paused, total, likely, finished)]
 
 
-def _columns_explained(max_steps: int, most: Work, likely: Mapping[Cell, Work] | None, finished: int) -> list[str]:
+def _columns_explained(
+    max_steps: int, paused: Sequence[float], most: Work, likely: Mapping[Cell, Work] | None, finished: int
+) -> list[str]:
     if not most.trials:
         return ["nothing is left to run"]
-    text = f"at most: every trial spends its budget of {max_steps:,} steps"
+    before = f", after heats of {', '.join(f'{step:,}' for step in paused)} steps," if paused else ""
+    text = f"at most: every trial spends its budget of {max_steps:,} steps{before} and every check is a full one"
     if likely is None:
         return [f"{text}; how much earlier they end is known once some have finished"]
     steps = sum(likely.values(), Work()).steps

@@ -13,7 +13,7 @@ from lit_dps.errors import UserError
 from lit_dps.goal import Goal
 from lit_dps.storage import sqlite_file
 from lit_dps.study.config import StudyConfig
-from lit_dps.study.store import open_storage, storage_lock
+from lit_dps.study.database import open_storage, storage_lock
 
 IDENTITY = "identity"
 
@@ -49,7 +49,7 @@ def declare(
     goal: Goal,
     identity: Mapping[str, Any],
     config: Mapping[str, Any],
-) -> None:
+) -> float | None:
     """Writes the header of a new study, or extends that of an existing one.
 
     More trials, batch sizes, sparsities and goals, and a larger slack, extend a study; nothing is ever taken away.
@@ -62,6 +62,9 @@ def declare(
         identity: All that decides results, nested, plain JSON: must be equal when a study is taken up again.
         config: The whole configuration, for the record.
 
+    Returns:
+        The study's slack: the largest that it was ever run with.
+
     Raises:
         StudyChanged: naming every key that differs.
         StorageError: if the storage cannot be used.
@@ -71,6 +74,8 @@ def declare(
         check_unchanged(url, study.name, identity)
         header = optuna.create_study(study_name=study.name, storage=storage, load_if_exists=True)
         attrs = header.user_attrs
+        # a header of before there was racing has no slack: its trials ran to the budget
+        slack = _larger(attrs.get("slack"), study.slack) if FORMAT_ATTR in attrs else study.slack
         new = {
             "workload": workload,
             "goal": dataclasses.asdict(goal),
@@ -82,12 +87,13 @@ def declare(
             "sparsities": sorted({*attrs.get("sparsities", []), *study.sparsities}),
             "trials": max(attrs.get("trials", 0), study.trials),
             "goals": sorted({*attrs.get("goals", []), *study.goals}),
-            "slack": _larger(attrs.get("slack", study.slack), study.slack),
+            "slack": slack,
             FORMAT_ATTR: FORMAT,  # last: a header without it was cut short and is written anew
         }
         for key, value in new.items():
             if key not in attrs or attrs[key] != value:
                 header.set_user_attr(key, value)
+    return slack
 
 
 def _larger(one: float | None, other: float | None) -> float | None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import TextIO
 
+from lit_dps.analysis.racing import fair
+from lit_dps.analysis.results import furthest
 from lit_dps.trial import Cell, Status, TrialResult
 
 
@@ -19,6 +22,7 @@ class Progress:
         cells: Cells of this run.
         points: Trials of each cell.
         workers: Trials that run at the same time.
+        slack: The study's; a trial that stopped and has to go on is not finished.
         stream: Where to write.
         every: Seconds between two lines where the stream is no terminal.
     """
@@ -29,19 +33,21 @@ class Progress:
         cells: Sequence[Cell],
         points: int,
         workers: int,
+        slack: float | None = None,
         stream: TextIO | None = None,
         every: float = 15.0,
     ):
         self.stream = stream or sys.stderr
-        self.every, self.points, self.workers = every, points, workers
+        self.every, self.points, self.workers, self.slack = every, points, workers, slack
         self.done = {
-            cell: {r.trial.point: r for r in results.get(cell, ()) if r.trial.point < points} for cell in cells
+            cell: {r.trial.point: _end(r) for r in results.get(cell, ()) if r.trial.point < points} for cell in cells
         }
         self._shown = 0.0
 
     def update(self, result: TrialResult) -> None:
         """Takes a new result into account and shows the line."""
-        self.done[result.trial.cell][result.trial.point] = result
+        done = self.done[result.trial.cell]
+        done[result.trial.point] = furthest(done.get(result.trial.point), _end(result))
         self.show(result.trial.cell)
 
     def show(self, cell: Cell | None = None) -> None:
@@ -65,8 +71,8 @@ class Progress:
 
     def line(self, cell: Cell | None = None) -> str:
         """The line's text."""
-        finished = sum(len(results) for results in self.done.values())
-        full = sum(len(results) >= self.points for results in self.done.values())
+        finished = sum(map(self._finished, self.done))
+        full = sum(self._finished(cell) >= self.points for cell in self.done)
         parts = [f"cells {full}/{len(self.done)}", f"trials {finished}/{len(self.done) * self.points}"]
         if cell is not None:
             steps = [r.steps for r in self.done[cell].values() if r.status is Status.COMPLETE]
@@ -74,6 +80,10 @@ class Progress:
         left = self.seconds_left()
         parts.append(f"time left {_clock(left)}" if left is not None else "time left ?")
         return "  ".join(parts)
+
+    def _finished(self, cell: Cell) -> int:
+        """Trials of a cell that ran as far as they have to, by what is known of the race."""
+        return len(fair(list(self.done[cell].values()), self.slack))
 
     def seconds_left(self) -> float | None:
         """Mean seconds of a finished trial of the nearest batch size, summed over what is left, shared by the workers.
@@ -88,10 +98,15 @@ class Progress:
         if not known:
             return None
         left = 0.0
-        for cell, results in self.done.items():
+        for cell in self.done:
             nearest = min(known, key=lambda b: (abs(b - cell.batch_size), b))
-            left += known[nearest] * (self.points - len(results))
+            left += known[nearest] * (self.points - self._finished(cell))
         return left / self.workers
+
+
+def _end(result: TrialResult) -> TrialResult:
+    """A result with the last step of its curves alone: a long study's would fill the memory."""
+    return dataclasses.replace(result, curve={"step": result.curve.get("step", [])[-1:]}, smoothness={})
 
 
 def _clock(seconds: float) -> str:

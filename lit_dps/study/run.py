@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import sys
 from collections.abc import Iterator
 
@@ -35,7 +37,8 @@ def run_study(setup: StudySetup) -> int:
     url, name, workload = setup.storage.optuna_url, setup.study.name, setup.workload_name()
     tags = environment_tags(getattr(data, "digest", None))
     tracker = Tracker(setup.storage.mlflow_uri, setup.storage.folder, workload, name, tags)
-    header.declare(url, setup.study, workload, setup.goal_of_trials, setup.identity(data), setup.config())
+    slack = header.declare(url, setup.study, workload, setup.goal_of_trials, setup.identity(data), setup.config())
+    setup = dataclasses.replace(setup, study=dataclasses.replace(setup.study, slack=slack))
 
     view = _View(tracker)
     record = read_study(url, name)
@@ -73,7 +76,7 @@ def check_study(setup: StudySetup) -> LightningDataModule:
 
 
 def _train(setup: StudySetup, record: StudyRecord, view: _View, workers: int) -> None:
-    progress = Progress(record.results, setup.cells, setup.study.trials, workers)
+    progress = Progress(record.results, setup.cells, setup.study.trials, workers, setup.study.slack)
     shown = "1 trial" if workers == 1 else f"{workers} trials"
     print(f"study {record.name}: {shown} at a time in {setup.storage.optuna_url}", file=sys.stderr, flush=True)
     progress.show()
@@ -112,17 +115,18 @@ class _View:
         self.tracker, self.failed = tracker, False
 
     def catch_up(self, record: StudyRecord) -> None:
-        """Logs the stored results that an earlier run could not log any more."""
+        """Logs the stored results that are not logged: a run was killed before it could, or another attempt counts."""
         logged = self.tracker.logged()
         for cell, results in record.results.items():
             for result in results:
-                if (str(cell), result.trial.point) not in logged:
+                if not math.isclose(logged.get((str(cell), result.trial.point), math.inf), result.seconds):
                     self.log(result)
 
     def log(self, result: TrialResult) -> None:
         self._try(self.tracker.log_trial, result)
 
     def log_outcome(self, record, scalings, files) -> None:
+        self._try(self.catch_up, record)
         self._try(log_outcome, self.tracker, record, scalings, files)
 
     def _try(self, log, *args) -> None:

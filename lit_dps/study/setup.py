@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import inspect
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,10 +14,12 @@ import torch
 from lightning.pytorch import LightningDataModule, Trainer
 
 from lit_dps.callbacks import GoalErrorCallback, PruningCallback
+from lit_dps.engines.base import Engine
+from lit_dps.engines.fused import FusedEngine
 from lit_dps.engines.lightning import LightningEngine
 from lit_dps.errors import ConfigError
 from lit_dps.goal import Goal
-from lit_dps.study.config import StorageConfig, StudyConfig
+from lit_dps.study.config import StorageConfig, StudyConfig, cores
 from lit_dps.study.sobol import sobol_point
 from lit_dps.trial import Cell, Trial, TrialResult
 from lit_dps.workload import STUDY_TRAINER, Workload, locate
@@ -54,8 +55,8 @@ class StudySetup:
 
     @property
     def cells(self) -> list[Cell]:
-        """The cells to run, in order."""
-        return [Cell(b, s) for s in sorted(self.study.sparsities) for b in sorted(self.study.batch_sizes)]
+        """The cells to run, in order: those of one batch size together, since they may be trained in lockstep."""
+        return sorted(Cell(b, s) for b in self.study.batch_sizes for s in self.study.sparsities)
 
     def left(self, results: Mapping[Cell, Sequence[TrialResult]]) -> dict[Cell, set[int]]:
         """The points of each cell that have no result yet."""
@@ -74,12 +75,19 @@ class StudySetup:
         accelerator = self.workload.trainer.get("accelerator", "auto")
         if accelerator in ("gpu", "cuda") or (accelerator == "auto" and torch.cuda.is_available()):
             return 1
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return max(1, cores // self.study.threads)
+        return max(1, cores() // self.study.threads)
 
-    def engine(self, limit: Callable[[Cell], float] = lambda cell: math.inf) -> LightningEngine:
-        """Who trains the trials; `limit` gives the step that those of a cell have to reach."""
-        return LightningEngine(self.workload, self.goal, self.pruning, self.smoothness, self.study.goals, limit)
+    def engine(self, **steps: Callable[[Cell], float]) -> Engine:
+        """Who trains the trials; `steps` are `limit` and `pause` of `LightningEngine`."""
+        measured = (self.workload, self.goal, self.pruning, self.smoothness)
+        one = LightningEngine(*measured, goals=self.study.goals, lean=self.study.lean, **steps)
+        if self.study.engine == "lightning":
+            return one
+        share = math.ceil(self.study.trials * len(self.study.sparsities) / self.workers)
+        fused = FusedEngine(one, self.study.slots, share, self.workers)
+        if self.study.engine == "fused":
+            return fused
+        return dataclasses.replace(fused, timed=True, say=lambda reason: None)  # either way is what was asked for
 
     def check(self) -> LightningDataModule:
         """Checks all that can be checked before a trial runs, and creates nothing.
@@ -114,7 +122,7 @@ class StudySetup:
         if hasattr(data, "check_batch_size"):
             for batch_size in self.study.batch_sizes:
                 data.check_batch_size(batch_size)
-        self.engine().rehearse(trial)
+        LightningEngine(self.workload, self.goal, self.pruning, self.smoothness).rehearse(trial)
         return data
 
     def identity(self, data: LightningDataModule) -> dict[str, Any]:

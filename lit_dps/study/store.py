@@ -7,28 +7,22 @@ processes take the same waiting trial.
 
 from __future__ import annotations
 
-import hashlib
 import math
-import os
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import optuna
-from filelock import FileLock
 from optuna.trial import TrialState
 
 from lit_dps.analysis.racing import last_step
 from lit_dps.analysis.results import POINT_ATTR, RESULT_ATTR, cell_study_name, encode_result, storage_errors
-from lit_dps.storage import sqlite_file
+from lit_dps.study.database import open_storage, storage_lock
 from lit_dps.study.owner import alive, owner
 from lit_dps.study.sobol import SobolSampler, distributions
 from lit_dps.trial import Cell, Status, Trial, TrialResult
 
 OWNER = "owner"
-LOCKED_TIMEOUT = 20  # seconds to wait for a database that another process writes to
 STATES = {
     Status.COMPLETE: TrialState.COMPLETE,
     Status.INCOMPLETE: TrialState.PRUNED,
@@ -36,31 +30,7 @@ STATES = {
     Status.OUTRACED: TrialState.PRUNED,
 }
 POLL = 1.0  # seconds
-
-
-def open_storage(url: str) -> optuna.storages.RDBStorage:
-    """Opens an Optuna storage, making it where there is none; safe for several processes at once.
-
-    Raises:
-        StorageError: if it cannot be opened or made.
-    """
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    with storage_errors(url):
-        file = sqlite_file(url)
-        if file is not None:
-            file.parent.mkdir(parents=True, exist_ok=True)
-        with storage_lock(url):
-            timeout = {"connect_args": {"timeout": LOCKED_TIMEOUT}} if file is not None else {}
-            return optuna.storages.RDBStorage(url, engine_kwargs=timeout)
-
-
-def storage_lock(url: str) -> FileLock:
-    """The lock of this machine's processes on a storage; may be taken again by the thread that holds it."""
-    file = sqlite_file(url)
-    if file is None:
-        digest = hashlib.sha256(url.encode()).hexdigest()[:16]
-        file = Path(tempfile.gettempdir()) / f"lit_dps-{os.getuid()}-{digest}"
-    return FileLock(f"{file}.lock", is_singleton=True)
+AHEAD = 50  # points of a cell that wait at a time
 
 
 class Store:
@@ -74,6 +44,7 @@ class Store:
         sampler: Where the points lie.
         seed: The study's seed, carried by every trial.
         slack: How far beyond the best of its cell a trial has to run; see `lit_dps.analysis.racing`.
+        heats: Steps at which trials pause while none of their cell is complete, ending with infinity.
     """
 
     def __init__(
@@ -85,14 +56,17 @@ class Store:
         sampler: SobolSampler,
         seed: int,
         slack: float | None = None,
+        heats: Sequence[float] = (math.inf,),
     ):
         self.storage, self.lock = open_storage(url), storage_lock(url)
         self.url, self.name, self.cells, self.points, self.sampler, self.seed = url, name, cells, points, sampler, seed
-        self.slack = slack
+        self.slack, self.heats = slack, (math.inf,) if slack is None else heats
         self.distributions = distributions(sampler.space)
         self._claims: dict[tuple[Cell, int], optuna.Trial] = {}
         self._studies: dict[Cell, optuna.Study] = {}
+        self._left: dict[Cell, dict[int, int]] = {}
         self._limits: dict[Cell, tuple[float, float]] = {}
+        self._heat: dict[Cell, float] = {}
 
     def ask(self) -> Iterator[Trial]:
         """Trials to run, one at a time, until no point is left that nobody has run or is running."""
@@ -100,11 +74,14 @@ class Store:
         while found:  # once more: a process that died meanwhile left its trials behind
             found = False
             for cell in self.cells:
-                with storage_errors(self.url), self.lock:
-                    study = self._declare(cell)
-                while (trial := self._claim(study, cell)) is not None:
-                    found = True
-                    yield trial
+                self._leave_others(cell)
+                more = True
+                while more:
+                    with storage_errors(self.url), self.lock:
+                        more = self._declare(cell)
+                    while (trial := self._claim(cell)) is not None:
+                        found = True
+                        yield trial
 
     def tell(self, result: TrialResult) -> None:
         """Stores a result for good.
@@ -117,6 +94,8 @@ class Store:
             trial.set_user_attr(RESULT_ATTR, encode_result(result))
             _finish(trial.study, trial.number, result.status, result.steps)
         del self._claims[(result.trial.cell, result.trial.point)]
+        asked, limit = self._limits.get(result.trial.cell, (-math.inf, math.inf))
+        self._limits[result.trial.cell] = asked, min(limit, last_step(result.steps, self.slack))
 
     def limit(self, cell: Cell) -> float:
         """The step that trials of a cell have to reach, by what all workers have stored of it so far.
@@ -128,9 +107,13 @@ class Store:
         asked, limit = self._limits.get(cell, (-math.inf, math.inf))
         if time.monotonic() - asked > POLL:
             with storage_errors(self.url):
-                limit = last_step(min(_steps(self._studies[cell]).values(), default=None), self.slack)
+                limit = last_step(min(_steps(self._study(cell)).values(), default=None), self.slack)
             self._limits[cell] = time.monotonic(), limit
         return limit
+
+    def pause(self, cell: Cell) -> float:
+        """The step at which trials of a cell pause, while none of it is complete."""
+        return self._heat[cell] if self.limit(cell) == math.inf else math.inf
 
     def abandon(self) -> None:
         """Gives back what was asked for and not told; the points will be asked again."""
@@ -139,33 +122,56 @@ class Store:
                 _give_up(trial.study, trial.number, trial.user_attrs)
         self._claims.clear()
 
-    def _declare(self, cell: Cell) -> optuna.Study:
-        """The cell's Optuna study with every point present: missing ones and those of dead processes are enqueued."""
-        study = optuna.create_study(
-            study_name=cell_study_name(self.name, cell),
-            storage=self.storage,
-            sampler=self.sampler,
-            direction="minimize",
-            load_if_exists=True,
-        )
-        if "sparsity" not in study.user_attrs:
-            study.set_user_attr("batch_size", cell.batch_size)
-            study.set_user_attr("sparsity", cell.sparsity)
-        self._studies[cell] = study
-        limit = last_step(min(_steps(study).values(), default=None), self.slack)
-        present = set()
+    def _declare(self, cell: Cell) -> bool:
+        """Enqueues the next points of a cell that nobody has run or is running, also those of dead processes.
+
+        Returns:
+            Whether more are missing: Optuna reads all that wait whenever one is taken.
+        """
+        study = self._study(cell)
+        running, ran, waiting = set(), {}, 0
         for trial in study.get_trials(deepcopy=False):
-            finished = trial.state.is_finished()
+            point, finished = trial.user_attrs[POINT_ATTR], trial.state.is_finished()
+            waiting += trial.state is TrialState.WAITING and point < self.points
             # one without an owner was cut short while this lock was held, so nobody runs it
             if trial.state is TrialState.RUNNING and not alive(trial.user_attrs.get(OWNER)):
                 finished = True
                 _give_up(study, trial.number, trial.user_attrs)
-            if not finished or _ran_to(limit, trial.user_attrs.get(RESULT_ATTR)):
-                present.add(trial.user_attrs[POINT_ATTR])
-        steps = self._steps_nearby(cell)
-        for point in sorted(set(range(self.points)) - present, key=lambda point: (steps.get(point, math.inf), point)):
+            if finished:
+                ran[point] = max(ran.get(point, -math.inf), _ran_to(trial.user_attrs.get(RESULT_ATTR)))
+            else:
+                running.add(point)
+        best = min(_steps(study).values(), default=None)
+        for limit in self.heats if best is None else [last_step(best, self.slack)]:
+            missing = {p for p in range(self.points) if p not in running and ran.get(p, -math.inf) < limit}
+            if missing:
+                break
+        steps, room = self._steps_nearby(cell), max(0, AHEAD - waiting)
+        for point in sorted(missing, key=lambda point: (steps.get(point, math.inf), point))[:room]:
             study.enqueue_trial({}, user_attrs={POINT_ATTR: point})
-        return study
+        return len(missing) > room or (best is None and limit < math.inf)
+
+    def _study(self, cell: Cell) -> optuna.Study:
+        """The cell's Optuna study, the same object while the cell is run: a new one reads all its trials anew."""
+        if cell not in self._studies:
+            study = optuna.create_study(
+                study_name=cell_study_name(self.name, cell),
+                storage=self.storage,
+                sampler=self.sampler,
+                direction="minimize",
+                load_if_exists=True,
+            )
+            if "sparsity" not in study.user_attrs:
+                study.set_user_attr("batch_size", cell.batch_size)
+                study.set_user_attr("sparsity", cell.sparsity)
+            self._studies[cell] = study
+        return self._studies[cell]
+
+    def _leave_others(self, cell: Cell) -> None:
+        """Keeps the steps to result alone of other cells that are not run any more: Optuna keeps all curves it read."""
+        running = {other for other, _ in self._claims} | {cell}
+        for other in self._studies.keys() - running:
+            self._left[other] = _steps(self._studies.pop(other))
 
     def _steps_nearby(self, cell: Cell) -> dict[int, int]:
         """Steps to result of the points that were complete in the nearest cell of this run.
@@ -174,19 +180,30 @@ class Store:
         """
         if self.slack is None:
             return {}
-        others = sorted((c for c in self._studies if c != cell), key=lambda c: _distance(c, cell))
-        return next((steps for other in others if (steps := _steps(self._studies[other]))), {})
+        known = self._left | {other: _steps(study) for other, study in self._studies.items()}
+        others = sorted(known.keys() - {cell}, key=lambda other: (_distance(other, cell), other))
+        return next((known[other] for other in others if known[other]), {})
 
-    def _claim(self, study: optuna.Study, cell: Cell) -> Trial | None:
+    def _claim(self, cell: Cell) -> Trial | None:
+        study = self._studies[cell]
         with storage_errors(self.url), self.lock:  # ask and the owner's name go together
             waiting = study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
             if not any(trial.user_attrs[POINT_ATTR] < self.points for trial in waiting):
                 return None
             claimed = study.ask(fixed_distributions=self.distributions)
             claimed.set_user_attr(OWNER, owner())
+            self._heat[cell] = self._next_heat(study, claimed.user_attrs[POINT_ATTR])
         trial = Trial(cell, claimed.user_attrs[POINT_ATTR], dict(claimed.params), self.seed)
         self._claims[(cell, trial.point)] = claimed
         return trial
+
+    def _next_heat(self, study: optuna.Study, point: int) -> float:
+        """The first heat that a point has not been run through."""
+        if len(self.heats) == 1:
+            return self.heats[0]
+        earlier = study.get_trials(deepcopy=False, states=(TrialState.PRUNED,))
+        ran = [_ran_to(t.user_attrs.get(RESULT_ATTR)) for t in earlier if t.user_attrs[POINT_ATTR] == point]
+        return next((heat for heat in self.heats if heat > max(ran, default=-math.inf)), math.inf)
 
 
 def _steps(study: optuna.Study) -> dict[int, int]:
@@ -195,11 +212,11 @@ def _steps(study: optuna.Study) -> dict[int, int]:
     return {trial.user_attrs[POINT_ATTR]: int(trial.value) for trial in complete}
 
 
-def _ran_to(limit: float, result: Mapping[str, Any] | None) -> bool:
-    """Whether a stored result tells how a trial went up to a step; an outraced one may have been stopped before."""
+def _ran_to(result: Mapping[str, Any] | None) -> float:
+    """The step up to which a stored result tells how a trial went; an outraced one was stopped there."""
     if result is None:
-        return False
-    return result["status"] != Status.OUTRACED or result["curve"]["step"][-1] >= limit
+        return -math.inf
+    return result["curve"]["step"][-1] if result["status"] == Status.OUTRACED else math.inf
 
 
 def _distance(one: Cell, other: Cell) -> float:

@@ -11,8 +11,11 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from scipy.optimize import nnls
 
+from lit_dps.callbacks import GoalErrorCallback
+from lit_dps.callbacks.early_check import EarlyCheck, fewest
 from lit_dps.callbacks.training_pass import TrainingPass
-from lit_dps.engines.lightning import SCORES_KEPT, LightningEngine
+from lit_dps.engines.lightning import LightningEngine
+from lit_dps.engines.scores import SCORES_KEPT, scores_are_shared
 from lit_dps.pruning.mask import prunable
 from lit_dps.pruning.scores import SCORES
 from lit_dps.study.setup import StudySetup
@@ -47,6 +50,7 @@ class Measured:
         check: Seconds a check of the entire validation split.
         pruning: Seconds a pass of pruning; 0 if the study does not prune, or its score takes no data.
         reused: Whether a worker takes the scores of a point for all its cells.
+        refusal: Share of a check's examples that are looked at, at least, to find that the goal is missed.
     """
 
     batch_size: int
@@ -55,6 +59,7 @@ class Measured:
     check: float
     pruning: float
     reused: bool
+    refusal: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,7 @@ class Timing:
             the training's size, an overhead a batch.
         pruning: Seconds a pass of pruning, over 1 / B, likewise.
         reused: Whether a worker takes the scores of a point for all its cells.
+        refusal: As in `Measured`.
     """
 
     measured: tuple[Measured, ...]
@@ -77,6 +83,7 @@ class Timing:
     check: Line
     pruning: Line
     reused: bool
+    refusal: float = 1.0
 
     @property
     def misfit(self) -> float:
@@ -123,6 +130,7 @@ def measure(setup: StudySetup) -> Timing:
         check=fit_line(inverse, [m.check for m in found]),
         pruning=fit_line(inverse, [m.pruning for m in found]),
         reused=all(m.reused for m in found),
+        refusal=found[0].refusal,
     )
 
 
@@ -138,7 +146,7 @@ def fit_line(x: Sequence[float], y: Sequence[float]) -> Line:
 
 
 class Stopwatch(Callback):
-    """Times the start, `steps` steps after a first one, and the check after them, of a run of steps + 1 steps.
+    """Times the start, `steps` steps from one update to another, and the check after a run of steps + 1 steps.
 
     Args:
         setup: The study.
@@ -147,28 +155,33 @@ class Stopwatch(Callback):
 
     def __init__(self, setup: StudySetup, steps: int):
         self.setup, self.steps = setup, steps
-        self._after: dict[int, float] = {}
+        self._within: dict[int, float] = {}
         self._pruning = 0.0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._started = time.perf_counter()
         self._reused = self._scores_are_reused(trainer, pl_module)
+        self._refusal = 1.0
+        if GoalErrorCallback(**self.setup.goal).early_reject and EarlyCheck.serves(trainer, pl_module):
+            self._refusal = fewest(self.setup.goal_of_trials, trainer.datamodule.validation_size)
         if max(self.setup.study.sparsities) > 0:
             self._pruning = self._pruning_pass(trainer, pl_module)
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args) -> None:
-        step = trainer.global_step  # the first batch alone stands for a step that accumulates several
-        if step in (1, self.steps + 1) and step not in self._after:
-            self._after[step] = _now(pl_module)
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, *args) -> None:
+        if trainer.global_step in (0, self.steps):  # the same point of the first step and of the last
+            self._within[trainer.global_step] = _now(pl_module)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._trained = _now(pl_module)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._checked = _now(pl_module)
 
     def read(self, batch_size: int, begin: float) -> Measured:
         """The measurement of a run that was called at `begin`, in seconds of `time.perf_counter`."""
-        first, last = self._after[1], self._after[self.steps + 1]
-        step, check = (last - first) / self.steps, self._checked - last
-        return Measured(batch_size, self._started - begin, step, check, self._pruning, self._reused)
+        step, check = (self._within[self.steps] - self._within[0]) / self.steps, self._checked - self._trained
+        start = self._started - begin
+        return Measured(batch_size, start, step, check, self._pruning, self._reused, self._refusal)
 
     def _pruning_pass(self, trainer: Trainer, module: LightningModule) -> float:
         """Seconds of the pass, from its first batches."""
@@ -194,18 +207,15 @@ class Stopwatch(Callback):
     def _scores_are_reused(self, trainer: Trainer, module: LightningModule) -> bool:
         """As `LightningEngine` decides it, of all the points of the study."""
         scores = sum(p.numel() for p in prunable(module, self.setup.pruning["biases"]).values())
-        return (
-            hasattr(trainer.datamodule, "pruning_dataloader")
-            and self.setup.workload.batch_size_key.startswith("data.")
-            and scores * self.setup.study.trials <= SCORES_KEPT
-        )
+        shared = scores_are_shared(self.setup.workload, trainer.datamodule)
+        return shared and scores * self.setup.study.trials <= SCORES_KEPT
 
 
 @dataclass(frozen=True)
-class _Watched(Workload):
-    """A workload whose trials carry a stopwatch."""
+class Watched(Workload):
+    """A workload whose trials carry a callback."""
 
-    watch: Stopwatch | None = None
+    watch: Callback | None = None
 
     def build(self, trial: Trial) -> Built:
         built = super().build(trial)
@@ -220,7 +230,7 @@ def _measure(setup: StudySetup, batch_size: int, steps: int) -> Measured:
     goal = {**setup.goal, "check_interval": steps + 1, "max_steps": steps + 1, "early_reject": False}
     pruning = {**setup.pruning, "method": "magnitude"}  # masks without a pass, which the stopwatch times by itself
     begin = time.perf_counter()
-    LightningEngine(_Watched(**vars(setup.workload), watch=watch), goal, pruning).train(trial)
+    LightningEngine(Watched(**vars(setup.workload), watch=watch), goal, pruning, lean=setup.study.lean).train(trial)
     return watch.read(batch_size, begin)
 
 

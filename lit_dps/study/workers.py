@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 
 import torch
 
+from lit_dps.analysis.racing import heats
 from lit_dps.errors import UserError
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.sobol import SobolSampler
@@ -39,11 +40,17 @@ def work(setup: StudySetup) -> Iterator[TrialResult]:
     config = setup.study
     sampler = SobolSampler(config.space, config.seed, config.scramble)
     url = setup.storage.optuna_url
-    store = Store(url, config.name, setup.cells, config.trials, sampler, config.seed, config.slack)
+    goal = setup.goal_of_trials
+    paused = heats(goal.check_interval, goal.max_steps)
+    store = Store(url, config.name, setup.cells, config.trials, sampler, config.seed, config.slack, paused)
     try:
-        for result in setup.engine(store.limit).run(store.ask()):
-            store.tell(result)
-            yield result
+        engine, found = setup.engine(limit=store.limit, pause=store.pause), True
+        while found:  # an engine may have asked for its last trial before another one stopped to be run again
+            found = False
+            for result in engine.run(store.ask()):
+                found = True
+                store.tell(result)
+                yield result
     finally:
         store.abandon()
 

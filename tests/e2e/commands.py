@@ -13,6 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 FAST = Path(__file__).with_name("fast.yaml")
+FAST_TRIALS = {(f"fast | B={b} S={s:g}", str(point)) for b in (16, 64) for s in (0.0, 0.5) for point in range(4)}
 
 
 def command(*args: object) -> list[str]:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import pytest
 
 from lit_dps.cli import main
+from tests.e2e.commands import FAST, run
 
 
 class Done(NamedTuple):
@@ -31,3 +32,12 @@ def call(tmp_path, monkeypatch, capfd):
         return Done(code, *capfd.readouterr())
 
     return run
+
+
+@pytest.fixture(scope="session")
+def unbroken(tmp_path_factory):
+    """The folder of the fast study, run to its end undisturbed, one trial at a time."""
+    folder = tmp_path_factory.mktemp("unbroken")
+    done = run(folder, "study", "--config", FAST)
+    assert done.returncode == 0, done.stderr
+    return folder

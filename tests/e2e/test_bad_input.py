@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from lit_dps.cli import main
-from lit_dps.study import store
+from lit_dps.study import database
 from tests.e2e.commands import FAST
 
 BASE = yaml.safe_load(FAST.read_text())
@@ -189,7 +189,7 @@ def test_unwritable_storage(refusal, tmp_path, monkeypatch):
 
 
 def test_locked_database(refusal, tmp_path, monkeypatch):
-    monkeypatch.setattr(store, "LOCKED_TIMEOUT", 0.2)
+    monkeypatch.setattr(database, "LOCKED_TIMEOUT", 0.2)
     connection = sqlite3.connect(tmp_path / "locked.db", check_same_thread=False)
     connection.execute("create table t (x)")
     connection.commit()

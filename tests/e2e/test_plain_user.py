@@ -46,7 +46,7 @@ def test_a_module_that_knows_nothing_of_the_package_is_studied(tmp_path):
         rows = {(int(row["batch_size"]), float(row["sparsity"])): row for row in csv.DictReader(file)}
     assert set(rows) == {(8, 0.0), (64, 0.0), (8, 0.8), (64, 0.8)}
     for row in rows.values():
-        assert sum(int(row[status]) for status in ("complete", "incomplete", "infeasible")) == 3
+        assert sum(int(row[status]) for status in ("complete", "incomplete", "infeasible", "outraced")) == 3
         assert int(row["k_star"]) % 10 == 0  # Adam at these rates learns two moons in 400 steps
         assert 0.001 <= float(row["lr"]) <= 0.1
         assert 16 <= int(row["width"]) <= 64

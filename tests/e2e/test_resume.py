@@ -8,20 +8,10 @@ import signal
 import pytest
 import yaml
 
-from tests.e2e.commands import FAST, results, run, start, table, wait_for_results
+from tests.e2e.commands import FAST, FAST_TRIALS, results, run, start, table, wait_for_results
 
 pytestmark = pytest.mark.slow
 STUDY = ("study", "--config", FAST)
-ALL = {(f"fast | B={b} S={s:g}", str(point)) for b in (16, 64) for s in (0.0, 0.5) for point in range(4)}
-
-
-@pytest.fixture(scope="module")
-def unbroken(tmp_path_factory):
-    """The folder of a study that ran to its end undisturbed."""
-    folder = tmp_path_factory.mktemp("unbroken")
-    done = run(folder, *STUDY)
-    assert done.returncode == 0, done.stderr
-    return folder
 
 
 @pytest.mark.parametrize(
@@ -42,7 +32,7 @@ def test_interrupted_study_equals_unbroken_one(tmp_path, unbroken, sent, workers
         (os.killpg if group else os.kill)(process.pid, sent)
         code = process.wait(60)
         assert code == (-signal.SIGKILL if sent == signal.SIGKILL else 130)
-        assert len(results(database)) < len(ALL)
+        assert len(results(database)) < len(FAST_TRIALS)
     before = results(database)
     partial = run(tmp_path, "analyze", "--config", FAST)
     assert partial.returncode == 0, partial.stderr
@@ -52,21 +42,21 @@ def test_interrupted_study_equals_unbroken_one(tmp_path, unbroken, sent, workers
     assert done.returncode == 0, done.stderr
     after = results(database)
     assert before <= after, "a stored result was lost"
-    assert after == dict.fromkeys(ALL, 1), "a point was lost or run twice"
+    assert after == dict.fromkeys(FAST_TRIALS, 1), "a point was lost or run twice"
     assert table(tmp_path) == table(unbroken)
 
 
 def test_two_workers_run_each_point_once_and_agree_with_one(tmp_path, unbroken):
     done = run(tmp_path, *STUDY, "--study.workers", 2)
     assert done.returncode == 0, done.stderr
-    assert results(tmp_path / "mlruns" / "study.db") == dict.fromkeys(ALL, 1)
+    assert results(tmp_path / "mlruns" / "study.db") == dict.fromkeys(FAST_TRIALS, 1)
     assert table(tmp_path) == table(unbroken)
 
 
 def test_two_commands_share_one_study(tmp_path, unbroken):
     processes = [start(tmp_path, *STUDY) for _ in range(2)]
     assert [process.wait(300) for process in processes] == [0, 0], (tmp_path / "output.txt").read_text()
-    assert results(tmp_path / "mlruns" / "study.db") == dict.fromkeys(ALL, 1)
+    assert results(tmp_path / "mlruns" / "study.db") == dict.fromkeys(FAST_TRIALS, 1)
     run(tmp_path, "analyze", "--config", FAST)
     assert table(tmp_path) == table(unbroken)
 
@@ -96,7 +86,7 @@ def test_finished_study_reruns_nothing_refuses_changes_and_can_be_extended(tmp_p
 
     extended = run(tmp_path, *STUDY)
     assert extended.returncode == 0, extended.stderr
-    assert first <= results(database) == dict.fromkeys(ALL, 1)
+    assert first <= results(database) == dict.fromkeys(FAST_TRIALS, 1)
 
 
 def test_searched_and_machine_dependent_settings_may_change(tmp_path, unbroken):

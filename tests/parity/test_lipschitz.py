@@ -50,9 +50,11 @@ def recorded_run(sparsity: float) -> dict:
     return next(row for row in rows if row["sparsity"] == sparsity)
 
 
-# The dense run amplifies float32 noise: from step 11 on its losses are others in the third digit, and by step 300 our
-# own constants in float32 and in float64 are 2.7, 8.7 and 7.4 % apart, the authors' between them or 2 % beside them.
-@pytest.mark.parametrize(("sparsity", "tolerance"), [(0.0, 0.1), (0.9, 0.02)])
+# Training amplifies rounding, so the constants at steps 100 to 300 are no better known than this. Dense: from step 11
+# on losses are others in the third digit, and by step 300 our own constants in float32 and in float64 are 2.7, 8.7 and
+# 7.4 % apart, the authors' between them or 2 % beside them. At 0.9 two machines of ours are up to 1.2 % apart, and one
+# of them 2.7 % from the authors'. That the function itself is exact is tested on known constants (tests/unit).
+@pytest.mark.parametrize(("sparsity", "tolerance"), [(0.0, 0.1), (0.9, 0.05)])
 def test_lipschitz_constants_along_training(sparsity, tolerance):
     recorded, run = load(f"lipschitz-mnist-s{sparsity}"), recorded_run(sparsity)
     network = with_weights(SimpleCNN(), load("mnist-simple-cnn-seed0-sub10000"))

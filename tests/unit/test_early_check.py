@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from lightning.pytorch import LightningDataModule
+from lightning.pytorch import Callback, LightningDataModule, Trainer
 from torch import nn
 
 from lit_dps.callbacks import GoalErrorCallback
-from lit_dps.callbacks.early_check import CHUNK, EarlyCheck
+from lit_dps.callbacks.early_check import CHUNK, EarlyCheck, fewest
 from lit_dps.goal import Goal
 from lit_dps.module import ImageClassifier
 from lit_dps.trial import Status
-from tests.unit.tiny import assert_equal, fit, loader, weights
+from tests.unit.tiny import QUIET, assert_equal, fit, loader, weights
 
 N = 1000
 
@@ -127,3 +127,38 @@ def test_allowed_mistakes_are_the_most_that_meet_the_goal(error, examples):
     allowed = goal.allowed(examples)
     as_logged = torch.tensor([allowed, allowed + 1]).float() / examples
     assert [goal.reached(float(e)) for e in as_logged] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("goal", "size", "share"), [(0.02, 6000, 256 / 6000), (0.1, 6000, 601 / 6000), (0.1, 100, 1.0)]
+)
+def test_the_fewest_examples_that_refuse(goal, size, share):
+    assert fewest(Goal(goal), size) == pytest.approx(share)
+
+
+class OwnSplit(Points):
+    def val_dataloader(self):
+        return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(self.x[:10], self.y[:10]), 10)
+
+
+class OwnHook(ImageClassifier):
+    def on_validation_start(self):
+        pass
+
+
+class Averaging(Callback):
+    def on_validation_epoch_start(self, trainer, pl_module):
+        pass
+
+
+def serves(module=ImageClassifier, data=Points, monitor="val_error", callbacks=()) -> bool:
+    trainer = Trainer(**QUIET, callbacks=list(callbacks))
+    trainer.datamodule = data()
+    return EarlyCheck.serves(trainer, module(nn.Linear(4, 2)), monitor)
+
+
+def test_it_stands_in_only_where_lightnings_validation_would_say_the_same():
+    assert serves()
+    assert not serves(data=OwnSplit), "its validation data are others"
+    assert not serves(module=OwnHook) and not serves(callbacks=[Averaging()]), "somebody listens"
+    assert not serves(monitor="val_loss"), "mistakes are no loss"

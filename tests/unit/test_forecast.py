@@ -99,6 +99,13 @@ def test_time_is_that_of_starts_steps_checks_and_passes():
     assert pruning_seconds({2: 5, 8: 1}, TIMING) == pytest.approx(5 * 5.0 + 3.5)
 
 
+def test_checks_that_refuse_early_cost_their_share():
+    cells = {Cell(2, 0.0): Work(3, 480, 30)}
+    full, early = (training_seconds(cells, TIMING, share) for share in (1.0, 0.25))
+    assert full == training_seconds(cells, TIMING)
+    assert full - early == pytest.approx(0.75 * 30 * (0.1 + 0.2 / 2))
+
+
 def test_what_is_left_of_a_study():
     study = StudyConfig(batch_sizes=[2, 8], sparsities=[0.0], trials=3)
     setup = StudySetup(study, StorageConfig(), Workload({}, {}, {}), {}, {}, {})

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from lit_dps.analysis.racing import best_steps, fair, last_step
+from lit_dps.analysis.racing import best_steps, fair, heats, last_step
 from lit_dps.analysis.results import read_study
 from lit_dps.space import Range
 from lit_dps.study import store as store_module
@@ -140,13 +140,82 @@ def test_of_two_attempts_the_one_that_ran_further_counts(tmp_path):
     assert (ended[2].status, ended[2].curve["step"][-1]) == (Status.OUTRACED, 64), "complete, but after 1.5 x 48 steps"
 
 
-def test_limits_are_asked_of_the_storage_now_and_then(url, monkeypatch):
+def test_a_worker_knows_its_own_results_at_once_and_those_of_others_soon(url, monkeypatch):
     monkeypatch.setattr(store_module, "POLL", 1e9)
-    s = Store(url, "s", CELLS[:1], 2, SobolSampler(SPACE, 5), 5, 1)
-    asked = s.ask()
-    first = next(asked)
-    assert s.limit(CELLS[0]) == math.inf
-    s.tell(TrialResult(Trial(first.cell, first.point), Status.COMPLETE, 48, curve(48)))
-    assert s.limit(CELLS[0]) == math.inf
+    s, other = (Store(url, "s", CELLS[:1], 3, SobolSampler(SPACE, 5), 5, 1) for _ in range(2))
+    mine, theirs = next(asked := s.ask()), next(asked_too := other.ask())
+    assert s.limit(CELLS[0]) == other.limit(CELLS[0]) == math.inf
+    s.tell(TrialResult(Trial(mine.cell, mine.point), Status.COMPLETE, 48, curve(48)))
+    assert (s.limit(CELLS[0]), other.limit(CELLS[0])) == (48, math.inf)
     monkeypatch.setattr(store_module, "POLL", -1.0)
-    assert s.limit(CELLS[0]) == 48
+    assert other.limit(CELLS[0]) == 48
+    other.tell(TrialResult(Trial(theirs.cell, theirs.point), Status.COMPLETE, 32, curve(32)))
+    assert s.limit(CELLS[0]) == 32
+    asked.close(), asked_too.close()
+
+
+def test_heats_are_a_quarter_of_the_next_and_the_last_is_the_budget():
+    assert heats(16, 40_000) == [144, 624, 2496, 10_000, math.inf]
+    assert heats(4, 127) == [math.inf]
+    assert heats(4, 128) == [32, math.inf]
+    assert sum(heats(16, 40_000)[:-1]) < 40_000 / 3, "what a cell without any complete trial costs more"
+
+
+def run_in_heats(url: str, ends: dict[int, int | None], slack: float = 1, budget: int = 1024) -> list[tuple[int, int]]:
+    """Runs a cell whose points end at given steps, or never; (point, last step) of every run, in order."""
+    levels = [32, 128, math.inf]
+    s, ran = Store(url, "s", CELLS[:1], len(ends), SobolSampler(SPACE, 5), 5, slack, levels), []
+    for t in s.ask():
+        for step in range(16, budget + 1, 16):
+            if step == ends[t.point]:
+                status = Status.COMPLETE
+            elif step >= min(s.limit(t.cell), s.pause(t.cell)):
+                status = Status.OUTRACED
+            elif step == budget:
+                status = Status.INCOMPLETE
+            else:
+                continue
+            break
+        s.tell(TrialResult(Trial(t.cell, t.point), status, step if status is Status.COMPLETE else None, curve(step)))
+        ran.append((t.point, step))
+    return ran
+
+
+def test_nobody_spends_the_budget_before_a_good_trial_begins(url):
+    ran = run_in_heats(url, {0: None, 1: None, 2: 96, 3: 80})
+    assert ran == [(0, 32), (1, 32), (2, 32), (3, 32), (0, 128), (1, 128), (2, 96), (3, 80)]
+    s = Store(url, "s", CELLS[:1], 4, SobolSampler(SPACE, 5), 5, 1)
+    assert next(s.ask(), None) is None, "all ran at least as long as the best"
+
+
+def test_who_paused_before_the_limit_is_run_to_it(url):
+    ran = run_in_heats(url, {0: None, 1: 32, 2: 48}, slack=2)
+    assert ran == [(0, 32), (1, 32), (2, 48), (0, 64)]
+
+
+def test_a_cell_that_nobody_completes_spends_the_budget(url):
+    assert run_in_heats(url, {0: None, 1: None}) == [(p, step) for step in (32, 128, 1024) for p in (0, 1)]
+
+
+def test_without_racing_nobody_pauses(url):
+    assert run_in_heats(url, {0: None, 1: 96}, slack=None) == [(0, 1024), (1, 96)]
+
+
+def test_workers_who_come_later_pause_too(url):
+    monitor = [Store(url, "s", CELLS[:1], 4, SobolSampler(SPACE, 5), 5, 1, [32, 128, math.inf]) for _ in range(2)]
+    asked = [s.ask() for s in monitor]
+    claims = [next(a) for a in asked]
+    assert [s.pause(CELLS[0]) for s in monitor] == [32, 32], "the second found all points enqueued"
+    for s, t in zip(monitor, claims, strict=True):
+        s.tell(TrialResult(Trial(t.cell, t.point), Status.OUTRACED, None, curve(32)))
+    again = Store(url, "s", CELLS[:1], 2, SobolSampler(SPACE, 5), 5, 1, [32, 128, math.inf])
+    points = []
+    for t in again.ask():
+        points.append((t.point, again.pause(CELLS[0])))
+        if len(points) == 6:
+            break
+        status = Status.OUTRACED if points[-1][1] < math.inf else Status.INCOMPLETE
+        again.tell(TrialResult(Trial(t.cell, t.point), status, None, curve(int(min(points[-1][1], 512)))))
+    rest = [p for p in (2, 3)]
+    assert [heat for point, heat in points if point in rest][:2] == [32, 32]
+    assert (claims[0].point, 128) in points, "who paused is run four times as far, by whoever is there"

@@ -7,15 +7,18 @@ import os
 
 import optuna
 import pytest
+from optuna.trial import TrialState
 
+import lit_dps.study.store as store_module
 from lit_dps.analysis.results import RESULT_ATTR, cell_study_name, encode_result
 from lit_dps.goal import Goal
 from lit_dps.space import Range
 from lit_dps.study.config import StudyConfig
+from lit_dps.study.database import open_storage
 from lit_dps.study.header import StudyChanged, check_unchanged, compare, declare
 from lit_dps.study.owner import alive, owner
 from lit_dps.study.sobol import SobolSampler, sobol_point
-from lit_dps.study.store import OWNER, Store, open_storage
+from lit_dps.study.store import OWNER, Store
 from lit_dps.trial import Cell, Status, Trial, TrialResult
 
 SPACE = {"model.learning_rate": Range(1e-3, 1.0, "log"), "model.momentum": Range(0.5, 0.99, "reverse_log")}
@@ -51,6 +54,28 @@ def test_every_cell_gets_the_same_points_in_order(url):
     assert list(store(url).ask()) == [], "a finished study asks nothing"
 
 
+def test_of_a_cell_that_is_done_the_steps_alone_are_kept(url):
+    s, asked = store(url, slack=1), []
+    for trial in s.ask():
+        assert set(s._studies) == {trial.cell}, "Optuna's objects hold the curves of every trial"
+        asked.append((trial.cell, trial.point))
+        s.tell(ended(trial, Status.COMPLETE if trial.point == 2 else Status.INFEASIBLE))
+    assert asked == [(CELLS[0], p) for p in (0, 1, 2)] + [(cell, p) for cell in CELLS[1:] for p in (2, 0, 1)]
+
+
+def test_a_trial_of_an_earlier_cell_can_still_be_told(url):
+    s = store(url, points=2, slack=1)
+    asked = s.ask()
+    trials = [next(asked) for _ in range(3)]  # an engine that trains many at a time runs ahead into the next cell
+    assert [t.cell for t in trials] == [CELLS[0], CELLS[0], CELLS[1]]
+    assert s.limit(CELLS[0]) == float("inf")
+    for trial in trials:
+        s.tell(ended(trial))
+    assert s.limit(CELLS[0]) == 16
+    assert sum(1 for trial in asked if s.tell(ended(trial)) is None) == 3
+    assert [t.value for t in cell_trials(url, CELLS[0])] == [16, 16]
+
+
 def test_states_and_values_in_optuna(url):
     s = store(url, points=4, cells=CELLS[:1], slack=1)
     for trial, status in zip(s.ask(), Status, strict=True):
@@ -81,6 +106,18 @@ def test_a_result_that_was_stored_before_the_end_is_kept(url):
     s.abandon()
     assert [(t.state.name, t.values) for t in cell_trials(url, CELLS[0])] == [("COMPLETE", [16.0])]
     assert list(store(url, points=1, cells=CELLS[:1]).ask()) == []
+
+
+def test_few_points_wait_at_a_time_and_none_is_missed(url, monkeypatch):
+    monkeypatch.setattr(store_module, "AHEAD", 3)
+    one, other = store(url, points=8, cells=CELLS[:1]), store(url, points=8, cells=CELLS[:1])
+    streams, taken = [one.ask(), other.ask()], []
+    for i in range(8):
+        taken.append(next(streams[i % 2]).point)
+        waiting = one._studies[CELLS[0]].get_trials(deepcopy=False, states=(TrialState.WAITING,))
+        assert len(waiting) <= 3
+    assert sorted(taken) == list(range(8))
+    assert [next(stream, None) for stream in streams] == [None, None]
 
 
 @pytest.mark.parametrize("who", [None, "dead"])

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+from types import SimpleNamespace
+
 import mlflow
 import pytest
 
 from lit_dps.errors import StorageError
+from lit_dps.study.run import _View
 from lit_dps.tracking import Tracker, experiments, page_address
 from lit_dps.trial import Cell, Status, Trial, TrialResult
 
@@ -64,7 +68,7 @@ def test_runs_are_nested_and_found_again(empty):
     first.log_trial(result(0))
     second = tracker(empty, "nested")  # the study is taken up by another process
     assert second.run_id == first.run_id
-    assert second.logged() == {(str(CELL), 0)}
+    assert second.logged() == {(str(CELL), 0): result(0).seconds}
     second.log_trial(result(1, Status.INFEASIBLE))
     _, (study,) = runs(empty, "study", "nested")
     _, (cell,) = runs(empty, "cell", "nested")
@@ -99,6 +103,27 @@ def test_a_point_that_is_run_again_has_one_run(empty):
     ]
 
 
+def test_the_run_of_a_point_is_of_the_attempt_that_counts(empty):
+    paused = result(0, Status.OUTRACED)
+    counts = dataclasses.replace(result(0), seconds=90.0)
+    record = SimpleNamespace(results={CELL: [counts, result(1)]})
+    for attempts in ([paused], [counts, paused]):  # killed before the second one was logged; logged a shorter one last
+        first = tracker(empty, "attempts")
+        first.logged()
+        for attempt in attempts:
+            first.log_trial(attempt)
+        _View(tracker(empty, "attempts")).catch_up(record)
+        _, trials = runs(empty, "trial", "attempts")
+        found = {
+            t.data.tags["lit_dps.point"]: (t.data.tags["lit_dps.status"], t.data.metrics["seconds"]) for t in trials
+        }
+        assert found == {"0": ("complete", 90.0), "1": ("complete", 60.0)}
+    assert len(trials) == 2
+    ids = {t.info.run_id for t in trials}
+    _View(tracker(empty, "attempts")).catch_up(record)
+    assert {t.info.run_id for t in runs(empty, "trial", "attempts")[1]} == ids, "what is logged stays"
+
+
 def test_artifacts_keep_their_places_below_their_folder(empty, tmp_path):
     (tmp_path / "goal-0.4").mkdir()
     files = [tmp_path / "table.txt", tmp_path / "goal-0.4" / "table.txt"]
@@ -115,7 +140,7 @@ def test_a_run_that_was_cut_short_is_logged_anew(empty):
     t.log_trial(result(0))
     _, (run,) = runs(empty, "trial", "cut")
     t.client.update_run(run.info.run_id, status="RUNNING")  # as if killed before its end
-    assert t.logged() == set()
+    assert t.logged() == {}
     t.log_trial(result(0))
     assert len(runs(empty, "trial", "cut")[1]) == 1
 

@@ -1,0 +1,52 @@
+"""A study in lockstep ends with the table of one that trains its trials one at a time."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from tests.e2e.commands import FAST, FAST_TRIALS, results, run, start, table, wait_for_results
+
+pytestmark = pytest.mark.slow
+STUDY = ("study", "--config", FAST)
+FUSED = (*STUDY, "--engine", "fused")
+
+
+@pytest.mark.parametrize("options", [(), ("--study.workers", 2), ("--study.slots", 3)], ids=str)
+def test_the_table_is_the_same(tmp_path, unbroken, options):
+    done = run(tmp_path, *FUSED, *options)
+    assert done.returncode == 0, done.stderr
+    assert "one trial at a time" not in done.stderr
+    assert results(tmp_path / "mlruns" / "study.db") == dict.fromkeys(FAST_TRIALS, 1)
+    assert table(tmp_path) == table(unbroken)
+
+
+def test_a_raced_study_in_lockstep_tells_what_a_raced_study_tells(tmp_path):
+    raced = ("--study.slack", 1, "--goal.early_reject", "true")
+    for name, arguments in (("one", STUDY), ("fused", FUSED)):
+        (tmp_path / name).mkdir()
+        assert run(tmp_path / name, *arguments, *raced).returncode == 0
+    assert table(tmp_path / "fused") == table(tmp_path / "one")
+
+
+def test_a_killed_study_in_lockstep_goes_on(tmp_path, unbroken):
+    database = tmp_path / "mlruns" / "study.db"
+    process = start(tmp_path, *FUSED, "--study.slots", 3)
+    wait_for_results(database, 2, process)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait(60)
+    before = results(database)
+    done = run(tmp_path, *FUSED, "--study.workers", 2)
+    assert done.returncode == 0, done.stderr
+    after = results(database)
+    assert before <= after and after == dict.fromkeys(FAST_TRIALS, 1)
+    assert table(tmp_path) == table(unbroken)
+
+
+def test_what_cannot_be_stacked_is_told_once_and_run(tmp_path):
+    small = ("--study.batch_sizes", "[16,64]", "--study.sparsities", "[0]", "--study.trials", 2)
+    done = run(tmp_path, *FUSED, *small, "--trainer.gradient_clip_val", 1)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("one trial at a time: the trainer's arguments") == 1

@@ -1,0 +1,56 @@
+"""On real images: with all savings on, a study finds the K* and the best trial that it finds with all off."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from lit_dps.analysis.racing import fair
+from lit_dps.analysis.results import StudyRecord, read_study
+from lit_dps.analysis.summary import summarize
+from tests.e2e.commands import ROOT, command
+from tests.parity.authors import DATA
+
+ROOT_OF_DATA = Path(os.environ.get("LIT_DPS_DATA", DATA))
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not ROOT_OF_DATA.is_dir(), reason="the real data sets are not on this machine (LIT_DPS_DATA)"),
+]
+OFF = ("--study.slack", "null", "--goal.early_reject", "false", "--study.lean", "false", "--engine", "lightning")
+ON = ("--study.slack", "1")  # all others are on by default
+GOALS = {"mnist": 0.1, "fashion-mnist": 0.25}
+# A pass of saliency takes half a minute a point, most of the test; it has a saving of its own, scores that are reused,
+# which one of the cases is enough for
+METHOD = {("mnist", 0): "snip"}
+
+
+def study(folder, data: str, seed: int, workers: int, options) -> StudyRecord:
+    folder.mkdir()
+    arguments = (
+        *("study", "--config", ROOT / f"configs/{data}-simple-cnn-momentum.yaml"),
+        *("--goal.error", GOALS[data], "--goal.check_interval", 8, "--goal.max_steps", 96),
+        *("--study.batch_sizes", "[32]", "--study.sparsities", "[0, 0.9]", "--study.trials", 4, "--study.goals", "[]"),
+        *("--study.space", "{model.learning_rate: {low: 0.005, high: 0.2, scale: log}}", "--study.name", "savings"),
+        *("--pruning.method", METHOD.get((data, seed), "magnitude")),
+        *("--study.seed", seed, "--study.workers", workers, "--data.root", ROOT_OF_DATA),
+    )
+    done = subprocess.run(command(*arguments, *options), cwd=folder, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr
+    return read_study(f"sqlite:///{folder}/mlruns/study.db", "savings")
+
+
+@pytest.mark.parametrize("data", GOALS)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_all_savings_on_find_what_all_savings_off_find(tmp_path, data, seed):
+    off = study(tmp_path / "off", data, seed, 2, OFF)
+    best = [(cell.k_star, cell.best.trial.point if cell.best else None) for cell in summarize(off)]
+    assert best[0][0] is not None, "the dense cell tells nothing"
+    for workers in (1, 2):
+        on = study(tmp_path / f"on-{workers}", data, seed, workers, ON)
+        assert [(cell.k_star, cell.best.trial.point if cell.best else None) for cell in summarize(on)] == best
+        for cell in off.cells:
+            told = [(r.status, r.steps, r.curve["train_loss"]) for r in fair(off.results[cell], 1)]
+            assert [(r.status, r.steps, r.curve["train_loss"]) for r in fair(on.results[cell], 1)] == told

@@ -1,0 +1,176 @@
+"""What can be stacked, and what says why it cannot."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from lit_dps.engines.fused import FusedEngine
+from lit_dps.engines.lightning import LightningEngine
+from lit_dps.goal import Goal
+from lit_dps.module import ImageClassifier
+from lit_dps.trial import Cell, Trial
+from tests.unit.conformance import assert_conform
+from tests.unit.test_engine import quiet  # noqa: F401
+from tests.unit.test_fused import EXAMPLES, GOAL, both, trials, workload
+
+
+class OwnLoss(ImageClassifier):
+    def loss(self, batch):
+        x, y = batch
+        return nn.functional.multi_margin_loss(self(x), y)
+
+
+class OwnOptimizer(ImageClassifier):
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=self.hparams.learning_rate, momentum=0.5)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5 ** (step // 10))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+class Frozen(ImageClassifier):
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
+        next(iter(self.network.parameters())).requires_grad_(False)
+        self.register_buffer("scale", torch.rand(1) + 0.5)
+
+    def forward(self, x):
+        return self.network(x) * self.scale
+
+
+@pytest.mark.parametrize("name", ["OwnLoss", "OwnOptimizer", "Frozen"])
+def test_a_module_of_the_users_is_stacked(name):
+    used = workload(class_path=f"tests.unit.test_stackable.{name}")
+    ours, reference = both(used, trials(Cell(16, 0.0), Cell(16, 0.5), rates=[0.02, 0.05, 0.002]))
+    assert assert_conform(ours, reference, Goal(**GOAL), EXAMPLES) == []
+
+
+class Normalized(nn.Module):
+    def __init__(self, layer: str = "BatchNorm1d"):
+        super().__init__()
+        last = {"BatchNorm1d": nn.BatchNorm1d(32), "Dropout": nn.Dropout(0.1)}.get(layer)
+        last = nn.BatchNorm1d(32, track_running_stats=False) if last is None else last
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(784, 32), last, nn.Linear(32, 10))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+class Branching(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(784, 10)
+
+    def forward(self, x):
+        out = self.linear(x.flatten(1))
+        return out if out.sum() > 0 else 2 * out
+
+
+class OwnStep(ImageClassifier):
+    def training_step(self, batch, batch_idx):
+        return 2 * super().training_step(batch, batch_idx)
+
+
+class Adam(ImageClassifier):
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters())
+
+
+class Decayed(ImageClassifier):
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1, weight_decay=0.1)
+
+
+class HalfTrained(ImageClassifier):
+    def configure_optimizers(self):
+        return torch.optim.SGD(list(self.parameters())[:2], lr=0.1)
+
+
+class Scaled(ImageClassifier):
+    def on_train_start(self):
+        for parameter in self.parameters():
+            parameter.data.mul_(0.5)
+
+
+class Stepping(ImageClassifier):
+    def loss(self, batch):
+        return super().loss(batch) / (1 + self.trainer.global_step)
+
+
+class Epochs(ImageClassifier):
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=self.hparams.learning_rate)
+        return {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.1)}
+
+
+class Hooked(ImageClassifier):
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
+        next(iter(self.network.parameters())).register_hook(lambda gradient: 0 * gradient)
+
+
+class Locked(ImageClassifier):
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
+        self.lock = threading.Lock()
+
+
+class Smoothed(ImageClassifier):
+    def __init__(self, smoothing: float = 0.0, **arguments):
+        super().__init__(**arguments)
+        self.smoothing = smoothing
+
+    def loss(self, batch):
+        x, y = batch
+        return nn.functional.cross_entropy(self(x), y, label_smoothing=self.smoothing)
+
+
+def test_trials_that_differ_in_more_than_tensors_are_trained_by_themselves():
+    used = workload(class_path="tests.unit.test_stackable.Smoothed")
+    params = [{"model.learning_rate": 0.05, "model.smoothing": s} for s in (0.0, 0.5, 0.0)]
+    asked = [Trial(Cell(16, 0.0), i, p) for i, p in enumerate(params)]
+    ours, reference = both(used, asked, {**GOAL, "max_steps": 16})
+    assert assert_conform(ours, reference, Goal(**GOAL), EXAMPLES) == []
+
+
+def network(name: str, **init_args) -> dict:
+    return {"network": {"class_path": f"tests.unit.test_stackable.{name}", "init_args": init_args}}
+
+
+def own(name: str) -> dict:
+    return {"class_path": f"tests.unit.test_stackable.{name}"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (network("Normalized"), "changes its buffer network.layers.2.running_mean"),
+        (network("Normalized", layer="alone"), "no mean over the examples"),
+        (network("Normalized", layer="Dropout"), "random numbers"),
+        (network("Branching"), "does not run under torch.vmap"),
+        (own("OwnStep"), "a training step or hooks of its own"),
+        (own("Adam"), "Adam as configured"),
+        (own("Decayed"), "SGD as configured"),
+        (own("HalfTrained"), "not the same"),
+        ({"trainer": {"gradient_clip_val": 1.0}}, "trainer's arguments"),
+        ({"trainer": {"callbacks": [{"class_path": "lightning.pytorch.callbacks.Timer"}]}}, "trainer's arguments"),
+        (own("Scaled"), "hooks of its own"),
+        (own("Stepping"), "asks the trainer for"),
+        (own("Epochs"), "no LambdaLR that is stepped once a step"),
+        (own("Hooked"), "hooks on its parameters"),
+        (own("Locked"), "TypeError"),
+        ({"trainer": {"limit_train_batches": 3}}, "trainer's arguments"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_stacked_says_why_and_runs_one_at_a_time(arguments, reason):
+    said, asked = [], trials(Cell(16, 0.0), rates=[0.02, 0.1])
+    goal = {**GOAL, "max_steps": 8}
+    ours = list(FusedEngine(LightningEngine(workload(**arguments), goal), say=said.append).run(asked))
+    assert len(said) == 1 and reason in said[0] and said[0].startswith("one trial at a time: ")
+    alone = LightningEngine(workload(**arguments), goal).run(asked)
+    assert [replace(r, seconds=0) for r in ours] == [replace(r, seconds=0) for r in alone]
