@@ -1,0 +1,81 @@
+"""The studies that are measured: the paper's MNIST x Simple-CNN x SGD, or the same on digits."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback
+
+from lit_dps.study.config import StorageConfig
+from lit_dps.study.setup import StudySetup
+from lit_dps.study.timing import Watched
+from lit_dps.study.workers import quiet
+from lit_dps.trial import Cell, Trial
+
+CONFIG = Path(__file__).parents[1] / "configs" / "mnist-simple-cnn-sgd.yaml"
+UNREACHABLE = 1e-6  # a goal error below one mistake of any validation split here
+
+
+def paper_setup(quick: bool) -> StudySetup:
+    """The paper's workload as the study command reads it; on digits if quick, which need no files."""
+    from lit_dps.commands.study import StudyCLI  # a worker process that imports this module parses no commands
+
+    quiet()
+    options = ["--data=lit_dps.data.Digits"] if quick else []
+    with _no_arguments():
+        cli = StudyCLI(run=False, seed_everything_default=False, args=[f"--config={CONFIG}", *options])
+        return cli.setup()
+
+
+@contextmanager
+def _no_arguments() -> Iterator[None]:
+    """LightningCLI warns where it is given arguments and the command line has some too."""
+    before, sys.argv = sys.argv, sys.argv[:1]
+    try:
+        yield
+    finally:
+        sys.argv = before
+
+
+def varied(setup: StudySetup, folder: str | None = None, goal: dict[str, Any] | None = None, **study) -> StudySetup:
+    """The setup with other keys of its goal and its study, stored in a folder."""
+    return dataclasses.replace(
+        setup,
+        study=dataclasses.replace(setup.study, **study),
+        goal={**setup.goal, **(goal or {})},
+        storage=setup.storage if folder is None else StorageConfig(folder=folder),
+    )
+
+
+def on_cpu(setup: StudySetup) -> StudySetup:
+    """The setup with its trials on the CPU."""
+    return on_device(setup, "cpu")
+
+
+def on_device(setup: StudySetup, device: str) -> StudySetup:
+    """The setup with its trials on one device, "cpu" or "cuda"."""
+    workload = dataclasses.replace(
+        setup.workload, trainer={**setup.workload.trainer, "accelerator": "gpu" if device == "cuda" else device}
+    )
+    return dataclasses.replace(setup, workload=workload)
+
+
+def devices() -> list[str]:
+    """The kinds of device that this machine has."""
+    return ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+
+
+def middle_trial(setup: StudySetup, cell: Cell, point: int = 0) -> Trial:
+    """A trial in the middle of the search box, which neither diverges nor depends on luck."""
+    return Trial(cell, point, {key: box.at(0.5) for key, box in setup.study.space.items()}, setup.study.seed)
+
+
+def watched(setup: StudySetup, callback: Callback) -> StudySetup:
+    """The setup whose trials carry a callback."""
+    return dataclasses.replace(setup, workload=Watched(**vars(setup.workload), watch=callback))

@@ -1,0 +1,109 @@
+"""Two ways to use the cores: a worker a core with one thread each, or one worker with all threads."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+import time
+from dataclasses import dataclass
+
+from benchmarks.numbers import Sample
+from benchmarks.options import Options
+from benchmarks.setups import UNREACHABLE, on_cpu, paper_setup, varied
+from benchmarks.text import seconds, table, times
+from lit_dps.study.config import cores
+from lit_dps.study.setup import StudySetup
+from lit_dps.study.workers import work_in_processes
+
+TITLE = "Workers and threads"
+BATCH_SIZE = 128
+STEPS = 160  # of a trial: long enough that starting one does not matter
+TRIALS = 4  # for each core, so that no worker idles for long at the end
+TARGET = 1.8  # of a worker a core over one with all threads, on two cores
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way to use the cores.
+
+    Attributes:
+        workers: Processes at a time.
+        threads: Threads of each.
+        rate: Trials an hour, from the first trial's begin to the last one's end.
+        ratio: That rate over the baseline's: one worker with all threads.
+        start: Seconds from starting the processes to the first trial's begin.
+    """
+
+    workers: int
+    threads: int
+    rate: Sample
+    ratio: Sample
+    start: Sample
+
+
+@dataclass(frozen=True)
+class Workers:
+    """What each way made of the same trials: so many, of so many steps at one batch size."""
+
+    workload: str
+    batch_size: int
+    trials: int
+    steps: int
+    rows: tuple[Row, ...]
+
+
+def measure(options: Options) -> Workers:
+    """Trials an hour of a study's own worker processes, each way in turn."""
+    n = cores()
+    ways = dict.fromkeys([*([] if options.quick else [(n, 1)]), (1, n), (1, 1)])  # once each on one core
+    steps, trials = (16, 2) if options.quick else (STEPS, TRIALS * n)
+    setup = on_cpu(paper_setup(options.quick))
+    goal = {"error": UNREACHABLE, "max_steps": steps, "early_reject": True}
+    space = {key: dataclasses.replace(box, low=box.at(0.4), high=box.at(0.6)) for key, box in setup.study.space.items()}
+    # one trial at a time: it is the threads that are asked about
+    fixed = {
+        "batch_sizes": [BATCH_SIZE],
+        "sparsities": [0.0],
+        "trials": trials,
+        "slack": None,
+        "space": space,
+        "engine": "lightning",
+    }
+    setup = varied(setup, goal=goal, **fixed)
+    rounds = [{way: _run(setup, *way) for way in ways} for _ in range(1 if options.quick else options.repeats)]
+    rate = {way: Sample(tuple(found[way][0] for found in rounds)) for way in ways}
+    start = {way: Sample(tuple(found[way][1] for found in rounds)) for way in ways}
+    rows = [Row(*way, rate[way], rate[way].over(rate[1, n]), start[way]) for way in ways]
+    return Workers(setup.workload_name(), BATCH_SIZE, trials, steps, tuple(rows))
+
+
+def show(found: Workers) -> str:
+    """A row a way."""
+    head = ["workers", "threads of each", "trials an hour", "ratio", "seconds to start"]
+    rows = [
+        [row.workers, row.threads, times_per_hour(row.rate), times(row.ratio), seconds(row.start)] for row in found.rows
+    ]
+    pair = [row.ratio.median for row in found.rows if (row.workers, row.threads) == (2, 1)]
+    verdict = "not measured" if not pair else "met" if pair[0] >= TARGET else "missed"
+    return (
+        f"{found.workload}, B = {found.batch_size}, dense, {found.trials} trials of {found.steps} steps, a check every "
+        "16 that stops early, no racing; without the start of the processes, which stands beside. Baseline: one worker "
+        f"with all threads. Target for a worker a core, the default of `study.workers`, on two cores: at least "
+        f"x{TARGET}: {verdict}.\n\n{table(head, rows)}"
+    )
+
+
+def times_per_hour(rate: Sample) -> str:
+    """Trials an hour, with their spread."""
+    return f"{rate.median:,.0f} ({rate.low:,.0f} to {rate.high:,.0f})"
+
+
+def _run(setup: StudySetup, workers: int, threads: int) -> tuple[float, float]:
+    """Trials an hour, and seconds until the first one began."""
+    with tempfile.TemporaryDirectory() as folder:
+        setup = varied(setup, folder, workers=workers, threads=threads)
+        begin, begun, ended = time.perf_counter(), [], []
+        for result in work_in_processes(setup, workers):
+            ended.append(time.perf_counter())
+            begun.append(ended[-1] - result.seconds)
+        return 3600 * len(ended) / (max(ended) - min(begun)), min(begun) - begin
