@@ -17,6 +17,7 @@ from lit_dps.analysis.results import StudyRecord
 from lit_dps.analysis.scaling import FittedStudy
 from lit_dps.analysis.summary import setting, summarize
 from lit_dps.analysis.theory_report import theory_text
+from lit_dps.trial import TrialResult
 
 # The images of the page: those of these figure files that a study, or a comparison of studies, has.
 FIGURES = {
@@ -48,6 +49,16 @@ class Image(NamedTuple):
     path: str
 
 
+class Core(NamedTuple):
+    """Batch sizes of a study, and trials of each cell."""
+
+    batch_sizes: Sequence[int]
+    trials: int
+
+    def has(self, result: TrialResult) -> bool:
+        return result.trial.cell.batch_size in self.batch_sizes and result.trial.point < self.trials
+
+
 @dataclass(frozen=True)
 class Part:
     """A study on the page.
@@ -55,12 +66,21 @@ class Part:
     Attributes:
         study: The study, finished or not.
         command: What makes it, in a shell.
+        core: The batch sizes and trials of a cell that its configuration asks for; the study may have been extended.
         images: Its figures.
     """
 
     study: FittedStudy
     command: str
     images: Sequence[Image] = ()
+    core: Core | None = None
+
+    def hours(self, core: bool = False) -> float:
+        """Hours of training of its trials, or of those that its configuration asks for, one after another."""
+        results = self.study.record.results.values()
+        asked = self.core if core else None
+        chosen = (r for cell in results for r in cell if asked is None or asked.has(r))
+        return sum(result.seconds for result in chosen) / 3600
 
 
 @dataclass(frozen=True)
@@ -107,20 +127,21 @@ def progress(record: StudyRecord) -> tuple[int, int]:
 
 
 def _made(parts: Sequence[Part], machine: Machine, command: str, date: str) -> str:
-    rows, total, elapsed = [], 0.0, 0.0
+    rows, core, elapsed = [], 0.0, 0.0
     for part in parts:
         record = part.study.record
-        hours = sum(result.seconds for results in record.results.values() for result in results) / 3600
         workers = setting(record.config, "study.workers") or machine.cores
-        total, elapsed = total + hours, elapsed + hours / workers
+        asked, hours = part.hours(core=True) / workers, part.hours() / workers
+        core, elapsed = core + asked, elapsed + hours
         row = {"study": f"`{record.name}`", "workload": record.workload, "trials": "{} of {}".format(*progress(record))}
-        row |= {"hours of trials": f"{hours:.2f}", "at a time": str(workers), "hours": f"{hours / workers:.2f}"}
+        row |= {"at a time": str(workers), "hours as configured": f"{asked:.2f}", "hours in all": f"{hours:.2f}"}
         rows.append(row | {"command": f"`{part.command}`"})
     made = f"{date}, {machine.cores} cores of {machine.cpu}, torch {machine.torch}."
     took = (
-        f"The trials took {total:.2f} hours of training, {elapsed:.2f} hours with as many at a time as each study has"
+        f"As configured, the studies take {core:.2f} hours, their trials shared by the workers; extended as their "
+        f"commands say, {elapsed:.2f} hours. Attempts that a later one of the same trial went beyond do not count."
     )
-    return f"## How it was made\n\n`{command}`\n\n{made} {took} workers (by default one a core).\n\n{table(rows)}"
+    return f"## How it was made\n\n`{command}`\n\n{made} {took}\n\n{table(rows)}"
 
 
 def _claims(judgements: Sequence[Judgement]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import os
 import platform
 import shlex
 import shutil
@@ -20,12 +19,12 @@ from lit_dps.analysis.figures import write_comparison
 from lit_dps.analysis.files import replacing
 from lit_dps.analysis.paper import workload
 from lit_dps.analysis.publish import figures_folder, publish
-from lit_dps.analysis.replication import COMPARISONS, FIGURES, Image, Machine, Part, replication_page
-from lit_dps.analysis.results import read_study
+from lit_dps.analysis.replication import COMPARISONS, FIGURES, Core, Image, Machine, Part, replication_page
+from lit_dps.analysis.results import StudyRecord, read_study
 from lit_dps.analysis.scaling import FittedStudy
 from lit_dps.commands.parser import PlainParser
 from lit_dps.errors import ConfigError, StorageError
-from lit_dps.study.config import StorageConfig
+from lit_dps.study.config import StorageConfig, StudyConfig, cores
 
 PAGE = "replication"  # the page, and beside it the folder of its images
 _CHILD = "import sys; from lit_dps.cli import main; sys.exit(main())"
@@ -82,7 +81,9 @@ def write_page(named: dict[Path, str], storage: StorageConfig, output: Path, com
             continue
         _, scalings, files = publish(record, figures_folder(storage.folder, name))
         shown = _copied(files, FIGURES, images, name)
-        parts.append(Part(FittedStudy(record, scalings), f"lit-dps study --config {shlex.quote(str(file))}", shown))
+        core = _core(file)
+        made = f"lit-dps study --config {shlex.quote(str(file))}{_extended(record, core)}"
+        parts.append(Part(FittedStudy(record, scalings), made, shown, core))
     if not parts:
         raise StorageError("none of the studies is there: nothing to report")
     groups: dict[str, list[FittedStudy]] = {}
@@ -99,6 +100,21 @@ def write_page(named: dict[Path, str], storage: StorageConfig, output: Path, com
     return output / f"{PAGE}.md"
 
 
+def _core(file: Path) -> Core:
+    study = {**vars(StudyConfig()), **yaml.safe_load(file.read_text(encoding="utf-8"))["study"]}
+    return Core(study["batch_sizes"], study["trials"])
+
+
+def _extended(record: StudyRecord, core: Core) -> str:
+    """The options that made a study larger than its configuration, as a shell takes them."""
+    options = ""
+    if set(record.batch_sizes) - set(core.batch_sizes):
+        options += f" --study.batch_sizes '{list(record.batch_sizes)}'"
+    if record.trials > core.trials:
+        options += f" --study.trials {record.trials}"
+    return options
+
+
 def _copied(files: Sequence[Path], captions: dict[str, str], folder: Path, name: str) -> list[Image]:
     """Copies the PNG files that have a caption into a folder beside the page; those of further goals stay behind."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -112,11 +128,10 @@ def _copied(files: Sequence[Path], captions: dict[str, str], folder: Path, name:
 
 
 def _machine() -> Machine:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     info = Path("/proc/cpuinfo")
     models = [line for line in info.read_text().splitlines() if line.startswith("model name")] if info.exists() else []
     cpu = models[0].partition(":")[2].strip() if models else platform.processor() or platform.machine()
-    return Machine(cores, cpu, version("torch"))
+    return Machine(cores(), cpu, version("torch"))
 
 
 def _run(argv: list[str]) -> int:

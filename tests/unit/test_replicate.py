@@ -43,6 +43,19 @@ def verb(*args):
     return main(["replicate", "--configs", "configs", *args])
 
 
+def test_a_study_that_was_extended_says_by_which_options(folder):
+    stored(folder, "one: a")
+    for study, said in [
+        ({"batch_sizes": [4], "trials": 6}, "a.yaml --study.batch_sizes '[4, 64]'`"),
+        ({"batch_sizes": [4, 64], "trials": 5}, "a.yaml --study.trials 6`"),
+        ({"batch_sizes": [2, 4, 64], "trials": 9}, "a.yaml`"),
+    ]:
+        text = yaml.safe_dump({"study": {"name": "one: a", **study}})
+        (folder / "configs" / "a.yaml").write_text(text)
+        assert verb("--report_only", "true") == 0
+        assert f"made by `lit-dps study --config configs/{said}" in (folder / "docs" / "replication.md").read_text()
+
+
 def test_the_report_alone_is_written_from_storage(folder, capsys):
     stored(folder, "one: a", "two")
     assert verb("--report_only", "true") == 0

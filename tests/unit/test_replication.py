@@ -6,7 +6,7 @@ import optuna
 import pytest
 
 from lit_dps.analysis.paper import protocol_rows, search_text, workload
-from lit_dps.analysis.replication import Image, Machine, Part, progress, replication_page, table
+from lit_dps.analysis.replication import Core, Image, Machine, Part, progress, replication_page, table
 from lit_dps.analysis.report import render
 from lit_dps.analysis.results import read_study
 from lit_dps.analysis.scaling import FittedStudy, scaling_of
@@ -55,11 +55,15 @@ def test_how_it_was_made():
     made = section(page(first, second), "How it was made")
     assert "`lit-dps replicate`" in made
     assert "2020-02-02, 2 cores of Some CPU, torch 2.15.0." in made
-    assert (
-        f"| `first` | digits | 128 of 128 | {hours:.2f} | 4 | {hours / 4:.2f} | `lit-dps study --config first.yaml` |"
-        in made
-    )
-    assert f"The trials took {1.01 * hours:.2f} hours of training, {1.01 * hours / 4:.2f} hours" in made
+    command = "`lit-dps study --config first.yaml`"
+    assert f"| `first` | digits | 128 of 128 | 4 | {hours / 4:.2f} | {hours / 4:.2f} | {command} |" in made
+    assert f"studies take {1.01 * hours / 4:.2f} hours" in made
+    kept = [r.seconds for c, rs in slow.results.items() if c.batch_size == 4 for r in rs if r.trial.point < 5]
+    assert 0 < len(kept) == 5 * len(slow.sparsities)
+    core = sum(kept) / 3600 / 4
+    made = section(page(dataclasses.replace(first, core=Core([4], 5))), "How it was made")
+    assert f"| 4 | {core:.2f} | {hours / 4:.2f} |" in made
+    assert f"take {core:.2f} hours, their trials shared" in made and f"say, {hours / 4:.2f} hours" in made
 
 
 def test_only_the_date_line_changes():
@@ -111,7 +115,7 @@ def test_what_has_not_finished_is_told():
     text = page(Part(FittedStudy(record, scaling_of(record)), "make"))
     assert "**2 of 6 trials have finished**; all of this page is about those." in section(text, "Study fake")
     assert "note: 4 of 6 trials have not finished (0 running or queued)" in text
-    assert "| `fake` | digits | 2 of 6 | 0.00 |" in text
+    assert "| `fake` | digits | 2 of 6 | 2 | 0.00 |" in text
 
 
 def test_claims_are_judged_and_repeated_by_verdict():
