@@ -48,6 +48,9 @@ def _run(argv: list[str]) -> int:
         return import_module(VERBS[argv[0]][0]).main(argv) or 0
     except UserError as error:
         return _refuse(str(error))
+    except KeyboardInterrupt:  # before or after a study runs, which handles it itself
+        print("\nlit-dps: interrupted", file=sys.stderr)
+        return 130
 
 
 def _refuse(message: str) -> int:

@@ -39,6 +39,7 @@ class GoalErrorCallback(Callback):
         curve: As `TrialResult.curve`.
         further: Further goal errors, above `error`, whose checks must be exact too. Set before a run.
         limit: The step that the run has to reach: beyond it it cannot matter any more. Set before a run.
+        after_check: Called after each check that the run goes on from; may raise, to leave it. Set before a run.
 
     Raises:
         ConfigError: for a value out of its range, a trainer that would skip part of the validation split, or a module
@@ -56,6 +57,7 @@ class GoalErrorCallback(Callback):
         self.goal, self.monitor, self.early_reject = Goal(error, check_interval, max_steps), monitor, early_reject
         self.further: Sequence[float] = ()
         self.limit: Callable[[], float] = lambda: math.inf
+        self.after_check: Callable[[], None] = lambda: None
         self._begin()
 
     def _begin(self, early: bool = False) -> None:
@@ -129,6 +131,8 @@ class GoalErrorCallback(Callback):
         self.run.record(trainer.global_step, error, exact, loss, weights_finite(module))
         if self.status is not None:
             trainer.should_stop = True
+        else:
+            self.after_check()
 
     def error_of(self, trainer: Trainer) -> float:
         """The validation error that the module logged last. Raises ConfigError if it logs none."""

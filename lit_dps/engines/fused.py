@@ -127,6 +127,8 @@ class FusedEngine:
                     stack.put(row, new.member)
                     check.forget(row)
             live = [row for row, runner in enumerate(runners) if runner is not None]
+            if live:
+                self.one.after_check()
             # an empty slot costs as much as a full one, a new shape costs a little
             if 0 < 2 * len(live) <= len(runners):
                 rows = torch.tensor(live, device=lane.device)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from lightning.pytorch import Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lit_dps.callbacks import GoalErrorCallback, PruningCallback, SmoothnessCallback
@@ -33,6 +33,7 @@ class LightningEngine:
         lean: Whether a batch of Lightning's loop is all steps between two checks (`LeanLoop`), where that can be.
         limit: The step that the trials of a cell have to reach: beyond it they cannot matter any more.
         pause: The step at which they stop too, to be run again and further if they turn out to matter.
+        after_check: Called after each check that a trial goes on from; may raise, to leave.
     """
 
     workload: Workload
@@ -43,6 +44,7 @@ class LightningEngine:
     lean: bool = True
     limit: Callable[[Cell], float] = lambda cell: math.inf
     pause: Callable[[Cell], float] = lambda cell: math.inf
+    after_check: Callable[[], None] = lambda: None
     scores: ScoreCache = field(init=False, repr=False)
 
     def __post_init__(self):
@@ -81,11 +83,12 @@ class LightningEngine:
         built = self.workload.build(trial)
         goal = GoalErrorCallback(**self.goal)
         goal.further, goal.limit = self.goals, lambda: min(self.limit(trial.cell), self.pause(trial.cell))
+        goal.after_check = self.after_check
         seed = trial.seed_for("prune")
         pruning = PruningCallback(**{**self.pruning, "sparsity": trial.cell.sparsity, "seed": seed})
         pruning.reuse(self.scores.of(trial))
         smoothness = SmoothnessCallback(**self.smoothness)
-        ours = [pruning, *([smoothness] if smoothness.interval else []), goal]
+        ours = [_OwnSignals(), pruning, *([smoothness] if smoothness.interval else []), goal]
         ours += [LeanLoop(goal.goal.check_interval)] if self.lean else []
         callbacks = [*(built.trainer.pop("callbacks", None) or []), *ours]
         with torch.random.fork_rng():  # what a user's loader or dropout draws depends on the point alone
@@ -104,3 +107,14 @@ class LightningEngine:
             smoothness=smoothness.curve if smoothness.interval else {},
             theory=smoothness.terms,
         )
+
+
+class _OwnSignals(Callback):
+    """Leaves signals to whoever handles them outside of the run.
+
+    Lightning's handler of SIGTERM ends the process at the next batch, with exit code 0, whatever ours would do.
+    """
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        trainer._signal_connector.teardown()
+        trainer._signal_connector.received_sigterm = False

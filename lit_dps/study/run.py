@@ -14,14 +14,16 @@ from lit_dps.analysis.results import StudyRecord, read_study
 from lit_dps.errors import StorageError
 from lit_dps.storage import check_place
 from lit_dps.study import header
+from lit_dps.study.interrupt import Interrupted, Leave, interruptible
 from lit_dps.study.progress import Progress
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.view import environment_tags, log_outcome
-from lit_dps.study.workers import Interrupted, interruptible, quiet, work, work_in_processes
+from lit_dps.study.workers import quiet, work, work_in_processes
 from lit_dps.tracking import Tracker, page_address
 from lit_dps.trial import TrialResult
 
 INTERRUPTED = 130  # exit code of a process that Ctrl-C ended
+LEAVING = "\n{}: leaving at the next check; once more to leave now\n"
 
 
 def run_study(setup: StudySetup) -> int:
@@ -43,11 +45,11 @@ def run_study(setup: StudySetup) -> int:
     view = _View(tracker)
     record = read_study(url, name)
     view.catch_up(record)
-    left = _left(setup, record)
+    left, leave = _left(setup, record), Leave()
     try:
-        with interruptible():
+        with interruptible(leave, LEAVING):
             if left:
-                _train(setup, record, view, min(setup.workers, left))
+                _train(setup, record, view, min(setup.workers, left), leave)
             else:
                 print(f"study {name}: nothing left to run", file=sys.stderr)
             _finish(setup, view)
@@ -75,12 +77,12 @@ def check_study(setup: StudySetup) -> LightningDataModule:
     return data
 
 
-def _train(setup: StudySetup, record: StudyRecord, view: _View, workers: int) -> None:
+def _train(setup: StudySetup, record: StudyRecord, view: _View, workers: int, leave: Leave) -> None:
     progress = Progress(record.results, setup.cells, setup.study.trials, workers, setup.study.slack)
     shown = "1 trial" if workers == 1 else f"{workers} trials"
     print(f"study {record.name}: {shown} at a time in {setup.storage.optuna_url}", file=sys.stderr, flush=True)
     progress.show()
-    results: Iterator[TrialResult] = work(setup) if workers == 1 else work_in_processes(setup, workers)
+    results: Iterator[TrialResult] = work(setup, leave) if workers == 1 else work_in_processes(setup, workers, leave)
     try:
         for result in results:
             progress.update(result)

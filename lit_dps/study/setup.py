@@ -77,10 +77,10 @@ class StudySetup:
             return 1
         return max(1, cores() // self.study.threads)
 
-    def engine(self, **steps: Callable[[Cell], float]) -> Engine:
-        """Who trains the trials; `steps` are `limit` and `pause` of `LightningEngine`."""
+    def engine(self, **asked: Callable) -> Engine:
+        """Who trains the trials; `asked` are `limit`, `pause` and `after_check` of `LightningEngine`."""
         measured = (self.workload, self.goal, self.pruning, self.smoothness)
-        one = LightningEngine(*measured, goals=self.study.goals, lean=self.study.lean, **steps)
+        one = LightningEngine(*measured, goals=self.study.goals, lean=self.study.lean, **asked)
         if self.study.engine == "lightning":
             return one
         share = math.ceil(self.study.trials * len(self.study.sparsities) / self.workers)

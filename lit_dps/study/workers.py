@@ -8,33 +8,39 @@ import os
 import queue
 import signal
 import threading
+import time
 import traceback
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 import torch
 
 from lit_dps.analysis.racing import heats
 from lit_dps.errors import UserError
+from lit_dps.study.interrupt import Interrupted, Leave, interruptible
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.sobol import SobolSampler
 from lit_dps.study.store import Store
 from lit_dps.trial import TrialResult
 
-GRACE = 20  # seconds that an interrupted worker has to give its trial back
-
-
-class Interrupted(BaseException):
-    """Ctrl-C or SIGTERM. No Exception, so that nothing on the way takes it for a failed trial."""
+GRACE = 20  # seconds that a worker has to finish its check and leave when another one failed
 
 
 class WorkerError(RuntimeError):
     """A worker failed; the message is its traceback."""
 
 
-def work(setup: StudySetup) -> Iterator[TrialResult]:
-    """Runs trials of the study in this process until none is left, storing each result before it is yielded."""
+class WorkerDied(UserError):
+    """A worker was killed, by the system's want of memory perhaps."""
+
+
+def work(setup: StudySetup, leave: Leave) -> Iterator[TrialResult]:
+    """Runs trials of the study in this process until none is left, storing each result before it is yielded.
+
+    Raises:
+        Interrupted: at the end of a check or a trial, if `leave` says so. The trial is given back.
+    """
     quiet()
     torch.set_num_threads(setup.study.threads)
     config = setup.study
@@ -44,32 +50,38 @@ def work(setup: StudySetup) -> Iterator[TrialResult]:
     paused = heats(goal.check_interval, goal.max_steps)
     store = Store(url, config.name, setup.cells, config.trials, sampler, config.seed, config.slack, paused)
     try:
-        engine, found = setup.engine(limit=store.limit, pause=store.pause), True
+        engine, found = setup.engine(limit=store.limit, pause=store.pause, after_check=leave.check), True
         while found:  # an engine may have asked for its last trial before another one stopped to be run again
             found = False
             for result in engine.run(store.ask()):
                 found = True
                 store.tell(result)
                 yield result
+                leave.check()
     finally:
         store.abandon()
 
 
-def work_in_processes(setup: StudySetup, workers: int) -> Iterator[TrialResult]:
+def work_in_processes(setup: StudySetup, workers: int, leave: Leave) -> Iterator[TrialResult]:
     """The same by several processes at a time; yields their results as they come.
 
     Raises:
+        Interrupted: if this process, or the last of them that could go on, was asked to leave.
         UserError: that a worker met.
-        WorkerError: if a worker failed otherwise or was killed. The others are ended and give their trials back.
+        WorkerDied: if a worker was killed. The others finish their checks and give their trials back.
+        WorkerError: if a worker failed otherwise. Likewise.
     """
     context = multiprocessing.get_context("spawn")  # a forked child would share database connections and threads
-    results = context.Queue()
-    processes = [context.Process(target=_worker, args=(setup, results), daemon=True) for _ in range(workers)]
+    results, leaving = context.Queue(), context.Event()
+    processes = [context.Process(target=_worker, args=(setup, results, leaving), daemon=True) for _ in range(workers)]
+    interrupted = None
     try:
         for process in processes:
             process.start()
         left = workers
         while left:
+            if leave:
+                leaving.set()
             try:
                 message = results.get(timeout=1)
             except queue.Empty:
@@ -79,38 +91,29 @@ def work_in_processes(setup: StudySetup, workers: int) -> Iterator[TrialResult]:
                 yield message
             elif message is None:
                 left -= 1
+            elif isinstance(message, Interrupted):  # of one worker alone: the others go on
+                left, interrupted = left - 1, message
             else:
                 raise message
+        leave.check()
+        if interrupted is not None:
+            raise interrupted
     finally:
-        _end(processes)
+        leaving.set()
+        _end(processes, 0.0 if leave.now else GRACE)
 
 
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """In here Ctrl-C and SIGTERM raise `Interrupted`."""
-
-    def handler(signum, frame):
-        raise Interrupted(signal.Signals(signum).name)
-
-    before = {s: signal.signal(s, handler) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for s, previous in before.items():
-            signal.signal(s, previous)
-
-
-def _worker(setup: StudySetup, results) -> None:
+def _worker(setup: StudySetup, results, leaving) -> None:
     threading.Thread(target=_die_with_parent, daemon=True).start()
-    with interruptible():
+    leave = Leave(leaving.is_set)
+    with interruptible(leave):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes; the parent decides
         try:
-            for result in work(setup):
+            for result in work(setup, leave):
                 results.put(result)
             results.put(None)
-        except UserError as error:
+        except (UserError, Interrupted) as error:
             results.put(error)
-        except Interrupted:
-            results.cancel_join_thread()
         except Exception:  # not swallowed: the parent raises it, with this traceback
             results.put(WorkerError(traceback.format_exc()))
 
@@ -126,18 +129,16 @@ def _die_with_parent() -> None:
 def _raise_if_killed(processes: list[multiprocessing.Process]) -> None:
     for process in processes:
         if process.exitcode not in (None, 0):
-            raise WorkerError(
+            raise WorkerDied(
                 f"worker {process.pid} was killed (exit code {process.exitcode}); the same command goes on"
             )
 
 
-def _end(processes: list[multiprocessing.Process]) -> None:
-    for process in processes:
-        if process.is_alive():
-            process.terminate()
+def _end(processes: list[multiprocessing.Process], grace: float) -> None:
+    end = time.monotonic() + grace
     for process in processes:
         with suppress(AssertionError):  # never started
-            process.join(GRACE)
+            process.join(max(0.0, end - time.monotonic()))
             process.kill()
 
 
