@@ -14,6 +14,7 @@ from lightning.pytorch.loggers import MLFlowLogger
 
 from lit_dps.callbacks import GoalErrorCallback, PruningCallback, SmoothnessCallback
 from lit_dps.commands.parser import OneLineErrors
+from lit_dps.storage import shown
 from lit_dps.study.config import StorageConfig, StudyConfig
 
 
@@ -29,7 +30,10 @@ class LogConfig(SaveConfigCallback):
 
     def save_config(self, trainer, pl_module, stage: str) -> None:
         if stage == "fit" and isinstance(trainer.logger, MLFlowLogger):
-            text = self.parser.dump(self.config, skip_none=False)
+            config = self.config.clone()
+            config.pop("storage")  # where it is kept is no part of the experiment, and may hold a password
+            text = self.parser.dump(config, skip_none=False, skip_validation=True)
+            text = text.replace(trainer.logger._tracking_uri, shown(trainer.logger._tracking_uri))
             trainer.logger.experiment.log_text(trainer.logger.run_id, text, "config.yaml")
 
 
