@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from optuna.exceptions import StorageInternalError
 from optuna.storages import BaseStorage
+from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 
 from lit_dps.errors import StorageError, UserError
@@ -26,12 +27,19 @@ GONE = "Record does not exist."  # Optuna's KeyError for a study or a trial that
 @contextmanager
 def storage_errors(storage: BaseStorage | str) -> Iterator[None]:
     """Raises StorageError for whatever goes wrong with an Optuna storage, or with the one at a URL, in the body."""
+    where = place(storage).rpartition("@")[2]  # of what is no URL, nobody knows which part is the password
+    no_url = f"{where!r} is not a storage URL such as sqlite:///mlruns/study.db"
+    if isinstance(storage, str):
+        try:
+            make_url(storage)
+        except (ArgumentError, ValueError) as error:  # ValueError: a port that is no number
+            raise StorageError(no_url) from error
     try:
         yield
     except UserError:
         raise
-    except ArgumentError as error:
-        raise StorageError(f"{place(storage)!r} is not a storage URL such as sqlite:///mlruns/study.db") from error
+    except ArgumentError as error:  # no such kind of database
+        raise StorageError(no_url) from error
     except KeyError as error:
         if error.args != (GONE,):
             raise

@@ -150,7 +150,8 @@ class Tracker:
         """Whether a result is logged; runs of its point that are not of this attempt are deleted."""
         found = False
         for run in self._find({KIND: "trial", CELL: str(result.trial.cell), POINT: str(result.trial.point)}):
-            if not found and run.info.status != "RUNNING" and math.isclose(_seconds(run), result.seconds):
+            same = run.data.tags[STATUS] == result.status and math.isclose(_seconds(run), result.seconds)
+            if same and not found and run.info.status != "RUNNING":
                 found = True
             else:
                 self.client.delete_run(run.info.run_id)
