@@ -2,7 +2,7 @@
 PYTHON ?= python3
 PY = .venv/bin/python
 
-.PHONY: setup study replication benchmarks test test-fast lint ui clean
+.PHONY: setup study replication benchmarks test test-fast torture lint ui clean
 
 setup: .venv/installed
 
@@ -26,6 +26,10 @@ test: setup lint
 
 test-fast: setup
 	$(PY) -m pytest --numprocesses auto --dist worksteal -m "not slow"
+
+# kills processes of small studies 100 times on each storage; make torture ARGS='--report docs/reliability.md'
+torture: setup
+	$(PY) -m tests.torture --kills 100 --storage sqlite,postgres $(ARGS)
 
 lint: setup
 	$(PY) -m ruff check .

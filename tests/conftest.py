@@ -7,6 +7,8 @@ import torch
 
 from tests.postgres import Server, Unavailable, server
 
+NUMBERS = itertools.count()
+
 torch.set_num_threads(1)
 
 
@@ -21,6 +23,6 @@ def postgres_server():
 
 
 @pytest.fixture
-def postgres(postgres_server: Server, _number=itertools.count()) -> str:
+def postgres(postgres_server: Server) -> str:
     """The URL of an empty PostgreSQL database, with a password in it."""
-    return postgres_server.new_database(f"test_{next(_number)}")
+    return postgres_server.new_database(f"test_{next(NUMBERS)}")

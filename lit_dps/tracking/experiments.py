@@ -39,7 +39,7 @@ def open_experiment(uri: str, folder: str, name: str) -> tuple[mlflow.MlflowClie
         StorageError: if MLflow cannot be used.
     """
     root = Path(folder).absolute()
-    with mlflow_errors(uri), _lock(uri, root):
+    with mlflow_errors(uri), _lock(uri):
         client = mlflow.MlflowClient(tracking_uri=uri)
         found: Experiment | None = client.get_experiment_by_name(name)
         if found is None:
@@ -88,11 +88,11 @@ def mlflow_errors(uri: str) -> Iterator[None]:
         raise StorageError(f"MLflow at {shown(uri)}: {scrubbed(text, uri)[:300]}") from error
 
 
-def _lock(uri: str, root: Path) -> AbstractContextManager:
+def _lock(uri: str) -> AbstractContextManager:
     """What keeps two processes from making the tables at once; a server sees to that itself."""
-    if sqlite_file(uri) is not None:
-        root.mkdir(parents=True, exist_ok=True)
-        return FileLock(root / ".mlflow.lock")
+    if (file := sqlite_file(uri)) is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        return FileLock(file.with_name(f".{file.stem}.lock"))
     return _server_lock(uri) if is_postgresql(uri) else nullcontext()
 
 
