@@ -2,14 +2,14 @@
 PYTHON ?= python3
 PY = .venv/bin/python
 
-.PHONY: setup study replication benchmarks test test-fast lint ui clean
+.PHONY: setup study replication benchmarks test test-fast torture lint ui clean
 
 setup: .venv/installed
 
 .venv/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("lit_dps needs Python 3.11 or newer, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv .venv
-	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
+	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test,postgres]'
 	@touch $@
 
 study: setup
@@ -26,6 +26,10 @@ test: setup lint
 
 test-fast: setup
 	$(PY) -m pytest --numprocesses auto --dist worksteal -m "not slow"
+
+# kills processes of small studies 100 times on each storage; make torture ARGS='--report docs/reliability.md'
+torture: setup
+	$(PY) -m tests.torture --kills 100 --storage sqlite,postgres $(ARGS)
 
 lint: setup
 	$(PY) -m ruff check .

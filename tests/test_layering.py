@@ -15,7 +15,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # Layers from the bottom; a module imports its own layer and those below it.
 LAYERS = [
-    {"lit_dps", "errors", "messages", "storage"},
+    {"lit_dps", "errors", "messages", "storage", "server_lock"},
     {"trial", "goal", "goal_run", "schedules", "space"},
     {"optim", "models", "pruning", "smoothness"},
     {"module", "data"},
@@ -30,8 +30,8 @@ ANALYSIS_SEES, SEE_ANALYSIS = LAYERS[0] | LAYERS[1], {"study", "commands"}
 
 # Third-party package -> the only places that import it.
 ONLY_IN = {
-    "optuna": {"study", "analysis.results"},
-    "sqlalchemy": {"analysis.results", "tracking"},
+    "optuna": {"study", "analysis.results", "analysis.database_errors"},
+    "sqlalchemy": {"analysis.database_errors", "server_lock"},
     "mlflow": {"tracking"},
     "matplotlib": {"analysis.figures"},
     "torchvision": {"data"},
@@ -46,6 +46,7 @@ NO_TORCH = {
     "errors",
     "messages",
     "storage",
+    "server_lock",
     "trial",
     "goal",
     "goal_run",

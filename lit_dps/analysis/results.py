@@ -7,30 +7,23 @@ Optuna calls finished but that has no result was interrupted: its point is run a
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Integral
 
 import optuna
-from optuna.exceptions import StorageInternalError
 from optuna.storages import BaseStorage
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 
+from lit_dps.analysis.database_errors import first_line, place, storage_errors
 from lit_dps.analysis.racing import fair
-from lit_dps.errors import StorageError, UserError
+from lit_dps.errors import StorageError
 from lit_dps.goal import Goal
 from lit_dps.space import Range
 from lit_dps.storage import sqlite_file
 from lit_dps.trial import Cell, Status, Trial, TrialResult
 
 FORMAT = 1
-# What Optuna and its drivers raise where a storage cannot be read, and what to make of what they say.
-UNREADABLE = (SQLAlchemyError, StorageInternalError, OSError, ImportError, RuntimeError, json.JSONDecodeError)
-HINTS = {"version_info": "it is not an Optuna database", "locked": "another process is writing to it"}
 FORMAT_ATTR, POINT_ATTR, RESULT_ATTR = "lit_dps_format", "point", "result"
 
 
@@ -144,7 +137,7 @@ def read_study(storage: BaseStorage | str, name: str) -> StudyRecord:
         headers = _headers(opened)
         if name not in headers:
             known = ", ".join(sorted(headers)) or "none"
-            raise StorageError(f"no study {name!r} in {_shown(storage)}; studies there: {known}")
+            raise StorageError(f"no study {name!r} in {place(storage)}; studies there: {known}")
         existing = set(optuna.get_all_study_names(opened))
         header = headers[name]
         if header[FORMAT_ATTR] != FORMAT:
@@ -173,7 +166,7 @@ def read_study(storage: BaseStorage | str, name: str) -> StudyRecord:
                 running=running,
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise StorageError(f"study {name!r} is damaged: {_line(error)}") from error
+            raise StorageError(f"study {name!r} is damaged: {first_line(error)}") from error
 
 
 def _headers(storage: BaseStorage) -> dict[str, dict]:
@@ -209,42 +202,3 @@ def _open(storage: BaseStorage | str) -> BaseStorage:
         raise StorageError(f"no study database at {path}")
     # Reading must not turn somebody else's database into an Optuna one.
     return optuna.storages.RDBStorage(storage, skip_table_creation=True)
-
-
-@contextmanager
-def storage_errors(storage: BaseStorage | str) -> Iterator[None]:
-    """Whatever a database says in many lines becomes a StorageError of one."""
-    try:
-        yield
-    except UserError:
-        raise
-    except ArgumentError as error:
-        where = storage.rpartition("@")[2] if isinstance(storage, str) else "the storage"  # no password
-        raise StorageError(f"{where!r} is not a storage URL such as sqlite:///mlruns/study.db") from error
-    except UNREADABLE as error:
-        said = _line(error)
-        hint = next((f" ({hint})" for sign, hint in HINTS.items() if sign in said), "")
-        raise StorageError(f"cannot use {_shown(storage)}: {said}{hint}") from error
-
-
-def _line(error: BaseException | None) -> str:
-    """The first line of what an error says, named where it would say too little.
-
-    Optuna calls any trouble with a database one of committing; what the database itself said is the cause of that.
-    """
-    if isinstance(error, StorageInternalError):
-        error = error.__cause__ or error
-    if isinstance(error, DBAPIError):
-        error = error.orig
-    text = next(iter(str(error).splitlines()), "")
-    tells = text and not isinstance(error, (KeyError, AttributeError))
-    return text if tells else f"{type(error).__name__} {text}".strip()
-
-
-def _shown(storage: BaseStorage | str) -> str:
-    if not isinstance(storage, str):
-        url = getattr(storage, "url", None) or getattr(getattr(storage, "_backend", None), "url", None)
-        if url is None:
-            return "the storage"
-        storage = url
-    return make_url(storage).render_as_string(hide_password=True)

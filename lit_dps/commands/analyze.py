@@ -9,7 +9,10 @@ from jsonargparse import ActionConfigFile
 from lit_dps.analysis.publish import figures_folder, publish
 from lit_dps.analysis.results import read_study
 from lit_dps.commands.parser import PlainParser
+from lit_dps.storage import check_place, shown
 from lit_dps.study.config import StorageConfig, StudyConfig
+
+SYNC = "Also bring MLflow in step with the study: log what it lacks, delete runs of trials that are not stored."
 
 
 def _read_over(value: object) -> None:
@@ -21,12 +24,27 @@ def main(argv: list[str]) -> int:
     parser = PlainParser(prog="lit-dps analyze", description=__doc__)
     parser.add_argument("-c", "--config", action=ActionConfigFile, help="The study's configuration file.")
     parser.add_argument("--output", type=str, help="Folder of the figures; by default FOLDER/figures/NAME.")
+    parser.add_argument("--sync", action="store_true", help=SYNC)
     parser.add_class_arguments(StudyConfig, "study")
     parser.add_class_arguments(StorageConfig, "storage")
     for other in ("model", "data", "trainer", "goal", "pruning", "smoothness", "seed_everything"):
         parser.add_argument(f"--{other}", type=_read_over, help="Only read over: the study knows it.")
     config = parser.instantiate_classes(parser.parse_args(argv[1:]))
-    record = read_study(config.storage.optuna_url, config.study.name)
-    text, _, _ = publish(record, Path(config.output or figures_folder(config.storage.folder, config.study.name)))
-    print(text, end="")
+    storage, name = config.storage, config.study.name
+    record, folder = read_study(storage.optuna_url, name), Path(config.output or figures_folder(storage.folder, name))
+    if not config.sync:
+        text, _, _ = publish(record, folder)
+        print(text, end="")
+        return 0
+
+    from lit_dps.study import view
+
+    check_place(storage.mlflow_uri)
+    tracker = view.connect(storage, record.workload, name, {})
+    logged = tracker.logged()
+    record = read_study(storage.optuna_url, name)  # anew: what is logged by now is stored by now
+    text, scalings, files = publish(record, folder)
+    view.forget_others(tracker, record, logged)
+    view.mirror(tracker, record, scalings, files)
+    print(f"{text}\nin step with it: MLflow at {shown(storage.mlflow_uri)}")
     return 0

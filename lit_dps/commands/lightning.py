@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import pickle
 import sys
 import warnings
 from typing import Any
@@ -14,7 +16,11 @@ from lightning.pytorch.loggers import MLFlowLogger
 
 from lit_dps.callbacks import GoalErrorCallback, PruningCallback, SmoothnessCallback
 from lit_dps.commands.parser import OneLineErrors
+from lit_dps.errors import ConfigError, DataError
+from lit_dps.storage import is_http, shown
 from lit_dps.study.config import StorageConfig, StudyConfig
+
+KEYWORDS = ("best", "last", "hpc")  # checkpoints that Lightning finds itself
 
 
 class Parser(OneLineErrors, LightningArgumentParser):
@@ -29,7 +35,10 @@ class LogConfig(SaveConfigCallback):
 
     def save_config(self, trainer, pl_module, stage: str) -> None:
         if stage == "fit" and isinstance(trainer.logger, MLFlowLogger):
-            text = self.parser.dump(self.config, skip_none=False)
+            config = self.config.clone()
+            config.pop("storage")  # where it is kept is no part of the experiment, and may hold a password
+            text = self.parser.dump(config, skip_none=False, skip_validation=True)
+            text = text.replace(trainer.logger._tracking_uri, shown(trainer.logger._tracking_uri))
             trainer.logger.experiment.log_text(trainer.logger.run_id, text, "config.yaml")
 
 
@@ -61,10 +70,23 @@ class DPSCLI(LightningCLI):
         parser.add_class_arguments(StudyConfig, "study")
         parser.add_class_arguments(StorageConfig, "storage")
 
+    def _parse_ckpt_path(self) -> None:
+        config = self.config.get(self.config.get("subcommand") or "", {})
+        path = config.get("ckpt_path")
+        try:
+            super()._parse_ckpt_path()
+        except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
+            said = next(iter(str(error).splitlines()), type(error).__name__)
+            raise DataError(f"cannot read the checkpoint {path}: {said}") from error
+        if path is not None and not (path in KEYWORDS or is_http(path) or os.path.exists(path)):
+            raise ConfigError("ckpt_path", path, f"a file, or one of {', '.join(KEYWORDS)}")
+
     def before_instantiate_classes(self) -> None:
         if self.subcommand is None:
             return
         config = self.config[self.subcommand]
+        if config.weights_only is None:  # Lightning would execute what stands in a checkpoint from the web
+            config.weights_only = True
         storage = StorageConfig(**config.storage.as_dict())
         if config.trainer.default_root_dir is None:  # checkpoints go here where the logger has no folder
             config.trainer.default_root_dir = storage.folder

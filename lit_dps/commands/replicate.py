@@ -24,6 +24,7 @@ from lit_dps.analysis.results import StudyRecord, read_study
 from lit_dps.analysis.scaling import FittedStudy
 from lit_dps.commands.parser import PlainParser
 from lit_dps.errors import ConfigError, StorageError
+from lit_dps.storage import shown
 from lit_dps.study.config import StorageConfig, StudyConfig, cores
 
 PAGE = "replication"  # the page, and beside it the folder of its images
@@ -44,7 +45,8 @@ def main(argv: list[str]) -> int:
         for file in studies:
             if code := _run(["study", "--config", str(file), *storage]):
                 return code
-    path = write_page(studies, config.storage, Path(config.output), shlex.join(["lit-dps", *argv]))
+    command = " ".join(["lit-dps", *(shlex.quote(shown(arg)) for arg in argv)])
+    path = write_page(studies, config.storage, Path(config.output), command)
     print(f"written: {path}")
     return 0
 

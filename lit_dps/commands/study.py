@@ -10,6 +10,9 @@ import yaml
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lit_dps.commands.lightning import DPSCLI
+from lit_dps.commands.parser import CommandError
+from lit_dps.errors import user_error_in
+from lit_dps.messages import condensed
 from lit_dps.study.config import EngineName
 from lit_dps.study.forecast import forecast
 from lit_dps.study.run import check_study, run_study
@@ -41,9 +44,10 @@ class StudyCLI(DPSCLI):
         """The configuration as a `StudySetup`."""
         if "engine" in self.config:
             self.config.study.engine = self.config.pop("engine")
-        init = self.parser.instantiate_classes(
-            self.config
-        )  # classes refuse what they do not allow before a study begins
+        try:  # classes refuse what they do not allow before a study begins
+            init = self.parser.instantiate_classes(self.config)
+        except (ValueError, TypeError, ArithmeticError, RuntimeError, MemoryError) as error:
+            raise user_error_in(error) or CommandError(condensed(error)) from error
         plain: dict[str, Any] = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
         workload = Workload(plain["model"], plain["data"], plain["trainer"], init.study.batch_size_key)
         return StudySetup(init.study, init.storage, workload, plain["goal"], plain["pruning"], plain["smoothness"])

@@ -6,6 +6,7 @@ import os
 import sys
 
 from lit_dps.commands.parser import PlainParser
+from lit_dps.storage import is_http
 from lit_dps.study.config import StorageConfig
 
 
@@ -20,8 +21,11 @@ def main(argv: list[str]) -> int:
     from lit_dps import tracking
 
     for experiment in tracking.experiments(uri):
-        print(f"{experiment.name}: {tracking.page_address(experiment.experiment_id, port=config.port)}")
+        print(f"{experiment.name}: {tracking.page_address(uri, experiment.experiment_id, port=config.port)}")
+    if is_http(uri):
+        return 0  # it is a server already
     print("Ctrl-C ends the server; it starts in about 5 seconds.", flush=True)
     os.environ["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"  # a few background processes that studies do not need
-    server = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri]
-    os.execv(sys.executable, [*server, "--host", "127.0.0.1", "--port", str(config.port)])
+    os.environ["MLFLOW_BACKEND_STORE_URI"] = uri  # and no argument, which everybody on the machine can read
+    server = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(config.port)]
+    os.execv(sys.executable, server)

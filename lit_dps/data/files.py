@@ -1,7 +1,7 @@
 """Image data sets on disk: torchvision's IDX layout (plain or .gz), its CIFAR-10 folder, or Hugging Face parquet.
 
-Everything is read into arrays without executing anything from the files, except torchvision's CIFAR-10 pickles, which
-torchvision opens only after their digests match the official ones.
+Everything is read into arrays without executing anything from the files, and torchvision's CIFAR-10 pickles only where
+their digests match the official ones.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from lit_dps.data.pickles import read_batches
 from lit_dps.errors import DataError
 
 ENV = "LIT_DPS_DATA"
@@ -118,11 +119,9 @@ def read_parquet(path: Path) -> tuple[np.ndarray, np.ndarray]:
 def _read_pickles(files: ImageFiles, root: Path, train: bool) -> tuple[np.ndarray, np.ndarray]:
     import torchvision
 
-    try:
-        data = getattr(torchvision.datasets, files.name)(root, train=train, download=False)
-    except (RuntimeError, OSError, ValueError, EOFError) as error:
-        raise DataError(f"cannot read {root / files.pickles}: {str(error).splitlines()[0]}") from None
-    return np.asarray(data.data), np.asarray(data.targets, dtype=np.int64)
+    known = getattr(torchvision.datasets, files.name)
+    names = [name for name, _ in (known.train_list if train else known.test_list)]
+    return read_batches(root / files.pickles, names, dict(known.train_list + known.test_list))
 
 
 def _download(files: ImageFiles, root: Path) -> None:

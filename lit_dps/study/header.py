@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import uuid
 from collections.abc import Mapping
 from typing import Any
 
 import optuna
+from optuna.storages import BaseStorage
 
-from lit_dps.analysis.results import FORMAT, FORMAT_ATTR, storage_errors
+from lit_dps.analysis.database_errors import storage_errors
+from lit_dps.analysis.results import FORMAT, FORMAT_ATTR
 from lit_dps.errors import UserError
 from lit_dps.goal import Goal
 from lit_dps.storage import sqlite_file
@@ -16,10 +19,19 @@ from lit_dps.study.config import StudyConfig
 from lit_dps.study.database import open_storage, storage_lock
 
 IDENTITY = "identity"
+STAMP = "stamp"  # tells a study from another one that had its name
 
 
 class StudyChanged(UserError):
     """A study was asked to go on under a configuration that would make its results another experiment's."""
+
+
+def stamp_of(storage: BaseStorage, name: str) -> str | None:
+    """The stamp of a study; None where there is no such study, or none with a stamp."""
+    try:
+        return storage.get_study_user_attrs(storage.get_study_id_from_name(name)).get(STAMP)
+    except KeyError:
+        return None
 
 
 def check_unchanged(url: str, name: str, identity: Mapping[str, Any]) -> None:
@@ -49,7 +61,7 @@ def declare(
     goal: Goal,
     identity: Mapping[str, Any],
     config: Mapping[str, Any],
-) -> float | None:
+) -> tuple[float | None, str]:
     """Writes the header of a new study, or extends that of an existing one.
 
     More trials, batch sizes, sparsities and goals, and a larger slack, extend a study; nothing is ever taken away.
@@ -63,7 +75,7 @@ def declare(
         config: The whole configuration, for the record.
 
     Returns:
-        The study's slack: the largest that it was ever run with.
+        The study's slack, the largest that it was ever run with, and its stamp.
 
     Raises:
         StudyChanged: naming every key that differs.
@@ -88,12 +100,13 @@ def declare(
             "trials": max(attrs.get("trials", 0), study.trials),
             "goals": sorted({*attrs.get("goals", []), *study.goals}),
             "slack": slack,
+            STAMP: attrs.get(STAMP, uuid.uuid4().hex),
             FORMAT_ATTR: FORMAT,  # last: a header without it was cut short and is written anew
         }
         for key, value in new.items():
             if key not in attrs or attrs[key] != value:
                 header.set_user_attr(key, value)
-    return slack
+    return slack, new[STAMP]
 
 
 def _larger(one: float | None, other: float | None) -> float | None:

@@ -1,10 +1,35 @@
-"""Who runs a trial: a process on a host, and whether it still lives."""
+"""The processes of one machine that share a study: who they are, whether they still live, and a lock among them."""
 
 from __future__ import annotations
 
 import os
 import socket
 from pathlib import Path
+
+from filelock import FileLock
+
+
+class MachinePeers:
+    """The processes that share a storage on one machine, as one of them sees them.
+
+    Args:
+        file: Beside it lie the lock files.
+
+    Attributes:
+        owner: The name of this process.
+    """
+
+    def __init__(self, file: Path):
+        self.owner, self._file = owner(), file
+
+    def lock(self, name: str) -> FileLock:
+        """A lock; may be taken again by the thread that holds it."""
+        middle = "" if name == "storage" else f".{name}"
+        return FileLock(f"{self._file}{middle}.lock", is_singleton=True)
+
+    def alive(self, who: str | None) -> bool:
+        """Whether the process of that name still runs; nobody does not."""
+        return alive(who)
 
 
 def owner() -> str:

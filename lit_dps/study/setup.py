@@ -44,6 +44,7 @@ class StudySetup:
         goal: Arguments of `GoalErrorCallback`.
         pruning: Arguments of `PruningCallback`.
         smoothness: Arguments of `SmoothnessCallback`.
+        stamp: Of the study as declared; see `lit_dps.study.header.declare`.
     """
 
     study: StudyConfig
@@ -52,6 +53,7 @@ class StudySetup:
     goal: Mapping[str, Any]
     pruning: Mapping[str, Any]
     smoothness: Mapping[str, Any]
+    stamp: str | None = None
 
     @property
     def cells(self) -> list[Cell]:

@@ -1,34 +1,31 @@
 """The Optuna side of a study: declares its trials, hands them out, takes their results.
 
 The layout is in `lit_dps.analysis.results`. A point is declared by enqueueing a trial that holds its index; whoever
-asks takes the first waiting one. All of that happens under one file lock on this machine, since sqlite alone lets two
-processes take the same waiting trial.
+asks takes the first waiting one. All of that happens under one lock of the processes that share the storage, since
+sqlite alone lets two of them take the same waiting trial.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import optuna
 from optuna.trial import TrialState
 
+from lit_dps.analysis.database_errors import storage_errors
 from lit_dps.analysis.racing import last_step
-from lit_dps.analysis.results import POINT_ATTR, RESULT_ATTR, cell_study_name, encode_result, storage_errors
-from lit_dps.study.database import open_storage, storage_lock
-from lit_dps.study.owner import alive, owner
+from lit_dps.analysis.results import POINT_ATTR, RESULT_ATTR, cell_study_name, encode_result
+from lit_dps.errors import StorageError
+from lit_dps.study.attempts import finish, give_up, ran_to, steps_of
+from lit_dps.study.database import open_storage, peers
+from lit_dps.study.header import STAMP, stamp_of
 from lit_dps.study.sobol import SobolSampler, distributions
-from lit_dps.trial import Cell, Status, Trial, TrialResult
+from lit_dps.trial import Cell, Trial, TrialResult
 
 OWNER = "owner"
-STATES = {
-    Status.COMPLETE: TrialState.COMPLETE,
-    Status.INCOMPLETE: TrialState.PRUNED,
-    Status.INFEASIBLE: TrialState.FAIL,
-    Status.OUTRACED: TrialState.PRUNED,
-}
 POLL = 1.0  # seconds
 AHEAD = 50  # points of a cell that wait at a time
 
@@ -45,6 +42,7 @@ class Store:
         seed: The study's seed, carried by every trial.
         slack: How far beyond the best of its cell a trial has to run; see `lit_dps.analysis.racing`.
         heats: Steps at which trials pause while none of their cell is complete, ending with infinity.
+        stamp: What `lit_dps.study.header.declare` said of the study; None asks nothing.
     """
 
     def __init__(
@@ -57,8 +55,9 @@ class Store:
         seed: int,
         slack: float | None = None,
         heats: Sequence[float] = (math.inf,),
+        stamp: str | None = None,
     ):
-        self.storage, self.lock = open_storage(url), storage_lock(url)
+        self.storage, self.peers, self.stamp = open_storage(url), peers(url), stamp
         self.url, self.name, self.cells, self.points, self.sampler, self.seed = url, name, cells, points, sampler, seed
         self.slack, self.heats = slack, (math.inf,) if slack is None else heats
         self.distributions = distributions(sampler.space)
@@ -77,22 +76,23 @@ class Store:
                 self._leave_others(cell)
                 more = True
                 while more:
-                    with storage_errors(self.url), self.lock:
+                    with self._alone():
                         more = self._declare(cell)
                     while (trial := self._claim(cell)) is not None:
                         found = True
                         yield trial
 
     def tell(self, result: TrialResult) -> None:
-        """Stores a result for good.
+        """Stores a result for good, unless this process was taken for dead and its trial given up.
 
         Raises:
             StorageError: if it cannot be written.
         """
         trial = self._claims[(result.trial.cell, result.trial.point)]
-        with storage_errors(self.url):
-            trial.set_user_attr(RESULT_ATTR, encode_result(result))
-            _finish(trial.study, trial.number, result.status, result.steps)
+        with self._alone():
+            if self._still_mine(trial):
+                trial.set_user_attr(RESULT_ATTR, encode_result(result))
+                finish(trial.study, trial.number, result.status, result.steps)
         del self._claims[(result.trial.cell, result.trial.point)]
         asked, limit = self._limits.get(result.trial.cell, (-math.inf, math.inf))
         self._limits[result.trial.cell] = asked, min(limit, last_step(result.steps, self.slack))
@@ -107,7 +107,7 @@ class Store:
         asked, limit = self._limits.get(cell, (-math.inf, math.inf))
         if time.monotonic() - asked > POLL:
             with storage_errors(self.url):
-                limit = last_step(min(_steps(self._study(cell)).values(), default=None), self.slack)
+                limit = last_step(min(steps_of(self._study(cell)).values(), default=None), self.slack)
             self._limits[cell] = time.monotonic(), limit
         return limit
 
@@ -117,10 +117,28 @@ class Store:
 
     def abandon(self) -> None:
         """Gives back what was asked for and not told; the points will be asked again."""
-        with storage_errors(self.url):
-            for trial in self._claims.values():
-                _give_up(trial.study, trial.number, trial.user_attrs)
-        self._claims.clear()
+        claims, self._claims = self._claims, {}
+        if claims:
+            with self._alone():
+                for trial in filter(self._still_mine, claims.values()):
+                    give_up(trial.study, trial.number, trial.user_attrs)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """In here no other process changes the study, and it is the one that this process knows.
+
+        Raises:
+            StorageError: if it is another one, or gone.
+        """
+        with storage_errors(self.url), self.peers.lock("storage"):
+            if self.stamp is not None and stamp_of(self.storage, self.name) != self.stamp:
+                raise StorageError(f"study {self.name!r} was deleted or made anew while this process worked on it")
+            yield
+
+    def _still_mine(self, trial: optuna.Trial) -> bool:
+        """Whether a trial still runs in this process's name, by what the database itself holds."""
+        stored = self.storage.get_trial(trial._trial_id)
+        return stored.state is TrialState.RUNNING and stored.user_attrs.get(OWNER) == trial.user_attrs[OWNER]
 
     def _declare(self, cell: Cell) -> bool:
         """Enqueues the next points of a cell that nobody has run or is running, also those of dead processes.
@@ -134,14 +152,14 @@ class Store:
             point, finished = trial.user_attrs[POINT_ATTR], trial.state.is_finished()
             waiting += trial.state is TrialState.WAITING and point < self.points
             # one without an owner was cut short while this lock was held, so nobody runs it
-            if trial.state is TrialState.RUNNING and not alive(trial.user_attrs.get(OWNER)):
+            if trial.state is TrialState.RUNNING and not self.peers.alive(trial.user_attrs.get(OWNER)):
                 finished = True
-                _give_up(study, trial.number, trial.user_attrs)
+                give_up(study, trial.number, trial.user_attrs)
             if finished:
-                ran[point] = max(ran.get(point, -math.inf), _ran_to(trial.user_attrs.get(RESULT_ATTR)))
+                ran[point] = max(ran.get(point, -math.inf), ran_to(trial.user_attrs.get(RESULT_ATTR)))
             else:
                 running.add(point)
-        best = min(_steps(study).values(), default=None)
+        best = min(steps_of(study).values(), default=None)
         for limit in self.heats if best is None else [last_step(best, self.slack)]:
             missing = {p for p in range(self.points) if p not in running and ran.get(p, -math.inf) < limit}
             if missing:
@@ -161,9 +179,16 @@ class Store:
                 direction="minimize",
                 load_if_exists=True,
             )
-            if "sparsity" not in study.user_attrs:
-                study.set_user_attr("batch_size", cell.batch_size)
-                study.set_user_attr("sparsity", cell.sparsity)
+            known = study.user_attrs
+            if None not in (self.stamp, known.get(STAMP)) and known[STAMP] != self.stamp:
+                raise StorageError(
+                    f"{study.study_name!r} belongs to an earlier study {self.name!r}, which was deleted without it: "
+                    "delete it too, or give the new one another study.name"
+                )
+            attrs = {"batch_size": cell.batch_size, "sparsity": cell.sparsity, STAMP: self.stamp}
+            for key in attrs:
+                if known.get(key) != attrs[key]:
+                    study.set_user_attr(key, attrs[key])
             self._studies[cell] = study
         return self._studies[cell]
 
@@ -171,7 +196,7 @@ class Store:
         """Keeps the steps to result alone of other cells that are not run any more: Optuna keeps all curves it read."""
         running = {other for other, _ in self._claims} | {cell}
         for other in self._studies.keys() - running:
-            self._left[other] = _steps(self._studies.pop(other))
+            self._left[other] = steps_of(self._studies.pop(other))
 
     def _steps_nearby(self, cell: Cell) -> dict[int, int]:
         """Steps to result of the points that were complete in the nearest cell of this run.
@@ -180,18 +205,18 @@ class Store:
         """
         if self.slack is None:
             return {}
-        known = self._left | {other: _steps(study) for other, study in self._studies.items()}
+        known = self._left | {other: steps_of(study) for other, study in self._studies.items()}
         others = sorted(known.keys() - {cell}, key=lambda other: (_distance(other, cell), other))
         return next((known[other] for other in others if known[other]), {})
 
     def _claim(self, cell: Cell) -> Trial | None:
         study = self._studies[cell]
-        with storage_errors(self.url), self.lock:  # ask and the owner's name go together
+        with self._alone():  # ask and the owner's name go together
             waiting = study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
             if not any(trial.user_attrs[POINT_ATTR] < self.points for trial in waiting):
                 return None
             claimed = study.ask(fixed_distributions=self.distributions)
-            claimed.set_user_attr(OWNER, owner())
+            claimed.set_user_attr(OWNER, self.peers.owner)
             self._heat[cell] = self._next_heat(study, claimed.user_attrs[POINT_ATTR])
         trial = Trial(cell, claimed.user_attrs[POINT_ATTR], dict(claimed.params), self.seed)
         self._claims[(cell, trial.point)] = claimed
@@ -202,36 +227,10 @@ class Store:
         if len(self.heats) == 1:
             return self.heats[0]
         earlier = study.get_trials(deepcopy=False, states=(TrialState.PRUNED,))
-        ran = [_ran_to(t.user_attrs.get(RESULT_ATTR)) for t in earlier if t.user_attrs[POINT_ATTR] == point]
+        ran = [ran_to(t.user_attrs.get(RESULT_ATTR)) for t in earlier if t.user_attrs[POINT_ATTR] == point]
         return next((heat for heat in self.heats if heat > max(ran, default=-math.inf)), math.inf)
-
-
-def _steps(study: optuna.Study) -> dict[int, int]:
-    """Steps to result of a cell's complete trials, by point."""
-    complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-    return {trial.user_attrs[POINT_ATTR]: int(trial.value) for trial in complete}
-
-
-def _ran_to(result: Mapping[str, Any] | None) -> float:
-    """The step up to which a stored result tells how a trial went; an outraced one was stopped there."""
-    if result is None:
-        return -math.inf
-    return result["curve"]["step"][-1] if result["status"] == Status.OUTRACED else math.inf
 
 
 def _distance(one: Cell, other: Cell) -> float:
     """How much two cells differ: a factor of 2 in batch size counts as much as a quarter of the weights."""
     return abs(math.log2(one.batch_size / other.batch_size)) + 4 * abs(one.sparsity - other.sparsity)
-
-
-def _finish(study: optuna.Study, number: int, status: Status, steps: int | None) -> None:
-    study.tell(number, values=steps, state=STATES[status], skip_if_finished=True)
-
-
-def _give_up(study: optuna.Study, number: int, user_attrs: Mapping[str, Any]) -> None:
-    """Ends a trial that was cut short: with its result if that was stored already, else as failed without one."""
-    result = user_attrs.get(RESULT_ATTR)
-    if result is not None:
-        _finish(study, number, Status(result["status"]), result["steps"])
-    else:
-        study.tell(number, state=TrialState.FAIL, skip_if_finished=True)

@@ -1,9 +1,13 @@
-"""What MLflow is told of a study as a whole."""
+"""MLflow while a study runs, and made from a study that is stored. It is a view: without it the study goes on."""
 
 from __future__ import annotations
 
+import math
 import platform
 import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -14,12 +18,91 @@ from lit_dps.analysis.results import StudyRecord
 from lit_dps.analysis.scaling import Scaling
 from lit_dps.analysis.summary import summarize
 from lit_dps.analysis.theory import theory_rows
+from lit_dps.errors import StorageError
+from lit_dps.study.config import StorageConfig
+from lit_dps.study.database import peers
 from lit_dps.tracking import Tracker
-from lit_dps.trial import Status
+from lit_dps.trial import Status, TrialResult
 
 PACKAGES = ("lit_dps", "torch", "torchvision", "lightning", "optuna", "mlflow", "numpy", "scipy")
 # Terms of the theory and what it predicts, on the run of each cell
 THEORY = ("delta", "lipschitz", "beta", "epsilon", "rate", "predicted_c1", "predicted_c2", "predicted_k_star")
+
+
+class View:
+    """MLflow while a study runs: when it fails, also at the start, the study goes on and says so once.
+
+    Args:
+        connect: Makes the tracker.
+
+    Attributes:
+        tracker: The tracker; None where MLflow cannot be used.
+    """
+
+    def __init__(self, connect: Callable[[], Tracker]):
+        self.tracker: Tracker | None = None
+        self._connect, self._warned = connect, False
+
+    def begin(self, record: StudyRecord) -> None:
+        """Logs the stored results that are not logged."""
+        self._try(lambda: catch_up(self._connected(), record))
+
+    def log(self, result: TrialResult) -> None:
+        """Logs a result, if MLflow has not failed so far."""
+        if self.tracker is not None:
+            self._try(lambda: self.tracker.log_trial(result))
+
+    def end(self, record: StudyRecord, scalings: Mapping[float, Scaling], files: list[Path]) -> None:
+        """Logs the outcome, and whatever is missing; MLflow may be back by now."""
+        self._try(lambda: mirror(self._connected(), record, scalings, files))
+
+    def _connected(self) -> Tracker:
+        self.tracker = self.tracker or self._connect()
+        return self.tracker
+
+    def _try(self, log: Callable[[], None]) -> None:
+        try:
+            log()
+        except StorageError as error:
+            self.tracker = None
+            if not self._warned:
+                self._warned = True
+                said = f"{error}; the study goes on, and its next run, or analyze --sync, logs what is missing"
+                print(f"\nwarning: {said}", file=sys.stderr, flush=True)
+
+
+def connect(storage: StorageConfig, workload: str, study: str, tags: Mapping[str, str]) -> Tracker:
+    """The tracker of a study, among all processes that share its storage. Raises StorageError if there is no MLflow."""
+    lock = partial(peers(storage.optuna_url).lock, "view")
+    return Tracker(storage.mlflow_uri, storage.folder, workload, study, tags, lock)
+
+
+def catch_up(tracker: Tracker, record: StudyRecord) -> None:
+    """Logs the stored results that are not logged: a process was killed before it could, or another attempt counts."""
+    logged = tracker.logged()
+    for cell, results in record.results.items():
+        for result in results:
+            if not math.isclose(logged.get((str(cell), result.trial.point), math.inf), result.seconds):
+                tracker.log_trial(result)
+
+
+def mirror(tracker: Tracker, record: StudyRecord, scalings: Mapping[float, Scaling], files: list[Path]) -> None:
+    """Logs all that MLflow is told of a study and does not know yet."""
+    catch_up(tracker, record)
+    log_outcome(tracker, record, scalings, files)
+
+
+def forget_others(tracker: Tracker, record: StudyRecord, logged: Mapping[tuple[str, int], float]) -> None:
+    """Deletes the runs of trials that are not stored: the database was put back, or the study made anew.
+
+    Args:
+        tracker: Where.
+        record: The study, read after `logged`, since a trial is stored before it is logged.
+        logged: What was logged.
+    """
+    stored = {(str(cell), result.trial.point) for cell, results in record.results.items() for result in results}
+    for cell, point in logged.keys() - stored:
+        tracker.forget(cell, point)
 
 
 def environment_tags(digest: str | None) -> dict[str, str]:
@@ -39,7 +122,7 @@ def environment_tags(digest: str | None) -> dict[str, str]:
     return tags | {"mlflow.source.git.commit": commit or "none", "mlflow.source.name": "lit-dps study"}
 
 
-def log_outcome(tracker: Tracker, record: StudyRecord, scalings: dict[float, Scaling], files: list[Path]) -> None:
+def log_outcome(tracker: Tracker, record: StudyRecord, scalings: Mapping[float, Scaling], files: list[Path]) -> None:
     """K*, the fitted laws, the theory, table, figures and configuration, on the runs of the study and its cells."""
     cells, theory = summarize(record), theory_rows(record, scalings)
     scaling: dict[str, dict[int, float]] = {}

@@ -1,34 +1,22 @@
-"""MLflow: the view of a study. Optuna's storage holds the truth; whatever is missing here can be logged again.
+"""Tracker: logs a study to MLflow.
 
 An experiment per workload, a run per study, below it a run per cell, below that a run per trial. Runs are found again
-by their tags, so that a study that is taken up goes on in the same runs.
+by their tags, so that a study that is taken up goes on in the same runs, whichever process logs to them.
 """
 
 from __future__ import annotations
 
-import logging
+import math
 import os
 import time
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
-from lit_dps.errors import StorageError
-from lit_dps.storage import sqlite_file
+from mlflow.entities import Metric, Param, Run, RunTag
+
+from lit_dps.tracking.experiments import mlflow_errors, open_experiment
 from lit_dps.trial import Cell, Status, TrialResult
-
-os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")  # its 7 keep a study waiting for minutes on a dead server
-warnings.filterwarnings("ignore", message='.*"noload".*')  # MLflow 3.17 under SQLAlchemy 2.1; harmless
-
-import mlflow  # noqa: E402
-from filelock import FileLock  # noqa: E402
-from mlflow.entities import Experiment, Metric, Param, RunTag  # noqa: E402
-from sqlalchemy.exc import SQLAlchemyError  # noqa: E402
-
-logging.getLogger("mlflow").setLevel(logging.WARNING)
-logging.getLogger("alembic").setLevel(logging.WARNING)
 
 BATCH = 1000  # metrics that MLflow takes in one request
 NAME, KIND, CELL, POINT, STATUS = (f"lit_dps.{key}" for key in ("study", "kind", "cell", "point", "status"))
@@ -44,44 +32,43 @@ class Tracker:
         experiment: Name of the experiment.
         study: Name of the study.
         tags: Tags of the study's run.
+        lock: Makes the lock of all processes that log this study; the process that holds it may take it again.
 
     Raises:
         StorageError: if the tracking store cannot be opened.
     """
 
-    def __init__(self, uri: str, folder: str, experiment: str, study: str, tags: Mapping[str, str]):
-        self.uri, self.study = uri, study
-        with _one_line(uri):
+    def __init__(
+        self,
+        uri: str,
+        folder: str,
+        experiment: str,
+        study: str,
+        tags: Mapping[str, str],
+        lock: Callable[[], AbstractContextManager] = nullcontext,
+    ):
+        self.uri, self.study, self.lock = uri, study, lock
+        self._cells: dict[Cell, str] = {}
+        with mlflow_errors(uri):
             self.client, self.experiment_id = open_experiment(uri, folder, experiment)
             self.run_id = self._run({KIND: "study"}, study, None)
             self._batch(self.run_id, tags=tags)
-        self._cells: dict[Cell, str] = {}
-        self._trials: dict[tuple[str, int], str] = {}
 
     def logged(self) -> dict[tuple[str, int], float]:
-        """(cell, point) -> seconds of all trials that are logged whole; the seconds tell attempts at a point apart.
-
-        Runs that were cut short are deleted on the way.
-        """
-        self._trials, seconds = {}, {}
-        with _one_line(self.uri):
-            for run in self._find({KIND: "trial"}):
-                if run.info.status == "RUNNING":
-                    self.client.delete_run(run.info.run_id)
-                else:
-                    key = run.data.tags[CELL], int(run.data.tags[POINT])
-                    self._trials[key], seconds[key] = run.info.run_id, run.data.metrics["seconds"]
-        return seconds
+        """(cell, point) -> seconds of all trials that are logged whole; the seconds tell attempts at a point apart."""
+        with mlflow_errors(self.uri):
+            return {_point(run): _seconds(run) for run in self._find({KIND: "trial"}) if run.info.status != "RUNNING"}
 
     def log_trial(self, result: TrialResult) -> None:
         """A run with the trial's metaparameters, status, steps to result, curves and kept weights, in few requests.
 
-        It takes the place of the run of an earlier attempt at the same point, which was outraced.
+        It takes the place of the runs of other attempts at the same point, and of one that was cut short. Nothing
+        happens if this attempt is logged already.
         """
         trial = result.trial
-        with _one_line(self.uri):
-            if (earlier := self._trials.pop((str(trial.cell), trial.point), None)) is not None:
-                self.client.delete_run(earlier)
+        with mlflow_errors(self.uri), self.lock():
+            if self._logged_else_cleared(result):
+                return
             parent = self._cell_run(trial.cell)
             tags = {NAME: self.study, KIND: "trial", CELL: str(trial.cell), POINT: str(trial.point), PARENT: parent}
             run = self.client.create_run(
@@ -101,7 +88,12 @@ class Tracker:
             self._batch(run, params=params, metrics=metrics, curves=_series(result.curve))
             self._batch(run, curves=_series(result.smoothness))
             self.client.set_terminated(run, "FAILED" if result.status is Status.INFEASIBLE else "FINISHED")
-            self._trials[str(trial.cell), trial.point] = run
+
+    def forget(self, cell: str, point: int) -> None:
+        """Deletes the runs of a point."""
+        with mlflow_errors(self.uri), self.lock():
+            for run in self._find({KIND: "trial", CELL: cell, POINT: str(point)}):
+                self.client.delete_run(run.info.run_id)
 
     def log_study(
         self,
@@ -123,7 +115,7 @@ class Tracker:
             texts: Artifacts by name, as text.
             finished: Whether no trial is left to run.
         """
-        with _one_line(self.uri):
+        with mlflow_errors(self.uri):
             new = {name: dict(values) for name, values in scaling.items()}
             for name, values in new.items():
                 for metric in self.client.get_metric_history(self.run_id, name):
@@ -149,10 +141,21 @@ class Tracker:
 
     def log_cell(self, cell: Cell, k_star: int | None, numbers: Mapping[str, float]) -> None:
         """K* of a cell and other numbers of it, such as how many trials were complete, on the cell's run."""
-        with _one_line(self.uri):
+        with mlflow_errors(self.uri):
             metrics = dict(numbers) | ({} if k_star is None else {"K_star": k_star})
             known = self.client.get_run(self._cell_run(cell)).data.metrics
             self._batch(self._cell_run(cell), metrics={k: v for k, v in metrics.items() if known.get(k) != v})
+
+    def _logged_else_cleared(self, result: TrialResult) -> bool:
+        """Whether a result is logged; runs of its point that are not of this attempt are deleted."""
+        found = False
+        for run in self._find({KIND: "trial", CELL: str(result.trial.cell), POINT: str(result.trial.point)}):
+            same = run.data.tags[STATUS] == result.status and math.isclose(_seconds(run), result.seconds)
+            if same and not found and run.info.status != "RUNNING":
+                found = True
+            else:
+                self.client.delete_run(run.info.run_id)
+        return found
 
     def _cell_run(self, cell: Cell) -> str:
         if cell not in self._cells:
@@ -165,14 +168,15 @@ class Tracker:
 
     def _run(self, tags: Mapping[str, str], name: str, parent: str | None) -> str:
         """The run with these tags, made where there is none and running again where it was ended."""
-        for run in self._find(tags):
-            if run.info.status != "RUNNING":
-                self.client.update_run(run.info.run_id, status="RUNNING")
-            return run.info.run_id
-        every = {NAME: self.study, **tags, **({PARENT: parent} if parent else {})}
-        return self.client.create_run(self.experiment_id, tags=every, run_name=name).info.run_id
+        with self.lock():
+            for run in self._find(tags):
+                if run.info.status != "RUNNING":
+                    self.client.update_run(run.info.run_id, status="RUNNING")
+                return run.info.run_id
+            every = {NAME: self.study, **tags, **({PARENT: parent} if parent else {})}
+            return self.client.create_run(self.experiment_id, tags=every, run_name=name).info.run_id
 
-    def _find(self, tags: Mapping[str, str]) -> Iterator[mlflow.entities.Run]:
+    def _find(self, tags: Mapping[str, str]) -> Iterator[Run]:
         query = " and ".join(f"tags.`{key}` = '{value}'" for key, value in {NAME: self.study, **tags}.items())
         token = None
         while token != "":
@@ -193,56 +197,14 @@ class Tracker:
             self.client.log_batch(run, points[start : start + BATCH])
 
 
-def open_experiment(uri: str, folder: str, name: str) -> tuple[mlflow.MlflowClient, str]:
-    """A client and the experiment's id, made where there is none; safe for several processes at once."""
-    local = sqlite_file(uri) is not None
-    root = Path(folder).absolute()
-    if local:
-        root.mkdir(parents=True, exist_ok=True)
-    with FileLock(root / ".mlflow.lock") if local else _unlocked():
-        client = mlflow.MlflowClient(tracking_uri=uri)
-        found: Experiment | None = client.get_experiment_by_name(name)
-        if found is not None:
-            return client, found.experiment_id
-        location = (root / "artifacts" / name.replace("/", "_")).as_uri() if local else None
-        return client, client.create_experiment(name, artifact_location=location)
-
-
-def experiments(uri: str) -> list[Experiment]:
-    """The experiments that hold runs. Raises StorageError if the tracking store cannot be read or does not exist."""
-    file = sqlite_file(uri)
-    if file is not None and not file.exists():
-        raise StorageError(f"no MLflow database at {file}: run a study first, or name it by --storage.folder")
-    with _one_line(uri):
-        client = mlflow.MlflowClient(tracking_uri=uri)
-        found = client.search_experiments(order_by=["name ASC"])
-        return [e for e in found if client.search_runs([e.experiment_id], max_results=1)]
-
-
-def page_address(experiment_id: str, run_id: str | None = None, port: int = 5000) -> str:
-    """The page of an experiment's runs, or of the charts of one run, on the server that `ui` starts.
-
-    Without the workflow type MLflow 3 opens its pages for language models.
-    """
-    page = "runs" if run_id is None else f"runs/{run_id}/model-metrics"
-    return f"http://127.0.0.1:{port}/#/experiments/{experiment_id}/{page}?workflowType=machine_learning"
-
-
 def _series(curve: Mapping[str, Sequence[float]]) -> tuple[list[int], dict[str, Sequence[float]]]:
     """A curve as `Tracker._batch` takes it: its steps, and the others by name."""
     return [int(step) for step in curve.get("step", [])], {key: v for key, v in curve.items() if key != "step"}
 
 
-@contextmanager
-def _unlocked() -> Iterator[None]:
-    yield
+def _point(run: Run) -> tuple[str, int]:
+    return run.data.tags[CELL], int(run.data.tags[POINT])
 
 
-@contextmanager
-def _one_line(uri: str) -> Iterator[None]:
-    try:
-        yield
-    except (mlflow.exceptions.MlflowException, SQLAlchemyError, OSError) as error:
-        said = getattr(error, "orig", None) or error  # what the database said, without the statement
-        text = " ".join(str(said).split())
-        raise StorageError(f"MLflow at {uri.split('@')[-1]}: {text[:300]}") from error
+def _seconds(run: Run) -> float:
+    return run.data.metrics.get("seconds", math.inf)

@@ -1,0 +1,47 @@
+"""Of several processes that work on a study, the last one out writes the analysis, once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import optuna
+from optuna.trial import TrialState
+
+from lit_dps.analysis.database_errors import storage_errors
+from lit_dps.analysis.results import RESULT_ATTR, cell_study_name
+from lit_dps.study.database import open_storage, peers
+from lit_dps.study.store import OWNER
+from lit_dps.trial import Cell
+
+REPORTED = "reported"  # how many results the last analysis was made from
+
+
+def report_of_others(url: str, name: str, cells: Sequence[Cell]) -> str | None:
+    """Why the analysis is left to another process; None if it is this one's, which has then taken it upon itself.
+
+    Args:
+        url: Optuna storage URL.
+        name: The study's name.
+        cells: All its cells.
+
+    Raises:
+        StorageError: if the storage cannot be used.
+    """
+    storage, shared = open_storage(url), peers(url)
+    names = {cell_study_name(name, cell) for cell in cells}
+    with storage_errors(url), shared.lock("storage"):
+        results = running = 0
+        for study in storage.get_all_studies():
+            if study.study_name not in names:
+                continue
+            for trial in storage.get_all_trials(study._study_id, deepcopy=False):
+                results += trial.state.is_finished() and RESULT_ATTR in trial.user_attrs
+                running += trial.state is TrialState.RUNNING and shared.alive(trial.user_attrs.get(OWNER))
+        if running:
+            shown = "1 trial is" if running == 1 else f"{running} trials are"
+            return f"{shown} still run by other processes; the last one out writes the analysis"
+        header = optuna.load_study(study_name=name, storage=storage)
+        if header.user_attrs.get(REPORTED) == results:
+            return "another process, which ended at the same time, writes the analysis"
+        header.set_user_attr(REPORTED, results)
+    return None

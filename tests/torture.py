@@ -1,0 +1,233 @@
+"""Kills the processes of small studies at random, and compares how these end with an unbroken one.
+
+    python -m tests.torture --kills 100 --storage sqlite,postgres --report docs/reliability.md
+
+Several `study` commands, each with two workers, share a study. At random moments a command, a worker or a whole command
+with its workers gets SIGKILL or SIGTERM (once or twice), or is stopped for a while; what ended is started again. When a
+study is finished the next one begins, until there were kills enough.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sqlalchemy import NullPool, create_engine, text
+from sqlalchemy.exc import DBAPIError
+
+from tests.e2e.commands import FAST, command, environment, run, table
+from tests.postgres import server
+
+TRIALS = 8  # of each of the 4 cells
+STUDY = ("study", "--config", FAST, "--study.trials", TRIALS)
+KINDS = {"KILL": 4, "TERM": 3, "TERM twice": 1, "KILL of a whole command": 1, "STOP": 2}
+QUERY = """
+    select s.study_name, p.value_json, r.value_json from trials t join studies s on s.study_id = t.study_id
+    join trial_user_attributes p on p.trial_id = t.trial_id and p.key = 'point'
+    left join trial_user_attributes r on r.trial_id = t.trial_id and r.key = 'result'
+    where t.state in ('COMPLETE', 'PRUNED', 'FAIL')"""
+
+
+@dataclass
+class Report:
+    """What happened; results are told apart by cell, point and all that is stored of them."""
+
+    storage: str
+    commands: int
+    kills: Counter = field(default_factory=Counter)
+    studies: int = 0
+    identical: int = 0
+    cut_short: int = 0
+    lost: int = 0
+    doubled: int = 0
+    missing: int = 0
+    unexpected: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def good(self) -> bool:
+        return self.identical == self.studies > 0 == self.lost + self.doubled + self.missing + len(self.unexpected)
+
+    def line(self) -> str:
+        kinds = ", ".join(f"{n} {kind}" for kind, n in sorted(self.kills.items()))
+        tables = f"{self.identical} of {self.studies} tables identical to the unbroken one"
+        found = f"{self.lost} results lost, {self.doubled} doubled, {self.missing} missing; {tables}"
+        others = "; ".join([f"{len(self.unexpected)} unexpected ends", *self.unexpected])
+        return (
+            f"{self.storage}: {self.kills.total()} kills ({kinds}) of {self.commands} commands with 2 workers each, "
+            f"{self.cut_short} trials cut short: {found}; {others}; {self.seconds / 60:.0f} minutes"
+        )
+
+
+class Crowd:
+    """The commands that work on one study, each started again when it has ended."""
+
+    def __init__(self, folder: Path, url: str, commands: int, report: Report):
+        self.folder, self.url, self.report = folder, url, report
+        self.processes: list[subprocess.Popen | None] = [None] * commands
+        self.started = 0
+        self.engine = create_engine(url, poolclass=NullPool)
+
+    def keep_up(self) -> None:
+        """Starts what does not run, and looks at how it ended."""
+        for i, process in enumerate(self.processes):
+            if process is None or process.poll() is not None:
+                self.look_at(process)
+                log = self.folder / f"output-{self.started}.txt"
+                options = ("--study.workers", 2, "--storage.optuna", self.url)
+                with log.open("w") as out:
+                    self.processes[i] = subprocess.Popen(
+                        command(*STUDY, *options),
+                        **{"cwd": self.folder, "env": environment(), "start_new_session": True},
+                        **{"stdout": out, "stderr": out, "stdin": subprocess.DEVNULL},
+                    )
+                self.processes[i].log = log
+                self.started += 1
+
+    def look_at(self, process: subprocess.Popen | None) -> None:
+        if process is None:
+            return
+        said, code = process.log.read_text(), process.returncode
+        expected = code in (0, 130, -signal.SIGKILL, -signal.SIGTERM) or (code == 2 and "was killed" in said)
+        if not expected or "Traceback" in said:
+            last = said.strip().splitlines()[-1:] or ["nothing said"]
+            self.report.unexpected.append(f"exit code {code}: {last[0]}")
+
+    def strike(self, dice: random.Random) -> None:
+        """One kill, of one kind."""
+        process = dice.choice(self.processes)
+        if process.poll() is not None:
+            return
+        kind = dice.choices(list(KINDS), KINDS.values())[0]
+        victim = dice.choice([process.pid, *workers_of(process.pid)])
+        with suppress(ProcessLookupError):
+            if kind == "KILL of a whole command":
+                os.killpg(process.pid, signal.SIGKILL)
+            elif kind == "STOP":
+                os.kill(victim, signal.SIGSTOP)
+                time.sleep(dice.uniform(0.5, 4))
+                os.kill(victim, signal.SIGCONT)
+            else:
+                os.kill(victim, signal.SIGKILL if kind == "KILL" else signal.SIGTERM)
+                if kind == "TERM twice":
+                    time.sleep(dice.uniform(0, 0.5))
+                    os.kill(victim, signal.SIGTERM)
+            self.report.kills[kind] += 1
+
+    def stored(self) -> tuple[Counter, int]:
+        """How often each result is stored, as (cell, point, digest), and how many trials ended without one."""
+        with suppress(DBAPIError), self.engine.connect() as connection:
+            rows = connection.execute(text(QUERY)).all()
+            whole = [(name, point, hashlib.sha256(r.encode()).hexdigest()) for name, point, r in rows if r is not None]
+            return Counter(whole), len(rows) - len(whole)
+        return Counter(), 0  # the tables are not made yet, or a writer is at it
+
+    def end(self) -> None:
+        """Kills all: also when the torture itself fails."""
+        for process in filter(None, self.processes):
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def workers_of(parent: int) -> list[int]:
+    """The workers of a command, by their parent in /proc."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            pid = int(stat.parent.name)
+            ppid = int(stat.read_text().rsplit(")", 1)[1].split()[1])
+            if ppid == parent and "spawn_main" in (stat.parent / "cmdline").read_text():
+                found.append(pid)
+    return found
+
+
+def one_study(folder: Path, url: str, expected: str, kills: int, report: Report, dice: random.Random, pace: float):
+    """Runs a study to its end under fire, until `kills` is reached; then lets it end."""
+    crowd, seen, points = Crowd(folder, url, report.commands, report), Counter(), 4 * TRIALS
+    try:
+        while len({key[:2] for key in seen}) < points:
+            crowd.keep_up()
+            time.sleep(dice.uniform(0, 2 * pace))
+            if report.kills.total() < kills:
+                crowd.strike(dice)
+            now, _ = crowd.stored()
+            if now:
+                report.lost += len(seen.keys() - now.keys())
+                seen = now
+        for process in crowd.processes:
+            process.wait(300)
+            crowd.look_at(process)
+    finally:
+        crowd.end()
+    last = run(folder, *STUDY, "--storage.optuna", url)  # as a user does to see the result
+    if last.returncode:
+        report.unexpected.append(f"the last run: {last.stderr.strip()}")
+    final, cut_short = crowd.stored()
+    report.lost += len(seen.keys() - final.keys())
+    report.doubled += final.total() - len({key[:2] for key in final})
+    report.missing += points - len({key[:2] for key in final})
+    report.cut_short += cut_short
+    report.studies += 1
+    report.identical += table(folder) == expected
+
+
+@contextmanager
+def databases(storage: str, folder: Path) -> Iterator:
+    """A function that gives the URL of a new database for each study."""
+    if storage == "sqlite":
+        yield lambda i: f"sqlite:///{folder}/{i}/study.db"
+    else:
+        with server() as running:
+            yield lambda i: running.new_database(f"torture_{i}")
+
+
+def torture(storage: str, kills: int, commands: int = 2, seed: int = 0, pace: float = 3.0) -> Report:
+    """At least so many kills, a strike every `pace` seconds in the mean."""
+    report, dice, begin = Report(storage, commands), random.Random(seed), time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="lit_dps-torture-") as name, databases(storage, Path(name)) as database:
+        unbroken = Path(name) / "unbroken"
+        unbroken.mkdir()
+        done = run(unbroken, *STUDY)
+        assert done.returncode == 0, done.stderr
+        while report.kills.total() < kills:
+            folder = Path(name) / str(report.studies)
+            folder.mkdir()
+            one_study(folder, database(report.studies), table(unbroken), kills, report, dice, pace)
+            print(report.line(), file=sys.stderr, flush=True)
+    report.seconds = time.monotonic() - begin
+    return report
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--commands", type=int, default=2)
+    parser.add_argument("--storage", default="sqlite", help="sqlite, postgres or both with a comma between")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--report", type=Path, help="Markdown file to write the result to.")
+    args = parser.parse_args()
+    reports = [torture(storage, args.kills, args.commands, args.seed) for storage in args.storage.split(",")]
+    for report in reports:
+        print(report.line())
+    if args.report:
+        from tests.torture_report import page
+
+        args.report.write_text(page(reports, sys.argv[1:]), encoding="utf-8")
+    return 0 if all(report.good for report in reports) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""Database URLs: what is shown of them, and what drivers say with their secrets taken out."""
+
+from __future__ import annotations
+
+import pytest
+
+from lit_dps.analysis.database_errors import storage_errors
+from lit_dps.analysis.results import list_studies
+from lit_dps.errors import StorageError
+from lit_dps.storage import is_http, is_postgresql, scrubbed, shown
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("postgresql+psycopg://me:secret@host:5432/db", "postgresql+psycopg://me:***@host:5432/db"),
+        ("postgresql+psycopg://me@host/db", "postgresql+psycopg://me@host/db"),
+        ("postgresql+psycopg://host:5432/db", "postgresql+psycopg://host:5432/db"),
+        ("postgresql://:secret@host/db", "postgresql://:***@host/db"),
+        ("postgresql://me:se/cr?t:@x@host/db", "postgresql://me:***@host/db"),
+        ("postgresql:///db?host=h&password=secret&user=me", "postgresql:///db?host=h&password=***&user=me"),
+        ("https://me:secret@mlflow.org/x", "https://me:***@mlflow.org/x"),
+        ("sqlite:///mlruns/study.db", "sqlite:///mlruns/study.db"),
+        ("sqlite:////home/a:b@c/study.db", "sqlite:////home/a:b@c/study.db"),
+        ("--storage.optuna=mysql://me:secret@host/db", "--storage.optuna=mysql://me:***@host/db"),
+        ("study.db", "study.db"),
+    ],
+)
+def test_shown_hides_passwords_and_nothing_else(url, expected):
+    assert shown(url) == expected
+
+
+def test_what_a_driver_says_is_scrubbed_in_both_spellings():
+    url = "postgresql://me:s%40cret@host/db?sslpassword=other"
+    said = 'invalid dsn "me:s%40cret@host", password "s@cret", key "other"'
+    assert scrubbed(said, url) == 'invalid dsn "me:***@host", password "***", key "***"'
+    assert scrubbed("no secret here", "sqlite:///x.db") == "no secret here"
+
+
+def test_kinds_of_url():
+    assert is_postgresql("postgresql+psycopg://h/d") and is_postgresql("postgres://h/d")
+    assert not is_postgresql("sqlite:///postgresql://") and not is_postgresql("http://postgresql")
+    assert is_http("http://h:5000") and is_http("https://h") and not is_http("sqlite:///http://x")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql+psycopg://me:hidden@127.0.0.1:9/db",
+        "postgresql+nodriver://me:hidden@127.0.0.1/db",
+        "postgresql+psycopg://me:hidden@127.0.0.1:port/db",
+        "me:hidden@127.0.0.1/db",
+    ],
+    ids=["nobody listens", "no such driver", "no number", "no scheme"],
+)
+def test_no_error_tells_a_password(url):
+    pytest.importorskip("psycopg")
+    with pytest.raises(StorageError) as caught:
+        list_studies(url)
+    assert "hidden" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_gone_is_told_and_other_key_errors_are_not_taken_for_it():
+    with pytest.raises(StorageError, match="sqlite:///x.db: what was there is gone"), storage_errors("sqlite:///x.db"):
+        raise KeyError("Record does not exist.")
+    with pytest.raises(KeyError, match="other"), storage_errors("sqlite:///x.db"):
+        raise KeyError("other")

@@ -1,0 +1,198 @@
+"""What happens to a study when others work on it too, and when it is changed under a process's feet."""
+
+from __future__ import annotations
+
+import multiprocessing
+import shutil
+import sqlite3
+
+import optuna
+import pytest
+from sqlalchemy import create_engine, text
+
+from lit_dps.analysis.results import cell_study_name, grid, read_study
+from lit_dps.errors import StorageError
+from lit_dps.goal import Goal
+from lit_dps.server_lock import ServerPeers
+from lit_dps.study import database
+from lit_dps.study.config import StudyConfig
+from lit_dps.study.database import open_storage
+from lit_dps.study.header import declare
+from lit_dps.study.last_out import report_of_others
+from lit_dps.study.sobol import SobolSampler
+from lit_dps.study.store import OWNER, Store
+from tests.unit.test_store import CELLS, SPACE, _claim_all, ended
+
+CELL = CELLS[:1]
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.slow)])
+def url(request, tmp_path):
+    if request.param == "postgres":
+        return request.getfixturevalue("postgres")
+    return f"sqlite:///{tmp_path}/study.db"
+
+
+def declared(url: str, **changed) -> str:
+    config = StudyConfig(name="s", space=SPACE, batch_sizes=[4], sparsities=[0.0], trials=3)
+    return declare(url, config, "workload", Goal(0.1), {"goal": {"error": 0.1}} | changed, {})[1]
+
+
+def opened(url: str, stamp: str | None, cells=CELL) -> Store:
+    return Store(url, "s", cells, 3, SobolSampler(SPACE, 5), 5, stamp=stamp)
+
+
+def delete(url: str, *names: str) -> None:
+    for name in names:
+        optuna.delete_study(study_name=name, storage=url)
+
+
+def test_a_study_made_anew_gets_nothing_of_a_process_that_worked_on_the_old_one(url):
+    working = opened(url, declared(url))
+    asked = working.ask()
+    trial = next(asked)
+    delete(url, "s", cell_study_name("s", trial.cell))
+    new = opened(url, declared(url, data_digest="other"))
+    theirs = next(new.ask())  # a database may give it the numbers of the old one
+    for late in (lambda: working.tell(ended(trial)), lambda: next(asked), working.abandon):
+        with pytest.raises(StorageError, match="study 's' was deleted or made anew"):
+            late()
+    new.tell(ended(theirs))
+    results = read_study(url, "s").results[trial.cell]
+    assert [r.trial.point for r in results] == [0]
+
+
+def test_cells_that_an_earlier_study_left_behind_are_not_taken_up(url):
+    first = opened(url, declared(url))
+    first.tell(ended(next(first.ask())))
+    delete(url, "s")
+    with pytest.raises(StorageError, match=r"'s \| B=4 S=0' belongs to an earlier study 's'.*delete it too"):
+        next(opened(url, declared(url)).ask())
+
+
+def test_a_header_cut_short_is_written_anew_and_keeps_its_cells(url):
+    stamp = declared(url)
+    first = opened(url, stamp)
+    first.tell(ended(next(first.ask())))
+    attribute = "delete from study_user_attributes where key = 'lit_dps_format'"
+    engine = create_engine(url)
+    with engine.begin() as connection:
+        connection.execute(text(attribute))
+    engine.dispose()
+    assert declared(url) == stamp
+    assert [trial.point for trial in opened(url, stamp).ask()] == [1, 2]
+
+
+def test_a_cell_that_vanished_is_one_line(url):
+    working = opened(url, declared(url))
+    trial = next(working.ask())
+    delete(url, cell_study_name("s", trial.cell))
+    with pytest.raises(StorageError, match="what was there is gone"):
+        working.tell(ended(trial))
+
+
+def test_a_trial_that_was_given_to_another_is_not_told(url):
+    """A process that was taken for dead, its connection lost, and that lives on."""
+    stamp = declared(url)
+    one = opened(url, stamp)
+    trial = next(one.ask())
+    one._claims[trial.cell, trial.point].study.tell(0, state=optuna.trial.TrialState.FAIL)
+    other = opened(url, stamp)
+    taken = next(t for t in other.ask() if t.point == trial.point)
+    one.tell(ended(trial))
+    assert read_study(url, "s").results[trial.cell] == []
+    other.tell(ended(taken))
+    assert [r.trial.point for r in read_study(url, "s").results[trial.cell]] == [trial.point]
+
+
+def test_the_last_one_out_reports_once(url):
+    stamp = declared(url)
+    one, other, cells = opened(url, stamp), opened(url, stamp), grid([4], [0.0])
+    mine, theirs = next(one.ask()), [trial for trial, _ in zip(other.ask(), range(2), strict=False)]
+    assert "3 trials are still run" in report_of_others(url, "s", cells)
+    for trial in theirs:
+        other.tell(ended(trial))
+    assert "1 trial is still run" in report_of_others(url, "s", cells)
+    one.tell(ended(mine))
+    assert report_of_others(url, "s", cells) is None
+    assert "at the same time" in report_of_others(url, "s", cells)
+
+
+def test_trials_of_the_dead_do_not_keep_others_from_reporting(url):
+    one = opened(url, declared(url))
+    trial = next(one.ask())
+    one._claims[trial.cell, trial.point].set_user_attr(OWNER, "nohost:1:1")
+    here = database.peers(url)
+    if not isinstance(here, ServerPeers):  # this machine knows of its own processes alone
+        one._claims[trial.cell, trial.point].set_user_attr(OWNER, here.owner.replace(":", ":9999", 1))
+    assert report_of_others(url, "s", grid([4], [0.0])) is None
+
+
+def test_a_database_put_back_is_run_to_the_same_end(tmp_path):
+    """Power-off: the file is as it was some time before, with trials of processes that are gone."""
+    url = f"sqlite:///{tmp_path}/study.db"
+    stamp = declared(url)
+    first = opened(url, stamp)
+    asked = first.ask()
+    first.tell(ended(next(asked)))
+    lost = next(asked)
+    first._claims[lost.cell, lost.point].set_user_attr(OWNER, database.peers(url).owner.replace(":", ":9999", 1))
+    shutil.copy(tmp_path / "study.db", tmp_path / "copy.db")
+    first._claims.clear()
+    rest = opened(url, stamp)
+    for trial in rest.ask():
+        rest.tell(ended(trial))
+    before = read_study(url, "s").results
+    shutil.copy(tmp_path / "copy.db", tmp_path / "study.db")
+    again = opened(url, stamp)
+    points = []
+    for trial in again.ask():
+        points.append(trial.point)
+        again.tell(ended(trial))
+    assert sorted(points) == [1, 2]
+    assert read_study(url, "s").results == before
+
+
+@pytest.mark.slow
+def test_processes_neither_double_nor_lose_a_point_on_an_empty_server(postgres):
+    context = multiprocessing.get_context("spawn")
+    barrier, results = context.Barrier(4), context.Queue()
+    processes = [context.Process(target=_claim_all, args=(postgres, barrier, results)) for _ in range(4)]
+    for process in processes:
+        process.start()
+    claimed, left = [], len(processes)
+    while left:
+        message = results.get(timeout=120)
+        left -= message is None
+        claimed += [message] if message else []
+    for process in processes:
+        process.join(30)
+    assert sorted(point for _, point in claimed) == list(range(20))
+    assert len({pid for pid, _ in claimed}) > 1, "one process did all the work: nothing was tested"
+
+
+@pytest.mark.slow
+def test_a_lost_connection_is_one_line_and_the_study_goes_on(postgres):
+    stamp = declared(postgres)
+    one = opened(postgres, stamp)
+    asked = one.ask()
+    one.tell(ended(next(asked)))
+    lost = next(asked)
+    engine = create_engine(postgres, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        end = "select pg_terminate_backend(pid) from pg_stat_activity where pid <> pg_backend_pid() and datname = "
+        connection.execute(text(end + "current_database()"))
+    engine.dispose()
+    with pytest.raises(StorageError) as caught:
+        one.tell(ended(lost))
+    assert "s3cret" not in str(caught.value) and "\n" not in str(caught.value)
+    assert [trial.point for trial in opened(postgres, stamp).ask()] != []
+
+
+def test_sqlite_files_of_two_studies_do_not_wait_for_each_other(tmp_path):
+    one, other = (f"sqlite:///{tmp_path}/{name}.db" for name in "ab")
+    with database.storage_lock(one):
+        open_storage(other)
+    assert {path.name for path in tmp_path.iterdir()} == {"a.db.lock", "b.db", "b.db.lock"}
+    with sqlite3.connect(tmp_path / "b.db") as connection:
+        assert connection.execute("select count(*) from studies").fetchone() == (0,)
