@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import uuid
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +16,7 @@ from lit_dps.storage import sqlite_file
 from lit_dps.study.config import StudyConfig
 from lit_dps.study.database import open_storage, storage_lock
 
-IDENTITY = "identity"
+IDENTITY, UID = "identity", "uid"
 
 
 class StudyChanged(UserError):
@@ -82,6 +83,7 @@ def declare(
             "seed": study.seed,
             "space": {key: dataclasses.asdict(range_) for key, range_ in study.space.items()},
             IDENTITY: dict(identity),
+            UID: attrs.get(UID) or uuid.uuid4().hex,
             "config": dict(config),
             "batch_sizes": sorted({*attrs.get("batch_sizes", []), *study.batch_sizes}),
             "sparsities": sorted({*attrs.get("sparsities", []), *study.sparsities}),
@@ -94,6 +96,12 @@ def declare(
             if key not in attrs or attrs[key] != value:
                 header.set_user_attr(key, value)
     return slack
+
+
+def uid(url: str, name: str) -> str:
+    """What tells a study that was declared from all others, also from one of its name that was deleted before."""
+    with storage_errors(url):
+        return optuna.load_study(study_name=name, storage=open_storage(url)).user_attrs[UID]
 
 
 def _larger(one: float | None, other: float | None) -> float | None:

@@ -11,6 +11,7 @@ from lightning.pytorch import LightningDataModule
 
 from lit_dps.analysis.publish import figures_folder, publish
 from lit_dps.analysis.results import StudyRecord, read_study
+from lit_dps.engines.checkpoints import clear
 from lit_dps.errors import StorageError
 from lit_dps.storage import check_place
 from lit_dps.study import header
@@ -95,6 +96,8 @@ def _train(setup: StudySetup, record: StudyRecord, view: _View, workers: int, le
 def _finish(setup: StudySetup, view: _View) -> None:
     storage, name = setup.storage, setup.study.name
     record = read_study(storage.optuna_url, name)
+    if not any(record.running.values()) and all(len(r) >= record.trials for r in record.results.values()):
+        clear(storage.checkpoints(name))
     text, scalings, files = publish(record, figures_folder(storage.folder, name))
     view.log_outcome(record, scalings, files)
     sys.stderr.flush()
