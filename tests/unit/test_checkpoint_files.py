@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import math
 
+import optuna
 import pytest
 import torch
 
 from lit_dps.engines.checkpoints import clear
 from lit_dps.engines.lightning import LightningEngine
+from lit_dps.goal import Goal
+from lit_dps.space import Range
+from lit_dps.study.config import StudyConfig
+from lit_dps.study.header import declare, uid
 from lit_dps.trial import Cell, Status, Trial, TrialResult
 from tests.unit.saved_study import GOAL, USER, USER_DATA, Steps, Study, workload
 from tests.unit.test_engine import PARAMS, quiet  # noqa: F401
@@ -112,6 +118,19 @@ def test_files_go_when_the_result_is_stored_or_nobody_needs_them(tmp_path):
     best = TrialResult(Trial(cell, 4, PARAMS), Status.COMPLETE, 8)
     study.checkpoints().told(best, 16)
     assert [path.exists() for path in there] == [False, True, False, False]
+
+
+def test_a_study_that_is_deleted_and_made_again_is_another(tmp_path):
+    url, config = f"sqlite:///{tmp_path}/study.db", StudyConfig(name="s", space={"model.rate": Range(1e-3, 1.0)})
+
+    def declared(**more) -> str:
+        declare(url, dataclasses.replace(config, **more), "w", Goal(0.1), {"seed": 0}, {})
+        return uid(url, "s")
+
+    first = declared(trials=2)
+    assert declared(trials=3) == first
+    optuna.delete_study(study_name="s", storage=url)
+    assert declared(trials=2) != first
 
 
 def test_files_are_removed_alone(tmp_path):
