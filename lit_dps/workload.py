@@ -6,6 +6,7 @@ Model and data are named by class path, so a workload knows nothing of the class
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from jsonargparse import ArgumentError, ArgumentParser
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.plugins.environments import ClusterEnvironment, LightningEnvironment, TorchElasticEnvironment
 
 from lit_dps.errors import ConfigError, UserError, user_error_in
 from lit_dps.messages import condensed
@@ -65,7 +67,7 @@ class Workload:
         data = _instantiate("data", specs["data"], trial.seed_for("order"))
         module = _instantiate("model", specs["model"], trial.seed_for("init"))
         trainer = _instantiate("trainer", {**self.trainer, **STUDY_TRAINER}, trial.seed_for("order"))
-        return Built(module, data, trainer)
+        return Built(module, data, _of_this_trial(trainer, trial))
 
     def _specs(self, trial: Trial) -> dict[str, Any]:
         specs = {"model": copy.deepcopy(dict(self.model)), "data": copy.deepcopy(dict(self.data))}
@@ -77,6 +79,21 @@ class Workload:
         if "order_seed" in specs["data"].get("init_args", {}):
             specs["data"]["init_args"]["order_seed"] = trial.seed_for("order")
         return specs
+
+
+def _of_this_trial(trainer: dict[str, Any], trial: Trial) -> dict[str, Any]:
+    """Trainer arguments with a folder of the trial's own, and without Lightning's way of requeueing Slurm jobs.
+
+    In a Slurm job Lightning takes up any hpc_ckpt file that it finds in its folder, also another trial's.
+    """
+    root = trainer.get("default_root_dir") or os.getcwd()
+    trainer["default_root_dir"] = os.path.join(root, "trials", str(trial.cell), f"point-{trial.point}")
+    plugins = trainer.get("plugins") or []
+    plugins = plugins if isinstance(plugins, list) else [plugins]
+    if "SLURM_JOB_ID" in os.environ and not any(isinstance(plugin, ClusterEnvironment) for plugin in plugins):
+        torchrun = TorchElasticEnvironment.detect()
+        trainer["plugins"] = [*plugins, TorchElasticEnvironment() if torchrun else LightningEnvironment()]
+    return trainer
 
 
 def locate(specs: Mapping[str, Any], key: str, source: str) -> tuple[dict[str, Any], str]:

@@ -17,7 +17,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = [
     {"lit_dps", "errors", "messages", "storage", "server_lock"},
     {"trial", "goal", "goal_run", "schedules", "space"},
-    {"optim", "models", "pruning", "smoothness"},
+    {"optim", "models", "pruning", "smoothness", "generators"},
     {"module", "data"},
     {"callbacks", "workload"},
     {"engines", "tracking"},

@@ -29,9 +29,9 @@ def last_step(k_best: int | None, slack: float | None) -> float:
 def heats(check_interval: int, max_steps: int) -> list[float]:
     """The steps at which trials that are run one at a time stop, as long as none of their cell is complete.
 
-    Else the first ones could spend the whole budget before the first good one begins. A trial that stopped starts anew
-    for the next heat. Each is four times as long as the one before, the last one is the budget: a cell that nobody
-    completes costs about a third more.
+    Else the first ones could spend the whole budget before the first good one begins. A trial that stopped goes on
+    for the next heat if it was saved, else it starts anew. Each is four times as long as the one before, the last one
+    is the budget: a cell that nobody completes costs at most about a third more.
     """
     steps, step = [], max_steps
     while (step := step // GROWTH // check_interval * check_interval) >= FIRST_HEAT * check_interval:

@@ -48,12 +48,20 @@ class EarlyCheck:
     It needs a module with `mistakes(batch)`, a bool tensor of the batch's length, and a data module with
     `validation_size` and `validation_batch(index)`; those of lit_dps have them. Training goes on as after a full pass,
     unless that one draws from torch's global generator.
+
+    Args:
+        trainer: The trainer.
+        module: Its module.
+        hardness: Of a run that is taken up, as it was left.
+
+    Attributes:
+        hardness: How wrong each example was at earlier checks, the last one weighing most: shape (size,).
     """
 
-    def __init__(self, trainer: Trainer, module: LightningModule):
+    def __init__(self, trainer: Trainer, module: LightningModule, hardness: torch.Tensor | None = None):
         self.trainer, self.module, self.data = trainer, module, trainer.datamodule
         self.size = self.data.validation_size
-        self._hardness = torch.zeros(self.size)
+        self.hardness = torch.zeros(self.size) if hardness is None else hardness
 
     @staticmethod
     def serves(trainer: Trainer, module: LightningModule, monitor: str = "val_error") -> bool:
@@ -81,7 +89,7 @@ class EarlyCheck:
 
     def __call__(self, allowed: int) -> Check:
         """Looks at the hardest examples first until more than `allowed` are wrong, or at all."""
-        order = torch.argsort(self._hardness, descending=True, stable=True)
+        order = torch.argsort(self.hardness, descending=True, stable=True)
         modes = {module: module.training for module in self.module.modules()}
         self.module.eval()
         mistakes = seen = 0
@@ -90,7 +98,7 @@ class EarlyCheck:
                 while seen < self.size and mistakes <= allowed:
                     index = order[seen : seen + max(CHUNK, allowed + 1 - mistakes)]
                     wrong = self._wrong(index)
-                    self._hardness[index] = self._hardness[index] / 2 + wrong
+                    self.hardness[index] = self.hardness[index] / 2 + wrong
                     mistakes, seen = mistakes + int(wrong.sum()), seen + len(index)
         finally:
             for module, training in modes.items():

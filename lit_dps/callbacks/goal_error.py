@@ -65,6 +65,7 @@ class GoalErrorCallback(Callback):
         self._losses: list[Any] = []
         self._step = 0
         self._early: EarlyCheck | None = None
+        self._hardness: torch.Tensor | None = None
 
     @property
     def status(self) -> Status | None:
@@ -94,8 +95,10 @@ class GoalErrorCallback(Callback):
         trainer.fit_loop.epoch_loop.max_steps = budget if trainer.max_steps < 0 else min(budget, trainer.max_steps)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not trainer.fast_dev_run:
+            trainer.val_check_batch = sys.maxsize  # a run that is taken up was checked before it was saved
         if "exact" in self.curve:
-            self._early = EarlyCheck(trainer, pl_module)
+            self._early = EarlyCheck(trainer, pl_module, self._hardness)
         elif not trainer.enable_validation:
             raise ConfigError("data", type(pl_module).__name__, "the goal needs validation data and a validation_step")
         self._step = trainer.global_step
@@ -143,7 +146,7 @@ class GoalErrorCallback(Callback):
         return float(value.double() if isinstance(value, torch.Tensor) else value)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"curve": self.curve}
+        return {"curve": self.curve, "hardness": self._early.hardness if self._early is not None else None}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.run.curve = state_dict["curve"]
+        self.run.curve, self._hardness = state_dict["curve"], state_dict.get("hardness")

@@ -6,6 +6,7 @@ import math
 import os
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from lit_dps.errors import ConfigError
@@ -35,6 +36,9 @@ class StudyConfig:
         engine: "lightning" trains one trial at a time, "fused" many in lockstep where they can be stacked, and "auto"
             whichever a short timing finds faster at each batch size. Losses differ by rounding, so a trial may end a
             check apart where its error is within rounding of the goal.
+        checkpoint_minutes: A trial that takes longer is saved after so many minutes, at its next check, and when it is
+            interrupted, and goes on from there: the same to the bit. null never saves. Those that the fused engine
+            stacks begin anew.
         slots: Trials that the fused engine trains at a time; by default as many as memory holds, 16 on a CPU.
         batch_size_key: Configuration key that the batch size is set at.
         workload: Name of the MLflow experiment; by default the data set, network and update rule.
@@ -53,6 +57,7 @@ class StudyConfig:
     slack: float | None = 2.0
     lean: bool = True
     engine: EngineName = "lightning"
+    checkpoint_minutes: float | None = 10.0
     slots: int | None = None
     batch_size_key: str = "data.batch_size"
     workload: str | None = None
@@ -77,6 +82,8 @@ class StudyConfig:
                 raise ConfigError(f"study.{key}", value, "at least 1")
         if self.slack is not None and not 1 <= self.slack < math.inf:
             raise ConfigError("study.slack", self.slack, "1 or more, or null for no racing")
+        if self.checkpoint_minutes is not None and not 0 < self.checkpoint_minutes < math.inf:
+            raise ConfigError("study.checkpoint_minutes", self.checkpoint_minutes, "above 0, or null for none")
         if not self.space:
             raise ConfigError(
                 "study.space", {}, "at least one range, such as model.learning_rate: {low: 1e-4, high: 1}"
@@ -90,7 +97,7 @@ class StorageConfig:
     """Where a study is kept.
 
     Attributes:
-        folder: Folder of the default databases, of MLflow's artifacts and of the figures.
+        folder: Folder of the default databases, of MLflow's artifacts, of the figures and of checkpoints.
         optuna: Optuna storage URL; by default sqlite in FOLDER/study.db. It is the truth of a study.
         mlflow: MLflow tracking URI; by default sqlite in FOLDER/mlflow.db. It is the view.
     """
@@ -106,6 +113,10 @@ class StorageConfig:
     @property
     def mlflow_uri(self) -> str:
         return self.mlflow or f"sqlite:///{self.folder}/mlflow.db"
+
+    def checkpoints(self, study: str) -> Path:
+        """The folder of a study's checkpoints."""
+        return Path(self.folder) / "checkpoints" / study
 
 
 def cores() -> int:

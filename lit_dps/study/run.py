@@ -11,6 +11,7 @@ from lightning.pytorch import LightningDataModule
 
 from lit_dps.analysis.publish import figures_folder, publish
 from lit_dps.analysis.results import StudyRecord, read_study
+from lit_dps.engines.checkpoints import clear
 from lit_dps.storage import check_place, check_writable, shown
 from lit_dps.study import header
 from lit_dps.study.config import StorageConfig
@@ -84,8 +85,8 @@ def check_study(setup: StudySetup) -> LightningDataModule:
 
 def _train(setup: StudySetup, record: StudyRecord, view: View, workers: int, leave: Leave) -> None:
     progress = Progress(record.results, setup.cells, setup.study.trials, workers, setup.study.slack)
-    shown = "1 trial" if workers == 1 else f"{workers} trials"
-    print(f"study {record.name}: {shown} at a time in {shown(setup.storage.optuna_url)}", file=sys.stderr, flush=True)
+    trials = "1 trial" if workers == 1 else f"{workers} trials"
+    print(f"study {record.name}: {trials} at a time in {shown(setup.storage.optuna_url)}", file=sys.stderr, flush=True)
     progress.show()
     results: Iterator[TrialResult] = work(setup, leave) if workers == 1 else work_in_processes(setup, workers, leave)
     try:
@@ -100,6 +101,8 @@ def _train(setup: StudySetup, record: StudyRecord, view: View, workers: int, lea
 def _finish(setup: StudySetup, view: View) -> None:
     storage, name = setup.storage, setup.study.name
     record = read_study(storage.optuna_url, name)
+    if not any(record.running.values()) and all(len(r) >= record.trials for r in record.results.values()):
+        clear(storage.checkpoints(name))
     text, scalings, files = publish(record, figures_folder(storage.folder, name))
     view.end(record, scalings, files)
     sys.stderr.flush()

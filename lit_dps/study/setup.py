@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,8 +79,8 @@ class StudySetup:
             return 1
         return max(1, cores() // self.study.threads)
 
-    def engine(self, **asked: Callable) -> Engine:
-        """Who trains the trials; `asked` are `limit`, `pause` and `after_check` of `LightningEngine`."""
+    def engine(self, **asked: Any) -> Engine:
+        """Who trains the trials; `asked` are `limit`, `pause`, `after_check` and `checkpoints` of `LightningEngine`."""
         measured = (self.workload, self.goal, self.pruning, self.smoothness)
         one = LightningEngine(*measured, goals=self.study.goals, lean=self.study.lean, **asked)
         if self.study.engine == "lightning":

@@ -17,6 +17,7 @@ from contextlib import suppress
 import torch
 
 from lit_dps.analysis.racing import heats
+from lit_dps.engines.checkpoints import Checkpoints
 from lit_dps.errors import UserError
 from lit_dps.study.interrupt import Interrupted, Leave, interruptible
 from lit_dps.study.setup import StudySetup
@@ -50,16 +51,27 @@ def work(setup: StudySetup, leave: Leave) -> Iterator[TrialResult]:
     paused = heats(goal.check_interval, goal.max_steps)
     store = Store(url, config.name, setup.cells, config.trials, sampler, config.seed, config.slack, paused, setup.stamp)
     try:
-        engine, found = setup.engine(limit=store.limit, pause=store.pause, after_check=leave.check), True
+        checkpoints = _checkpoints(setup)
+        asked = {"limit": store.limit, "pause": store.pause, "after_check": leave.check, "checkpoints": checkpoints}
+        engine, found = setup.engine(**asked), True
         while found:  # an engine may have asked for its last trial before another one stopped to be run again
             found = False
             for result in engine.run(store.ask()):
                 found = True
                 store.tell(result)
+                if checkpoints is not None:
+                    checkpoints.told(result, store.limit(result.trial.cell))
                 yield result
                 leave.check()
     finally:
         store.abandon()
+
+
+def _checkpoints(setup: StudySetup) -> Checkpoints | None:
+    name, minutes = setup.study.name, setup.study.checkpoint_minutes
+    if minutes is None:
+        return None
+    return Checkpoints(setup.storage.checkpoints(name), setup.stamp, minutes)
 
 
 def work_in_processes(setup: StudySetup, workers: int, leave: Leave) -> Iterator[TrialResult]:

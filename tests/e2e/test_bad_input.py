@@ -57,6 +57,7 @@ def box(**space) -> dict:
     ("config", "said"),
     [
         (edited("goal/foo", 1), ["goal", "foo"]),
+        (edited("study/checkpoint_minutes", 0), ["study.checkpoint_minutes", "0.0 is not allowed", "null for none"]),
         (edited("foo", 1), ["'foo' is not accepted"]),
         (edited("model/init_args/foo", 1), ["model", "'foo' is not accepted"]),
         (edited("model/init_args/network/init_args/foo", 1), ["model.network", "'foo' is not accepted"]),

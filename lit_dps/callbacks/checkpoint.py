@@ -1,0 +1,178 @@
+"""CheckpointCallback: saves a run now and then, so that it can go on from there as if it had not stopped."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+import zipfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from lit_dps.data.resumable import ResumableLoader
+
+WORTH = 10.0  # seconds of training that are worth a file when a run is left
+
+
+class Left(Exception):
+    """The run was left where it pauses."""
+
+
+class CheckpointCallback(Callback):
+    """Saves the trainer's checkpoint after a check, when everything of that step is done.
+
+    With what Lightning saves (weights, optimizer, schedule, steps, the states of module, data module and callbacks) go
+    the position in the training data and the states of all random number generators. `Trainer.fit` with the file as
+    `ckpt_path` and a new callback goes on, equal to the last bit.
+
+    Not saved are runs of several processes, of loaders that `ResumableLoader` does not serve, with a schedule that
+    follows a metric, or with train dataloaders that are made anew: they begin anew.
+
+    Args:
+        path: The file.
+        about: What the run is, plain; see `trouble`.
+        every: Seconds of training between two files.
+        after_check: Called after each check that the run goes on from. If it raises, the run is saved and left.
+        pause: The step at which the run is saved and left, by `Left`.
+        say: Takes what goes wrong, in a line.
+
+    Attributes:
+        serves: Whether the run can be saved, once it has begun.
+        seconds: What the run took before it was taken up; 0 for a new one.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        about: Mapping[str, Any],
+        every: float,
+        after_check: Callable[[], None] = lambda: None,
+        pause: Callable[[], float] = lambda: math.inf,
+        say: Callable[[str], None] = print,
+    ):
+        self.path, self.about, self.every = path, dict(about), every
+        self.after_check, self.pause, self.say = after_check, pause, say
+        self.seconds, self._began, self._saved = 0.0, time.monotonic(), time.monotonic()
+        self._loader: ResumableLoader | None = None
+        self._position: dict[str, Any] | None = None
+        self._checked = self._saving = self._read_back = False
+
+    @property
+    def serves(self) -> bool:
+        return self._loader is not None
+
+    def checked(self) -> None:
+        """To be called at the end of a check that the run goes on from."""
+        if self.serves:
+            self._checked = True  # other hooks of this step are still to come
+        else:
+            self.after_check()
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage != "fit":
+            return
+        source = trainer.fit_loop._data_source
+        make = source.dataloader
+        source.dataloader = lambda: self._resumable(trainer, make())
+
+    def _resumable(self, trainer: Trainer, loader: Any) -> Any:
+        alone = trainer.world_size == 1 and not (trainer.overfit_batches or trainer.reload_dataloaders_every_n_epochs)
+        follows = any(config.reduce_on_plateau for config in trainer.lr_scheduler_configs)  # its metrics are not saved
+        if alone and not follows and ResumableLoader.serves(loader):
+            owners = (trainer.lightning_module, trainer.datamodule)
+            self._loader = ResumableLoader(loader, owners, lambda: self._between(trainer), self._position)
+            return self._loader
+        if self._position is not None:
+            raise ValueError("the position in the training data cannot be set")
+        return loader
+
+    def _between(self, trainer: Trainer) -> None:
+        if not self._checked:
+            return
+        self._checked = False
+        since = time.monotonic() - self._saved
+        try:
+            self.after_check()
+            if trainer.global_step >= self.pause():
+                raise Left
+        except BaseException:
+            if since >= min(WORTH, self.every):
+                self.save(trainer)
+            raise
+        if since >= self.every:
+            self.save(trainer)
+
+    def save(self, trainer: Trainer) -> None:
+        """Writes the file, whole or not at all; what goes wrong is told, and the run goes on.
+
+        To be called between two batches.
+        """
+        part = self.path.with_suffix(".part")
+        try:
+            self._saving = True
+            self._write(trainer, part)
+            os.replace(part, self.path)
+        except Exception as error:  # whatever it is (a full disk, a state that cannot be pickled): no reason to stop
+            why = error.strerror if isinstance(error, OSError) and error.strerror else str(error).split("\n")[0]
+            self.say(f"warning: cannot save a checkpoint ({why}); training goes on")
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
+        finally:
+            self._saving, self._saved = False, time.monotonic()
+
+    def _write(self, trainer: Trainer, path: Path) -> None:
+        batches = trainer.fit_loop.epoch_loop.batch_progress.current
+        if not batches.ready == batches.completed == self._loader.taken:
+            raise RuntimeError(f"batch {batches.ready} is not the loader's {self._loader.taken}")
+        trainer.save_checkpoint(path, weights_only=False)
+        if not self._read_back:  # once a run: a module may save what cannot be loaded safely
+            if found := trouble(path, self.about):
+                raise RuntimeError(f"what {type(trainer.lightning_module).__name__} saves {found}")
+            self._read_back = True
+        with path.open("rb") as file:
+            os.fsync(file.fileno())  # else a power failure may leave an empty file in place of the last one
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._position is not None:
+            self.say(f"{self.about['name']} goes on from step {trainer.global_step}")
+            self._position = None
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Leaves out the arguments of module and data module: any objects, and given anew."""
+        for owner in (pl_module, trainer.datamodule) if self._saving else ():
+            for key in ("NAME", "KEY", "TYPE"):
+                checkpoint.pop(getattr(owner, f"CHECKPOINT_HYPER_PARAMS_{key}", None), None)
+
+    def state_dict(self) -> dict[str, Any]:
+        if not self._saving:  # a checkpoint of somebody else's
+            return {}
+        seconds = self.seconds + time.monotonic() - self._began
+        return {"about": self.about, "seconds": seconds, "position": self._loader.position()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._position, self.seconds = state_dict["position"], state_dict["seconds"]
+
+
+def trouble(path: Path, about: Mapping[str, Any]) -> str | None:
+    """Why a file is no checkpoint of the run that `about` tells of; None if it is one. Nothing in it is executed."""
+    try:
+        with zipfile.ZipFile(path) as archive:  # torch itself does not compare checksums
+            whole = archive.testzip() is None
+        saved = torch.load(path, map_location="cpu", weights_only=True) if whole else {}
+        found = saved["callbacks"][CheckpointCallback.__qualname__]["about"]
+    except Exception:  # whatever a file that is none, or half of one, makes of it
+        return "cannot be read"
+    return None if found == dict(about) else "is of another study or configuration"
+
+
+def steps_saved(path: Path) -> int | None:
+    """The optimizer steps after which a file was written; None if it cannot be read."""
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)["global_step"]
+    except Exception:
+        return None

@@ -1,0 +1,87 @@
+"""States of random number generators: the global ones of torch, NumPy and Python, and those that objects keep.
+
+As plain numbers and tensors, so that a file of them can be read without executing anything.
+"""
+
+from __future__ import annotations
+
+import random
+from types import FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import Trainer
+
+KINDS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+LEAVES = (torch.Tensor, np.ndarray, Trainer, type, ModuleType, FunctionType, random.SystemRandom)
+LONG = 1000  # a longer list is one of examples
+
+
+def capture(*owners: Any) -> dict[str, Any]:
+    """The states of the global generators, and of those that the owners keep."""
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
+        "numpy": _plain(np.random.get_state(legacy=False)),
+        "python": random.getstate(),
+        "kept": [_state(generator) for generator in generators_in(*owners)],
+    }
+
+
+def restore(state: dict[str, Any], *owners: Any) -> None:
+    """Sets all generators as they were when `capture` was asked of owners alike.
+
+    Raises:
+        ValueError: if the owners keep more or fewer generators, or others.
+    """
+    torch.set_rng_state(state["torch"])
+    if state["cuda"]:
+        torch.cuda.set_rng_state_all(state["cuda"])
+    np.random.set_state(state["numpy"])
+    random.setstate(state["python"])
+    for generator, kept in zip(generators_in(*owners), state["kept"], strict=True):
+        _set(generator, kept)
+
+
+def generators_in(*owners: Any) -> list[Any]:
+    """The generators that objects keep among their attributes, lists and dicts, or those of such objects in turn."""
+    found, seen, queue = [], set(), list(owners)
+    for item in queue:  # grows on the way
+        if id(item) in seen or isinstance(item, LEAVES):
+            continue
+        seen.add(id(item))
+        if isinstance(item, KINDS):
+            found.append(item)
+        elif isinstance(item, (list, tuple, dict)):
+            if len(item) <= LONG:
+                queue.extend(item.values() if isinstance(item, dict) else item)
+        else:
+            queue.extend(getattr(item, "__dict__", {}).values())
+    return found
+
+
+def _state(generator: Any) -> Any:
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    if isinstance(generator, np.random.Generator):
+        return _plain(generator.bit_generator.state)
+    if isinstance(generator, np.random.RandomState):
+        return _plain(generator.get_state(legacy=False))
+    return generator.getstate()
+
+
+def _set(generator: Any, state: Any) -> None:
+    if isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    elif isinstance(generator, random.Random):
+        generator.setstate(state)
+    else:
+        generator.set_state(state)
+
+
+def _plain(state: Any) -> Any:
+    """NumPy's arrays as lists."""
+    if isinstance(state, dict):
+        return {key: _plain(value) for key, value in state.items()}
+    return state.tolist() if isinstance(state, (np.ndarray, np.generic)) else state

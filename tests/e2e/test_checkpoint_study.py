@@ -1,0 +1,81 @@
+"""A study whose process is ended in the middle of a long trial goes on from there, not from the trial's first step."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from lit_dps.analysis.results import read_study
+from tests.e2e.commands import FAST, run, start, table
+
+pytestmark = pytest.mark.slow
+LONG = (
+    *("study", "--config", FAST, "--study.batch_sizes", "[16]", "--study.sparsities", "[0.5]"),
+    *("--goal.error", 0.001, "--goal.check_interval", 20, "--goal.early_reject", "true"),  # nobody gets there
+)
+BUDGET = ("--goal.max_steps", 4000)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The folder of the long study, undisturbed and without checkpoints."""
+    folder = tmp_path_factory.mktemp("whole")
+    done = run(folder, *LONG, *BUDGET, "--study.trials", 2, "--study.checkpoint_minutes", "null")
+    assert done.returncode == 0, done.stderr
+    assert not (folder / "mlruns" / "checkpoints").exists()
+    return folder
+
+
+def found(folder: Path) -> list:
+    """All results, with their curves, but for the time they took."""
+    record = read_study(f"sqlite:///{folder}/mlruns/study.db", "fast")
+    return [dataclasses.replace(r, seconds=0.0) for cell in record.cells for r in record.results[cell]]
+
+
+def wait_for_checkpoint(folder: Path, process) -> None:
+    end = time.monotonic() + 200
+    while not list(folder.glob("mlruns/checkpoints/fast/*/point-*.ckpt")):
+        assert process.poll() is None, "the study ended before it could be interrupted"
+        assert time.monotonic() < end, "nothing is saved"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("sent", "workers"),
+    [(signal.SIGKILL, 1), (signal.SIGTERM, 1), (signal.SIGTERM, 2)],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_a_long_trial_goes_on_where_it_was(tmp_path, whole, sent, workers):
+    options = ("--study.trials", 2, "--study.workers", workers, "--study.checkpoint_minutes", 0.002)
+    process = start(tmp_path, *LONG, *BUDGET, *options)
+    wait_for_checkpoint(tmp_path, process)
+    os.kill(process.pid, sent)
+    assert process.wait(100) == (-signal.SIGKILL if sent == signal.SIGKILL else 130)
+    assert len(found(tmp_path)) < 2
+
+    done = run(tmp_path, *LONG, *BUDGET, *options)
+    assert done.returncode == 0, done.stderr
+    steps = re.findall(r"B=16 S=0\.5 point \d goes on from step (\d+)", done.stderr)
+    assert steps and all(0 < int(step) < 4000 for step in steps), done.stderr
+    assert table(tmp_path) == table(whole)
+    assert found(tmp_path) == found(whole)
+    assert not (tmp_path / "mlruns" / "checkpoints").exists(), "nothing is left"
+
+
+def test_a_trial_that_paused_in_a_heat_goes_on_with_the_next(tmp_path):
+    folders = tmp_path / "saved", tmp_path / "anew"
+    for folder, minutes in zip(folders, (1e-6, "null"), strict=True):
+        folder.mkdir()
+        options = ("--study.trials", 2, "--study.slack", 2, "--study.checkpoint_minutes", minutes)
+        done = run(folder, *LONG, "--goal.max_steps", 1280, *options)
+        assert done.returncode == 0, done.stderr
+        went_on = re.findall(r"point (\d) goes on from step (\d+)", done.stderr)
+        assert sorted(went_on) == ([("0", "320"), ("1", "320")] if folder == folders[0] else [])
+    assert found(folders[0]) == found(folders[1])
+    assert table(folders[0]) == table(folders[1])

@@ -1,0 +1,83 @@
+"""A user's module and data with much to remember: dropout, Adam, a schedule by epochs, noise from two generators."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from lightning.pytorch import LightningDataModule, LightningModule
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from tests.unit.tiny import points
+
+
+class Noisy(Dataset):
+    """Points with noise of the global generator of torch and of one that the data set keeps."""
+
+    def __init__(self):
+        self.points, self.rng = points(50), np.random.default_rng(5)
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def __getitem__(self, index: int):
+        x, y = self.points[index]
+        return x + 0.1 * torch.randn(4) + torch.from_numpy(self.rng.normal(0, 0.1, 4)).float(), y
+
+
+class NoisyData(LightningDataModule):
+    """7 batches of 8 an epoch, the last one short."""
+
+    def __init__(self, batch_size: int = 8, own_generator: bool = False, workers: int = 0):
+        super().__init__()
+        self.save_hyperparameters()
+
+    def setup(self, stage: str | None = None) -> None:
+        self.train, self.val = Noisy(), points(30)
+
+    def train_dataloader(self) -> DataLoader:
+        generator = torch.Generator().manual_seed(3) if self.hparams.own_generator else None
+        h = self.hparams
+        return DataLoader(self.train, h.batch_size, shuffle=True, generator=generator, num_workers=h.workers)
+
+    def val_dataloader(self) -> DataLoader:
+        return DataLoader(self.val, 16)
+
+
+class Dropping(LightningModule):
+    """Two layers with dropout, whose mean weights over time are what it validates with."""
+
+    def __init__(self, network: nn.Module | None = None, rate: float = 0.01, forget: bool = False):
+        super().__init__()
+        self.save_hyperparameters()  # also objects
+        self.network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 3))
+        self.mean = nn.Linear(4, 3)
+        self.register_buffer("steps", torch.zeros(()))
+
+    def on_train_start(self) -> None:
+        torch.rand(3)  # a draw that a run that goes on must not repeat
+
+    def on_train_epoch_start(self) -> None:
+        if self.hparams.forget:
+            self.epoch_losses = []
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        if self.hparams.forget:
+            self.epoch_losses.append(0.0)  # not there in the middle of an epoch that was taken up
+        return F.cross_entropy(self.network(x) + self.mean(x), y)
+
+    def on_train_batch_end(self, outputs, batch, batch_idx) -> None:
+        self.steps += 1
+        with torch.no_grad():  # after the checks of early callbacks
+            self.mean.weight.mul_(0.99)
+
+    def validation_step(self, batch, batch_idx):
+        x, y = batch
+        self.log("val_error", ((self.network(x) + self.mean(x)).argmax(1) != y).float().mean())
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.Adam(self.parameters(), self.hparams.rate)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "epoch"}}
