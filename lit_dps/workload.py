@@ -17,6 +17,7 @@ from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 
 from lit_dps.errors import ConfigError, UserError, user_error_in
 from lit_dps.messages import condensed
+from lit_dps.parallel.settings import arguments
 from lit_dps.trial import Trial
 
 # What a study sets itself: it keeps curves and results, and stops at the goal or the step budget alone.
@@ -58,6 +59,8 @@ class Workload:
     def build(self, trial: Trial) -> Built:
         """Fresh objects for a trial: module and data module drawn under seeds of the point, not of global state.
 
+        The trainer is for the group of ranks that this process is in, else for one device.
+
         Raises:
             UserError: if a key of the trial names nothing, or its value is refused.
         """
@@ -65,7 +68,7 @@ class Workload:
         data = _instantiate("data", specs["data"], trial.seed_for("order"))
         module = _instantiate("model", specs["model"], trial.seed_for("init"))
         trainer = _instantiate("trainer", {**self.trainer, **STUDY_TRAINER}, trial.seed_for("order"))
-        return Built(module, data, trainer)
+        return Built(module, data, arguments(trainer))
 
     def _specs(self, trial: Trial) -> dict[str, Any]:
         specs = {"model": copy.deepcopy(dict(self.model)), "data": copy.deepcopy(dict(self.data))}

@@ -10,6 +10,7 @@ import yaml
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lit_dps.commands.lightning import DPSCLI
+from lit_dps.parallel.ranks import follows_torchrun
 from lit_dps.study.config import EngineName
 from lit_dps.study.forecast import forecast
 from lit_dps.study.run import check_study, run_study
@@ -56,6 +57,7 @@ def main(argv: list[str]) -> int:
     setup = cli.setup()
     if not cli.config.get("forecast"):
         return run_study(setup)
-    check_study(setup)
-    print(forecast(setup))
+    if not follows_torchrun():
+        check_study(setup)
+        print(forecast(setup))
     return 0
