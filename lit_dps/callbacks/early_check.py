@@ -44,8 +44,9 @@ def fewest(goal: Goal, size: int) -> float:
 class EarlyCheck:
     """Asks whether a validation split has at most so many mistakes, and looks at no more examples than that takes.
 
-    Several ranks look at the same examples as one, each at its part of them. Examples that were wrong at earlier checks are looked at first, so that a refusal costs little more than one example
-    for each mistake that is allowed and one more. The answer is that of a full pass, whatever the order.
+    Examples that were wrong at earlier checks are looked at first, so that a refusal costs little more than one example
+    for each mistake that is allowed and one more. The answer is that of a full pass, whatever the order. Several ranks
+    look at the same examples as one would, each at its part of them.
 
     It needs a module with `mistakes(batch)`, a bool tensor of the batch's length, and a data module with
     `validation_size` and `validation_batch(index)`; those of lit_dps have them. Training goes on as after a full pass,
@@ -85,6 +86,8 @@ class EarlyCheck:
 
     def __call__(self, allowed: int) -> Check:
         """Looks at the hardest examples first until more than `allowed` are wrong, or at all."""
+        if isinstance(self.trainer.strategy, SharedBatchDDP):
+            self.trainer.strategy.share_buffers()
         order = torch.argsort(self._hardness, descending=True, stable=True)
         modes = {module: module.training for module in self.module.modules()}
         self.module.eval()

@@ -88,6 +88,19 @@ class SharedBatchDDP(DDPStrategy):
         weight = self.share * ranks.world()  # DDP takes the mean over the ranks
         return super().backward(closure_loss * weight, optimizer, *args, **kwargs)
 
+    def on_validation_start(self) -> None:
+        self.share_buffers()
+
+    def share_buffers(self) -> None:
+        """Gives all ranks the first one's buffers, running statistics say: each has seen its own examples."""
+        for buffer in self.lightning_module.buffers():
+            torch.distributed.broadcast(buffer, src=0)
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        # not by way of DDP: it would share the buffers at every batch, and ranks may have different numbers of them
+        with self.precision_plugin.val_step_context():
+            return self.lightning_module.validation_step(*args, **kwargs)
+
     def mean_over_examples(self, value: float | None) -> float | None:
         """The mean of a value over all validation examples, from its mean over each rank's.
 
@@ -106,7 +119,7 @@ class SharedBatchDDP(DDPStrategy):
         They are those of `share` times the number of ranks times this rank's loss. Once a fit, before its first step.
         """
 
-        def hook(state: None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+        def hook(state, bucket):  # DDP refuses annotations that are strings
             read(bucket)
             return allreduce_hook(None, bucket)
 
