@@ -11,14 +11,15 @@ from torch import Tensor, nn
 
 from lit_dps.errors import ConfigError
 from lit_dps.optim import Rule, make_optimizer, make_scheduler
+from lit_dps.parallel import ranks
 from lit_dps.schedules import Schedule
 
 
 class ImageClassifier(LightningModule):
     """A network trained with the mean cross-entropy and an update rule of the paper, without weight decay.
 
-    Logs `val_error` and `val_loss` (and `test_error`, `test_loss`) over the entire split: mistakes are counted as
-    integers and divided once. Batches are (images, classes).
+    Logs `val_error` and `val_loss` (and `test_error`, `test_loss`) over the entire split, of all ranks: mistakes are
+    counted as integers and divided once. Batches are (images, classes).
 
     Args:
         network: Maps images to logits, shape (batch, classes); any `nn.Module`, by class path.
@@ -101,8 +102,11 @@ class ImageClassifier(LightningModule):
         self._log_epoch("test")
 
     def _log_epoch(self, split: str) -> None:
-        self.log(f"{split}_error", self._mistakes / self._seen, prog_bar=True)
-        self.log(f"{split}_loss", self._loss.float() / self._seen, prog_bar=True)
+        # a rank without examples has plain numbers here
+        own = (self._mistakes, torch.int64), (self._loss, torch.float64), (self._seen, torch.int64)
+        mistakes, loss, seen = (ranks.add_up(torch.as_tensor(n, dtype=dtype, device=self.device)) for n, dtype in own)
+        self.log(f"{split}_error", mistakes / seen, prog_bar=True)
+        self.log(f"{split}_loss", loss.float() / seen, prog_bar=True)
 
     def configure_optimizers(self):
         h = self.hparams

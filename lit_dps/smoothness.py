@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.func import grad, vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
+from lit_dps.parallel import ranks
+
 # Per-example gradients of a chunk are held at once: 2^22 numbers are 16 MiB in float32. On a CPU core larger chunks of
 # the paper's networks are slower (1.4 ms an example at 2^22, 2.4 at 2^24) and so are much smaller ones.
 _CHUNK_ELEMENTS = 2**22
@@ -82,18 +84,18 @@ def local_lipschitz(
 
 
 def mean_gradient(parameters: Sequence[Tensor], losses: Iterable[tuple[Tensor, float]]) -> Tensor:
-    """The gradient of the mean loss over all examples, flat, float64, shape (p,).
+    """The gradient of the mean loss over all examples of all ranks, flat, float64, shape (p,).
 
     Args:
         parameters: Tensors that the losses depend on.
         losses: Mean loss of each batch, and its number of examples.
     """
-    total, examples = None, 0.0
+    total, examples = torch.zeros_like(flatten(parameters), dtype=torch.float64), 0.0
     for loss, size in losses:
         gradients = torch.autograd.grad(loss, list(parameters), allow_unused=True, materialize_grads=True)
-        flat = size * flatten(gradients).double()
-        total, examples = flat if total is None else total + flat, examples + size
-    if total is None:
+        total, examples = total + size * flatten(gradients).double(), examples + size
+    total, examples = ranks.add_up(total), float(ranks.add_up(torch.tensor(examples, dtype=torch.float64)))
+    if not examples:
         raise ValueError("a gradient needs at least one batch")
     return total / examples
 
@@ -104,7 +106,9 @@ def gradient_moments(
     batches: Iterable[Any],
     keep: dict[str, Tensor] | None = None,
 ) -> Moments:
-    """Moments of the per-example gradient over all examples, exact, by vectorised per-example gradients in chunks.
+    """Moments of the per-example gradient over all examples of all ranks, exact.
+
+    By vectorised per-example gradients in chunks.
 
     The gradient variance beta of Lee et al. (2021, Section 4) is the variance here, taken at initialization.
 
@@ -119,7 +123,8 @@ def gradient_moments(
     # torch.func.grad_and_value is not chunked by vmap alike in all versions; grad with the loss as aux output is
     one = vmap(grad(lambda p, x: _twice(loss(p, x)), has_aux=True), in_dims=(None, 0), randomness="different")
     kept = {name: mask.to(parameters[name].dtype) for name, mask in (keep or {}).items()}
-    examples, total_loss, square, mean = 0, 0.0, 0.0, None
+    total = torch.zeros_like(flatten(parameters.values()), dtype=torch.float64)
+    examples, total_loss, square = 0, 0.0, 0.0
     for batch in batches:
         size = len(tree_leaves(batch)[0])
         for start in range(0, size, chunk):
@@ -128,13 +133,14 @@ def gradient_moments(
             masked = [g * kept[name] if name in kept else g for name, g in gradients.items()]
             flat = torch.cat([g.reshape(len(losses), -1) for g in masked], dim=1)
             square += float(flat.square().sum(dtype=torch.float64))
-            summed = flat.sum(dim=0, dtype=torch.float64)
-            mean = summed if mean is None else mean + summed
+            total += flat.sum(dim=0, dtype=torch.float64)
             total_loss += float(losses.double().sum())
         examples += size
-    if mean is None:
+    sums = ranks.add_up(torch.tensor([examples, total_loss, square], dtype=torch.float64))
+    (examples, total_loss, square), total = sums.tolist(), ranks.add_up(total)
+    if not examples:
         raise ValueError("moments need at least one example")
-    squared_gradient = float((mean / examples).square().sum())
+    squared_gradient = float((total / examples).square().sum())
     return Moments(total_loss / examples, squared_gradient, square / examples - squared_gradient)
 
 

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from jsonargparse import ArgumentError, ArgumentParser
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.plugins.environments import ClusterEnvironment, LightningEnvironment, TorchElasticEnvironment
 
 from lit_dps.errors import ConfigError, UserError, user_error_in
 from lit_dps.messages import condensed
+from lit_dps.parallel.settings import arguments
 from lit_dps.trial import Trial
 
 # What a study sets itself: it keeps curves and results, and stops at the goal or the step budget alone.
@@ -60,6 +60,8 @@ class Workload:
     def build(self, trial: Trial) -> Built:
         """Fresh objects for a trial: module and data module drawn under seeds of the point, not of global state.
 
+        The trainer is for the group of ranks that this process is in, else for one device.
+
         Raises:
             UserError: if a key of the trial names nothing, or its value is refused.
         """
@@ -67,7 +69,7 @@ class Workload:
         data = _instantiate("data", specs["data"], trial.seed_for("order"))
         module = _instantiate("model", specs["model"], trial.seed_for("init"))
         trainer = _instantiate("trainer", {**self.trainer, **STUDY_TRAINER}, trial.seed_for("order"))
-        return Built(module, data, _of_this_trial(trainer, trial))
+        return Built(module, data, _of_this_trial(arguments(trainer), trial))
 
     def _specs(self, trial: Trial) -> dict[str, Any]:
         specs = {"model": copy.deepcopy(dict(self.model)), "data": copy.deepcopy(dict(self.data))}
@@ -82,18 +84,9 @@ class Workload:
 
 
 def _of_this_trial(trainer: dict[str, Any], trial: Trial) -> dict[str, Any]:
-    """Trainer arguments with a folder of the trial's own, and without Lightning's way of requeueing Slurm jobs.
-
-    In a Slurm job Lightning takes up any hpc_ckpt file that it finds in its folder, also another trial's.
-    """
+    """Trainer arguments with a folder of the trial's own: Lightning takes up checkpoints that it finds there."""
     root = trainer.get("default_root_dir") or os.getcwd()
-    trainer["default_root_dir"] = os.path.join(root, "trials", str(trial.cell), f"point-{trial.point}")
-    plugins = trainer.get("plugins") or []
-    plugins = plugins if isinstance(plugins, list) else [plugins]
-    if "SLURM_JOB_ID" in os.environ and not any(isinstance(plugin, ClusterEnvironment) for plugin in plugins):
-        torchrun = TorchElasticEnvironment.detect()
-        trainer["plugins"] = [*plugins, TorchElasticEnvironment() if torchrun else LightningEnvironment()]
-    return trainer
+    return {**trainer, "default_root_dir": os.path.join(root, "trials", str(trial.cell), f"point-{trial.point}")}
 
 
 def locate(specs: Mapping[str, Any], key: str, source: str) -> tuple[dict[str, Any], str]:

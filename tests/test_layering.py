@@ -16,6 +16,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # Layers from the bottom; a module imports its own layer and those below it.
 LAYERS = [
     {"lit_dps", "errors", "messages", "storage", "server_lock"},
+    {"parallel"},
     {"trial", "goal", "goal_run", "schedules", "space"},
     {"optim", "models", "pruning", "smoothness", "generators"},
     {"module", "data"},
@@ -25,8 +26,8 @@ LAYERS = [
     {"commands"},
     {"cli"},
 ]
-# analysis stands beside the tower: it sees the two lowest layers alone, and study and commands see it.
-ANALYSIS_SEES, SEE_ANALYSIS = LAYERS[0] | LAYERS[1], {"study", "commands"}
+# analysis stands beside the tower: it sees the two lowest layers without torch alone, and study and commands see it.
+ANALYSIS_SEES, SEE_ANALYSIS = LAYERS[0] | LAYERS[2], {"study", "commands"}
 
 # Third-party package -> the only places that import it.
 ONLY_IN = {

@@ -8,6 +8,8 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_dps.goal import Goal
+from lit_dps.parallel import ranks
+from lit_dps.parallel.strategy import SharedBatchDDP
 
 CHUNK = 256  # examples a forward pass beyond the first: small enough to stop soon, large enough to fill a core
 
@@ -43,7 +45,8 @@ class EarlyCheck:
     """Asks whether a validation split has at most so many mistakes, and looks at no more examples than that takes.
 
     Examples that were wrong at earlier checks are looked at first, so that a refusal costs little more than one example
-    for each mistake that is allowed and one more. The answer is that of a full pass, whatever the order.
+    for each mistake that is allowed and one more. The answer is that of a full pass, whatever the order. Several ranks
+    look at the same examples as one would, each at its part of them.
 
     It needs a module with `mistakes(batch)`, a bool tensor of the batch's length, and a data module with
     `validation_size` and `validation_batch(index)`; those of lit_dps have them. Training goes on as after a full pass,
@@ -65,13 +68,15 @@ class EarlyCheck:
 
     @staticmethod
     def serves(trainer: Trainer, module: LightningModule, monitor: str = "val_error") -> bool:
-        """Whether module and data offer what it needs, on one device, and nobody would miss Lightning's validation.
+        """Whether module and data offer what it needs, and nobody would miss Lightning's validation.
 
         A subclass that validates in a way of its own must say so in `mistakes` too, or one that takes other data for
         it in `validation_batch`, else its own way is taken.
         """
         data = getattr(trainer, "datamodule", None)
-        if not (hasattr(data, "validation_size") and hasattr(data, "validation_batch")) or trainer.world_size > 1:
+        if not (hasattr(data, "validation_size") and hasattr(data, "validation_batch")):
+            return False
+        if trainer.world_size > 1 and not isinstance(trainer.strategy, SharedBatchDDP):
             return False
         hooks = [name for name in dir(Callback) if name.startswith("on_validation_")]
         watched = any(
@@ -89,6 +94,8 @@ class EarlyCheck:
 
     def __call__(self, allowed: int) -> Check:
         """Looks at the hardest examples first until more than `allowed` are wrong, or at all."""
+        if isinstance(self.trainer.strategy, SharedBatchDDP):
+            self.trainer.strategy.share_buffers()
         order = torch.argsort(self.hardness, descending=True, stable=True)
         modes = {module: module.training for module in self.module.modules()}
         self.module.eval()
@@ -106,8 +113,13 @@ class EarlyCheck:
         return Check(mistakes, seen == self.size)
 
     def _wrong(self, index: torch.Tensor) -> torch.Tensor:
-        batch = self.trainer.precision_plugin.convert_input(self.data.validation_batch(index))
-        return self.module.mistakes(self.trainer.strategy.batch_to_device(batch, self.module.device, 0)).cpu()
+        """Which examples are wrong: 0 or 1, int64, shape of the index, on the CPU."""
+        wrong, mine = torch.zeros(len(index), dtype=torch.int64), ranks.part(len(index))
+        if mine.start < mine.stop:
+            batch = self.trainer.precision_plugin.convert_input(self.data.validation_batch(index[mine]))
+            batch = self.trainer.strategy.batch_to_device(batch, self.module.device, 0)
+            wrong[mine] = self.module.mistakes(batch).cpu().long()
+        return ranks.add_up(wrong)
 
 
 def _first_to_define(instance: object, wanted: str, *others: str) -> str | None:

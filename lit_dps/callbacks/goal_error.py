@@ -15,6 +15,8 @@ from lit_dps.errors import ConfigError
 from lit_dps.goal import Goal
 from lit_dps.goal_run import GoalRun
 from lit_dps.module import weights_finite
+from lit_dps.parallel import ranks
+from lit_dps.parallel.strategy import SharedBatchDDP
 from lit_dps.trial import Status
 
 
@@ -24,6 +26,7 @@ class GoalErrorCallback(Callback):
     It works on any LightningModule that logs a validation error, and sets the trainer so that validation runs by
     optimizer steps, across the ends of epochs. A run that meets the goal is complete; one that spends the budget is
     incomplete; one whose loss, error or weights are not finite at a check is infeasible (`lit_dps.goal.Goal.judge`).
+    Several ranks count the error of the entire split and the loss of the entire batch together, and all stop.
 
     Args:
         error: Goal validation error, in (0, 1).
@@ -38,12 +41,14 @@ class GoalErrorCallback(Callback):
         steps_to_result: The step of the check that met the goal, or None.
         curve: As `TrialResult.curve`.
         further: Further goal errors, above `error`, whose checks must be exact too. Set before a run.
-        limit: The step that the run has to reach: beyond it it cannot matter any more. Set before a run.
-        after_check: Called after each check that the run goes on from; may raise, to leave it. Set before a run.
+        limit: The step that the run has to reach: beyond it it cannot matter any more. Set before a run; of several
+            ranks the first one's counts.
+        after_check: Called after each check that the run goes on from; may raise, on all ranks, to leave it. Set before
+            a run.
 
     Raises:
-        ConfigError: for a value out of its range, a trainer that would skip part of the validation split, or a module
-            that does not log `monitor`.
+        ConfigError: for a value out of its range, a trainer that would skip part of the validation split or divide a
+            batch among devices in another way than `SharedBatchDDP`, or a module that does not log `monitor`.
     """
 
     def __init__(
@@ -61,8 +66,8 @@ class GoalErrorCallback(Callback):
         self._begin()
 
     def _begin(self, early: bool = False) -> None:
-        self.run = GoalRun(self.goal, self.further, self.limit, early)
-        self._losses: list[Any] = []
+        self.run = GoalRun(self.goal, self.further, lambda: ranks.said_by_first(self.limit), early)
+        self._losses: list[tuple[Any, float]] = []  # each with the share of its batch that it is the mean over
         self._step = 0
         self._early: EarlyCheck | None = None
         self._hardness: torch.Tensor | None = None
@@ -84,6 +89,8 @@ class GoalErrorCallback(Callback):
             return
         if trainer.limit_val_batches != 1.0 or isinstance(trainer.limit_val_batches, int):  # 1 is one batch
             raise ConfigError("trainer.limit_val_batches", trainer.limit_val_batches, "1.0: the goal is asked of all")
+        if trainer.world_size > 1 and not isinstance(trainer.strategy, SharedBatchDDP):
+            raise ConfigError("trainer.strategy", type(trainer.strategy).__name__, "SharedBatchDDP on several devices")
         early = self.early_reject and EarlyCheck.serves(trainer, pl_module, self.monitor)
         self._begin(early)
         trainer.val_check_interval = self.goal.check_interval
@@ -110,7 +117,8 @@ class GoalErrorCallback(Callback):
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if loss is not None:
-            self._losses.append(loss)  # kept as tensors: no synchronization
+            # kept as tensors: no synchronization
+            self._losses.append((loss, getattr(trainer.strategy, "share", 1.0)))
         if trainer.fast_dev_run:
             return
         # Lightning counts batches; an epoch that ends within an accumulation makes them no measure of steps
@@ -124,14 +132,23 @@ class GoalErrorCallback(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
-        error = self.error_of(trainer)
+        if isinstance(trainer.strategy, SharedBatchDDP):
+            # a rank without validation examples logs nothing
+            own = self.error_of(trainer) if self.monitor in trainer.callback_metrics else None
+            error = trainer.strategy.mean_over_examples(own)
+            if error is None:
+                self.error_of(trainer)  # says what is missing
+        else:
+            error = self.error_of(trainer)
         if self.status is None:  # else min_steps or min_epochs keep it running
             self._judge(trainer, pl_module, error, exact=True)
 
     def _judge(self, trainer: Trainer, module: LightningModule, error: float, exact: bool) -> None:
-        losses, share = self._losses, trainer.accumulate_grad_batches  # Lightning divides each by this
-        loss = share * sum(map(float, losses)) / len(losses) if losses else None
-        self.run.record(trainer.global_step, error, exact, loss, weights_finite(module))
+        losses, divisor = self._losses, trainer.accumulate_grad_batches  # Lightning divides each by this
+        own = divisor * sum(share * float(loss) for loss, share in losses) / len(losses) if losses else 0.0
+        finite = weights_finite(module)
+        total, broken = ranks.add_up(torch.tensor([own, float(not finite)], dtype=torch.float64)).tolist()
+        self.run.record(trainer.global_step, error, exact, total if losses else None, not broken)
         if self.status is not None:
             trainer.should_stop = True
         else:

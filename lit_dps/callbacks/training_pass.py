@@ -1,4 +1,7 @@
-"""One pass over the training split outside of training, with the module's own loss, that leaves no trace."""
+"""One pass over the training split outside of training, with the module's own loss, that leaves no trace.
+
+Of several ranks each takes whole batches, in turn: their gradients are those of one process to the last bit.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,11 @@ from torch.utils._pytree import tree_map
 from torchmetrics import Metric
 
 from lit_dps.errors import ConfigError
+from lit_dps.parallel import parts, ranks
 
 
 class TrainingPass:
-    """Batches of one pass over the training split, and the module's own `training_step` loss of each.
+    """This rank's batches of one pass over the training split, and the module's own `training_step` loss of each.
 
     A data module with a `pruning_dataloader(batch_size)` gives the pass; of any other, one pass of the train dataloader
     is taken.
@@ -28,7 +32,7 @@ class TrainingPass:
         trainer: The trainer of a running fit.
         module: Its module.
         batch_size: Examples a batch, where the data module gives the pass.
-        examples: Stop after so many examples; by default all.
+        examples: Stop after so many examples, of all ranks together; by default all.
     """
 
     def __init__(self, trainer: Trainer, module: LightningModule, batch_size: int, examples: int | None = None):
@@ -41,14 +45,17 @@ class TrainingPass:
             ConfigError: for data without a finite pass.
         """
         left = sys.maxsize if self.examples is None else self.examples
-        for batch in self._loader():
+        for i, batch in enumerate(self._loader()):
+            if self.examples is None and not ranks.mine(i):
+                continue
             batch = self.trainer.precision_plugin.convert_input(batch)  # the way of a batch in Lightning's own loop
             batch = self.module._on_before_batch_transfer(batch, dataloader_idx=0)
             batch = self.trainer.strategy.batch_to_device(batch, self.module.device, 0)
             size = extract_batch_size(batch)
             if size > left:
                 batch, size = _first(batch, left), left
-            yield batch, size
+            if ranks.mine(i):
+                yield batch, size
             left -= size
             if left <= 0:
                 return
@@ -62,7 +69,7 @@ class TrainingPass:
     @contextmanager
     def traceless(self) -> Iterator[None]:
         """In here training steps leave no trace: no metric, no draw from a generator, no running statistic."""
-        loader, module = self.trainer.train_dataloader, self.module
+        loader, module = parts.whole(self.trainer.train_dataloader), self.module
         owners = (loader, getattr(loader, "sampler", None))
         generators = {id(g): g for g in (getattr(owner, "generator", None) for owner in owners) if g is not None}
         states = {key: generator.get_state() for key, generator in generators.items()}
@@ -85,7 +92,7 @@ class TrainingPass:
         data = getattr(self.trainer, "datamodule", None)
         if hasattr(data, "pruning_dataloader"):
             return data.pruning_dataloader(self.batch_size)
-        loader = self.trainer.train_dataloader
+        loader = parts.whole(self.trainer.train_dataloader)
         if not 0 < _length(loader) < sys.maxsize:
             raise ConfigError(
                 "data",

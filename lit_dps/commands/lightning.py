@@ -7,16 +7,19 @@ import os
 import pickle
 import sys
 import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 from jsonargparse import Namespace
-from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import MLFlowLogger
 
 from lit_dps.callbacks import GoalErrorCallback, PruningCallback, SmoothnessCallback
 from lit_dps.commands.parser import OneLineErrors
 from lit_dps.errors import ConfigError, DataError
+from lit_dps.parallel import launch, ranks, settings
 from lit_dps.storage import is_http, shown
 from lit_dps.study.config import StorageConfig, StudyConfig
 
@@ -43,9 +46,14 @@ class LogConfig(SaveConfigCallback):
 
 
 class DPSCLI(LightningCLI):
-    """One configuration for all verbs: LightningCLI's trainer, model and data; goal, pruning, study and storage."""
+    """One configuration for all verbs: LightningCLI's trainer, model and data; goal, pruning, study and storage.
 
-    def __init__(self, **kwargs: Any):
+    Args:
+        gather: Is given the trainer's configuration before anything is made of it, and joins the ranks it asks for.
+    """
+
+    def __init__(self, gather: Callable[[dict[str, Any]], None] = lambda trainer: None, **kwargs: Any):
+        self._gather = gather
         super().__init__(
             LightningModule,
             LightningDataModule,
@@ -87,6 +95,7 @@ class DPSCLI(LightningCLI):
         config = self.config[self.subcommand]
         if config.weights_only is None:  # Lightning would execute what stands in a checkpoint from the web
             config.weights_only = True
+        self._gather(config.trainer.as_dict())
         storage = StorageConfig(**config.storage.as_dict())
         if config.trainer.default_root_dir is None:  # checkpoints go here where the logger has no folder
             config.trainer.default_root_dir = storage.folder
@@ -94,12 +103,21 @@ class DPSCLI(LightningCLI):
             from lit_dps.tracking import open_experiment
 
             name = config.study.workload or "fit"
-            open_experiment(storage.mlflow_uri, storage.folder, name)
+
+            def make() -> None:
+                open_experiment(storage.mlflow_uri, storage.folder, name)
+
+            ranks.said_by_first(make)
             args = Namespace(experiment_name=name, tracking_uri=storage.mlflow_uri, run_name="fit")
-            path = "lightning.pytorch.loggers.MLFlowLogger"
-            config.trainer.logger = Namespace(class_path=path, init_args=args)
+            logger = Namespace(class_path="lightning.pytorch.loggers.MLFlowLogger", init_args=args)
+            nothing = Namespace(class_path="lightning.pytorch.loggers.logger.DummyLogger")
+            config.trainer.logger = nothing if ranks.rank() else logger
         elif config.trainer.logger in (None, True):
             config.trainer.logger = False
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        trainer = self.config_init[self.subcommand].trainer
+        return super().instantiate_trainer(**{**settings.arguments(dict(trainer.items())), **kwargs})
 
 
 def main(argv: list[str]) -> int:
@@ -107,9 +125,18 @@ def main(argv: list[str]) -> int:
     logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # Lightning 2.6 under torch 2.15
     sys.argv = ["lit-dps", *argv]  # LightningCLI warns of arguments given otherwise
-    cli = DPSCLI(seed_everything_default=0)
-    for callback in cli.trainer.callbacks:
+    with ExitStack() as group:
+        cli = DPSCLI(lambda trainer: group.enter_context(_ranks(trainer, argv)), seed_everything_default=0)
+    for callback in cli.trainer.callbacks if ranks.rank() == 0 else ():
         if isinstance(callback, GoalErrorCallback) and callback.status is not None:
             steps = f" after {callback.steps_to_result} steps" if callback.steps_to_result else ""
             print(f"{callback.status}{steps}: {callback.monitor} {callback.curve['val_error'][-1]:.4f}")
     return 0
+
+
+def _ranks(trainer: dict[str, Any], argv: list[str]) -> AbstractContextManager[None]:
+    """The ranks that a trainer's configuration asks for: torchrun's, else processes that run the same command."""
+    asked, gpu = settings.ranks_asked(trainer), settings.on_gpu(trainer)
+    if asked == 1 or ranks.world() > 1:
+        return nullcontext()
+    return ranks.joined_by_torchrun(gpu) if ranks.started_by_torchrun() else launch.group_of(asked, gpu, main, argv)

@@ -13,6 +13,7 @@ from lit_dps.commands.lightning import DPSCLI
 from lit_dps.commands.parser import CommandError
 from lit_dps.errors import user_error_in
 from lit_dps.messages import condensed
+from lit_dps.parallel.ranks import follows_torchrun
 from lit_dps.study.config import EngineName
 from lit_dps.study.forecast import forecast
 from lit_dps.study.run import check_study, run_study
@@ -60,6 +61,7 @@ def main(argv: list[str]) -> int:
     setup = cli.setup()
     if not cli.config.get("forecast"):
         return run_study(setup)
-    check_study(setup)
-    print(forecast(setup))
+    if not follows_torchrun():
+        check_study(setup)
+        print(forecast(setup))
     return 0

@@ -36,7 +36,7 @@ class LightningEngine:
         lean: Whether a batch of Lightning's loop is all steps between two checks (`LeanLoop`), where that can be.
         limit: The step that the trials of a cell have to reach: beyond it they cannot matter any more.
         pause: The step at which they stop too, to be run again and further if they turn out to matter.
-        after_check: Called after each check that a trial goes on from; may raise, to leave.
+        after_check: Called after each check that a trial goes on from; may raise, on all ranks, to leave.
         checkpoints: Where long trials are saved and go on from; None begins each anew.
     """
 

@@ -7,19 +7,25 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
+from lit_dps.parallel import ranks
+
 Parameters = Mapping[str, nn.Parameter]
 Losses = Iterable[tuple[Tensor, float]]  # mean loss of a batch, and the batch's weight in the sum
 Score = Callable[[Parameters, Losses, torch.Generator], dict[str, Tensor]]
 
 
 def signed_saliency(parameters: Parameters, losses: Losses) -> dict[str, Tensor]:
-    """The sum over the batches of w * dL/dw, signed."""
+    """The sum over the batches of all ranks of w * dL/dw, signed.
+
+    Summed in float64, so that a mask does not depend on how the batches are divided among the ranks.
+    """
     tensors = list(parameters.values())
-    sums = [torch.zeros_like(p) for p in tensors]
+    sums = [torch.zeros_like(p, dtype=torch.float64) for p in tensors]
     for loss, weight in losses:
         gradients = torch.autograd.grad(loss, tensors, allow_unused=True, materialize_grads=True)
         torch._foreach_add_(sums, gradients, alpha=weight)
-    return {name: s * p.detach() for (name, p), s in zip(parameters.items(), sums, strict=True)}
+    named = zip(parameters.items(), map(ranks.add_up, sums), strict=True)
+    return {name: (s * p.detach()).to(p.dtype) for (name, p), s in named}
 
 
 def snip(parameters: Parameters, losses: Losses, generator: torch.Generator) -> dict[str, Tensor]:

@@ -12,24 +12,27 @@ from lightning.pytorch import LightningDataModule
 from lit_dps.analysis.publish import figures_folder, publish
 from lit_dps.analysis.results import StudyRecord, read_study
 from lit_dps.engines.checkpoints import clear
+from lit_dps.parallel import ranks
 from lit_dps.storage import check_place, check_writable, shown
 from lit_dps.study import header
 from lit_dps.study.config import StorageConfig
-from lit_dps.study.interrupt import Interrupted, Leave, interruptible
+from lit_dps.study.group import follow_torchrun, group_of, quiet
+from lit_dps.study.interrupt import INTERRUPTED, Interrupted, Leave, interruptible
 from lit_dps.study.last_out import report_of_others
 from lit_dps.study.progress import Progress
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.view import View, connect, environment_tags
-from lit_dps.study.workers import quiet, work, work_in_processes
+from lit_dps.study.workers import work, work_in_processes
 from lit_dps.tracking import Tracker, page_address
 from lit_dps.trial import TrialResult
 
-INTERRUPTED = 130  # exit code of a process that Ctrl-C ended
 LEAVING = "\n{}: leaving at the next check; once more to leave now\n"
 
 
 def run_study(setup: StudySetup) -> int:
     """Runs what is left of a study, then prints and logs its result.
+
+    Under torchrun rank 0 does; the others train its trials with it, and know of no storage.
 
     Returns:
         The exit code: 0, or 130 if it was interrupted. What is stored stays stored; the same call goes on.
@@ -37,6 +40,8 @@ def run_study(setup: StudySetup) -> int:
     Raises:
         UserError: for configuration, data or storage that do not serve, before anything is created.
     """
+    if ranks.follows_torchrun():
+        return follow_torchrun(setup)
     data = check_study(setup)
     url, name, workload = setup.storage.optuna_url, setup.study.name, setup.workload_name()
     tags = environment_tags(getattr(data, "digest", None))
@@ -54,6 +59,9 @@ def run_study(setup: StudySetup) -> int:
                 _train(setup, record, view, min(setup.workers, left), leave)
             else:
                 print(f"study {name}: nothing left to run", file=sys.stderr)
+                if ranks.started_by_torchrun():
+                    with group_of(setup):  # the others wait to be told
+                        pass
             if left and (others := report_of_others(url, name, record.cells)) is not None:
                 print(f"study {name}: {others}")
             else:

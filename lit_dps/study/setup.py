@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from lightning.pytorch import LightningDataModule, Trainer
 
 from lit_dps.callbacks import GoalErrorCallback, PruningCallback
@@ -19,6 +18,8 @@ from lit_dps.engines.fused import FusedEngine
 from lit_dps.engines.lightning import LightningEngine
 from lit_dps.errors import ConfigError
 from lit_dps.goal import Goal
+from lit_dps.parallel import settings
+from lit_dps.parallel.ranks import started_by_torchrun
 from lit_dps.study.config import StorageConfig, StudyConfig, cores
 from lit_dps.study.sobol import sobol_point
 from lit_dps.trial import Cell, Trial, TrialResult
@@ -28,8 +29,9 @@ from lit_dps.workload import STUDY_TRAINER, Workload, locate
 _FREE_DATA = ("root", "download", "eval_batch_size", "order_seed", "num_workers", "pin_memory")
 _FREE_TRAINER = {
     *STUDY_TRAINER,
-    *("accelerator", "devices", "num_nodes", "default_root_dir", "log_every_n_steps", "profiler", "val_check_interval"),
-    *("check_val_every_n_epoch", "max_steps"),  # GoalErrorCallback sets them
+    *("accelerator", "devices", "num_nodes", "strategy", "use_distributed_sampler"),
+    *("default_root_dir", "log_every_n_steps", "profiler"),
+    *("val_check_interval", "check_val_every_n_epoch", "max_steps"),  # GoalErrorCallback sets them
 }
 
 
@@ -70,20 +72,31 @@ class StudySetup:
         return GoalErrorCallback(**self.goal).goal
 
     @property
+    def ranks(self) -> int:
+        """Processes that train each trial together."""
+        return settings.ranks_asked(self.workload.trainer)
+
+    @property
+    def on_gpu(self) -> bool:
+        return settings.on_gpu(self.workload.trainer)
+
+    @property
     def workers(self) -> int:
-        """Trials that run at the same time: as configured, else one on a GPU, or one for each `threads` CPU cores."""
+        """Trials that run at the same time: as configured, else one on GPUs, or as many as CPU cores have room for.
+
+        A trial takes `threads` cores for each of its ranks. torchrun starts the ranks of one.
+        """
         if self.study.workers is not None:
             return self.study.workers
-        accelerator = self.workload.trainer.get("accelerator", "auto")
-        if accelerator in ("gpu", "cuda") or (accelerator == "auto" and torch.cuda.is_available()):
+        if self.on_gpu or started_by_torchrun():
             return 1
-        return max(1, cores() // self.study.threads)
+        return max(1, cores() // (self.study.threads * self.ranks))
 
     def engine(self, **asked: Any) -> Engine:
         """Who trains the trials; `asked` are `limit`, `pause`, `after_check` and `checkpoints` of `LightningEngine`."""
         measured = (self.workload, self.goal, self.pruning, self.smoothness)
         one = LightningEngine(*measured, goals=self.study.goals, lean=self.study.lean, **asked)
-        if self.study.engine == "lightning":
+        if self.study.engine == "lightning" or self.ranks > 1:
             return one
         share = math.ceil(self.study.trials * len(self.study.sparsities) / self.workers)
         fused = FusedEngine(one, self.study.slots, share, self.workers)
@@ -113,6 +126,10 @@ class StudySetup:
         max_steps = self.workload.trainer.get("max_steps", -1)
         if max_steps not in (-1, None):
             raise ConfigError("trainer.max_steps", max_steps, "left out of a study: set goal.max_steps")
+        if self.ranks > 1 and self.study.engine == "fused":
+            raise ConfigError("study.engine", "fused", f"lightning or auto where {self.ranks} ranks train each trial")
+        if started_by_torchrun() and self.workers > 1:
+            raise ConfigError("study.workers", self.workers, "1 under torchrun: start it once for each worker")
         cell = Cell(min(self.study.batch_sizes), 0.0)
         for end in (0.0, 1.0):  # classes refuse what they do not allow at the ends of the ranges
             self.workload.build(Trial(cell, 0, {key: box.at(end) for key, box in self.study.space.items()}))

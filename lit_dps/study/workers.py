@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
-import os
 import queue
 import signal
 import threading
 import time
 import traceback
-import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -19,6 +16,8 @@ import torch
 from lit_dps.analysis.racing import heats
 from lit_dps.engines.checkpoints import Checkpoints
 from lit_dps.errors import UserError
+from lit_dps.parallel.launch import die_with_parent
+from lit_dps.study.group import group_of, leave_together, quiet
 from lit_dps.study.interrupt import Interrupted, Leave, interruptible
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.sobol import SobolSampler
@@ -39,8 +38,11 @@ class WorkerDied(UserError):
 def work(setup: StudySetup, leave: Leave) -> Iterator[TrialResult]:
     """Runs trials of the study in this process until none is left, storing each result before it is yielded.
 
+    Where several ranks train each trial this is the first of them, and starts the others unless torchrun did.
+
     Raises:
         Interrupted: at the end of a check or a trial, if `leave` says so. The trial is given back.
+        RankLost: if another rank died. Likewise.
     """
     quiet()
     torch.set_num_threads(setup.study.threads)
@@ -51,18 +53,19 @@ def work(setup: StudySetup, leave: Leave) -> Iterator[TrialResult]:
     paused = heats(goal.check_interval, goal.max_steps)
     store = Store(url, config.name, setup.cells, config.trials, sampler, config.seed, config.slack, paused, setup.stamp)
     try:
-        checkpoints = _checkpoints(setup)
-        asked = {"limit": store.limit, "pause": store.pause, "after_check": leave.check, "checkpoints": checkpoints}
-        engine, found = setup.engine(**asked), True
-        while found:  # an engine may have asked for its last trial before another one stopped to be run again
-            found = False
-            for result in engine.run(store.ask()):
-                found = True
-                store.tell(result)
-                if checkpoints is not None:
-                    checkpoints.told(result, store.limit(result.trial.cell))
-                yield result
-                leave.check()
+        with group_of(setup) as group:
+            checkpoints, check = _checkpoints(setup), leave_together(leave)
+            asked = {"limit": store.limit, "pause": store.pause, "after_check": check, "checkpoints": checkpoints}
+            engine, found = setup.engine(**asked), True
+            while found:  # an engine may have asked for its last trial before another one stopped to be run again
+                found = False
+                for result in group.run(engine, store.ask()):
+                    found = True
+                    store.tell(result)
+                    if checkpoints is not None:
+                        checkpoints.told(result, store.limit(result.trial.cell))
+                    yield result
+                    leave.check()
     finally:
         store.abandon()
 
@@ -85,7 +88,8 @@ def work_in_processes(setup: StudySetup, workers: int, leave: Leave) -> Iterator
     """
     context = multiprocessing.get_context("spawn")  # a forked child would share database connections and threads
     results, leaving = context.Queue(), context.Event()
-    processes = [context.Process(target=_worker, args=(setup, results, leaving), daemon=True) for _ in range(workers)]
+    daemon = setup.ranks == 1  # a daemon may have no processes of its own
+    processes = [context.Process(target=_worker, args=(setup, results, leaving), daemon=daemon) for _ in range(workers)]
     interrupted = None
     try:
         for process in processes:
@@ -116,7 +120,7 @@ def work_in_processes(setup: StudySetup, workers: int, leave: Leave) -> Iterator
 
 
 def _worker(setup: StudySetup, results, leaving) -> None:
-    threading.Thread(target=_die_with_parent, daemon=True).start()
+    threading.Thread(target=die_with_parent, daemon=True).start()
     leave = Leave(leaving.is_set)
     with interruptible(leave):
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes; the parent decides
@@ -128,14 +132,6 @@ def _worker(setup: StudySetup, results, leaving) -> None:
             results.put(error)
         except Exception:  # not swallowed: the parent raises it, with this traceback
             results.put(WorkerError(traceback.format_exc()))
-
-
-def _die_with_parent() -> None:
-    """A worker whose parent was killed must not train on unseen: it would hold its trials."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
 
 
 def _raise_if_killed(processes: list[multiprocessing.Process]) -> None:
@@ -152,11 +148,3 @@ def _end(processes: list[multiprocessing.Process], grace: float) -> None:
         with suppress(AssertionError):  # never started
             process.join(max(0.0, end - time.monotonic()))
             process.kill()
-
-
-def quiet() -> None:
-    """A study prints its own progress; Lightning's tips and deprecation warnings would bury it."""
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    logging.getLogger("lightning.fabric").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", module="lightning")
-    warnings.filterwarnings("ignore", message=".*LeafSpec.*")

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 from lightning.pytorch import Trainer
-from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment, TorchElasticEnvironment
+from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment
 
 from lit_dps.trial import Cell, Trial
 from lit_dps.workload import Workload
@@ -47,9 +47,6 @@ def test_which_environment_it_takes(job, monkeypatch):
     }
     monkeypatch.setenv("SLURM_NTASKS", "1")
     assert type(environment(plugins=[own])[1]) is SLURMEnvironment, "the user's own"
-    for name in ("RANK", "GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"):
-        monkeypatch.setenv(name, "0")
-    assert type(environment()[1]) is TorchElasticEnvironment
 
 
 def test_every_trial_has_a_folder_of_its_own(tmp_path):

@@ -1,0 +1,78 @@
+"""Starts the other ranks of a group on this machine."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch.distributed as dist
+
+from lit_dps.errors import UserError
+from lit_dps.parallel import ranks
+
+HOST = "127.0.0.1"
+GRACE = 10  # seconds that the others have to end by themselves
+
+
+@contextmanager
+def group_of(world: int, gpu: bool, follow: Callable[..., None], *args: object) -> Iterator[None]:
+    """In here this process is rank 0, and `follow(*args)` runs in each of `world` - 1 other processes.
+
+    They are ended on the way out. All connections stay on this machine.
+
+    Raises:
+        RankLost: if one of them died.
+    """
+    if sys.platform == "linux":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    listener = socket.create_server((HOST, 0))
+    port = listener.getsockname()[1]
+    arguments = {"is_master": True, "wait_for_workers": False, "timeout": ranks.TIMEOUT}
+    store = dist.TCPStore(HOST, port, **arguments, master_listen_fd=listener.detach())
+    context = multiprocessing.get_context("spawn")  # a forked child would share connections, threads and GPUs
+    processes = [
+        context.Process(target=_follow, args=(rank, world, port, gpu, follow, args), daemon=True)
+        for rank in range(1, world)
+    ]
+    grace = 0.0
+    try:
+        for process in processes:
+            process.start()
+        with ranks.joined(store, 0, world, gpu=gpu):
+            yield
+        grace = GRACE
+    finally:
+        end = time.monotonic() + grace
+        for process in processes:
+            if process.pid is not None:
+                process.join(max(0.0, end - time.monotonic()))
+                process.kill()
+
+
+def _follow(rank: int, world: int, port: int, gpu: bool, follow: Callable[..., None], args: tuple) -> None:
+    threading.Thread(target=die_with_parent, daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes; rank 0 decides
+    store = dist.TCPStore(HOST, port, is_master=False, wait_for_workers=False, timeout=ranks.TIMEOUT)
+    try:
+        with ranks.joined(store, rank, world, gpu=gpu):
+            follow(*args)
+    except ranks.RankLost:
+        sys.exit(2)  # rank 0 tells, or is the one that died
+    except UserError as error:
+        print(f"lit-dps: error: rank {rank}: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2)
+
+
+def die_with_parent() -> None:
+    """A process whose parent was killed must not train on unseen: it would hold its trials."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
