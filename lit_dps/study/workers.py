@@ -48,7 +48,7 @@ def work(setup: StudySetup, leave: Leave) -> Iterator[TrialResult]:
     url = setup.storage.optuna_url
     goal = setup.goal_of_trials
     paused = heats(goal.check_interval, goal.max_steps)
-    store = Store(url, config.name, setup.cells, config.trials, sampler, config.seed, config.slack, paused, setup.stamp)
+    store = Store(url, config.name, setup.cells, config.trials, sampler, config.seed, config.slack, paused, setup.uid)
     try:
         engine, found = setup.engine(limit=store.limit, pause=store.pause, after_check=leave.check), True
         while found:  # an engine may have asked for its last trial before another one stopped to be run again
