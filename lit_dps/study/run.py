@@ -83,8 +83,8 @@ def check_study(setup: StudySetup) -> LightningDataModule:
 
 def _train(setup: StudySetup, record: StudyRecord, view: View, workers: int, leave: Leave) -> None:
     progress = Progress(record.results, setup.cells, setup.study.trials, workers, setup.study.slack)
-    shown = "1 trial" if workers == 1 else f"{workers} trials"
-    print(f"study {record.name}: {shown} at a time in {shown(setup.storage.optuna_url)}", file=sys.stderr, flush=True)
+    trials = "1 trial" if workers == 1 else f"{workers} trials"
+    print(f"study {record.name}: {trials} at a time in {shown(setup.storage.optuna_url)}", file=sys.stderr, flush=True)
     progress.show()
     results: Iterator[TrialResult] = work(setup, leave) if workers == 1 else work_in_processes(setup, workers, leave)
     try:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import lit_dps.commands.study as study_command
@@ -26,7 +26,6 @@ EXAMPLES = settings(
     max_examples=int(os.environ.get("LIT_DPS_FUZZ", "60")),
     derandomize=True,
     deadline=None,
-    phases=[Phase.generate],
     database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
