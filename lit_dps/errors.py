@@ -21,7 +21,7 @@ class DataError(UserError):
 
 
 class StorageError(UserError):
-    """A study or tracking database that cannot be opened, read or written."""
+    """A study or tracking database, or a file of an analysis, that cannot be opened, read or written."""
 
 
 def user_error_in(error: BaseException | None) -> UserError | None:

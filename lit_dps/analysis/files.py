@@ -7,13 +7,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from lit_dps.errors import StorageError
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path` to write to; it replaces `path` at the end, or is removed if the body raises."""
+    """A temporary path beside `path` to write to; it replaces `path` at the end, or is removed if the body raises.
+
+    Its folder is made where there is none.
+
+    Raises:
+        StorageError: if there is no room, no permission, or a file in the folder's place.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        yield temporary
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            yield temporary
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise StorageError(f"cannot write {path}: {error.strerror or error}") from error

@@ -17,12 +17,14 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 from lightning.pytorch.loggers import MLFlowLogger
 
 from lit_dps.callbacks import GoalErrorCallback, PruningCallback, SmoothnessCallback
-from lit_dps.commands.parser import OneLineErrors
+from lit_dps.commands.parser import OneLineErrors, refuse_nulls
 from lit_dps.errors import ConfigError, DataError
 from lit_dps.parallel import launch, ranks, settings
 from lit_dps.storage import is_http, shown
 from lit_dps.study.config import StorageConfig, StudyConfig
 
+CALLBACKS = {"goal": GoalErrorCallback, "pruning": PruningCallback, "smoothness": SmoothnessCallback}
+SETTINGS = {"study": StudyConfig, "storage": StorageConfig}
 KEYWORDS = ("best", "last", "hpc")  # checkpoints that Lightning finds itself
 
 
@@ -71,12 +73,11 @@ class DPSCLI(LightningCLI):
         return {verb: skip for verb, skip in LightningCLI.subcommands().items() if verb != "predict"}
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        parser.add_lightning_class_args(GoalErrorCallback, "goal")
-        parser.add_lightning_class_args(PruningCallback, "pruning")
-        parser.add_lightning_class_args(SmoothnessCallback, "smoothness")
+        for key, callback in CALLBACKS.items():
+            parser.add_lightning_class_args(callback, key)
         parser.set_defaults({"smoothness.interval": None})  # it costs more than the training that it watches
-        parser.add_class_arguments(StudyConfig, "study")
-        parser.add_class_arguments(StorageConfig, "storage")
+        for key, cls in SETTINGS.items():
+            parser.add_class_arguments(cls, key)
 
     def _parse_ckpt_path(self) -> None:
         config = self.config.get(self.config.get("subcommand") or "", {})
@@ -90,9 +91,10 @@ class DPSCLI(LightningCLI):
             raise ConfigError("ckpt_path", path, f"a file, or one of {', '.join(KEYWORDS)}")
 
     def before_instantiate_classes(self) -> None:
+        config = self.config if self.subcommand is None else self.config[self.subcommand]
+        refuse_nulls(config, CALLBACKS | SETTINGS)
         if self.subcommand is None:
             return
-        config = self.config[self.subcommand]
         if config.weights_only is None:  # Lightning would execute what stands in a checkpoint from the web
             config.weights_only = True
         self._gather(config.trainer.as_dict())

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+from collections.abc import Mapping
+from typing import Any, NoReturn, get_args, get_type_hints
 
 from jsonargparse import ArgumentParser
 
-from lit_dps.errors import UserError, user_error_in
+from lit_dps.errors import ConfigError, UserError, user_error_in
 from lit_dps.messages import condensed
 
 
@@ -17,6 +18,12 @@ class CommandError(UserError):
 class OneLineErrors:
     """Mixin for jsonargparse's ArgumentParser: an error is raised as one line, instead of usage, tip and exit."""
 
+    def parse_args(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().parse_args(*args, **kwargs)
+        except UnicodeDecodeError as error:
+            raise CommandError(f"a configuration file is no text in UTF-8: {error}") from error
+
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         if not self.exit_on_error:  # a parser within: the one around it adds its key
             super().error(message, ex)
@@ -25,3 +32,16 @@ class OneLineErrors:
 
 class PlainParser(OneLineErrors, ArgumentParser):
     """jsonargparse's parser with errors of one line."""
+
+
+def refuse_nulls(config: Mapping[str, Any], classes: Mapping[str, type]) -> None:
+    """Raises ConfigError for an argument that is null and may not be: jsonargparse takes null for "left out".
+
+    Args:
+        config: A configuration.
+        classes: Its keys that hold the arguments of a class.
+    """
+    for key, cls in classes.items():
+        for name, hint in get_type_hints(cls.__init__).items():
+            if name in config[key] and config[key][name] is None and type(None) not in get_args(hint):
+                raise ConfigError(f"{key}.{name}", None, "a value is needed")

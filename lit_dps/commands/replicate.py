@@ -96,7 +96,6 @@ def write_page(named: dict[Path, str], storage: StorageConfig, output: Path, com
         files, _ = write_comparison(studies, figures_folder(storage.folder, f"compare {name}"))
         comparisons[name] = _copied(files, COMPARISONS, images, name)
     page = replication_page(parts, comparisons, _machine(), command, datetime.date.today().isoformat())
-    output.mkdir(parents=True, exist_ok=True)
     with replacing(output / f"{PAGE}.md") as temporary:
         temporary.write_text(page, encoding="utf-8")
     return output / f"{PAGE}.md"

@@ -19,17 +19,17 @@ from lit_dps.study.config import StudyConfig
 from lit_dps.study.database import open_storage, storage_lock
 
 IDENTITY = "identity"
-STAMP = "stamp"  # tells a study from another one that had its name
+UID = "uid"  # what tells a study from all others, also from one of its name that was deleted before
 
 
 class StudyChanged(UserError):
     """A study was asked to go on under a configuration that would make its results another experiment's."""
 
 
-def stamp_of(storage: BaseStorage, name: str) -> str | None:
-    """The stamp of a study; None where there is no such study, or none with a stamp."""
+def uid_of(storage: BaseStorage, name: str) -> str | None:
+    """What tells a study from all others; None where there is none, or one that was declared before there were uids."""
     try:
-        return storage.get_study_user_attrs(storage.get_study_id_from_name(name)).get(STAMP)
+        return storage.get_study_user_attrs(storage.get_study_id_from_name(name)).get(UID)
     except KeyError:
         return None
 
@@ -75,7 +75,7 @@ def declare(
         config: The whole configuration, for the record.
 
     Returns:
-        The study's slack, the largest that it was ever run with, and its stamp.
+        The study's slack, the largest that it was ever run with, and its uid.
 
     Raises:
         StudyChanged: naming every key that differs.
@@ -94,19 +94,19 @@ def declare(
             "seed": study.seed,
             "space": {key: dataclasses.asdict(range_) for key, range_ in study.space.items()},
             IDENTITY: dict(identity),
+            UID: attrs.get(UID) or uuid.uuid4().hex,
             "config": dict(config),
             "batch_sizes": sorted({*attrs.get("batch_sizes", []), *study.batch_sizes}),
             "sparsities": sorted({*attrs.get("sparsities", []), *study.sparsities}),
             "trials": max(attrs.get("trials", 0), study.trials),
             "goals": sorted({*attrs.get("goals", []), *study.goals}),
             "slack": slack,
-            STAMP: attrs.get(STAMP, uuid.uuid4().hex),
             FORMAT_ATTR: FORMAT,  # last: a header without it was cut short and is written anew
         }
         for key, value in new.items():
             if key not in attrs or attrs[key] != value:
                 header.set_user_attr(key, value)
-    return slack, new[STAMP]
+    return slack, new[UID]
 
 
 def _larger(one: float | None, other: float | None) -> float | None:

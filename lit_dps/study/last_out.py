@@ -2,37 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import optuna
 from optuna.trial import TrialState
 
 from lit_dps.analysis.database_errors import storage_errors
-from lit_dps.analysis.results import RESULT_ATTR, cell_study_name
+from lit_dps.analysis.results import RESULT_ATTR
 from lit_dps.study.database import open_storage, peers
 from lit_dps.study.store import OWNER
-from lit_dps.trial import Cell
 
 REPORTED = "reported"  # how many results the last analysis was made from
 
 
-def report_of_others(url: str, name: str, cells: Sequence[Cell]) -> str | None:
+def report_of_others(url: str, name: str) -> str | None:
     """Why the analysis is left to another process; None if it is this one's, which has then taken it upon itself.
 
     Args:
         url: Optuna storage URL.
         name: The study's name.
-        cells: All its cells.
 
     Raises:
         StorageError: if the storage cannot be used.
     """
     storage, shared = open_storage(url), peers(url)
-    names = {cell_study_name(name, cell) for cell in cells}
     with storage_errors(url), shared.lock("storage"):
         results = running = 0
         for study in storage.get_all_studies():
-            if study.study_name not in names:
+            if not study.study_name.startswith(f"{name} | "):
                 continue
             for trial in storage.get_all_trials(study._study_id, deepcopy=False):
                 results += trial.state.is_finished() and RESULT_ATTR in trial.user_attrs

@@ -45,9 +45,8 @@ def run_study(setup: StudySetup) -> int:
     data = check_study(setup)
     url, name, workload = setup.storage.optuna_url, setup.study.name, setup.workload_name()
     tags = environment_tags(getattr(data, "digest", None))
-    declared = header.declare(url, setup.study, workload, setup.goal_of_trials, setup.identity(data), setup.config())
-    slack, stamp = declared
-    setup = dataclasses.replace(setup, study=dataclasses.replace(setup.study, slack=slack), stamp=stamp)
+    slack, uid = header.declare(url, setup.study, workload, setup.goal_of_trials, setup.identity(data), setup.config())
+    setup = dataclasses.replace(setup, study=dataclasses.replace(setup.study, slack=slack), uid=uid)
 
     view = View(partial(connect, setup.storage, workload, name, tags))
     record = read_study(url, name)
@@ -62,7 +61,7 @@ def run_study(setup: StudySetup) -> int:
                 if ranks.started_by_torchrun():
                     with group_of(setup):  # the others wait to be told
                         pass
-            if left and (others := report_of_others(url, name, record.cells)) is not None:
+            if left and (others := report_of_others(url, name)) is not None:
                 print(f"study {name}: {others}")
             else:
                 _finish(setup, view)

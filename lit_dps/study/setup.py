@@ -46,7 +46,7 @@ class StudySetup:
         goal: Arguments of `GoalErrorCallback`.
         pruning: Arguments of `PruningCallback`.
         smoothness: Arguments of `SmoothnessCallback`.
-        stamp: Of the study as declared; see `lit_dps.study.header.declare`.
+        uid: Of the study as declared; see `lit_dps.study.header.declare`.
     """
 
     study: StudyConfig
@@ -55,7 +55,7 @@ class StudySetup:
     goal: Mapping[str, Any]
     pruning: Mapping[str, Any]
     smoothness: Mapping[str, Any]
-    stamp: str | None = None
+    uid: str | None = None
 
     @property
     def cells(self) -> list[Cell]:

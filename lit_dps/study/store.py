@@ -21,7 +21,7 @@ from lit_dps.analysis.results import POINT_ATTR, RESULT_ATTR, cell_study_name, e
 from lit_dps.errors import StorageError
 from lit_dps.study.attempts import finish, give_up, ran_to, steps_of
 from lit_dps.study.database import open_storage, peers
-from lit_dps.study.header import STAMP, stamp_of
+from lit_dps.study.header import UID, uid_of
 from lit_dps.study.sobol import SobolSampler, distributions
 from lit_dps.trial import Cell, Trial, TrialResult
 
@@ -42,7 +42,7 @@ class Store:
         seed: The study's seed, carried by every trial.
         slack: How far beyond the best of its cell a trial has to run; see `lit_dps.analysis.racing`.
         heats: Steps at which trials pause while none of their cell is complete, ending with infinity.
-        stamp: What `lit_dps.study.header.declare` said of the study; None asks nothing.
+        uid: What `lit_dps.study.header.declare` said of the study; None asks nothing.
     """
 
     def __init__(
@@ -55,9 +55,9 @@ class Store:
         seed: int,
         slack: float | None = None,
         heats: Sequence[float] = (math.inf,),
-        stamp: str | None = None,
+        uid: str | None = None,
     ):
-        self.storage, self.peers, self.stamp = open_storage(url), peers(url), stamp
+        self.storage, self.peers, self.uid = open_storage(url), peers(url), uid
         self.url, self.name, self.cells, self.points, self.sampler, self.seed = url, name, cells, points, sampler, seed
         self.slack, self.heats = slack, (math.inf,) if slack is None else heats
         self.distributions = distributions(sampler.space)
@@ -131,7 +131,7 @@ class Store:
             StorageError: if it is another one, or gone.
         """
         with storage_errors(self.url), self.peers.lock("storage"):
-            if self.stamp is not None and stamp_of(self.storage, self.name) != self.stamp:
+            if self.uid is not None and uid_of(self.storage, self.name) != self.uid:
                 raise StorageError(f"study {self.name!r} was deleted or made anew while this process worked on it")
             yield
 
@@ -180,12 +180,12 @@ class Store:
                 load_if_exists=True,
             )
             known = study.user_attrs
-            if None not in (self.stamp, known.get(STAMP)) and known[STAMP] != self.stamp:
+            if None not in (self.uid, known.get(UID)) and known[UID] != self.uid:
                 raise StorageError(
                     f"{study.study_name!r} belongs to an earlier study {self.name!r}, which was deleted without it: "
                     "delete it too, or give the new one another study.name"
                 )
-            attrs = {"batch_size": cell.batch_size, "sparsity": cell.sparsity, STAMP: self.stamp}
+            attrs = {"batch_size": cell.batch_size, "sparsity": cell.sparsity, UID: self.uid}
             for key in attrs:
                 if known.get(key) != attrs[key]:
                     study.set_user_attr(key, attrs[key])

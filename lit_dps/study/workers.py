@@ -51,7 +51,7 @@ def work(setup: StudySetup, leave: Leave) -> Iterator[TrialResult]:
     url = setup.storage.optuna_url
     goal = setup.goal_of_trials
     paused = heats(goal.check_interval, goal.max_steps)
-    store = Store(url, config.name, setup.cells, config.trials, sampler, config.seed, config.slack, paused, setup.stamp)
+    store = Store(url, config.name, setup.cells, config.trials, sampler, config.seed, config.slack, paused, setup.uid)
     try:
         with group_of(setup) as group:
             checkpoints, check = _checkpoints(setup), leave_together(leave)

@@ -24,6 +24,7 @@ from filelock import FileLock  # noqa: E402
 from mlflow.entities import Experiment  # noqa: E402
 
 logging.getLogger("mlflow").setLevel(logging.WARNING)
+logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # a traceback; mlflow_errors says it in a line
 logging.getLogger("alembic").setLevel(logging.WARNING)
 
 

@@ -10,7 +10,7 @@ import optuna
 import pytest
 from sqlalchemy import create_engine, text
 
-from lit_dps.analysis.results import cell_study_name, grid, read_study
+from lit_dps.analysis.results import cell_study_name, read_study
 from lit_dps.errors import StorageError
 from lit_dps.goal import Goal
 from lit_dps.server_lock import ServerPeers
@@ -38,8 +38,8 @@ def declared(url: str, **changed) -> str:
     return declare(url, config, "workload", Goal(0.1), {"goal": {"error": 0.1}} | changed, {})[1]
 
 
-def opened(url: str, stamp: str | None, cells=CELL) -> Store:
-    return Store(url, "s", cells, 3, SobolSampler(SPACE, 5), 5, stamp=stamp)
+def opened(url: str, uid: str | None, cells=CELL) -> Store:
+    return Store(url, "s", cells, 3, SobolSampler(SPACE, 5), 5, uid=uid)
 
 
 def delete(url: str, *names: str) -> None:
@@ -71,16 +71,16 @@ def test_cells_that_an_earlier_study_left_behind_are_not_taken_up(url):
 
 
 def test_a_header_cut_short_is_written_anew_and_keeps_its_cells(url):
-    stamp = declared(url)
-    first = opened(url, stamp)
+    uid = declared(url)
+    first = opened(url, uid)
     first.tell(ended(next(first.ask())))
     attribute = "delete from study_user_attributes where key = 'lit_dps_format'"
     engine = create_engine(url)
     with engine.begin() as connection:
         connection.execute(text(attribute))
     engine.dispose()
-    assert declared(url) == stamp
-    assert [trial.point for trial in opened(url, stamp).ask()] == [1, 2]
+    assert declared(url) == uid
+    assert [trial.point for trial in opened(url, uid).ask()] == [1, 2]
 
 
 def test_a_cell_that_vanished_is_one_line(url):
@@ -93,11 +93,11 @@ def test_a_cell_that_vanished_is_one_line(url):
 
 def test_a_trial_that_was_given_to_another_is_not_told(url):
     """A process that was taken for dead, its connection lost, and that lives on."""
-    stamp = declared(url)
-    one = opened(url, stamp)
+    uid = declared(url)
+    one = opened(url, uid)
     trial = next(one.ask())
     one._claims[trial.cell, trial.point].study.tell(0, state=optuna.trial.TrialState.FAIL)
-    other = opened(url, stamp)
+    other = opened(url, uid)
     taken = next(t for t in other.ask() if t.point == trial.point)
     one.tell(ended(trial))
     assert read_study(url, "s").results[trial.cell] == []
@@ -106,16 +106,16 @@ def test_a_trial_that_was_given_to_another_is_not_told(url):
 
 
 def test_the_last_one_out_reports_once(url):
-    stamp = declared(url)
-    one, other, cells = opened(url, stamp), opened(url, stamp), grid([4], [0.0])
+    uid = declared(url)
+    one, other = opened(url, uid), opened(url, uid)
     mine, theirs = next(one.ask()), [trial for trial, _ in zip(other.ask(), range(2), strict=False)]
-    assert "3 trials are still run" in report_of_others(url, "s", cells)
+    assert "3 trials are still run" in report_of_others(url, "s")
     for trial in theirs:
         other.tell(ended(trial))
-    assert "1 trial is still run" in report_of_others(url, "s", cells)
+    assert "1 trial is still run" in report_of_others(url, "s")
     one.tell(ended(mine))
-    assert report_of_others(url, "s", cells) is None
-    assert "at the same time" in report_of_others(url, "s", cells)
+    assert report_of_others(url, "s") is None
+    assert "at the same time" in report_of_others(url, "s")
 
 
 def test_trials_of_the_dead_do_not_keep_others_from_reporting(url):
@@ -125,26 +125,26 @@ def test_trials_of_the_dead_do_not_keep_others_from_reporting(url):
     here = database.peers(url)
     if not isinstance(here, ServerPeers):  # this machine knows of its own processes alone
         one._claims[trial.cell, trial.point].set_user_attr(OWNER, here.owner.replace(":", ":9999", 1))
-    assert report_of_others(url, "s", grid([4], [0.0])) is None
+    assert report_of_others(url, "s") is None
 
 
 def test_a_database_put_back_is_run_to_the_same_end(tmp_path):
     """Power-off: the file is as it was some time before, with trials of processes that are gone."""
     url = f"sqlite:///{tmp_path}/study.db"
-    stamp = declared(url)
-    first = opened(url, stamp)
+    uid = declared(url)
+    first = opened(url, uid)
     asked = first.ask()
     first.tell(ended(next(asked)))
     lost = next(asked)
     first._claims[lost.cell, lost.point].set_user_attr(OWNER, database.peers(url).owner.replace(":", ":9999", 1))
     shutil.copy(tmp_path / "study.db", tmp_path / "copy.db")
     first._claims.clear()
-    rest = opened(url, stamp)
+    rest = opened(url, uid)
     for trial in rest.ask():
         rest.tell(ended(trial))
     before = read_study(url, "s").results
     shutil.copy(tmp_path / "copy.db", tmp_path / "study.db")
-    again = opened(url, stamp)
+    again = opened(url, uid)
     points = []
     for trial in again.ask():
         points.append(trial.point)
@@ -173,8 +173,8 @@ def test_processes_neither_double_nor_lose_a_point_on_an_empty_server(postgres):
 
 @pytest.mark.slow
 def test_a_lost_connection_is_one_line_and_the_study_goes_on(postgres):
-    stamp = declared(postgres)
-    one = opened(postgres, stamp)
+    uid = declared(postgres)
+    one = opened(postgres, uid)
     asked = one.ask()
     one.tell(ended(next(asked)))
     lost = next(asked)
@@ -186,7 +186,7 @@ def test_a_lost_connection_is_one_line_and_the_study_goes_on(postgres):
     with pytest.raises(StorageError) as caught:
         one.tell(ended(lost))
     assert "s3cret" not in str(caught.value) and "\n" not in str(caught.value)
-    assert [trial.point for trial in opened(postgres, stamp).ask()] != []
+    assert [trial.point for trial in opened(postgres, uid).ask()] != []
 
 
 def test_sqlite_files_of_two_studies_do_not_wait_for_each_other(tmp_path):

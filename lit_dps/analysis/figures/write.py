@@ -63,7 +63,6 @@ def write_comparison(
 
 
 def _write_tables(study: FittedStudy, folder: Path) -> list[Path]:
-    folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / "table.txt") as temporary:
         temporary.write_text(render(*study), encoding="utf-8")
     write_csv(table_rows(study.record), folder / "table.csv")
@@ -89,7 +88,6 @@ def _write_figures(
         if (reason := entry.missing(subject)) is not None:
             missing.setdefault(reason, []).append(entry.name)
             continue
-        folder.mkdir(parents=True, exist_ok=True)
         tables = entry.tables(subject)
         for name, rows in tables.items():
             write_csv(rows, folder / f"{name}.csv")
