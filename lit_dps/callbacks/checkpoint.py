@@ -39,7 +39,7 @@ class CheckpointCallback(Callback):
         every: Seconds of training between two files.
         after_check: Called after each check that the run goes on from. If it raises, the run is saved and left.
         pause: The step at which the run is saved and left, by `Left`.
-        say: Takes what goes wrong, in a line.
+        say: Takes notices, in a line.
 
     Attributes:
         serves: Whether the run can be saved, once it has begun.
