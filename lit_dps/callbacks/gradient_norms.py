@@ -20,7 +20,8 @@ class GradientNorms(Callback):
     """Reads them every `interval` optimizer steps, over the unpruned coordinates; training is not touched.
 
     The difference of the two tells the noise of the gradient without another pass: on b of a batch's B examples the
-    squared norm is expected to be ||G||^2 + tr(Sigma)/b (McCandlish et al. 2018, Appendix A.1). Each rank keeps its own.
+    squared norm is expected to be ||G||^2 + tr(Sigma)/b (McCandlish et al. 2018, Appendix A.1). Each rank keeps its
+    own.
 
     It reads gradients as backward() leaves them: not under gradient accumulation, nor scaled for 16-bit floats.
 
