@@ -146,3 +146,26 @@ def test_what_torchrun_contradicts_is_refused_in_one_line(tmp_path):
     assert done.returncode != 0
     assert "lit-dps: error: trainer.devices: 3 is not allowed; auto, or 2: as many as torchrun" in done.stderr
     assert not (tmp_path / "mlruns").exists()
+
+
+STILLBORN = """
+import os
+from lit_dps.parallel import launch
+
+class Deadly:
+    def __reduce__(self):
+        return os._exit, (3,)
+
+launch.PATIENCE = 1
+if __name__ == "__main__":
+    with launch.group_of(2, False, print, Deadly()):
+        pass
+"""
+
+
+def test_a_rank_that_dies_before_it_joins_ends_the_job(tmp_path):
+    (tmp_path / "stillborn.py").write_text(STILLBORN)
+    command = [sys.executable, "stillborn.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=100)
+    assert done.returncode == 2
+    assert done.stderr == "lit-dps: error: another rank ended; the same command goes on\n"
