@@ -126,6 +126,7 @@ def main(argv: list[str]) -> int:
     """Runs fit, validate or test; argv[0] is the verb."""
     logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # Lightning 2.6 under torch 2.15
+    warnings.filterwarnings("ignore", message=".*sync_dist=True.*")  # what is logged is of all ranks already
     sys.argv = ["lit-dps", *argv]  # LightningCLI warns of arguments given otherwise
     with ExitStack() as group:
         cli = DPSCLI(lambda trainer: group.enter_context(_ranks(trainer, argv)), seed_everything_default=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.connection
 import os
 import signal
 import socket
@@ -19,13 +20,15 @@ from lit_dps.parallel import ranks
 
 HOST = "127.0.0.1"
 GRACE = 10  # seconds that the others have to end by themselves
+PATIENCE = 20  # seconds that rank 0 has to find out that another ended
 
 
 @contextmanager
 def group_of(world: int, gpu: bool, follow: Callable[..., None], *args: object) -> Iterator[None]:
     """In here this process is rank 0, and `follow(*args)` runs in each of `world` - 1 other processes.
 
-    They are ended on the way out. All connections stay on this machine.
+    They are ended on the way out. All connections stay on this machine. If one of them dies where rank 0 cannot find
+    out, before it joins say, this process ends.
 
     Raises:
         RankLost: if one of them died.
@@ -41,19 +44,29 @@ def group_of(world: int, gpu: bool, follow: Callable[..., None], *args: object) 
         context.Process(target=_follow, args=(rank, world, port, gpu, follow, args), daemon=True)
         for rank in range(1, world)
     ]
-    grace = 0.0
+    grace, left = 0.0, threading.Event()
     try:
         for process in processes:
             process.start()
+        threading.Thread(target=_watch, args=(processes, left), daemon=True).start()
         with ranks.joined(store, 0, world, gpu=gpu):
             yield
         grace = GRACE
     finally:
+        left.set()
         end = time.monotonic() + grace
         for process in processes:
             if process.pid is not None:
                 process.join(max(0.0, end - time.monotonic()))
                 process.kill()
+
+
+def _watch(processes: list[multiprocessing.Process], left: threading.Event) -> None:
+    """Ends the process if it waits on for another one that ended."""
+    multiprocessing.connection.wait([process.sentinel for process in processes])
+    if not left.wait(PATIENCE):
+        print("lit-dps: error: another rank ended; the same command goes on", file=sys.stderr, flush=True)
+        os._exit(2)
 
 
 def _follow(rank: int, world: int, port: int, gpu: bool, follow: Callable[..., None], args: tuple) -> None:

@@ -47,9 +47,8 @@ class Pulse(threading.Thread):
                     self._die(f"rank {other} has shown no sign of life for {BEATS * BEAT:g} s")
 
     def stop(self) -> None:
-        """Ends the thread; the process lives on."""
+        """Ends the thread at its next beat; the process lives on."""
         self._end.set()
-        self.join(BEAT)
 
     def _of(self, other: int) -> bytes:
         key = str(other)

@@ -24,6 +24,7 @@ T = TypeVar("T")
 # Of a collective. Long, since a rank may wait while rank 0 reads a slow database; the dead are found by `Pulse`.
 TIMEOUT = timedelta(minutes=30)
 _BROKEN = re.compile(r"gloo|NCCL|Connection (closed|reset|refused)|Broken pipe")
+_NOISE = re.compile(r"^\[\S*\] |\. This is typically .*")  # a line of gloo's source, and where its log is
 
 
 class RankLost(UserError):
@@ -170,7 +171,7 @@ def joined(store: dist.Store, rank: int, world: int, place: _Place | None = None
         except RuntimeError as error:
             if not (isinstance(error, dist.DistError) or _BROKEN.search(str(error))):
                 raise
-            why = str(error).splitlines()[0][:200]
+            why = _NOISE.sub("", str(error).splitlines()[0])[:200]
             raise RankLost(f"rank {rank}: another of {world} ranks died or cannot be reached ({why})") from error
         finally:
             pulse.stop()

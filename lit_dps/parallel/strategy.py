@@ -13,6 +13,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 from torch.distributed import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.utils._pytree import tree_leaves
 
 from lit_dps.errors import ConfigError
 from lit_dps.parallel import ranks
@@ -64,7 +65,6 @@ class SharedBatchDDP(DDPStrategy):
         super().__init__(cluster_environment=Ranks(), **arguments)
         self.share = 1.0
         self._shares: deque[float] = deque()
-        self._validated: list[PartLoader] = []
 
     def setup_distributed(self) -> None:
         # not Lightning's: it seeds anew, and the ranks would draw something else than one process
@@ -74,10 +74,7 @@ class SharedBatchDDP(DDPStrategy):
         rank_zero_only.rank = ranks.rank()
 
     def process_dataloader(self, dataloader: Any) -> PartLoader:
-        if self.lightning_module.trainer.training:
-            return PartLoader(dataloader, self._shares)
-        self._validated = [*self._validated, PartLoader(dataloader)]
-        return self._validated[-1]
+        return PartLoader(dataloader, self._shares if self.lightning_module.trainer.training else None)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         if not isinstance(self.lightning_module.trainer.train_dataloader, PartLoader):
@@ -107,7 +104,8 @@ class SharedBatchDDP(DDPStrategy):
         Args:
             value: This rank's; None if it has no examples. A value that is the mean over all already stays so.
         """
-        seen = sum(loader.seen for loader in self._validated)
+        loaders = tree_leaves(self.lightning_module.trainer.val_dataloaders)
+        seen = sum(loader.seen for loader in loaders)
         everyones = [(v, n) for v, n in ranks.everyones((value, seen)) if v is not None and n]
         if len({v for v, _ in everyones}) <= 1:
             return everyones[0][0] if everyones else value

@@ -67,7 +67,7 @@ def group_of(setup: StudySetup) -> Iterator[Group]:
 def follow_torchrun(setup: StudySetup) -> int:
     """Trains what the first rank says, as another of torchrun's ranks. Returns the exit code."""
     leave = Leave()
-    with ranks.joined_by_torchrun(setup.on_gpu), interruptible(leave):
+    with interruptible(leave), ranks.joined_by_torchrun(setup.on_gpu):
         try:
             _follow(setup, leave)
         except Interrupted:

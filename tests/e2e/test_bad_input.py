@@ -107,6 +107,13 @@ def box(**space) -> dict:
         (edited("trainer/limit_val_batches", 0.5), ["trainer.limit_val_batches", "0.5"]),
         (edited("trainer/accelerator", "qpu"), ["trainer", "qpu", "cpu"]),
         (edited("trainer/foo", 1), ["trainer", "foo"]),
+        (edited("trainer", {"accelerator": "cpu", "devices": 0}), ["trainer.devices", "0", "number of devices"]),
+        (edited("trainer", {"accelerator": "cpu", "num_nodes": 2}), ["trainer.num_nodes", "2", "torchrun"]),
+        (edited("trainer", {"accelerator": "cpu", "devices": 2, "strategy": "fsdp"}), ["trainer.strategy", "'fsdp'"]),
+        (
+            edited("study/engine", "fused") | {"trainer": {"devices": 2, "accelerator": "cpu"}},
+            ["study.engine", "2 ranks"],
+        ),
         (edited("pruning", {"method": "lottery"}), ["pruning.method", "'lottery'", "snip"]),
         (edited("data/init_args", {"order": "missing.npy"}), ["data.order", "missing.npy"]),
         ("a: [1", ["config"]),

@@ -1,0 +1,171 @@
+"""Data parallelism end to end: the same table from torchrun, from a plain command, from any number of ranks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.commands import FAST, FAST_TRIALS, ROOT, environment, results, run, start, table, wait_for_results
+
+pytestmark = pytest.mark.slow
+STUDY = ("study", "--config", FAST)
+TWO = ("--trainer.devices", 2, "--trainer.strategy", "ddp")
+
+
+def torchrun(n: int, *args: object) -> list[str]:
+    """The command line of torchrun on one machine."""
+    options = ("--nproc-per-node", n, "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--max-restarts", 0)
+    return [sys.executable, "-m", "torch.distributed.run", *map(str, options), str(ROOT / "cli.py"), *map(str, args)]
+
+
+def by_torchrun(folder: Path, n: int, *args: object) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        torchrun(n, *args), cwd=folder, env=environment(), capture_output=True, text=True, timeout=500
+    )
+
+
+def children(pid: int) -> list[int]:
+    """Child processes that run Python's multiprocessing or a command of ours, by /proc."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields, line = path.read_text().rsplit(")", 1)[1].split(), (path.parent / "cmdline").read_text()
+        except OSError:  # it ended meanwhile
+            continue
+        if int(fields[1]) == pid and ("spawn_main" in line or "cli.py" in line):
+            found.append(int(path.parent.name))
+    return sorted(found)
+
+
+def test_torchrun_ends_with_the_table_of_one_process_and_reruns_nothing(tmp_path, unbroken):
+    done = by_torchrun(tmp_path, 2, *STUDY)
+    assert done.returncode == 0, done.stderr
+    assert results(tmp_path / "mlruns" / "study.db") == dict.fromkeys(FAST_TRIALS, 1)
+    assert table(tmp_path) == table(unbroken)
+    assert done.stdout.count("browse it in MLflow") == 1, "one rank alone reports"
+    again = by_torchrun(tmp_path, 2, *STUDY)
+    assert again.returncode == 0, again.stderr
+    assert "nothing left to run" in again.stderr
+
+
+def test_a_plain_command_goes_on_at_another_number_of_ranks(tmp_path, unbroken):
+    part = ("--study.trials", 2)
+    for options in ((*TWO, *part), part, (*TWO, "--study.workers", 2)):  # two workers of two ranks each
+        done = run(tmp_path, *STUDY, *options)
+        assert done.returncode == 0, done.stderr
+    assert results(tmp_path / "mlruns" / "study.db") == dict.fromkeys(FAST_TRIALS, 1)
+    assert table(tmp_path) == table(unbroken)
+
+
+SMALL = ("--study.batch_sizes", "[2]", "--study.trials", 2, "--goal.max_steps", 200, "--goal.early_reject", "true")
+
+
+def test_four_ranks_train_on_two_examples(tmp_path):
+    for name, options in {"one": (), "four": ("--trainer.devices", 4, "--trainer.strategy", "ddp")}.items():
+        (tmp_path / name).mkdir()
+        done = run(tmp_path / name, *STUDY, *SMALL, *options)
+        assert done.returncode == 0, done.stderr
+    assert table(tmp_path / "four") == table(tmp_path / "one")
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "plain"])
+@pytest.mark.parametrize("who", ["first", "last"])
+def test_a_killed_rank_ends_the_job_and_its_trial_is_run_again(tmp_path, unbroken, launcher, who):
+    database = tmp_path / "mlruns" / "study.db"
+    if launcher == "plain":
+        process = start(tmp_path, *STUDY, *TWO)
+    else:
+        output = (tmp_path / "output.txt").open("a")
+        process = subprocess.Popen(
+            torchrun(2, *STUDY), cwd=tmp_path, env=environment(), stdout=output, stderr=output, start_new_session=True
+        )
+    wait_for_results(database, 2, process)
+    ranks = children(process.pid)
+    if launcher == "plain":
+        ranks = [process.pid, *ranks]
+    assert len(ranks) == 2
+    begin = time.monotonic()
+    os.kill(ranks[0 if who == "first" else 1], signal.SIGKILL)
+    code = process.wait(60)
+    assert code not in (0, None)
+    while children(process.pid) and time.monotonic() < begin + 60:
+        time.sleep(0.1)
+    assert not [pid for pid in ranks if Path(f"/proc/{pid}/cmdline").exists() and _runs(pid)], "a rank trains on"
+    said = (tmp_path / "output.txt").read_text()
+    if launcher == "torchrun":
+        assert "Signal 9 (SIGKILL) received by PID" in said
+    elif who == "last":  # the first cannot say anything any more
+        assert "lit-dps: error: rank 0: another of 2 ranks died or cannot be reached" in said
+    before = results(database)
+    assert len(before) < len(FAST_TRIALS)
+
+    done = run(tmp_path, *STUDY, *TWO)
+    assert done.returncode == 0, done.stderr
+    assert before <= results(database) == dict.fromkeys(FAST_TRIALS, 1)
+    assert table(tmp_path) == table(unbroken)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_stopped_command_gives_its_trial_back(tmp_path, unbroken):
+    database = tmp_path / "mlruns" / "study.db"
+    process = start(tmp_path, *STUDY, *TWO)
+    wait_for_results(database, 2, process)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal sends Ctrl-C: to all processes
+    assert process.wait(60) == 130, (tmp_path / "output.txt").read_text()
+    assert "trials are left" in (tmp_path / "output.txt").read_text()
+    done = run(tmp_path, *STUDY, *TWO)
+    assert done.returncode == 0, done.stderr
+    assert table(tmp_path) == table(unbroken)
+
+
+FIT = ("fit", "--config", FAST, "--pruning.sparsity", 0.5, "--model.learning_rate", 0.05)
+
+
+def test_fit_ends_alike_by_one_process_two_and_torchrun(tmp_path):
+    runs = [run(tmp_path, *FIT), run(tmp_path, *FIT, *TWO), by_torchrun(tmp_path, 2, *FIT)]
+    for done in runs:
+        assert done.returncode == 0, done.stderr
+    said = [line for done in runs for line in done.stdout.splitlines() if line.startswith("complete after")]
+    assert len(said) == 3 and len(set(said)) == 1, said
+
+
+def test_what_torchrun_contradicts_is_refused_in_one_line(tmp_path):
+    done = by_torchrun(tmp_path, 2, *STUDY, "--trainer.devices", 3)
+    assert done.returncode != 0
+    assert "lit-dps: error: trainer.devices: 3 is not allowed; auto, or 2: as many as torchrun" in done.stderr
+    assert not (tmp_path / "mlruns").exists()
+
+
+STILLBORN = """
+import os
+from lit_dps.parallel import launch
+
+class Deadly:
+    def __reduce__(self):
+        return os._exit, (3,)
+
+launch.PATIENCE = 1
+if __name__ == "__main__":
+    with launch.group_of(2, False, print, Deadly()):
+        pass
+"""
+
+
+def test_a_rank_that_dies_before_it_joins_ends_the_job(tmp_path):
+    (tmp_path / "stillborn.py").write_text(STILLBORN)
+    command = [sys.executable, "stillborn.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=100)
+    assert done.returncode == 2
+    assert done.stderr == "lit-dps: error: another rank ended; the same command goes on\n"
