@@ -66,7 +66,7 @@ def work_in_processes(setup: StudySetup, workers: int, leave: Leave) -> Iterator
     """The same by several processes at a time; yields their results as they come.
 
     Raises:
-        Interrupted: if this process, or the last of them that could go on, was asked to leave.
+        Interrupted: if this process or all of them were asked to leave.
         UserError: that a worker met.
         WorkerDied: if a worker was killed. The others finish their checks and give their trials back.
         WorkerError: if a worker failed otherwise. Likewise.
@@ -74,7 +74,7 @@ def work_in_processes(setup: StudySetup, workers: int, leave: Leave) -> Iterator
     context = multiprocessing.get_context("spawn")  # a forked child would share database connections and threads
     results, leaving = context.Queue(), context.Event()
     processes = [context.Process(target=_worker, args=(setup, results, leaving), daemon=True) for _ in range(workers)]
-    interrupted = None
+    interrupted, finished = None, False
     try:
         for process in processes:
             process.start()
@@ -90,13 +90,13 @@ def work_in_processes(setup: StudySetup, workers: int, leave: Leave) -> Iterator
             if isinstance(message, TrialResult):
                 yield message
             elif message is None:
-                left -= 1
+                left, finished = left - 1, True
             elif isinstance(message, Interrupted):  # of one worker alone: the others go on
                 left, interrupted = left - 1, message
             else:
                 raise message
         leave.check()
-        if interrupted is not None:
+        if interrupted is not None and not finished:
             raise interrupted
     finally:
         leaving.set()
