@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import multiprocessing
-import queue
 import signal
+import sys
 import threading
 import time
 import traceback
 from collections.abc import Iterator
 from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
 
 import torch
 
@@ -32,7 +35,7 @@ class WorkerError(RuntimeError):
 
 
 class WorkerDied(UserError):
-    """A worker was killed, by the system's want of memory perhaps."""
+    """A worker was killed."""
 
 
 def work(setup: StudySetup, leave: Leave) -> Iterator[TrialResult]:
@@ -80,69 +83,72 @@ def _checkpoints(setup: StudySetup) -> Checkpoints | None:
 def work_in_processes(setup: StudySetup, workers: int, leave: Leave) -> Iterator[TrialResult]:
     """The same by several processes at a time; yields their results as they come.
 
+    A worker that is killed, by the system's want of memory perhaps, or asked to leave, leaves the rest to the others.
+
     Raises:
-        Interrupted: if this process, or the last of them that could go on, was asked to leave.
+        Interrupted: if this process or all of them were asked to leave.
         UserError: that a worker met.
-        WorkerDied: if a worker was killed. The others finish their checks and give their trials back.
-        WorkerError: if a worker failed otherwise. Likewise.
+        WorkerDied: if the last of them was killed.
+        WorkerError: if a worker failed otherwise. The others finish their checks and give their trials back.
     """
     context = multiprocessing.get_context("spawn")  # a forked child would share database connections and threads
-    results, leaving = context.Queue(), context.Event()
+    leaving = context.Event()
     daemon = setup.ranks == 1  # a daemon may have no processes of its own
-    processes = [context.Process(target=_worker, args=(setup, results, leaving), daemon=daemon) for _ in range(workers)]
-    interrupted = None
+    processes: dict[Connection, BaseProcess] = {}  # a pipe each: a queue's lock dies with whoever was killed at it
+    ended: set[type] = set()
     try:
-        for process in processes:
-            process.start()
-        left = workers
-        while left:
+        for _ in range(workers):
+            results, sent = context.Pipe(duplex=False)
+            processes[results] = context.Process(target=_worker, args=(setup, sent, leaving), daemon=daemon)
+            processes[results].start()
+            sent.close()  # else its end would never be seen
+        living = dict(processes)
+        while living:
             if leave:
                 leaving.set()
-            try:
-                message = results.get(timeout=1)
-            except queue.Empty:
-                _raise_if_killed(processes)
-                continue
-            if isinstance(message, TrialResult):
-                yield message
-            elif message is None:
-                left -= 1
-            elif isinstance(message, Interrupted):  # of one worker alone: the others go on
-                left, interrupted = left - 1, message
-            else:
-                raise message
+            for results in wait(list(living), timeout=1):
+                message = _received(results, living[results])
+                if isinstance(message, TrialResult):
+                    yield message
+                    continue
+                del living[results]
+                ended.add(type(message))
+                if isinstance(message, WorkerDied):
+                    print(f"\nwarning: {message}", file=sys.stderr)
+                elif message is not None and not isinstance(message, Interrupted):
+                    raise message
         leave.check()
-        if interrupted is not None:
-            raise interrupted
+        if type(None) not in ended:  # nobody found that nothing is left
+            raise message
     finally:
         leaving.set()
-        _end(processes, 0.0 if leave.now else GRACE)
+        _end(list(processes.values()), 0.0 if leave.now else GRACE)
 
 
-def _worker(setup: StudySetup, results, leaving) -> None:
+def _received(results: Connection, worker: BaseProcess) -> Any:
+    try:
+        return results.recv()
+    except (EOFError, OSError):
+        worker.join()
+        return WorkerDied(f"worker {worker.pid} was killed (exit code {worker.exitcode}); the same command goes on")
+
+
+def _worker(setup: StudySetup, results: Connection, leaving) -> None:
     threading.Thread(target=die_with_parent, daemon=True).start()
     leave = Leave(leaving.is_set)
     with interruptible(leave):
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes; the parent decides
         try:
             for result in work(setup, leave):
-                results.put(result)
-            results.put(None)
+                results.send(result)
+            results.send(None)
         except (UserError, Interrupted) as error:
-            results.put(error)
+            results.send(error)
         except Exception:  # not swallowed: the parent raises it, with this traceback
-            results.put(WorkerError(traceback.format_exc()))
+            results.send(WorkerError(traceback.format_exc()))
 
 
-def _raise_if_killed(processes: list[multiprocessing.Process]) -> None:
-    for process in processes:
-        if process.exitcode not in (None, 0):
-            raise WorkerDied(
-                f"worker {process.pid} was killed (exit code {process.exitcode}); the same command goes on"
-            )
-
-
-def _end(processes: list[multiprocessing.Process], grace: float) -> None:
+def _end(processes: list[BaseProcess], grace: float) -> None:
     end = time.monotonic() + grace
     for process in processes:
         with suppress(AssertionError):  # never started
