@@ -8,7 +8,8 @@ Optuna calls finished but that has no result was interrupted: its point is run a
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Integral
 
@@ -118,8 +119,8 @@ def decode_result(stored: Mapping, trial: Trial) -> TrialResult:
 
 def list_studies(storage: BaseStorage | str) -> list[str]:
     """Names of the studies in a storage (an Optuna storage or a URL), sorted. Raises StorageError as `read_study`."""
-    with storage_errors(storage):
-        return sorted(_headers(_open(storage)))
+    with storage_errors(storage), _opened(storage) as opened:
+        return sorted(_headers(opened))
 
 
 def read_study(storage: BaseStorage | str, name: str) -> StudyRecord:
@@ -132,8 +133,7 @@ def read_study(storage: BaseStorage | str, name: str) -> StudyRecord:
     Raises:
         StorageError: in one line, if the storage cannot be read, holds no such study, or holds it in another format.
     """
-    with storage_errors(storage):
-        opened = _open(storage)
+    with storage_errors(storage), _opened(storage) as opened:
         headers = _headers(opened)
         if name not in headers:
             known = ", ".join(sorted(headers)) or "none"
@@ -194,11 +194,17 @@ def furthest(first: TrialResult | None, second: TrialResult) -> TrialResult:
     return second if more else first
 
 
-def _open(storage: BaseStorage | str) -> BaseStorage:
+@contextmanager
+def _opened(storage: BaseStorage | str) -> Iterator[BaseStorage]:
     if not isinstance(storage, str):
-        return storage
+        yield storage
+        return
     path = sqlite_file(storage)
     if path is not None and not path.is_file():
         raise StorageError(f"no study database at {path}")
     # Reading must not turn somebody else's database into an Optuna one.
-    return optuna.storages.RDBStorage(storage, skip_table_creation=True)
+    opened = optuna.storages.RDBStorage(storage, skip_table_creation=True)
+    try:
+        yield opened
+    finally:
+        opened.engine.dispose()  # a server has so many connections

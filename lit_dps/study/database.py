@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -70,3 +71,14 @@ def open_storage(url: str) -> optuna.storages.RDBStorage:
             engine = {"connect_args": CONNECT, "pool_pre_ping": True}
         with storage_lock(url):
             return optuna.storages.RDBStorage(url, engine_kwargs=engine)
+
+
+@contextmanager
+def storage_for_now(url: str) -> Iterator[optuna.storages.RDBStorage]:
+    """The same, for the time of the body: a server has so many connections."""
+    storage = open_storage(url)
+    try:
+        yield storage
+    finally:
+        storage.remove_session()
+        storage.engine.dispose()

@@ -16,7 +16,7 @@ from lit_dps.errors import UserError
 from lit_dps.goal import Goal
 from lit_dps.storage import sqlite_file
 from lit_dps.study.config import StudyConfig
-from lit_dps.study.database import open_storage, storage_lock
+from lit_dps.study.database import storage_for_now, storage_lock
 
 IDENTITY = "identity"
 UID = "uid"  # what tells a study from all others, also from one of its name that was deleted before
@@ -42,8 +42,7 @@ def check_unchanged(url: str, name: str, identity: Mapping[str, Any]) -> None:
     file = sqlite_file(url)
     if file is not None and not file.exists():
         return
-    storage = open_storage(url)
-    with storage_errors(url):
+    with storage_errors(url), storage_for_now(url) as storage:
         if name not in optuna.get_all_study_names(storage):
             return
         attrs = optuna.load_study(study_name=name, storage=storage).user_attrs
@@ -81,8 +80,7 @@ def declare(
         StudyChanged: naming every key that differs.
         StorageError: if the storage cannot be used.
     """
-    storage = open_storage(url)
-    with storage_errors(url), storage_lock(url):
+    with storage_errors(url), storage_for_now(url) as storage, storage_lock(url):
         check_unchanged(url, study.name, identity)
         header = optuna.create_study(study_name=study.name, storage=storage, load_if_exists=True)
         attrs = header.user_attrs

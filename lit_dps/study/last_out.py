@@ -7,7 +7,7 @@ from optuna.trial import TrialState
 
 from lit_dps.analysis.database_errors import storage_errors
 from lit_dps.analysis.results import RESULT_ATTR
-from lit_dps.study.database import open_storage, peers
+from lit_dps.study.database import peers, storage_for_now
 from lit_dps.study.store import OWNER
 
 REPORTED = "reported"  # how many results the last analysis was made from
@@ -23,8 +23,8 @@ def report_of_others(url: str, name: str) -> str | None:
     Raises:
         StorageError: if the storage cannot be used.
     """
-    storage, shared = open_storage(url), peers(url)
-    with storage_errors(url), shared.lock("storage"):
+    shared = peers(url)
+    with storage_errors(url), storage_for_now(url) as storage, shared.lock("storage"):
         results = running = 0
         for study in storage.get_all_studies():
             if not study.study_name.startswith(f"{name} | "):

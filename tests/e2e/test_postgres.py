@@ -9,29 +9,38 @@ import sys
 import time
 import urllib.request
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import mlflow
-import optuna
 import pytest
+from sqlalchemy import NullPool, create_engine, text
+from sqlalchemy.exc import DBAPIError
 
-from lit_dps.analysis.results import RESULT_ATTR
 from tests.e2e.commands import FAST, FAST_TRIALS, environment, run, start, table
 from tests.postgres import free_port
+from tests.torture import QUERY
 
 pytestmark = pytest.mark.slow
 RAN = "writes the analysis"  # what all processes but the last one say
 
 
+@pytest.fixture
+def begin():
+    """Starts commands, and ends what is left of them with the test."""
+    processes = []
+    yield lambda *args: processes.append(start(*args)) or processes[-1]
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
 def stored(url: str) -> Counter:
     """How often each (cell's study, point) has a stored result of a finished trial."""
-    try:
-        names = [name for name in optuna.get_all_study_names(url) if "|" in name]
-    except Exception:  # the tables are not made yet
-        return Counter()
-    trials = ((name, t) for name in names for t in optuna.load_study(study_name=name, storage=url).trials)
-    done = [(n, str(t.user_attrs["point"])) for n, t in trials if t.state.is_finished() and RESULT_ATTR in t.user_attrs]
-    return Counter(done)
+    with suppress(DBAPIError), create_engine(url, poolclass=NullPool).connect() as connection:
+        rows = connection.execute(text(QUERY)).all()
+        return Counter((name, point) for name, point, result in rows if result is not None)
+    return Counter()  # the tables are not made yet
 
 
 def machines(tmp_path: Path, n: int) -> list[Path]:
@@ -46,11 +55,11 @@ def outputs(folders: list[Path]) -> list[str]:
     return [(folder / "output.txt").read_text() for folder in folders]
 
 
-def test_eight_processes_finish_a_study_with_exactly_the_declared_points(tmp_path, postgres, unbroken):
+def test_eight_processes_finish_a_study_with_exactly_the_declared_points(tmp_path, postgres, unbroken, begin):
     view = f"sqlite:///{tmp_path}/mlflow.db"
     folders = machines(tmp_path, 8)
     study = ("study", "--config", FAST, "--storage.optuna", postgres, "--storage.mlflow", view)
-    processes = [start(folder, *study) for folder in folders]
+    processes = [begin(folder, *study) for folder in folders]
     codes = [process.wait(500) for process in processes]
     said = outputs(folders)
     assert codes == [0] * 8, said
@@ -72,24 +81,25 @@ def test_eight_processes_finish_a_study_with_exactly_the_declared_points(tmp_pat
             assert not (file.is_file() and b"s3cret" in file.read_bytes()), file
 
 
-def test_the_trial_of_a_killed_process_is_run_again_by_others(tmp_path, postgres, unbroken):
+def test_the_trial_of_a_killed_process_is_run_again_by_others(tmp_path, postgres, unbroken, begin):
     study = ("study", "--config", FAST, "--storage.optuna", postgres, "--goal.max_steps", "80")
     folders = machines(tmp_path, 2)
-    killed = start(folders[0], *study)
-    end = time.monotonic() + 300
-    while sum(stored(postgres).values()) < 3:
-        assert killed.poll() is None and time.monotonic() < end, outputs(folders[:1])
-        time.sleep(0.05)
-    os.kill(killed.pid, signal.SIGSTOP)  # in the middle of a trial, which nobody may take while it is stopped
-    time.sleep(0.2)
+    processes = [begin(folders[0], *study)]
+    end = time.monotonic() + 500
+
+    def wait_for(n: int) -> None:
+        while sum(stored(postgres).values()) < n and processes[-1].poll() is None:
+            assert time.monotonic() < end, outputs(folders)
+            time.sleep(0.1)
+
+    wait_for(3)
+    os.kill(processes[0].pid, signal.SIGSTOP)  # in the middle of a trial, which nobody may take while it is stopped
     before = stored(postgres)
-    other = start(folders[1], *study)
-    while sum(stored(postgres).values()) < 8 and other.poll() is None:
-        assert time.monotonic() < end, outputs(folders)
-        time.sleep(0.1)
-    os.kill(killed.pid, signal.SIGKILL)
-    killed.wait()
-    assert other.wait(300) == 0, outputs(folders)
+    processes.append(begin(folders[1], *study))
+    wait_for(8)
+    assert processes[0].poll() is None
+    processes[0].kill()
+    assert processes[1].wait(500) == 0, outputs(folders)
     if sum(stored(postgres).values()) < len(FAST_TRIALS):  # the last cells' trials were still its own: once more
         assert run(folders[1], *study).returncode == 0
     assert before <= stored(postgres) == dict.fromkeys(FAST_TRIALS, 1)
@@ -121,9 +131,9 @@ def mlflow_server(tmp_path):
         server.wait()
 
 
-def test_an_mlflow_server_shows_what_several_processes_log(tmp_path, mlflow_server):
+def test_an_mlflow_server_shows_what_several_processes_log(tmp_path, mlflow_server, begin):
     study = ("study", "--config", FAST, "--storage.mlflow", mlflow_server, "--study.batch_sizes", "[64]")
-    processes = [start(tmp_path, *study) for _ in range(2)]
+    processes = [begin(tmp_path, *study) for _ in range(2)]
     assert [process.wait(300) for process in processes] == [0, 0], outputs([tmp_path])
     assert f"{mlflow_server}/#/experiments/" in outputs([tmp_path])[0]
     client = mlflow.MlflowClient(mlflow_server)

@@ -14,6 +14,7 @@ from lit_dps.analysis.figures.style import STYLE
 from lit_dps.analysis.publish import listing, publish
 from lit_dps.analysis.report import render
 from lit_dps.analysis.scaling import FittedStudy, scaling_of
+from lit_dps.errors import StorageError
 from lit_dps.space import Range
 from lit_dps.trial import Cell
 from tests.unit.fake_study import SPACE, measured, result
@@ -184,7 +185,7 @@ def test_a_figure_that_fails_leaves_the_old_one(tmp_path, monkeypatch):
         raise OSError("no space left")
 
     monkeypatch.setattr(matplotlib.figure.Figure, "savefig", fail)
-    with pytest.raises(OSError, match="no space left"):
+    with pytest.raises(StorageError, match="no space left"):
         figures.write_all(record, tmp_path)
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
