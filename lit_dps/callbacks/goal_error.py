@@ -102,8 +102,6 @@ class GoalErrorCallback(Callback):
         trainer.fit_loop.epoch_loop.max_steps = budget if trainer.max_steps < 0 else min(budget, trainer.max_steps)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not trainer.fast_dev_run:
-            trainer.val_check_batch = sys.maxsize  # a run that is taken up was checked before it was saved
         if "exact" in self.curve:
             self._early = EarlyCheck(trainer, pl_module, self._hardness)
         elif not trainer.enable_validation:

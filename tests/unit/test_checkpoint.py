@@ -34,7 +34,8 @@ def assert_goes_on(study: Study, trial: Trial, checks: tuple[int, ...] = (2, 5))
 @pytest.mark.parametrize("early_reject", [False, True])
 @pytest.mark.parametrize("lean", [True, False])
 @pytest.mark.parametrize("rule", [{"optimizer": "sgd"}, {"optimizer": "momentum", **DECAY}, {"optimizer": "nesterov"}])
-def test_our_module_and_data(tmp_path, rule, lean, early_reject):
+def test_our_module_and_data(tmp_path, monkeypatch, rule, lean, early_reject):
+    monkeypatch.setattr("lit_dps.callbacks.early_check.CHUNK", 20)  # of 179: checks stop early, hardest examples first
     model = {**MODEL, "init_args": {**MODEL["init_args"], **rule}}
     study = Study(tmp_path, model=model, goal={**GOAL, "early_reject": early_reject}, lean=lean, goals=(0.1,))
     assert_goes_on(study, Trial(Cell(100, 0.9), 1, PARAMS))
