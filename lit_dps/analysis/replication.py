@@ -136,10 +136,11 @@ def _made(parts: Sequence[Part], machine: Machine, command: str, date: str) -> s
         row = {"study": f"`{record.name}`", "workload": record.workload, "trials": "{} of {}".format(*progress(record))}
         row |= {"at a time": str(workers), "hours as configured": f"{asked:.2f}", "hours in all": f"{hours:.2f}"}
         rows.append(row | {"command": f"`{part.command}`"})
-    made = f"{date}, {machine.cores} cores of {machine.cpu}, torch {machine.torch}."
+    made = f"This page was made {date} on {machine.cores} cores of {machine.cpu}, with torch {machine.torch}."
     took = (
-        f"As configured, the studies take {core:.2f} hours, their trials shared by the workers; extended as their "
-        f"commands say, {elapsed:.2f} hours. Attempts that a later one of the same trial went beyond do not count."
+        "Hours are those of the trials, on whatever machine ran them, shared by the workers. As configured, the "
+        f"studies take {core:.2f} hours; extended as their commands say, {elapsed:.2f} hours. Attempts that a later "
+        "one of the same trial went beyond do not count."
     )
     return f"## How it was made\n\n`{command}`\n\n{made} {took}\n\n{table(rows)}"
 

@@ -103,7 +103,10 @@ class Stack:
             try:
                 return self._in_parts(x, y, batch)
             except torch.OutOfMemoryError:
-                self.part = _half(min(self.part, batch.shape[-1]))
+                part = min(self.part, batch.shape[-1])
+                if part == 1:
+                    raise
+                self.part = part // 2
 
     def _in_parts(self, x: Tensor, y: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
         weights = self.weights.detach().requires_grad_()
@@ -128,7 +131,10 @@ class Stack:
                 parts = index.split(self.checked, 1)
                 return torch.cat([self._over("mistakes", weights, buffers, x[i], y[i]) for i in parts], 1)
             except torch.OutOfMemoryError:
-                self.checked = _half(min(self.checked, index.shape[1]))
+                checked = min(self.checked, index.shape[1])
+                if checked == 1:
+                    raise
+                self.checked = checked // 2
 
     def finite(self) -> Tensor:
         """Whether every weight of each network is finite: bool, shape (rows,)."""
@@ -146,13 +152,6 @@ class Stack:
             lambda tensors, x, y: self._call(method, tensors, (x, y)),
             in_dims=(0, over_batch, over_batch),
         )({**parameters, **buffers}, x, y)
-
-
-def _half(part: int) -> int:
-    """Half as many examples at a time; raises the torch.OutOfMemoryError that is handled where there was one."""
-    if part == 1:
-        raise
-    return part // 2
 
 
 class Call:

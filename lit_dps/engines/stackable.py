@@ -108,7 +108,10 @@ def _why_not_its_loss(built: Built, device: torch.device) -> str | None:
             two = {key: torch.stack([p, p]) for key, p in {**parameters, **before}.items()}
             if not _close(vmap(lambda t: call("loss", t, (x, y)))(two), torch.stack([loss, loss])):
                 return f"the loss of {name} is another under torch.vmap"
-            vmap(lambda t: call("mistakes", t, (x, y)))(two)
+            module.eval()
+            wrong = module.mistakes((x, y))
+            if not torch.equal(vmap(lambda t: call("mistakes", t, (x, y)))(two), torch.stack([wrong, wrong])):
+                return f"the mistakes of {name} are others under torch.vmap"
     except (RuntimeError, TypeError, ValueError) as error:
         return f"{name} does not run under torch.vmap ({str(error).splitlines()[0][:200]})"
     return None

@@ -8,7 +8,7 @@ import signal
 import pytest
 import yaml
 
-from tests.e2e.commands import FAST, FAST_TRIALS, results, run, start, table, wait_for_results
+from tests.e2e.commands import FAST, FAST_TRIALS, results, run, start, table, wait_for_results, workers_of
 
 pytestmark = pytest.mark.slow
 STUDY = ("study", "--config", FAST)
@@ -43,6 +43,26 @@ def test_interrupted_study_equals_unbroken_one(tmp_path, unbroken, sent, workers
     after = results(database)
     assert before <= after, "a stored result was lost"
     assert after == dict.fromkeys(FAST_TRIALS, 1), "a point was lost or run twice"
+    assert table(tmp_path) == table(unbroken)
+
+
+@pytest.mark.parametrize(
+    ("sent", "code"), [(signal.SIGTERM, 0), (signal.SIGKILL, 2)], ids=lambda v: getattr(v, "name", "")
+)
+def test_one_worker_that_ends_costs_nothing(tmp_path, unbroken, sent, code):
+    """Asked to leave, it leaves the rest to the others; killed, the study ends with a line that says so."""
+    database = tmp_path / "mlruns" / "study.db"
+    process = start(tmp_path, *STUDY, "--study.workers", 2)
+    wait_for_results(database, 2, process)
+    os.kill(workers_of(process.pid)[0], sent)
+    assert process.wait(200) == code
+    said = (tmp_path / "output.txt").read_text()
+    assert "Traceback" not in said
+    if sent == signal.SIGKILL:
+        assert "was killed (exit code -9); the same command goes on" in said
+        assert run(tmp_path, *STUDY).returncode == 0
+    points = results(database)
+    assert points == dict.fromkeys(FAST_TRIALS, 1), "a point was lost or run twice"
     assert table(tmp_path) == table(unbroken)
 
 

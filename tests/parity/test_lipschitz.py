@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 
 import numpy as np
 import pytest
+import torch
 from lightning.pytorch import Trainer
+from scipy import stats
 
 from lit_dps.callbacks import PruningCallback, SmoothnessCallback
 from lit_dps.data import MNIST
@@ -20,6 +23,8 @@ from tests.parity.test_authors import Losses, one_thread  # noqa: F401
 pytestmark = [needs_reference, pytest.mark.slow]
 
 EXAMPLES = 10_000
+RUNS = 4
+ALPHA = 0.01  # share of right implementations that the test would call wrong
 
 
 class CutOrder(AuthorsOrder):
@@ -50,14 +55,18 @@ def recorded_run(sparsity: float) -> dict:
     return next(row for row in rows if row["sparsity"] == sparsity)
 
 
-# Training amplifies rounding, so the constants at steps 100 to 300 are no better known than this. Dense: from step 11
-# on losses are others in the third digit, and by step 300 our own constants in float32 and in float64 are 2.7, 8.7 and
-# 7.4 % apart, the authors' between them or 2 % beside them. At 0.9 two machines of ours are up to 1.2 % apart, and one
-# of them 2.7 % from the authors'. That the function itself is exact is tested on known constants (tests/unit).
-@pytest.mark.parametrize(("sparsity", "tolerance"), [(0.0, 0.1), (0.9, 0.05)])
-def test_lipschitz_constants_along_training(sparsity, tolerance):
-    recorded, run = load(f"lipschitz-mnist-s{sparsity}"), recorded_run(sparsity)
+def our_run(run: dict, other_rounding: int = 0) -> tuple[list[float], SmoothnessCallback]:
+    """Losses and constants of our run from the authors' initial weights.
+
+    Args:
+        run: The authors' run.
+        other_rounding: If not 0, each weight is first moved to one of its two neighbours in float32, by this seed.
+    """
     network = with_weights(SimpleCNN(), load("mnist-simple-cnn-seed0-sub10000"))
+    generator = torch.Generator().manual_seed(other_rounding)
+    with torch.no_grad():
+        for weights in network.parameters() if other_rounding else ():
+            weights.copy_(torch.nextafter(weights, torch.randn(weights.shape, generator=generator) * math.inf))
     module = ImageClassifier(network, optimizer="momentum", learning_rate=run["lr"], momentum=run["momentum"])
     losses, measured = Losses(), SmoothnessCallback(run["lipschitz_interval"], last=0.9)
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
@@ -67,12 +76,32 @@ def test_lipschitz_constants_along_training(sparsity, tolerance):
         accelerator="cpu",
         enable_model_summary=False,
         limit_val_batches=0,
-        callbacks=[losses, PruningCallback(sparsity), measured],
+        callbacks=[losses, PruningCallback(run["sparsity"]), measured],
         **quiet,
     )
     trainer.fit(module, datamodule=CutMNIST(root=str(DATA), batch_size=run["batch_size"]))
+    return losses.values, measured
 
-    np.testing.assert_allclose(losses.values[:10], recorded["losses"][:10], rtol=1e-3)
+
+# Training amplifies rounding until the weights of step 100 are others in the third digit, so no two machines find the
+# same constants. How far apart rounding alone puts them is measured here: the authors' have to be one more draw from
+# where ours lie, within their prediction interval. That the function itself is exact is tested on known constants.
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("sparsity", [0.0, 0.9])
+def test_lipschitz_constants_along_training(sparsity):
+    run = recorded_run(sparsity)
     steps, theirs = zip(*run["lipschitz"], strict=True)
-    assert measured.curve["step"] == list(steps)
-    np.testing.assert_allclose(measured.curve["lipschitz"], theirs, rtol=tolerance)
+    ours = []
+    for other_rounding in range(RUNS):
+        losses, measured = our_run(run, other_rounding)
+        np.testing.assert_allclose(losses[:10], load(f"lipschitz-mnist-s{sparsity}")["losses"][:10], rtol=1e-3)
+        assert measured.curve["step"] == list(steps)
+        ours.append(measured.curve["lipschitz"])
+
+    logs = np.log(ours)  # (runs, steps); one relative spread for all steps, since three numbers give none for each
+    spread = np.sqrt(logs.var(axis=0, ddof=1).mean())
+    freedom = len(steps) * (RUNS - 1)
+    reach = stats.t.ppf(1 - ALPHA / len(steps) / 2, freedom) * spread * np.sqrt(1 + 1 / RUNS)
+    away = np.abs(np.log(theirs) - logs.mean(axis=0))
+    assert reach < 0.2, "rounding alone moves the constants so far that the comparison says nothing"
+    assert (away <= reach).all(), f"{np.round(ours, 3).tolist()} against {theirs}: {away} > {reach:.3f}"

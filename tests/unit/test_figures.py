@@ -5,10 +5,11 @@ import math
 import numpy as np
 import optuna
 import pytest
+from matplotlib.figure import Figure
 
 from lit_dps.analysis.figure_data import metaparameter_rows, scaling_rows
 from lit_dps.analysis.figure_data.metaparameters import metaparameter_axes
-from lit_dps.analysis.figures.metaparameters import draw_metaparameters
+from lit_dps.analysis.figures.metaparameters import _range_axis, draw_metaparameters
 from lit_dps.analysis.figures.scaling import draw_scaling
 from lit_dps.analysis.results import read_study
 from lit_dps.analysis.scaling import scaling_of
@@ -137,6 +138,17 @@ def test_one_metaparameter_is_drawn_against_steps():
     assert (x1, x2) == (2, 9)
     assert 320 < record.goal.max_steps < y1 < y2 < ax.get_ylim()[1]
     assert (figure.get_supxlabel(), figure.get_supylabel()) == ("width", "steps to result [optimizer steps]")
+
+
+SHORT = [Range(1e-4, 1, "log"), Range(0.01, 0.5, "log"), Range(0.02, 0.1, "log"), Range(0.1, 0.15, "log")]
+
+
+@pytest.mark.parametrize("box", [*SHORT, Range(0.8, 0.95, "reverse_log"), Range(0.9, 0.9999, "reverse_log")])
+def test_an_axis_has_two_to_five_ticks_however_short_its_range(box):
+    axis = Figure().subplots().xaxis
+    _range_axis(axis, box)
+    low, high = sorted(axis.get_view_interval())
+    assert 2 <= sum(low <= tick <= high for tick in axis.get_majorticklocs()) <= 5
 
 
 def test_ticks_are_measured_batch_sizes_and_never_too_many():

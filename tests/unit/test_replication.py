@@ -54,7 +54,7 @@ def test_how_it_was_made():
     first = dataclasses.replace(first, study=FittedStudy(slow, first.study.scalings))
     made = section(page(first, second), "How it was made")
     assert "`lit-dps replicate`" in made
-    assert "2020-02-02, 2 cores of Some CPU, torch 2.15.0." in made
+    assert "This page was made 2020-02-02 on 2 cores of Some CPU, with torch 2.15.0." in made
     command = "`lit-dps study --config first.yaml`"
     assert f"| `first` | digits | 128 of 128 | 4 | {hours / 4:.2f} | {hours / 4:.2f} | {command} |" in made
     assert f"studies take {1.01 * hours / 4:.2f} hours" in made
@@ -63,14 +63,14 @@ def test_how_it_was_made():
     core = sum(kept) / 3600 / 4
     made = section(page(dataclasses.replace(first, core=Core([4], 5))), "How it was made")
     assert f"| 4 | {core:.2f} | {hours / 4:.2f} |" in made
-    assert f"take {core:.2f} hours, their trials shared" in made and f"say, {hours / 4:.2f} hours" in made
+    assert f"take {core:.2f} hours; extended" in made and f"say, {hours / 4:.2f} hours" in made
 
 
 def test_only_the_date_line_changes():
     parts = [part("first"), part("second")]
     one, other = page(*parts).splitlines(), page(*parts, date="2021-03-03").splitlines()
     changed = [line for line, then in zip(one, other, strict=True) if line != then]
-    assert [line[:10] for line in changed] == ["2020-02-02"]
+    assert [line[:30] for line in changed] == ["This page was made 2020-02-02 "]
 
 
 def test_the_protocol_stands_beside_the_papers():

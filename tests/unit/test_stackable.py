@@ -119,6 +119,14 @@ class Locked(ImageClassifier):
         self.lock = threading.Lock()
 
 
+class Fickle(ImageClassifier):
+    calls = 0
+
+    def mistakes(self, batch):
+        self.calls += 1
+        return super().mistakes(batch) ^ (self.calls % 2 == 0)
+
+
 class Smoothed(ImageClassifier):
     def __init__(self, smoothing: float = 0.0, **arguments):
         super().__init__(**arguments)
@@ -163,6 +171,7 @@ def own(name: str) -> dict:
         (own("Epochs"), "no LambdaLR that is stepped once a step"),
         (own("Hooked"), "hooks on its parameters"),
         (own("Locked"), "TypeError"),
+        (own("Fickle"), "mistakes of Fickle are others"),
         ({"trainer": {"limit_train_batches": 3}}, "trainer's arguments"),
     ],
     ids=str,

@@ -130,10 +130,12 @@ def _range_axis(axis, box: Range) -> None:
     room = (high / low) ** 0.08
     set_limits(low / room, high * room)
     axis.set_minor_locator(NullLocator())
-    if abs(math.log10(high / low)) >= 2:
+    decades = abs(math.log10(high / low))
+    if decades >= 2:
         axis.set_major_locator(LogLocator(numticks=4))
-    else:  # powers of ten alone would be one tick
-        axis.set_major_locator(LogLocator(subs=(1, 3), numticks=4))
+    else:  # powers of ten alone would be one tick or none
+        subs = (1, 3) if decades >= 1 else (1, 2, 5) if decades >= 0.5 else (1, 1.5, 2, 3, 5, 7)
+        axis.set_major_locator(LogLocator(subs=subs, numticks=4))
         axis.set_major_formatter("{x:g}")
 
 
