@@ -20,7 +20,7 @@ if sys.platform == "linux":
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
 
-def on_ranks(world: int, call: Callable[..., Any], *args: Any, timeout: float = 120) -> list[Any]:
+def on_ranks(world: int, call: Callable[..., Any], *args: Any, timeout: float = 500) -> list[Any]:
     """What `call(*args)` returns on each of `world` ranks; an exception is returned as such."""
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:

@@ -65,6 +65,7 @@ class SharedBatchDDP(DDPStrategy):
         super().__init__(cluster_environment=Ranks(), **arguments)
         self.share = 1.0
         self._shares: deque[float] = deque()
+        self._read: Callable[[GradBucket], None] | None = None
 
     def setup_distributed(self) -> None:
         # not Lightning's: it seeds anew, and the ranks would draw something else than one process
@@ -72,6 +73,18 @@ class SharedBatchDDP(DDPStrategy):
 
     def set_world_ranks(self) -> None:
         rank_zero_only.rank = ranks.rank()
+
+    def configure_ddp(self) -> None:
+        pass  # not yet
+
+    def on_train_start(self) -> None:
+        """Wraps the module. Lightning does so before the hooks that may change the layout of its weights.
+
+        DDP then puts the first gradients back in another order than it took them (torch 2.15).
+        """
+        super().configure_ddp()
+        if self._read is not None:
+            self.model.register_comm_hook(self._read, _read_and_add_up)
 
     def process_dataloader(self, dataloader: Any) -> PartLoader:
         return PartLoader(dataloader, self._shares if self.lightning_module.trainer.training else None)
@@ -114,17 +127,18 @@ class SharedBatchDDP(DDPStrategy):
     def watch(self, read: Callable[[GradBucket], None]) -> None:
         """Calls `read` with every bucket of this rank's gradients before they are added up.
 
-        They are those of `share` times the number of ranks times this rank's loss. Once a fit, before its first step.
+        They are those of `share` times the number of ranks times this rank's loss. To be called before training starts,
+        in a callback's `on_train_start` at the latest.
         """
-
-        def hook(state, bucket):  # DDP refuses annotations that are strings
-            read(bucket)
-            return allreduce_hook(None, bucket)
-
-        self.model.register_comm_hook(None, hook)
+        self._read = read
 
     def barrier(self, *args: Any, **kwargs: Any) -> None:
         ranks.add_up(torch.zeros(1))
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
         return ranks.everyones(obj)[src]
+
+
+def _read_and_add_up(read, bucket):  # DDP refuses annotations that are strings
+    read(bucket)
+    return allreduce_hook(None, bucket)

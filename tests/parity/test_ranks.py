@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback
@@ -25,8 +26,8 @@ MODEL = {
     "init_args": {"network": {"class_path": "lit_dps.models.SimpleCNN"}, "optimizer": "momentum"},
 }
 MNIST = {"class_path": "lit_dps.data.MNIST", "init_args": {"root": str(ROOT_OF_DATA)}}
-PARAMS = {"model.learning_rate": 0.01, "model.momentum": 0.9}
-GOAL = {"error": 0.06, "check_interval": 8, "max_steps": 200, "early_reject": True}
+PARAMS = {"model.learning_rate": 0.05, "model.momentum": 0.9}
+CELLS = [Cell(32, 0.0), Cell(32, 0.9)]
 
 
 class Weights(Callback):
@@ -45,23 +46,34 @@ class Watched(Workload):
         return Built(built.module, built.data, {**built.trainer, "callbacks": [self.end]})
 
 
-def train(sparsity: float) -> tuple:
+def train(cell: Cell, goal: dict, trainer: dict, pruning: dict) -> tuple:
+    """Status, steps to result, curve and final weights."""
     torch.set_num_threads(1)
-    workload = Watched(MODEL, MNIST, {"accelerator": "cpu"})
-    result = LightningEngine(workload, GOAL).train(Trial(Cell(32, sparsity), 0, PARAMS))
-    return result.status, result.steps, dict(result.curve), dict(result.kept), workload.end.weights.numpy()
+    workload = Watched(MODEL, MNIST, {"accelerator": "cpu", **trainer})
+    result = LightningEngine(workload, goal, pruning).train(Trial(cell, 0, PARAMS))
+    return result.status, result.steps, dict(result.curve), workload.end.weights.numpy()
 
 
-@pytest.mark.parametrize("sparsity", [0.0, 0.9])
-def test_one_two_and_four_ranks_train_the_same_trial(sparsity):
-    alone = on_ranks(1, train, sparsity)[0]
-    assert alone[1] is not None, "a trial that misses its goal tells less"
-    weights = torch.from_numpy(alone[-1])
+@pytest.mark.parametrize("cell", CELLS, ids=str)
+def test_one_two_and_four_ranks_find_the_same_mask_and_k(cell):
+    goal = {"error": 0.15, "check_interval": 8, "max_steps": 400, "early_reject": True}
+    status, steps, _, weights = on_ranks(1, train, cell, goal, {}, {})[0]
+    assert steps is not None, "a trial that misses its goal tells less"
     for world in (2, 4):
-        for status, steps, curve, kept, others in on_ranks(world, train, sparsity, timeout=1500):
-            assert (status, steps, kept) == (alone[0], alone[1], alone[3])
-            assert curve["val_error"] == pytest.approx(alone[2]["val_error"], abs=2 / 6000)
-            assert curve["train_loss"] == pytest.approx(alone[2]["train_loss"], rel=1e-3)
-            others = torch.from_numpy(others)
-            assert torch.equal(others == 0, weights == 0), "another mask"
-            torch.testing.assert_close(others, weights, rtol=1e-3, atol=1e-5)
+        for other in on_ranks(world, train, cell, goal, {}, {}):
+            assert other[:2] == (status, steps)
+            if cell.sparsity:
+                assert ((other[-1] == 0) == (weights == 0)).all(), "another mask"
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=str)
+def test_one_two_and_four_ranks_take_the_same_steps(cell):
+    """In float64: in float32 an activation that rounding moves across a kink sets two runs apart by 1e-6 and more."""
+    goal = {"error": 0.001, "check_interval": 16, "max_steps": 32, "early_reject": False}
+    precise, no_pass = {"precision": "64-true"}, {"method": "magnitude"}
+    *_, curve, weights = on_ranks(1, train, cell, goal, precise, no_pass)[0]
+    for world in (2, 4):
+        for _, _, others, theirs in on_ranks(world, train, cell, goal, precise, no_pass):
+            assert others["val_error"] == curve["val_error"]
+            assert others["train_loss"] == pytest.approx(curve["train_loss"], rel=1e-10)
+            np.testing.assert_allclose(theirs, weights, rtol=0, atol=1e-12)

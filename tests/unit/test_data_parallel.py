@@ -16,7 +16,7 @@ from lit_dps.callbacks.early_check import EarlyCheck
 from lit_dps.data import Digits
 from lit_dps.engines.lightning import LightningEngine
 from lit_dps.errors import ConfigError
-from lit_dps.models import MLP
+from lit_dps.models import MLP, SimpleCNN
 from lit_dps.module import ImageClassifier
 from lit_dps.parallel import ranks
 from lit_dps.parallel.parts import PartLoader
@@ -69,6 +69,19 @@ def test_accumulated_batches_of_different_size_too():
     alone = {name: torch.tensor(w) for name, w in trained(4, 22, accumulate_grad_batches=2).items()}
     together = same_on_ranks(2, lambda: trained(4, 22, accumulate_grad_batches=2))
     close({name: torch.tensor(w) for name, w in together.items()}, alone, 2e-5)
+
+
+def convolutional(batch_size: int) -> dict[str, list]:
+    """Weights of the paper's network, whose layout in memory changes as training starts."""
+    torch.manual_seed(5)
+    module = ImageClassifier(SimpleCNN(), learning_rate=0.1)
+    fit(module, datamodule=Digits(batch_size=batch_size), max_steps=2, **arguments(QUIET))
+    return {name: tensor.tolist() for name, tensor in weights(module).items()}
+
+
+def test_the_first_steps_of_a_convolutional_network_are_those_of_one_process():
+    alone = {name: torch.tensor(w) for name, w in convolutional(5).items()}
+    close({name: torch.tensor(w) for name, w in same_on_ranks(2, convolutional, 5).items()}, alone)
 
 
 def pruned(method: str, batch_size: int = 100) -> dict[str, str]:
