@@ -77,7 +77,7 @@ def _checkpoints(setup: StudySetup) -> Checkpoints | None:
     name, minutes = setup.study.name, setup.study.checkpoint_minutes
     if minutes is None:
         return None
-    return Checkpoints(setup.storage.checkpoints(name), setup.stamp, minutes)
+    return Checkpoints(setup.storage.checkpoints(name), setup.uid, minutes)
 
 
 def work_in_processes(setup: StudySetup, workers: int, leave: Leave) -> Iterator[TrialResult]:
