@@ -23,7 +23,7 @@ from tests.parity.test_authors import Losses, one_thread  # noqa: F401
 pytestmark = [needs_reference, pytest.mark.slow]
 
 EXAMPLES = 10_000
-RUNS = 4
+RUNS = 3
 ALPHA = 0.01  # share of right implementations that the test would call wrong
 
 
@@ -85,7 +85,8 @@ def our_run(run: dict, other_rounding: int = 0) -> tuple[list[float], Smoothness
 
 # Training amplifies rounding until the weights of step 100 are others in the third digit, so no two machines find the
 # same constants. How far apart rounding alone puts them is measured here: the authors' have to be one more draw from
-# where ours lie, within their prediction interval. That the function itself is exact is tested on known constants.
+# where ours lie, within their prediction interval, and those of the other sparsity have to lie beyond it. That the
+# function itself is exact is tested on known constants.
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("sparsity", [0.0, 0.9])
 def test_lipschitz_constants_along_training(sparsity):
@@ -103,5 +104,6 @@ def test_lipschitz_constants_along_training(sparsity):
     freedom = len(steps) * (RUNS - 1)
     reach = stats.t.ppf(1 - ALPHA / len(steps) / 2, freedom) * spread * np.sqrt(1 + 1 / RUNS)
     away = np.abs(np.log(theirs) - logs.mean(axis=0))
-    assert reach < 0.2, "rounding alone moves the constants so far that the comparison says nothing"
     assert (away <= reach).all(), f"{np.round(ours, 3).tolist()} against {theirs}: {away} > {reach:.3f}"
+    others = [constant for _, constant in recorded_run(0.9 - sparsity)["lipschitz"]]
+    assert (np.abs(np.log(others) - logs.mean(axis=0)) > reach).any(), "the comparison tells nothing"
