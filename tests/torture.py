@@ -30,8 +30,7 @@ from sqlalchemy.exc import DBAPIError
 from tests.e2e.commands import FAST, command, environment, run, table
 from tests.postgres import server
 
-TRIALS = 8  # of each of the 4 cells
-STUDY = ("study", "--config", FAST, "--study.trials", TRIALS)
+CELLS = 4
 KINDS = {"KILL": 4, "TERM": 3, "TERM twice": 1, "KILL of a whole command": 1, "STOP": 2}
 QUERY = """
     select s.study_name, p.value_json, r.value_json from trials t join studies s on s.study_id = t.study_id
@@ -46,6 +45,7 @@ class Report:
 
     storage: str
     commands: int
+    trials: int
     kills: Counter = field(default_factory=Counter)
     studies: int = 0
     identical: int = 0
@@ -55,6 +55,15 @@ class Report:
     missing: int = 0
     unexpected: list[str] = field(default_factory=list)
     seconds: float = 0.0
+
+    @property
+    def study(self) -> tuple:
+        """The command line."""
+        return "study", "--config", FAST, "--study.trials", self.trials
+
+    @property
+    def points(self) -> int:
+        return CELLS * self.trials
 
     @property
     def good(self) -> bool:
@@ -89,7 +98,7 @@ class Crowd:
                 options = ("--study.workers", 2, "--storage.optuna", self.url)
                 with log.open("w") as out:
                     self.processes[i] = subprocess.Popen(
-                        command(*STUDY, *options),
+                        command(*self.report.study, *options),
                         **{"cwd": self.folder, "env": environment(), "start_new_session": True},
                         **{"stdout": out, "stderr": out, "stdin": subprocess.DEVNULL},
                     )
@@ -156,9 +165,9 @@ def workers_of(parent: int) -> list[int]:
 
 def one_study(folder: Path, url: str, expected: str, kills: int, report: Report, dice: random.Random, pace: float):
     """Runs a study to its end under fire, until `kills` is reached; then lets it end."""
-    crowd, seen, points = Crowd(folder, url, report.commands, report), Counter(), 4 * TRIALS
+    crowd, seen = Crowd(folder, url, report.commands, report), Counter()
     try:
-        while len({key[:2] for key in seen}) < points:
+        while len({key[:2] for key in seen}) < report.points:
             crowd.keep_up()
             time.sleep(dice.uniform(0, 2 * pace))
             if report.kills.total() < kills:
@@ -168,17 +177,17 @@ def one_study(folder: Path, url: str, expected: str, kills: int, report: Report,
                 report.lost += len(seen.keys() - now.keys())
                 seen = now
         for process in crowd.processes:
-            process.wait(300)
+            process.wait(3600)
             crowd.look_at(process)
     finally:
         crowd.end()
-    last = run(folder, *STUDY, "--storage.optuna", url)  # as a user does to see the result
+    last = run(folder, *report.study, "--storage.optuna", url, timeout=3600)  # as a user does to see the result
     if last.returncode:
         report.unexpected.append(f"the last run: {last.stderr.strip()}")
     final, cut_short = crowd.stored()
     report.lost += len(seen.keys() - final.keys())
     report.doubled += final.total() - len({key[:2] for key in final})
-    report.missing += points - len({key[:2] for key in final})
+    report.missing += report.points - len({key[:2] for key in final})
     report.cut_short += cut_short
     report.studies += 1
     report.identical += table(folder) == expected
@@ -194,13 +203,13 @@ def databases(storage: str, folder: Path) -> Iterator:
             yield lambda i: running.new_database(f"torture_{i}")
 
 
-def torture(storage: str, kills: int, commands: int = 2, seed: int = 0, pace: float = 3.0) -> Report:
-    """At least so many kills, a strike every `pace` seconds in the mean."""
-    report, dice, begin = Report(storage, commands), random.Random(seed), time.monotonic()
+def torture(storage: str, kills: int, commands: int = 2, trials: int = 8, seed: int = 0, pace: float = 3.0) -> Report:
+    """At least so many kills, a strike every `pace` seconds in the mean; each study has so many trials in a cell."""
+    report, dice, begin = Report(storage, commands, trials), random.Random(seed), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="lit_dps-torture-") as name, databases(storage, Path(name)) as database:
         unbroken = Path(name) / "unbroken"
         unbroken.mkdir()
-        done = run(unbroken, *STUDY)
+        done = run(unbroken, *report.study, timeout=3600)
         assert done.returncode == 0, done.stderr
         while report.kills.total() < kills:
             folder = Path(name) / str(report.studies)
@@ -216,10 +225,13 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--commands", type=int, default=2)
     parser.add_argument("--storage", default="sqlite", help="sqlite, postgres or both with a comma between")
+    parser.add_argument("--trials", type=int, default=8, help=f"of each of the {CELLS} cells of a study")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--pace", type=float, default=3.0, help="seconds between two strikes, in the mean")
     parser.add_argument("--report", type=Path, help="Markdown file to write the result to.")
     args = parser.parse_args()
-    reports = [torture(storage, args.kills, args.commands, args.seed) for storage in args.storage.split(",")]
+    how = (args.kills, args.commands, args.trials, args.seed, args.pace)
+    reports = [torture(storage, *how) for storage in args.storage.split(",")]
     for report in reports:
         print(report.line())
     if args.report:
