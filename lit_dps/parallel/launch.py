@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from lit_dps.errors import UserError
 from lit_dps.parallel import ranks
+from lit_dps.parallel.pulse import end_process
 
 HOST = "127.0.0.1"
 GRACE = 10  # seconds that the others have to end by themselves
@@ -65,8 +66,7 @@ def _watch(processes: list[multiprocessing.Process], left: threading.Event) -> N
     """Ends the process if it waits on for another one that ended."""
     multiprocessing.connection.wait([process.sentinel for process in processes])
     if not left.wait(PATIENCE):
-        print("lit-dps: error: another rank ended; the same command goes on", file=sys.stderr, flush=True)
-        os._exit(2)
+        end_process("another rank ended")
 
 
 def _follow(rank: int, world: int, port: int, gpu: bool, follow: Callable[..., None], args: tuple) -> None:

@@ -6,6 +6,7 @@ process that is stopped, or for a machine that loses its power.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import sys
 import threading
@@ -55,7 +56,13 @@ class Pulse(threading.Thread):
         return self.store.get(key) if self.store.check([key]) else b""
 
     def _die(self, why: str) -> None:
-        """Ends the process: its main thread may wait for the dead for ever."""
         if not self._end.is_set():
-            print(f"lit-dps: error: rank {self.rank}: {why}; the same command goes on", file=sys.stderr, flush=True)
-            os._exit(2)
+            end_process(f"rank {self.rank}: {why}")
+
+
+def end_process(why: str) -> None:
+    """Ends this process and the ranks that it started: its main thread may wait for the dead for ever."""
+    print(f"lit-dps: error: {why}; the same command goes on", file=sys.stderr, flush=True)
+    for child in multiprocessing.active_children():
+        child.kill()
+    os._exit(2)
