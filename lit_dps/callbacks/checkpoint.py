@@ -15,6 +15,8 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_dps.data.resumable import ResumableLoader
+from lit_dps.parallel import ranks
+from lit_dps.parallel.strategy import SharedBatchDDP
 
 WORTH = 10.0  # seconds of training that are worth a file when a run is left
 
@@ -30,15 +32,18 @@ class CheckpointCallback(Callback):
     the position in the training data and the states of all random number generators. `Trainer.fit` with the file as
     `ckpt_path` and a new callback goes on, equal to the last bit.
 
-    Not saved are runs of several processes, of loaders that `ResumableLoader` does not serve, with a schedule that
-    follows a metric, or with train dataloaders that are made anew: they begin anew.
+    Several ranks save together: rank 0 reads and writes the file, and every rank's position is in it.
+
+    Not saved are runs of loaders that `ResumableLoader` does not serve, with a schedule that follows a metric, with
+    train dataloaders that are made anew, or of several devices in another way than `SharedBatchDDP`: they begin anew.
 
     Args:
         path: The file.
         about: What the run is, plain; see `trouble`.
         every: Seconds of training between two files.
-        after_check: Called after each check that the run goes on from. If it raises, the run is saved and left.
-        pause: The step at which the run is saved and left, by `Left`.
+        after_check: Called after each check that the run goes on from. If it raises, on all ranks, the run is saved and
+            left. What raises on one alone, anywhere, says so by an attribute `now` that is true.
+        pause: The step at which the run is saved and left, by `Left`; of several ranks the first one's counts.
         say: Takes notices, in a line.
 
     Attributes:
@@ -81,9 +86,10 @@ class CheckpointCallback(Callback):
         source.dataloader = lambda: self._resumable(trainer, make())
 
     def _resumable(self, trainer: Trainer, loader: Any) -> Any:
-        alone = trainer.world_size == 1 and not (trainer.overfit_batches or trainer.reload_dataloaders_every_n_epochs)
+        ours = trainer.world_size == 1 or isinstance(trainer.strategy, SharedBatchDDP)
+        once = not (trainer.overfit_batches or trainer.reload_dataloaders_every_n_epochs)
         follows = any(config.reduce_on_plateau for config in trainer.lr_scheduler_configs)  # its metrics are not saved
-        if alone and not follows and ResumableLoader.serves(loader):
+        if ours and once and not follows and ResumableLoader.serves(loader):
             owners = (trainer.lightning_module, trainer.datamodule)
             self._loader = ResumableLoader(loader, owners, lambda: self._between(trainer), self._position)
             return self._loader
@@ -95,13 +101,13 @@ class CheckpointCallback(Callback):
         if not self._checked:
             return
         self._checked = False
-        since = time.monotonic() - self._saved
+        since, pause = ranks.said_by_first(lambda: (time.monotonic() - self._saved, self.pause()))
         try:
             self.after_check()
-            if trainer.global_step >= self.pause():
+            if trainer.global_step >= pause:
                 raise Left
-        except BaseException:
-            if since >= min(WORTH, self.every):
+        except BaseException as left:
+            if since >= min(WORTH, self.every) and not getattr(left, "now", False):
                 self.save(trainer)
             raise
         if since >= self.every:
@@ -110,15 +116,16 @@ class CheckpointCallback(Callback):
     def save(self, trainer: Trainer) -> None:
         """Writes the file, whole or not at all; what goes wrong is told, and the run goes on.
 
-        To be called between two batches.
+        To be called between two batches, by all ranks.
         """
         part = self.path.with_suffix(".part")
         try:
             self._saving = True
             self._write(trainer, part)
-            os.replace(part, self.path)
         except Exception as error:  # whatever it is (a full disk, a state that cannot be pickled): no reason to stop
             why = error.strerror if isinstance(error, OSError) and error.strerror else str(error).split("\n")[0]
+            if ranks.lost(error):
+                raise
             self.say(f"warning: cannot save a checkpoint ({why}); training goes on")
             with suppress(OSError):
                 part.unlink(missing_ok=True)
@@ -130,12 +137,16 @@ class CheckpointCallback(Callback):
         if not batches.ready == batches.completed == self._loader.taken:
             raise RuntimeError(f"batch {batches.ready} is not the loader's {self._loader.taken}")
         trainer.save_checkpoint(path, weights_only=False)
+        ranks.said_by_first(lambda: self._keep(path, type(trainer.lightning_module).__name__), Exception)
+
+    def _keep(self, path: Path, owner: str) -> None:
         if not self._read_back:  # once a run: a module may save what cannot be loaded safely
             if found := trouble(path, self.about):
-                raise RuntimeError(f"what {type(trainer.lightning_module).__name__} saves {found}")
+                raise RuntimeError(f"what {owner} saves {found}")
             self._read_back = True
         with path.open("rb") as file:
             os.fsync(file.fileno())  # else a power failure may leave an empty file in place of the last one
+        os.replace(path, self.path)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._position is not None:
@@ -152,10 +163,10 @@ class CheckpointCallback(Callback):
         if not self._saving:  # a checkpoint of somebody else's
             return {}
         seconds = self.seconds + time.monotonic() - self._began
-        return {"about": self.about, "seconds": seconds, "position": self._loader.position()}
+        return {"about": self.about, "seconds": seconds, "positions": ranks.everyones(self._loader.position())}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._position, self.seconds = state_dict["position"], state_dict["seconds"]
+        self._position, self.seconds = state_dict["positions"][ranks.rank()], state_dict["seconds"]
 
 
 def trouble(path: Path, about: Mapping[str, Any]) -> str | None:

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,13 @@ import lightning
 import torch
 
 from lit_dps.callbacks.checkpoint import steps_saved, trouble
+from lit_dps.parallel import ranks
 from lit_dps.trial import Status, Trial, TrialResult
+
+
+def _tell(text: str) -> None:
+    if ranks.rank() == 0:
+        print(text, file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True)
@@ -25,15 +30,15 @@ class Checkpoints:
 
     Attributes:
         folder: The study's folder; others of the same name, deleted since, may have left files there.
-        study: What tells the study from all others.
+        study: What tells the study from all others; only the first of several ranks has to know.
         minutes: Minutes of training between two files of a trial.
-        say: Takes notices, in a line.
+        say: Takes notices, in a line; all ranks give them.
     """
 
     folder: Path
-    study: str
+    study: str | None
     minutes: float
-    say: Callable[[str], None] = partial(print, file=sys.stderr, flush=True)
+    say: Callable[[str], None] = _tell
     _said: set[str] = field(default_factory=set, init=False, repr=False)
 
     def path(self, trial: Trial) -> Path:
@@ -47,7 +52,7 @@ class Checkpoints:
             settings: All that the engine was given, also what changes no result but what is in the file.
         """
         versions = {"torch": torch.__version__, "lightning": lightning.__version__}
-        everything = {**settings, **versions, "threads": torch.get_num_threads()}
+        everything = {**settings, **versions, "threads": torch.get_num_threads(), "ranks": ranks.world()}
         text = json.dumps(everything, sort_keys=True, default=str)
         return {
             "name": f"{trial.cell} point {trial.point}",

@@ -19,6 +19,7 @@ from lit_dps.engines.checkpoints import Checkpoints
 from lit_dps.engines.lean import LeanLoop
 from lit_dps.engines.scores import ScoreCache
 from lit_dps.errors import UserError
+from lit_dps.parallel import ranks
 from lit_dps.trial import Cell, Status, Trial, TrialResult
 from lit_dps.workload import Workload
 
@@ -87,16 +88,20 @@ class LightningEngine:
         if self.checkpoints is None:
             return self._train(trial)
         about = self.checkpoints.about(trial, self._settings())
-        saved = self.checkpoints.find(trial, about)
+        saved = ranks.said_by_first(lambda: self.checkpoints.find(trial, about))
         if saved is not None:
             try:
                 return self._train(trial, about, saved)
             except UserError:
                 raise
             except Exception as error:  # of a module that keeps more than it saves, say; a new run tells whose it is
+                if ranks.lost(error):
+                    raise
+                self.checkpoints.remove(trial)
+                if ranks.world() > 1:  # the others may be elsewhere
+                    raise
                 why = str(error).split("\n")[0]
                 self.checkpoints.say(f"{about['name']} begins anew: it cannot go on from its checkpoint ({why})")
-                self.checkpoints.remove(trial)
         return self._train(trial, about)
 
     def _settings(self) -> dict[str, Any]:

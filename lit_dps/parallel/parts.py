@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -22,7 +21,8 @@ class PartLoader:
 
     Args:
         whole: The loader. What it draws from torch's global generator is the same on all ranks.
-        shares: Takes the share of each batch that this rank's part is, for training; None for evaluation.
+        shares: Takes, by its index, the share of each batch that this rank's part is, for training; None for
+            evaluation.
 
     Attributes:
         seen: Examples of this rank's parts since the last pass began.
@@ -31,7 +31,7 @@ class PartLoader:
         ConfigError: for batches without tensors, or that are not the same on all ranks.
     """
 
-    def __init__(self, whole: Iterable[Any], shares: deque[float] | None = None):
+    def __init__(self, whole: Iterable[Any], shares: dict[int, float] | None = None):
         self.whole, self.shares, self.seen = whole, shares, 0
 
     def __len__(self) -> int:
@@ -53,7 +53,7 @@ class PartLoader:
                 if i == 0:
                     _check_same(batch)
                 mine = ranks.part(n)
-                self.shares.append((mine.stop - mine.start) / n)
+                self.shares[i] = (mine.stop - mine.start) / n
                 if mine.stop == mine.start:
                     mine = slice(0, 1)
             self.seen += mine.stop - mine.start

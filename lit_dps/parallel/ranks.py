@@ -96,11 +96,12 @@ def shared(value: T) -> T:
     return box[0]
 
 
-def said_by_first(call: Callable[[], T]) -> T:
+def said_by_first(call: Callable[[], T], errors: type[Exception] = UserError) -> T:
     """What a call returns on rank 0, on every rank; only rank 0 makes it.
 
-    Raises:
-        UserError: that it raised there, on every rank.
+    Args:
+        call: The call.
+        errors: What is raised on every rank if it is raised there. Anything else ends rank 0 alone.
     """
     if world() == 1:
         return call()
@@ -108,7 +109,7 @@ def said_by_first(call: Callable[[], T]) -> T:
     if rank() == 0:
         try:
             value = call()
-        except UserError as raised:
+        except errors as raised:
             error = raised
     value, error = shared((value, error))
     if error is not None:
@@ -133,6 +134,12 @@ def started_by_torchrun() -> bool:
 def follows_torchrun() -> bool:
     """Whether torchrun started this process as another rank than the first."""
     return started_by_torchrun() and int(os.environ["RANK"]) > 0
+
+
+def lost(error: Exception) -> bool:
+    """Whether an error says that another rank died or cannot be reached."""
+    broken = isinstance(error, RuntimeError) and _BROKEN.search(str(error))
+    return isinstance(error, (RankLost, dist.DistError)) or bool(broken)
 
 
 @contextmanager
@@ -169,7 +176,7 @@ def joined(store: dist.Store, rank: int, world: int, place: _Place | None = None
         try:
             yield
         except RuntimeError as error:
-            if not (isinstance(error, dist.DistError) or _BROKEN.search(str(error))):
+            if not lost(error):
                 raise
             why = _NOISE.sub("", str(error).splitlines()[0])[:200]
             raise RankLost(f"rank {rank}: another of {world} ranks died or cannot be reached ({why})") from error

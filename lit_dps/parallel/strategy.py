@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -64,7 +64,7 @@ class SharedBatchDDP(DDPStrategy):
     def __init__(self, **arguments: Any):
         super().__init__(cluster_environment=Ranks(), **arguments)
         self.share = 1.0
-        self._shares: deque[float] = deque()
+        self._shares: dict[int, float] = {}
         self._read: Callable[[GradBucket], None] | None = None
 
     def setup_distributed(self) -> None:
@@ -92,7 +92,7 @@ class SharedBatchDDP(DDPStrategy):
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         if not isinstance(self.lightning_module.trainer.train_dataloader, PartLoader):
             raise ConfigError("trainer.strategy", "ddp", "for one train dataloader")
-        self.share = self._shares.popleft()
+        self.share = self._shares.pop(batch_idx)
 
     def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Tensor:
         weight = self.share * ranks.world()  # DDP takes the mean over the ranks
@@ -131,6 +131,15 @@ class SharedBatchDDP(DDPStrategy):
         in a callback's `on_train_start` at the latest.
         """
         self._read = read
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+        """Writes a file, on rank 0; what goes wrong there is raised on all ranks."""
+        write = partial(self.checkpoint_io.save_checkpoint, checkpoint, filepath, storage_options=storage_options)
+        ranks.said_by_first(write, Exception)
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        """What is in a file, for all ranks: rank 0 alone has to reach it."""
+        return ranks.said_by_first(partial(super().load_checkpoint, checkpoint_path, weights_only), Exception)
 
     def barrier(self, *args: Any, **kwargs: Any) -> None:
         ranks.add_up(torch.zeros(1))

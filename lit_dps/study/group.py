@@ -103,6 +103,6 @@ def _follow_parent(setup: StudySetup) -> None:
 def _follow(setup: StudySetup, leave: Leave) -> None:
     quiet()
     torch.set_num_threads(setup.study.threads)
-    engine = setup.engine(after_check=leave_together(leave))
+    engine = setup.engine(after_check=leave_together(leave), checkpoints=setup.checkpoints())
     for _ in engine.run(iter(lambda: ranks.shared(None), None)):
         pass

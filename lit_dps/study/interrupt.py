@@ -12,7 +12,15 @@ INTERRUPTED = 130  # exit code of a process that Ctrl-C ended
 
 
 class Interrupted(BaseException):
-    """The process was asked to leave. No Exception, so that nothing on the way takes it for a failed trial."""
+    """The process was asked to leave. No Exception, so that nothing on the way takes it for a failed trial.
+
+    Attributes:
+        now: Whether it was raised by a second signal, wherever the process was: other ranks know nothing of it.
+    """
+
+    def __init__(self, by: str, now: bool = False):
+        super().__init__(by)
+        self.now = now
 
 
 class Leave:
@@ -54,7 +62,7 @@ def interruptible(leave: Leave, said: str = "") -> Iterator[None]:
         name = signal.Signals(signum).name
         if leave.signal is not None:
             leave.now = True
-            raise Interrupted(name)
+            raise Interrupted(name, now=True)
         leave.signal = name
         os.write(2, said.format(name).encode())  # print() is not to be called where it may have been interrupted
 

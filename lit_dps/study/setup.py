@@ -14,6 +14,7 @@ from lightning.pytorch import LightningDataModule, Trainer
 
 from lit_dps.callbacks import GoalErrorCallback, PruningCallback
 from lit_dps.engines.base import Engine
+from lit_dps.engines.checkpoints import Checkpoints
 from lit_dps.engines.fused import FusedEngine
 from lit_dps.engines.lightning import LightningEngine
 from lit_dps.errors import ConfigError
@@ -91,6 +92,12 @@ class StudySetup:
         if self.on_gpu or started_by_torchrun():
             return 1
         return max(1, cores() // (self.study.threads * self.ranks))
+
+    def checkpoints(self) -> Checkpoints | None:
+        """Where the trials are saved. Of several ranks the first one reads, writes and tells."""
+        if self.study.checkpoint_minutes is None:
+            return None
+        return Checkpoints(self.storage.checkpoints(self.study.name), self.uid, self.study.checkpoint_minutes)
 
     def engine(self, **asked: Any) -> Engine:
         """Who trains the trials; `asked` are `limit`, `pause`, `after_check` and `checkpoints` of `LightningEngine`."""

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from lit_dps.analysis.racing import heats
-from lit_dps.engines.checkpoints import Checkpoints
 from lit_dps.errors import UserError
 from lit_dps.parallel.launch import die_with_parent
 from lit_dps.study.group import group_of, leave_together, quiet
@@ -57,7 +56,7 @@ def work(setup: StudySetup, leave: Leave) -> Iterator[TrialResult]:
     store = Store(url, config.name, setup.cells, config.trials, sampler, config.seed, config.slack, paused, setup.uid)
     try:
         with group_of(setup) as group:
-            checkpoints, check = _checkpoints(setup), leave_together(leave)
+            checkpoints, check = setup.checkpoints(), leave_together(leave)
             asked = {"limit": store.limit, "pause": store.pause, "after_check": check, "checkpoints": checkpoints}
             engine, found = setup.engine(**asked), True
             while found:  # an engine may have asked for its last trial before another one stopped to be run again
@@ -71,13 +70,6 @@ def work(setup: StudySetup, leave: Leave) -> Iterator[TrialResult]:
                     leave.check()
     finally:
         store.abandon()
-
-
-def _checkpoints(setup: StudySetup) -> Checkpoints | None:
-    name, minutes = setup.study.name, setup.study.checkpoint_minutes
-    if minutes is None:
-        return None
-    return Checkpoints(setup.storage.checkpoints(name), setup.uid, minutes)
 
 
 def work_in_processes(setup: StudySetup, workers: int, leave: Leave) -> Iterator[TrialResult]:

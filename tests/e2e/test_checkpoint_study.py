@@ -79,3 +79,22 @@ def test_a_trial_that_paused_in_a_heat_goes_on_with_the_next(tmp_path):
         assert sorted(went_on) == ([("0", "320"), ("1", "320")] if folder == folders[0] else [])
     assert found(folders[0]) == found(folders[1])
     assert table(folders[0]) == table(folders[1])
+
+
+def test_a_trial_of_two_ranks_goes_on_too(tmp_path):
+    ddp = ("--trainer.devices", 2, "--trainer.strategy", "ddp", "--study.trials", 1, "--goal.max_steps", 600)
+    folders = tmp_path / "broken", tmp_path / "whole"
+    for folder in folders:
+        folder.mkdir()
+    saved = (*LONG, *ddp, "--study.checkpoint_minutes", 0.002)
+    process = start(folders[0], *saved)
+    wait_for_checkpoint(folders[0], process)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait(60)
+    done = run(folders[0], *saved)
+    assert done.returncode == 0, done.stderr
+    assert len(re.findall(r"B=16 S=0\.5 point 0 goes on from step \d+", done.stderr)) == 1, done.stderr
+    done = run(folders[1], *LONG, *ddp)
+    assert done.returncode == 0, done.stderr
+    assert found(folders[0]) == found(folders[1])
+    assert not (folders[0] / "mlruns" / "checkpoints").exists(), "nothing is left"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import deque
 
 import pytest
 import torch
@@ -223,9 +222,9 @@ def test_a_part_is_cut_out_of_every_tensor_of_a_batch(monkeypatch):
     monkeypatch.setattr(ranks, "everyones", lambda value: [value])
     monkeypatch.setattr(ranks, "shared", lambda value: value)
     batch = {"x": torch.arange(5), "pair": (torch.arange(5) + 10, "text"), "one": torch.tensor(7.0)}
-    shares = deque()
+    shares = {}
     (part,) = PartLoader([batch], shares)
     assert part["x"].tolist() == [2, 3, 4] and part["pair"][0].tolist() == [12, 13, 14]
-    assert (part["pair"][1], float(part["one"]), list(shares)) == ("text", 7.0, [0.6])
+    assert (part["pair"][1], float(part["one"]), shares) == ("text", 7.0, {0: 0.6})
     with pytest.raises(ConfigError, match="trainer.strategy"):
         list(PartLoader([{"x": 3}], shares))
