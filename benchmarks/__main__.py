@@ -88,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     numbers.add_argument("--repeats", type=int, help="rounds of each comparison of speeds")
     numbers.add_argument("--seconds", type=float, help="seconds of a timed run of steps")
     numbers.add_argument("--stored", type=int, nargs="+", help="scaling: numbers of stored trials")
-    numbers.add_argument("--trials", type=int, help="protocol: trials of each cell")
+    numbers.add_argument("--trials", type=int, nargs="+", help="protocol: trials of a cell, for each batch size")
     numbers.add_argument("--batch-sizes", type=int, nargs="+", help="protocol: batch sizes of the cells")
     numbers.add_argument("--goal-error", type=float, help="protocol and checks: goal validation error")
     numbers.add_argument("--max-steps", type=int, help="protocol: step budget")

@@ -13,12 +13,12 @@ class Options:
         quick: Whether everything runs on digits data, small.
         repeats: Rounds of each comparison of speeds.
         seconds: Seconds that a timed run of steps is to last.
-        trials: Trials of each cell of the protocol; the paper has 100.
+        trials: Trials of a cell of the protocol, where the paper has 100; one number a batch size, the last one for all
+            others.
         batch_sizes: Batch sizes of the protocol's cells.
         goal_error: Goal validation error of the protocol and of the checks.
         max_steps: Step budget of the protocol.
-        calibrate: How many outraced trials of a cell run to the end of the budget, to learn how long they are; one
-            number a batch size, the last one for all others.
+        calibrate: How many outraced trials of a cell run to the end of the budget to learn how long they are; likewise.
         sample: How many trials of each cell run both ways, to see the same result.
         stored: Stored trials that the time of one more is measured at.
     """
@@ -26,7 +26,7 @@ class Options:
     quick: bool = False
     repeats: int = 5
     seconds: float = 1.0
-    trials: int = 100
+    trials: tuple[int, ...] = (100,)
     batch_sizes: tuple[int, ...] = (16, 128, 1024)
     goal_error: float = 0.02
     max_steps: int = 40_000
@@ -34,9 +34,9 @@ class Options:
     sample: int = 4
     stored: tuple[int, ...] = (100, 1_000, 10_000)
 
-    def calibrated(self, batch_size: int) -> int:
-        """How many outraced trials of that batch size run to the end."""
-        return self.calibrate[min(self.batch_sizes.index(batch_size), len(self.calibrate) - 1)]
+    def at(self, batch_size: int, numbers: tuple[int, ...]) -> int:
+        """The number for a batch size, of `trials` or `calibrate`."""
+        return numbers[min(self.batch_sizes.index(batch_size), len(numbers) - 1)]
 
 
 FULL = Options()
@@ -44,7 +44,7 @@ QUICK = Options(
     quick=True,
     repeats=2,
     seconds=0.02,
-    trials=6,
+    trials=(6,),
     batch_sizes=(16,),
     goal_error=0.3,
     max_steps=64,

@@ -108,7 +108,6 @@ class Protocol:
     goal_error: float
     check_interval: int
     max_steps: int
-    trials: int
     workers: int
     cells: tuple[CellFound, ...]
     ratio: Bounds
@@ -117,15 +116,18 @@ class Protocol:
 def measure(options: Options) -> Protocol:
     """Each cell as a study of its own, between two timings of the paper's steps and checks."""
     goal = {"error": options.goal_error, "max_steps": options.max_steps, "early_reject": True}
-    study = {"sparsities": [0.0], "trials": options.trials, "slack": 1.0, "lean": True}
+    study = {"sparsities": [0.0], "slack": 1.0, "lean": True}
     setup = varied(paper_setup(options.quick), goal=goal, **study)
     if options.quick:
         setup = varied(setup, workers=1)
     with pool(setup.workers, setup.study.threads) as apply:
-        cells = [_cell(varied(setup, batch_sizes=[b]), apply, options) for b in options.batch_sizes]
+        cells = [
+            _cell(varied(setup, batch_sizes=[b], trials=options.at(b, options.trials)), apply, options)
+            for b in options.batch_sizes
+        ]
     total = sum((cell.paper_seconds for cell in cells), Bounds(0, 0, 0)).over(sum(c.ours_seconds for c in cells))
     measured = setup.goal_of_trials
-    sizes = (measured.error, measured.check_interval, measured.max_steps, options.trials, setup.workers)
+    sizes = (measured.error, measured.check_interval, measured.max_steps, setup.workers)
     return Protocol(setup.workload_name(), setup.study.engine, *sizes, tuple(cells), total)
 
 
@@ -136,7 +138,7 @@ def _cell(setup: StudySetup, apply: Apply, options: Options) -> CellFound:
     with tempfile.TemporaryDirectory() as folder:
         ours_seconds, results, ours_steps = run_raced(varied(setup, folder), cell)
     after = apply(time_trial, timed)
-    chosen = evenly([r for r in results if r.status is Status.OUTRACED], options.calibrated(cell.batch_size))
+    chosen = evenly([r for r in results if r.status is Status.OUTRACED], options.at(cell.batch_size, options.calibrate))
     calibrated = apply(run_to_end, [(setup, result.trial) for result in chosen])
     sample = short_sample(results, options.sample)
     whole = apply(run_as_paper, [(setup, result.trial, result.steps_run) for result in sample])
@@ -180,7 +182,7 @@ def show(found: Protocol) -> str:
     """Ours, the paper's with what it is extrapolated from, and the trials that ran both ways."""
     cell = (
         f"{found.workload}, dense, goal error {found.goal_error:g} checked every {found.check_interval} steps, budget "
-        f"{found.max_steps:,} steps, {found.trials} trials a cell, {found.workers} at a time."
+        f"{found.max_steps:,} steps, {found.workers} trials at a time."
     )
     paragraphs = [cell, OURS.format(found.engine), _ours(found), PAPERS, _paper(found)]
     paragraphs += [f"All cells, the paper's time over ours: {between(found.ratio, ratio)}."]
@@ -191,10 +193,10 @@ def show(found: Protocol) -> str:
 def _ours(found: Protocol) -> str:
     rows = []
     for cell in found.cells:
-        counts = [cell.counts.get(status, 0) for status in Status]
+        counts = [sum(cell.counts.values()), *(cell.counts.get(status, 0) for status in Status)]
         done = [f"{cell.ours_steps:,}", duration(cell.ours_seconds)]
         rows.append([cell.batch_size, cell.k_star or "-", _point(cell.best), *counts, *done])
-    return table(["B", "K*", "best point", *Status, "steps", "time"], rows)
+    return table(["B", "K*", "best point", "trials", *Status, "steps", "time"], rows)
 
 
 def _paper(found: Protocol) -> str:

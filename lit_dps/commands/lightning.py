@@ -92,6 +92,8 @@ class DPSCLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         config = self.config if self.subcommand is None else self.config[self.subcommand]
+        if config.trainer is None:
+            raise ConfigError("trainer", None, "arguments of Lightning's Trainer, or left out")
         refuse_nulls(config, CALLBACKS | SETTINGS)
         if self.subcommand is None:
             return
@@ -130,11 +132,16 @@ def main(argv: list[str]) -> int:
     sys.argv = ["lit-dps", *argv]  # LightningCLI warns of arguments given otherwise
     with ExitStack() as group:
         cli = DPSCLI(lambda trainer: group.enter_context(_ranks(trainer, argv)), seed_everything_default=0)
-    for callback in cli.trainer.callbacks if ranks.rank() == 0 else ():
+        if ranks.rank() == 0:
+            _tell_end(cli.trainer)
+    return 0
+
+
+def _tell_end(trainer: Trainer) -> None:
+    for callback in trainer.callbacks:
         if isinstance(callback, GoalErrorCallback) and callback.status is not None:
             steps = f" after {callback.steps_to_result} steps" if callback.steps_to_result else ""
             print(f"{callback.status}{steps}: {callback.monitor} {callback.curve['val_error'][-1]:.4f}")
-    return 0
 
 
 def _ranks(trainer: dict[str, Any], argv: list[str]) -> AbstractContextManager[None]:

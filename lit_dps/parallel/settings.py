@@ -29,7 +29,8 @@ def ranks_asked(trainer: Mapping[str, Any]) -> int:
     if ranks.started_by_torchrun():
         world, local = int(os.environ["WORLD_SIZE"]), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
         if devices not in ("auto", None) and count != local:
-            raise ConfigError("trainer.devices", devices, f"auto, or {local}: as many as torchrun has started here")
+            shown = devices if _listed(devices) else count
+            raise ConfigError("trainer.devices", shown, f"auto, or {local}: as many as torchrun has started here")
         if nodes not in (1, world // local):
             raise ConfigError("trainer.num_nodes", nodes, "left out: torchrun knows")
         count = world

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import time
 
 import optuna
 import pytest
@@ -154,6 +155,7 @@ def _claim_all(url, barrier, results):
     barrier.wait()
     for trial in s.ask():
         results.put((os.getpid(), trial.point))
+        time.sleep(0.2)  # a trial takes longer than waiting for a lock
         s.tell(ended(trial))
     results.put(None)
 
