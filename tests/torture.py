@@ -2,9 +2,10 @@
 
     python -m tests.torture --kills 100 --storage sqlite,postgres --report docs/reliability.md
 
-Several `study` commands, each with two workers, share a study. At random moments a command, a worker or a whole command
-with its workers gets SIGKILL or SIGTERM (once or twice), or is stopped for a while; what ended is started again. When a
-study is finished the next one begins, until there were kills enough.
+Several `study` commands share a study: in turn one of two workers, and one of two ranks that train each trial together.
+At random moments a command, a worker, a rank or a whole command with all of them gets SIGKILL or SIGTERM (once or
+twice), or is stopped for a while; what ended is started again. When a study is finished the next one begins, until
+there were kills enough.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import hashlib
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -31,6 +33,12 @@ from tests.e2e.commands import FAST, command, environment, run, table
 from tests.postgres import server
 
 CELLS = 4
+TOGETHER = (  # what the processes of a command are, in turn
+    ("--study.workers", 2),
+    ("--study.workers", 1, "--trainer.devices", 2, "--trainer.strategy", "ddp"),
+)
+# what a command says that ends with 2 because another process of it was killed
+KILLED = re.compile(r"worker \d+ was killed|of 2 ranks died|the same command goes on")
 KINDS = {"KILL": 4, "TERM": 3, "TERM twice": 1, "KILL of a whole command": 1, "STOP": 2}
 QUERY = """
     select s.study_name, p.value_json, r.value_json from trials t join studies s on s.study_id = t.study_id
@@ -75,8 +83,8 @@ class Report:
         found = f"{self.lost} results lost, {self.doubled} doubled, {self.missing} missing; {tables}"
         others = "; ".join([f"{len(self.unexpected)} unexpected ends", *self.unexpected])
         return (
-            f"{self.storage}: {self.kills.total()} kills ({kinds}) of {self.commands} commands with 2 workers each, "
-            f"{self.cut_short} trials cut short: {found}; {others}; {self.seconds / 60:.0f} minutes"
+            f"{self.storage}: {self.kills.total()} kills ({kinds}) of {self.commands} commands with 2 workers or ranks "
+            f"each, {self.cut_short} trials cut short: {found}; {others}; {self.seconds / 60:.0f} minutes"
         )
 
 
@@ -95,7 +103,7 @@ class Crowd:
             if process is None or process.poll() is not None:
                 self.look_at(process)
                 log = self.folder / f"output-{self.started}.txt"
-                options = ("--study.workers", 2, "--storage.optuna", self.url)
+                options = (*TOGETHER[i % len(TOGETHER)], "--storage.optuna", self.url)
                 with log.open("w") as out:
                     self.processes[i] = subprocess.Popen(
                         command(*self.report.study, *options),
@@ -109,7 +117,7 @@ class Crowd:
         if process is None:
             return
         said, code = process.log.read_text(), process.returncode
-        expected = code in (0, 130, -signal.SIGKILL, -signal.SIGTERM) or (code == 2 and "was killed" in said)
+        expected = code in (0, 130, -signal.SIGKILL, -signal.SIGTERM) or (code == 2 and KILLED.search(said))
         if not expected or "Traceback" in said:
             last = said.strip().splitlines()[-1:] or ["nothing said"]
             self.report.unexpected.append(f"exit code {code}: {last[0]}")
@@ -120,7 +128,7 @@ class Crowd:
         if process.poll() is not None:
             return
         kind = dice.choices(list(KINDS), KINDS.values())[0]
-        victim = dice.choice([process.pid, *workers_of(process.pid)])
+        victim = dice.choice([process.pid, *processes_of(process.pid)])
         with suppress(ProcessLookupError):
             if kind == "KILL of a whole command":
                 os.killpg(process.pid, signal.SIGKILL)
@@ -151,8 +159,8 @@ class Crowd:
             process.wait()
 
 
-def workers_of(parent: int) -> list[int]:
-    """The workers of a command, by their parent in /proc."""
+def processes_of(parent: int) -> list[int]:
+    """The workers or ranks that a command started, by their parent in /proc."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):

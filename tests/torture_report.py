@@ -25,10 +25,11 @@ python -m tests.torture {arguments}
 |---|---|---|---|---|---|---|---|---|
 {rows}
 
-Several `study` commands with two workers each share a small study. At random moments one of these processes, or a
-command with all its workers, is killed, told to leave, or stopped for a while; whatever ended is started again. At the
-end of each study every result that was ever seen in the database must still be there as it was, every declared point
-must be there once, and the table must be the one of a study that was never disturbed. `make torture` does it again.
+`study` commands share a small study, in turn one of two workers and one of two ranks that train each trial together.
+At random moments one of these processes, or a command with all of them, is killed, told to leave, or stopped for a
+while; whatever ended is started again. At the end of each study every result that was ever seen in the database must
+still be there as it was, every declared point must be there once, and the table must be the one of a study that was
+never disturbed. `make torture` does it again.
 """
 
 

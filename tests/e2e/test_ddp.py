@@ -74,8 +74,7 @@ def test_four_ranks_train_on_two_examples(tmp_path):
     assert table(tmp_path / "four") == table(tmp_path / "one")
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "plain"])
-@pytest.mark.parametrize("who", ["first", "last"])
+@pytest.mark.parametrize(("launcher", "who"), [("torchrun", "first"), ("plain", "last")])
 def test_a_killed_rank_ends_the_job_and_its_trial_is_run_again(tmp_path, unbroken, launcher, who):
     database = tmp_path / "mlruns" / "study.db"
     if launcher == "plain":
