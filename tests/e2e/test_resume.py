@@ -17,7 +17,6 @@ STUDY = ("study", "--config", FAST)
 @pytest.mark.parametrize(
     ("sent", "workers", "group"),
     [
-        (signal.SIGKILL, 1, False),
         (signal.SIGTERM, 1, False),
         (signal.SIGINT, 2, True),  # as a terminal sends Ctrl-C: to all processes
         (signal.SIGKILL, 2, False),  # the parent alone: its workers must not train on
@@ -72,21 +71,6 @@ def test_when_all_workers_are_killed_the_study_ends_and_goes_on_later(tmp_path, 
     assert "Traceback" not in said
     assert run(tmp_path, *STUDY).returncode == 0
     assert results(database) == dict.fromkeys(FAST_TRIALS, 1), "a point was lost or run twice"
-    assert table(tmp_path) == table(unbroken)
-
-
-def test_two_workers_run_each_point_once_and_agree_with_one(tmp_path, unbroken):
-    done = run(tmp_path, *STUDY, "--study.workers", 2)
-    assert done.returncode == 0, done.stderr
-    assert results(tmp_path / "mlruns" / "study.db") == dict.fromkeys(FAST_TRIALS, 1)
-    assert table(tmp_path) == table(unbroken)
-
-
-def test_two_commands_share_one_study(tmp_path, unbroken):
-    processes = [start(tmp_path, *STUDY) for _ in range(2)]
-    assert [process.wait(300) for process in processes] == [0, 0], (tmp_path / "output.txt").read_text()
-    assert results(tmp_path / "mlruns" / "study.db") == dict.fromkeys(FAST_TRIALS, 1)
-    run(tmp_path, "analyze", "--config", FAST)
     assert table(tmp_path) == table(unbroken)
 
 
