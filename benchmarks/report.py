@@ -74,7 +74,7 @@ class Report:
 
         A part of the sections can so be measured again without losing hours of the others.
         """
-        before = _read(stem.with_suffix(".json"))
+        before = read(stem.with_suffix(".json"))
         same = before and (before.machine, before.versions) == (self.machine, self.versions)
         sections = {**(before.sections if same else {}), **self.sections}
         whole = dataclasses.replace(self, sections={name: sections[name] for name in order if name in sections})
@@ -90,7 +90,8 @@ def _source(section: Section) -> str:
     )
 
 
-def _read(path: Path) -> Report | None:
+def read(path: Path) -> Report | None:
+    """The report of a JSON file; None where there is none."""
     if not path.exists():
         return None
     stored = json.loads(path.read_text())

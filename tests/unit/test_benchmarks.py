@@ -8,19 +8,20 @@ import math
 import pytest
 import torch
 
-from benchmarks import SECTIONS
+from benchmarks import SECTIONS, summary
 from benchmarks.__main__ import main
 from benchmarks.checks import Checked, by_level
 from benchmarks.machine import slug
 from benchmarks.numbers import Bounds, Sample, growth, interleaved
 from benchmarks.paper_cost import Cost, evenly, paper_steps, same_end
 from benchmarks.raced import short_sample
-from benchmarks.report import Report, Section, plain
+from benchmarks.report import Report, Section, plain, read
 from benchmarks.scaling import Series
 from benchmarks.setups import middle_trial, paper_setup
 from benchmarks.step import bare, engine, threads
 from benchmarks.text import between, ratio, seconds, spread, table, times
 from lit_dps.trial import Cell, Status, Trial, TrialResult
+from tests.e2e.commands import ROOT
 
 
 def ended(point: int, status: Status, steps: int) -> TrialResult:
@@ -218,3 +219,17 @@ def test_a_quick_run_writes_every_section(tmp_path):
     assert list(stored["sections"]) == list(SECTIONS)
     assert file.with_suffix(".md").read_text().count("python -m benchmarks --quick") == len(SECTIONS)
     assert all(both["same"] for cell in stored["sections"]["protocol"]["numbers"]["cells"] for both in cell["both"])
+
+
+def test_the_readmes_table_is_that_of_the_newest_report():
+    newest = sorted((ROOT / "benchmarks" / "results").glob("*.json"))[-1]
+    path = str(newest.with_suffix(".md").relative_to(ROOT))
+    readme = (ROOT / "README.md").read_text()
+    assert summary.put(summary.summary(read(newest), path), readme) == readme
+
+
+def test_a_newer_table_takes_the_place_of_the_last_one():
+    readme = f"before\n{summary.BEGIN}{summary.END}\nafter\n"
+    once = summary.put("old\n", readme)
+    assert summary.put("new\n", once) == once.replace("old", "new")
+    assert once.startswith("before\n") and once.endswith(f"old\n\n{summary.END}\nafter\n")
