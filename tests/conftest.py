@@ -8,8 +8,14 @@ import torch
 from tests.postgres import Server, Unavailable, server
 
 NUMBERS = itertools.count()
+LONGEST = ("tests/parity/test_lipschitz", "tests/parity/test_savings", "tests/unit/test_benchmarks")
 
 torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest tests first: begun last, they would leave the other cores idle at the end."""
+    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
 
 
 @pytest.fixture(scope="session")

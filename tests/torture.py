@@ -23,16 +23,15 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from sqlalchemy import NullPool, create_engine, text
 from sqlalchemy.exc import DBAPIError
 
-from tests.e2e.commands import FAST, command, environment, run, table
+from tests.e2e.commands import command, environment, run, table
 from tests.postgres import server
+from tests.torture_report import CELLS, Report, page
 
-CELLS = 4
 TOGETHER = (  # what the processes of a command are, in turn
     ("--study.workers", 2),
     ("--study.workers", 1, "--trainer.devices", 2, "--trainer.strategy", "ddp"),
@@ -45,47 +44,6 @@ QUERY = """
     join trial_user_attributes p on p.trial_id = t.trial_id and p.key = 'point'
     left join trial_user_attributes r on r.trial_id = t.trial_id and r.key = 'result'
     where t.state in ('COMPLETE', 'PRUNED', 'FAIL')"""
-
-
-@dataclass
-class Report:
-    """What happened; results are told apart by cell, point and all that is stored of them."""
-
-    storage: str
-    commands: int
-    trials: int
-    kills: Counter = field(default_factory=Counter)
-    studies: int = 0
-    identical: int = 0
-    cut_short: int = 0
-    lost: int = 0
-    doubled: int = 0
-    missing: int = 0
-    unexpected: list[str] = field(default_factory=list)
-    seconds: float = 0.0
-
-    @property
-    def study(self) -> tuple:
-        """The command line."""
-        return "study", "--config", FAST, "--study.trials", self.trials
-
-    @property
-    def points(self) -> int:
-        return CELLS * self.trials
-
-    @property
-    def good(self) -> bool:
-        return self.identical == self.studies > 0 == self.lost + self.doubled + self.missing + len(self.unexpected)
-
-    def line(self) -> str:
-        kinds = ", ".join(f"{n} {kind}" for kind, n in sorted(self.kills.items()))
-        tables = f"{self.identical} of {self.studies} tables identical to the unbroken one"
-        found = f"{self.lost} results lost, {self.doubled} doubled, {self.missing} missing; {tables}"
-        others = "; ".join([f"{len(self.unexpected)} unexpected ends", *self.unexpected])
-        return (
-            f"{self.storage}: {self.kills.total()} kills ({kinds}) of {self.commands} commands with 2 workers or ranks "
-            f"each, {self.cut_short} trials cut short: {found}; {others}; {self.seconds / 60:.0f} minutes"
-        )
 
 
 class Crowd:
@@ -243,8 +201,6 @@ def main() -> int:
     for report in reports:
         print(report.line())
     if args.report:
-        from tests.torture_report import page
-
         args.report.write_text(page(reports, sys.argv[1:]), encoding="utf-8")
     return 0 if all(report.good for report in reports) else 1
 

@@ -1,4 +1,4 @@
-"""The page that tells what a torture came to."""
+"""What a torture came to, and the page that tells it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import datetime
 import os
 import platform
 import shlex
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from tests.torture import Report
+from tests.e2e.commands import FAST
 
+CELLS = 4
 TEXT = """# Nothing is lost
 
 {date}, {cores} cores, {system}, torch {torch}, optuna {optuna}:
@@ -31,6 +32,47 @@ while; whatever ended is started again. At the end of each study every result th
 still be there as it was, every declared point must be there once, and the table must be the one of a study that was
 never disturbed. `make torture` does it again.
 """
+
+
+@dataclass
+class Report:
+    """What happened; results are told apart by cell, point and all that is stored of them."""
+
+    storage: str
+    commands: int
+    trials: int
+    kills: Counter = field(default_factory=Counter)
+    studies: int = 0
+    identical: int = 0
+    cut_short: int = 0
+    lost: int = 0
+    doubled: int = 0
+    missing: int = 0
+    unexpected: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def study(self) -> tuple:
+        """The command line."""
+        return "study", "--config", FAST, "--study.trials", self.trials
+
+    @property
+    def points(self) -> int:
+        return CELLS * self.trials
+
+    @property
+    def good(self) -> bool:
+        return self.identical == self.studies > 0 == self.lost + self.doubled + self.missing + len(self.unexpected)
+
+    def line(self) -> str:
+        kinds = ", ".join(f"{n} {kind}" for kind, n in sorted(self.kills.items()))
+        tables = f"{self.identical} of {self.studies} tables identical to the unbroken one"
+        found = f"{self.lost} results lost, {self.doubled} doubled, {self.missing} missing; {tables}"
+        others = "; ".join([f"{len(self.unexpected)} unexpected ends", *self.unexpected])
+        return (
+            f"{self.storage}: {self.kills.total()} kills ({kinds}) of {self.commands} commands with 2 workers or ranks "
+            f"each, {self.cut_short} trials cut short: {found}; {others}; {self.seconds / 60:.0f} minutes"
+        )
 
 
 def page(reports: Sequence[Report], arguments: Sequence[str]) -> str:

@@ -92,8 +92,8 @@ class DPSCLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         config = self.config if self.subcommand is None else self.config[self.subcommand]
-        if config.trainer is None:
-            raise ConfigError("trainer", None, "arguments of Lightning's Trainer, or left out")
+        if not isinstance(config.trainer, Namespace):
+            raise ConfigError("trainer", config.trainer, "arguments of Lightning's Trainer by name, or left out")
         refuse_nulls(config, CALLBACKS | SETTINGS)
         if self.subcommand is None:
             return

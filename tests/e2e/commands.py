@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sqlite3
 import subprocess
 import sys
 import time
 from collections import Counter
-from contextlib import closing
+from contextlib import closing, redirect_stderr, redirect_stdout
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 FAST = Path(__file__).with_name("fast.yaml")
@@ -32,6 +35,19 @@ def run(folder: Path, *args: object, timeout: float = 300) -> subprocess.Complet
     return subprocess.run(
         command(*args), cwd=folder, env=environment(), capture_output=True, text=True, timeout=timeout
     )
+
+
+def run_here(folder: Path, *args: object) -> subprocess.CompletedProcess:
+    """The same in this process, which saves the seconds that the imports take."""
+    from lit_dps.cli import main
+
+    out, err, argv = io.StringIO(), io.StringIO(), ["lit-dps", *map(str, args)]
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.chdir(folder)
+        patch.delenv("LIT_DPS_DATA", raising=False)
+        patch.setattr(sys, "argv", argv)
+        code = main(argv[1:])
+    return subprocess.CompletedProcess(argv, code, out.getvalue(), err.getvalue())
 
 
 def start(folder: Path, *args: object) -> subprocess.Popen:

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from tests.e2e.commands import FAST, FAST_TRIALS, results, run, start, table, wait_for_results
+from tests.e2e.commands import FAST, FAST_TRIALS, results, run, run_here, start, table, wait_for_results
 
 pytestmark = pytest.mark.slow
 STUDY = ("study", "--config", FAST)
@@ -16,7 +16,7 @@ FUSED = (*STUDY, "--engine", "fused")
 
 @pytest.mark.parametrize("options", [(), ("--study.workers", 2), ("--study.slots", 3)], ids=str)
 def test_the_table_is_the_same(tmp_path, unbroken, options):
-    done = run(tmp_path, *FUSED, *options)
+    done = run_here(tmp_path, *FUSED, *options)
     assert done.returncode == 0, done.stderr
     assert "one trial at a time" not in done.stderr
     assert results(tmp_path / "mlruns" / "study.db") == dict.fromkeys(FAST_TRIALS, 1)
@@ -27,7 +27,7 @@ def test_a_raced_study_in_lockstep_tells_what_a_raced_study_tells(tmp_path):
     raced = ("--study.slack", 1, "--goal.early_reject", "true")
     for name, arguments in (("one", STUDY), ("fused", FUSED)):
         (tmp_path / name).mkdir()
-        assert run(tmp_path / name, *arguments, *raced).returncode == 0
+        assert run_here(tmp_path / name, *arguments, *raced).returncode == 0
     assert table(tmp_path / "fused") == table(tmp_path / "one")
 
 
@@ -47,6 +47,6 @@ def test_a_killed_study_in_lockstep_goes_on(tmp_path, unbroken):
 
 def test_what_cannot_be_stacked_is_told_once_and_run(tmp_path):
     small = ("--study.batch_sizes", "[16,64]", "--study.sparsities", "[0]", "--study.trials", 2)
-    done = run(tmp_path, *FUSED, *small, "--trainer.gradient_clip_val", 1)
+    done = run_here(tmp_path, *FUSED, *small, "--trainer.gradient_clip_val", 1)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("one trial at a time: the trainer's arguments") == 1

@@ -7,13 +7,13 @@ import pytest
 from lit_dps.analysis.racing import fair
 from lit_dps.analysis.results import StudyRecord, read_study
 from lit_dps.analysis.summary import summarize
-from tests.e2e.commands import FAST, run, table
+from tests.e2e.commands import FAST, run_here, table
 
 
 def study(folder, *options: object) -> StudyRecord:
     """Runs the fast study in a folder, or takes it up again there."""
     folder.mkdir(exist_ok=True)
-    done = run(folder, "study", "--config", FAST, *options)
+    done = run_here(folder, "study", "--config", FAST, *options)
     assert done.returncode == 0, done.stderr
     return read_study(f"sqlite:///{folder}/mlruns/study.db", "fast")
 

@@ -8,7 +8,7 @@ import signal
 import pytest
 import yaml
 
-from tests.e2e.commands import FAST, FAST_TRIALS, results, run, start, table, wait_for_results, workers_of
+from tests.e2e.commands import FAST, FAST_TRIALS, results, run, run_here, start, table, wait_for_results, workers_of
 
 pytestmark = pytest.mark.slow
 STUDY = ("study", "--config", FAST)
@@ -76,12 +76,12 @@ def test_when_all_workers_are_killed_the_study_ends_and_goes_on_later(tmp_path, 
 
 def test_finished_study_reruns_nothing_refuses_changes_and_can_be_extended(tmp_path):
     small = ("--study.batch_sizes", "[64]", "--study.trials", "2")
-    assert run(tmp_path, *STUDY, *small).returncode == 0
+    assert run_here(tmp_path, *STUDY, *small).returncode == 0
     database = tmp_path / "mlruns" / "study.db"
     first = results(database)
     assert len(first) == 4
 
-    again = run(tmp_path, *STUDY, *small)
+    again = run_here(tmp_path, *STUDY, *small)
     assert again.returncode == 0
     assert "nothing left to run" in again.stderr
     assert results(database) == first
@@ -92,12 +92,12 @@ def test_finished_study_reruns_nothing_refuses_changes_and_can_be_extended(tmp_p
         (("--model.optimizer", "nesterov"), "model.init_args.optimizer was 'momentum' and is 'nesterov'"),
         (("--data.order", "per_trial"), "data.init_args.order was 'authors' and is 'per_trial'"),
     ]:
-        refused = run(tmp_path, *STUDY, *small, *change)
+        refused = run_here(tmp_path, *STUDY, *small, *change)
         assert refused.returncode == 2
         assert refused.stderr.count("\n") == 1
         assert said in refused.stderr
 
-    extended = run(tmp_path, *STUDY)
+    extended = run_here(tmp_path, *STUDY)
     assert extended.returncode == 0, extended.stderr
     assert first <= results(database) == dict.fromkeys(FAST_TRIALS, 1)
 
@@ -109,6 +109,6 @@ def test_searched_and_machine_dependent_settings_may_change(tmp_path, unbroken):
     config["data"]["init_args"] = {"batch_size": 7, "eval_batch_size": 50}
     changed = tmp_path / "changed.yaml"
     changed.write_text(yaml.safe_dump(config))
-    done = run(unbroken, "study", "--config", changed)
+    done = run_here(unbroken, "study", "--config", changed)
     assert done.returncode == 0, done.stderr
     assert "nothing left to run" in done.stderr
