@@ -17,7 +17,7 @@ from lit_dps.study.setup import StudySetup
 from lit_dps.study.workers import work_in_processes
 
 TITLE = "Workers and threads"
-STEPS = {16: 480, 128: 160}  # of a trial by batch size: long enough that starting one does not matter
+STEPS = {2: 1_600, 16: 480, 128: 160}  # of a trial by batch size: long enough that starting one does not matter
 TRIALS = 4  # for each core, so that no worker idles for long at the end
 TARGET = 1.8  # of a worker a core over one with all threads, on two cores
 
