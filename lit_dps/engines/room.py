@@ -60,10 +60,10 @@ class Room:
             with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
                 module.loss((x[:examples], y[:examples]))
             totals.append(saved)
-        parameters = sum(p.nbytes for p in module.parameters())
+        state = STATE * sum(p.nbytes for p in module.parameters()) + sum(b.nbytes for b in module.buffers())
         most = CPU_SLOTS if module.device.type == "cpu" else None
         example = WORK * (totals[1] - totals[0]) + 2 * x[0].nbytes
-        return cls(SHARE * free_memory(module.device) / workers, STATE * parameters, example, batch_size, most)
+        return cls(SHARE * free_memory(module.device) / workers, state, example, batch_size, most)
 
     @property
     def slots(self) -> int:
