@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from lightning.pytorch import Trainer
@@ -23,6 +22,11 @@ from lit_dps.engines.stacked_check import StackedCheck
 from lit_dps.optim import rule_of
 from lit_dps.trial import Trial, TrialResult
 from lit_dps.workload import Built
+
+
+def say(text: str) -> None:
+    """Prints a line where errors and progress are printed."""
+    print(text, file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ class FusedEngine:
     most: int | None = None
     workers: int = 1
     timed: bool = False
-    say: Callable[[str], None] = partial(print, file=sys.stderr)
+    say: Callable[[str], None] = say
 
     def run(self, trials: Iterable[Trial]) -> Iterator[TrialResult]:
         queue, verdicts = _Queue(trials), {}

@@ -43,6 +43,23 @@ def stored(url: str) -> Counter:
     return Counter()  # the tables are not made yet
 
 
+def stop_amid_a_trial(process: subprocess.Popen, url: str) -> None:
+    """Stops a process where it holds nothing that others wait for: no transaction, no lock but that of being alive."""
+    busy = """
+        select (select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()
+                and state <> 'idle') +
+               (select count(*) - 1 from pg_locks join pg_database d on d.oid = database
+                where locktype = 'advisory' and datname = current_database())"""
+    with create_engine(url, poolclass=NullPool).connect() as connection:
+        while True:
+            os.kill(process.pid, signal.SIGSTOP)
+            time.sleep(0.2)  # for what the server was asked last
+            if connection.execute(text(busy)).scalar() == 0:
+                return
+            os.kill(process.pid, signal.SIGCONT)
+            time.sleep(0.05)
+
+
 def machines(tmp_path: Path, n: int) -> list[Path]:
     """A folder for each of n machines, as if they shared no file system."""
     folders = [tmp_path / f"machine-{i}" for i in range(n)]
@@ -93,7 +110,7 @@ def test_the_trial_of_a_killed_process_is_run_again_by_others(tmp_path, postgres
             time.sleep(0.1)
 
     wait_for(3)
-    os.kill(processes[0].pid, signal.SIGSTOP)  # in the middle of a trial, which nobody may take while it is stopped
+    stop_amid_a_trial(processes[0], postgres)  # which nobody may take while it is stopped
     before = stored(postgres)
     processes.append(begin(folders[1], *study))
     wait_for(8)
