@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from benchmarks.numbers import Sample
 from benchmarks.options import Options
 from benchmarks.setups import UNREACHABLE, on_cpu, paper_setup, varied
-from benchmarks.text import seconds, table, times
+from benchmarks.text import ratio, seconds, table, times
 from lit_dps.study.config import cores
 from lit_dps.study.interrupt import Leave
 from lit_dps.study.setup import StudySetup
@@ -84,19 +84,25 @@ def show(found: Workers) -> str:
         "trials an hour",
         "ratio",
         "target, at least",
+        "reachable",
         "start",
     ]
+    alone = {row.batch_size: row.ratio.median for row in found.rows if (row.workers, row.threads) == (1, 1)}
     rows = []
     for row in found.rows:
-        verdict = ""
+        verdict = reachable = ""
+        if row.workers > 1:
+            reachable = ratio(row.workers * alone[row.batch_size])
         if (row.workers, row.threads) == (2, 1):
             verdict = f"x{TARGET}: {'met' if row.ratio.median >= TARGET else 'missed'}"
-        measured = [times_per_hour(row.rate), times(row.ratio), verdict, seconds(row.start)]
+        measured = [times_per_hour(row.rate), times(row.ratio), verdict, reachable, seconds(row.start)]
         rows.append([row.batch_size, row.steps, row.workers, row.threads, *measured])
     return (
         f"{found.workload}, dense, {found.trials} trials, a check every 16 steps that stops early, no racing; without "
         "the start of the processes, which stands beside. Baseline: one worker with all threads. The target is for a "
-        f"worker a core, the default of `study.workers`, on two cores.\n\n{table(head, rows)}"
+        "worker a core, the default of `study.workers`, on two cores. Reachable: so many times one worker with one "
+        "thread as there are workers, as if they did not slow each other down; the better a second thread serves one "
+        f"worker, the less is left to gain.\n\n{table(head, rows)}"
     )
 
 

@@ -92,7 +92,7 @@ class Tracker:
     def forget(self, cell: str, point: int) -> None:
         """Deletes the runs of a point."""
         with mlflow_errors(self.uri), self.lock():
-            for run in self._find({KIND: "trial", CELL: cell, POINT: str(point)}):
+            for run in self._find({POINT: str(point), CELL: cell, KIND: "trial"}):
                 self.client.delete_run(run.info.run_id)
 
     def log_study(
@@ -149,7 +149,7 @@ class Tracker:
     def _logged_else_cleared(self, result: TrialResult) -> bool:
         """Whether a result is logged; runs of its point that are not of this attempt are deleted."""
         found = False
-        for run in self._find({KIND: "trial", CELL: str(result.trial.cell), POINT: str(result.trial.point)}):
+        for run in self._find({POINT: str(result.trial.point), CELL: str(result.trial.cell), KIND: "trial"}):
             same = run.data.tags[STATUS] == result.status and math.isclose(_seconds(run), result.seconds)
             if same and not found and run.info.status != "RUNNING":
                 found = True
@@ -159,7 +159,7 @@ class Tracker:
 
     def _cell_run(self, cell: Cell) -> str:
         if cell not in self._cells:
-            run = self._run({KIND: "cell", CELL: str(cell)}, str(cell), self.run_id)
+            run = self._run({CELL: str(cell), KIND: "cell"}, str(cell), self.run_id)
             params = {"batch_size": cell.batch_size, "sparsity": cell.sparsity}
             if not self.client.get_run(run).data.params:
                 self._batch(run, params=params)
@@ -177,7 +177,11 @@ class Tracker:
             return self.client.create_run(self.experiment_id, tags=every, run_name=name).info.run_id
 
     def _find(self, tags: Mapping[str, str]) -> Iterator[Run]:
-        query = " and ".join(f"tags.`{key}` = '{value}'" for key, value in {NAME: self.study, **tags}.items())
+        """The study's runs with these tags, the rarest first: MLflow's database has no index of a tag's values.
+
+        It goes through all runs for the first, and looks up the others in those that have it.
+        """
+        query = " and ".join(f"tags.`{key}` = '{value}'" for key, value in {**tags, NAME: self.study}.items())
         token = None
         while token != "":
             page = self.client.search_runs([self.experiment_id], query, max_results=1000, page_token=token)

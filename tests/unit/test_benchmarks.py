@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from benchmarks import SECTIONS, summary
+from benchmarks import SECTIONS, summary, workers
 from benchmarks.__main__ import main
 from benchmarks.checks import Checked, by_level
 from benchmarks.machine import slug
@@ -233,3 +233,13 @@ def test_a_newer_table_takes_the_place_of_the_last_one():
     once = summary.put("old\n", readme)
     assert summary.put("new\n", once) == once.replace("old", "new")
     assert once.startswith("before\n") and once.endswith(f"old\n\n{summary.END}\nafter\n")
+
+
+def test_what_workers_can_gain_is_bounded_by_what_threads_give():
+    ways = {(2, 1): 150.0, (1, 2): 100.0, (1, 1): 80.0}
+    rows = tuple(
+        workers.Row(16, 480, *way, Sample((rate,)), Sample((rate / 100,)), Sample((5.0,))) for way, rate in ways.items()
+    )
+    shown = workers.show(workers.Workers("MNIST", 8, rows)).splitlines()
+    assert "| 16 | 480 | 2 | 1 | 150 (150 to 150) | x1.50 | x1.8: missed | x1.60 | 5 s |" in shown
+    assert "| 16 | 480 | 1 | 2 | 100 (100 to 100) | x1.00 |  |  | 5 s |" in shown
