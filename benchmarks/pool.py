@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from lit_dps.study.workers import quiet
+from lit_dps.study.workers import prepare_process
 
 READY = 120  # seconds that processes have to import what they need
 
@@ -36,6 +36,6 @@ def pool(workers: int, threads: int) -> Iterator[Apply]:
 
 
 def _begin(barrier, threads: int) -> None:
-    quiet()
+    prepare_process()
     torch.set_num_threads(threads)
     barrier.wait(READY)  # so that no trial runs alone at first

@@ -15,7 +15,7 @@ from lightning.pytorch import Callback
 from lit_dps.study.config import StorageConfig
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.timing import Watched
-from lit_dps.study.workers import quiet
+from lit_dps.study.workers import prepare_process
 from lit_dps.trial import Cell, Trial
 
 CONFIG = Path(__file__).parents[1] / "configs" / "mnist-simple-cnn-sgd.yaml"
@@ -26,7 +26,7 @@ def paper_setup(quick: bool) -> StudySetup:
     """The paper's workload as the study command reads it; on digits if quick, which need no files."""
     from lit_dps.commands.study import StudyCLI  # a worker process that imports this module parses no commands
 
-    quiet()
+    prepare_process()
     options = ["--data=lit_dps.data.Digits"] if quick else []
     with _no_arguments():
         cli = StudyCLI(run=False, seed_everything_default=False, args=[f"--config={CONFIG}", *options])

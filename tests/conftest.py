@@ -5,12 +5,14 @@ import itertools
 import pytest
 import torch
 
+from lit_dps.allocator import keep_freed_memory
 from tests.postgres import Server, Unavailable, server
 
 NUMBERS = itertools.count()
 LONGEST = ("tests/parity/test_lipschitz", "tests/parity/test_savings", "tests/unit/test_benchmarks")
 
 torch.set_num_threads(1)
+keep_freed_memory()  # as the commands do
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

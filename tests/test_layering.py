@@ -15,7 +15,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # Layers from the bottom; a module imports its own layer and those below it.
 LAYERS = [
-    {"lit_dps", "errors", "messages", "storage", "server_lock"},
+    {"lit_dps", "allocator", "errors", "messages", "storage", "server_lock"},
     {"parallel"},
     {"trial", "goal", "goal_run", "schedules", "space"},
     {"optim", "models", "pruning", "smoothness", "generators"},
@@ -42,6 +42,7 @@ ONLY_IN = {
     "jsonargparse": {"commands", "workload"},
 }
 NO_TORCH = {
+    "allocator",
     "analysis",
     "cli",
     "errors",

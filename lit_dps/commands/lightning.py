@@ -16,6 +16,7 @@ from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import MLFlowLogger
 
+from lit_dps.allocator import keep_freed_memory
 from lit_dps.callbacks import GoalErrorCallback, PruningCallback, SmoothnessCallback
 from lit_dps.commands.parser import OneLineErrors, refuse_nulls
 from lit_dps.errors import ConfigError, DataError
@@ -126,6 +127,7 @@ class DPSCLI(LightningCLI):
 
 def main(argv: list[str]) -> int:
     """Runs fit, validate or test; argv[0] is the verb."""
+    keep_freed_memory()
     logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # Lightning 2.6 under torch 2.15
     warnings.filterwarnings("ignore", message=".*sync_dist=True.*")  # what is logged is of all ranks already

@@ -10,6 +10,7 @@ from contextlib import contextmanager, nullcontext, suppress
 
 import torch
 
+from lit_dps.allocator import keep_freed_memory
 from lit_dps.engines.base import Engine
 from lit_dps.parallel import launch, ranks
 from lit_dps.study.interrupt import INTERRUPTED, Interrupted, Leave, interruptible
@@ -85,8 +86,10 @@ def leave_together(leave: Leave) -> Callable[[], None]:
     return check
 
 
-def quiet() -> None:
-    """A study prints its own progress; Lightning's tips and deprecation warnings would bury it."""
+def prepare_process() -> None:
+    """What every process of a study begins with."""
+    keep_freed_memory()
+    # a study prints its own progress; Lightning's tips and deprecation warnings would bury it
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     logging.getLogger("lightning.fabric").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning")
@@ -101,7 +104,7 @@ def _follow_parent(setup: StudySetup) -> None:
 
 
 def _follow(setup: StudySetup, leave: Leave) -> None:
-    quiet()
+    prepare_process()
     torch.set_num_threads(setup.study.threads)
     engine = setup.engine(after_check=leave_together(leave), checkpoints=setup.checkpoints())
     for _ in engine.run(iter(lambda: ranks.shared(None), None)):

@@ -16,7 +16,7 @@ from lit_dps.parallel import ranks
 from lit_dps.storage import check_place, check_writable, shown
 from lit_dps.study import header
 from lit_dps.study.config import StorageConfig
-from lit_dps.study.group import follow_torchrun, group_of, quiet
+from lit_dps.study.group import follow_torchrun, group_of, prepare_process
 from lit_dps.study.interrupt import INTERRUPTED, Interrupted, Leave, interruptible
 from lit_dps.study.last_out import report_of_others
 from lit_dps.study.progress import Progress
@@ -81,7 +81,7 @@ def check_study(setup: StudySetup) -> LightningDataModule:
     Raises:
         UserError: for what does not serve.
     """
-    quiet()
+    prepare_process()
     data = setup.check()
     for place in (setup.storage.optuna_url, setup.storage.mlflow_uri):
         check_place(place)

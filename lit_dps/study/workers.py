@@ -19,7 +19,7 @@ import torch
 from lit_dps.analysis.racing import heats
 from lit_dps.errors import UserError
 from lit_dps.parallel.launch import die_with_parent
-from lit_dps.study.group import group_of, leave_together, quiet
+from lit_dps.study.group import group_of, leave_together, prepare_process
 from lit_dps.study.interrupt import Interrupted, Leave, interruptible
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.sobol import SobolSampler
@@ -46,7 +46,7 @@ def work(setup: StudySetup, leave: Leave) -> Iterator[TrialResult]:
         Interrupted: at the end of a check or a trial, if `leave` says so. The trial is given back.
         RankLost: if another rank died. Likewise.
     """
-    quiet()
+    prepare_process()
     torch.set_num_threads(setup.study.threads)
     config = setup.study
     sampler = SobolSampler(config.space, config.seed, config.scramble)

@@ -31,7 +31,7 @@ def study(folder, data: str, seed: int, workers: int, options) -> StudyRecord:
     folder.mkdir()
     arguments = (
         *("study", "--config", ROOT / f"configs/{data}-simple-cnn-momentum.yaml"),
-        *("--goal.error", GOALS[data], "--goal.check_interval", 8, "--goal.max_steps", 96),
+        *("--goal.error", GOALS[data], "--goal.check_interval", 16, "--goal.max_steps", 96),
         *("--study.batch_sizes", "[32]", "--study.sparsities", "[0, 0.9]", "--study.trials", 4, "--study.goals", "[]"),
         *("--study.space", "{model.learning_rate: {low: 0.005, high: 0.2, scale: log}}", "--study.name", "savings"),
         *("--pruning.method", METHOD.get((data, seed), "magnitude")),
