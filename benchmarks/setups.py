@@ -13,9 +13,9 @@ import torch
 from lightning.pytorch import Callback
 
 from lit_dps.study.config import StorageConfig
+from lit_dps.study.group import prepare_process
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.timing import Watched
-from lit_dps.study.workers import prepare_process
 from lit_dps.trial import Cell, Trial
 
 CONFIG = Path(__file__).parents[1] / "configs" / "mnist-simple-cnn-sgd.yaml"

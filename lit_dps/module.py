@@ -77,10 +77,15 @@ class ImageClassifier(LightningModule):
             self.log("train_loss", loss, prog_bar=True)
         return loss
 
-    def mistakes(self, batch: tuple[Tensor, Tensor]) -> Tensor:
-        """Which examples of a batch are classified wrongly: bool, shape (batch,)."""
+    def wrongness(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        """How wrong each example is, float32, shape (batch,): 1 less the probability of its class, and 1 more if wrong.
+
+        So at least 1 where the example is classified wrongly, and below 1 elsewhere.
+        """
         x, y = batch
-        return self(x).argmax(1) != y
+        logits = self(x)
+        missed = 1 - logits.float().softmax(1).gather(1, y[:, None])[:, 0]
+        return (logits.argmax(1) != y) + missed.nan_to_num(0.0)  # of a network that diverged, argmax alone tells
 
     def on_validation_epoch_start(self) -> None:
         self._mistakes, self._loss, self._seen = 0, 0.0, 0

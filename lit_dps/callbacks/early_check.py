@@ -44,13 +44,13 @@ def fewest(goal: Goal, size: int) -> float:
 class EarlyCheck:
     """Asks whether a validation split has at most so many mistakes, and looks at no more examples than that takes.
 
-    Examples that were wrong at earlier checks are looked at first, so that a refusal costs little more than one example
-    for each mistake that is allowed and one more. The answer is that of a full pass, whatever the order. Several ranks
-    look at the same examples as one would, each at its part of them.
+    Examples that were wrong at earlier checks, or nearly so, are looked at first, so that a refusal costs little more
+    than one example for each mistake that is allowed and one more. The answer is that of a full pass, whatever the
+    order. Several ranks look at the same examples as one would, each at its part of them.
 
-    It needs a module with `mistakes(batch)`, a bool tensor of the batch's length, and a data module with
-    `validation_size` and `validation_batch(index)`; those of lit_dps have them. Training goes on as after a full pass,
-    unless that one draws from torch's global generator.
+    It needs a module with `wrongness(batch)`, a tensor of the batch's length that is at least 1 where the example is
+    wrong, and a data module with `validation_size` and `validation_batch(index)`; those of lit_dps have them. Training
+    goes on as after a full pass, unless that one draws from torch's global generator.
 
     Args:
         trainer: The trainer.
@@ -70,7 +70,7 @@ class EarlyCheck:
     def serves(trainer: Trainer, module: LightningModule, monitor: str = "val_error") -> bool:
         """Whether module and data offer what it needs, and nobody would miss Lightning's validation.
 
-        A subclass that validates in a way of its own must say so in `mistakes` too, or one that takes other data for
+        A subclass that validates in a way of its own must say so in `wrongness` too, or one that takes other data for
         it in `validation_batch`, else its own way is taken.
         """
         data = getattr(trainer, "datamodule", None)
@@ -88,7 +88,7 @@ class EarlyCheck:
         return (
             monitor == "val_error"
             and not watched
-            and _first_to_define(module, "mistakes", "validation_step", *_VALIDATION_HOOKS) == "mistakes"
+            and _first_to_define(module, "wrongness", "validation_step", *_VALIDATION_HOOKS) == "wrongness"
             and _first_to_define(data, "validation_batch", "val_dataloader") == "validation_batch"
         )
 
@@ -104,22 +104,22 @@ class EarlyCheck:
             with torch.no_grad(), self.trainer.precision_plugin.val_step_context():
                 while seen < self.size and mistakes <= allowed:
                     index = order[seen : seen + max(CHUNK, allowed + 1 - mistakes)]
-                    wrong = self._wrong(index)
-                    self.hardness[index] = self.hardness[index] / 2 + wrong
-                    mistakes, seen = mistakes + int(wrong.sum()), seen + len(index)
+                    wrongness = self._wrongness(index)
+                    self.hardness[index] = self.hardness[index] / 2 + wrongness
+                    mistakes, seen = mistakes + int((wrongness >= 1).sum()), seen + len(index)
         finally:
             for module, training in modes.items():
                 module.training = training
         return Check(mistakes, seen == self.size)
 
-    def _wrong(self, index: torch.Tensor) -> torch.Tensor:
-        """Which examples are wrong: 0 or 1, int64, shape of the index, on the CPU."""
-        wrong, mine = torch.zeros(len(index), dtype=torch.int64), ranks.part(len(index))
+    def _wrongness(self, index: torch.Tensor) -> torch.Tensor:
+        """How wrong examples are: float32, shape of the index, on the CPU."""
+        wrongness, mine = torch.zeros(len(index)), ranks.part(len(index))
         if mine.start < mine.stop:
             batch = self.trainer.precision_plugin.convert_input(self.data.validation_batch(index[mine]))
             batch = self.trainer.strategy.batch_to_device(batch, self.module.device, 0)
-            wrong[mine] = self.module.mistakes(batch).cpu().long()
-        return ranks.add_up(wrong)
+            wrongness[mine] = self.module.wrongness(batch).float().cpu()
+        return ranks.add_up(wrongness)  # to zeros, so exactly
 
 
 def _first_to_define(instance: object, wanted: str, *others: str) -> str | None:

@@ -60,7 +60,7 @@ def race(lane: Lane, runner: Runner, batch_size: int, slots: int, part: int) -> 
 
     def check() -> None:
         with torch.no_grad():
-            module.mistakes(validation)
+            module.wrongness(validation)
 
     stack = Stack(lane.module, rule_of(optimizer), [runner.member] * slots, part)
     rates = torch.zeros(1, slots, device=lane.device)
@@ -70,7 +70,7 @@ def race(lane: Lane, runner: Runner, batch_size: int, slots: int, part: int) -> 
         _seconds(step, lane.device),
         _seconds(check, lane.device),
         _seconds(lambda: stack.train(lane.x, lane.y, index[None], rates), lane.device) / slots,
-        _seconds(lambda: stack.mistakes(rows, *lane.validation, spread), lane.device) / slots,
+        _seconds(lambda: stack.wrongness(rows, *lane.validation, spread), lane.device) / slots,
     ]
     per_step, per_check = batch_size / examples, looked / checked / goal.check_interval
     return Race(times[0] * per_step + times[1] * per_check, times[2] * per_step + times[3] * per_check)

@@ -34,7 +34,7 @@ class Stack:
     """Networks of one architecture under one update rule, each with its own weights, mask, rate and momentum.
 
     The networks know nothing of each other and nothing of the stack: `torch.vmap` calls the module's own `loss` and
-    `mistakes` over the first dimension of its stacked parameters.
+    `wrongness` over the first dimension of its stacked parameters.
 
     Args:
         module: A module of that architecture, on the device; its own weights are not used.
@@ -118,8 +118,8 @@ class Stack:
         return total, weights.grad
 
     @torch.no_grad()
-    def mistakes(self, rows: Tensor, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
-        """Which examples these rows classify wrongly: bool, of the index's shape (rows, examples).
+    def wrongness(self, rows: Tensor, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
+        """How wrong these rows are about examples, as the module says it: of the index's shape (rows, examples).
 
         Raises:
             torch.OutOfMemoryError: if not even one example at a time fits.
@@ -129,7 +129,7 @@ class Stack:
         while True:
             try:
                 parts = index.split(self.checked, 1)
-                return torch.cat([self._over("mistakes", weights, buffers, x[i], y[i]) for i in parts], 1)
+                return torch.cat([self._over("wrongness", weights, buffers, x[i], y[i]) for i in parts], 1)
             except torch.OutOfMemoryError:
                 checked = min(self.checked, index.shape[1])
                 if checked == 1:

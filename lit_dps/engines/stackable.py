@@ -49,7 +49,7 @@ def why_not(built: Built, trainer: Trainer, smoothness: Mapping[str, Any], monit
     if not standard_data(built.data) or not inherits(built.data, ImageData, _DATA):
         return f"{type(built.data).__name__} does not keep its images in memory as ImageData does"
     if not EarlyCheck.serves(trainer, built.module, monitor):
-        return f"{name} validates in a way of its own, more than mistakes"
+        return f"{name} validates in a way of its own, more than wrongness"
     optimizer, schedule = _configured(built.module)
     if rule_of(optimizer) is None:
         return f"{type(optimizer).__name__} as configured is none of sgd, momentum and nesterov"
@@ -109,9 +109,9 @@ def _why_not_its_loss(built: Built, device: torch.device) -> str | None:
             if not _close(vmap(lambda t: call("loss", t, (x, y)))(two), torch.stack([loss, loss])):
                 return f"the loss of {name} is another under torch.vmap"
             module.eval()
-            wrong = module.mistakes((x, y))
-            if not torch.equal(vmap(lambda t: call("mistakes", t, (x, y)))(two), torch.stack([wrong, wrong])):
-                return f"the mistakes of {name} are others under torch.vmap"
+            wrongness = module.wrongness((x, y))
+            if not _close(vmap(lambda t: call("wrongness", t, (x, y)))(two), torch.stack([wrongness, wrongness])):
+                return f"the wrongness of {name} is another under torch.vmap"
     except (RuntimeError, TypeError, ValueError) as error:
         return f"{name} does not run under torch.vmap ({str(error).splitlines()[0][:200]})"
     return None

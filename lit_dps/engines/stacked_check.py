@@ -49,10 +49,10 @@ class StackedCheck:
         while seen < self.size and len(asked):
             chunk = max(CHUNK, int((allowed - mistakes)[asked].min()) + 1)
             index = order[asked, seen : seen + chunk]
-            wrong = stack.mistakes(rows[asked], self.x, self.y, index)
+            wrongness = stack.wrongness(rows[asked], self.x, self.y, index)
             hardness = self._hardness[rows[asked]]
-            self._hardness[rows[asked]] = hardness.scatter(1, index, hardness.gather(1, index) / 2 + wrong)
-            mistakes[asked] += wrong.sum(1)
+            self._hardness[rows[asked]] = hardness.scatter(1, index, hardness.gather(1, index) / 2 + wrongness)
+            mistakes[asked] += (wrongness >= 1).sum(1)
             looked[asked] += index.shape[1]
             seen += index.shape[1]
             asked = asked[(mistakes <= allowed)[asked]]

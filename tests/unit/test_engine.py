@@ -29,10 +29,10 @@ PARAMS = {"model.learning_rate": 0.02, "model.momentum": 0.9}
 
 @pytest.fixture(autouse=True)
 def quiet():
-    from lit_dps.study.workers import quiet
+    from lit_dps.study.group import prepare_process
 
     with warnings.catch_warnings():
-        quiet()
+        prepare_process()
         yield
 
 

@@ -10,8 +10,8 @@ import signal
 import pytest
 
 from lit_dps.engines.lightning import LightningEngine
+from lit_dps.study.group import prepare_process
 from lit_dps.study.interrupt import Interrupted, Leave, interruptible
-from lit_dps.study.workers import quiet
 from lit_dps.trial import Cell, Status, Trial
 from tests.unit.test_engine import GOAL, PARAMS, WORKLOAD
 
@@ -71,7 +71,7 @@ def test_handlers_are_put_back():
 
 def test_a_run_goes_on_after_a_signal_and_leaves_where_it_is_asked():
     """Lightning's own handler of SIGTERM would end the process at the next batch, with exit code 0."""
-    quiet()
+    prepare_process()
     leave = Leave()
 
     def limit(cell):  # asked at each check

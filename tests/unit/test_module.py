@@ -26,6 +26,21 @@ def test_the_training_loss_is_the_mean_cross_entropy():
     assert float(loss) == pytest.approx(mean_cross_entropy(LOGITS.double().numpy(), CLASSES.numpy()), rel=1e-6)
 
 
+def test_wrongness_is_the_probability_missed_and_one_more_for_the_wrong():
+    found = ImageClassifier(nn.Identity()).wrongness((LOGITS, CLASSES)).double().numpy()
+    powers = np.exp(LOGITS.double().numpy())
+    missed = 1 - powers[np.arange(17), CLASSES] / powers.sum(1)
+    np.testing.assert_allclose(found, missed + (LOGITS.argmax(1) != CLASSES).numpy(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("value", [0.0, math.nan, math.inf])
+def test_wrongness_of_equal_and_broken_logits_is_decided_as_a_full_pass_does(value, dtype):
+    logits, classes = torch.full((1000, 1000), value, dtype=dtype), torch.arange(1000)
+    wrongness = ImageClassifier(nn.Identity()).wrongness((logits, classes))
+    assert torch.equal(wrongness >= 1, logits.argmax(1) != classes) and wrongness.isfinite().all()
+
+
 @pytest.mark.parametrize("batch_size", [1, 5, 16, 17, 100])
 @pytest.mark.parametrize("split", ["val", "test"])
 def test_errors_and_losses_are_of_the_split_whatever_the_batches(batch_size, split):

@@ -122,9 +122,9 @@ class Locked(ImageClassifier):
 class Fickle(ImageClassifier):
     calls = 0
 
-    def mistakes(self, batch):
+    def wrongness(self, batch):
         self.calls += 1
-        return super().mistakes(batch) ^ (self.calls % 2 == 0)
+        return super().wrongness(batch) + (self.calls % 2 == 0)
 
 
 class Smoothed(ImageClassifier):
@@ -171,7 +171,7 @@ def own(name: str) -> dict:
         (own("Epochs"), "no LambdaLR that is stepped once a step"),
         (own("Hooked"), "hooks on its parameters"),
         (own("Locked"), "TypeError"),
-        (own("Fickle"), "mistakes of Fickle are others"),
+        (own("Fickle"), "wrongness of Fickle is another"),
         ({"trainer": {"limit_train_batches": 3}}, "trainer's arguments"),
     ],
     ids=str,
