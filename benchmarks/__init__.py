@@ -14,5 +14,6 @@ SECTIONS = (
     "checks",
     "fused",
     "scaling",
+    "allocator",
     "memory",
 )

@@ -86,6 +86,11 @@ def _scaling(found: Mapping[str, Any]) -> Iterator[Line]:
             yield what, f"beside {few:,}", ratio(last["median"] / first["median"])
 
 
+def _allocator(found: Mapping[str, Any]) -> Iterator[Line]:
+    what = "; ".join(row["what"] for row in found["rows"])
+    yield f"freed memory given back: {what}", "kept", ", ".join(ratio(row["ratio"]["median"]) for row in found["rows"])
+
+
 def _memory(found: Mapping[str, Any]) -> Iterator[Line]:
     for row in found["rows"]:
         if row["sparsity"] == 0:
@@ -103,6 +108,7 @@ LINES: dict[str, Callable[[Mapping[str, Any]], Iterator[Line]]] = {
     "checks": _checks,
     "fused": _fused,
     "scaling": _scaling,
+    "allocator": _allocator,
     "memory": _memory,
 }
 
