@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 
 from lit_dps.cli import main
-from tests.e2e.commands import FAST, run
+from tests.e2e.commands import FAST, run_here
 
 
 class Done(NamedTuple):
@@ -38,6 +38,6 @@ def call(tmp_path, monkeypatch, capfd):
 def unbroken(tmp_path_factory):
     """The folder of the fast study, run to its end undisturbed, one trial at a time."""
     folder = tmp_path_factory.mktemp("unbroken")
-    done = run(folder, "study", "--config", FAST)
+    done = run_here(folder, "study", "--config", FAST)
     assert done.returncode == 0, done.stderr
     return folder

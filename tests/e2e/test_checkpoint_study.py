@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from lit_dps.analysis.results import read_study
-from tests.e2e.commands import FAST, run, start, table
+from tests.e2e.commands import FAST, run, run_here, start, table
 
 pytestmark = pytest.mark.slow
 LONG = (
@@ -26,7 +26,7 @@ BUDGET = ("--goal.max_steps", 4000)
 def whole(tmp_path_factory):
     """The folder of the long study, undisturbed and without checkpoints."""
     folder = tmp_path_factory.mktemp("whole")
-    done = run(folder, *LONG, *BUDGET, "--study.trials", 2, "--study.checkpoint_minutes", "null")
+    done = run_here(folder, *LONG, *BUDGET, "--study.trials", 2, "--study.checkpoint_minutes", "null")
     assert done.returncode == 0, done.stderr
     assert not (folder / "mlruns" / "checkpoints").exists()
     return folder
@@ -73,7 +73,7 @@ def test_a_trial_that_paused_in_a_heat_goes_on_with_the_next(tmp_path):
     for folder, minutes in zip(folders, (1e-6, "null"), strict=True):
         folder.mkdir()
         options = ("--study.trials", 2, "--study.slack", 2, "--study.checkpoint_minutes", minutes)
-        done = run(folder, *LONG, "--goal.max_steps", 1280, *options)
+        done = run_here(folder, *LONG, "--goal.max_steps", 1280, *options)
         assert done.returncode == 0, done.stderr
         went_on = re.findall(r"point (\d) goes on from step (\d+)", done.stderr)
         assert sorted(went_on) == ([("0", "320"), ("1", "320")] if folder == folders[0] else [])

@@ -11,7 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.commands import FAST, FAST_TRIALS, ROOT, environment, results, run, start, table, wait_for_results
+from tests.e2e.commands import (
+    FAST,
+    FAST_TRIALS,
+    ROOT,
+    environment,
+    results,
+    run,
+    run_here,
+    start,
+    table,
+    wait_for_results,
+)
 
 pytestmark = pytest.mark.slow
 STUDY = ("study", "--config", FAST)
@@ -56,8 +67,9 @@ def test_torchrun_ends_with_the_table_of_one_process_and_reruns_nothing(tmp_path
 
 def test_a_plain_command_goes_on_at_another_number_of_ranks(tmp_path, unbroken):
     part = ("--study.trials", 2)
-    for options in ((*TWO, *part), part, (*TWO, "--study.workers", 2)):  # two workers of two ranks each
-        done = run(tmp_path, *STUDY, *options)
+    more = (*TWO, "--study.trials", 3)
+    for command, options in (run_here, part), (run, more), (run, (*TWO, "--study.workers", 2)):  # of two ranks each
+        done = command(tmp_path, *STUDY, *options)
         assert done.returncode == 0, done.stderr
     assert results(tmp_path / "mlruns" / "study.db") == dict.fromkeys(FAST_TRIALS, 1)
     assert table(tmp_path) == table(unbroken)
@@ -69,7 +81,7 @@ SMALL = ("--study.batch_sizes", "[2]", "--study.trials", 2, "--goal.max_steps", 
 def test_four_ranks_train_on_two_examples(tmp_path):
     for name, options in {"one": (), "four": ("--trainer.devices", 4, "--trainer.strategy", "ddp")}.items():
         (tmp_path / name).mkdir()
-        done = run(tmp_path / name, *STUDY, *SMALL, *options)
+        done = (run if options else run_here)(tmp_path / name, *STUDY, *SMALL, *options)
         assert done.returncode == 0, done.stderr
     assert table(tmp_path / "four") == table(tmp_path / "one")
 
@@ -104,7 +116,7 @@ def test_a_killed_rank_ends_the_job_and_its_trial_is_run_again(tmp_path, unbroke
     before = results(database)
     assert len(before) < len(FAST_TRIALS)
 
-    done = run(tmp_path, *STUDY, *TWO)
+    done = run_here(tmp_path, *STUDY)
     assert done.returncode == 0, done.stderr
     assert before <= results(database) == dict.fromkeys(FAST_TRIALS, 1)
     assert table(tmp_path) == table(unbroken)
@@ -124,7 +136,7 @@ def test_a_stopped_command_gives_its_trial_back(tmp_path, unbroken):
     os.killpg(process.pid, signal.SIGINT)  # as a terminal sends Ctrl-C: to all processes
     assert process.wait(60) == 130, (tmp_path / "output.txt").read_text()
     assert "trials are left" in (tmp_path / "output.txt").read_text()
-    done = run(tmp_path, *STUDY, *TWO)
+    done = run_here(tmp_path, *STUDY)
     assert done.returncode == 0, done.stderr
     assert table(tmp_path) == table(unbroken)
 
@@ -133,7 +145,7 @@ FIT = ("fit", "--config", FAST, "--pruning.sparsity", 0.5, "--model.learning_rat
 
 
 def test_fit_ends_alike_by_one_process_two_and_torchrun(tmp_path):
-    runs = [run(tmp_path, *FIT), run(tmp_path, *FIT, *TWO), by_torchrun(tmp_path, 2, *FIT)]
+    runs = [run_here(tmp_path, *FIT), run(tmp_path, *FIT, *TWO), by_torchrun(tmp_path, 2, *FIT)]
     for done in runs:
         assert done.returncode == 0, done.stderr
     said = [line for done in runs for line in done.stdout.splitlines() if line.startswith("complete after")]

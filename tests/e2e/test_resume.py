@@ -8,7 +8,7 @@ import signal
 import pytest
 import yaml
 
-from tests.e2e.commands import FAST, FAST_TRIALS, results, run, run_here, start, table, wait_for_results, workers_of
+from tests.e2e.commands import FAST, FAST_TRIALS, results, run_here, start, table, wait_for_results, workers_of
 
 pytestmark = pytest.mark.slow
 STUDY = ("study", "--config", FAST)
@@ -33,11 +33,11 @@ def test_interrupted_study_equals_unbroken_one(tmp_path, unbroken, sent, workers
         assert code == (-signal.SIGKILL if sent == signal.SIGKILL else 130)
         assert len(results(database)) < len(FAST_TRIALS)
     before = results(database)
-    partial = run(tmp_path, "analyze", "--config", FAST)
+    partial = run_here(tmp_path, "analyze", "--config", FAST)
     assert partial.returncode == 0, partial.stderr
     assert "trials have not finished" in partial.stdout
 
-    done = run(tmp_path, *STUDY, "--study.workers", workers)
+    done = run_here(tmp_path, *STUDY)
     assert done.returncode == 0, done.stderr
     after = results(database)
     assert before <= after, "a stored result was lost"
@@ -69,7 +69,7 @@ def test_when_all_workers_are_killed_the_study_ends_and_goes_on_later(tmp_path, 
     said = (tmp_path / "output.txt").read_text()
     assert "was killed (exit code -9); the same command goes on" in said.splitlines()[-1]
     assert "Traceback" not in said
-    assert run(tmp_path, *STUDY).returncode == 0
+    assert run_here(tmp_path, *STUDY).returncode == 0
     assert results(database) == dict.fromkeys(FAST_TRIALS, 1), "a point was lost or run twice"
     assert table(tmp_path) == table(unbroken)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from lit_dps.analysis.racing import fair
 from lit_dps.analysis.results import StudyRecord, read_study
 from lit_dps.analysis.summary import summarize
-from tests.e2e.commands import ROOT, command
+from tests.e2e.commands import ROOT, run, run_here
 from tests.parity.authors import DATA
 
 ROOT_OF_DATA = Path(os.environ.get("LIT_DPS_DATA", DATA))
@@ -22,22 +21,23 @@ pytestmark = [
 OFF = ("--study.slack", "null", "--goal.early_reject", "false", "--study.lean", "false", "--engine", "lightning")
 ON = ("--study.slack", "1")  # all others are on by default
 GOALS = {"mnist": 0.1, "fashion-mnist": 0.25}
-# A pass of saliency takes half a minute a point, most of the test; it has a saving of its own, scores that are reused,
-# which one of the cases is enough for
-METHOD = {("mnist", 0): "snip"}
+# A pass of saliency takes a quarter of a minute a point, most of the test; it has a saving of its own, scores that are
+# reused, which one of the cases is enough for
+METHOD, TRIALS = {("mnist", 0): "snip"}, {"snip": 3, "magnitude": 4}
 
 
 def study(folder, data: str, seed: int, workers: int, options) -> StudyRecord:
     folder.mkdir()
+    method = METHOD.get((data, seed), "magnitude")
     arguments = (
         *("study", "--config", ROOT / f"configs/{data}-simple-cnn-momentum.yaml"),
         *("--goal.error", GOALS[data], "--goal.check_interval", 16, "--goal.max_steps", 96),
-        *("--study.batch_sizes", "[32]", "--study.sparsities", "[0, 0.9]", "--study.trials", 4, "--study.goals", "[]"),
+        *("--study.batch_sizes", "[32]", "--study.sparsities", "[0, 0.9]", "--study.goals", "[]"),
+        *("--pruning.method", method, "--study.trials", TRIALS[method]),
         *("--study.space", "{model.learning_rate: {low: 0.005, high: 0.2, scale: log}}", "--study.name", "savings"),
-        *("--pruning.method", METHOD.get((data, seed), "magnitude")),
         *("--study.seed", seed, "--study.workers", workers, "--data.root", ROOT_OF_DATA),
     )
-    done = subprocess.run(command(*arguments, *options), cwd=folder, capture_output=True, text=True, timeout=900)
+    done = (run_here if workers == 1 else run)(folder, *arguments, *options)
     assert done.returncode == 0, done.stderr
     return read_study(f"sqlite:///{folder}/mlruns/study.db", "savings")
 
@@ -45,7 +45,7 @@ def study(folder, data: str, seed: int, workers: int, options) -> StudyRecord:
 @pytest.mark.parametrize("data", GOALS)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_all_savings_on_find_what_all_savings_off_find(tmp_path, data, seed):
-    off = study(tmp_path / "off", data, seed, 2, OFF)
+    off = study(tmp_path / "off", data, seed, 1, OFF)
     best = [(cell.k_star, cell.best.trial.point if cell.best else None) for cell in summarize(off)]
     assert best[0][0] is not None, "the dense cell tells nothing"
     for workers in (1, 2):

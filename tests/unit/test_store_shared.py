@@ -180,10 +180,8 @@ def test_a_lost_connection_is_one_line_and_the_study_goes_on(postgres):
     lost = next(asked)
     engine = create_engine(postgres, isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
-        end = (
-            "select pg_terminate_backend(pid, 20000) from pg_stat_activity where pid <> pg_backend_pid() and datname = "
-        )
-        connection.execute(text(end + "datname = current_database()"))
+        end = "select pg_terminate_backend(pid, 20000) from pg_stat_activity where pid <> pg_backend_pid()"
+        connection.execute(text(end + " and datname = current_database()"))
     engine.dispose()
     with pytest.raises(StorageError) as caught:
         one.tell(ended(lost))
