@@ -68,7 +68,8 @@ def group_of(setup: StudySetup) -> Iterator[Group]:
 def follow_torchrun(setup: StudySetup) -> int:
     """Trains what the first rank says, as another of torchrun's ranks. Returns the exit code."""
     leave = Leave()
-    with interruptible(leave), ranks.joined_by_torchrun(setup.on_gpu):
+    # a signal while it waits for the first rank, which may have refused the command, ends it at once
+    with ranks.joined_by_torchrun(setup.on_gpu), interruptible(leave):
         try:
             _follow(setup, leave)
         except Interrupted:

@@ -48,7 +48,7 @@ def test_all_savings_on_find_what_all_savings_off_find(tmp_path, data, seed):
     off = study(tmp_path / "off", data, seed, 1, OFF)
     best = [(cell.k_star, cell.best.trial.point if cell.best else None) for cell in summarize(off)]
     assert best[0][0] is not None, "the dense cell tells nothing"
-    for workers in (1, 2):
+    for workers in (1, 2) if seed == 0 else (2,):
         on = study(tmp_path / f"on-{workers}", data, seed, workers, ON)
         assert [(cell.k_star, cell.best.trial.point if cell.best else None) for cell in summarize(on)] == best
         for cell in off.cells:
