@@ -9,6 +9,8 @@ import sys
 import pytest
 
 from lit_dps.allocator import SWITCH, keep_freed_memory
+from lit_dps.commands import lightning
+from lit_dps.study import group
 from tests.e2e.commands import environment
 
 BLOCK, TIMES = 64 * 2**20, 10
@@ -59,3 +61,13 @@ def test_another_c_library_is_left_alone(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(platform, "libc_ver", lambda: ("", ""))
     assert not keep_freed_memory()
+
+
+def test_every_process_of_a_study_and_a_fit_keeps_it(monkeypatch):
+    told = []
+    monkeypatch.setattr(group, "keep_freed_memory", lambda: told.append("study"))
+    monkeypatch.setattr(lightning, "keep_freed_memory", lambda: told.append("fit"))
+    group.prepare_process()
+    with pytest.raises(SystemExit):
+        lightning.main(["fit", "--help"])
+    assert told == ["study", "fit"]
