@@ -16,7 +16,8 @@ def keep_freed_memory() -> bool:
 
     By default glibc maps each block of 32 MiB or more by itself and gives it back when it is freed, so every step of a
     large batch and every full check pays for all its pages anew: a third to a half of its time on the paper's networks.
-    It changes no result. A process keeps the memory of its peak; the peak stays about the same.
+    It changes no result. A process keeps the memory of its peak, which is the same but for batches of thousands, where
+    what lies between the blocks may add a half.
 
     LIT_DPS_KEEP_MEMORY=0 in the environment switches it off, and so does a setting of the allocator there
     (MALLOC_TRIM_THRESHOLD_ and its like, GLIBC_TUNABLES). Other C libraries are left as they are.
