@@ -185,5 +185,5 @@ def steps_saved(path: Path) -> int | None:
     """The optimizer steps after which a file was written; None if it cannot be read."""
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)["global_step"]
-    except Exception:
+    except Exception:  # as in `trouble`, which says so where the file would be used; until then it is left alone
         return None

@@ -127,6 +127,16 @@ class Fickle(ImageClassifier):
         return super().wrongness(batch) + (self.calls % 2 == 0)
 
 
+class Borderline(ImageClassifier):
+    """Says of each example at every second call that it is just right, else that it is just wrong."""
+
+    calls = 0
+
+    def wrongness(self, batch):
+        self.calls += 1
+        return 0 * super().wrongness(batch) + (1 - 1e-6 * (self.calls % 2 == 0))
+
+
 class Smoothed(ImageClassifier):
     def __init__(self, smoothing: float = 0.0, **arguments):
         super().__init__(**arguments)
@@ -172,6 +182,7 @@ def own(name: str) -> dict:
         (own("Hooked"), "hooks on its parameters"),
         (own("Locked"), "TypeError"),
         (own("Fickle"), "wrongness of Fickle is another"),
+        (own("Borderline"), "wrongness of Borderline is another"),
         ({"trainer": {"limit_train_batches": 3}}, "trainer's arguments"),
     ],
     ids=str,
