@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -51,7 +48,7 @@ def measure(options: Options) -> Allocators:
     """Steps of a bare loop and full passes over the validation split, in two processes that take turns."""
     setup = on_cpu(paper_setup(options.quick))
     sizes = (16,) if options.quick else BATCH_SIZES
-    with _process(keep=True) as kept, _process(keep=False) as back:
+    with pool(1, 1) as kept, pool(1, 1, keep=False) as back:
         # the check first: after steps of thousands of images so much is free that glibc has room for it too
         rows = [_row("a full check", (_check, setup), kept, back, options)]
         rows += [_row(f"a step, B = {n:,}", (_step, setup, n, options.seconds), kept, back, options) for n in sizes]
@@ -76,18 +73,6 @@ def _row(what: str, call: tuple, kept: Apply, back: Apply, options: Options) -> 
     ways = {name: lambda way=way: way(function, [tuple(arguments)])[0] for name, way in ((KEPT, kept), (BACK, back))}
     found = interleaved(ways, options.repeats)
     return Row(what, found[KEPT], found[BACK], found[BACK].over(found[KEPT]))
-
-
-@contextmanager
-def _process(keep: bool) -> Iterator[Apply]:
-    before = os.environ.get(SWITCH)
-    os.environ[SWITCH] = "1" if keep else "0"
-    try:
-        with pool(1, 1) as apply:
-            apply(_peak, [()])  # it starts now, and sees the environment as it is now
-            yield apply
-    finally:
-        os.environ.pop(SWITCH) if before is None else os.environ.update({SWITCH: before})
 
 
 def _step(setup: StudySetup, batch_size: int, least: float) -> float:

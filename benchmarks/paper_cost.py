@@ -45,6 +45,34 @@ class Cost:
         work = trials * self.start.median + steps * self.step.median + checks * self.check.median
         return work / workers
 
+    def bounds(self, trials: int, steps: Bounds, check_interval: int, workers: int) -> Bounds:
+        """`seconds` of steps that are known within bounds."""
+        found = [
+            None if n is None else self.seconds(trials, n, check_interval, workers)
+            for n in (steps.lower, steps.estimate, steps.upper)
+        ]
+        return Bounds(*found)
+
+
+@dataclass(frozen=True)
+class Paper:
+    """The paper's protocol.
+
+    Attributes:
+        cost: Measured seconds of its parts, with as many workers at a time.
+        seconds: Wall time that follows.
+        ratio: That time over ours.
+    """
+
+    cost: Cost
+    seconds: Bounds
+    ratio: Bounds
+
+    @classmethod
+    def of(cls, cost: Cost, seconds: Bounds, ours: float) -> Paper:
+        """From its cost and its time, and the seconds of ours."""
+        return cls(cost, seconds, seconds.over(ours))
+
 
 def paper_steps(results: Sequence[TrialResult], max_steps: int, calibrated: Sequence[TrialResult] = ()) -> Bounds:
     """Steps of these trials, were none stopped by racing.
