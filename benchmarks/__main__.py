@@ -34,16 +34,16 @@ def run(names: list[str], options: Options, folder: Path, command: str) -> int:
     Returns:
         The exit code: 1 if a section's `verify` found that two ways to the same result differ.
     """
-    from benchmarks.machine import machine, slug, versions  # after --help, which needs no torch
+    from benchmarks.machine import commit, machine, slug, versions  # after --help, which needs no torch
     from benchmarks.report import Report
 
-    here, date = machine(), datetime.now(UTC).date().isoformat()
+    here, date, of = machine(), datetime.now(UTC).date().isoformat(), commit()  # before a report changes the tree
     stem = folder / "-".join([date, slug(here), *(["quick"] if options.quick else [])])
     failed = []
     for name in names:
         print(f"{name} ...", file=sys.stderr, flush=True)
         module = importlib.import_module(f"benchmarks.{name}")
-        section, found = measure(name, module, options, command)
+        section, found = measure(name, module, options, command, of)
         Report(date, here, versions(), {name: section}).write(stem, SECTIONS)
         print(f"\n## {section.title}\n\n{section.text}\n", flush=True)
         try:
@@ -54,13 +54,13 @@ def run(names: list[str], options: Options, folder: Path, command: str) -> int:
     return 1 if failed else 0
 
 
-def measure(name: str, module: ModuleType, options: Options, command: str):
+def measure(name: str, module: ModuleType, options: Options, command: str, commit: str):
     """Measures a section.
 
     Returns:
         What the report has of it, and what its `measure` returned.
     """
-    from benchmarks.machine import commit, load
+    from benchmarks.machine import load
     from benchmarks.report import Section, plain
 
     begun, before, start = datetime.now(UTC), load(), time.perf_counter()
@@ -71,7 +71,7 @@ def measure(name: str, module: ModuleType, options: Options, command: str):
         text=module.show(found),
         numbers=plain(found),
         command=command,
-        commit=commit(),
+        commit=commit,
         begun=begun.strftime("%Y-%m-%d %H:%M:%S"),
         seconds=time.perf_counter() - start,
         load=before,

@@ -18,7 +18,7 @@ from lit_dps.data.resumable import ResumableLoader
 from lit_dps.parallel import ranks
 from lit_dps.parallel.strategy import SharedBatchDDP
 
-WORTH = 10.0  # seconds of training that are worth a file when a run is left
+WORTH = 0.5  # seconds of training that are worth a file when a run is left; a small network's takes 10 ms
 
 
 class Left(Exception):
