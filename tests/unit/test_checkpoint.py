@@ -7,6 +7,8 @@ import math
 import pytest
 import torch
 
+from lit_dps.callbacks import checkpoint
+from lit_dps.callbacks.checkpoint import steps_saved
 from lit_dps.trial import Cell, Status, Trial
 from tests.unit.saved_study import GOAL, USER, USER_DATA, Study
 from tests.unit.test_engine import DATA, MODEL, PARAMS, quiet  # noqa: F401
@@ -81,3 +83,11 @@ def test_a_trial_that_pauses_goes_on_from_there(tmp_path):
     result, steps = study.run(trial, pause=lambda cell: math.inf)
     assert (result, steps.taken) == (whole, reference.taken - 12)
     assert study.said == ["B=16 S=0.5 point 1 goes on from step 12"]
+
+
+@pytest.mark.parametrize(("worth", "steps"), [(0.0, [12]), (600.0, [])])
+def test_a_pause_after_a_moment_is_not_worth_a_file(tmp_path, monkeypatch, worth, steps):
+    monkeypatch.setattr(checkpoint, "WORTH", worth)
+    study, trial = Study(tmp_path, minutes=10.0), Trial(Cell(16, 0.0), 1, PARAMS)
+    study.run(trial, pause=lambda cell: 12)
+    assert [steps_saved(path) for path in tmp_path.rglob("*.ckpt")] == steps
