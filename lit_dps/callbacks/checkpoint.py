@@ -65,7 +65,7 @@ class CheckpointCallback(Callback):
         self.seconds, self._began, self._saved = 0.0, time.monotonic(), time.monotonic()
         self._loader: ResumableLoader | None = None
         self._position: dict[str, Any] | None = None
-        self._checked = self._saving = self._read_back = False
+        self._checked = self._saving = self._read_back = self._paused = False
 
     @property
     def serves(self) -> bool:
@@ -107,6 +107,7 @@ class CheckpointCallback(Callback):
             if trainer.global_step >= pause:
                 raise Left
         except BaseException as left:
+            self._paused = isinstance(left, Left)
             if since >= min(WORTH, self.every) and not getattr(left, "now", False):
                 self.save(trainer)
             raise
@@ -149,9 +150,9 @@ class CheckpointCallback(Callback):
         os.replace(path, self.path)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._position is not None:
+        if self._position is not None and not self._paused:  # a pause is no news
             self.say(f"{self.about['name']} goes on from step {trainer.global_step}")
-            self._position = None
+        self._position, self._paused = None, False
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Leaves out the arguments of module and data module: any objects, and given anew."""
@@ -163,10 +164,12 @@ class CheckpointCallback(Callback):
         if not self._saving:  # a checkpoint of somebody else's
             return {}
         seconds = self.seconds + time.monotonic() - self._began
-        return {"about": self.about, "seconds": seconds, "positions": ranks.everyones(self._loader.position())}
+        positions = ranks.everyones(self._loader.position())
+        return {"about": self.about, "seconds": seconds, "positions": positions, "paused": self._paused}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._position, self.seconds = state_dict["positions"][ranks.rank()], state_dict["seconds"]
+        self._paused = state_dict["paused"]
 
 
 def trouble(path: Path, about: Mapping[str, Any]) -> str | None:

@@ -82,7 +82,15 @@ def test_a_trial_that_pauses_goes_on_from_there(tmp_path):
     assert paused == study.run(trial, saved=False, pause=lambda cell: 12)[0]
     result, steps = study.run(trial, pause=lambda cell: math.inf)
     assert (result, steps.taken) == (whole, reference.taken - 12)
-    assert study.said == ["B=16 S=0.5 point 1 goes on from step 12"]
+    assert study.said == [], "a pause is no news"
+
+
+def test_an_interruption_after_a_pause_is_told(tmp_path):
+    study, trial = Study(tmp_path), Trial(Cell(16, 0.5), 1, PARAMS)
+    study.run(trial, pause=lambda cell: 12)
+    study.run(trial, interrupt=2)
+    study.run(trial)
+    assert study.said == ["B=16 S=0.5 point 1 goes on from step 20"]
 
 
 @pytest.mark.parametrize(("worth", "steps"), [(0.0, [12]), (600.0, [])])
