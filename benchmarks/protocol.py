@@ -77,8 +77,7 @@ class CellFound:
         best: The metaparameters of the K* trial; empty without one.
         counts: Trials by how they ended in ours.
         ours_seconds: Wall time of the whole study: start of the workers, trials, storage, table and figures.
-        ours_steps: Optimizer steps of all attempts at its trials.
-        paper_steps: Steps under the paper's protocol.
+        paper_steps: Steps under the paper's protocol; at least those of ours.
         paper: That protocol with none of our savings.
         kept: The same where freed memory is kept.
         calibrated: Outraced trials that were run to their end.
@@ -90,7 +89,6 @@ class CellFound:
     best: dict[str, float]
     counts: dict[str, int]
     ours_seconds: float
-    ours_steps: int
     paper_steps: Bounds
     paper: Paper
     kept: Paper
@@ -138,7 +136,7 @@ def _cell(setup: StudySetup, kept: Apply, plain: Apply, options: Options) -> Cel
     timed = [(setup, middle_trial(setup, cell, i), 2 if options.quick else CHECKS) for i in range(workers)]
     before = [apply(time_trial, timed) for apply in (plain, kept)]
     with tempfile.TemporaryDirectory() as folder:
-        ours_seconds, results, ours_steps = run_raced(varied(setup, folder), cell)
+        ours_seconds, results = run_raced(varied(setup, folder), cell)
     after = [apply(time_trial, timed) for apply in (plain, kept)]
     chosen = evenly([r for r in results if r.status is Status.OUTRACED], options.at(cell.batch_size, options.calibrate))
     calibrated = kept(run_to_end, [(setup, result.trial) for result in chosen])
@@ -156,7 +154,6 @@ def _cell(setup: StudySetup, kept: Apply, plain: Apply, options: Options) -> Cel
         best=next((dict(r.trial.params) for r in results if r.steps is not None and r.steps == k_star), {}),
         counts=dict(Counter(str(r.status) for r in results)),
         ours_seconds=ours_seconds,
-        ours_steps=ours_steps,
         paper_steps=steps,
         paper=papers[0],
         kept=papers[1],
@@ -199,7 +196,7 @@ def _ours(found: Protocol) -> str:
     rows = []
     for cell in found.cells:
         counts = [sum(cell.counts.values()), *(cell.counts.get(status, 0) for status in Status)]
-        done = [f"{cell.ours_steps:,}", duration(cell.ours_seconds)]
+        done = [f"{cell.paper_steps.lower:,}", duration(cell.ours_seconds)]
         rows.append([cell.batch_size, cell.k_star or "-", _point(cell.best), *counts, *done])
     return table(["B", "K*", "best point", "trials", *Status, "steps", "time"], rows)
 

@@ -17,19 +17,19 @@ from lit_dps.study.setup import StudySetup
 from lit_dps.trial import Cell, Trial, TrialResult
 
 
-def run_raced(setup: StudySetup, cell: Cell) -> tuple[float, list[TrialResult], int]:
+def run_raced(setup: StudySetup, cell: Cell) -> tuple[float, list[TrialResult]]:
     """Runs a study of one cell.
 
     Returns:
-        Wall seconds of the whole study; its trials by point, each as the attempt that went furthest; and the optimizer
-        steps of all attempts. A table tells how trials stood at slack x K*; these have all that was run.
+        Wall seconds of the whole study, and its trials by point, each as the attempt that went furthest. A table tells
+        how trials stood at slack x K*; these have all that was run.
     """
     begin = time.perf_counter()
     with redirect_stdout(io.StringIO()):
         if run_study(setup):
             raise KeyboardInterrupt
     wall = time.perf_counter() - begin
-    found, steps = {}, 0
+    found: dict[int, TrialResult] = {}
     name = cell_study_name(setup.study.name, cell)
     for trial in optuna.load_study(study_name=name, storage=setup.storage.optuna_url).trials:
         if RESULT_ATTR in trial.user_attrs:
@@ -37,8 +37,7 @@ def run_raced(setup: StudySetup, cell: Cell) -> tuple[float, list[TrialResult], 
             asked = Trial(cell, point, trial.params, setup.study.seed)
             attempt = decode_result(trial.user_attrs[RESULT_ATTR], asked)
             found[point] = furthest(found.get(point), attempt)
-            steps += attempt.steps_run
-    return wall, [found[point] for point in sorted(found)], steps
+    return wall, [found[point] for point in sorted(found)]
 
 
 def short_sample(results: Sequence[TrialResult], count: int) -> list[TrialResult]:
