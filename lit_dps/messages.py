@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import re
 
+_NOT_MEANT = "Expected a <class 'NoneType'>", "Expected <class 'NoneType'>", "Expected a path"
 _KEY = re.compile(r'Parser key "([^"]+)": ')
 _WRAPPED = re.compile(r"Problem with given class_path '[^']*': (?=Problem|Option|Expected|.*required)")
 _UNION = re.compile(r".*?Does not validate against any of the Union subtypes Subtypes: \[.*?\] Errors: (- .*)")
+_PLAIN = re.compile(r"(?:- )?Expected (?:a )?<class '(\w+)'>")
+_GIVEN = re.compile(r" Given value: (.*?)(?= - (?:Expected|Problem)|$)")
+_BELOW = re.compile(r".*Got value: NestedArg\(key='([^']+)', .*")
 
 
 def condensed(error: BaseException | str) -> str:
@@ -15,9 +19,16 @@ def condensed(error: BaseException | str) -> str:
     keys = _KEY.findall(text)
     while match := _UNION.fullmatch(_KEY.sub("", text)):
         reasons = [reason.removeprefix("- ") for reason in re.split(r" (?=- )", match[1])]
-        ours = [r for r in reasons if not r.startswith(("Expected a <class 'NoneType'>", "Expected a path"))]
+        ours = [r for r in reasons if not r.startswith(_NOT_MEANT)]
         text = (ours or reasons)[-1].split(" Given value type:")[0]
+        if _PLAIN.fullmatch(text):
+            kinds = dict.fromkeys(kind[1] for reason in reasons if (kind := _PLAIN.match(reason)))
+            names = " or ".join(kinds).replace("NoneType", "null")
+            text = f"Expected a <class '{names}'>. Got value: {_GIVEN.search(match[0])[1]}"
     text = _WRAPPED.sub("", _KEY.sub("", text))
-    text = re.sub(r"Expected a <class '(\w+)'>\. Got value: (.*)", r"'\2' is not allowed; \1 expected", text)
+    if match := _BELOW.fullmatch(text):
+        key = ".".join(keys)
+        return f"{key}.{match[1]}: there is no such key; {key} has none below it"
+    text = re.sub(r"Expected a <class '([\w ]+)'>\. Got value: (.*)", r"'\2' is not allowed; \1 expected", text)
     text = re.sub(r"Expected a typing\.Literal\[(.*)\]\. Got value: (.*)", r"'\2' is not allowed; one of \1", text)
     return f"{'.'.join(keys)}: {text}" if keys else text

@@ -181,8 +181,8 @@ def torture(storage: str, kills: int, commands: int = 2, trials: int = 8, seed: 
             folder = Path(name) / str(report.studies)
             folder.mkdir()
             one_study(folder, database(report.studies), table(unbroken), kills, report, dice, pace)
+            report.seconds = time.monotonic() - begin
             print(report.line(), file=sys.stderr, flush=True)
-    report.seconds = time.monotonic() - begin
     return report
 
 

@@ -58,6 +58,8 @@ def box(**space) -> dict:
     [
         (edited("goal/foo", 1), ["goal", "foo"]),
         (edited("study/checkpoint_minutes", 0), ["study.checkpoint_minutes", "0.0 is not allowed", "null for none"]),
+        (edited("study/slack", "a lot"), ["study.slack: 'a lot' is not allowed; float or null expected"]),
+        (edited("smoothness", {"interval": "often"}), ["smoothness.interval: 'often' is not allowed; int or null"]),
         (edited("foo", 1), ["'foo' is not accepted"]),
         (edited("model/init_args/foo", 1), ["model", "'foo' is not accepted"]),
         (edited("model/init_args/network/init_args/foo", 1), ["model.network", "'foo' is not accepted"]),
@@ -135,6 +137,8 @@ def test_a_forecast_refuses_what_a_study_refuses(refusal, tmp_path):
 
 def test_bad_command_line(refusal, capfd):
     assert "--study.foo" in refusal("--study.foo", "1")
+    assert "study.trials.foo: there is no such key" in refusal("--study.trials.foo", "1")
+    assert "study.slack.foo: there is no such key" in refusal("--study.slack.foo", "1")
     assert "missing.yaml" in refusal("--config", "missing.yaml")
     assert main(["stduy"]) == 2
     assert "study" in capfd.readouterr().err
