@@ -9,7 +9,7 @@ _KEY = re.compile(r'Parser key "([^"]+)": ')
 _WRAPPED = re.compile(r"Problem with given class_path '[^']*': (?=Problem|Option|Expected|.*required)")
 _UNION = re.compile(r".*?Does not validate against any of the Union subtypes Subtypes: \[.*?\] Errors: (- .*)")
 _PLAIN = re.compile(r"(?:- )?Expected (?:a )?<class '(\w+)'>")
-_GIVEN = re.compile(r" Given value: (.*?)(?= - (?:Expected|Problem)|$)")
+_GIVEN = re.compile(r" Given value: ?(.*?)(?= - (?:Expected|Problem)|$)")
 _BELOW = re.compile(r".*Got value: NestedArg\(key='([^']+)', .*")
 
 
@@ -21,10 +21,10 @@ def condensed(error: BaseException | str) -> str:
         reasons = [reason.removeprefix("- ") for reason in re.split(r" (?=- )", match[1])]
         ours = [r for r in reasons if not r.startswith(_NOT_MEANT)]
         text = (ours or reasons)[-1].split(" Given value type:")[0]
-        if _PLAIN.fullmatch(text):
+        if _PLAIN.fullmatch(text) and (given := _GIVEN.search(match[0])):
             kinds = dict.fromkeys(kind[1] for reason in reasons if (kind := _PLAIN.match(reason)))
             names = " or ".join(kinds).replace("NoneType", "null")
-            text = f"Expected a <class '{names}'>. Got value: {_GIVEN.search(match[0])[1]}"
+            text = f"Expected a <class '{names}'>. Got value: {given[1]}"
     text = _WRAPPED.sub("", _KEY.sub("", text))
     if match := _BELOW.fullmatch(text):
         key = ".".join(keys)

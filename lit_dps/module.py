@@ -56,6 +56,8 @@ class ImageClassifier(LightningModule):
             raise ConfigError("model.decay_steps", decay_steps, "at least 1 step")
         if not 0 <= end_factor <= 1:
             raise ConfigError("model.end_factor", end_factor, "a number in [0, 1]")
+        if not any(p.requires_grad for p in network.parameters()):
+            raise ConfigError("model.network", type(network).__name__, "a network with parameters to train")
         self.save_hyperparameters(ignore=["network"])
         self.network = network
 

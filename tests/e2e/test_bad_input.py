@@ -59,10 +59,13 @@ def box(**space) -> dict:
         (edited("goal/foo", 1), ["goal", "foo"]),
         (edited("study/checkpoint_minutes", 0), ["study.checkpoint_minutes", "0.0 is not allowed", "null for none"]),
         (edited("study/slack", "a lot"), ["study.slack: 'a lot' is not allowed; float or null expected"]),
+        (edited("study/workers", ""), ["study.workers: '' is not allowed; int or null expected"]),
+        *[(edited(key, None), [f"{key}: None is not allowed"]) for key in ("study", "pruning", "storage")],
         (edited("smoothness", {"interval": "often"}), ["smoothness.interval: 'often' is not allowed; int or null"]),
         (edited("foo", 1), ["'foo' is not accepted"]),
         (edited("model/init_args/foo", 1), ["model", "'foo' is not accepted"]),
         (edited("model/init_args/network/init_args/foo", 1), ["model.network", "'foo' is not accepted"]),
+        (edited("model/init_args/network", {}), ["model.network: 'Module' is not allowed", "parameters to train"]),
         (edited("model/class_path", "nope.Nope"), ["model", "nope.Nope"]),
         (
             edited("model/class_path", "lit_dps.models.MLP"),
