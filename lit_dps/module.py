@@ -56,8 +56,6 @@ class ImageClassifier(LightningModule):
             raise ConfigError("model.decay_steps", decay_steps, "at least 1 step")
         if not 0 <= end_factor <= 1:
             raise ConfigError("model.end_factor", end_factor, "a number in [0, 1]")
-        if not any(p.requires_grad for p in network.parameters()):
-            raise ConfigError("model.network", type(network).__name__, "a network with parameters to train")
         self.save_hyperparameters(ignore=["network"])
         self.network = network
 
@@ -116,6 +114,8 @@ class ImageClassifier(LightningModule):
         self.log(f"{split}_loss", loss.float() / seen, prog_bar=True)
 
     def configure_optimizers(self):
+        if not any(p.requires_grad for p in self.parameters()):
+            raise ConfigError("model.network", type(self.network).__name__, "a network with parameters to train")
         h = self.hparams
         optimizer = make_optimizer(self.parameters(), h.optimizer, h.learning_rate, h.momentum)
         if h.schedule == "constant":

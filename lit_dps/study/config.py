@@ -80,6 +80,8 @@ class StudyConfig:
         for key, value in counts.items():
             if value is not None and value < 1:
                 raise ConfigError(f"study.{key}", value, "at least 1")
+        if self.seed < 0:
+            raise ConfigError("study.seed", self.seed, "0 or more")
         if self.slack is not None and not 1 <= self.slack < math.inf:
             raise ConfigError("study.slack", self.slack, "1 or more, or null for no racing")
         if self.checkpoint_minutes is not None and not 0 < self.checkpoint_minutes < math.inf:

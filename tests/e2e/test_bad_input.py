@@ -82,6 +82,7 @@ def box(**space) -> dict:
         (edited("study/batch_sizes", [16, 1351]), ["data.batch_size", "1351", "1 to 1350"]),
         (edited("study/sparsities", [1.0]), ["study.sparsities", "1.0", "not including 1"]),
         (edited("study/sparsities", [-0.1]), ["study.sparsities", "-0.1", "from 0"]),
+        (edited("study/seed", -1), ["study.seed: -1 is not allowed; 0 or more"]),
         (edited("study/trials", 0), ["study.trials", "0", "at least 1"]),
         (edited("study/goals", [0.2]), ["study.goals", "0.2", "above goal.error = 0.2", "below 1"]),
         (edited("study/goals", [0.3, 0.1]), ["study.goals", "0.1", "above goal.error = 0.2", "below 1"]),
