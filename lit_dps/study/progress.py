@@ -78,7 +78,9 @@ class Progress:
             steps = [r.steps for r in self.done[cell].values() if r.status is Status.COMPLETE]
             parts.append(f"{cell}: best K {min(steps) if steps else '-'}")
         left = self.seconds_left()
-        parts.append(f"time left {_clock(left)}" if left is not None else "time left ?")
+        paused = any(len(done) > self._finished(cell) for cell, done in self.done.items())
+        least = "at least " if paused else ""  # how far those have to go is not known
+        parts.append(f"time left {least}{_clock(left)}" if left is not None else "time left ?")
         return "  ".join(parts)
 
     def _finished(self, cell: Cell) -> int:

@@ -55,10 +55,10 @@ def test_a_trial_that_has_to_go_on_is_not_finished():
     progress = Progress({}, CELLS[:1], 3, workers=1, slack=2, stream=io.StringIO())
     for point in range(3):
         progress.update(stopped(point, 80))
-    assert progress.line() == "cells 0/1  trials 0/3  time left 0:00:30", "all pause until one is complete"
+    assert progress.line() == "cells 0/1  trials 0/3  time left at least 0:00:30", "all pause until one is complete"
     progress.update(result(CELLS[0], 0, 96))
     assert "trials 1/3" in progress.line()
     progress.update(stopped(1, 192))
     assert "trials 2/3" in progress.line()
     progress.update(result(CELLS[0], 2, 160))
-    assert "cells 1/1  trials 3/3" in progress.line()
+    assert progress.line() == "cells 1/1  trials 3/3  time left 0:00:00"
