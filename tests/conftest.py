@@ -1,6 +1,7 @@
 """One thread for every test, as trials have it: results do not depend on the machine, and busy cores do no harm."""
 
 import itertools
+import signal
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ LONGEST = ("tests/parity/test_lipschitz", "tests/parity/test_savings", "tests/un
 
 torch.set_num_threads(1)
 keep_freed_memory()  # as the commands do
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # by a script's "&": so would all processes that the tests start
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
