@@ -31,7 +31,7 @@ class ImageClassifier(LightningModule):
         end_factor: Final learning rate of the linear decay as a share of the initial one.
 
     Raises:
-        ConfigError: for a value out of its range.
+        ConfigError: for a value out of its range; by `configure_optimizers`, for a network with nothing to train.
     """
 
     def __init__(

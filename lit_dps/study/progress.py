@@ -71,14 +71,14 @@ class Progress:
 
     def line(self, cell: Cell | None = None) -> str:
         """The line's text."""
-        finished = sum(map(self._finished, self.done))
-        full = sum(self._finished(cell) >= self.points for cell in self.done)
-        parts = [f"cells {full}/{len(self.done)}", f"trials {finished}/{len(self.done) * self.points}"]
+        finished = {each: self._finished(each) for each in self.done}
+        full = sum(n >= self.points for n in finished.values())
+        parts = [f"cells {full}/{len(self.done)}", f"trials {sum(finished.values())}/{len(self.done) * self.points}"]
         if cell is not None:
             steps = [r.steps for r in self.done[cell].values() if r.status is Status.COMPLETE]
             parts.append(f"{cell}: best K {min(steps) if steps else '-'}")
-        left = self.seconds_left()
-        paused = any(len(done) > self._finished(cell) for cell, done in self.done.items())
+        left = self.seconds_left(finished)
+        paused = any(len(done) > finished[each] for each, done in self.done.items())
         least = "at least " if paused else ""  # how far those have to go is not known
         parts.append(f"time left {least}{_clock(left)}" if left is not None else "time left ?")
         return "  ".join(parts)
@@ -87,11 +87,14 @@ class Progress:
         """Trials of a cell that ran as far as they have to, by what is known of the race."""
         return len(fair(list(self.done[cell].values()), self.slack))
 
-    def seconds_left(self) -> float | None:
+    def seconds_left(self, finished: Mapping[Cell, int]) -> float | None:
         """Mean seconds of a finished trial of the nearest batch size, summed over what is left, shared by the workers.
 
         For a batch size that no trial has finished at yet, the nearest smaller one stands: K* falls as the batch grows,
         so a trial costs about as much until the critical batch size, and more beyond it.
+
+        Args:
+            finished: Trials of each cell that ran as far as they have to.
         """
         times: dict[int, list[float]] = {}
         for cell, results in self.done.items():
@@ -102,7 +105,7 @@ class Progress:
         left = 0.0
         for cell in self.done:
             nearest = min(known, key=lambda b: (abs(b - cell.batch_size), b))
-            left += known[nearest] * (self.points - self._finished(cell))
+            left += known[nearest] * (self.points - finished[cell])
         return left / self.workers
 
 
