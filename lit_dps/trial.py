@@ -21,6 +21,8 @@ class Status(StrEnum):
     INCOMPLETE = "incomplete"  # the step budget was spent first
     INFEASIBLE = "infeasible"  # loss, error or weights stopped being finite
     OUTRACED = "outraced"  # stopped, because another trial of its cell had needed so few steps that it could not matter
+    STOPPED = "stopped"  # the module or a callback ended it, before its goal and its budget
+    FAILED = "failed"  # an error ended it; it is run again when the study is taken up again
 
 
 @dataclass(frozen=True, order=True)
@@ -90,6 +92,9 @@ class TrialResult:
             "gradient_variance" (trace of the covariance of the per-example gradient there), "squared_gradient" (squared
             norm of the training gradient there), "floor" (lower bound of the loss), and of all steps run "steps",
             "rate_sum" and "rate_square_sum" (sums of the learning rate and of its square).
+        observed: Counts that a reader of the table should know of, by name (`lit_dps.observed`).
+        failure: Of a failed trial, or one that was stopped, why: one line; else empty.
+        traceback: Of a failed trial.
     """
 
     trial: Trial
@@ -100,6 +105,9 @@ class TrialResult:
     seconds: float = 0.0
     smoothness: Mapping[str, list[float]] = field(default_factory=dict)
     theory: Mapping[str, float] = field(default_factory=dict)
+    observed: Mapping[str, float] = field(default_factory=dict)
+    failure: str = ""
+    traceback: str = ""
 
     @property
     def steps_run(self) -> int:

@@ -17,7 +17,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = [
     {"lit_dps", "allocator", "errors", "messages", "storage", "server_lock"},
     {"parallel"},
-    {"trial", "goal", "goal_run", "schedules", "space"},
+    {"trial", "goal", "goal_run", "observed", "schedules", "space"},
     {"optim", "models", "pruning", "smoothness", "generators"},
     {"module", "data"},
     {"callbacks", "workload"},
@@ -52,6 +52,7 @@ NO_TORCH = {
     "trial",
     "goal",
     "goal_run",
+    "observed",
     "schedules",
     "space",
     "study.config",

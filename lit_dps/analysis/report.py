@@ -19,8 +19,8 @@ from lit_dps.space import Range, short_names
 def table_rows(record: StudyRecord) -> list[Row]:
     """One row a cell, by sparsity, then batch size; values in full, None where there is none.
 
-    Columns: batch_size [examples], sparsity, k_star [steps], complete, incomplete, infeasible, outraced, pending, point
-    and the metaparameters (short names) of the K* trial, boundary ("learning_rate high; momentum low" or empty).
+    Columns: batch_size [examples], sparsity, k_star [steps], complete, incomplete, infeasible, outraced, stopped,
+    failed, pending, point and the metaparameters (short names) of the K* trial, boundary ("learning_rate high; momentum low" or empty).
     """
     names = short_names(list(record.space))
     rows = []
@@ -35,6 +35,8 @@ def table_rows(record: StudyRecord) -> list[Row]:
                 "incomplete": cell.incomplete,
                 "infeasible": cell.infeasible,
                 "outraced": cell.outraced,
+                "stopped": cell.stopped,
+                "failed": cell.failed,
                 "pending": cell.pending,
                 "point": None if cell.best is None else cell.best.trial.point,
                 **{name: params.get(key) for key, name in names.items()},
@@ -136,7 +138,8 @@ def value_text(value: float | int | None, box: Range) -> str:
 
 def _table(record: StudyRecord) -> list[str]:
     rows, names = table_rows(record), short_names(list(record.space))
-    counts = ["complete", "incomplete", "infeasible", *(x for x in ("outraced", "pending") if any(r[x] for r in rows))]
+    seldom = (x for x in ("outraced", "stopped", "failed", "pending") if any(row[x] for row in rows))
+    counts = ["complete", "incomplete", "infeasible", *seldom]
     body = []
     for row in rows:
         params = {name: value_text(row[name], record.space[key]) for key, name in names.items()}

@@ -92,6 +92,8 @@ def encode_result(result: TrialResult) -> dict:
         "seconds": float(result.seconds),
         "smoothness": {key: [_encode(x) for x in values] for key, values in result.smoothness.items()},
         "theory": {key: _encode(x) for key, x in result.theory.items()},
+        "observed": {key: _encode(x) for key, x in result.observed.items()},
+        **({"failure": result.failure, "traceback": result.traceback} if result.failure else {}),
     }
 
 
@@ -114,6 +116,9 @@ def decode_result(stored: Mapping, trial: Trial) -> TrialResult:
         seconds=stored["seconds"],
         smoothness={key: [_decode(x) for x in values] for key, values in stored.get("smoothness", {}).items()},
         theory={key: _decode(x) for key, x in stored.get("theory", {}).items()},
+        observed={key: _decode(x) for key, x in stored.get("observed", {}).items()},
+        failure=stored.get("failure", ""),
+        traceback=stored.get("traceback", ""),
     )
 
 

@@ -17,7 +17,7 @@ class CellSummary:
     Attributes:
         cell: Batch size and sparsity.
         best: The complete trial of least steps to result, the lowest point among equals; None without complete ones.
-        complete, incomplete, infeasible, outraced: Finished trials by how they ended.
+        complete, incomplete, infeasible, outraced, stopped, failed: Finished trials by how they ended.
         pending: Declared trials that have not finished, started or not.
         running: Those of them that are started or queued.
         boundary: The end of its range that a metaparameter of `best` lies on, for those that do.
@@ -29,6 +29,8 @@ class CellSummary:
     incomplete: int
     infeasible: int
     outraced: int
+    stopped: int
+    failed: int
     pending: int
     running: int
     boundary: dict[str, Literal["low", "high"]]
@@ -60,6 +62,8 @@ def _summarize(record: StudyRecord, cell: Cell) -> CellSummary:
         incomplete=ended.count(Status.INCOMPLETE),
         infeasible=ended.count(Status.INFEASIBLE),
         outraced=ended.count(Status.OUTRACED),
+        stopped=ended.count(Status.STOPPED),
+        failed=ended.count(Status.FAILED),
         pending=record.trials - done,
         running=record.running[cell],
         boundary={key: end for key, end in ends.items() if end is not None},

@@ -17,6 +17,8 @@ STATES = {
     Status.INCOMPLETE: TrialState.PRUNED,
     Status.INFEASIBLE: TrialState.FAIL,
     Status.OUTRACED: TrialState.PRUNED,
+    Status.STOPPED: TrialState.FAIL,
+    Status.FAILED: TrialState.FAIL,
 }
 
 
