@@ -20,7 +20,8 @@ def table_rows(record: StudyRecord) -> list[Row]:
     """One row a cell, by sparsity, then batch size; values in full, None where there is none.
 
     Columns: batch_size [examples], sparsity, k_star [steps], complete, incomplete, infeasible, outraced, stopped,
-    failed, pending, point and the metaparameters (short names) of the K* trial, boundary ("learning_rate high; momentum low" or empty).
+    failed, pending, point and the metaparameters (short names) of the K* trial, boundary ("learning_rate high;
+    momentum low" or empty).
     """
     names = short_names(list(record.space))
     rows = []

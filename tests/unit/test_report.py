@@ -131,12 +131,12 @@ def test_csv_holds_the_values_in_full(tmp_path):
     with (tmp_path / "table.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == [
-        *("batch_size", "sparsity", "k_star", "complete", "incomplete", "infeasible", "outraced", "pending", "point"),
-        *("learning_rate", "momentum", "width", "boundary"),
+        *("batch_size", "sparsity", "k_star", "complete", "incomplete", "infeasible", "outraced", "stopped", "failed"),
+        *("pending", "point", "learning_rate", "momentum", "width", "boundary"),
     ]
     assert len(rows) == 6
-    assert list(rows[1].values()) == ["64", "0.0", "1664", "1", "0", "1", "0", "0", "1", "0.5", "0.999", "16", ""]
-    assert list(rows[3].values()) == ["8", "0.9", "", "0", "0", "0", "0", "2", "", "", "", "", ""]
+    assert list(rows[1].values()) == ["64", "0.0", "1664", *"1010000", "1", "0.5", "0.999", "16", ""]
+    assert list(rows[3].values()) == ["8", "0.9", "", *"0000002", "", "", "", "", ""]
     assert float(rows[0]["learning_rate"]) == 0.0123456
     assert rows[2]["boundary"] == "learning_rate high; momentum high; width high"
 

@@ -78,7 +78,7 @@ def test_a_trial_of_an_earlier_cell_can_still_be_told(url):
 
 
 def test_states_and_values_in_optuna(url):
-    s = store(url, points=4, cells=CELLS[:1], slack=1)
+    s = store(url, points=6, cells=CELLS[:1], slack=1)
     for trial, status in zip(s.ask(), Status, strict=True):
         s.tell(ended(trial, status))
     states = [(t.state.name, t.values, t.user_attrs["result"]["status"]) for t in cell_trials(url, CELLS[0])]
@@ -87,6 +87,8 @@ def test_states_and_values_in_optuna(url):
         ("PRUNED", None, "incomplete"),
         ("FAIL", None, "infeasible"),
         ("PRUNED", None, "outraced"),
+        ("FAIL", None, "stopped"),
+        ("FAIL", None, "failed"),
     ]
 
 
