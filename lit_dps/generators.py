@@ -6,6 +6,8 @@ As plain numbers and tensors, so that a file of them can be read without executi
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -42,6 +44,28 @@ def restore(state: dict[str, Any], *owners: Any) -> None:
     random.setstate(state["python"])
     for generator, kept in zip(generators_in(*owners), state["kept"], strict=True):
         _set(generator, kept)
+
+
+@contextmanager
+def isolated(*owners: Any, seed: int | None = None) -> Iterator[None]:
+    """In here what is drawn leaves no trace in the global generators, nor in those that the owners keep.
+
+    Args:
+        owners: Objects whose generators are put back too.
+        seed: If given, the global generators begin from it: torch's, NumPy's and Python's.
+    """
+    kept = [(generator, _state(generator)) for generator in generators_in(*owners)]
+    state = capture()
+    try:
+        if seed is not None:
+            torch.manual_seed(seed)
+            np.random.seed(seed)
+            random.seed(seed)
+        yield
+    finally:
+        restore(state)
+        for generator, before in kept:
+            _set(generator, before)
 
 
 def generators_in(*owners: Any) -> list[Any]:

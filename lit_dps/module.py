@@ -6,7 +6,8 @@ from typing import get_args
 
 import torch
 import torch.nn.functional as F
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.loggers.logger import DummyLogger
 from torch import Tensor, nn
 
 from lit_dps.errors import ConfigError
@@ -73,7 +74,7 @@ class ImageClassifier(LightningModule):
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         loss = self.loss(batch)
-        if self._trainer is not None and self.trainer.loggers:  # self.log costs 0.4 ms a step; a study has no logger
+        if self._trainer is not None and logs(self.trainer):  # self.log costs 0.4 ms a step
             self.log("train_loss", loss, prog_bar=True)
         return loss
 
@@ -122,6 +123,11 @@ class ImageClassifier(LightningModule):
             return optimizer
         scheduler = make_scheduler(optimizer, h.schedule, h.decay_steps, h.end_factor)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+def logs(trainer: Trainer) -> bool:
+    """Whether what is logged goes anywhere; a study's logger keeps nothing."""
+    return any(not isinstance(logger, DummyLogger) for logger in trainer.loggers)
 
 
 def weights_finite(module: nn.Module) -> bool:

@@ -7,29 +7,21 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import torch
 from jsonargparse import ArgumentError, ArgumentParser
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.loggers.logger import DummyLogger
 
 from lit_dps.errors import ConfigError, UserError, user_error_in
+from lit_dps.generators import isolated
 from lit_dps.messages import condensed
 from lit_dps.parallel.settings import arguments
+from lit_dps.protocol import STUDY_TRAINER, welcome
 from lit_dps.trial import Trial
-
-# What a study sets itself: it keeps curves and results, and stops at the goal or the step budget alone.
-STUDY_TRAINER = {
-    "logger": False,
-    "enable_checkpointing": False,
-    "enable_progress_bar": False,
-    "enable_model_summary": False,
-    "num_sanity_val_steps": 0,
-    "max_epochs": -1,
-}
 
 
 @dataclass(frozen=True)
@@ -49,13 +41,19 @@ class Workload:
         model: The LightningModule.
         data: The LightningDataModule.
         trainer: Arguments of `lightning.pytorch.Trainer`.
-        batch_size_key: Configuration key of the global batch size.
+        batch_size_key: Configuration key of the batch size. A cell's is that of an optimizer step: where the trainer
+            accumulates gradients over batches, each of these is as many times smaller.
     """
 
     model: Mapping[str, Any]
     data: Mapping[str, Any]
     trainer: Mapping[str, Any]
     batch_size_key: str = "data.batch_size"
+
+    @property
+    def accumulated(self) -> int:
+        """Batches of the train dataloader that make an optimizer step."""
+        return self.trainer.get("accumulate_grad_batches") or 1
 
     def build(self, trial: Trial) -> Built:
         """Fresh objects for a trial: module and data module drawn under seeds of the point, not of global state.
@@ -68,19 +66,25 @@ class Workload:
         specs = self._specs(trial)
         data = _instantiate("data", specs["data"], trial.seed_for("order"))
         module = _instantiate("model", specs["model"], trial.seed_for("init"))
-        trainer = _instantiate("trainer", {**self.trainer, **STUDY_TRAINER}, trial.seed_for("order"))
-        return Built(module, data, _of_this_trial(arguments(trainer), trial))
+        trainer = arguments(_instantiate("trainer", {**self.trainer, **STUDY_TRAINER}, trial.seed_for("order")))
+        trainer["callbacks"] = welcome(_listed(trainer.get("callbacks")), "trainer.callbacks")
+        trainer["logger"] = DummyLogger()  # for callbacks and modules that talk to one
+        return Built(module, data, _of_this_trial(trainer, trial))
 
     def _specs(self, trial: Trial) -> dict[str, Any]:
         specs = {"model": copy.deepcopy(dict(self.model)), "data": copy.deepcopy(dict(self.data))}
         node, name = locate(specs, self.batch_size_key, "study.batch_size_key")
-        node[name] = trial.cell.batch_size
+        node[name] = trial.cell.batch_size // self.accumulated
         for key, value in trial.params.items():
             node, name = locate(specs, key, "study.space")
             node[name] = value
         if "order_seed" in specs["data"].get("init_args", {}):
             specs["data"]["init_args"]["order_seed"] = trial.seed_for("order")
         return specs
+
+
+def _listed(callbacks: Any) -> list[Any]:
+    return list(callbacks) if isinstance(callbacks, (list, tuple)) else [] if callbacks is None else [callbacks]
 
 
 def _of_this_trial(trainer: dict[str, Any], trial: Trial) -> dict[str, Any]:
@@ -111,6 +115,18 @@ def locate(specs: Mapping[str, Any], key: str, source: str) -> tuple[dict[str, A
     return node, last
 
 
+def class_paths(workload: Workload) -> Iterator[str]:
+    """All classes that the model and the data of a workload name, however deep."""
+    nodes: list[Any] = [workload.model, workload.data]
+    for node in nodes:  # grows on the way
+        if isinstance(node, Mapping):
+            if isinstance(node.get("class_path"), str):
+                yield node["class_path"]
+            nodes.extend(node.values())
+        elif isinstance(node, (list, tuple)):
+            nodes.extend(node)
+
+
 def _arguments(node: dict[str, Any], name: str) -> dict[str, Any]:
     return node.setdefault("init_args", {}) if "class_path" in node and name != "init_args" else node
 
@@ -128,15 +144,14 @@ def _parser(name: str) -> ArgumentParser:
 
 def _parse(name: str, spec: Mapping[str, Any]):
     try:
-        return _parser(name).parse_object({name: dict(spec)})
+        return _parser(name).parse_object({name: copy.deepcopy(dict(spec))})  # it puts its own types into what it gets
     except ArgumentError as error:
         raise user_error_in(error) or UserError(condensed(error)) from None
 
 
 def _instantiate(name: str, spec: Mapping[str, Any], seed: int):
     parsed = _parse(name, spec)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with isolated(seed=seed):
         try:
             return _parser(name).instantiate_classes(parsed)[name]
         except (ValueError, TypeError) as error:  # jsonargparse wraps what a class refuses

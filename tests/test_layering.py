@@ -20,7 +20,7 @@ LAYERS = [
     {"trial", "goal", "goal_run", "observed", "schedules", "space"},
     {"optim", "models", "pruning", "smoothness", "generators"},
     {"module", "data"},
-    {"callbacks", "workload"},
+    {"callbacks", "protocol", "workload"},
     {"engines", "tracking"},
     {"study"},
     {"commands"},

@@ -65,16 +65,17 @@ class CheckpointCallback(Callback):
         self.seconds, self._began, self._saved = 0.0, time.monotonic(), time.monotonic()
         self._loader: ResumableLoader | None = None
         self._position: dict[str, Any] | None = None
-        self._checked = self._saving = self._read_back = self._paused = False
+        self._checked: int | None = None
+        self._saving = self._read_back = self._paused = False
 
     @property
     def serves(self) -> bool:
         return self._loader is not None
 
-    def checked(self) -> None:
-        """To be called at the end of a check that the run goes on from."""
+    def checked(self, step: int) -> None:
+        """To be called at the end of a check that the run goes on from, with its step."""
         if self.serves:
-            self._checked = True  # other hooks of this step are still to come
+            self._checked = step  # other hooks of this step are still to come
         else:
             self.after_check()
 
@@ -98,13 +99,13 @@ class CheckpointCallback(Callback):
         return loader
 
     def _between(self, trainer: Trainer) -> None:
-        if not self._checked:
+        if self._checked is None:
             return
-        self._checked = False
+        step, self._checked = self._checked, None
         since, pause = ranks.said_by_first(lambda: (time.monotonic() - self._saved, self.pause()))
         try:
             self.after_check()
-            if trainer.global_step >= pause:
+            if step >= pause:
                 raise Left
         except BaseException as left:
             self._paused = isinstance(left, Left)

@@ -11,6 +11,10 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_dps.callbacks.early_check import EarlyCheck
+from lit_dps.callbacks.logged import rises, why_no_mean
+from lit_dps.callbacks.schedules import forget_followed_metrics, give_the_length, prepare_schedules
+from lit_dps.callbacks.steps import StepCount
+from lit_dps.callbacks.validation import ValidationCount, refuse_dropped
 from lit_dps.errors import ConfigError
 from lit_dps.goal import Goal
 from lit_dps.goal_run import GoalRun
@@ -28,6 +32,10 @@ class GoalErrorCallback(Callback):
     incomplete; one whose loss, error or weights are not finite at a check is infeasible (`lit_dps.goal.Goal.judge`).
     Several ranks count the error of the entire split and the loss of the entire batch together, and all stop.
 
+    Schedules see a training as long as the budget: `trainer.max_steps`, `trainer.estimated_stepping_batches`, and as
+    `trainer.max_epochs` the epochs that the budget comes to. `ReduceLROnPlateau` is stepped at the end of an epoch,
+    or after a step, where a check has given it a new value since.
+
     Args:
         error: Goal validation error, in (0, 1).
         check_interval: Optimizer steps between checks.
@@ -39,7 +47,11 @@ class GoalErrorCallback(Callback):
     Attributes:
         status: How the run ended; None while it runs, or if something else stopped it.
         steps_to_result: The step of the check that met the goal, or None.
+        steps: Optimizer steps so far, as `StepCount` counts them.
         curve: As `TrialResult.curve`.
+        look_first: Whether to check before the first step too. Set before a run.
+        untrained: What that check found; None without.
+        validated: What the checks looked at.
         further: Further goal errors, above `error`, whose checks must be exact too. Set before a run.
         limit: The step that the run has to reach: beyond it it cannot matter any more. Set before a run; of several
             ranks the first one's counts.
@@ -48,7 +60,8 @@ class GoalErrorCallback(Callback):
 
     Raises:
         ConfigError: for a value out of its range, a trainer that would skip part of the validation split or divide a
-            batch among devices in another way than `SharedBatchDDP`, or a module that does not log `monitor`.
+            batch among devices in another way than `SharedBatchDDP`, a `monitor` that is to be maximised, and a module
+            that does not log it, as the mean over the validation split, at every check.
     """
 
     def __init__(
@@ -60,15 +73,22 @@ class GoalErrorCallback(Callback):
         early_reject: bool = False,
     ):
         self.goal, self.monitor, self.early_reject = Goal(error, check_interval, max_steps), monitor, early_reject
+        if rises(monitor):
+            raise ConfigError(
+                "goal.monitor", monitor, "a metric that falls: log 1 - accuracy, say, under a name that tells so"
+            )
         self.further: Sequence[float] = ()
+        self.look_first = False
         self.limit: Callable[[], float] = lambda: math.inf
         self.after_check: Callable[[], None] = lambda: None
         self._begin()
 
     def _begin(self, early: bool = False) -> None:
         self.run = GoalRun(self.goal, self.further, lambda: ranks.said_by_first(self.limit), early)
+        self.untrained: float | None = None
         self._losses: list[tuple[Any, float]] = []  # each with the share of its batch that it is the mean over
-        self._step = 0
+        self._count, self._due, self._stepped = StepCount(), False, False
+        self.validated = ValidationCount()
         self._early: EarlyCheck | None = None
         self._hardness: torch.Tensor | None = None
 
@@ -79,6 +99,10 @@ class GoalErrorCallback(Callback):
     @property
     def steps_to_result(self) -> int | None:
         return self.run.steps_to_result
+
+    @property
+    def steps(self) -> int:
+        return self._count.steps
 
     @property
     def curve(self) -> dict[str, list[float]]:
@@ -95,22 +119,35 @@ class GoalErrorCallback(Callback):
         self._begin(early)
         trainer.val_check_interval = self.goal.check_interval
         trainer.check_val_every_n_epoch = None  # count steps across the ends of epochs
-        trainer.num_sanity_val_steps = 0
+        trainer.num_sanity_val_steps = math.inf if self.look_first else 0
         if early:
             trainer.limit_val_batches = 0  # Lightning's own validation stays out of it
         budget = self.goal.max_steps
         trainer.fit_loop.epoch_loop.max_steps = budget if trainer.max_steps < 0 else min(budget, trainer.max_steps)
+        give_the_length(trainer, pl_module)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if "exact" in self.curve:
             self._early = EarlyCheck(trainer, pl_module, self._hardness)
+            if any(config.reduce_on_plateau for config in trainer.lr_scheduler_configs):
+                raise ConfigError("goal.early_reject", True, "false where a schedule follows a validation metric")
+            if self.look_first:
+                self.untrained = self._early(self._early.size).error(self._early.size)
         elif not trainer.enable_validation:
             raise ConfigError("data", type(pl_module).__name__, "the goal needs validation data and a validation_step")
-        self._step = trainer.global_step
+        else:
+            refuse_dropped(trainer)
+        prepare_schedules(trainer, pl_module)
+        self._count.begin(trainer)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        forget_followed_metrics(trainer, "epoch")
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
-        if trainer.global_step != self._step:  # the last batch ended a step
-            self._step, self._losses = trainer.global_step, []
+        if self._stepped:  # the last batch ended a step
+            self._losses = []
+        forget_followed_metrics(trainer, "step")
+        self._count.before_batch(trainer)
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
@@ -120,15 +157,26 @@ class GoalErrorCallback(Callback):
         if trainer.fast_dev_run:
             return
         # Lightning counts batches; an epoch that ends within an accumulation makes them no measure of steps
-        step = trainer.global_step
-        due = step != self._step and step % self.goal.check_interval == 0
-        trainer.val_check_batch = 1 if due else sys.maxsize
-        if due and self._early is not None and self.status is None:
+        self._stepped = self._count.after_batch(trainer, skipped=not self._losses)
+        self._due = self._stepped and self.steps % self.goal.check_interval == 0
+        trainer.val_check_batch = 1 if self._due else sys.maxsize
+        if self._due and self._early is not None and self.status is None:
             check = self._early(self.run.next_goal().allowed(self._early.size))
             self._judge(trainer, pl_module, check.error(self._early.size), check.exact)
 
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn == "fit":
+            trainer.callback_metrics.pop(self.monitor, None)  # of an earlier check, or logged in training
+            self.validated.begin()
+
+    def on_validation_batch_start(self, trainer, pl_module, batch, batch_idx, dataloader_idx=0) -> None:
+        if trainer.state.fn == "fit":
+            self.validated.add(batch, dataloader_idx)
+
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.state.fn != "fit" or trainer.sanity_checking:
+        if trainer.state.fn != "fit":
+            return
+        if not (self._due or trainer.sanity_checking):  # whoever stops the trainer gets a validation
             return
         if isinstance(trainer.strategy, SharedBatchDDP):
             # a rank without validation examples logs nothing
@@ -138,7 +186,12 @@ class GoalErrorCallback(Callback):
                 self.error_of(trainer)  # says what is missing
         else:
             error = self.error_of(trainer)
-        if self.status is None:  # else min_steps or min_epochs keep it running
+        if why := why_no_mean(trainer, self.monitor, self.validated.batches, self.validated.examples):
+            raise ConfigError("goal.monitor", self.monitor, f"the mean over the validation split: {why}")
+        self.validated.end(trainer)
+        if trainer.sanity_checking:
+            self.untrained = error
+        elif self.status is None:  # else min_steps or min_epochs keep it running
             self._judge(trainer, pl_module, error, exact=True)
 
     def _judge(self, trainer: Trainer, module: LightningModule, error: float, exact: bool) -> None:
@@ -146,7 +199,7 @@ class GoalErrorCallback(Callback):
         own = divisor * sum(share * float(loss) for loss, share in losses) / len(losses) if losses else 0.0
         finite = weights_finite(module)
         total, broken = ranks.add_up(torch.tensor([own, float(not finite)], dtype=torch.float64)).tolist()
-        self.run.record(trainer.global_step, error, exact, total if losses else None, not broken)
+        self.run.record(self.steps, error, exact, total if losses else None, not broken)
         if self.status is not None:
             trainer.should_stop = True
         else:
@@ -161,7 +214,9 @@ class GoalErrorCallback(Callback):
         return float(value.double() if isinstance(value, torch.Tensor) else value)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"curve": self.curve, "hardness": self._early.hardness if self._early is not None else None}
+        hardness = self._early.hardness if self._early is not None else None
+        return {"curve": self.curve, "hardness": hardness, "steps": self.steps}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.run.curve, self._hardness = state_dict["curve"], state_dict.get("hardness")
+        self._count.steps = state_dict.get("steps")

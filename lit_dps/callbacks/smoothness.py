@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch.utils._pytree import tree_map
 
 from lit_dps import smoothness
 from lit_dps.callbacks.pruning import PruningCallback
-from lit_dps.callbacks.training_pass import TrainingPass, loss_in
+from lit_dps.callbacks.training_pass import TrainingPass, loss_of
 from lit_dps.errors import ConfigError
 
 NOISE_SEED = 0  # dropout draws the same at every gradient, so that all are gradients of one function
@@ -81,6 +82,9 @@ class SmoothnessCallback(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.interval is None:
             return
+        if not pl_module.automatic_optimization:
+            name = type(pl_module).__name__
+            raise ConfigError("smoothness.interval", self.interval, f"null for {name}: it has manual optimization")
         self._pass = TrainingPass(trainer, pl_module, self.batch_size, self.examples)
         self._parameters = {name: p for name, p in pl_module.named_parameters() if p.requires_grad}
         pruning = next((c for c in trainer.callbacks if isinstance(c, PruningCallback) and c.mask is not None), None)
@@ -104,38 +108,34 @@ class SmoothnessCallback(Callback):
         if self._before is None or trainer.global_step == self._step:  # none due, or gradients are still accumulated
             return
         after, before, self._before = smoothness.flatten(self._parameters.values()), self._before, None
-        with self._pass.traceless():
-            found = smoothness.local_lipschitz(self._gradient, before, after, self.gammas)
-        self._set(after)
+        with self._pass.traceless() as twin:
+            found = smoothness.local_lipschitz(partial(self._gradient, twin), before, after, self.gammas)
         for key, value in zip(self.curve, (trainer.global_step, *found), strict=True):
             self.curve[key].append(value)
         for logger in trainer.loggers:
             logger.log_metrics(found._asdict(), step=trainer.global_step)
 
-    def _gradient(self, weights: Tensor) -> Tensor:
-        self._set(weights)
+    def _gradient(self, module: LightningModule, weights: Tensor) -> Tensor:
+        named = dict(module.named_parameters())
+        parameters = [named[name] for name in self._parameters]
+        with torch.no_grad():
+            for parameter, part in zip(parameters, smoothness.unflatten(weights, parameters), strict=True):
+                parameter.copy_(part)
         torch.manual_seed(NOISE_SEED)
-        parameters = list(self._parameters.values())
-        gradient = smoothness.mean_gradient(parameters, self._pass.losses())
+        gradient = smoothness.mean_gradient(parameters, self._pass.losses(module))
         parts = smoothness.unflatten(gradient, parameters)
         named = zip(self._parameters, parts, strict=True)
         return smoothness.flatten(part * self._keep[name] if name in self._keep else part for name, part in named)
 
-    def _set(self, weights: Tensor) -> None:
-        parameters = list(self._parameters.values())
-        with torch.no_grad():
-            for parameter, part in zip(parameters, smoothness.unflatten(weights, parameters), strict=True):
-                parameter.copy_(part)
-
     def _initial_terms(self, module: LightningModule) -> dict[str, float]:
-        step = _Step(module)
         parameters = {f"module.{name}": p.detach() for name, p in self._parameters.items()}
         keep = {f"module.{name}": mask for name, mask in self._keep.items()}
+        with self._pass.traceless() as twin:
+            step = _Step(twin)
 
-        def loss(parameters: dict[str, Tensor], example: Any) -> Tensor:
-            return functional_call(step, parameters, (tree_map(lambda x: x[None], example),))
+            def loss(parameters: dict[str, Tensor], example: Any) -> Tensor:
+                return functional_call(step, parameters, (tree_map(lambda x: x[None], example),))
 
-        with self._pass.traceless():
             torch.manual_seed(NOISE_SEED)
             try:
                 batches = (batch for batch, _ in self._pass.batches())
@@ -168,4 +168,4 @@ class _Step(nn.Module):
         self.module = module
 
     def forward(self, batch: Any) -> Tensor:
-        return loss_in(self.module.training_step(batch, 0))
+        return loss_of(self.module, batch, 0)

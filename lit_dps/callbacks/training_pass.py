@@ -13,30 +13,54 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities.data import extract_batch_size
+from lightning.pytorch.utilities import CombinedLoader
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
 from torch.utils._pytree import tree_map
-from torchmetrics import Metric
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
+from lit_dps.callbacks.examples import examples_in
+from lit_dps.callbacks.module_copy import copy_of
+from lit_dps.data.order import AUTHORS_SEED
 from lit_dps.errors import ConfigError
+from lit_dps.generators import isolated
 from lit_dps.parallel import parts, ranks
 
 
 class TrainingPass:
     """This rank's batches of one pass over the training split, and the module's own `training_step` loss of each.
 
-    A data module with a `pruning_dataloader(batch_size)` gives the pass; of any other, one pass of the train dataloader
-    is taken.
+    A data module with a `pruning_dataloader(batch_size)` gives the pass. Of any other, the data set of the train
+    dataloader is taken whole, in batches of this size; a train dataloader that cannot be made anew with another batch
+    size is taken as it is.
 
     Args:
         trainer: The trainer of a running fit.
         module: Its module.
-        batch_size: Examples a batch, where the data module gives the pass.
+        batch_size: Examples a batch.
         examples: Stop after so many examples, of all ranks together; by default all.
+
+    Attributes:
+        independent: Whether the batches are the same at every batch size of the training.
     """
 
     def __init__(self, trainer: Trainer, module: LightningModule, batch_size: int, examples: int | None = None):
         self.trainer, self.module, self.batch_size, self.examples = trainer, module, batch_size, examples
+        data, loader = getattr(trainer, "datamodule", None), parts.whole(trainer.train_dataloader)
+        self._given = hasattr(data, "pruning_dataloader")
+        self.independent = self._given or _can_be_made_anew(loader)
+
+    @contextmanager
+    def traceless(self) -> Iterator[LightningModule]:
+        """In here nothing leaves a trace: gives a copy of the module, whose training steps may be taken."""
+        loader = parts.whole(self.trainer.train_dataloader)
+        samplers = (getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None))
+        with isolated(loader, *samplers, getattr(self.trainer, "datamodule", None)):
+            yield copy_of(self.module)
+
+    def __len__(self) -> int:
+        """The batches of the whole pass, of all ranks together."""
+        return len(self._loader())
 
     def batches(self) -> Iterator[tuple[Any, int]]:
         """Each batch on the module's device, with its number of examples.
@@ -51,7 +75,7 @@ class TrainingPass:
             batch = self.trainer.precision_plugin.convert_input(batch)  # the way of a batch in Lightning's own loop
             batch = self.module._on_before_batch_transfer(batch, dataloader_idx=0)
             batch = self.trainer.strategy.batch_to_device(batch, self.module.device, 0)
-            size = extract_batch_size(batch)
+            size = examples_in(batch) or self.batch_size
             if size > left:
                 batch, size = _first(batch, left), left
             if ranks.mine(i):
@@ -60,62 +84,101 @@ class TrainingPass:
             if left <= 0:
                 return
 
-    def losses(self) -> Iterator[tuple[Tensor, int]]:
-        """Mean loss of each batch, and its number of examples."""
+    def losses(self, module: LightningModule) -> Iterator[tuple[Tensor, int]]:
+        """Mean loss of each batch by this copy of the module, and its number of examples.
+
+        Batches that the training step gives no loss for are left out.
+        """
         for i, (batch, size) in enumerate(self.batches()):
             with self.trainer.precision_plugin.train_step_context():
-                yield loss_in(self.module.training_step(batch, i)), size
+                loss = loss_of(module, batch, i)
+            if loss is not None:
+                yield loss, size
 
-    @contextmanager
-    def traceless(self) -> Iterator[None]:
-        """In here training steps leave no trace: no metric, no draw from a generator, no running statistic."""
-        loader, module = parts.whole(self.trainer.train_dataloader), self.module
-        owners = (loader, getattr(loader, "sampler", None))
-        generators = {id(g): g for g in (getattr(owner, "generator", None) for owner in owners) if g is not None}
-        states = {key: generator.get_state() for key, generator in generators.items()}
-        buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
-        module.__dict__["log"] = lambda *args, **kwargs: None
-        try:
-            with torch.random.fork_rng():
-                yield
-        finally:
-            del module.__dict__["log"]
-            for key, generator in generators.items():
-                generator.set_state(states[key])
-            for metric in module.modules():
-                if isinstance(metric, Metric):
-                    metric.reset()
-            for name, buffer in module.named_buffers():
-                buffer.copy_(buffers[name])
-
-    def _loader(self):
-        data = getattr(self.trainer, "datamodule", None)
-        if hasattr(data, "pruning_dataloader"):
-            return data.pruning_dataloader(self.batch_size)
+    def _loader(self) -> Any:
+        if self._given:
+            return self.trainer.datamodule.pruning_dataloader(self.batch_size)
         loader = parts.whole(self.trainer.train_dataloader)
-        if not 0 < _length(loader) < sys.maxsize:
+        if _can_be_made_anew(loader):
+            return _anew(loader, self.batch_size)
+        if not isinstance(loader, DataLoader) and isinstance(loader, (dict, list, tuple)):
+            return _Several(tree_map(_fresh, loader))
+        if not 0 < length_of(loader) < sys.maxsize:
             raise ConfigError(
                 "data",
-                type(data or loader).__name__,
+                type(getattr(self.trainer, "datamodule", None) or loader).__name__,
                 "a pass over the training split needs a finite train dataloader or a pruning_dataloader",
             )
-        loader = copy.copy(loader)
-        if getattr(loader, "_iterator", None) is not None:
-            loader._iterator = None  # persistent workers: the training epoch keeps its iterator
-        return loader
+        return _fresh(loader)
 
 
-def loss_in(output: Any) -> Tensor:
-    """The loss in what a `training_step` returned."""
+class _Several:
+    """Batches of several train dataloaders together, as Lightning's own loop takes them."""
+
+    def __init__(self, loaders: Any):
+        self._together = CombinedLoader(loaders, "max_size_cycle")
+        iter(self._together)  # it has no length before
+
+    def __len__(self) -> int:
+        return len(self._together)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (batch for batch, _, _ in self._together)
+
+
+def loss_of(module: LightningModule, batch: Any, batch_idx: int) -> Tensor | None:
+    """The loss of a module's training step, which is given what Lightning gives it; None if it returns none."""
+    more = [batch_idx] if is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2) else []
+    output = module.training_step(batch, *more)
     return output["loss"] if isinstance(output, dict) else output
 
 
-def _first(batch: Any, n: int) -> Any:
-    return tree_map(lambda x: x[:n] if isinstance(x, Tensor) else x, batch)
-
-
-def _length(loader: Any) -> float:
+def length_of(loader: Any) -> float:
+    """The number of a loader's batches, infinite where it does not know."""
     try:
         return len(loader)
     except TypeError:
         return float("inf")
+
+
+def _can_be_made_anew(loader: Any) -> bool:
+    """Whether a loader is a plain DataLoader, whose batches are made of a data set's examples and a batch size."""
+    return (
+        isinstance(loader, DataLoader)
+        and type(loader).__iter__ is DataLoader.__iter__
+        and not isinstance(loader.dataset, IterableDataset)
+        and type(loader.batch_sampler) is BatchSampler
+    )
+
+
+def _anew(loader: DataLoader, batch_size: int) -> DataLoader:
+    """The whole data set of a loader, or what its own sampler takes of it, in other batches.
+
+    Where the loader shuffles the order is always the same, so that the pass is the same at every batch size.
+    """
+    sampler = loader.sampler
+    if type(sampler) is RandomSampler and len(sampler) == len(loader.dataset):
+        sampler = RandomSampler(loader.dataset, generator=torch.Generator().manual_seed(AUTHORS_SEED))
+    elif type(sampler) is not SequentialSampler:
+        sampler = list(sampler)
+    return DataLoader(
+        loader.dataset,
+        batch_size,
+        sampler=sampler,
+        collate_fn=loader.collate_fn,
+        num_workers=loader.num_workers,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+    )
+
+
+def _fresh(loader: Any) -> Any:
+    """A loader that keeps no iterator of the one that it is a copy of."""
+    loader = copy.copy(loader)
+    if getattr(loader, "_iterator", None) is not None:
+        loader._iterator = None  # persistent workers: the training epoch keeps its iterator
+    return loader
+
+
+def _first(batch: Any, n: int) -> Any:
+    return tree_map(lambda x: x[:n] if isinstance(x, Tensor) else x, batch)

@@ -122,6 +122,11 @@ class ImageData(LightningDataModule):
         """SHA-256 of the data set's images and labels."""
         return self.images.digest
 
+    @property
+    def training_size(self) -> int:
+        """Examples in the training split."""
+        return len(self.images.y["train"])
+
     def epochs(self) -> Iterator[np.ndarray]:
         """The permutations of the training split, one an epoch."""
         n = len(self.images.y["train"])

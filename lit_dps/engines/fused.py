@@ -66,7 +66,7 @@ class FusedEngine:
             if verdicts[batch_size] is None:
                 yield from self._race(trial, queue)
             else:
-                yield self.one.train(trial)
+                yield self.one.attempt(trial)
 
     def why_not(self, trial: Trial) -> str | None:
         """Why this trial and those like it are better not stacked, or None."""
@@ -140,7 +140,7 @@ class FusedEngine:
                 check.take(rows)
                 runners = [runners[row] for row in live]
         for trial in alone:
-            yield self.one.train(trial)
+            yield self.one.attempt(trial)
 
     def _interval(
         self, lane: Lane, steps: Replay, check: StackedCheck, runners: list[Runner | None]

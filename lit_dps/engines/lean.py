@@ -18,7 +18,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from lit_dps.callbacks import GoalErrorCallback, PruningCallback
 from lit_dps.data.images import ImageData
-from lit_dps.module import ImageClassifier
+from lit_dps.module import ImageClassifier, logs
 
 # What Lightning would call once a step: where one of these is somebody's own, its loop is left alone
 _TRANSFER = ("transfer_batch_to_device", "on_before_batch_transfer", "on_after_batch_transfer")
@@ -84,7 +84,7 @@ def standard_trainer(trainer: Trainer) -> bool:
         and type(trainer.limit_train_batches) is float
         and trainer.limit_train_batches == 1.0
         and trainer.gradient_clip_val is None
-        and not (trainer.loggers or trainer.fast_dev_run or trainer._detect_anomaly)
+        and not (logs(trainer) or trainer.fast_dev_run or trainer._detect_anomaly)
         and not any(getattr(type(c), hook) is not getattr(Callback, hook) for c in others for hook in _OF_CALLBACKS)
     )
 

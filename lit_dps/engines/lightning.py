@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import math
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+from lit_dps import observed
 from lit_dps.callbacks import GoalErrorCallback, PruningCallback, SmoothnessCallback
 from lit_dps.callbacks.checkpoint import CheckpointCallback, Left
+from lit_dps.callbacks.examples import ExamplesCallback
 from lit_dps.engines.checkpoints import Checkpoints
-from lit_dps.engines.lean import LeanLoop
+from lit_dps.engines.lean import LeanLoop, standard_data
 from lit_dps.engines.scores import ScoreCache
-from lit_dps.errors import UserError
+from lit_dps.errors import StorageError, UserError
+from lit_dps.generators import isolated
 from lit_dps.parallel import ranks
+from lit_dps.protocol import screen_callbacks_of
 from lit_dps.trial import Cell, Status, Trial, TrialResult
 from lit_dps.workload import Workload
 
@@ -27,6 +30,8 @@ from lit_dps.workload import Workload
 @dataclass(frozen=True)
 class LightningEngine:
     """Runs trials of any LightningModule and LightningDataModule, one after another.
+
+    What a module, its data or a callback raises ends their trial alone, as failed; of several ranks it ends them all.
 
     Attributes:
         workload: What a trial trains.
@@ -58,32 +63,30 @@ class LightningEngine:
 
     def run(self, trials: Iterable[Trial]) -> Iterator[TrialResult]:
         for trial in trials:
-            yield self.train(trial)
+            yield self.attempt(trial)
 
-    def rehearse(self, trial: Trial) -> None:
-        """One training step and one validation batch, to find what does not fit together before a study begins.
-
-        Raises:
-            ConfigError: for trainer arguments that do not serve, or a module that logs no validation error.
-        """
-        built, goal = self.workload.build(trial), GoalErrorCallback(**self.goal)
+    def attempt(self, trial: Trial) -> TrialResult:
+        """`train`, but what a module, its data or a callback raises is a failed trial."""
+        begin = time.perf_counter()
         try:
-            trainer = Trainer(**built.trainer)
-        except (ValueError, TypeError, MisconfigurationException) as error:
-            raise UserError(f"trainer: {error}") from error
-        goal.setup(trainer, built.module, "fit")
-        with torch.random.fork_rng():
-            interval = None if self.smoothness["interval"] is None else 1
-            smoothness = SmoothnessCallback(**{**self.smoothness, "interval": interval, "examples": 2})
-            rehearsal = Trainer(**{**built.trainer, "fast_dev_run": 1, "callbacks": [smoothness]})
-            rehearsal.fit(built.module, datamodule=built.data)
-        goal.error_of(rehearsal)
+            return self.train(trial)
+        except Exception as error:
+            # what is not the trial's own ends the command; of several ranks the others may be elsewhere
+            if isinstance(error, StorageError) or ranks.lost(error) or ranks.world() > 1:
+                raise
+            if self.checkpoints is not None:
+                self.checkpoints.remove(trial)
+            line = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+            text = "".join(traceback.format_exception(error))
+            seconds = time.perf_counter() - begin
+            line = line.strip().splitlines()[0].removesuffix(":")
+            return TrialResult(trial, Status.FAILED, None, seconds=seconds, failure=line, traceback=text)
 
     def train(self, trial: Trial) -> TrialResult:
         """Trains one trial to its goal, budget or divergence, from its checkpoint if there is one.
 
         Raises:
-            RuntimeError: if something else (a callback of the user's, say) stopped the run before.
+            Exception: what the module, its data or a callback raises.
         """
         if self.checkpoints is None:
             return self._train(trial)
@@ -120,34 +123,39 @@ class LightningEngine:
             return self.limit(trial.cell) if saved else min(self.limit(trial.cell), self.pause(trial.cell))
 
         goal.further, goal.limit = self.goals, limit
-        goal.after_check = self.after_check if checkpoint is None else checkpoint.checked
+        goal.after_check = self.after_check if checkpoint is None else lambda: checkpoint.checked(goal.steps)
         seed = trial.seed_for("prune")
         pruning = PruningCallback(**{**self.pruning, "sparsity": trial.cell.sparsity, "seed": seed})
         pruning.reuse(self.scores.of(trial))
         smoothness = SmoothnessCallback(**self.smoothness)
+        examples = ExamplesCallback(trial.cell.batch_size, self.workload.batch_size_key)
         ours = [_OwnSignals(), pruning, *([smoothness] if smoothness.interval else []), goal]
+        ours += [] if standard_data(built.data) else [examples]  # those make every batch whole
         ours += [LeanLoop(goal.goal.check_interval)] if self.lean else []
         ours += [] if checkpoint is None else [checkpoint]
-        callbacks = [*(built.trainer.pop("callbacks", None) or []), *ours]
-        with torch.random.fork_rng():  # what a user's loader or dropout draws depends on the point alone
-            torch.manual_seed(trial.seed_for("order"))
-            trainer = Trainer(**built.trainer, callbacks=callbacks)
+        screen_callbacks_of(built.module)
+        with isolated(seed=trial.seed_for("order")):  # what a loader, an augmentation or dropout draws is the point's
+            trainer = Trainer(**{**built.trainer, "callbacks": [*built.trainer["callbacks"], *ours]})
             try:
                 trainer.fit(built.module, datamodule=built.data, ckpt_path=saved, weights_only=True)
             except Left:
                 goal.run.status = Status.OUTRACED
+        failure = ""
         if goal.status is None:
-            raise RuntimeError(f"the run of {trial.cell} point {trial.point} was stopped before its goal or its budget")
-        self.scores.keep(trial, pruning.scores, built.data)
+            failure = f"the module or a callback stopped it after {goal.steps} steps"
+        self.scores.keep(trial, pruning.scores, pruning.shared)
+        together = {observed.RANKS: ranks.world()} if ranks.world() > 1 else {}
         return TrialResult(
             trial=trial,
-            status=goal.status,
+            status=goal.status or Status.STOPPED,
             steps=goal.steps_to_result,
             curve=goal.curve,
             kept=pruning.mask.kept() if pruning.mask is not None else {},
             seconds=time.perf_counter() - start + (checkpoint.seconds if checkpoint is not None else 0.0),
             smoothness=smoothness.curve if smoothness.interval else {},
             theory=smoothness.terms,
+            observed={**pruning.observed, **examples.observed, **together},
+            failure=failure,
         )
 
     def _checkpoint(self, trial: Trial, about: Mapping[str, Any]) -> CheckpointCallback:

@@ -10,6 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from lit_dps import observed
 from lit_dps.callbacks import GoalErrorCallback, PruningCallback
 from lit_dps.callbacks.early_check import Check
 from lit_dps.data.images import ImageData
@@ -19,7 +20,7 @@ from lit_dps.engines.stack import Call, Member
 from lit_dps.engines.stackable import optimizer_of
 from lit_dps.goal_run import GoalRun
 from lit_dps.optim import rule_of
-from lit_dps.pruning import Mask, prunable, take_scores, top_k
+from lit_dps.pruning import Mask, prunable, take_scores, top_k, worth_knowing
 from lit_dps.trial import Trial, TrialResult
 from lit_dps.workload import Built
 
@@ -48,6 +49,7 @@ class Runner:
         stream: Its batches.
         rate: Learning rate of the update number `step`, counted from 0.
         run: Its checks so far.
+        noted: Of its mask, as in `TrialResult.observed`.
         seconds: Its share of the time.
     """
 
@@ -59,8 +61,10 @@ class Runner:
         stream: Stream,
         rate: Callable[[int], float],
         run: GoalRun,
+        noted: dict[str, float],
     ):
         self.trial, self.member, self.mask, self.stream, self.rate, self.run = trial, member, mask, stream, rate, run
+        self.noted = noted
         self.steps, self.seconds = 0, 0.0
 
     def record(self, check: Check, size: int, loss: float, finite: bool) -> None:
@@ -76,6 +80,7 @@ class Runner:
             curve=self.run.curve,
             kept=self.mask.kept() if self.mask is not None else {},
             seconds=self.seconds,
+            observed={observed.STACKED: 1, **self.noted},
         )
 
 
@@ -114,7 +119,7 @@ class Lane:
         """Prunes a trial's network and puts it on its way."""
         begin = time.perf_counter()
         module = built.module.to(self.device)
-        mask = self._prune(trial, built)
+        mask, noted = self._prune(trial, built)
         trained = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
         untrained = {name: p.detach() for name, p in module.named_parameters() if not p.requires_grad}
         keep = [
@@ -131,7 +136,7 @@ class Lane:
         )
         limit = partial(self.engine.limit, trial.cell)
         run = GoalRun(self.goal.goal, self.engine.goals, limit, self.goal.early_reject)
-        runner = Runner(trial, member, mask, self._stream(built.data), _rate(group["lr"], scheduler), run)
+        runner = Runner(trial, member, mask, self._stream(built.data), _rate(group["lr"], scheduler), run, noted)
         runner.seconds = time.perf_counter() - begin
         return runner
 
@@ -163,12 +168,12 @@ class Lane:
             self._streams = {self._round: Stream(steps(data.epochs(), data.batch_size, interval))}
         return self._streams[self._round]
 
-    def _prune(self, trial: Trial, built: Built) -> Mask | None:
-        """As `PruningCallback` does it."""
+    def _prune(self, trial: Trial, built: Built) -> tuple[Mask | None, dict[str, float]]:
+        """As `PruningCallback` does it; also what is worth knowing of the mask."""
         seed = trial.seed_for("prune")
         pruning = PruningCallback(**{**self.engine.pruning, "sparsity": trial.cell.sparsity, "seed": seed})
         if pruning.sparsity == 0:
-            return None
+            return None, {}
         module, data, scores = built.module, built.data, self.engine.scores
         taken = scores.of(trial)
         if taken is None:
@@ -177,12 +182,12 @@ class Lane:
                 data.transfer_batch_to_device(b, self.device) for b in data.pruning_dataloader(pruning.batch_size)
             )
             losses = ((module.loss(batch), len(batch[1])) for batch in batches)
-            parameters = prunable(module, pruning.biases)
+            parameters = prunable(module, pruning.biases, pruning.exclude)
             taken = take_scores(pruning.method, parameters, losses, pruning.batch_size, seed)
-            scores.keep(trial, taken, data)
+            scores.keep(trial, taken, shared=True)
         mask = top_k(taken, pruning.sparsity)
         mask.apply_to_weights(module)
-        return mask
+        return mask, worth_knowing(mask, taken, sum(p.numel() for p in module.parameters() if p.requires_grad))
 
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from lightning.pytorch import LightningDataModule
 from torch import Tensor
 
 from lit_dps.trial import Trial
@@ -24,15 +23,21 @@ class ScoreCache:
         """The scores of the trial's point, if they are known."""
         return self._scores.get((trial.seed, trial.point))
 
-    def keep(self, trial: Trial, scores: dict[str, Tensor] | None, data: LightningDataModule) -> None:
-        """Keeps the scores for the point's other cells, where they are the same there."""
-        if scores is None or not scores_are_shared(self.workload, data):
+    def keep(self, trial: Trial, scores: dict[str, Tensor] | None, shared: bool) -> None:
+        """Keeps the scores for the point's other cells, where they are the same there.
+
+        Args:
+            trial: The trial.
+            scores: Its scores; None where it has none.
+            shared: Whether the pass that they were taken over is the same at every batch size.
+        """
+        if scores is None or not (shared and network_is_shared(self.workload)):
             return
         known = sum(score.numel() for kept in self._scores.values() for score in kept.values())
         if known + sum(score.numel() for score in scores.values()) <= SCORES_KEPT:
             self._scores[trial.seed, trial.point] = scores
 
 
-def scores_are_shared(workload: Workload, data: LightningDataModule) -> bool:
-    """Whether a point has the same pruning scores at every batch size: neither network nor pass knows it."""
-    return hasattr(data, "pruning_dataloader") and workload.batch_size_key.startswith("data.")
+def network_is_shared(workload: Workload) -> bool:
+    """Whether the network of a point is the same at every batch size: it is not told of it."""
+    return workload.batch_size_key.startswith("data.")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Container, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Literal
 
 import torch
@@ -11,6 +13,8 @@ from torch import Tensor, nn
 Biases = Literal["paper", "keep"]
 
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+_NORM = re.compile("norm(alization)?[0-9]*d?$", re.IGNORECASE)  # LlamaRMSNorm, LayerNorm2d, FilterResponseNormalization
+_BIAS = re.compile("bias|^b[0-9_]*$|^b_", re.IGNORECASE)  # bias, in_proj_bias, bias_hh_l0, b, b1, b_ih
 
 
 class Mask(Mapping[str, Tensor]):
@@ -62,23 +66,45 @@ class Mask(Mapping[str, Tensor]):
                 parameters[name].mul_(tensor.to(parameters[name].device))
 
 
-def prunable(network: nn.Module, biases: Biases = "paper") -> dict[str, nn.Parameter]:
+def prunable(
+    network: nn.Module,
+    biases: Biases = "paper",
+    exclude: Sequence[str] = (),
+    held: Container[int] | None = None,
+) -> dict[str, nn.Parameter]:
     """The parameters that a pruner scores, weights first, then biases, each in the network's order.
 
-    Weights are the trainable parameters with two or more dimensions; biases the others of all layers but normalization
-    layers, which are never pruned.
+    Weights are the trainable parameters with two or more dimensions. Biases are those with one that are called so.
+    Everything else of one dimension scales: the slope of a PReLU, a temperature, a layer scale; it is never pruned, and
+    neither is any parameter of a normalization layer. A layer is one if it is torch's, if its class is called so, or
+    if it has scales and no weights of its own.
 
     Args:
         network: The network.
         biases: "paper" scores the biases as the authors' code does. SNIP gives them exactly 0 at initialization, where
             they are zero, so all are pruned at any sparsity above 0 and stay zero. "keep" leaves them dense.
+        exclude: Patterns of names that are left out, as a shell has them: "head.*", "*.cls_token".
+        held: `id` of the parameters that an optimizer trains; by default all that are trainable.
     """
     weights, others, seen = {}, {}, set()
     for prefix, module in network.named_modules():
-        if isinstance(module, _NORMS):
+        if _normalizes(module):
             continue
         for name, parameter in module.named_parameters(prefix, recurse=False):
-            if parameter.requires_grad and id(parameter) not in seen:  # a tied parameter goes by its first name
-                seen.add(id(parameter))
-                (weights if parameter.ndim >= 2 else others)[name] = parameter
+            trained = parameter.requires_grad and (held is None or id(parameter) in held)
+            if not trained or id(parameter) in seen or any(fnmatchcase(name, pattern) for pattern in exclude):
+                continue
+            seen.add(id(parameter))  # a tied parameter goes by its first name
+            if parameter.ndim >= 2:
+                weights[name] = parameter
+            elif parameter.ndim == 1 and _BIAS.search(name.rsplit(".", 1)[-1]):
+                others[name] = parameter
     return weights | others if biases == "paper" else weights
+
+
+def _normalizes(module: nn.Module) -> bool:
+    if isinstance(module, _NORMS) or _NORM.search(type(module).__name__):
+        return True
+    own = dict(module.named_parameters(recurse=False))
+    scales = any(p.ndim == 1 and not _BIAS.search(name) for name, p in own.items())
+    return scales and all(p.ndim <= 1 for p in own.values())

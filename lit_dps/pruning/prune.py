@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from lit_dps import observed
 from lit_dps.errors import ConfigError
 from lit_dps.pruning.mask import Mask
 from lit_dps.trial import check_sparsity
@@ -31,3 +32,17 @@ def top_k(scores: Mapping[str, Tensor], sparsity: float) -> Mask:
     kept[order[:keep]] = True
     parts = kept.split([score.numel() for score in scores.values()])
     return Mask({name: part.view(scores[name].shape) for name, part in zip(scores, parts, strict=True)})
+
+
+def worth_knowing(mask: Mask, scores: Mapping[str, Tensor], trained: int) -> dict[str, float]:
+    """What a reader of the table should know of a mask, as in `TrialResult.observed`; mostly nothing.
+
+    Args:
+        mask: The mask.
+        scores: The scores that it was made from.
+        trained: Elements of all parameters that are trained.
+    """
+    by_place = sum(int((scores[name] == 0)[keep].sum()) for name, keep in mask.items())
+    kept, total = (sum(counts) for counts in zip(*mask.kept().values(), strict=True))
+    found = {observed.UNSCORED: by_place, observed.KEPT: kept} if by_place else {}
+    return found | ({observed.PRUNABLE: total, observed.TRAINED: trained} if 2 * total < trained else {})

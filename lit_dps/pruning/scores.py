@@ -15,24 +15,29 @@ Score = Callable[[Parameters, Losses, torch.Generator], dict[str, Tensor]]
 
 
 def signed_saliency(parameters: Parameters, losses: Losses) -> dict[str, Tensor]:
-    """The sum over the batches of all ranks of w * dL/dw, signed.
+    """The sum over the batches of all ranks of w * dL/dw, signed, of the parameters that the loss depends on.
 
     Summed in float64, so that a mask does not depend on how the batches are divided among the ranks.
     """
     tensors = list(parameters.values())
     sums = [torch.zeros_like(p, dtype=torch.float64) for p in tensors]
+    used = torch.zeros(len(tensors))
     for loss, weight in losses:
-        gradients = torch.autograd.grad(loss, tensors, allow_unused=True, materialize_grads=True)
-        torch._foreach_add_(sums, gradients, alpha=weight)
-    named = zip(parameters.items(), map(ranks.add_up, sums), strict=True)
-    return {name: (s * p.detach()).to(p.dtype) for (name, p), s in named}
+        gradients = torch.autograd.grad(loss, tensors, allow_unused=True)
+        found = [i for i, gradient in enumerate(gradients) if gradient is not None]
+        used[found] = 1
+        torch._foreach_add_([sums[i] for i in found], [gradients[i] for i in found], alpha=weight)
+    used = ranks.add_up(used)  # a rank without a batch knows of none
+    named = zip(parameters.items(), map(ranks.add_up, sums), used.tolist(), strict=True)
+    return {name: (s * p.detach()).to(p.dtype) for (name, p), s, reached in named if reached}
 
 
 def snip(parameters: Parameters, losses: Losses, generator: torch.Generator) -> dict[str, Tensor]:
     """SNIP: |sum over the batches of w * dL/dw| (Lee et al. 2019, Eq. 6; Lee et al. 2021, Section 2).
 
     The signed gradients are summed over the whole training split before the absolute value is taken, as in the
-    authors' code.
+    authors' code. Parameters that the loss does not depend on have no score, and are not pruned: they would be kept or
+    pruned by their place alone.
     """
     return {name: s.abs() for name, s in signed_saliency(parameters, losses).items()}
 
@@ -48,6 +53,7 @@ def random(parameters: Parameters, losses: Losses, generator: torch.Generator) -
 
 
 SCORES: dict[str, Score] = {"snip": snip, "magnitude": magnitude, "random": random}
+WITHOUT_DATA = ("magnitude", "random")
 
 
 def take_scores(

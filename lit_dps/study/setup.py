@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import inspect
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,11 +22,14 @@ from lit_dps.errors import ConfigError
 from lit_dps.goal import Goal
 from lit_dps.parallel import settings
 from lit_dps.parallel.ranks import started_by_torchrun
+from lit_dps.protocol import STUDY_TRAINER, check_trainer, overruled
+from lit_dps.study.checks import check_keys, rehearse_ends
 from lit_dps.study.config import StorageConfig, StudyConfig, cores
-from lit_dps.study.sobol import sobol_point
 from lit_dps.trial import Cell, Trial, TrialResult
-from lit_dps.workload import STUDY_TRAINER, Workload, locate
+from lit_dps.workload import Workload, class_paths, locate
 
+# How trials of other people's modules are seeded, pruned and accumulated; 1 was never written down
+PROTOCOL = 2
 # Arguments that decide where and how fast things run, or what is shown, and not what comes out
 _FREE_DATA = ("root", "download", "eval_batch_size", "order_seed", "num_workers", "pin_memory")
 _FREE_TRAINER = {
@@ -120,7 +124,6 @@ class StudySetup:
         Raises:
             ConfigError: naming the key, the value and what is allowed.
             DataError: if the data cannot be read.
-            Exception: what the user's own module raises in its first step.
         """
         self.study.check()
         PruningCallback(**self.pruning)
@@ -130,9 +133,8 @@ class StudySetup:
                 raise ConfigError(
                     "study.goals", goal, f"above goal.error = {lowest:g}, which stops the runs, and below 1"
                 )
-        max_steps = self.workload.trainer.get("max_steps", -1)
-        if max_steps not in (-1, None):
-            raise ConfigError("trainer.max_steps", max_steps, "left out of a study: set goal.max_steps")
+        check_trainer(self.workload.trainer)
+        check_keys(self.study, self.workload)
         if self.ranks > 1 and self.study.engine == "fused":
             raise ConfigError("study.engine", "fused", f"lightning or auto where {self.ranks} ranks train each trial")
         if started_by_torchrun() and self.workers > 1:
@@ -140,15 +142,9 @@ class StudySetup:
         cell = Cell(min(self.study.batch_sizes), 0.0)
         for end in (0.0, 1.0):  # classes refuse what they do not allow at the ends of the ranges
             self.workload.build(Trial(cell, 0, {key: box.at(end) for key, box in self.study.space.items()}))
-        point = sobol_point(self.study.space, self.study.seed, 0, self.study.scramble)
-        trial = Trial(cell, 0, point, self.study.seed)
-        data = self.workload.build(trial).data
-        data.prepare_data()
-        data.setup("fit")
-        if hasattr(data, "check_batch_size"):
-            for batch_size in self.study.batch_sizes:
-                data.check_batch_size(batch_size)
-        LightningEngine(self.workload, self.goal, self.pruning, self.smoothness).rehearse(trial)
+        data = rehearse_ends(LightningEngine(self.workload, self.goal, self.pruning, self.smoothness), self.study)
+        for line in overruled(self.workload.trainer):
+            print(f"note: {line}", file=sys.stderr)
         return data
 
     def identity(self, data: LightningDataModule) -> dict[str, Any]:
@@ -173,6 +169,11 @@ class StudySetup:
             },
             "data_digest": getattr(data, "digest", None),
         }
+        if not identity["pruning"].get("exclude"):  # as before there were patterns
+            identity["pruning"].pop("exclude", None)
+        ours = all(path.startswith(("lit_dps.", "torch.")) for path in class_paths(self.workload))
+        if not ours or self.workload.accumulated > 1:
+            identity["protocol"] = PROTOCOL
         if self.smoothness["interval"] is not None:  # changes no result, but every trial of a study is measured alike
             identity["smoothness"] = {key: value for key, value in self.smoothness.items() if key != "batch_size"}
         return identity

@@ -15,7 +15,7 @@ from lit_dps.callbacks import GoalErrorCallback
 from lit_dps.callbacks.early_check import EarlyCheck, fewest
 from lit_dps.callbacks.training_pass import TrainingPass
 from lit_dps.engines.lightning import LightningEngine
-from lit_dps.engines.scores import SCORES_KEPT, scores_are_shared
+from lit_dps.engines.scores import SCORES_KEPT, network_is_shared
 from lit_dps.pruning.mask import prunable
 from lit_dps.pruning.scores import SCORES
 from lit_dps.study.setup import StudySetup
@@ -190,24 +190,24 @@ class Stopwatch(Callback):
 
         def first_losses():
             nonlocal batches
-            for loss, size in run.losses():
+            for loss, size in run.losses(twin):
                 yield loss, size / batch_size
                 batches += 1
                 if _now(module) - begin > SECONDS:
                     return
 
-        with run.traceless():
-            SCORES[method](prunable(module, biases), first_losses(), torch.Generator().manual_seed(0))
+        with run.traceless() as twin:
+            SCORES[method](prunable(twin, biases), first_losses(), torch.Generator().manual_seed(0))
         if batches == 0:  # the score takes no data
             return 0.0
-        seconds, data = _now(module) - begin, trainer.datamodule
-        given = hasattr(data, "pruning_dataloader")
-        return seconds / batches * len(data.pruning_dataloader(batch_size) if given else trainer.train_dataloader)
+        seconds = _now(module) - begin
+        return seconds / batches * len(run)
 
     def _scores_are_reused(self, trainer: Trainer, module: LightningModule) -> bool:
         """As `LightningEngine` decides it, of all the points of the study."""
         scores = sum(p.numel() for p in prunable(module, self.setup.pruning["biases"]).values())
-        shared = scores_are_shared(self.setup.workload, trainer.datamodule)
+        run = TrainingPass(trainer, module, self.setup.pruning["batch_size"])
+        shared = run.independent and network_is_shared(self.setup.workload)
         return shared and scores * self.setup.study.trials <= SCORES_KEPT
 
 

@@ -62,7 +62,7 @@ def test_a_users_module_and_data(tmp_path, arguments, accumulate):
     study = Study(
         tmp_path, model=USER, data=data, trainer={"accumulate_grad_batches": accumulate}, goal={**GOAL, "max_steps": 40}
     )
-    assert_goes_on(study, Trial(Cell(8, 0.3), 0, {"model.rate": 0.01}), (1, 3, 2))
+    assert_goes_on(study, Trial(Cell(8 * accumulate, 0.3), 0, {"model.rate": 0.01}), (1, 3, 2))
 
 
 def test_a_module_that_forgets_begins_anew(tmp_path):

@@ -8,6 +8,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch import Callback
 
 from lit_dps.engines.lightning import LightningEngine
 from lit_dps.errors import ConfigError, UserError
@@ -128,8 +129,37 @@ def test_unknown_arguments_and_refused_values_are_user_errors():
         WORKLOAD.build(Trial(Cell(16, 0.0), 0, {"model.momentum": 1.5}))
 
 
-def test_a_run_that_something_else_stops_is_an_error_not_a_result():
-    stopper = {"class_path": "lightning.pytorch.callbacks.Timer", "init_args": {"duration": {"seconds": 0}}}
-    workload = dataclasses.replace(WORKLOAD, trainer={"accelerator": "cpu", "callbacks": [stopper]})
-    with pytest.raises(RuntimeError, match="stopped before its goal or its budget"):
-        LightningEngine(workload, GOAL).train(Trial(Cell(16, 0.0), 0, {**PARAMS, "model.learning_rate": 1e-5}))
+class Stops(Callback):
+    """Stops its trainer after some steps, as a guard against bad numbers would."""
+
+    def on_train_batch_end(self, trainer, *_):
+        trainer.should_stop = trainer.global_step >= 6
+
+
+class Raises(Callback):
+    def on_train_batch_end(self, trainer, *_):
+        if trainer.global_step == 6:
+            raise RuntimeError("a guard\nof two lines")
+
+
+def with_callback(callback: type) -> LightningEngine:
+    callbacks = [{"class_path": f"{__name__}.{callback.__name__}"}]
+    return LightningEngine(dataclasses.replace(WORKLOAD, trainer={"accelerator": "cpu", "callbacks": callbacks}), GOAL)
+
+
+SLOW = Trial(Cell(16, 0.0), 0, {**PARAMS, "model.learning_rate": 1e-5})
+
+
+def test_a_run_that_something_else_stops_is_stopped():
+    result = with_callback(Stops).train(SLOW)
+    assert (result.status, result.steps, result.curve["step"]) == (Status.STOPPED, None, [4])
+    assert result.failure == "the module or a callback stopped it after 6 steps"
+
+
+def test_what_a_callback_raises_is_a_failed_trial():
+    engine = with_callback(Raises)
+    (result,) = engine.run([SLOW])
+    assert (result.status, result.steps, result.failure) == (Status.FAILED, None, "RuntimeError: a guard")
+    assert "in on_train_batch_end" in result.traceback and "of two lines" in result.traceback
+    with pytest.raises(RuntimeError, match="a guard"):
+        engine.train(SLOW)

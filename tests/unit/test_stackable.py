@@ -175,7 +175,10 @@ def own(name: str) -> dict:
         (own("Decayed"), "SGD as configured"),
         (own("HalfTrained"), "not the same"),
         ({"trainer": {"gradient_clip_val": 1.0}}, "trainer's arguments"),
-        ({"trainer": {"callbacks": [{"class_path": "lightning.pytorch.callbacks.Timer"}]}}, "trainer's arguments"),
+        (
+            {"trainer": {"callbacks": [{"class_path": "lightning.pytorch.callbacks.DeviceStatsMonitor"}]}},
+            "trainer's arguments",
+        ),
         (own("Scaled"), "hooks of its own"),
         (own("Stepping"), "asks the trainer for"),
         (own("Epochs"), "no LambdaLR that is stepped once a step"),

@@ -69,6 +69,25 @@ class WithPass(Plain):
         return DataLoader(points(BATCHES * batch_size), batch_size)
 
 
+class Follows(Plain):
+    """The same in batches of the size that the module is told."""
+
+    def train_dataloader(self):
+        return DataLoader(points(320), self.trainer.lightning_module.hparams.batch_size)
+
+
+class OwnLoader(Plain):
+    """The same by a loader that cannot be made anew with another batch size."""
+
+    def train_dataloader(self):
+        return _Own(points(320), self.batch_size)
+
+
+class _Own(DataLoader):
+    def __iter__(self):
+        return super().__iter__()
+
+
 class Endless(Plain):
     """The same with training data without a length."""
 
@@ -149,7 +168,7 @@ def test_a_grid_of_one_batch_size_is_timed_at_a_smaller_one_too():
     assert [m.batch_size for m in measure(study(batch_sizes=(64,))).measured] == [8, 64]
 
 
-@pytest.mark.parametrize(("data", "batches"), [(WithPass, BATCHES), (Plain, 320 // 16)])
+@pytest.mark.parametrize(("data", "batches"), [(WithPass, BATCHES), (Plain, 320 // 10), (OwnLoader, 320 // 16)])
 def test_a_pruning_pass_is_the_steps_of_its_batches(data, batches):
     found = measure(study(data, batch_sizes=(16,), sparsities=(0.0, 0.5)))
     pruning = found.measured[-1].pruning
@@ -172,9 +191,9 @@ def test_scores_that_take_no_data_need_no_pass():
 
 
 def test_scores_are_reused_where_neither_pass_nor_network_knows_the_batch_size(timing, monkeypatch):
-    assert not timing.reused, "the pass of the train dataloader does"
-    assert measure(study(WithPass)).reused
-    assert not measure(study(WithPass, key="model.batch_size")).reused
+    assert timing.reused and measure(study(WithPass)).reused
+    assert not measure(study(OwnLoader)).reused, "its pass is one of the train dataloader"
+    assert not measure(study(Follows, key="model.batch_size")).reused
 
 
 def test_data_without_an_end_cannot_be_pruned_over():

@@ -1,0 +1,81 @@
+"""Learning rate schedules of other people: what they are told of the length of training, and when they are stepped."""
+
+from __future__ import annotations
+
+import math
+from functools import wraps
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import StochasticWeightAveraging
+
+from lit_dps.data.loaders import EndlessLoader
+from lit_dps.errors import ConfigError
+from lit_dps.parallel import parts
+
+
+def give_the_length(trainer: Trainer, module: LightningModule) -> None:
+    """Sets `trainer.max_epochs`, where it is unlimited, to the epochs that `trainer.max_steps` comes to.
+
+    At the time when the module configures its optimizers and schedules: before, the data are not there. Training itself
+    still ends by steps, since so many epochs have as many or more.
+    """
+    configure = module.configure_optimizers
+
+    @wraps(configure)
+    def configure_optimizers() -> Any:
+        module.__dict__.pop("configure_optimizers", None)
+        if trainer.fit_loop.max_epochs == -1:
+            trainer.fit_loop.setup_data()
+            trainer.fit_loop.max_epochs = _epochs(trainer)
+        return configure()
+
+    module.__dict__["configure_optimizers"] = configure_optimizers
+
+
+def _epochs(trainer: Trainer) -> int:
+    """The epochs that the trainer's steps come to; -1 where an epoch has no length."""
+    loader = parts.whole(trainer.train_dataloader)
+    if isinstance(loader, EndlessLoader):  # one epoch to Lightning; the examples tell how many to anybody else
+        data = trainer.datamodule
+        size = getattr(data, "training_size", None)
+        return -1 if size is None else math.ceil(trainer.max_steps * data.batch_size / size)
+    batches = trainer.fit_loop.max_batches
+    if not 0 < batches < math.inf:
+        return -1
+    return math.ceil(trainer.max_steps / math.ceil(batches / trainer.accumulate_grad_batches))
+
+
+def prepare_schedules(trainer: Trainer, module: LightningModule) -> None:
+    """Lets a schedule that follows a metric wait for it, and refuses what would never be stepped.
+
+    Raises:
+        ConfigError: for a schedule by epochs on one endless epoch.
+    """
+    endless = isinstance(parts.whole(trainer.train_dataloader), EndlessLoader)
+    configs = trainer.lr_scheduler_configs if module.automatic_optimization else []
+    by_epochs = any(config.interval == "epoch" for config in configs)
+    if endless and (by_epochs or any(isinstance(c, StochasticWeightAveraging) for c in trainer.callbacks)):
+        what = type(trainer.datamodule).__name__
+        raise ConfigError(
+            "model",
+            type(module).__name__,
+            f"a schedule by steps: the training data of {what} are one endless epoch, so that no epoch ends",
+        )
+    for config in configs:
+        if config.reduce_on_plateau:
+            config.strict = False  # an epoch may end before the first check
+
+
+def forget_followed_metrics(trainer: Trainer, interval: str) -> None:
+    """Leaves a schedule that follows a metric without it until there is a new value.
+
+    Otherwise it would take one check for many: checks come by steps, and epochs may be shorter.
+
+    Args:
+        trainer: The trainer.
+        interval: Of the schedules, "epoch" or "step"; to be called when one begins.
+    """
+    for config in trainer.lr_scheduler_configs:
+        if config.reduce_on_plateau and config.interval == interval:
+            trainer.callback_metrics.pop(config.monitor, None)

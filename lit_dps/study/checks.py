@@ -1,0 +1,59 @@
+"""What is checked of a whole study before anything is created: its keys, and a rehearsal of both ends of its grid."""
+
+from __future__ import annotations
+
+import copy
+
+from lightning.pytorch import LightningDataModule
+
+from lit_dps.engines.lightning import LightningEngine
+from lit_dps.engines.rehearsal import rehearse
+from lit_dps.errors import ConfigError
+from lit_dps.study.config import StudyConfig
+from lit_dps.study.sobol import sobol_point
+from lit_dps.trial import Cell, Trial
+from lit_dps.workload import Workload, locate
+
+
+def check_keys(study: StudyConfig, workload: Workload) -> None:
+    """Raises ConfigError for a key that two parts of a study set, and for batch sizes that cannot be accumulated."""
+    specs = copy.deepcopy({"model": dict(workload.model), "data": dict(workload.data)})
+    set_by: dict[tuple[int, str], str] = {}
+    if "order_seed" in (arguments := specs["data"].get("init_args", {})):
+        set_by[id(arguments), "order_seed"] = "study.seed"
+    for source, key in [("study.batch_size_key", workload.batch_size_key), *(("study.space", k) for k in study.space)]:
+        node, name = locate(specs, key, source)
+        if (place := (id(node), name)) in set_by:
+            raise ConfigError(source, key, f"a key of its own: {set_by[place]} sets this one already")
+        set_by[place] = source
+    for batch_size in study.batch_sizes:
+        if batch_size % workload.accumulated:
+            multiples = f"multiples of trainer.accumulate_grad_batches = {workload.accumulated}"
+            raise ConfigError(
+                "study.batch_sizes", batch_size, f"{multiples}: they are the examples of an optimizer step"
+            )
+
+
+def rehearse_ends(engine: LightningEngine, study: StudyConfig) -> LightningDataModule:
+    """Rehearses the smallest and the largest batch size of a study at its largest sparsity.
+
+    Returns:
+        The data module of the smallest, set up for training.
+
+    Raises:
+        UserError: for what does not serve.
+    """
+    smallest, largest, sparsity = min(study.batch_sizes), max(study.batch_sizes), max(study.sparsities)
+    point = sobol_point(study.space, study.seed, 0, study.scramble)
+    first = rehearse(engine, Trial(Cell(smallest, sparsity), 0, point, study.seed))
+    if hasattr(first.data, "check_batch_size"):
+        for batch_size in study.batch_sizes:
+            first.data.check_batch_size(batch_size // engine.workload.accumulated)
+    if largest > smallest:
+        last = rehearse(engine, Trial(Cell(largest, sparsity), 0, point, study.seed), look_first=False, steps=1)
+        if last.validated != first.validated:
+            counts = [" + ".join(map(str, found.validated.values())) for found in (first, last)]
+            shown = f"{counts[0]} at B = {smallest} and {counts[1]} at B = {largest}"
+            name = type(first.data).__name__
+            raise ConfigError("data", name, f"the same validation examples at every batch size, not {shown}")
+    return first.data
