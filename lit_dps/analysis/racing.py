@@ -10,6 +10,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+from lit_dps.observed import SHORT_STEPS
 from lit_dps.trial import Status, TrialResult
 
 FIRST_HEAT = 8  # checks that the first heat has at least
@@ -64,9 +65,14 @@ def _until(result: TrialResult, limit: float) -> TrialResult | None:
 
 
 def cut(result: TrialResult, limit: float) -> TrialResult:
-    """A result whose curves end at a step."""
+    """A result whose curves end at a step. It keeps a share of its short steps, which the epochs spread evenly."""
+    run, observed = result.steps_run, result.observed
     curve, smoothness = (
         {key: values[: sum(step <= limit for step in series.get("step", []))] for key, values in series.items()}
         for series in (result.curve, result.smoothness)
     )
-    return dataclasses.replace(result, curve=curve, smoothness=smoothness)
+    ended = dataclasses.replace(result, curve=curve, smoothness=smoothness)
+    if SHORT_STEPS in observed:
+        short = observed[SHORT_STEPS] * ended.steps_run / run
+        ended = dataclasses.replace(ended, observed={**observed, SHORT_STEPS: short})
+    return ended

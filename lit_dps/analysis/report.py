@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lit_dps.analysis.files import replacing
+from lit_dps.analysis.observations import observed_notes
 from lit_dps.analysis.results import StudyRecord
 from lit_dps.analysis.scaling import Scaling, estimate, scaling_of
 from lit_dps.analysis.summary import summarize
@@ -75,6 +76,7 @@ def notes(record: StudyRecord) -> list[str]:
     if pending:
         declared = record.trials * len(cells)
         lines.append(f"{pending} of {declared} trials have not finished ({running} running or queued)")
+    lines += observed_notes(record)
     ends = Counter((key, end) for cell in cells for key, end in cell.boundary.items())
     for (key, end), count in sorted(ends.items()):
         where = f"on the {end} end of its range in {count} of {len(cells)} cells"
