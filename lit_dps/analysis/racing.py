@@ -48,8 +48,8 @@ def best_steps(results: Sequence[TrialResult]) -> int | None:
 def fair(results: Sequence[TrialResult], slack: float | None) -> list[TrialResult]:
     """The results of a cell as they stood at step slack x K*, whoever finished first.
 
-    Complete and infeasible trials that ended later are outraced, and curves end there. An outraced trial that did not
-    run so far is left out: the slack was raised since, and it has to be run again.
+    Trials that ended later, however they did, are outraced, and curves end there. An outraced trial that did not run so
+    far is left out: the slack was raised since, and it has to be run again.
     """
     limit = last_step(best_steps(results), slack)
     return [seen for result in results if (seen := _until(result, limit)) is not None]

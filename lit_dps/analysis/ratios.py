@@ -39,7 +39,7 @@ def ratios(record: StudyRecord, replicates: int = REPLICATES, seed: int = 0) -> 
     base = min(record.sparsities)
     found = []
     for cell in record.cells:
-        above, below = ([r.steps for r in record.results[c]] for c in (cell, Cell(cell.batch_size, base)))
+        above, below = ([r.steps for r in record.told(c)] for c in (cell, Cell(cell.batch_size, base)))
         if cell.sparsity == base or not any(above) or not any(below):
             continue
         value = min(filter(None, above)) / min(filter(None, below))

@@ -158,8 +158,8 @@ def percentile_interval(values: np.ndarray, estimate: float) -> Interval:
 def scaling_of(record: StudyRecord, replicates: int = REPLICATES) -> dict[float, Scaling]:
     """The scaling law of each sparsity of a study, from the trials finished so far."""
     steps = {s: {} for s in record.sparsities}
-    for cell, results in record.results.items():
-        steps[cell.sparsity][cell.batch_size] = [result.steps for result in results]
+    for cell in record.cells:
+        steps[cell.sparsity][cell.batch_size] = [result.steps for result in record.told(cell)]
     return {sparsity: scale(trials, replicates) for sparsity, trials in steps.items()}
 
 

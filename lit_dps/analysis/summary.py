@@ -41,6 +41,15 @@ class CellSummary:
         return None if self.best is None else self.best.steps
 
 
+def comparable(result: TrialResult) -> bool:
+    """Whether the means over a trial's run say how the trials of its cell train.
+
+    Not of an infeasible trial; nor of one that an error, its module or a callback ended where the study would have gone
+    on: its run is shorter than the protocol's, unlike an outraced one's by as much as it happened to be.
+    """
+    return result.status not in (Status.INFEASIBLE, Status.STOPPED, Status.FAILED)
+
+
 def summarize(record: StudyRecord) -> list[CellSummary]:
     """A summary of each cell of the grid, by sparsity, then batch size."""
     return [_summarize(record, cell) for cell in record.cells]

@@ -34,9 +34,9 @@ import numpy as np
 from lit_dps.analysis.fit import Fit
 from lit_dps.analysis.results import StudyRecord
 from lit_dps.analysis.scaling import Scaling
-from lit_dps.analysis.summary import summarize
+from lit_dps.analysis.summary import comparable, summarize
 from lit_dps.analysis.text import Row
-from lit_dps.trial import Status, TrialResult
+from lit_dps.trial import TrialResult
 
 MU = 1.0  # the paper's: batch gradients are unbiased
 RATIOS = ("delta", "beta", "lipschitz", "epsilon")
@@ -168,19 +168,19 @@ def base_of(record: StudyRecord) -> float:
 
 
 def measured_terms(record: StudyRecord, sparsity: float) -> dict[tuple[int, int], Terms]:
-    """The terms of the trials of a sparsity that are not infeasible, by (batch size, point)."""
-    feasible = (
+    """The terms of the trials of a sparsity whose means compare (`summary.comparable`), by (batch size, point)."""
+    runs = (
         (cell.batch_size, result)
         for cell, results in record.results.items()
         for result in results
-        if cell.sparsity == sparsity and result.status is not Status.INFEASIBLE
+        if cell.sparsity == sparsity and comparable(result)
     )
-    found = {(batch_size, result.trial.point): terms_of(result) for batch_size, result in feasible}
+    found = {(batch_size, result.trial.point): terms_of(result) for batch_size, result in runs}
     return {key: terms for key, terms in found.items() if terms is not None}
 
 
 def paired_terms(record: StudyRecord, base: float, sparsity: float) -> list[Pair]:
-    """The points measured at two sparsities, none of the two infeasible, by batch size, then point."""
+    """The points measured at two sparsities, where both trials compare, by batch size, then point."""
     dense, sparse = (measured_terms(record, s) for s in (base, sparsity))
     return [Pair(*key, dense[key], sparse[key]) for key in sorted(dense.keys() & sparse.keys())]
 

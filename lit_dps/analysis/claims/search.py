@@ -8,7 +8,7 @@ A quantity grows where its rank correlation with B (Spearman) is above 0.5.
    that all cells share, over the points that have finished in all of them. Not decidable where trials were stopped by
    racing (study.slack) and not by that budget.
 
-Both are resampled over the trials of each cell, and need four batch sizes.
+Both are resampled over the trials of each cell but failed ones, and need four batch sizes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def rate_grows(study: FittedStudy) -> Finding | None:
     name = "best effective learning rate" if momenta else "best learning rate"
 
     def judge(sparsity: float) -> Finding:
-        return _trend({b: record.results[Cell(b, sparsity)] for b in record.batch_sizes}, rates, name)
+        return _trend({b: record.told(Cell(b, sparsity)) for b in record.batch_sizes}, rates, name)
 
     return at_each(record.sparsities, judge)
 
@@ -62,7 +62,7 @@ def region_grows(study: FittedStudy) -> Finding | None:
         return np.array([result.status is Status.COMPLETE for result in results], float)[drawn].mean(axis=1)
 
     def judge(sparsity: float) -> Finding:
-        cells = {b: record.results[Cell(b, sparsity)] for b in record.batch_sizes}
+        cells = {b: record.told(Cell(b, sparsity)) for b in record.batch_sizes}
         common = set.intersection(*({result.trial.point for result in results} for results in cells.values()))
         cells = {b: [result for result in results if result.trial.point in common] for b, results in cells.items()}
         return _trend(cells, shares, "share of complete trials")
