@@ -3,7 +3,8 @@
 A quantity grows where its rank correlation with B (Spearman) is above 0.5.
 
 8. The best learning rate grows with batch size: the learning rate of the K* trial, as effective rate,
-   rate / (1 - momentum), where momentum is searched too.
+   rate / (1 - momentum), where momentum is searched too. Batch sizes whose K* is at the first check are left out: the
+   best of the trials that got there is not known.
 9. The region of successful metaparameters grows with batch size: the share of complete trials, at the budget in steps
    that all cells share, over the points that have finished in all of them. Not decidable where trials were stopped by
    racing (study.slack) and not by that budget.
@@ -45,7 +46,8 @@ def rate_grows(study: FittedStudy) -> Finding | None:
     name = "best effective learning rate" if momenta else "best learning rate"
 
     def judge(sparsity: float) -> Finding:
-        return _trend({b: record.told(Cell(b, sparsity)) for b in record.batch_sizes}, rates, name)
+        sizes = [b for b in record.batch_sizes if b not in study.scalings[sparsity].at_first_check]
+        return _trend({b: record.told(Cell(b, sparsity)) for b in sizes}, rates, name)
 
     return at_each(record.sparsities, judge)
 
