@@ -10,6 +10,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+from lit_dps.observed import SHORT_STEPS
 from lit_dps.trial import Status, TrialResult
 
 FIRST_HEAT = 8  # checks that the first heat has at least
@@ -47,8 +48,8 @@ def best_steps(results: Sequence[TrialResult]) -> int | None:
 def fair(results: Sequence[TrialResult], slack: float | None) -> list[TrialResult]:
     """The results of a cell as they stood at step slack x K*, whoever finished first.
 
-    Complete and infeasible trials that ended later are outraced, and curves end there. An outraced trial that did not
-    run so far is left out: the slack was raised since, and it has to be run again.
+    Trials that ended later, however they did, are outraced, and curves end there. An outraced trial that did not run so
+    far is left out: the slack was raised since, and it has to be run again.
     """
     limit = last_step(best_steps(results), slack)
     return [seen for result in results if (seen := _until(result, limit)) is not None]
@@ -64,9 +65,14 @@ def _until(result: TrialResult, limit: float) -> TrialResult | None:
 
 
 def cut(result: TrialResult, limit: float) -> TrialResult:
-    """A result whose curves end at a step."""
+    """A result whose curves end at a step. It keeps a share of its short steps, which the epochs spread evenly."""
+    run, observed = result.steps_run, result.observed
     curve, smoothness = (
         {key: values[: sum(step <= limit for step in series.get("step", []))] for key, values in series.items()}
         for series in (result.curve, result.smoothness)
     )
-    return dataclasses.replace(result, curve=curve, smoothness=smoothness)
+    ended = dataclasses.replace(result, curve=curve, smoothness=smoothness)
+    if SHORT_STEPS in observed:
+        short = observed[SHORT_STEPS] * ended.steps_run / run
+        ended = dataclasses.replace(ended, observed={**observed, SHORT_STEPS: short})
+    return ended

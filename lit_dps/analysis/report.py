@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lit_dps.analysis.files import replacing
+from lit_dps.analysis.observations import observed_notes
 from lit_dps.analysis.results import StudyRecord
 from lit_dps.analysis.scaling import Scaling, estimate, scaling_of
 from lit_dps.analysis.summary import summarize
-from lit_dps.analysis.text import Row, aligned, significant
+from lit_dps.analysis.text import Row, aligned, k_star_text, significant
 from lit_dps.analysis.theory_report import theory_text
 from lit_dps.space import Range, short_names
 
@@ -19,9 +20,9 @@ from lit_dps.space import Range, short_names
 def table_rows(record: StudyRecord) -> list[Row]:
     """One row a cell, by sparsity, then batch size; values in full, None where there is none.
 
-    Columns: batch_size [examples], sparsity, k_star [steps], complete, incomplete, infeasible, outraced, stopped,
-    failed, pending, point and the metaparameters (short names) of the K* trial, boundary ("learning_rate high;
-    momentum low" or empty).
+    Columns: batch_size [examples], sparsity, k_star [steps], floor (1 where K* is at the first check, an upper bound,
+    else 0), complete, incomplete, infeasible, outraced, stopped, failed, pending, point and the metaparameters (short
+    names) of the K* trial, boundary ("learning_rate high; momentum low" or empty).
     """
     names = short_names(list(record.space))
     rows = []
@@ -32,6 +33,7 @@ def table_rows(record: StudyRecord) -> list[Row]:
                 "batch_size": cell.cell.batch_size,
                 "sparsity": cell.cell.sparsity,
                 "k_star": cell.k_star,
+                "floor": int(cell.at_first_check),
                 "complete": cell.complete,
                 "incomplete": cell.incomplete,
                 "infeasible": cell.infeasible,
@@ -48,10 +50,13 @@ def table_rows(record: StudyRecord) -> list[Row]:
 
 
 def fit_rows(scalings: Mapping[float, Scaling]) -> list[Row]:
-    """One row a sparsity: c1 [examples], c2 [steps] and b_crit [examples], each with its 95 % limits, and a verdict."""
+    """One row a sparsity: c1 [examples], c2 [steps] and b_crit [examples], each with its 95 % limits, and a verdict.
+
+    `batch_sizes` is the number of those that the law is fitted to.
+    """
     rows = []
     for sparsity, scaling in sorted(scalings.items()):
-        row: Row = {"sparsity": sparsity, "batch_sizes": len(scaling.k_star)}
+        row: Row = {"sparsity": sparsity, "batch_sizes": len(scaling.resolved)}
         fit = scaling.fit
         values = (None,) * 3 if fit is None else (fit.c1, fit.c2, fit.critical_batch_size)
         intervals = (scaling.c1, scaling.c2, scaling.critical)
@@ -63,7 +68,10 @@ def fit_rows(scalings: Mapping[float, Scaling]) -> list[Row]:
 
 
 def notes(record: StudyRecord) -> list[str]:
-    """What a reader should know before trusting the table, a line each: what is missing, boxes that look too small."""
+    """What a reader should know before trusting the table, a line each.
+
+    What is missing, K* that are upper bounds, what was observed of the trials, boxes that look too small.
+    """
     cells, names = summarize(record), short_names(list(record.space))
     lines = []
     missing = [cell for cell in cells if cell.best is None]
@@ -75,6 +83,12 @@ def notes(record: StudyRecord) -> list[str]:
     if pending:
         declared = record.trials * len(cells)
         lines.append(f"{pending} of {declared} trials have not finished ({running} running or queued)")
+    if bounds := sum(cell.at_first_check for cell in cells):
+        lines.append(
+            f"K* is at the first check in {bounds} of {len(cells)} cells: an upper bound, left out of the law; lower "
+            "goal.check_interval to resolve it"
+        )
+    lines += observed_notes(record)
     ends = Counter((key, end) for cell in cells for key, end in cell.boundary.items())
     for (key, end), count in sorted(ends.items()):
         where = f"on the {end} end of its range in {count} of {len(cells)} cells"
@@ -148,7 +162,7 @@ def _table(record: StudyRecord) -> list[str]:
             {
                 "B": str(row["batch_size"]),
                 "S": f"{row['sparsity']:g}",
-                "K*": "-" if row["k_star"] is None else str(row["k_star"]),
+                "K*": k_star_text(row),
                 **{name: str(row[name]) for name in counts},
                 **{f"best {name}": text for name, text in params.items()},
                 "on the boundary": row["boundary"] or "-",

@@ -68,6 +68,10 @@ class StudyRecord:
         """The grid, by sparsity, then batch size."""
         return grid(self.batch_sizes, self.sparsities)
 
+    def told(self, cell: Cell) -> list[TrialResult]:
+        """The results of a cell but for failed trials: how those would have ended is not known, and they run again."""
+        return [result for result in self.results[cell] if result.status is not Status.FAILED]
+
 
 def grid(batch_sizes, sparsities) -> list[Cell]:
     """All cells, by sparsity, then batch size."""
@@ -192,8 +196,11 @@ def _read_cell(trials: list[optuna.trial.FrozenTrial], cell: Cell, seed: int) ->
 
 
 def furthest(first: TrialResult | None, second: TrialResult) -> TrialResult:
-    """Of two attempts at a point, the one that tells more: an outraced one may be run again and further."""
-    if first is None:
+    """Of two attempts at a point, the one that tells more: an outraced one may be run again and further.
+
+    Whatever came after a failed one replaces it.
+    """
+    if first is None or first.status is Status.FAILED:
         return second
     more = first.status is Status.OUTRACED and second.steps_run > first.steps_run
     return second if more else first

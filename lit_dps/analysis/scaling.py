@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from lit_dps.analysis.fit import Fit, fit_many, fit_scaling
 from lit_dps.analysis.results import StudyRecord
+from lit_dps.analysis.summary import at_first_check
 
 REPLICATES = 1000
 PERCENTILES = (2.5, 97.5)
@@ -40,17 +41,18 @@ def estimate(value: float, interval: Interval | None) -> str:
 class Scaling:
     """K* against batch size at one sparsity.
 
-    The intervals are percentiles over resampled trials, widened to hold the estimate where they miss it: the best of a
-    resample is never better than the best of all, so they lean towards larger K*. None without a fit, or where no cell
-    has two trials to resample.
+    The intervals are percentiles over resampled trials and over where between two checks the goal was met (`scale`),
+    widened to hold the estimate where they miss it: the best of a resample is never better than the best of all, so
+    they lean towards larger K*. None without a fit, or where no cell has two trials to resample.
 
     Attributes:
         k_star: K* of each batch size that has a complete trial, in steps, ascending.
-        fit: The law; None with fewer than two such batch sizes.
+        fit: The law; None with fewer than two batch sizes in `resolved`.
         c1: Interval of c1, in examples.
         c2: Interval of c2, in steps.
         critical: Interval of B_crit = c1 / c2, in examples.
         replicates: (R, 2), c1 and c2 of the resamples that could be fitted.
+        at_first_check: The batch sizes of those K* that are only upper bounds (`summary.at_first_check`).
     """
 
     k_star: dict[int, int]
@@ -59,13 +61,19 @@ class Scaling:
     c2: Interval | None = None
     critical: Interval | None = None
     replicates: np.ndarray = field(default_factory=lambda: np.empty((0, 2)), repr=False, compare=False)
+    at_first_check: frozenset[int] = frozenset()
+
+    @property
+    def resolved(self) -> dict[int, int]:
+        """K* of the batch sizes that the law is fitted to: all but those where it is only an upper bound."""
+        return {b: k for b, k in self.k_star.items() if b not in self.at_first_check}
 
     @property
     def identifiable(self) -> bool:
         """Whether the data show B_crit: they reach half of it, and c2's lower limit is above zero (see NEGLIGIBLE)."""
         if self.fit is None:
             return False
-        largest = max(self.k_star)
+        largest = max(self.resolved)
         c2 = self.fit.c2 if self.c2 is None else self.c2.low
         return largest >= self.fit.critical_batch_size / 2 and c2 * largest / self.fit.c1 >= NEGLIGIBLE
 
@@ -73,11 +81,11 @@ class Scaling:
     def bound(self) -> float | None:
         """What B_crit exceeds where it is not identifiable, in examples: the lower limit of its interval.
 
-        The largest batch size measured, where that limit is missing or so high that c2 counts as 0. None without a fit.
+        The largest batch size fitted, where that limit is missing or so high that c2 counts as 0. None without a fit.
         """
         if self.fit is None:
             return None
-        largest = max(self.k_star)
+        largest = max(self.resolved)
         if self.critical is None or self.critical.low > largest / NEGLIGIBLE:
             return float(largest)
         return self.critical.low
@@ -85,10 +93,11 @@ class Scaling:
     def describe(self) -> str:
         """B_crit in words: with its interval, as "not identifiable: B_crit > X", or why there is no fit."""
         if self.fit is None:
-            return f"needs complete trials at 2 batch sizes; has {len(self.k_star)}"
+            bounds = f", and {len(self.at_first_check)} with K* at the first check" if self.at_first_check else ""
+            return f"needs complete trials at 2 batch sizes; has {len(self.resolved)}{bounds}"
         if not self.identifiable:
             return f"not identifiable: B_crit > {three_digits(self.bound)}"
-        below = ", below the smallest batch size" if self.fit.critical_batch_size < min(self.k_star) else ""
+        below = ", below the smallest batch size" if self.fit.critical_batch_size < min(self.resolved) else ""
         return f"B_crit = {estimate(self.fit.critical_batch_size, self.critical)}{below}"
 
     def band(self, batch_sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
@@ -100,35 +109,49 @@ class Scaling:
         return np.minimum(low, self.fit.steps(batch)), np.maximum(high, self.fit.steps(batch))
 
 
-def scale(trials: Mapping[int, Sequence[int | None]], replicates: int = REPLICATES, seed: int = 0) -> Scaling:
-    """Fits the law to the K* of some cells and bootstraps it over their trials.
+def scale(
+    trials: Mapping[int, Sequence[int | None]], replicates: int = REPLICATES, seed: int = 0, check_interval: int = 0
+) -> Scaling:
+    """Fits the law to the K* of some cells and bootstraps it over their trials and over the rounding of K*.
 
-    A resample draws as many trials of each cell as it has, with replacement, takes K* over the complete ones (a cell
-    without any drops out) and is fitted anew; resamples left with one batch size are left out.
+    A cell whose K* is at the first check is left out: that is an upper bound. A resample draws as many trials of each
+    other cell as it has, with replacement, takes K* over the complete ones (a cell without any drops out) and is fitted
+    anew; resamples left with one batch size are left out. K* is observed on the grid of the checks, the goal was met
+    somewhere in (K* - check_interval, K*]: each K* of a resample becomes K* - u check_interval with u uniform in
+    [0, 1). The fit itself is of K* as observed.
 
     Args:
         trials: Steps to result of the finished trials by batch size; None for one that is not complete.
         replicates: Number of resamples.
-        seed: Of the resampling. The draws of a cell depend on it, its batch size and its number of trials only.
+        seed: Of the resampling. The trials drawn of a cell depend on it, its batch size and its number of trials only;
+            u on its steps too, so that cells which are resampled by the same points are not rounded alike.
+        check_interval: Steps between two checks; 0 where steps are known exactly.
     """
     best = {b: min((k for k in steps if k is not None), default=None) for b, steps in sorted(trials.items())}
     k_star = {b: k for b, k in best.items() if k is not None}
-    if len(k_star) < 2:
-        return Scaling(k_star)
-    fit = fit_scaling(list(k_star), list(k_star.values()))
-    if max(len(trials[b]) for b in k_star) < 2:
-        return Scaling(k_star, fit)
+    bounds = frozenset(b for b, k in k_star.items() if at_first_check(k, check_interval))
+    bare = Scaling(k_star, at_first_check=bounds)
+    resolved = bare.resolved
+    if len(resolved) < 2:
+        return bare
+    fit = fit_scaling(list(resolved), list(resolved.values()))
+    fitted = replace(bare, fit=fit)
+    if max(len(trials[b]) for b in resolved) < 2:
+        return fitted
 
-    steps = np.stack([resample(trials[b], replicates, (seed, b)) for b in k_star], axis=1)
+    drawn = [
+        resample(trials[b], replicates, (seed, b)) - check_interval * _rounding(trials[b], replicates, (seed, b))
+        for b in resolved
+    ]
+    steps = np.stack(drawn, axis=1)
     steps = steps[np.isfinite(steps).sum(axis=1) >= 2]
     if not len(steps):
-        return Scaling(k_star, fit)
-    distinct, index = np.unique(steps, axis=0, return_inverse=True)  # few trials give the same resample again and again
-    fits = fit_many(np.array(list(k_star), float), distinct)[index.reshape(-1)]
+        return fitted
+    fits = fit_many(np.array(list(resolved), float), steps)
     c1, c2 = (percentile_interval(fits[:, i], value) for i, value in enumerate((fit.c1, fit.c2)))
     inverse = percentile_interval(fits[:, 1] / fits[:, 0], fit.c2 / fit.c1)  # 1 / B_crit: finite where c2 is 0
     critical = Interval(*(1 / x if x > 0 else np.inf for x in reversed(inverse)))
-    return Scaling(k_star, fit, c1, c2, critical, fits)
+    return replace(fitted, c1=c1, c2=c2, critical=critical, replicates=fits)
 
 
 def resample(steps: Sequence[int | None], replicates: int, seed: tuple[int, int]) -> np.ndarray:
@@ -149,6 +172,11 @@ def resample(steps: Sequence[int | None], replicates: int, seed: tuple[int, int]
     return np.where(np.isfinite(drawn), drawn, np.nan)
 
 
+def _rounding(steps: Sequence[int | None], replicates: int, seed: tuple[int, int]) -> np.ndarray:
+    """(R,) uniform in [0, 1), from the seed and the steps; other steps give other numbers."""
+    return np.random.default_rng((*seed, *(int(k or 0) for k in steps))).random(replicates)
+
+
 def percentile_interval(values: np.ndarray, estimate: float) -> Interval:
     """The 95 % percentile interval of resampled values (n,), widened to hold the estimate."""
     low, high = np.percentile(values, PERCENTILES)
@@ -158,9 +186,10 @@ def percentile_interval(values: np.ndarray, estimate: float) -> Interval:
 def scaling_of(record: StudyRecord, replicates: int = REPLICATES) -> dict[float, Scaling]:
     """The scaling law of each sparsity of a study, from the trials finished so far."""
     steps = {s: {} for s in record.sparsities}
-    for cell, results in record.results.items():
-        steps[cell.sparsity][cell.batch_size] = [result.steps for result in results]
-    return {sparsity: scale(trials, replicates) for sparsity, trials in steps.items()}
+    for cell in record.cells:
+        steps[cell.sparsity][cell.batch_size] = [result.steps for result in record.told(cell)]
+    interval = record.goal.check_interval
+    return {sparsity: scale(trials, replicates, check_interval=interval) for sparsity, trials in steps.items()}
 
 
 class FittedStudy(NamedTuple):

@@ -21,6 +21,7 @@ class CellSummary:
         pending: Declared trials that have not finished, started or not.
         running: Those of them that are started or queued.
         boundary: The end of its range that a metaparameter of `best` lies on, for those that do.
+        at_first_check: Whether K* is only an upper bound (`at_first_check`).
     """
 
     cell: Cell
@@ -34,11 +35,33 @@ class CellSummary:
     pending: int
     running: int
     boundary: dict[str, Literal["low", "high"]]
+    at_first_check: bool
 
     @property
     def k_star(self) -> int | None:
         """K*: the fewest steps to result of any complete trial (Lee et al. 2021, Section 2); None without one."""
         return None if self.best is None else self.best.steps
+
+
+def at_first_check(k_star: int | None, check_interval: int) -> bool:
+    """Whether K* is the step of the first check, so that nothing says how much sooner the goal was met.
+
+    Any other K* is known to a check interval: the goal was met after the check before it.
+
+    Args:
+        k_star: In steps; None where there is none.
+        check_interval: Steps between two checks.
+    """
+    return k_star is not None and k_star <= check_interval
+
+
+def comparable(result: TrialResult) -> bool:
+    """Whether the means over a trial's run say how the trials of its cell train.
+
+    Not of an infeasible trial; nor of one that an error, its module or a callback ended where the study would have gone
+    on: its run is shorter than the protocol's, unlike an outraced one's by as much as it happened to be.
+    """
+    return result.status not in (Status.INFEASIBLE, Status.STOPPED, Status.FAILED)
 
 
 def summarize(record: StudyRecord) -> list[CellSummary]:
@@ -67,6 +90,7 @@ def _summarize(record: StudyRecord, cell: Cell) -> CellSummary:
         pending=record.trials - done,
         running=record.running[cell],
         boundary={key: end for key, end in ends.items() if end is not None},
+        at_first_check=best is not None and at_first_check(best.steps, record.goal.check_interval),
     )
 
 

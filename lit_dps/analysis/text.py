@@ -17,6 +17,12 @@ def times(x: float | None) -> str:
     return "-" if x is None else f"x{significant(x)}"
 
 
+def k_star_text(row: Row) -> str:
+    """K* of a row with the columns k_star and floor: 112, "<= 16" where it is an upper bound, "-" for None."""
+    bound = "<= " if row["floor"] else ""
+    return "-" if row["k_star"] is None else f"{bound}{row['k_star']}"
+
+
 def aligned(rows: Sequence[Mapping[str, str]], words: bool = False) -> list[str]:
     """Rows, all with the same columns, as lines below their header, right-aligned.
 

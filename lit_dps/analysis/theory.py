@@ -34,9 +34,9 @@ import numpy as np
 from lit_dps.analysis.fit import Fit
 from lit_dps.analysis.results import StudyRecord
 from lit_dps.analysis.scaling import Scaling
-from lit_dps.analysis.summary import summarize
+from lit_dps.analysis.summary import comparable, summarize
 from lit_dps.analysis.text import Row
-from lit_dps.trial import Status, TrialResult
+from lit_dps.trial import TrialResult
 
 MU = 1.0  # the paper's: batch gradients are unbiased
 RATIOS = ("delta", "beta", "lipschitz", "epsilon")
@@ -128,7 +128,8 @@ def theory_rows(record: StudyRecord, scalings: Mapping[float, Scaling]) -> list[
 
     Columns: batch_size [examples], sparsity, point; delta, lipschitz, beta, epsilon, rate as in `Terms`; predicted_c1
     [examples], predicted_c2 [steps] and predicted_k_star = predicted_c1 / batch_size + predicted_c2 [steps]; measured
-    k_star [steps]; c1 [examples] and c2 [steps], fitted to the K* of this sparsity.
+    k_star [steps], and floor, 1 where it is an upper bound (`summary.at_first_check`), else 0; c1 [examples] and c2
+    [steps], fitted to the K* of this sparsity.
     """
     rows = []
     for cell in summarize(record):
@@ -142,7 +143,7 @@ def theory_rows(record: StudyRecord, scalings: Mapping[float, Scaling]) -> list[
         row["rate"] = None if terms is None or law is None else terms.rate
         row["predicted_c1"], row["predicted_c2"] = (None, None) if law is None else (law.c1, law.c2)
         row["predicted_k_star"] = None if law is None else law.steps(cell.cell.batch_size)
-        row["k_star"] = cell.k_star
+        row["k_star"], row["floor"] = cell.k_star, int(cell.at_first_check)
         row["c1"], row["c2"] = (None, None) if fit is None else (fit.c1, fit.c2)
         rows.append(row)
     return rows
@@ -168,19 +169,19 @@ def base_of(record: StudyRecord) -> float:
 
 
 def measured_terms(record: StudyRecord, sparsity: float) -> dict[tuple[int, int], Terms]:
-    """The terms of the trials of a sparsity that are not infeasible, by (batch size, point)."""
-    feasible = (
+    """The terms of the trials of a sparsity whose means compare (`summary.comparable`), by (batch size, point)."""
+    runs = (
         (cell.batch_size, result)
         for cell, results in record.results.items()
         for result in results
-        if cell.sparsity == sparsity and result.status is not Status.INFEASIBLE
+        if cell.sparsity == sparsity and comparable(result)
     )
-    found = {(batch_size, result.trial.point): terms_of(result) for batch_size, result in feasible}
+    found = {(batch_size, result.trial.point): terms_of(result) for batch_size, result in runs}
     return {key: terms for key, terms in found.items() if terms is not None}
 
 
 def paired_terms(record: StudyRecord, base: float, sparsity: float) -> list[Pair]:
-    """The points measured at two sparsities, none of the two infeasible, by batch size, then point."""
+    """The points measured at two sparsities, where both trials compare, by batch size, then point."""
     dense, sparse = (measured_terms(record, s) for s in (base, sparsity))
     return [Pair(*key, dense[key], sparse[key]) for key in sorted(dense.keys() & sparse.keys())]
 
@@ -193,14 +194,15 @@ def term_ratio_rows(record: StudyRecord, scalings: Mapping[float, Scaling]) -> l
     epsilon, the ratios; predicted_c1, the ratio of c1 at equal epsilon as in the paper (Delta x beta x L: 1.00 x 0.54 x
     3.09 = 1.67 for 90 % of Simple-CNN on MNIST); predicted_c1_measured_epsilon, that over the squared ratio of epsilon;
     c1, the ratio of the fitted c1; k_star, the ratio of K*, in the row of all the geometric mean over the batch sizes
-    with both, k_star_low and k_star_high the least and the greatest. None where unknown.
+    with both, k_star_low and k_star_high the least and the greatest, without K* that are upper bounds. None where
+    unknown.
     """
     base, rows = base_of(record), []
     dense = scalings[base]
     for sparsity in record.sparsities[1:]:
         pairs, sparse = paired_terms(record, base, sparsity), scalings[sparsity]
         c1 = None if dense.fit is None or sparse.fit is None else sparse.fit.c1 / dense.fit.c1
-        steps = {b: sparse.k_star[b] / k for b, k in dense.k_star.items() if b in sparse.k_star}
+        steps = {b: sparse.resolved[b] / k for b, k in dense.resolved.items() if b in sparse.resolved}
         for batch_size in (*record.batch_sizes, None):
             here = [pair for pair in pairs if batch_size in (None, pair.batch_size)]
             k_star = [ratio for b, ratio in steps.items() if batch_size in (None, b)]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from lit_dps.analysis.results import StudyRecord
 from lit_dps.analysis.scaling import Scaling, three_digits
-from lit_dps.analysis.text import Row, aligned, significant, times
+from lit_dps.analysis.text import Row, aligned, k_star_text, significant, times
 from lit_dps.analysis.theory import base_of, term_ratio_rows, theory_rows
 
 NO_CHANGE = 1.1  # a term within this factor counts as unchanged
@@ -19,7 +19,6 @@ _LAWS = {
     "predicted_c2": "predicted c2",
     "c2": "fitted c2",
     "predicted_k_star": "predicted K*",
-    "k_star": "K*",
 }
 _RATIOS = {
     "delta": "Delta",
@@ -80,6 +79,7 @@ def _term_row(row: Row) -> dict[str, str]:
         "S": f"{row['sparsity']:g}",
         **{name: significant(row[key]) for key, name in _TERMS.items()},
         **{name: "-" if row[key] is None else three_digits(row[key]) for key, name in _LAWS.items()},
+        "K*": k_star_text(row),
     }
 
 

@@ -24,6 +24,8 @@ STATES = {
     Status.INCOMPLETE: optuna.trial.TrialState.PRUNED,
     Status.INFEASIBLE: optuna.trial.TrialState.FAIL,
     Status.OUTRACED: optuna.trial.TrialState.PRUNED,
+    Status.STOPPED: optuna.trial.TrialState.FAIL,
+    Status.FAILED: optuna.trial.TrialState.FAIL,
 }
 
 

@@ -43,8 +43,9 @@ def study(**kw):
 
 
 # A sixth of the usable resamples lacks any one of the three dense cells, so the ends of the intervals are laws through
-# two points: through 8 and 64, c1 = (13040 - 1664) / (1/8 - 1/64) = 104009, c2 = 1664 - c1 / 64 = 38.9, c1 / c2 = 2676;
-# through 64 and 2048, c1 = (1664 - 144) / (1/64 - 1/2048) = 100418, c2 = 144 - c1 / 2048 = 94.97, c1 / c2 = 1057.
+# two points, each up to 16 steps below its K*: through 8 and 64, c1 = (13040 - 1664 +- 16) / (1/8 - 1/64) is 103863 to
+# 104155, c2 = 1664 - 16 - c1 / 64 at least 20.6, c1 / c2 at most 5056; through 64 and 2048, c1 = (1664 - 144 +- 16) /
+# (1/64 - 1/2048) is 99361 to 101475, c2 = 144 - c1 / 2048 at most 95.5, c1 / c2 at least 1040.
 TEXT = """\
 study demo: workload digits, 2 trials a cell, goal error 0.1 checked every 16 steps, budget 40000 steps
 
@@ -57,7 +58,7 @@ study demo: workload digits, 2 trials a cell, goal error 0.1 checked every 16 st
 2048  0.9      -         0           1           0        1                   -              -           -  -
 
 K* = c1 / B + c2, robust fit of log K*, 95 % bootstrap intervals over trials
-  S=0  c1 = 102000 [100000, 104000]  c2 = 94 [38.9, 95]  B_crit = 1090 [1060, 2680]
+  S=0  c1 = 102000 [100000, 104000]  c2 = 94 [23.9, 94]  B_crit = 1090 [1080, 4350]
   S=0.9  needs complete trials at 2 batch sizes; has 1
 
 note: no complete trial in 2 of 6 cells: no K* there
@@ -131,12 +132,12 @@ def test_csv_holds_the_values_in_full(tmp_path):
     with (tmp_path / "table.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == [
-        *("batch_size", "sparsity", "k_star", "complete", "incomplete", "infeasible", "outraced", "stopped", "failed"),
-        *("pending", "point", "learning_rate", "momentum", "width", "boundary"),
+        *("batch_size", "sparsity", "k_star", "floor", "complete", "incomplete", "infeasible", "outraced", "stopped"),
+        *("failed", "pending", "point", "learning_rate", "momentum", "width", "boundary"),
     ]
     assert len(rows) == 6
-    assert list(rows[1].values()) == ["64", "0.0", "1664", *"1010000", "1", "0.5", "0.999", "16", ""]
-    assert list(rows[3].values()) == ["8", "0.9", "", *"0000002", "", "", "", "", ""]
+    assert list(rows[1].values()) == ["64", "0.0", "1664", "0", *"1010000", "1", "0.5", "0.999", "16", ""]
+    assert list(rows[3].values()) == ["8", "0.9", "", "0", *"0000002", "", "", "", "", ""]
     assert float(rows[0]["learning_rate"]) == 0.0123456
     assert rows[2]["boundary"] == "learning_rate high; momentum high; width high"
 

@@ -28,6 +28,36 @@ def test_resamples_take_the_best_complete_trial():
     assert scaling.c1 == pytest.approx((first, second))
 
 
+def test_resamples_are_rounded_to_the_grid_of_checks():
+    # The goal was met in (980, 1000] and in (280, 300]: a resample has both K* anywhere in there.
+    trials = {10: [1000, 1000], 100: [300, 300]}
+    scaling = scale(trials, check_interval=20)
+    c1, c2 = scaling.replicates.T
+    small, large = c1 / 10 + c2, c1 / 100 + c2
+    for steps, k in ((small, 1000), (large, 300)):
+        assert k - 20 < min(steps) < k - 19 and k - 1 < max(steps) <= k + 1e-6
+        assert np.mean(steps) == pytest.approx(k - 10, abs=0.75)  # 4 standard errors of a uniform: 20 / sqrt(12 R)
+    assert abs(np.corrcoef(small, large)[0, 1]) < 0.13  # of R = 1000, 4 standard errors
+    low, high = scaling.band(np.array([10.0]))
+    assert low == pytest.approx([980.5], abs=0.7)  # 2.5 % of the interval
+    assert high == pytest.approx([1000], abs=1e-6)  # widened to hold the fit, which is of the K* observed
+    assert scaling.fit == scale(trials).fit
+    assert (scaling.replicates == scale(trials, check_interval=20).replicates).all()
+    assert (scaling.replicates != scale(trials, check_interval=20, seed=1).replicates).any()
+
+
+def test_rounding_draws_the_same_trials_but_is_a_cells_own():
+    trials = {10: [1000, 1200, 1400], 100: [300, 320, 400]}
+    exact, rounded = scale(trials).replicates, scale(trials, check_interval=20).replicates
+    off = {b: (exact - rounded) @ [1 / b, 1] for b in trials}
+    for shift in off.values():
+        assert min(shift) > -1e-6 and max(shift) < 20 + 1e-6
+    # Twice as many steps at the same batch size and points: the rounding of the one says nothing of the other's.
+    twice = {b: [2 * k for k in steps] for b, steps in trials.items()}
+    other = (scale(twice).replicates - scale(twice, check_interval=20).replicates) @ [1 / 10, 1]
+    assert abs(np.corrcoef(off[10], other)[0, 1]) < 0.13
+
+
 def test_intervals_are_percentiles_that_hold_the_estimate():
     trials = {b: [r.steps for r in law_results(Cell(b, 0.0), 30, 4e4, 60)] for b in (4, 16, 64, 256, 1024)}
     scaling = scale(trials)

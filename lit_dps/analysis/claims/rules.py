@@ -2,7 +2,8 @@
 
 A claim says that a number lies in a range. It is *seen* where the whole interval lies in the range, *not seen* where
 all of it lies outside, and *not decidable at this scale* otherwise. The intervals come from resampling what a study has
-drawn at random, its trials; they do not know of other initial weights or data.
+drawn at random, its trials, and from K* being known to one check interval; they do not know of other initial weights or
+data.
 
 Where a claim is about several sparsities it is not seen if it is not seen at one of them, seen if it is seen at all.
 """
@@ -18,7 +19,7 @@ import numpy as np
 
 from lit_dps.analysis.racing import best_steps, last_step
 from lit_dps.analysis.scaling import PERCENTILES, REPLICATES, FittedStudy, Interval, Scaling, estimate, resample
-from lit_dps.trial import Cell
+from lit_dps.trial import Cell, Status
 
 SEED = 0
 FEWEST = 4  # trials of a cell, points or batch sizes below which a bootstrap says too little to decide anything
@@ -101,17 +102,18 @@ def k_star_draws(study: FittedStudy, cell: Cell) -> tuple[np.ndarray, np.ndarray
     """K* of the resamples of a cell, between limits.
 
     The goal was met after the last check that missed it, and a resample without a complete trial would have met it
-    after the budget, or where trials were outraced. Cells of one batch size with as many trials are resampled by the
-    same points of the search.
+    after the budget, or where trials were outraced, or where the first was stopped by its module or a callback. Failed
+    trials tell nothing. Cells of one batch size with as many trials are resampled by the same points of the search.
 
     Returns:
         (R,) lower limits and (R,) upper limits, in steps: 0 and infinity with fewer than `FEWEST` trials.
     """
-    results, goal = study.record.results[cell], study.record.goal
+    results, goal = study.record.told(cell), study.record.goal
     if len(results) < FEWEST:
         return np.zeros(REPLICATES), np.full(REPLICATES, np.inf)
     drawn = resample([result.steps for result in results], REPLICATES, (SEED, cell.batch_size))
-    known = min(last_step(best_steps(results), study.record.slack), goal.max_steps)
+    stopped = [result.steps_run for result in results if result.status is Status.STOPPED]
+    known = min(last_step(best_steps(results), study.record.slack), goal.max_steps, *stopped)
     met = np.isfinite(drawn)
     return np.where(met, drawn - goal.check_interval, known), np.where(met, drawn, np.inf)
 

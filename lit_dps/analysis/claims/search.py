@@ -3,12 +3,13 @@
 A quantity grows where its rank correlation with B (Spearman) is above 0.5.
 
 8. The best learning rate grows with batch size: the learning rate of the K* trial, as effective rate,
-   rate / (1 - momentum), where momentum is searched too.
+   rate / (1 - momentum), where momentum is searched too. Batch sizes whose K* is at the first check are left out: the
+   best of the trials that got there is not known.
 9. The region of successful metaparameters grows with batch size: the share of complete trials, at the budget in steps
    that all cells share, over the points that have finished in all of them. Not decidable where trials were stopped by
    racing (study.slack) and not by that budget.
 
-Both are resampled over the trials of each cell, and need four batch sizes.
+Both are resampled over the trials of each cell but failed ones, and need four batch sizes.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ def rate_grows(study: FittedStudy) -> Finding | None:
     name = "best effective learning rate" if momenta else "best learning rate"
 
     def judge(sparsity: float) -> Finding:
-        return _trend({b: record.results[Cell(b, sparsity)] for b in record.batch_sizes}, rates, name)
+        sizes = [b for b in record.batch_sizes if b not in study.scalings[sparsity].at_first_check]
+        return _trend({b: record.told(Cell(b, sparsity)) for b in sizes}, rates, name)
 
     return at_each(record.sparsities, judge)
 
@@ -62,7 +64,7 @@ def region_grows(study: FittedStudy) -> Finding | None:
         return np.array([result.status is Status.COMPLETE for result in results], float)[drawn].mean(axis=1)
 
     def judge(sparsity: float) -> Finding:
-        cells = {b: record.results[Cell(b, sparsity)] for b in record.batch_sizes}
+        cells = {b: record.told(Cell(b, sparsity)) for b in record.batch_sizes}
         common = set.intersection(*({result.trial.point for result in results} for results in cells.values()))
         cells = {b: [result for result in results if result.trial.point in common] for b, results in cells.items()}
         return _trend(cells, shares, "share of complete trials")

@@ -2,7 +2,7 @@
 
 4. A 90 % sparse network needs 1.5 to 4.5 times the steps: judged by the geometric mean of the ratios of K*, 0.9 over 0,
    over the batch sizes that have both; their range is told. Not decidable where fewer than half of the batch sizes with
-   a dense K* have a sparse one.
+   a dense K* have a sparse one. Batch sizes where one of the two is at the first check are left out: a bound.
 5. The critical batch size at 90 % comes no earlier: B_crit(0.9) > B_crit(0) / 1.1.
 6. With momentum it comes later: B_crit(0.9) > 1.1 B_crit(0).
 7. Momentum (and Nesterov) has a larger critical batch size than SGD on the same data, network, schedule and goal:
@@ -45,6 +45,10 @@ def steps_of_sparse(study: FittedStudy) -> Finding | None:
     dense, sparse = (study.scalings[s].k_star for s in (DENSE, SPARSE))
     both = [b for b in dense if b in sparse]
     told = f"{len(both)} of the {len(dense)} batch sizes with a dense K* have a sparse one"
+    bounds = study.scalings[DENSE].at_first_check | study.scalings[SPARSE].at_first_check
+    if left := [b for b in both if b in bounds]:
+        told += f", at {len(left)} of these one is at the first check"
+        both = [b for b in both if b not in bounds]
     if not both or len(both) < len(dense) / 2:
         return Finding(Verdict.UNDECIDABLE, told)
     ratios = [sparse[b] / dense[b] for b in both]

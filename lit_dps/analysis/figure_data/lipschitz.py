@@ -10,9 +10,9 @@ import numpy as np
 
 from lit_dps.analysis.results import StudyRecord
 from lit_dps.analysis.scaling import FittedStudy
-from lit_dps.analysis.summary import setting
+from lit_dps.analysis.summary import comparable, setting
 from lit_dps.analysis.text import Row
-from lit_dps.trial import Cell, Status, TrialResult
+from lit_dps.trial import Cell, TrialResult
 
 
 def lipschitz_rows(record: StudyRecord) -> list[Row]:
@@ -20,7 +20,7 @@ def lipschitz_rows(record: StudyRecord) -> list[Row]:
 
     Columns: sparsity, batch_size [examples], point, status, step, lipschitz, and drawn: whether it is among those that
     `lipschitz_mean_rows` takes. These are of the points of `_common_points`, or of all where the sparsities share none;
-    not of infeasible trials; and above 0 and finite, since others have no logarithm.
+    of trials that compare (`summary.comparable`); and above 0 and finite, since others have no logarithm.
     """
     rows: list[Row] = []
     for cell in record.cells:
@@ -90,7 +90,7 @@ def _points(record: StudyRecord, batch_size: int) -> list[set[int]]:
 
 
 def _measured(result: TrialResult) -> bool:
-    return bool(result.smoothness.get("step")) and result.status is not Status.INFEASIBLE
+    return bool(result.smoothness.get("step")) and comparable(result)
 
 
 def _positive(value: float) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lit_dps.analysis.figure_data.scaling import common_batch_size, curve_rows
+from lit_dps.analysis.figure_data.scaling import bound_notes, common_batch_size, curve_rows
 from lit_dps.analysis.results import StudyRecord
 from lit_dps.analysis.scaling import FittedStudy
 from lit_dps.analysis.summary import setting
@@ -24,7 +24,7 @@ def optimizer_rows(studies: Sequence[FittedStudy]) -> list[Row]:
 
     Sparsities are those at which at least two of the studies have a K*, studies there those that have one. Columns:
     sparsity, study, label (see `study_labels`), and those of `curve_rows`, normalised at the smallest batch size that
-    has a K* in each study.
+    has a K* in each study (`common_batch_size`).
     """
     labels = study_labels([study.record for study in studies])
     rows: list[Row] = []
@@ -62,7 +62,7 @@ def optimizers_missing(studies: Sequence[FittedStudy]) -> str | None:
 
 
 def optimizers_notes(studies: Sequence[FittedStudy]) -> list[str]:
-    """What, besides the update rule, the studies do not have in common."""
+    """What, besides the update rule, the studies do not have in common, and how upper bounds are drawn."""
     records = [study.record for study in studies]
     told = {
         "goal error": [f"{record.goal.error:g}" for record in records],
@@ -70,11 +70,13 @@ def optimizers_notes(studies: Sequence[FittedStudy]) -> list[str]:
     }
     for what, key in IN_COMMON.items():
         told[what] = [str(setting(record.config, key)).rsplit(".", 1)[-1] for record in records]
-    return [
+    differ = [
         f"the studies differ in their {what}: {', '.join(dict.fromkeys(values))}"
         for what, values in told.items()
         if len(set(values)) > 1
     ]
+    shared = _shared(studies)
+    return differ + bound_notes(study.scalings[s] for study in studies for s in shared if s in study.scalings)
 
 
 def _shared(studies: Sequence[FittedStudy]) -> list[float]:

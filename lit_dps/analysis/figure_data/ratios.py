@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lit_dps.analysis.ratios import ratios
+from lit_dps.analysis.ratios import bounds, ratios
 from lit_dps.analysis.scaling import FittedStudy
 from lit_dps.analysis.text import Row
 
 
 def ratio_rows(studies: Sequence[FittedStudy]) -> list[Row]:
     """K* over K* of the smallest sparsity at the same batch size, by study, sparsity, then batch size.
+
+    Without those in which a K* is at the first check: they are only bounds.
 
     Columns: study, sparsity, base_sparsity, batch_size [examples], ratio, and its 95 % limits ratio_low and ratio_high,
     None where there are no trials to resample.
@@ -31,10 +33,16 @@ def ratios_missing(studies: Sequence[FittedStudy]) -> str | None:
         return None
     if all(len(study.record.sparsities) == 1 for study in studies):
         return "one sparsity only"
+    if any(bounds(study.record) for study in studies):
+        return "no batch size has a K* beyond the first check both at the smallest sparsity and above it"
     return "no batch size has a K* both at the smallest sparsity and above it"
 
 
 def ratios_notes(studies: Sequence[FittedStudy]) -> list[str]:
-    """Studies that have no dense cells to compare with."""
+    """Studies that have no dense cells to compare with, and ratios left out since they are only bounds."""
     sparse = [(study.record.name, min(study.record.sparsities)) for study in studies]
-    return [f"no dense cells in {name}: its ratios are to S = {base:g}" for name, base in sparse if base > 0]
+    notes = [f"no dense cells in {name}: its ratios are to S = {base:g}" for name, base in sparse if base > 0]
+    if left := sum(len(bounds(study.record)) for study in studies):
+        known = sum(len(ratios(study.record, replicates=1)) for study in studies)
+        notes.append(f"K* at the first check in {left} of {known + left} ratios: only bounds, not drawn")
+    return notes

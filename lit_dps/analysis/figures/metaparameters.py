@@ -27,15 +27,20 @@ from lit_dps.space import Range
 from lit_dps.trial import Cell
 
 MOST_COLUMNS = 7  # panels side by side that are legible on a page
-# How a trial is drawn, by how it ended: marker, colour, name. K* is drawn on top of its trial, and outraced is told of
-# only where trials race.
+# How a trial is drawn, by how it ended: marker, colour, name. K* is drawn on top of its trial, and ends that hardly any
+# study has are told of only where there are such trials.
+SELDOM = {"outraced", "stopped", "failed"}
 STATUS_MARKS = {
     "complete": {"marker": "o", "color": COLOURS[0], "s": 11, "linewidths": 0},
     "incomplete": {"marker": "x", "color": COLOURS[5], "s": 11, "linewidths": 0.9},
     "infeasible": {"marker": "^", "facecolors": "none", "edgecolors": GREY, "s": 10, "linewidths": 0.6},
     "outraced": {"marker": "o", "facecolors": "none", "edgecolors": COLOURS[4], "s": 11, "linewidths": 0.7},
+    "stopped": {"marker": "s", "facecolors": "none", "edgecolors": COLOURS[3], "s": 9, "linewidths": 0.7},
+    "failed": {"marker": "+", "color": COLOURS[6], "s": 14, "linewidths": 0.7},
     "K*": {"marker": "*", "color": COLOURS[1], "s": 70, "edgecolors": "white", "linewidths": 0.5, "zorder": 3},
 }
+
+BANDS = {"incomplete": 1.5, "infeasible": 3}  # where steps are an axis, how many budgets high these trials lie
 
 
 @matplotlib.rc_context(STYLE)
@@ -43,7 +48,7 @@ def draw_metaparameters(record: StudyRecord, rows: Sequence[Row], axes: Mapping[
     """How the trials of each cell ended over two metaparameters.
 
     With one metaparameter the other axis is steps to result; incomplete and infeasible trials lie on bands of their
-    own above the budget, outraced ones where they were stopped.
+    own above the budget, all others where they ended, at the first check at least.
 
     Args:
         record: For the grid and the goal.
@@ -58,10 +63,11 @@ def draw_metaparameters(record: StudyRecord, rows: Sequence[Row], axes: Mapping[
         _range_axis(first.yaxis, boxes[1])
     else:
         first.set_yscale("log")
-        least = min((row["steps"] for row in rows if row["steps"]), default=record.goal.check_interval)
+        ends = [_end(record, row) for row in rows if row["status"] not in BANDS]
+        least = min(ends, default=record.goal.check_interval)
         first.set_ylim(least / 2, 5 * record.goal.max_steps)
-    raced = any(row["status"] == "outraced" for row in rows)
-    marks = {name: mark for name, mark in STATUS_MARKS.items() if raced or name != "outraced"}
+    absent = SELDOM - {row["status"] for row in rows}
+    marks = {name: mark for name, mark in STATUS_MARKS.items() if name not in absent}
     for cell, ax in panels.items():
         of_cell = [row for row in rows if (row["batch_size"], row["sparsity"]) == (cell.batch_size, cell.sparsity)]
         _draw_cell(ax, record, axes, of_cell, marks)
@@ -105,16 +111,21 @@ def _panels(record: StudyRecord) -> tuple[Figure, dict[Cell, Axes]]:
 def _draw_cell(
     ax: Axes, record: StudyRecord, axes: Mapping[str, Range], rows: Sequence[Row], marks: Mapping[str, Mapping]
 ) -> None:
-    budget = record.goal.max_steps
-    bands = {"incomplete": 1.5 * budget, "infeasible": 3 * budget}  # only where steps are an axis
     for name, mark in marks.items():
         part = [row for row in rows if (row["k_star"] if name == "K*" else row["status"] == name)]
         places = [shown([row[column] for row in part], box) for column, box in axes.items()]
         if len(axes) == 1:
-            places.append([row["steps"] or bands.get(row["status"], row["steps_run"]) for row in part])
+            places.append([_end(record, row) for row in part])
         ax.scatter(*places, **mark)
     if len(axes) == 1:
-        ax.axhline(budget, color=GREY, linestyle=":", linewidth=0.8)
+        ax.axhline(record.goal.max_steps, color=GREY, linestyle=":", linewidth=0.8)
+
+
+def _end(record: StudyRecord, row: Row) -> float:
+    """Where a trial goes on an axis of steps."""
+    if row["status"] in BANDS:
+        return BANDS[row["status"]] * record.goal.max_steps
+    return row["steps"] or max(row["steps_run"], record.goal.check_interval)
 
 
 def _range_axis(axis, box: Range) -> None:

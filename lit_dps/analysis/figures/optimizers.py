@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 
 from lit_dps.analysis.figure_data.optimizers import optimizer_rows, optimizers_missing, optimizers_notes
 from lit_dps.analysis.figures.entry import Entry
-from lit_dps.analysis.figures.scaling import draw_band, draw_curve, draw_perfect, values_of
+from lit_dps.analysis.figures.scaling import bound_handles, draw_band, draw_curve, draw_perfect, values_of
 from lit_dps.analysis.figures.style import BATCH_SIZE, K_STAR, STYLE, batch_size_axis, log_values_axis, look
 from lit_dps.analysis.text import Row
 
@@ -42,6 +42,8 @@ def draw_optimizers(rows: Sequence[Row]) -> Figure:
     log_values_axis(panels[0, 0], values_of(rows, "k_star"))
     log_values_axis(panels[1, 0], values_of(rows, "normalised_k_star"))
     panels[0, 0].set_ylabel(K_STAR)
+    if bounds := bound_handles(rows):
+        panels[0, -1].legend(handles=bounds, loc="upper right", handlelength=1.5)
     panels[1, -1].legend(loc="upper right", handlelength=2)
     handles = [Line2D([], [], label=label, **look(i)) for i, label in enumerate(labels)]
     fit = sum(len(label) + 6 for label in labels) * 0.06 < figure.get_figwidth()  # inches of a character

@@ -8,12 +8,16 @@ from collections.abc import Mapping, Sequence
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from lit_dps.analysis.figure_data.scaling import scaling_missing, scaling_notes, scaling_rows
 from lit_dps.analysis.figures.entry import Entry
 from lit_dps.analysis.figures.style import BATCH_SIZE, GREY, K_STAR, STYLE, batch_size_axis, log_values_axis, look
 from lit_dps.analysis.scaling import Scaling
 from lit_dps.analysis.text import Row
+
+HOLLOW = {"markerfacecolor": "white", "markeredgewidth": 0.8}  # K* that are upper bounds
+ARROW = 0.35  # length of their arrows, as a share of K*
 
 
 @matplotlib.rc_context(STYLE)
@@ -43,6 +47,8 @@ def draw_scaling(rows: Sequence[Row], scalings: Mapping[float, Scaling]) -> Figu
         draw_band(ax, part, i)
         draw_curve(ax, part, i)
         draw_perfect(ax, part)
+        if bounds := bound_handles(part):
+            ax.legend(handles=bounds, loc="upper right", handlelength=1.5)
         ax.set_title(f"sparsity {sparsity:g}")
         log_values_axis(ax, values_of(rows, "k_star"))
     if len(parts) > 1:
@@ -56,7 +62,9 @@ def _draw_together(together: Axes, normalised: Axes, rows: Sequence[Row], parts:
         draw_curve(normalised, part, i, "normalised_")
     draw_perfect(normalised, parts[0][2], "normalised_", "perfect scaling")  # one line for all, as they are normalised
     together.set_title("all sparsities")
-    together.legend(loc="upper right", handlelength=1.5)
+    together.legend(
+        handles=[*together.get_legend_handles_labels()[0], *bound_handles(rows)], loc="upper right", handlelength=1.5
+    )
     normalised.set_title("all, normalised")
     normalised.legend(loc="upper right", handlelength=2)
     normalised.set_ylabel(f"K* / K*(B = {rows[0]['normalised_by'] or '?'})")
@@ -79,7 +87,7 @@ def draw_perfect(ax: Axes, rows: Sequence[Row], prefix: str = "", label: str | N
 
 
 def draw_curve(ax: Axes, rows: Sequence[Row], i: int, prefix: str = "", label: str | None = None) -> None:
-    """K* as markers and the law as a line, in the i-th look.
+    """K* as markers and the law as a line, in the i-th look; upper bounds as hollow markers with an arrow down.
 
     Args:
         ax: Where.
@@ -90,9 +98,24 @@ def draw_curve(ax: Axes, rows: Sequence[Row], i: int, prefix: str = "", label: s
     """
     style = look(i)
     ax.plot(*_known(rows, f"{prefix}fit"), color=style["color"])
-    ax.plot(*_known(rows, f"{prefix}k_star"), linestyle="none", markeredgecolor="white", markeredgewidth=0.4, **style)
+    measured = [row for row in rows if not row["floor"]]
+    ax.plot(
+        *_known(measured, f"{prefix}k_star"), linestyle="none", markeredgecolor="white", markeredgewidth=0.4, **style
+    )
+    batch, k_star = _known([row for row in rows if row["floor"]], f"{prefix}k_star")
+    if batch:
+        below = [ARROW * k for k in k_star]
+        ax.errorbar(batch, k_star, below, uplims=True, linestyle="none", elinewidth=0.8, capsize=2, **style, **HOLLOW)
     if label is not None:
         ax.plot([], [], label=label, **style)
+
+
+def bound_handles(rows: Sequence[Row]) -> list[Line2D]:
+    """The entry of a legend that explains upper bounds; none where the rows have none."""
+    if not any(row["floor"] for row in rows):
+        return []
+    look_of_bounds = {"color": GREY, "marker": "o", "linestyle": "none", **HOLLOW}
+    return [Line2D([], [], label="upper bound", **look_of_bounds)]
 
 
 def draw_band(ax: Axes, rows: Sequence[Row], i: int) -> None:

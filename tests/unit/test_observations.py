@@ -1,0 +1,136 @@
+"""The notes on what was observed while the trials ran, to the letter."""
+
+import dataclasses
+
+import optuna
+import pytest
+
+from lit_dps.analysis.goals import at_goal
+from lit_dps.analysis.observations import observed_notes
+from lit_dps.analysis.racing import cut
+from lit_dps.analysis.report import notes, render
+from lit_dps.analysis.results import read_study
+from lit_dps.observed import KEPT, PRUNABLE, RANKS, SHORT_STEPS, STACKED, TRAINED, UNSCORED
+from lit_dps.trial import Cell
+from tests.unit.fake_study import result, write_study
+
+DENSE, SPARSE = Cell(8, 0.0), Cell(8, 0.9)
+
+
+def read(*results, **kw):
+    """A study of two cells with these results."""
+    storage = optuna.storages.InMemoryStorage()
+    cells = {cell: [r for r in results if r.trial.cell == cell] for cell in (DENSE, SPARSE)}
+    write_study(storage, cells, space={}, **kw)
+    return read_study(storage, "fake")
+
+
+def trial(point, steps=320, cell=DENSE, status="complete", failure="", **observed):
+    return result(cell, point, steps if status == "complete" else None, status, failure=failure, observed=observed)
+
+
+def test_nothing_observed_is_no_line():
+    assert observed_notes(read(trial(0), trial(1, None, status="incomplete"))) == []
+    assert observed_notes(read()) == []
+
+
+def test_short_steps():
+    steps = {SHORT_STEPS: 20}
+    # 20 of 320 steps are 6.25 %, 20 of 160 are 12.5 %
+    assert observed_notes(read(trial(0, **steps), trial(1, 160, **steps), trial(2))) == [
+        "in 2 of 3 trials some steps had fewer than B examples (up to 12.5 % of a trial's steps; the last batch of an "
+        "epoch): drop_last or an endless loader avoids them"
+    ]
+
+
+def test_short_steps_of_a_trial_that_counts_to_an_earlier_step_are_as_many_of_its_steps():
+    curve = {"step": [16, 32, 48, 64], "val_error": [0.4, 0.3, 0.2, 0.1], "train_loss": [1.0] * 4}
+    long = result(DENSE, 0, 64, curve=curve, observed={SHORT_STEPS: 8, STACKED: 1})
+    assert cut(long, 32).observed == {SHORT_STEPS: 4, STACKED: 1}
+    at = at_goal(read(long, goals=[0.3]), 0.3)
+    assert "(up to 12.5 % of a trial's steps;" in observed_notes(at)[0]
+    plain = dataclasses.replace(long, observed={STACKED: 1})
+    assert cut(plain, 32).observed == {STACKED: 1}
+
+
+def test_weights_kept_without_a_score():
+    half = Cell(8, 0.5)
+    storage = optuna.storages.InMemoryStorage()
+    cells = {
+        half: [trial(0, cell=half, **{UNSCORED: 7, KEPT: 50})],
+        SPARSE: [trial(i, cell=SPARSE, **{UNSCORED: n, KEPT: 74316}) for i, n in enumerate((12, 36818, 5))],
+    }
+    write_study(storage, cells, space={})
+    assert observed_notes(read_study(storage, "fake")) == [
+        "S=0.5: up to 7 of 50, S=0.9: up to 36818 of 74316 kept weights have pruning score 0: they were kept by their "
+        "place in the network, not by the pruner"
+    ]
+
+
+def test_few_prunable_weights():
+    few = [trial(i, cell=SPARSE, **{PRUNABLE: n, TRAINED: 456}) for i, n in enumerate((200, 123, 150))]
+    assert observed_notes(read(*few)) == [
+        "only 123 of 456 trained weights (27 %) could be pruned: sparsity counts among those alone"
+    ]
+
+
+def test_stacked_trials_and_trials_of_several_ranks():
+    found = read(trial(0, **{STACKED: 1}), trial(1, **{STACKED: 1, RANKS: 2}), trial(2))
+    assert observed_notes(found) == [
+        "2 trials were trained stacked: equal to single ones in distribution, not to the bit; K* of one trial can "
+        "differ by checks",
+        "1 trial was trained by 2 ranks: equal to one process in distribution, not to the bit",
+    ]
+    found = read(trial(0, **{RANKS: 4}), trial(1, **{RANKS: 2}))
+    assert observed_notes(found)[0].startswith("2 trials were trained by 2 or 4 ranks: ")
+
+
+def test_stopped_trials_and_why_the_first_was():
+    one = trial(3, status="stopped", failure="EarlyStopping: train_loss did not improve")
+    other = trial(0, cell=SPARSE, status="stopped", failure="something else")
+    assert observed_notes(read(other, one)) == [
+        "2 trials were stopped by their module or a callback before goal and budget: EarlyStopping: train_loss did not "
+        "improve"
+    ]
+    assert observed_notes(read(one)) == [
+        "1 trial was stopped by its module or a callback before goal and budget: EarlyStopping: train_loss did not "
+        "improve"
+    ]
+
+
+def failed(point, cell=DENSE):
+    return trial(point, cell=cell, status="failed", failure=f"ValueError: of point {point}")
+
+
+def test_failed_trials_are_listed():
+    assert observed_notes(read(failed(3))) == [
+        "1 trial failed: B=8 S=0 point 3: ValueError: of point 3; it runs again when the study is taken up again"
+    ]
+    assert observed_notes(read(failed(3), failed(7, SPARSE))) == [
+        "2 trials failed: B=8 S=0 point 3: ValueError: of point 3; B=8 S=0.9 point 7: ValueError: of point 7; they run "
+        "again when the study is taken up again"
+    ]
+
+
+def test_of_many_failed_trials_three_are_listed():
+    (line,) = observed_notes(read(*map(failed, range(5))))
+    assert line == (
+        "5 trials failed: B=8 S=0 point 0: ValueError: of point 0; B=8 S=0 point 1: ValueError: of point 1; B=8 S=0 "
+        "point 2: ValueError: of point 2; 2 more; they run again when the study is taken up again"
+    )
+    three = observed_notes(read(*map(failed, range(3))))[0]
+    assert "more" not in three
+
+
+@pytest.mark.parametrize("failure", ["", "\n"])
+def test_a_failure_without_a_reason_is_still_a_line(failure):
+    (line,) = observed_notes(read(trial(0, status="stopped", failure=failure)))
+    assert line.endswith("before goal and budget: no reason kept")
+
+
+def test_the_lines_are_notes_below_the_table():
+    record = read(trial(0, **{STACKED: 1}), failed(1))
+    lines = observed_notes(record)
+    assert len(lines) == 2
+    assert [line for line in notes(record) if line in lines] == lines
+    assert all(f"note: {line}\n" in render(record) for line in lines)
