@@ -152,10 +152,8 @@ class Adversarial(Manual):
         classifier_every: The same of the classifier.
     """
 
-    def __init__(
-        self, width: int = 16, lr: float = 1e-2, critic_every: int = 1, classifier_every: int = 1, tells: bool = False
-    ):
-        super().__init__(width, lr, tells)
+    def __init__(self, width: int = 16, lr: float = 1e-2, critic_every: int = 1, classifier_every: int = 1):
+        super().__init__(width, lr)
         self.every = classifier_every, critic_every
         self.critic = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1))
 
