@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 
@@ -121,7 +121,8 @@ class Audit(Callback):
             tensors += [named[c + name[len(o) :]] for c, o in self.copies.items() if name.startswith(o)]
             owner, _, last = name.rpartition(".parametrizations.")
             if owner and not module.training:  # asking in training moves what a parametrization keeps
-                tensors.append(getattr(module.get_submodule(owner), last.split(".")[0]))
+                effective = getattr(module.get_submodule(owner), last.split(".")[0])
+                tensors += [effective] if effective.shape == keep.shape else []
             for pruned in (tensor.detach()[~keep].abs() for tensor in tensors if not keep.all()):
                 self.pruned = max(self.pruned, float(pruned.max().nan_to_num(torch.inf)))
         self.seen += 1
@@ -129,12 +130,13 @@ class Audit(Callback):
     def finish(self, trainer: Trainer, module: LightningModule) -> None:
         """Validates the final weights once more."""
         loaders = trainer.val_dataloaders
-        self.split = [len(loader.dataset) for loader in (loaders if isinstance(loaders, list) else [loaders])]
+        loaders = loaders if isinstance(loaders, list) else [loaders]
+        self.split = [len(loader.dataset) for loader in loaders if hasattr(loader, "dataset")]
         quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
         fresh = Trainer(**quiet, enable_checkpointing=False)
         with torch.random.fork_rng():
             fresh.validate(copy.deepcopy(module), dataloaders=loaders, verbose=False)
-        self.again = float(fresh.callback_metrics[self.monitor])
+        self.again = float(fresh.callback_metrics.get(self.monitor, torch.nan))
 
 
 def _size(batch: Any) -> int:
@@ -143,6 +145,7 @@ def _size(batch: Any) -> int:
 
 def _start(module: LightningModule, batch: Any) -> Start:
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    tensors = {name: tensor for name, tensor in tensors.items() if not nn.parameter.is_lazy(tensor)}
     numpy_state = np.random.get_state()
     return Start(
         {name: tensor.detach().clone() for name, tensor in tensors.items()},

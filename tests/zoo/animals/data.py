@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 TRAIN, VALIDATION = 160, 50
 
@@ -113,6 +113,24 @@ class AsksTheTrainer(Clouds):
     def setup(self, stage: str | None = None) -> None:
         assert self.trainer.world_size == 1
         super().setup(stage)
+
+
+class Endless(IterableDataset):
+    """The training split over and over, without a length."""
+
+    def __init__(self, data: TensorDataset):
+        self.data = data
+
+    def __iter__(self):
+        while True:
+            yield from self.data
+
+
+class Streamed(Clouds):
+    """Trains on a stream."""
+
+    def train_dataloader(self):
+        return DataLoader(Endless(self.train), self.hparams.batch_size)
 
 
 class Dicts(Dataset):
