@@ -20,6 +20,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
+from torch.utils.data import DataLoader
 
 
 @dataclass
@@ -131,9 +132,11 @@ class Audit(Callback):
         """Validates the final weights once more."""
         loaders = trainer.val_dataloaders
         loaders = loaders if isinstance(loaders, list) else [loaders]
-        self.split = [len(loader.dataset) for loader in loaders if hasattr(loader, "dataset")]
+        if not all(isinstance(loader, DataLoader) for loader in loaders):
+            return
+        self.split = [len(loader.dataset) for loader in loaders]
         quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
-        fresh = Trainer(**quiet, enable_checkpointing=False)
+        fresh = Trainer(**quiet, enable_checkpointing=False, precision=trainer.precision)
         with torch.random.fork_rng():
             fresh.validate(copy.deepcopy(module), dataloaders=loaders, verbose=False)
         self.again = float(fresh.callback_metrics.get(self.monitor, torch.nan))
