@@ -1,0 +1,37 @@
+"""Nets with a learning rate that follows a schedule."""
+
+from __future__ import annotations
+
+import torch
+from torch.optim import lr_scheduler
+
+from tests.zoo.animals.models import Net
+
+
+class Scheduled(Net):
+    """Trained by SGD with a schedule.
+
+    Args:
+        kind: "one_cycle" over the steps that the trainer estimates, "cosine_steps" and "cosine_epochs" over its
+            budgets, "halving" at each epoch, or "plateau" of the validation loss, which takes each for worse.
+    """
+
+    def __init__(self, width: int = 16, lr: float = 1e-2, kind: str = "one_cycle"):
+        super().__init__(width, lr)
+        self.kind = kind
+
+    def configure_optimizers(self):
+        optimizer, lr = torch.optim.SGD(self.parameters(), self.hparams.lr), self.hparams.lr
+        if self.kind == "one_cycle":
+            steps = self.trainer.estimated_stepping_batches
+            by = {"scheduler": lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps), "interval": "step"}
+        elif self.kind == "cosine_steps":
+            by = {"scheduler": lr_scheduler.CosineAnnealingLR(optimizer, self.trainer.max_steps), "interval": "step"}
+        elif self.kind == "cosine_epochs":
+            by = {"scheduler": lr_scheduler.CosineAnnealingLR(optimizer, self.trainer.max_epochs)}
+        elif self.kind == "halving":
+            by = {"scheduler": lr_scheduler.StepLR(optimizer, 1, 0.5)}
+        else:
+            worse = lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=1e6, eps=0)
+            by = {"scheduler": worse, "monitor": "val_loss"}
+        return {"optimizer": optimizer, "lr_scheduler": by}

@@ -1,0 +1,45 @@
+"""Several optimizers, and optimizers given by the configuration: a step is a batch in which one of them stepped."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.zoo.run import spec
+from tests.zoo.verify import assert_refused, assert_works
+
+MAGNITUDE = {"method": "magnitude"}
+NEVER = {"monitor": "val_loss", "error": 1e-6}
+
+
+@pytest.mark.parametrize(
+    "every",
+    [{}, {"critic_every": 3}, {"critic_every": 1, "classifier_every": 4}],
+    ids=["both in each batch", "the critic now and then", "the classifier now and then"],
+)
+def test_two_optimizers(zoo, every):
+    outcome = zoo(spec("optimizers.Adversarial", **every), pruning=MAGNITUDE, goal=NEVER)
+    assert_works(outcome, ["incomplete"])
+    assert {len(outcome.audit(result).rates) for result in outcome.results} == {40}
+
+
+def test_two_optimizers_reach_a_goal(zoo):
+    outcome = zoo("optimizers.Adversarial", pruning=MAGNITUDE)
+    assert_works(outcome)
+    assert any(result.status == "complete" for result in outcome.results)
+
+
+def test_two_optimizers_have_no_loss_for_snip(zoo):
+    assert_refused(zoo("optimizers.Adversarial"), r"pruning\.method", "manual optimization")
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
+def test_an_optimizer_and_a_schedule_by_class_path(zoo, optimizer):
+    model = spec(
+        "foreign.GivenOptimizer",
+        optimizer={"class_path": f"torch.optim.{optimizer}", "init_args": {"lr": 0.1}},
+        scheduler={"class_path": "torch.optim.lr_scheduler.ExponentialLR", "init_args": {"gamma": 1.0}},
+    )
+    outcome = zoo(model, space={"model.optimizer.lr": {"low": 0.01, "high": 0.05}}, batch_sizes=[16])
+    assert_works(outcome)
+    for result in outcome.results:
+        assert outcome.audit(result).rates[0] == pytest.approx(result.trial.params["model.optimizer.lr"])

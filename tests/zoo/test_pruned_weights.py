@@ -1,0 +1,56 @@
+"""Pruned weights are exactly zero, in each batch and each check, whatever else moves weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.zoo.run import spec
+from tests.zoo.verify import assert_refused, assert_works
+
+NEVER = {"monitor": "val_loss", "error": 1e-6, "max_steps": 20}
+NAMES = ["WithLookahead", "WithDecay", "WithLBFGS", "WeightNoise", "GradientNoise", "ClippedWeights", "MaxNorm"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_whatever_moves_weights(zoo, name):
+    assert_works(zoo(f"optimizers.{name}", goal=NEVER))
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this PyTorch has no Muon")
+def test_orthogonal_updates(zoo):
+    assert_works(zoo("optimizers.WithMuon", goal=NEVER))
+
+
+@pytest.mark.parametrize("tells", [False, True])
+@pytest.mark.parametrize("method", ["magnitude", "random"])
+def test_manual_optimization(zoo, tells, method):
+    assert_works(zoo(spec("optimizers.Manual", tells=tells), goal=NEVER, pruning={"method": method}))
+
+
+@pytest.mark.parametrize("tells", [False, True])
+def test_manual_optimization_has_no_loss_for_snip(zoo, tells):
+    assert_refused(zoo(spec("optimizers.Manual", tells=tells)), r"pruning\.method", "snip", "manual optimization")
+
+
+def test_manual_optimization_needs_no_pruning(zoo):
+    assert_works(zoo("optimizers.Manual", sparsities=[0.0]))
+
+
+@pytest.mark.parametrize("model", ["optimizers.Teacher", "passes.MovingTeacher"])
+def test_a_teacher_has_the_zeros_of_its_student(zoo, model):
+    outcome = zoo(model, goal=NEVER, copies={"teacher.": "student."})
+    assert_works(outcome)
+    sparse = [result for result in outcome.results if result.trial.cell.sparsity]
+    assert all(name.startswith("student.") for result in sparse for name in result.kept)
+
+
+@pytest.mark.parametrize(("name", "options"), [("EMAWeightAveraging", {"decay": 0.8}), ("WeightAveraging", {})])
+def test_averages_of_weights(zoo, name, options):
+    callbacks = pytest.importorskip("lightning.pytorch.callbacks")
+    if not hasattr(callbacks, name):
+        pytest.skip(f"this Lightning has no {name}")
+    callback = {"class_path": f"lightning.pytorch.callbacks.{name}", "init_args": options}
+    outcome = zoo(goal=NEVER, trainer={"callbacks": [callback]})
+    assert_works(outcome)
+    assert all(name in outcome.audit(result).callbacks for result in outcome.results)
