@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 
 _NOT_MEANT = "Expected a <class 'NoneType'>", "Expected <class 'NoneType'>", "Expected a path"
 _KEY = re.compile(r'Parser key "([^"]+)": ')
@@ -13,9 +14,23 @@ _GIVEN = re.compile(r" Given value: ?(.*?)(?= - (?:Expected|Problem)|$)")
 _BELOW = re.compile(r".*Got value: NestedArg\(key='([^']+)', .*")
 
 
+def _of_the_other_lightning(text: str) -> str | None:
+    """What is wrong with a class that is no subclass of Lightning's own because it is one of pytorch_lightning's."""
+    match = re.search(r"Import path (\S+) does not correspond to a subclass of (\w+)", text)
+    if match is None:
+        return None
+    module, _, name = match[1].rpartition(".")
+    bases = getattr(getattr(sys.modules.get(module), name, None), "__mro__", ())
+    if not any(base.__module__.partition(".")[0] == "pytorch_lightning" for base in bases):
+        return None
+    return f"{match[1]} is a {match[2]} of pytorch_lightning, not of lightning.pytorch: import that in its place"
+
+
 def condensed(error: BaseException | str) -> str:
     """The key and the reason: of a class that may also be left out, only why the class does not serve."""
     text = " ".join(str(error).split())
+    if other := _of_the_other_lightning(text):
+        return other
     keys = _KEY.findall(text)
     while match := _UNION.fullmatch(_KEY.sub("", text)):
         reasons = [reason.removeprefix("- ") for reason in re.split(r" (?=- )", match[1])]

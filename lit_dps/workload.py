@@ -128,7 +128,8 @@ def class_paths(workload: Workload) -> Iterator[str]:
 
 
 def _arguments(node: dict[str, Any], name: str) -> dict[str, Any]:
-    return node.setdefault("init_args", {}) if "class_path" in node and name != "init_args" else node
+    own = "class_path" not in node or name in ("init_args", "dict_kwargs")
+    return node if own else node.setdefault("init_args", {})
 
 
 @cache

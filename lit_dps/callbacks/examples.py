@@ -41,13 +41,7 @@ class ExamplesCallback(Callback):
         return {observed.SHORT_STEPS: self._short} if self._short else {}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        loader = parts.whole(trainer.train_dataloader)
-        size, n = split_of(loader)
-        if size is not None and n is not None and n < self.batch_size:
-            raise ConfigError("study.batch_sizes", self.batch_size, f"at most {n}, the examples of the training split")
-        if trainer.fit_loop.max_batches == 0:
-            what = type(trainer.datamodule or loader).__name__
-            raise ConfigError("study.batch_sizes", self.batch_size, f"one at which {what} gives a training batch")
+        refuse_too_large(trainer, self.batch_size)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self._step, n = trainer.global_step, examples_in(batch)
@@ -80,6 +74,13 @@ class ExamplesCallback(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._short, self._steps = state_dict["short"], state_dict["steps"]
+
+
+def refuse_too_large(trainer: Trainer, batch_size: int) -> None:
+    """Raises ConfigError for a batch size above the examples of the training split, where the dataloader tells them."""
+    size, n = split_of(parts.whole(trainer.train_dataloader))
+    if size is not None and n is not None and n < batch_size:
+        raise ConfigError("study.batch_sizes", batch_size, f"at most {n}, the examples of the training split")
 
 
 def examples_in(batch: Any) -> int | None:

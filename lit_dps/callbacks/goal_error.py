@@ -119,7 +119,7 @@ class GoalErrorCallback(Callback):
         self._begin(early)
         trainer.val_check_interval = self.goal.check_interval
         trainer.check_val_every_n_epoch = None  # count steps across the ends of epochs
-        trainer.num_sanity_val_steps = math.inf if self.look_first else 0
+        trainer.num_sanity_val_steps = 0
         if early:
             trainer.limit_val_batches = 0  # Lightning's own validation stays out of it
         budget = self.goal.max_steps
@@ -131,9 +131,7 @@ class GoalErrorCallback(Callback):
             self._early = EarlyCheck(trainer, pl_module, self._hardness)
             if any(config.reduce_on_plateau for config in trainer.lr_scheduler_configs):
                 raise ConfigError("goal.early_reject", True, "false where a schedule follows a validation metric")
-            if self.look_first:
-                self.untrained = self._early(self._early.size).error(self._early.size)
-        elif not trainer.enable_validation:
+        elif not trainer.enable_validation or not sum(trainer.num_val_batches):
             raise ConfigError("data", type(pl_module).__name__, "the goal needs validation data and a validation_step")
         else:
             refuse_dropped(trainer)
@@ -142,6 +140,17 @@ class GoalErrorCallback(Callback):
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         forget_followed_metrics(trainer, "epoch")
+        if self.look_first and self.untrained is None:
+            self.untrained = self._look(trainer)
+
+    def _look(self, trainer: Trainer) -> float:
+        """The validation error now, by a full check that is no check of the run."""
+        if self._early is not None:
+            return self._early(self._early.size).error(self._early.size)
+        trainer.validating = True  # as Lightning's own loop does it between two batches
+        trainer.fit_loop.epoch_loop.val_loop.run()
+        trainer.training = True
+        return self.error_of(trainer)
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
         if self._stepped:  # the last batch ended a step
@@ -176,7 +185,8 @@ class GoalErrorCallback(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn != "fit":
             return
-        if not (self._due or trainer.sanity_checking):  # whoever stops the trainer gets a validation
+        looking = self.look_first and self.untrained is None
+        if not (self._due or looking):  # whoever stops the trainer gets a validation
             return
         if isinstance(trainer.strategy, SharedBatchDDP):
             # a rank without validation examples logs nothing
@@ -189,9 +199,7 @@ class GoalErrorCallback(Callback):
         if why := why_no_mean(trainer, self.monitor, self.validated.batches, self.validated.examples):
             raise ConfigError("goal.monitor", self.monitor, f"the mean over the validation split: {why}")
         self.validated.end(trainer)
-        if trainer.sanity_checking:
-            self.untrained = error
-        elif self.status is None:  # else min_steps or min_epochs keep it running
+        if not looking and self.status is None:  # else min_steps or min_epochs keep it running
             self._judge(trainer, pl_module, error, exact=True)
 
     def _judge(self, trainer: Trainer, module: LightningModule, error: float, exact: bool) -> None:

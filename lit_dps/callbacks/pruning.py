@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
@@ -102,7 +103,9 @@ class PruningCallback(Callback):
             raise ConfigError("study.sparsities", self.sparsity, f"0 for {type(pl_module).__name__}: {why}")
         for optimizer in trainer.optimizers:
             if hasattr(optimizer, "register_step_post_hook"):
-                optimizer.register_step_post_hook(self._zero)
+                held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+                names = [name for name, (tensor, _) in self._masked.items() if id(tensor) in held]
+                optimizer.register_step_post_hook(partial(self._after_step, names))
 
     def _prune(self, trainer: Trainer, module: LightningModule) -> None:
         name = type(module).__name__
@@ -149,6 +152,11 @@ class PruningCallback(Callback):
         """Sets the pruned weights to zero."""
         with torch.no_grad():
             _multiply(list(self._masked.values()))
+
+    def _after_step(self, names: Sequence[str], *args: Any) -> None:
+        """Sets those to zero that an optimizer moved; others may still be needed as they are by a backward pass."""
+        with torch.no_grad():
+            _multiply([self._masked[name] for name in names])
 
     def on_before_optimizer_step(self, trainer, pl_module, optimizer) -> None:
         pairs = ((tensor.grad, keep) for tensor, keep in self._masked.values())

@@ -14,7 +14,7 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule, Tr
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lit_dps.callbacks import GoalErrorCallback, PruningCallback, SmoothnessCallback
-from lit_dps.callbacks.examples import ExamplesCallback
+from lit_dps.callbacks.examples import ExamplesCallback, refuse_too_large
 from lit_dps.engines.lean import standard_data
 from lit_dps.engines.lightning import LightningEngine
 from lit_dps.errors import ConfigError, UserError, user_error_in
@@ -81,6 +81,9 @@ def rehearse(engine: LightningEngine, trial: Trial, look_first: bool = True, ste
             raise user_error_in(error) or UserError(_told(error, trial)) from error
     if goal.status is None:
         name = type(built.module).__name__
+        if trainer.fit_loop.max_batches == 0:
+            refuse_too_large(trainer, trial.cell.batch_size)
+            raise ConfigError("data", type(built.data).__name__, "a train dataloader that gives batches")
         raise ConfigError(
             "model", name, f"a module that trains for {steps} steps: it or a callback stopped the trainer"
         )

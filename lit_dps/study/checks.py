@@ -25,7 +25,7 @@ def check_keys(study: StudyConfig, workload: Workload) -> None:
         node, name = locate(specs, key, source)
         if (place := (id(node), name)) in set_by:
             raise ConfigError(source, key, f"a key of its own: {set_by[place]} sets this one already")
-        set_by[place] = source
+        set_by[place] = f"{source} {key}" if source == "study.space" else source
     for batch_size in study.batch_sizes:
         if batch_size % workload.accumulated:
             multiples = f"multiples of trainer.accumulate_grad_batches = {workload.accumulated}"

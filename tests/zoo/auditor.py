@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers.logger import DummyLogger
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
@@ -99,6 +100,9 @@ class Audit(Callback):
         self.rates.append(trainer.optimizers[0].param_groups[0]["lr"])
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        if pl_module.automatic_optimization and loss is None:  # the optimizer is called, and has nothing to step by
+            self._stepped, self._examples = False, 0
         if self._stepped:
             self.steps.append(self._examples)
             self._stepped, self._examples = False, 0
@@ -135,7 +139,12 @@ class Audit(Callback):
         if not all(isinstance(loader, DataLoader) for loader in loaders):
             return
         self.split = [len(loader.dataset) for loader in loaders]
-        quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+        quiet = {
+            "logger": DummyLogger(),
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "accelerator": "cpu",
+        }
         fresh = Trainer(**quiet, enable_checkpointing=False, precision=trainer.precision)
         with torch.random.fork_rng():
             fresh.validate(copy.deepcopy(module), dataloaders=loaders, verbose=False)
