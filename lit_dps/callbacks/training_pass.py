@@ -107,7 +107,7 @@ class TrainingPass:
             raise ConfigError(
                 "data",
                 type(getattr(self.trainer, "datamodule", None) or loader).__name__,
-                "a pass over the training split, as snip takes, needs a finite train dataloader or a pruning_dataloader",
+                "a pass over the training split, for snip, needs a finite train dataloader or a pruning_dataloader",
             )
         return _fresh(loader)
 
