@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations
@@ -114,8 +116,9 @@ class Parametrized(Net):
 
     def __init__(self, width: int = 16, lr: float = 1e-2, by: str = "weight_norm"):
         super().__init__(width, lr)
-        old = by == "old"
-        (nn.utils.weight_norm if old else getattr(parametrizations, by))(self.body[2])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of the old function
+            (nn.utils.weight_norm if by == "old" else getattr(parametrizations, by))(self.body[2])
 
 
 class Lazy(Net):
