@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers.logger import DummyLogger
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
@@ -140,7 +141,12 @@ class Audit(Callback):
         if not all(isinstance(loader, DataLoader) for loader in loaders):
             return
         self.split = [len(loader.dataset) for loader in loaders]
-        quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+        quiet = {
+            "logger": DummyLogger(),
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "accelerator": "cpu",
+        }
         fresh = Trainer(**quiet, enable_checkpointing=False, precision=trainer.precision)
         with torch.random.fork_rng():
             fresh.validate(copy.deepcopy(module), dataloaders=loaders, verbose=False)
