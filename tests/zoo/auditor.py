@@ -58,7 +58,8 @@ class Audit(Callback):
 
     Attributes:
         mask: Name of each pruned parameter and what is kept of it; empty for a dense run.
-        steps: Examples of each optimizer step; a step is a batch at whose end an optimizer had stepped.
+        steps: Examples of each optimizer step; a step is a batch in which an optimizer stepped and had
+            gradients.
         rates: First learning rate of the first optimizer at the start of each training batch.
         checks: The validations.
         pruned: Largest absolute value of a pruned weight at the start of a training batch or in a validation batch.
@@ -80,7 +81,8 @@ class Audit(Callback):
         self.again: float | None = None
         self.split: list[int] = []
         self.callbacks: list[str] = []
-        self._stepped, self._examples = False, 0
+        self._fired = self._updated = False
+        self._examples = 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.callbacks = [type(callback).__name__ for callback in trainer.callbacks if callback is not self]
@@ -89,8 +91,9 @@ class Audit(Callback):
         masks = [m for m in (getattr(c, "mask", None) for c in trainer.callbacks) if isinstance(m, Mapping)]
         self.mask = {name: keep.clone() for mask in masks for name, keep in mask.items()}
 
-    def _after_step(self, *_: Any) -> None:
-        self._stepped = True
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self._fired = True
+        self._updated |= any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if self.start is None:
@@ -100,12 +103,11 @@ class Audit(Callback):
         self.rates.append(trainer.optimizers[0].param_groups[0]["lr"])
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
-        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
-        if pl_module.automatic_optimization and loss is None:  # the optimizer is called, and has nothing to step by
-            self._stepped, self._examples = False, 0
-        if self._stepped:
+        if self._updated:
             self.steps.append(self._examples)
-            self._stepped, self._examples = False, 0
+        if self._fired:
+            self._fired = self._updated = False
+            self._examples = 0
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.checks.append(Check(len(self.steps)))

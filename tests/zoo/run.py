@@ -16,7 +16,7 @@ import yaml
 from lit_dps.analysis.results import StudyRecord, read_study
 from lit_dps.trial import TrialResult
 from tests.e2e.commands import run_here
-from tests.zoo.auditor import Audit, audited
+from tests.zoo.auditor import Audit, Check, audited
 
 ANIMALS = "tests.zoo.animals."
 RATES = {"model.lr": {"low": 5e-3, "high": 5e-2, "scale": "log"}}
@@ -52,18 +52,19 @@ class Outcome:
 
     def audit(self, result: TrialResult) -> Audit:
         """The audit of the run that a result is of: that with its checks, at its batch size and sparsity."""
-        steps, errors = result.curve["step"], result.curve["val_error"]
-        if result.status == "stopped":  # Lightning validates once more, wherever somebody stops the trainer
-            for audit in self.audits:
-                audit.checks = [check for check in audit.checks if check.step % self.goal["check_interval"] == 0]
-        same = [a for a in self.audits if [c.step for c in a.checks] == steps and [c.error for c in a.checks] == errors]
-        assert same, f"no run had the checks {steps} with the errors {errors} stored for {result.trial.cell}"
-        cell = result.trial.cell
+        told, cell = list(zip(result.curve["step"], result.curve["val_error"], strict=True)), result.trial.cell
+        same = [a for a in self.audits if [(c.step, c.error) for c in self.checks(a, result)] == told]
+        assert same, f"no run had the checks {told} stored for {cell}"
 
         def fits(audit: Audit) -> bool:
             return bool(audit.mask) == (cell.sparsity > 0) and cell.batch_size in audit.steps
 
         return next((audit for audit in same if fits(audit)), same[0])
+
+    def checks(self, audit: Audit, result: TrialResult) -> list[Check]:
+        """The checks of a run; Lightning validates once more, off the grid, where a module stops its trainer."""
+        stopped = result.status == "stopped"
+        return [c for c in audit.checks if not (stopped and c.step % self.goal["check_interval"])]
 
 
 def spec(name: str | Mapping[str, Any], **arguments: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Collection
 import pytest
 
 from lit_dps.trial import TrialResult
-from tests.zoo.auditor import Audit
+from tests.zoo.auditor import Audit, Check
 from tests.zoo.run import Outcome
 
 
@@ -40,7 +40,7 @@ def assert_as_audited(outcome: Outcome, result: TrialResult) -> None:
     """What is stored of a trial is what happened."""
     audit = outcome.audit(result)
     _batches(audit, result)
-    _checks(audit, result, outcome.goal)
+    _checks(audit, outcome.checks(audit, result), result, outcome.goal)
     _pruned(audit, result)
     if result.status != "stopped":
         assert len(audit.steps) == audit.checks[-1].step, "it trained on behind its last check"
@@ -54,17 +54,17 @@ def _batches(audit: Audit, result: TrialResult) -> None:
     assert len(short) == result.observed.get("short_steps", 0), f"steps of {sorted(set(short))} examples are not told"
 
 
-def _checks(audit: Audit, result: TrialResult, goal: dict) -> None:
+def _checks(audit: Audit, checks: list[Check], result: TrialResult, goal: dict) -> None:
     interval, error = goal["check_interval"], goal["error"]
-    assert [c.step for c in audit.checks] == [interval * (i + 1) for i in range(len(audit.checks))]
+    assert [check.step for check in checks] == [interval * (i + 1) for i in range(len(checks))]
     assert all(list(check.examples.values()) == audit.split for check in audit.checks)
-    met = [check.step for check in audit.checks if check.error <= error]
+    met = [check.step for check in checks if check.error <= error]
     if result.status == "complete":
-        assert met == [result.steps] == [audit.checks[-1].step]
+        assert met == [result.steps] == [checks[-1].step]
     else:
         assert met == [] and result.steps is None
     if result.status == "incomplete":
-        assert audit.checks[-1].step == goal["max_steps"]
+        assert checks[-1].step == goal["max_steps"]
 
 
 def _pruned(audit: Audit, result: TrialResult) -> None:

@@ -117,7 +117,7 @@ class Parametrized(Net):
     def __init__(self, width: int = 16, lr: float = 1e-2, by: str = "weight_norm"):
         super().__init__(width, lr)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # torch's own word on the old one
+            warnings.simplefilter("ignore", FutureWarning)  # of the old function
             (nn.utils.weight_norm if by == "old" else getattr(parametrizations, by))(self.body[2])
 
 

@@ -59,8 +59,8 @@ class Logs(Net):
     def training_step(self, batch, batch_idx):
         loss = self.loss(batch)
         self.log("train_loss", loss, prog_bar=True, on_step=True, on_epoch=True)
-        self.logger.experiment.add_scalar("train/loss", loss, self.global_step)
-        self.logger.log_metrics({"train/again": float(loss)}, step=self.global_step)
+        self.logger.experiment.add_scalar("train/loss", loss.detach(), self.global_step)
+        self.logger.log_metrics({"train/again": float(loss.detach())}, step=self.global_step)
         return loss
 
     def on_validation_epoch_end(self):
