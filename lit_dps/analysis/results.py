@@ -192,10 +192,14 @@ def _read_cell(trials: list[optuna.trial.FrozenTrial], cell: Cell, seed: int) ->
 
 
 def furthest(first: TrialResult | None, second: TrialResult) -> TrialResult:
-    """Of two attempts at a point, the one that tells more: an outraced one may be run again and further."""
-    if first is None:
+    """Of two attempts at a point, the one that tells more: an outraced one may be run again and further.
+
+    Whatever came after a failed one replaces it.
+    """
+    if first is None or first.status is Status.FAILED:
         return second
-    more = first.status is Status.OUTRACED and second.steps_run > first.steps_run
+    further = second.steps_run > first.steps_run or second.status is Status.FAILED
+    more = first.status is Status.OUTRACED and further
     return second if more else first
 
 

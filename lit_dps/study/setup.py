@@ -23,7 +23,7 @@ from lit_dps.parallel import settings
 from lit_dps.parallel.ranks import started_by_torchrun
 from lit_dps.study.config import StorageConfig, StudyConfig, cores
 from lit_dps.study.sobol import sobol_point
-from lit_dps.trial import Cell, Trial, TrialResult
+from lit_dps.trial import Cell, Status, Trial, TrialResult
 from lit_dps.workload import STUDY_TRAINER, Workload, locate
 
 # Arguments that decide where and how fast things run, or what is shown, and not what comes out
@@ -48,6 +48,7 @@ class StudySetup:
         pruning: Arguments of `PruningCallback`.
         smoothness: Arguments of `SmoothnessCallback`.
         uid: Of the study as declared; see `lit_dps.study.header.declare`.
+        began: When this run of the study began, in seconds since the epoch.
     """
 
     study: StudyConfig
@@ -57,6 +58,7 @@ class StudySetup:
     pruning: Mapping[str, Any]
     smoothness: Mapping[str, Any]
     uid: str | None = None
+    began: float = 0.0
 
     @property
     def cells(self) -> list[Cell]:
@@ -64,8 +66,9 @@ class StudySetup:
         return sorted(Cell(b, s) for b in self.study.batch_sizes for s in self.study.sparsities)
 
     def left(self, results: Mapping[Cell, Sequence[TrialResult]]) -> dict[Cell, set[int]]:
-        """The points of each cell that have no result yet."""
-        done = {cell: {result.trial.point for result in results.get(cell, ())} for cell in self.cells}
+        """The points of each cell that have no result yet, or failed."""
+        told = {cell: [r for r in results.get(cell, ()) if r.status is not Status.FAILED] for cell in self.cells}
+        done = {cell: {result.trial.point for result in told[cell]} for cell in self.cells}
         return {cell: set(range(self.study.trials)) - points for cell, points in done.items()}
 
     @property

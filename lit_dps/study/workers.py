@@ -52,8 +52,8 @@ def work(setup: StudySetup, leave: Leave) -> Iterator[TrialResult]:
     sampler = SobolSampler(config.space, config.seed, config.scramble)
     url = setup.storage.optuna_url
     goal = setup.goal_of_trials
-    paused = heats(goal.check_interval, goal.max_steps)
-    store = Store(url, config.name, setup.cells, config.trials, sampler, config.seed, config.slack, paused, setup.uid)
+    what = (config.name, setup.cells, config.trials, sampler, config.seed, config.slack)
+    store = Store(url, *what, heats(goal.check_interval, goal.max_steps), setup.uid, setup.began)
     try:
         with group_of(setup) as group:
             checkpoints, check = setup.checkpoints(), leave_together(leave)
