@@ -55,7 +55,7 @@ def run_study(setup: StudySetup) -> int:
     view = View(partial(connect, setup.storage, workload, name, tags))
     record = read_study(url, name)
     left, leave, failures = _left(setup, record), Leave(), Failures(setup.storage.failures(name))
-    view.begin(record)
+    view.begin(record, goes_on=left > 0)
     try:
         with interruptible(leave, LEAVING):
             if left:
