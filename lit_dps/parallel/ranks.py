@@ -140,7 +140,7 @@ def follows_torchrun() -> bool:
     return started_by_torchrun() and int(os.environ["RANK"]) > 0
 
 
-def lost(error: Exception) -> bool:
+def lost(error: BaseException) -> bool:
     """Whether an error says that another rank died or cannot be reached."""
     broken = isinstance(error, RuntimeError) and _BROKEN.search(str(error))
     return isinstance(error, (RankLost, dist.DistError)) or bool(broken)
@@ -179,8 +179,11 @@ def joined(store: dist.Store, rank: int, world: int, place: _Place | None = None
             pulse.start()
             try:
                 yield
-                with suppress(RuntimeError):  # who holds the store may be gone: then all have been here
-                    _meet(dist.PrefixStore("leave", store), world, LEAVE)
+                _leave(store, world, LEAVE)
+            except BaseException as error:
+                if not lost(error):
+                    _leave(store, world, 0.0)  # the others may be anywhere, and need not wait for this one
+                raise
             finally:
                 pulse.stop()
                 dist.destroy_process_group()
@@ -211,6 +214,12 @@ def _connect(backend: str, store: dist.Store, rank: int, world: int) -> None:
             dist.destroy_process_group()
         if not left:
             raise failure or RankLost(f"rank {rank}: another of {world} ranks could not connect")
+
+
+def _leave(store: dist.Store, world: int, patience: float) -> None:
+    """Waits until all ranks leave, so many seconds at most."""
+    with suppress(RuntimeError):  # who holds the store may be gone: then all have been here
+        _meet(dist.PrefixStore("leave", store), world, patience)
 
 
 def _meet(store: dist.Store, world: int, patience: float) -> bool:
