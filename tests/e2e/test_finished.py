@@ -56,6 +56,7 @@ def test_a_finished_study_changes_nothing_and_one_that_goes_on_ends_later(tmp_pa
     for again in (few, few, ("analyze", "--config", FAST, "--sync")):
         done = run_here(tmp_path, *again)
         assert done.returncode == 0, done.stderr
+        assert done.stderr == ("study fast: nothing left to run\n" if again is few else "")
         for database, was in zip(databases, before, strict=True):
             now = rows(database)
             for table in was.keys() | now.keys():
