@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import sys
 from importlib import import_module
@@ -21,6 +22,7 @@ VERBS = {
 def main(argv: list[str] | None = None) -> int:
     """Runs a command line. Returns the exit code: 2 for what the user can mend, told in one line."""
     argv = sys.argv[1:] if argv is None else argv
+    _leave_if_unguarded()
     if argv and argv[0] == "--version":
         from lit_dps import __version__
 
@@ -39,6 +41,19 @@ def main(argv: list[str] | None = None) -> int:
     if os.getcwd() not in sys.path and "" not in sys.path:  # class paths of the user's own files, as python -m has it
         sys.path.insert(0, os.getcwd())
     return _run(argv)
+
+
+def _leave_if_unguarded() -> None:
+    """Ends a process that runs a user's script again on its way to what it was started for, as multiprocessing does."""
+    process = multiprocessing.current_process()
+    if not getattr(process, "_inheriting", False):
+        return
+    from lit_dps.errors import Unguarded
+
+    if not process.name.startswith(Unguarded.OURS):  # else who started it says so, once
+        _refuse(str(Unguarded()))
+        sys.stderr.flush()
+    os._exit(Unguarded.EXIT_CODE)
 
 
 def _run(argv: list[str]) -> int:

@@ -24,6 +24,19 @@ class StorageError(UserError):
     """A study or tracking database, or a file of an analysis, that cannot be opened, read or written."""
 
 
+class Unguarded(UserError):
+    """A user's script calls a command without a guard, so that every process that the command starts runs it again."""
+
+    EXIT_CODE = 64  # of those processes
+    OURS = "lit-dps "  # what their names begin with
+
+    def __init__(self):
+        super().__init__(
+            "a script that calls lit_dps.cli.main is run again by each process that this starts: "
+            "call it below if __name__ == '__main__':"
+        )
+
+
 def user_error_in(error: BaseException | None) -> UserError | None:
     """The UserError that another error was raised from, if any: it says best what is wrong."""
     while error is not None and not isinstance(error, UserError):

@@ -202,7 +202,8 @@ def furthest(first: TrialResult | None, second: TrialResult) -> TrialResult:
     """
     if first is None or first.status is Status.FAILED:
         return second
-    more = first.status is Status.OUTRACED and second.steps_run > first.steps_run
+    further = second.steps_run > first.steps_run or second.status is Status.FAILED
+    more = first.status is Status.OUTRACED and further
     return second if more else first
 
 

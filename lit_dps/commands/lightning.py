@@ -140,10 +140,17 @@ def main(argv: list[str]) -> int:
 
 
 def _tell_end(trainer: Trainer) -> None:
-    for callback in trainer.callbacks:
-        if isinstance(callback, GoalErrorCallback) and callback.status is not None:
-            steps = f" after {callback.steps_to_result} steps" if callback.steps_to_result else ""
-            print(f"{callback.status}{steps}: {callback.monitor} {callback.curve['val_error'][-1]:.4f}")
+    """Prints how a run of `fit` ended; the goal, the budget or something else, its max_steps say, ended it."""
+    goal = next(callback for callback in trainer.callbacks if isinstance(callback, GoalErrorCallback))
+    curve = goal.curve
+    error = f"{goal.monitor} {curve['val_error'][-1]:.4f}" if curve["step"] else ""
+    if goal.status is not None:
+        steps = f" after {goal.steps_to_result} steps" if goal.steps_to_result else ""
+        print(f"{goal.status}{steps}: {error}")
+    elif trainer.state.fn == "fit":
+        steps = "1 step" if trainer.global_step == 1 else f"{trainer.global_step} steps"
+        known = f"goal ({error} at step {curve['step'][-1]})" if error else "first check"
+        print(f"no result: the trainer stopped after {steps}, before its {known}")
 
 
 def _ranks(trainer: dict[str, Any], argv: list[str]) -> AbstractContextManager[None]:

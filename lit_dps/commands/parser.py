@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NoReturn, get_args, get_type_hints
 
 from jsonargparse import ArgumentParser
@@ -27,11 +29,22 @@ class OneLineErrors:
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         if not self.exit_on_error:  # a parser within: the one around it adds its key
             super().error(message, ex)
-        raise user_error_in(ex) or CommandError(condensed(message)) from ex
+        text = condensed(message)
+        if missing := re.search(r"File does not exist: '(.+)'", text):
+            text += not_installed(Path(missing[1]))
+        raise user_error_in(ex) or CommandError(text) from ex
 
 
 class PlainParser(OneLineErrors, ArgumentParser):
     """jsonargparse's parser with errors of one line."""
+
+
+def not_installed(path: Path) -> str:
+    """What to add to an error about a path below a folder `configs` that is not there; else nothing."""
+    folder = next((folder for folder in (path, *path.parents) if folder.name == "configs"), None)
+    if folder is None or folder.is_dir():
+        return ""
+    return "; the files of configs/ are not installed with the package: they are in its repository"
 
 
 def refuse_nulls(config: Mapping[str, Any], classes: Mapping[str, type]) -> None:

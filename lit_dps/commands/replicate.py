@@ -22,7 +22,7 @@ from lit_dps.analysis.publish import figures_folder, publish
 from lit_dps.analysis.replication import COMPARISONS, FIGURES, Core, Image, Machine, Part, replication_page
 from lit_dps.analysis.results import StudyRecord, read_study
 from lit_dps.analysis.scaling import FittedStudy
-from lit_dps.commands.parser import PlainParser
+from lit_dps.commands.parser import PlainParser, not_installed
 from lit_dps.errors import ConfigError, StorageError
 from lit_dps.storage import shown
 from lit_dps.study.config import StorageConfig, StudyConfig, cores
@@ -64,7 +64,8 @@ def studies_in(folder: Path) -> dict[Path, str]:
         except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError) as error:
             raise ConfigError("configs", str(path), "the configuration of a study, with a study.name") from error
     if not found:
-        raise ConfigError("configs", str(folder), "a folder with a .yaml file for each study")
+        allowed = f"a folder with a .yaml file for each study{not_installed(folder)}"
+        raise ConfigError("configs", str(folder), allowed)
     return found
 
 

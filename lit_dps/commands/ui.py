@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 
 from lit_dps.commands.parser import PlainParser
+from lit_dps.errors import ConfigError
 from lit_dps.storage import is_http
 from lit_dps.study.config import StorageConfig
+
+HOST = "127.0.0.1"
 
 
 def main(argv: list[str]) -> int:
     """Runs the verb; argv[0] is "ui". The server takes the place of this process."""
     parser = PlainParser(prog="lit-dps ui", description=__doc__)
-    parser.add_argument("--port", type=int, default=5000, help="Port on 127.0.0.1.")
+    parser.add_argument("--port", type=int, default=5000, help=f"Port on {HOST}.")
     parser.add_class_arguments(StorageConfig, "storage")
     config = parser.instantiate_classes(parser.parse_args(argv[1:]))
     uri = config.storage.mlflow_uri
+    _check_port(config.port, free=not is_http(uri))
 
     from lit_dps import tracking
 
@@ -27,5 +32,17 @@ def main(argv: list[str]) -> int:
     print("Ctrl-C ends the server; it starts in about 5 seconds.", flush=True)
     os.environ["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"  # a few background processes that studies do not need
     os.environ["MLFLOW_BACKEND_STORE_URI"] = uri  # and no argument, which everybody on the machine can read
-    server = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(config.port)]
+    server = [sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", str(config.port)]
     os.execv(sys.executable, server)
+
+
+def _check_port(port: int, free: bool) -> None:
+    """Raises ConfigError for what is no port, or, if it has to be free, one that a server cannot take."""
+    if not 1 <= port <= 65535:
+        raise ConfigError("--port", port, "a port from 1 to 65535")
+    if free:
+        try:
+            socket.create_server((HOST, port)).close()
+        except OSError as error:
+            why = os.strerror(error.errno) if error.errno else str(error)
+            raise ConfigError("--port", port, f"a port that is free on {HOST} ({why})") from error

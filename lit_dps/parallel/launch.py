@@ -15,9 +15,9 @@ from contextlib import contextmanager
 
 import torch.distributed as dist
 
-from lit_dps.errors import UserError
+from lit_dps.errors import Unguarded, UserError
 from lit_dps.parallel import ranks
-from lit_dps.parallel.pulse import end_process
+from lit_dps.parallel.pulse import GOES_ON, end_process
 
 HOST = "127.0.0.1"
 GRACE = 10  # seconds that the others have to end by themselves
@@ -42,7 +42,12 @@ def group_of(world: int, gpu: bool, follow: Callable[..., None], *args: object) 
     store = dist.TCPStore(HOST, port, **arguments, master_listen_fd=listener.detach())
     context = multiprocessing.get_context("spawn")  # a forked child would share connections, threads and GPUs
     processes = [
-        context.Process(target=_follow, args=(rank, world, port, gpu, follow, args), daemon=True)
+        context.Process(
+            target=_follow,
+            name=f"{Unguarded.OURS}rank {rank}",
+            args=(rank, world, port, gpu, follow, args),
+            daemon=True,
+        )
         for rank in range(1, world)
     ]
     grace, left = 0.0, threading.Event()
@@ -64,9 +69,14 @@ def group_of(world: int, gpu: bool, follow: Callable[..., None], *args: object) 
 
 def _watch(processes: list[multiprocessing.Process], left: threading.Event) -> None:
     """Ends the process if it waits on for another one that ended."""
-    multiprocessing.connection.wait([process.sentinel for process in processes])
+    ended = multiprocessing.connection.wait([process.sentinel for process in processes])
+    for process in processes:
+        if process.sentinel in ended:
+            process.join(1)  # its exit code is known a little later than its end
+            if process.exitcode == Unguarded.EXIT_CODE:
+                end_process(str(Unguarded()))
     if not left.wait(PATIENCE):
-        end_process("another rank ended")
+        end_process(f"another rank ended; {GOES_ON}")
 
 
 def _follow(rank: int, world: int, port: int, gpu: bool, follow: Callable[..., None], args: tuple) -> None:

@@ -13,6 +13,7 @@ import threading
 
 from torch.distributed import Store
 
+GOES_ON = "the same command goes on"
 BEAT = 2.0  # seconds
 BEATS = 20  # own beats in which another rank shows no sign of life; a clock would count time that this one was stopped
 
@@ -57,12 +58,12 @@ class Pulse(threading.Thread):
 
     def _die(self, why: str) -> None:
         if not self._end.is_set():
-            end_process(f"rank {self.rank}: {why}")
+            end_process(f"rank {self.rank}: {why}; {GOES_ON}")
 
 
 def end_process(why: str) -> None:
     """Ends this process and the ranks that it started: its main thread may wait for the dead for ever."""
-    print(f"lit-dps: error: {why}; the same command goes on", file=sys.stderr, flush=True)
+    print(f"lit-dps: error: {why}", file=sys.stderr, flush=True)
     for child in multiprocessing.active_children():
         child.kill()
     os._exit(2)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -23,6 +24,9 @@ from lit_dps.parallel.pulse import Pulse
 T = TypeVar("T")
 # Of a collective. Long, since a rank may wait while rank 0 reads a slow database; the dead are found by `Pulse`.
 TIMEOUT = timedelta(minutes=30)
+TRIES = 2  # to connect
+LEAVE = 20  # seconds that a rank waits for the others before it leaves
+POLL = 0.01  # seconds; not `Store.wait`, under whose lock the pulse would stop
 _BROKEN = re.compile(r"gloo|NCCL|Connection (closed|reset|refused)|Broken pipe")
 _NOISE = re.compile(r"^\[\S*\] |\. This is typically .*")  # a line of gloo's source, and where its log is
 
@@ -136,7 +140,7 @@ def follows_torchrun() -> bool:
     return started_by_torchrun() and int(os.environ["RANK"]) > 0
 
 
-def lost(error: Exception) -> bool:
+def lost(error: BaseException) -> bool:
     """Whether an error says that another rank died or cannot be reached."""
     broken = isinstance(error, RuntimeError) and _BROKEN.search(str(error))
     return isinstance(error, (RankLost, dist.DistError)) or bool(broken)
@@ -169,19 +173,61 @@ def joined(store: dist.Store, rank: int, world: int, place: _Place | None = None
     before, _place = _place, place or _Place(rank, world)
     backend = "cpu:gloo,cuda:nccl" if gpu else "gloo"
     try:
-        group = dist.PrefixStore("group", store)
-        dist.init_process_group(backend, store=group, rank=rank, world_size=world, timeout=TIMEOUT)
-        pulse = Pulse(dist.PrefixStore("pulse", store), rank, world)
-        pulse.start()
         try:
-            yield
+            _connect(backend, store, rank, world)
+            pulse = Pulse(dist.PrefixStore("pulse", store), rank, world)
+            pulse.start()
+            try:
+                yield
+                _leave(store, world, LEAVE)
+            except BaseException as error:
+                if not lost(error):
+                    _leave(store, world, 0.0)  # the others may be anywhere, and need not wait for this one
+                raise
+            finally:
+                pulse.stop()
+                dist.destroy_process_group()
         except RuntimeError as error:
             if not lost(error):
                 raise
             why = _NOISE.sub("", str(error).splitlines()[0])[:200]
             raise RankLost(f"rank {rank}: another of {world} ranks died or cannot be reached ({why})") from error
-        finally:
-            pulse.stop()
-            dist.destroy_process_group()
     finally:
         _place = before
+
+
+def _connect(backend: str, store: dist.Store, rank: int, world: int) -> None:
+    """Makes the group; no rank goes on before all are connected, and all try again together if one could not.
+
+    One that is done early would leave, or die, while another still connects to it, which fails or waits for ever.
+    """
+    for left in reversed(range(TRIES)):
+        tried, failure = dist.PrefixStore(f"group, {left} tries left", store), None
+        try:
+            dist.init_process_group(backend, store=tried, rank=rank, world_size=world, timeout=TIMEOUT)
+        except RuntimeError as error:
+            failure = error
+            tried.add("failed", 1)
+        if _meet(tried, world, TIMEOUT.total_seconds()) and not tried.add("failed", 0):
+            return
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        if not left:
+            raise failure or RankLost(f"rank {rank}: another of {world} ranks could not connect")
+
+
+def _leave(store: dist.Store, world: int, patience: float) -> None:
+    """Waits until all ranks leave, so many seconds at most."""
+    with suppress(RuntimeError):  # who holds the store may be gone: then all have been here
+        _meet(dist.PrefixStore("leave", store), world, patience)
+
+
+def _meet(store: dist.Store, world: int, patience: float) -> bool:
+    """Waits until all ranks have come here, so many seconds at most. Returns whether they have."""
+    store.add("here", 1)
+    end = time.monotonic() + patience
+    while store.add("here", 0) < world:
+        if time.monotonic() > end:
+            return False
+        time.sleep(POLL)
+    return True

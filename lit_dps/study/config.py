@@ -99,7 +99,7 @@ class StorageConfig:
     """Where a study is kept.
 
     Attributes:
-        folder: Folder of the default databases, of MLflow's artifacts, of the figures and of checkpoints.
+        folder: Folder of the default databases, of MLflow's artifacts, of the figures, of checkpoints and tracebacks.
         optuna: Optuna storage URL; by default sqlite in FOLDER/study.db. It is the truth of a study.
         mlflow: MLflow tracking URI; by default sqlite in FOLDER/mlflow.db. It is the view.
     """
@@ -119,6 +119,10 @@ class StorageConfig:
     def checkpoints(self, study: str) -> Path:
         """The folder of a study's checkpoints."""
         return Path(self.folder) / "checkpoints" / study
+
+    def failures(self, study: str) -> Path:
+        """The folder of the tracebacks of a study's failed trials."""
+        return Path(self.folder) / "failures" / study
 
 
 def cores() -> int:

@@ -18,7 +18,7 @@ class Progress:
     """Cells, trials, best K so far, and time left: rewritten in place on a terminal, a line now and then elsewhere.
 
     Args:
-        results: Results of an earlier run of the study, by cell.
+        results: Results of an earlier run of the study, by cell; its failed trials are run again.
         cells: Cells of this run.
         points: Trials of each cell.
         workers: Trials that run at the same time.
@@ -39,9 +39,8 @@ class Progress:
     ):
         self.stream = stream or sys.stderr
         self.every, self.points, self.workers, self.slack = every, points, workers, slack
-        self.done = {
-            cell: {r.trial.point: _end(r) for r in results.get(cell, ()) if r.trial.point < points} for cell in cells
-        }
+        earlier = {cell: [r for r in results.get(cell, ()) if r.status is not Status.FAILED] for cell in cells}
+        self.done = {cell: {r.trial.point: _end(r) for r in earlier[cell] if r.trial.point < points} for cell in cells}
         self._shown = 0.0
 
     def update(self, result: TrialResult) -> None:

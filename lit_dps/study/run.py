@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from lightning.pytorch import LightningDataModule
@@ -16,6 +17,7 @@ from lit_dps.parallel import ranks
 from lit_dps.storage import check_place, check_writable, shown
 from lit_dps.study import header
 from lit_dps.study.config import StorageConfig
+from lit_dps.study.failures import FAILED, AllFail, Failures
 from lit_dps.study.group import follow_torchrun, group_of, prepare_process
 from lit_dps.study.interrupt import INTERRUPTED, Interrupted, Leave, interruptible
 from lit_dps.study.last_out import report_of_others
@@ -35,7 +37,8 @@ def run_study(setup: StudySetup) -> int:
     Under torchrun rank 0 does; the others train its trials with it, and know of no storage.
 
     Returns:
-        The exit code: 0, or 130 if it was interrupted. What is stored stays stored; the same call goes on.
+        The exit code: 0, 1 if trials failed, or 130 if it was interrupted. What is stored stays stored; the same call
+        goes on.
 
     Raises:
         UserError: for configuration, data or storage that do not serve, before anything is created.
@@ -46,16 +49,17 @@ def run_study(setup: StudySetup) -> int:
     url, name, workload = setup.storage.optuna_url, setup.study.name, setup.workload_name()
     tags = environment_tags(getattr(data, "digest", None))
     slack, uid = header.declare(url, setup.study, workload, setup.goal_of_trials, setup.identity(data), setup.config())
-    setup = dataclasses.replace(setup, study=dataclasses.replace(setup.study, slack=slack), uid=uid)
+    extended = dataclasses.replace(setup.study, slack=slack)
+    setup = dataclasses.replace(setup, study=extended, uid=uid, began=time.time())
 
     view = View(partial(connect, setup.storage, workload, name, tags))
     record = read_study(url, name)
-    view.begin(record)
-    left, leave = _left(setup, record), Leave()
+    left, leave, failures = _left(setup, record), Leave(), Failures(setup.storage.failures(name))
+    view.begin(record, goes_on=left > 0)
     try:
         with interruptible(leave, LEAVING):
             if left:
-                _train(setup, record, view, min(setup.workers, left), leave)
+                _train(setup, record, min(setup.workers, left), leave, [view.log, failures.told])
             else:
                 print(f"study {name}: nothing left to run", file=sys.stderr)
                 if ranks.started_by_torchrun():
@@ -69,7 +73,12 @@ def run_study(setup: StudySetup) -> int:
         left = _left(setup, read_study(url, name))
         print(f"\ninterrupted by {signal}: {left} trials are left, the others are stored; the same command goes on")
         return INTERRUPTED
-    return 0
+    except AllFail as error:
+        print(f"lit-dps: error: {error}", file=sys.stderr)
+        return FAILED
+    if failed := failures.summary():
+        print(f"lit-dps: {failed}", file=sys.stderr)
+    return FAILED if failed else 0
 
 
 def check_study(setup: StudySetup) -> LightningDataModule:
@@ -90,7 +99,9 @@ def check_study(setup: StudySetup) -> LightningDataModule:
     return data
 
 
-def _train(setup: StudySetup, record: StudyRecord, view: View, workers: int, leave: Leave) -> None:
+def _train(
+    setup: StudySetup, record: StudyRecord, workers: int, leave: Leave, tell: Sequence[Callable[[TrialResult], None]]
+) -> None:
     progress = Progress(record.results, setup.cells, setup.study.trials, workers, setup.study.slack)
     trials = "1 trial" if workers == 1 else f"{workers} trials"
     print(f"study {record.name}: {trials} at a time in {shown(setup.storage.optuna_url)}", file=sys.stderr, flush=True)
@@ -98,8 +109,8 @@ def _train(setup: StudySetup, record: StudyRecord, view: View, workers: int, lea
     results: Iterator[TrialResult] = work(setup, leave) if workers == 1 else work_in_processes(setup, workers, leave)
     try:
         for result in results:
-            progress.update(result)
-            view.log(result)
+            for listener in (progress.update, *tell):
+                listener(result)
     finally:
         progress.close()
         results.close()
@@ -128,5 +139,5 @@ def _pages(storage: StorageConfig, tracker: Tracker | None) -> str:
 
 
 def _left(setup: StudySetup, record: StudyRecord) -> int:
-    """Trials of this configuration that have no result yet."""
+    """Trials of this configuration that have no result yet, or failed."""
     return sum(map(len, setup.left(record.results).values()))

@@ -25,7 +25,7 @@ from lit_dps.parallel.ranks import started_by_torchrun
 from lit_dps.protocol import STUDY_TRAINER, check_trainer, overruled
 from lit_dps.study.checks import check_keys, rehearse_ends
 from lit_dps.study.config import StorageConfig, StudyConfig, cores
-from lit_dps.trial import Cell, Trial, TrialResult
+from lit_dps.trial import Cell, Status, Trial, TrialResult
 from lit_dps.workload import Workload, class_paths, locate
 
 # How trials of other people's modules are seeded, pruned and accumulated; 1 was never written down
@@ -52,6 +52,7 @@ class StudySetup:
         pruning: Arguments of `PruningCallback`.
         smoothness: Arguments of `SmoothnessCallback`.
         uid: Of the study as declared; see `lit_dps.study.header.declare`.
+        began: When this run of the study began, in seconds since the epoch.
     """
 
     study: StudyConfig
@@ -61,6 +62,7 @@ class StudySetup:
     pruning: Mapping[str, Any]
     smoothness: Mapping[str, Any]
     uid: str | None = None
+    began: float = 0.0
 
     @property
     def cells(self) -> list[Cell]:
@@ -68,8 +70,9 @@ class StudySetup:
         return sorted(Cell(b, s) for b in self.study.batch_sizes for s in self.study.sparsities)
 
     def left(self, results: Mapping[Cell, Sequence[TrialResult]]) -> dict[Cell, set[int]]:
-        """The points of each cell that have no result yet."""
-        done = {cell: {result.trial.point for result in results.get(cell, ())} for cell in self.cells}
+        """The points of each cell that have no result yet, or failed."""
+        told = {cell: [r for r in results.get(cell, ()) if r.status is not Status.FAILED] for cell in self.cells}
+        done = {cell: {result.trial.point for result in told[cell]} for cell in self.cells}
         return {cell: set(range(self.study.trials)) - points for cell, points in done.items()}
 
     @property

@@ -17,9 +17,9 @@ from optuna.trial import TrialState
 
 from lit_dps.analysis.database_errors import storage_errors
 from lit_dps.analysis.racing import last_step
-from lit_dps.analysis.results import POINT_ATTR, RESULT_ATTR, cell_study_name, encode_result
+from lit_dps.analysis.results import POINT_ATTR, cell_study_name
 from lit_dps.errors import StorageError
-from lit_dps.study.attempts import finish, give_up, ran_to, steps_of
+from lit_dps.study.attempts import end, give_up, ran_to, steps_of
 from lit_dps.study.database import open_storage, peers
 from lit_dps.study.header import UID, uid_of
 from lit_dps.study.sobol import SobolSampler, distributions
@@ -43,6 +43,7 @@ class Store:
         slack: How far beyond the best of its cell a trial has to run; see `lit_dps.analysis.racing`.
         heats: Steps at which trials pause while none of their cell is complete, ending with infinity.
         uid: What `lit_dps.study.header.declare` said of the study; None asks nothing.
+        began: When this run of the study began, in seconds since the epoch: trials that failed before are run again.
     """
 
     def __init__(
@@ -56,8 +57,9 @@ class Store:
         slack: float | None = None,
         heats: Sequence[float] = (math.inf,),
         uid: str | None = None,
+        began: float = 0.0,
     ):
-        self.storage, self.peers, self.uid = open_storage(url), peers(url), uid
+        self.storage, self.peers, self.uid, self.began = open_storage(url), peers(url), uid, began
         self.url, self.name, self.cells, self.points, self.sampler, self.seed = url, name, cells, points, sampler, seed
         self.slack, self.heats = slack, (math.inf,) if slack is None else heats
         self.distributions = distributions(sampler.space)
@@ -91,8 +93,7 @@ class Store:
         trial = self._claims[(result.trial.cell, result.trial.point)]
         with self._alone():
             if self._still_mine(trial):
-                trial.set_user_attr(RESULT_ATTR, encode_result(result))
-                finish(trial.study, trial.number, result.status, result.steps)
+                end(trial, result)
         del self._claims[(result.trial.cell, result.trial.point)]
         asked, limit = self._limits.get(result.trial.cell, (-math.inf, math.inf))
         self._limits[result.trial.cell] = asked, min(limit, last_step(result.steps, self.slack))
@@ -156,7 +157,7 @@ class Store:
                 finished = True
                 give_up(study, trial.number, trial.user_attrs)
             if finished:
-                ran[point] = max(ran.get(point, -math.inf), ran_to(trial.user_attrs.get(RESULT_ATTR)))
+                ran[point] = max(ran.get(point, -math.inf), ran_to(trial.user_attrs, self.began))
             else:
                 running.add(point)
         best = min(steps_of(study).values(), default=None)
@@ -227,7 +228,7 @@ class Store:
         if len(self.heats) == 1:
             return self.heats[0]
         earlier = study.get_trials(deepcopy=False, states=(TrialState.PRUNED,))
-        ran = [ran_to(t.user_attrs.get(RESULT_ATTR)) for t in earlier if t.user_attrs[POINT_ATTR] == point]
+        ran = [ran_to(t.user_attrs) for t in earlier if t.user_attrs[POINT_ATTR] == point]
         return next((heat for heat in self.heats if heat > max(ran, default=-math.inf)), math.inf)
 
 

@@ -43,9 +43,11 @@ class View:
         self.tracker: Tracker | None = None
         self._connect, self._warned = connect, False
 
-    def begin(self, record: StudyRecord) -> None:
-        """Logs the stored results that are not logged."""
+    def begin(self, record: StudyRecord, goes_on: bool) -> None:
+        """Logs the stored results that are not logged, and whether the study goes on."""
         self._try(lambda: catch_up(self._connected(), record))
+        if goes_on and self.tracker is not None:
+            self._try(self.tracker.go_on)
 
     def log(self, result: TrialResult) -> None:
         """Logs a result, if MLflow has not failed so far."""

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from lit_dps.analysis.racing import heats
-from lit_dps.errors import UserError
+from lit_dps.errors import Unguarded, UserError
 from lit_dps.parallel.launch import die_with_parent
 from lit_dps.study.group import group_of, leave_together, prepare_process
 from lit_dps.study.interrupt import Interrupted, Leave, interruptible
@@ -52,8 +52,8 @@ def work(setup: StudySetup, leave: Leave) -> Iterator[TrialResult]:
     sampler = SobolSampler(config.space, config.seed, config.scramble)
     url = setup.storage.optuna_url
     goal = setup.goal_of_trials
-    paused = heats(goal.check_interval, goal.max_steps)
-    store = Store(url, config.name, setup.cells, config.trials, sampler, config.seed, config.slack, paused, setup.uid)
+    what = (config.name, setup.cells, config.trials, sampler, config.seed, config.slack)
+    store = Store(url, *what, heats(goal.check_interval, goal.max_steps), setup.uid, setup.began)
     try:
         with group_of(setup) as group:
             checkpoints, check = setup.checkpoints(), leave_together(leave)
@@ -89,9 +89,10 @@ def work_in_processes(setup: StudySetup, workers: int, leave: Leave) -> Iterator
     processes: dict[Connection, BaseProcess] = {}  # a pipe each: a queue's lock dies with whoever was killed at it
     ended: set[type] = set()
     try:
-        for _ in range(workers):
+        for number in range(workers):
             results, sent = context.Pipe(duplex=False)
-            processes[results] = context.Process(target=_worker, args=(setup, sent, leaving), daemon=daemon)
+            name, args = f"{Unguarded.OURS}worker {number}", (setup, sent, leaving)
+            processes[results] = context.Process(target=_worker, name=name, args=args, daemon=daemon)
             processes[results].start()
             sent.close()  # else its end would never be seen
         living = dict(processes)
@@ -122,6 +123,8 @@ def _received(results: Connection, worker: BaseProcess) -> Any:
         return results.recv()
     except (EOFError, OSError):
         worker.join()
+        if worker.exitcode == Unguarded.EXIT_CODE:
+            return Unguarded()
         return WorkerDied(f"worker {worker.pid} was killed (exit code {worker.exitcode}); the same command goes on")
 
 

@@ -14,6 +14,7 @@ from lit_dps.server_lock import ServerPeers
 from lit_dps.storage import is_http, is_postgresql, scrubbed, shown, sqlite_file
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
 # MLflow's 7 tries of 120 seconds keep a study waiting for a server that is gone.
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")

@@ -1,13 +1,14 @@
 """Tracker: logs a study to MLflow.
 
 An experiment per workload, a run per study, below it a run per cell, below that a run per trial. Runs are found again
-by their tags, so that a study that is taken up goes on in the same runs, whichever process logs to them.
+by their tags, so that a study that is taken up goes on in the same runs, whichever process logs to them. What is logged
+already is not logged again: a finished study stays as it is, and so do the times at which its runs ended.
 """
 
 from __future__ import annotations
 
 import math
-import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -15,12 +16,18 @@ from pathlib import Path
 
 from mlflow.entities import Metric, Param, Run, RunTag
 
+from lit_dps.tracking.artifacts import log_artifacts
 from lit_dps.tracking.experiments import mlflow_errors, open_experiment
 from lit_dps.trial import Cell, Status, TrialResult
 
 BATCH = 1000  # metrics that MLflow takes in one request
-NAME, KIND, CELL, POINT, STATUS = (f"lit_dps.{key}" for key in ("study", "kind", "cell", "point", "status"))
+NAME, KIND, CELL, POINT, STATUS, FAILURE = (
+    f"lit_dps.{key}" for key in ("study", "kind", "cell", "point", "status", "failure")
+)
 PARENT = "mlflow.parentRunId"
+LONGEST = 5000  # characters of a tag's value that every MLflow takes
+# How a trial's run ends in MLflow, where not as FINISHED
+STATES = {Status.INFEASIBLE: "FAILED", Status.FAILED: "FAILED", Status.STOPPED: "KILLED"}
 
 
 class Tracker:
@@ -31,7 +38,7 @@ class Tracker:
         folder: Folder of the artifacts where the URI is a local sqlite file.
         experiment: Name of the experiment.
         study: Name of the study.
-        tags: Tags of the study's run.
+        tags: Tags of the study's run, as of when its trials were run last.
         lock: Makes the lock of all processes that log this study; the process that holds it may take it again.
 
     Raises:
@@ -47,12 +54,18 @@ class Tracker:
         tags: Mapping[str, str],
         lock: Callable[[], AbstractContextManager] = nullcontext,
     ):
-        self.uri, self.study, self.lock = uri, study, lock
+        self.uri, self.study, self.tags, self.lock = uri, study, dict(tags), lock
         self._cells: dict[Cell, str] = {}
+        self._running: set[str] = set()
         with mlflow_errors(uri):
             self.client, self.experiment_id = open_experiment(uri, folder, experiment)
-            self.run_id = self._run({KIND: "study"}, study, None)
-            self._batch(self.run_id, tags=tags)
+            self.run_id = self._run({KIND: "study"}, study, self.tags)
+
+    def go_on(self) -> None:
+        """Shows that trials of the study are run, here and now."""
+        with mlflow_errors(self.uri):
+            self._resume(self.run_id)
+            self._batch(self.run_id, tags=self.tags)
 
     def logged(self) -> dict[tuple[str, int], float]:
         """(cell, point) -> seconds of all trials that are logged whole; the seconds tell attempts at a point apart."""
@@ -70,7 +83,10 @@ class Tracker:
             if self._logged_else_cleared(result):
                 return
             parent = self._cell_run(trial.cell)
+            for run in (self.run_id, parent):
+                self._resume(run)
             tags = {NAME: self.study, KIND: "trial", CELL: str(trial.cell), POINT: str(trial.point), PARENT: parent}
+            tags |= {FAILURE: result.failure[:LONGEST]} if result.failure else {}
             run = self.client.create_run(
                 self.experiment_id,
                 start_time=int((time.time() - result.seconds) * 1000),
@@ -87,7 +103,9 @@ class Tracker:
             metrics |= {f"theory/{name}": value for name, value in result.theory.items()}
             self._batch(run, params=params, metrics=metrics, curves=_series(result.curve))
             self._batch(run, curves=_series(result.smoothness))
-            self.client.set_terminated(run, "FAILED" if result.status is Status.INFEASIBLE else "FINISHED")
+            if result.traceback:
+                self.client.log_text(run, result.traceback, "traceback.txt")
+            self.client.set_terminated(run, STATES.get(result.status, "FINISHED"))
 
     def forget(self, cell: str, point: int) -> None:
         """Deletes the runs of a point."""
@@ -111,15 +129,16 @@ class Tracker:
                 is a scaling curve. Only what changed since the last call is logged.
             metrics: Single numbers.
             params: Parameters of the study.
-            files: Artifacts; they keep their places below the folder that holds them all.
-            texts: Artifacts by name, as text.
+            files: Artifacts; they keep their places below the folder that holds them all. Those that are there with the
+                same content are not logged again.
+            texts: Artifacts by name, as text. Likewise.
             finished: Whether no trial is left to run.
         """
         with mlflow_errors(self.uri):
             new = {name: dict(values) for name, values in scaling.items()}
             for name, values in new.items():
                 for metric in self.client.get_metric_history(self.run_id, name):
-                    if values.get(metric.step) == metric.value:
+                    if metric.step in values and _same(values[metric.step], metric.value):
                         del values[metric.step]
             for name, values in new.items():
                 self._batch(self.run_id, curves=(list(values), {name: list(values.values())}))
@@ -127,24 +146,21 @@ class Tracker:
             self._batch(
                 self.run_id,
                 params={key: value for key, value in params.items() if key not in known.params},
-                metrics={key: value for key, value in metrics.items() if known.metrics.get(key) != value},
+                metrics=_new(metrics, known.metrics),
             )
-            root = os.path.commonpath([path.parent for path in files]) if files else ""
-            for path in files:
-                below = os.path.relpath(path.parent, root)
-                self.client.log_artifact(self.run_id, str(path), None if below == "." else below)
-            for name, text in texts.items():
-                self.client.log_text(self.run_id, text, name)
+            log_artifacts(self.client, self.run_id, files, texts)
             if finished:
                 for run in (*self._cells.values(), self.run_id):
-                    self.client.set_terminated(run)
+                    if self.client.get_run(run).info.status == "RUNNING":
+                        self.client.set_terminated(run)
+                self._running.clear()
 
     def log_cell(self, cell: Cell, k_star: int | None, numbers: Mapping[str, float]) -> None:
         """K* of a cell and other numbers of it, such as how many trials were complete, on the cell's run."""
         with mlflow_errors(self.uri):
             metrics = dict(numbers) | ({} if k_star is None else {"K_star": k_star})
             known = self.client.get_run(self._cell_run(cell)).data.metrics
-            self._batch(self._cell_run(cell), metrics={k: v for k, v in metrics.items() if known.get(k) != v})
+            self._batch(self._cell_run(cell), metrics=_new(metrics, known))
 
     def _logged_else_cleared(self, result: TrialResult) -> bool:
         """Whether a result is logged; runs of its point that are not of this attempt are deleted."""
@@ -159,22 +175,26 @@ class Tracker:
 
     def _cell_run(self, cell: Cell) -> str:
         if cell not in self._cells:
-            run = self._run({CELL: str(cell), KIND: "cell"}, str(cell), self.run_id)
+            run = self._run({CELL: str(cell), KIND: "cell"}, str(cell), {PARENT: self.run_id})
             params = {"batch_size": cell.batch_size, "sparsity": cell.sparsity}
             if not self.client.get_run(run).data.params:
                 self._batch(run, params=params)
             self._cells[cell] = run
         return self._cells[cell]
 
-    def _run(self, tags: Mapping[str, str], name: str, parent: str | None) -> str:
-        """The run with these tags, made where there is none and running again where it was ended."""
+    def _run(self, tags: Mapping[str, str], name: str, further: Mapping[str, str]) -> str:
+        """The run with these tags, made, with further ones, where there is none."""
         with self.lock():
             for run in self._find(tags):
-                if run.info.status != "RUNNING":
-                    self.client.update_run(run.info.run_id, status="RUNNING")
                 return run.info.run_id
-            every = {NAME: self.study, **tags, **({PARENT: parent} if parent else {})}
+            every = {**further, NAME: self.study, **tags}
             return self.client.create_run(self.experiment_id, tags=every, run_name=name).info.run_id
+
+    def _resume(self, run: str) -> None:
+        """Shows a run of the study or a cell as running."""
+        if run not in self._running and self.client.get_run(run).info.status != "RUNNING":
+            self.client.update_run(run, status="RUNNING")
+        self._running.add(run)
 
     def _find(self, tags: Mapping[str, str]) -> Iterator[Run]:
         """The study's runs with these tags, the rarest first: MLflow's database has no index of a tag's values.
@@ -204,6 +224,17 @@ class Tracker:
 def _series(curve: Mapping[str, Sequence[float]]) -> tuple[list[int], dict[str, Sequence[float]]]:
     """A curve as `Tracker._batch` takes it: its steps, and the others by name."""
     return [int(step) for step in curve.get("step", [])], {key: v for key, v in curve.items() if key != "step"}
+
+
+def _new(metrics: Mapping[str, float], known: Mapping[str, float]) -> dict[str, float]:
+    """The metrics that are not known, or with another value."""
+    return {key: value for key, value in metrics.items() if key not in known or not _same(value, known[key])}
+
+
+def _same(value: float, stored: float) -> bool:
+    """Whether MLflow, which stores infinity as the largest float, was told a value before."""
+    kept = max(-sys.float_info.max, min(value, sys.float_info.max))
+    return kept == stored or (math.isnan(value) and math.isnan(stored))
 
 
 def _point(run: Run) -> tuple[str, int]:

@@ -112,9 +112,10 @@ def test_what_is_left_of_a_study():
     other = Cell(4, 0.0)
     results = {
         Cell(2, 0.0): [result(Cell(2, 0.0), point, 32) for point in (1, 7)],  # 7: of a larger study that it once was
+        Cell(8, 0.0): [result(Cell(8, 0.0), 2, None, "failed"), result(Cell(8, 0.0), 1, None, "stopped")],
         other: [result(other, 0, 32)],
     }
-    assert setup.left(results) == {Cell(2, 0.0): {0, 2}, Cell(8, 0.0): {0, 1, 2}}
+    assert setup.left(results) == {Cell(2, 0.0): {0, 2}, Cell(8, 0.0): {0, 2}}
     assert setup.left({}) == {Cell(2, 0.0): {0, 1, 2}, Cell(8, 0.0): {0, 1, 2}}
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from pathlib import Path
 from types import SimpleNamespace
 
 import mlflow
@@ -183,3 +185,66 @@ def test_experiments_and_their_pages(empty, tmp_path):
     with pytest.raises(StorageError, match="no MLflow database at"):
         experiments(f"sqlite:///{tmp_path}/none.db")
     assert not (tmp_path / "none.db").exists()
+
+
+def test_trials_that_failed_or_were_stopped_say_why(empty):
+    t = tracker(empty, "why")
+    t.log_trial(result(0, Status.FAILED, failure="ValueError: no", traceback="Traceback\nValueError: no\n"))
+    t.log_trial(result(1, Status.STOPPED, failure="EarlyStopping"))
+    client, trials = runs(empty, "trial", "why")
+    found = {int(run.data.tags["lit_dps.point"]): run for run in trials}
+    said = {point: (run.info.status, run.data.tags["lit_dps.failure"]) for point, run in found.items()}
+    assert said == {0: ("FAILED", "ValueError: no"), 1: ("KILLED", "EarlyStopping")}
+    file = client.download_artifacts(found[0].info.run_id, "traceback.txt")
+    assert Path(file).read_text() == "Traceback\nValueError: no\n"
+    assert client.list_artifacts(found[1].info.run_id) == []
+    t.log_trial(result(0))
+    assert {run.info.status for run in runs(empty, "trial", "why")[1]} == {"FINISHED", "KILLED"}
+
+
+def test_what_is_logged_is_not_logged_again(empty, tmp_path):
+    numbers = {"c1/S_0": math.inf, "c2/S_0": math.nan, "b_crit/S_0": 2.5, "low/S_0": -math.inf}
+    file, seen = tmp_path / "table.txt", []
+    for text, seed in (("a", 0), ("a", 0), ("b", 0)):  # of equal size
+        file.write_text(text)
+        t = tracker(empty, "twice")
+        t.log_cell(CELL, 48, numbers)
+        t.log_study({"K_star/S_0": {4: math.inf}}, numbers, {"seed": seed}, [file], {"c.yaml": "x"}, finished=True)
+        client, (study,) = runs(empty, "study", "twice")
+        _, (cell,) = runs(empty, "cell", "twice")
+        histories = {
+            (r.info.run_id, name): client.get_metric_history(r.info.run_id, name)
+            for r in (study, cell)
+            for name in r.data.metrics
+        }
+        assert {len(history) for history in histories.values()} == {1}
+        shown = {
+            item.path: client.download_artifacts(study.info.run_id, item.path)
+            for item in client.list_artifacts(study.info.run_id)
+        }
+        times = {name: Path(path).stat().st_mtime_ns for name, path in shown.items()}
+        seen.append((study.info.end_time, cell.info.end_time, times, Path(shown["table.txt"]).read_text()))
+    assert seen[0] == seen[1]
+    assert seen[2][3] == "b" and seen[2][2]["c.yaml"] == seen[0][2]["c.yaml"], "what differs alone is logged"
+
+
+def test_a_study_that_goes_on_is_running_until_it_ends_again(empty):
+    def states() -> list[str]:
+        return [runs(empty, kind, "on")[1][0].info.status for kind in ("study", "cell")]
+
+    first = tracker(empty, "on")
+    first.log_trial(result(0))
+    assert states() == ["RUNNING", "RUNNING"]
+    first.log_study({}, {}, {}, [], {}, finished=True)
+    opened = Tracker(first.uri, str(empty), "workload", "on", {"version.torch": "3"})
+    assert states() == ["FINISHED", "FINISHED"], "to open it is not to go on"
+    assert runs(empty, "study", "on")[1][0].data.tags["version.torch"] == "2"
+    opened.go_on()
+    assert states() == ["RUNNING", "FINISHED"]
+    assert runs(empty, "study", "on")[1][0].data.tags["version.torch"] == "3"
+    opened.log_trial(result(1))
+    assert states() == ["RUNNING", "RUNNING"]
+    opened.log_study({}, {}, {}, [], {}, finished=False)
+    assert states() == ["RUNNING", "RUNNING"]
+    opened.log_study({}, {}, {}, [], {}, finished=True)
+    assert states() == ["FINISHED", "FINISHED"]

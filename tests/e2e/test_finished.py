@@ -1,0 +1,76 @@
+"""A finished study that is opened again stays as it is: in Optuna, in MLflow, and in its files."""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import mlflow
+import pytest
+
+from tests.e2e.commands import FAST, run_here
+
+pytestmark = pytest.mark.slow
+STUDY = ("study", "--config", FAST)
+
+
+def rows(database: Path) -> dict[str, list[str]]:
+    """All rows of a database as SQL, by table."""
+    found: dict[str, list[str]] = {}
+    with closing(sqlite3.connect(database)) as connection:
+        for line in connection.iterdump():
+            if line.startswith("INSERT INTO"):
+                found.setdefault(line.split('"')[1], []).append(line)
+    return found
+
+
+def content(folder: Path) -> dict[str, str]:
+    """The digest of every file below a folder."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def written(folder: Path) -> dict[Path, int]:
+    """When every file below a folder was written."""
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+
+
+def runs(folder: Path) -> dict[tuple, mlflow.entities.RunInfo]:
+    """What MLflow says of each run, by kind, cell and point."""
+    client = mlflow.MlflowClient(f"sqlite:///{folder}/mlruns/mlflow.db")
+    found = client.search_runs([e.experiment_id for e in client.search_experiments()], max_results=500)
+    return {tuple(run.data.tags.get(f"lit_dps.{key}") for key in ("kind", "cell", "point")): run.info for run in found}
+
+
+def test_a_finished_study_changes_nothing_and_one_that_goes_on_ends_later(tmp_path):
+    few = (*STUDY, "--study.trials", 2)
+    assert run_here(tmp_path, *few).returncode == 0
+    mlruns = tmp_path / "mlruns"
+    databases = [mlruns / "study.db", mlruns / "mlflow.db"]
+    before = [rows(database) for database in databases]
+    assert len(before[0]["trials"]) == 8 and len(before[1]["runs"]) == 1 + 4 + 8
+    files, artifacts = content(mlruns / "figures"), written(mlruns / "artifacts")
+    assert files and artifacts
+    for again in (few, few, ("analyze", "--config", FAST, "--sync")):
+        done = run_here(tmp_path, *again)
+        assert done.returncode == 0, done.stderr
+        assert done.stderr == ("study fast: nothing left to run\n" if again is few else "")
+        for database, was in zip(databases, before, strict=True):
+            now = rows(database)
+            for table in was.keys() | now.keys():
+                assert now.get(table) == was.get(table), f"{table} of {database.name} after {again[0]}"
+        assert content(mlruns / "figures") == files
+        assert written(mlruns / "artifacts") == artifacts
+
+    ended = runs(tmp_path)
+    assert {info.status for info in ended.values()} == {"FINISHED"}
+    assert run_here(tmp_path, *STUDY, "--study.trials", 3).returncode == 0
+    extended = runs(tmp_path)
+    assert len(extended) == 1 + 4 + 12
+    assert {info.status for info in extended.values()} == {"FINISHED"}
+    for run, info in ended.items():
+        assert (extended[run].end_time > info.end_time) is (run[0] != "trial"), run
+    study = extended["study", None, None]
+    assert study.end_time >= max(info.end_time for (kind, *_), info in extended.items() if kind == "trial")

@@ -1,0 +1,45 @@
+"""What is said where a command ends without what it was started for: no goal, no configuration file."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.e2e.commands import FAST
+
+QUIET = ("--trainer.enable_progress_bar", "false", "--trainer.logger", "false")
+ELSEWHERE = "; the files of configs/ are not installed with the package: they are in its repository"
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        (10, r"10 steps, before its goal \(val_error 0\.\d{4} at step 8\)"),
+        (2, "2 steps, before its first check"),
+        (1, "1 step, before its first check"),
+    ],
+)
+def test_a_fit_that_is_stopped_before_its_goal_says_so(call, steps, said):
+    done = call("fit", "--config", FAST, *QUIET, "--model.learning_rate", 1e-3, "--trainer.max_steps", steps)
+    assert done.code == 0, done.err
+    assert re.fullmatch(f"no result: the trainer stopped after {said}", done.out.splitlines()[-1])
+
+
+@pytest.mark.parametrize("verb", ["study", "fit", "analyze"])
+def test_a_shipped_file_that_is_not_here_is_said_to_be_in_the_repository(call, tmp_path, verb):
+    done = call(verb, "--config", "configs/quickstart.yaml")
+    missing = f"config: File does not exist: '{tmp_path}/configs/quickstart.yaml'"
+    assert (done.code, done.err) == (2, f"lit-dps: error: {missing}{ELSEWHERE}\n")
+    (tmp_path / "configs").mkdir()
+    assert call(verb, "--config", "configs/quickstart.yaml").err == f"lit-dps: error: {missing}\n"
+    assert ELSEWHERE not in call(verb, "--config", "mine.yaml").err
+
+
+def test_replicate_without_the_repository_says_where_its_files_are(call, tmp_path):
+    allowed = "a folder with a .yaml file for each study"
+    for folder, further in (("configs/replication", ELSEWHERE), ("mine", "")):
+        done = call("replicate", "--configs", folder)
+        said = f"lit-dps: error: configs: '{folder}' is not allowed; {allowed}{further}\n"
+        assert (done.code, done.err) == (2, said)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,60 @@
+"""Commands called from a user's own script; with processes of their own, the script needs multiprocessing's guard."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.commands import FAST, environment, results
+
+pytestmark = pytest.mark.slow
+TWO_RANKS = ["--trainer.devices", "2", "--trainer.strategy", "ddp"]
+COMMANDS = {
+    "workers": ["study", "--config", str(FAST), "--study.trials", "1", "--study.workers", "2"],
+    "ranks": ["study", "--config", str(FAST), "--study.trials", "1", *TWO_RANKS],
+    "fit": ["fit", "--config", str(FAST), "--goal.max_steps", "4", *TWO_RANKS],
+}
+
+
+def run_script(folder: Path, text: str) -> subprocess.CompletedProcess:
+    (folder / "script.py").write_text(text)
+    command = [sys.executable, "script.py"]
+    return subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize("argv", COMMANDS.values(), ids=COMMANDS)
+def test_a_script_without_a_guard_is_told_so_once(tmp_path, argv):
+    call = f"from lit_dps.cli import main\ncode = main({argv!r})\nprint('ended')\nraise SystemExit(code)\n"
+    done = run_script(tmp_path, call)
+    assert done.returncode == 2
+    errors = [line for line in done.stderr.splitlines() if line.startswith("lit-dps: error: ")]
+    assert len(errors) == 1 and errors[0].endswith("call it below if __name__ == '__main__':")
+    assert "Traceback" not in done.stderr and "warning" not in done.stderr
+    assert done.stdout.count("ended") <= 1, "the script ran on in another process"
+    assert not results(tmp_path / "mlruns" / "study.db")
+
+
+def test_a_script_with_a_guard_runs_a_study(tmp_path):
+    call = f"raise SystemExit(main({COMMANDS['workers']!r}))"
+    done = run_script(tmp_path, f"from lit_dps.cli import main\nif __name__ == '__main__':\n    {call}\n")
+    assert done.returncode == 0, done.stderr
+    assert len(results(tmp_path / "mlruns" / "study.db")) == 4
+
+
+def test_another_process_that_runs_the_script_again_says_so_itself(tmp_path):
+    call = """
+import multiprocessing
+from lit_dps.cli import main
+if __name__ == "__main__":
+    process = multiprocessing.get_context("spawn").Process(target=print, args=("never",))
+    process.start()
+    process.join()
+    raise SystemExit(process.exitcode)
+main(["study", "--help"])
+"""
+    done = run_script(tmp_path, call)
+    assert done.returncode == 64 and done.stdout == ""
+    assert done.stderr.count("\n") == 1 and "call it below if __name__ == '__main__':" in done.stderr

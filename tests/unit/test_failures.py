@@ -1,0 +1,159 @@
+"""Failed trials: not run again in the same run of a study, but in the next; kept, shown and told of."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import pytest
+
+from lit_dps.analysis.results import RESULT_ATTR, encode_result, furthest, read_study
+from lit_dps.study import attempts
+from lit_dps.study.attempts import FAILED_AT, ran_to
+from lit_dps.study.failures import AllFail, Failures
+from lit_dps.study.progress import Progress
+from lit_dps.study.sobol import SobolSampler
+from lit_dps.study.store import Store
+from lit_dps.trial import Cell, Status, Trial, TrialResult
+from tests.unit.test_store import SPACE, cell_trials, ended
+from tests.unit.test_store_shared import declared
+
+CELL = Cell(4, 0.0)
+
+
+def failed(trial: Trial, checked: int = 16, seconds: float = 1.0) -> TrialResult:
+    curve = {"step": [checked], "val_error": [0.1], "train_loss": [1.0]} if checked else {}
+    return TrialResult(
+        trial, Status.FAILED, None, curve, seconds=seconds, failure="ValueError: no", traceback="Traceback\nno"
+    )
+
+
+@pytest.fixture
+def url(tmp_path):
+    url = f"sqlite:///{tmp_path}/study.db"
+    declared(url)
+    return url
+
+
+def opened(url: str, began: float = 0.0, **kw) -> Store:
+    return Store(url, "s", [CELL], 3, SobolSampler(SPACE, 5), 5, began=began, **kw)
+
+
+def run(store: Store, fails=(), status=Status.FAILED) -> list[int]:
+    """Runs what a store asks for; the points that it asked for, in order."""
+    points = []
+    for trial in store.ask():
+        points.append(trial.point)
+        assert len(points) < 20, "a failed trial is run again and again"
+        store.tell(
+            (failed(trial) if status is Status.FAILED else ended(trial, status))
+            if trial.point in fails
+            else ended(trial)
+        )
+    return points
+
+
+def test_a_failed_trial_is_run_again_by_the_next_run_of_the_study_alone(url):
+    began = time.time()
+    assert run(opened(url, began), fails=[1]) == [0, 1, 2]
+    assert [r.status for r in read_study(url, "s").results[CELL]] == ["complete", "failed", "complete"]
+    assert run(opened(url, began)) == [], "another worker of the same run"
+    assert run(opened(url, time.time()), fails=[1]) == [1]
+    assert run(opened(url, time.time())) == [1]
+    assert [r.status for r in read_study(url, "s").results[CELL]] == ["complete"] * 3
+    assert run(opened(url, time.time())) == []
+    assert len(cell_trials(url, CELL)) == 5
+
+
+@pytest.mark.parametrize("status", [Status.STOPPED, Status.INFEASIBLE, Status.INCOMPLETE])
+def test_other_ends_are_final(url, status):
+    assert run(opened(url), [1], status) == [0, 1, 2]
+    assert run(opened(url, time.time() + 1)) == []
+
+
+def test_a_failed_trial_whose_process_was_killed_at_its_end_counts_from_when_it_failed(url, monkeypatch):
+    first = opened(url)
+    trial = next(first.ask())
+    monkeypatch.setattr(attempts, "finish", lambda *args: None)  # killed before
+    first.tell(failed(trial))
+    monkeypatch.undo()
+    began = time.time()
+    monkeypatch.setattr(first.peers, "alive", lambda who: False)
+    assert run(opened(url, began)) == [1, 2, 0]
+
+
+def test_a_trial_that_failed_beyond_where_it_had_to_go_is_not_run_again(url):
+    store = opened(url, slack=2.0)
+    for trial in store.ask():
+        store.tell(ended(trial) if trial.point else failed(trial, checked=48))
+    assert run(opened(url, time.time(), slack=2.0)) == [], "K* is 16, so it is as good as outraced"
+    assert [r.status for r in read_study(url, "s").results[CELL]] == ["outraced", "complete", "complete"]
+
+
+def test_how_far_an_attempt_tells():
+    trial = Trial(CELL, 0)
+    for result, at, expected in [
+        (None, None, -math.inf),
+        (ended(trial, Status.OUTRACED), None, 16),
+        (ended(trial, Status.STOPPED), None, math.inf),
+        (failed(trial), 99.0, 16),
+        (failed(trial, checked=0), 99.0, -math.inf),
+        (failed(trial), 101.0, math.inf),
+    ]:
+        attrs = {} if result is None else {RESULT_ATTR: encode_result(result)}
+        assert ran_to(attrs | ({} if at is None else {FAILED_AT: at}), began=100.0) == expected
+
+
+def test_files_of_tracebacks_come_and_go(tmp_path):
+    failures = Failures(tmp_path / "failures" / "s")
+    assert failures.summary() == ""
+    failures.told(ended(Trial(CELL, 7)))
+    failures.told(failed(Trial(CELL, 0)))
+    file = tmp_path / "failures" / "s" / "B=4 S=0 point-0.txt"
+    assert file.read_text() == "Traceback\nno"
+    assert failures.summary() == f"1 trial failed, its traceback is in {file.parent}; the same command runs it again"
+    failures.told(failed(Trial(CELL, 1)))
+    assert failures.summary().startswith(f"2 trials failed, their tracebacks are in {file.parent}; the same")
+    for point in (0, 1):
+        Failures(file.parent).told(ended(Trial(CELL, point)))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_ends_no_study(tmp_path):
+    (tmp_path / "failures").touch()
+    failures = Failures(tmp_path / "failures" / "s")
+    failures.told(failed(Trial(CELL, 0)))
+    failures.told(ended(Trial(CELL, 1)))
+    assert failures.summary().startswith("1 trial failed")
+
+
+@pytest.mark.parametrize(("fails", "at_once"), [([0, 1, 2], True), ([0, 1, 3, 4], False), ([1, 2, 3], False)])
+def test_a_study_ends_when_its_first_trials_all_failed(tmp_path, fails, at_once):
+    failures, told = Failures(tmp_path), []
+    try:
+        for point in range(6):
+            told.append(point)
+            trial = Trial(CELL, point)
+            failures.told(failed(trial) if point in fails else ended(trial))
+    except AllFail as error:
+        assert at_once and told == [0, 1, 2]
+        assert str(error) == f"the first 3 trials failed, the last with ValueError: no; tracebacks in {tmp_path}"
+    else:
+        assert not at_once
+
+
+def test_progress_counts_the_failed_trials_of_this_run_as_finished():
+    earlier = [failed(Trial(CELL, 0)), ended(Trial(CELL, 1))]
+    progress = Progress({CELL: earlier}, [CELL], 3, workers=1, slack=2)
+    assert progress.line().startswith("cells 0/1  trials 1/3")
+    for result in (failed(Trial(CELL, 0)), ended(Trial(CELL, 2), Status.OUTRACED), failed(Trial(CELL, 2))):
+        progress.update(result)
+    assert progress.line().startswith("cells 1/1  trials 3/3")
+
+
+def test_a_failed_attempt_replaces_a_paused_one_and_is_replaced_by_any():
+    trial = Trial(CELL, 0)
+    paused, fails = ended(trial, Status.OUTRACED), failed(trial)
+    assert furthest(paused, fails) is fails, "though it came no further"
+    assert furthest(fails, paused) is paused
+    assert furthest(ended(trial), fails).status is Status.COMPLETE

@@ -1,0 +1,100 @@
+"""Ranks come together before they begin and before they leave, and connect once more if one could not."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from lit_dps.parallel import ranks
+from tests.ranks import on_ranks, same_on_ranks
+
+CONNECT, LEAVE = dist.init_process_group, dist.destroy_process_group
+BROKEN = "Gloo connectFullMesh failed with [pair.cc:561] Connection closed by peer [127.0.0.1]:1"
+
+
+def _sum() -> float:
+    return ranks.add_up(torch.tensor(ranks.rank() + 1.0)).item()
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+def test_a_connection_that_fails_is_tried_once_more_by_all(monkeypatch, failures):
+    tries = []
+
+    def connect(*args, rank, **kw):
+        tries.append(rank)
+        CONNECT(*args, rank=rank, **kw)
+        if rank == 1 and len(tries) <= failures:
+            LEAVE()
+            raise RuntimeError(BROKEN)
+
+    monkeypatch.setattr(dist, "init_process_group", connect)
+    if failures == 1:
+        assert same_on_ranks(3, _sum) == 6.0
+    else:
+        for rank, answer in enumerate(on_ranks(3, _sum)):
+            assert isinstance(answer, ranks.RankLost) and f"rank {rank}: another of 3 ranks" in str(answer)
+
+
+def test_an_error_of_the_configuration_is_not_taken_for_a_lost_rank(monkeypatch):
+    def connect(*args, **kw):
+        raise RuntimeError("no such backend")
+
+    monkeypatch.setattr(dist, "init_process_group", connect)
+    assert [str(answer) for answer in on_ranks(2, _sum)] == ["no such backend"] * 2
+
+
+def test_no_rank_begins_before_all_are_connected(monkeypatch, tmp_path):
+    def connect(*args, rank, **kw):
+        CONNECT(*args, rank=rank, **kw)
+        if rank == 1:
+            time.sleep(0.5)
+            (tmp_path / "connected").touch()
+
+    monkeypatch.setattr(dist, "init_process_group", connect)
+    assert same_on_ranks(2, (tmp_path / "connected").exists)
+
+
+def _late(done) -> None:
+    if ranks.rank() == 1:
+        time.sleep(0.5)
+        done.touch()
+
+
+def test_no_rank_leaves_before_all_are_done(monkeypatch, tmp_path):
+    def leave():
+        assert (tmp_path / "done").exists()
+        LEAVE()
+
+    monkeypatch.setattr(dist, "destroy_process_group", leave)
+    assert on_ranks(2, _late, tmp_path / "done") == [None, None]
+
+
+def _first_has_an_error() -> None:
+    if ranks.rank() == 0:
+        raise ValueError("of the first alone")
+
+
+def test_a_rank_with_an_error_is_not_waited_for():
+    begin = time.monotonic()
+    first, other = on_ranks(2, _first_has_an_error)
+    assert isinstance(first, ValueError) and other is None
+    assert time.monotonic() - begin < ranks.LEAVE / 2
+
+
+def _first_is_late(done) -> None:
+    if ranks.rank() == 0:
+        time.sleep(2)
+        done.touch()
+
+
+def test_no_rank_waits_for_ever(monkeypatch, tmp_path):
+    def leave():
+        assert (tmp_path / "done").exists() is (ranks.rank() == 0)
+        LEAVE()
+
+    monkeypatch.setattr(ranks, "LEAVE", 0.1)
+    monkeypatch.setattr(dist, "destroy_process_group", leave)
+    assert on_ranks(2, _first_is_late, tmp_path / "done") == [None, None]
