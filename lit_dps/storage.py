@@ -21,6 +21,12 @@ def sqlite_file(url: str) -> Path | None:
     return Path(match[1]) if match else None
 
 
+def absolute(url: str) -> str:
+    """The URL with the whole path of a sqlite file: MLflow keeps its connection to one by the URL's text alone."""
+    file = sqlite_file(url)
+    return url if file is None else url.replace(f":///{file}", f":///{file.absolute()}", 1)
+
+
 def is_postgresql(url: str) -> bool:
     """Whether a URL names a PostgreSQL database."""
     return re.match(r"postgres(ql)?(\+\w+)?://", url) is not None

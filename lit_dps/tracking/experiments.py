@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lit_dps.errors import StorageError, UserError
 from lit_dps.server_lock import ServerPeers
-from lit_dps.storage import is_http, is_postgresql, scrubbed, shown, sqlite_file
+from lit_dps.storage import absolute, is_http, is_postgresql, scrubbed, shown, sqlite_file
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
@@ -42,7 +42,7 @@ def open_experiment(uri: str, folder: str, name: str) -> tuple[mlflow.MlflowClie
     """
     root = Path(folder).absolute()
     with mlflow_errors(uri), _lock(uri):
-        client = mlflow.MlflowClient(tracking_uri=uri)
+        client = mlflow.MlflowClient(tracking_uri=absolute(uri))
         found: Experiment | None = client.get_experiment_by_name(name)
         if found is None:
             location = None if is_http(uri) else (root / "artifacts" / name.replace("/", "_")).as_uri()
@@ -62,7 +62,7 @@ def experiments(uri: str) -> list[Experiment]:
     if file is not None and not file.exists():
         raise StorageError(f"no MLflow database at {file}: run a study first, or name it by --storage.folder")
     with mlflow_errors(uri):
-        client = mlflow.MlflowClient(tracking_uri=uri)
+        client = mlflow.MlflowClient(tracking_uri=absolute(uri))
         found = client.search_experiments(order_by=["name ASC"])
         return [e for e in found if client.search_runs([e.experiment_id], max_results=1)]
 

@@ -7,7 +7,7 @@ import pytest
 from lit_dps.analysis.database_errors import storage_errors
 from lit_dps.analysis.results import list_studies
 from lit_dps.errors import StorageError
-from lit_dps.storage import is_http, is_postgresql, scrubbed, shown
+from lit_dps.storage import absolute, is_http, is_postgresql, scrubbed, shown
 
 
 @pytest.mark.parametrize(
@@ -66,3 +66,10 @@ def test_what_is_gone_is_told_and_other_key_errors_are_not_taken_for_it():
         raise KeyError("Record does not exist.")
     with pytest.raises(KeyError, match="other"), storage_errors("sqlite:///x.db"):
         raise KeyError("other")
+
+
+def test_a_url_with_the_whole_path_of_its_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert absolute("sqlite:///mlruns/a.db?timeout=3") == f"sqlite:///{tmp_path}/mlruns/a.db?timeout=3"
+    for url in (f"sqlite:///{tmp_path}/a.db", "http://host:5000", "postgresql://me@host/db"):
+        assert absolute(url) == url
