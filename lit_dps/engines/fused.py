@@ -35,8 +35,8 @@ class FusedEngine:
 
     Each trial has its own initial weights, mask, rate, momentum, schedule, place in the order of examples, and end. A
     slot whose trial ended is filled by the next one at the same check. Networks, masks, rules, schedules, batches and
-    the goal are those of `LightningEngine`, so a trial ends at the same step, unless its error there meets or misses
-    the goal by less than rounding.
+    the goal are those of `LightningEngine`; only rounding differs, which training amplifies: a trial's K is another
+    draw from the same distribution.
 
     Attributes:
         one: Who trains one trial at a time; its workload, goal, pruning and limits are this engine's too.
@@ -90,6 +90,7 @@ class FusedEngine:
 
     def _build(self, trial: Trial) -> Built:
         built = self.one.workload.build(trial)
+        built.data.trainer = Trainer(**built.trainer)  # other people's setup may ask it
         built.data.prepare_data()
         built.data.setup("fit")
         return built

@@ -34,8 +34,8 @@ class StudyConfig:
             which tells how large a part of the search box is successful.
         lean: Whether Lightning is asked once a check, not once a step, where nobody else listens: the same to the bit.
         engine: "lightning" trains one trial at a time, "fused" many in lockstep where they can be stacked, and "auto"
-            whichever a short timing finds faster at each batch size. Losses differ by rounding, so a trial may end a
-            check apart where its error is within rounding of the goal.
+            whichever a short timing finds faster at each batch size. Gradients differ by rounding, which training
+            amplifies: K of a stacked trial is equal in distribution, not to the bit.
         checkpoint_minutes: A trial that takes longer is saved after so many minutes, at its next check, and when it is
             interrupted, and goes on from there: the same to the bit. null never saves. Those that the fused engine
             stacks begin anew.

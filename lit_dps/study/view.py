@@ -130,6 +130,8 @@ def log_outcome(tracker: Tracker, record: StudyRecord, scalings: Mapping[float, 
     scaling: dict[str, dict[int, float]] = {}
     for cell, terms in zip(cells, theory, strict=True):
         counts = {status: getattr(cell, status) for status in Status}
+        if cell.at_first_check:  # then K* is no more than an upper bound
+            counts["K_star_at_first_check"] = 1
         measured = {f"theory/{name}": terms[name] for name in THEORY if terms[name] is not None}
         tracker.log_cell(cell.cell, cell.k_star, {**counts, **measured})
         if cell.k_star is not None:

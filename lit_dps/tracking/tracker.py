@@ -101,6 +101,7 @@ class Tracker:
             params |= trial.params
             params |= {f"total/{name}": total for name, (_, total) in result.kept.items()}
             metrics |= {f"theory/{name}": value for name, value in result.theory.items()}
+            metrics |= {f"observed/{name}": value for name, value in result.observed.items()}
             self._batch(run, params=params, metrics=metrics, curves=_series(result.curve))
             self._batch(run, curves=_series(result.smoothness))
             if result.traceback:
