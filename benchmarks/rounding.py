@@ -10,7 +10,7 @@ import argparse
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from benchmarks.machine import machine
+from benchmarks.machine import cpu_model
 from lit_dps.engines.lightning import LightningEngine
 from lit_dps.study.group import prepare_process
 from lit_dps.trial import Cell, Trial
@@ -57,7 +57,9 @@ def main() -> None:
         print(f"point {point}: K = {found[-1][0]}, nudged {found[-1][1]}", flush=True)
     both = [pair for pair in found if None not in pair]
     moved = sum(abs(a - b) > GOAL["check_interval"] for a, b in both)
-    print(f"{machine()}: of {len(both)} trials that reached the goal both times, {moved} moved by more than one check")
+    print(
+        f"of {len(both)} trials that reached the goal both times, {moved} moved by more than one check ({cpu_model()})"
+    )
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -27,7 +28,10 @@ def copies_of(network: nn.Module, names: Iterable[str]) -> dict[str, str]:
     pruned = {name: state[name] for name in names}
     places = {id(tensor) for tensor in pruned.values()}
     others = {name: tensor for name, tensor in state.items() if id(tensor) not in places}
-    equal = [(o, p) for o in others for p in pruned if _suffix(o, p) and _equal(others[o], pruned[p])]
+    alike = defaultdict(list)
+    for name, tensor in pruned.items():
+        alike[tensor.shape].append(name)
+    equal = [(o, p) for o in others for p in alike[others[o].shape] if _suffix(o, p) and _equal(others[o], pruned[p])]
     parts = {_parts(o, p) for o, p in equal if _differs(others[o])}
     return {o: p for o, p in equal if _parts(o, p) in parts}
 
@@ -96,7 +100,7 @@ def _parts(one: str, other: str) -> tuple[str, str]:
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and torch.equal(one.detach(), other.detach().to(one))
+    return torch.equal(one.detach(), other.detach().to(one))
 
 
 def _differs(tensor: Tensor) -> bool:
