@@ -8,7 +8,7 @@ from lit_dps.analysis.results import StudyRecord
 from lit_dps.observed import KEPT, PRUNABLE, RANKS, SHORT_STEPS, STACKED, TRAINED, UNSCORED
 from lit_dps.trial import Status, TrialResult
 
-LISTED = 3  # failed trials that are told one by one
+LISTED = 3  # failed trials, or parameters, that are told one by one
 
 
 def observed_notes(record: StudyRecord) -> list[str]:
@@ -72,13 +72,14 @@ def _unscored(results: Sequence[TrialResult]) -> str | None:
 
 
 def _prunable(results: Sequence[TrialResult]) -> str | None:
-    few = [result.observed for result in results if result.observed.get(TRAINED)]
+    few = [result for result in results if result.observed.get(TRAINED)]
     if not few:
         return None
-    least = min(few, key=lambda observed: observed[PRUNABLE] / observed[TRAINED])
-    prunable, trained = least[PRUNABLE], least[TRAINED]
+    least = min(few, key=lambda result: result.observed[PRUNABLE] / result.observed[TRAINED])
+    prunable, trained, names = least.observed[PRUNABLE], least.observed[TRAINED], list(least.kept)
     share = f"{prunable:.0f} of {trained:.0f} trained weights ({_percent(prunable / trained)})"
-    return f"only {share} could be pruned: sparsity counts among those alone"
+    more = [f"{len(names) - LISTED} more"] if len(names) > LISTED else []
+    return f"only {share} could be pruned, in {', '.join([*names[:LISTED], *more])}: sparsity counts among those alone"
 
 
 def _stacked(results: Sequence[TrialResult]) -> str | None:

@@ -68,9 +68,12 @@ def test_weights_kept_without_a_score():
 
 
 def test_few_prunable_weights():
+    names = ("head.w", "body.w", "body.b", "x.w", "x.b")
     few = [trial(i, cell=SPARSE, **{PRUNABLE: n, TRAINED: 456}) for i, n in enumerate((200, 123, 150))]
+    few[1] = dataclasses.replace(few[1], kept=dict.fromkeys(names, (1, 10)))
     assert observed_notes(read(*few)) == [
-        "only 123 of 456 trained weights (27 %) could be pruned: sparsity counts among those alone"
+        "only 123 of 456 trained weights (27 %) could be pruned, in head.w, body.w, body.b, 2 more: sparsity counts "
+        "among those alone"
     ]
 
 
