@@ -6,6 +6,7 @@ import copy
 
 from lightning.pytorch import LightningDataModule
 
+from lit_dps.engines.lean import standard_data
 from lit_dps.engines.lightning import LightningEngine
 from lit_dps.engines.rehearsal import rehearse
 from lit_dps.errors import ConfigError
@@ -35,7 +36,7 @@ def check_keys(study: StudyConfig, workload: Workload) -> None:
 
 
 def rehearse_ends(engine: LightningEngine, study: StudyConfig) -> LightningDataModule:
-    """Rehearses the smallest and the largest batch size of a study at its largest sparsity.
+    """Rehearses the smallest batch size of a study, and the largest of other people's data, at its largest sparsity.
 
     Returns:
         The data module of the smallest, set up for training.
@@ -49,7 +50,7 @@ def rehearse_ends(engine: LightningEngine, study: StudyConfig) -> LightningDataM
     if hasattr(first.data, "check_batch_size"):
         for batch_size in study.batch_sizes:
             first.data.check_batch_size(batch_size // engine.workload.accumulated)
-    if largest > smallest:
+    if largest > smallest and not standard_data(first.data):  # whose batches and checks are as they have to be
         last = rehearse(engine, Trial(Cell(largest, sparsity), 0, point, study.seed), look_first=False, steps=1)
         if last.validated != first.validated:
             counts = [" + ".join(map(str, found.validated.values())) for found in (first, last)]
