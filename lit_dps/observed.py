@@ -10,5 +10,6 @@ UNSCORED = "kept_with_score_0"  # kept elements whose pruning score is 0: kept b
 KEPT = "kept"  # kept elements, where there are unscored ones
 PRUNABLE = "prunable"  # elements that the pruner chose among, where they are fewer than half of those trained
 TRAINED = "trained"  # elements of the parameters that an optimizer trains, where PRUNABLE is told
+COPIES = "copies"  # elements of tensors that were masked as copies of pruned parameters
 STACKED = "stacked"  # 1 where the trial was trained stacked with others
 RANKS = "ranks"  # processes that trained it together, where more than one

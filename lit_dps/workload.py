@@ -24,6 +24,22 @@ from lit_dps.protocol import STUDY_TRAINER, welcome
 from lit_dps.trial import Trial
 
 
+class NoLogger(DummyLogger):
+    """For callbacks and modules that talk to a logger: takes everything and keeps nothing.
+
+    Args:
+        folder: What `trainer.log_dir` says.
+    """
+
+    def __init__(self, folder: str):
+        super().__init__()
+        self._folder = folder
+
+    @property
+    def save_dir(self) -> str:
+        return self._folder
+
+
 @dataclass(frozen=True)
 class Built:
     """What one trial trains."""
@@ -68,8 +84,8 @@ class Workload:
         module = _instantiate("model", specs["model"], trial.seed_for("init"))
         trainer = arguments(_instantiate("trainer", {**self.trainer, **STUDY_TRAINER}, trial.seed_for("order")))
         trainer["callbacks"] = welcome(_listed(trainer.get("callbacks")), "trainer.callbacks")
-        trainer["logger"] = DummyLogger()  # for callbacks and modules that talk to one
-        return Built(module, data, _of_this_trial(trainer, trial))
+        trainer = _of_this_trial(trainer, trial)
+        return Built(module, data, {**trainer, "logger": NoLogger(trainer["default_root_dir"])})
 
     def _specs(self, trial: Trial) -> dict[str, Any]:
         specs = {"model": copy.deepcopy(dict(self.model)), "data": copy.deepcopy(dict(self.data))}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from lit_dps.analysis.results import StudyRecord
-from lit_dps.observed import KEPT, PRUNABLE, RANKS, SHORT_STEPS, STACKED, TRAINED, UNSCORED
+from lit_dps.observed import COPIES, KEPT, PRUNABLE, RANKS, SHORT_STEPS, STACKED, TRAINED, UNSCORED
 from lit_dps.trial import Status, TrialResult
 
 LISTED = 3  # failed trials, or parameters, that are told one by one
@@ -23,6 +23,7 @@ def observed_notes(record: StudyRecord) -> list[str]:
         _short_steps,
         _unscored,
         _prunable,
+        _copies,
         _stacked,
         _ranks,
     )
@@ -80,6 +81,14 @@ def _prunable(results: Sequence[TrialResult]) -> str | None:
     share = f"{prunable:.0f} of {trained:.0f} trained weights ({_percent(prunable / trained)})"
     more = [f"{len(names) - LISTED} more"] if len(names) > LISTED else []
     return f"only {share} could be pruned, in {', '.join([*names[:LISTED], *more])}: sparsity counts among those alone"
+
+
+def _copies(results: Sequence[TrialResult]) -> str | None:
+    copied = [result.observed[COPIES] for result in results if result.observed.get(COPIES)]
+    if not copied:
+        return None
+    masked = f"{max(copied):.0f} weights of copies of the pruned network, a momentum teacher say, were pruned with it"
+    return f"{masked}: pruning.exclude keeps them dense"
 
 
 def _stacked(results: Sequence[TrialResult]) -> str | None:

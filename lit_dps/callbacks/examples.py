@@ -33,7 +33,8 @@ class ExamplesCallback(Callback):
 
     def __init__(self, batch_size: int, key: str = "data.batch_size"):
         self.batch_size, self.key = batch_size, key
-        self._short = self._seen = self._steps = 0
+        self._short = self._steps = 0
+        self._seen: list[int] = []  # examples of the batches since the last step
         self._known = True
 
     @property
@@ -47,17 +48,26 @@ class ExamplesCallback(Callback):
         self._step, n = trainer.global_step, examples_in(batch)
         # of several ranks each sees its part; one process has rehearsed the study before
         self._known = self._known and n is not None and ranks.world() == 1
-        self._seen += n or 0
+        self._seen.append(n or 0)
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-        if trainer.global_step == self._step and trainer.accumulate_grad_batches > 1:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *args: Any) -> None:
+        if trainer.global_step == self._step:
+            loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+            if pl_module.automatic_optimization and loss is None:
+                self._seen.pop()  # a batch without a loss is no part of a step
             return  # gradients are accumulated
-        seen, self._seen = self._seen, 0
+        seen, batches, self._seen = sum(self._seen), len(self._seen), []
         self._steps += 1
-        if not self._known or seen == self.batch_size:
+        by_hand = batches > trainer.accumulate_grad_batches  # of a module that says itself when it steps
+        if not (self._known or by_hand) or seen == self.batch_size:
             return
         size, _ = split_of(parts.whole(trainer.train_dataloader))
-        if self._steps == 1 and size is not None and size * trainer.accumulate_grad_batches == self.batch_size:
+        if (
+            not by_hand
+            and self._steps == 1
+            and size is not None
+            and size * trainer.accumulate_grad_batches == self.batch_size
+        ):
             self._known = False  # the length of its tensors is no number of examples
         elif self._steps == 1 or seen > self.batch_size:
             raise ConfigError(
@@ -70,10 +80,10 @@ class ExamplesCallback(Callback):
             self._short += 1
 
     def state_dict(self) -> dict[str, Any]:
-        return {"short": self._short, "steps": self._steps}
+        return {"short": self._short, "steps": self._steps, "known": self._known}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._short, self._steps = state_dict["short"], state_dict["steps"]
+        self._short, self._steps, self._known = (state_dict[key] for key in ("short", "steps", "known"))
 
 
 def refuse_too_large(trainer: Trainer, batch_size: int) -> None:

@@ -12,7 +12,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_dps.callbacks.early_check import EarlyCheck
 from lit_dps.callbacks.logged import rises, why_no_mean
-from lit_dps.callbacks.schedules import forget_followed_metrics, give_the_length, prepare_schedules
+from lit_dps.callbacks.schedules import forget_followed_metrics, give_the_length, go_beyond, prepare_schedules
 from lit_dps.callbacks.steps import StepCount
 from lit_dps.callbacks.validation import ValidationCount, refuse_dropped
 from lit_dps.errors import ConfigError
@@ -88,6 +88,7 @@ class GoalErrorCallback(Callback):
         self.untrained: float | None = None
         self._losses: list[tuple[Any, float]] = []  # each with the share of its batch that it is the mean over
         self._count, self._due, self._stepped = StepCount(), False, False
+        self._epochs, self._endless, self._last_batch = 0, False, -1
         self.validated = ValidationCount()
         self._early: EarlyCheck | None = None
         self._hardness: torch.Tensor | None = None
@@ -124,7 +125,8 @@ class GoalErrorCallback(Callback):
             trainer.limit_val_batches = 0  # Lightning's own validation stays out of it
         budget = self.goal.max_steps
         trainer.fit_loop.epoch_loop.max_steps = budget if trainer.max_steps < 0 else min(budget, trainer.max_steps)
-        give_the_length(trainer, pl_module)
+        self._endless = trainer.fit_loop.max_epochs == -1
+        give_the_length(trainer, pl_module, lambda: self._epochs)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if "exact" in self.curve:
@@ -139,9 +141,14 @@ class GoalErrorCallback(Callback):
         self._count.begin(trainer)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        forget_followed_metrics(trainer, "epoch")
+        self._epochs = trainer.current_epoch + 1
+        forget_followed_metrics(trainer, "epoch", trainer.current_epoch)
         if self.look_first and self.untrained is None:
             self.untrained = self._look(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._endless and self.status is None:
+            go_beyond(trainer)
 
     def _look(self, trainer: Trainer) -> float:
         """The validation error now, by a full check that is no check of the run."""
@@ -155,7 +162,8 @@ class GoalErrorCallback(Callback):
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
         if self._stepped:  # the last batch ended a step
             self._losses = []
-        forget_followed_metrics(trainer, "step")
+        forget_followed_metrics(trainer, "step", self._last_batch + 1)
+        self._last_batch = batch_idx
         self._count.before_batch(trainer)
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
@@ -196,9 +204,9 @@ class GoalErrorCallback(Callback):
                 self.error_of(trainer)  # says what is missing
         else:
             error = self.error_of(trainer)
-        if why := why_no_mean(trainer, self.monitor, self.validated.batches, self.validated.examples):
-            raise ConfigError("goal.monitor", self.monitor, f"the mean over the validation split: {why}")
         self.validated.end(trainer)
+        if why := why_no_mean(trainer, self.monitor, self.validated):
+            raise ConfigError("goal.monitor", self.monitor, f"the mean over the validation split: {why}")
         if not looking and self.status is None:  # else min_steps or min_epochs keep it running
             self._judge(trainer, pl_module, error, exact=True)
 
@@ -223,8 +231,8 @@ class GoalErrorCallback(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         hardness = self._early.hardness if self._early is not None else None
-        return {"curve": self.curve, "hardness": hardness, "steps": self.steps}
+        return {"curve": self.curve, "hardness": hardness, "steps": self.steps, "epochs": self._epochs}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.run.curve, self._hardness = state_dict["curve"], state_dict.get("hardness")
-        self._count.steps = state_dict.get("steps")
+        self._count.steps, self._epochs = state_dict.get("steps"), state_dict.get("epochs", 0)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
 from lightning.pytorch import Trainer
+
+from lit_dps.callbacks.validation import ValidationCount
 
 _INDEX = re.compile(r"(?P<name>.*)/dataloader_idx_(?P<index>\d+)")
 # Metrics that are to be maximised, by the words of their names: val_acc, val/top1, MulticlassF1Score
@@ -14,7 +15,10 @@ _RISING = re.compile(
     r"|reward|return|likelihood|correct|hits?",
     re.IGNORECASE,
 )
-_FALLING = {"error", "err", "loss", "nll", "neg", "negative", "minus", "inv", "miss", "1"}  # 1 - accuracy
+_FALLING = {
+    *("error", "err", "loss", "nll", "neg", "negative", "minus", "inv", "miss", "wrong", "1"),  # 1 - accuracy
+    *("mse", "mae", "rmse", "mape", "distance", "dist", "gap", "regret", "kl", "ce", "bce", "perplexity", "ppl"),
+}
 _WORD = re.compile(r"[A-Z]+(?![a-z])\d*|[A-Z]?[a-z]+\d*|\d+")
 
 
@@ -27,7 +31,7 @@ def rises(name: str) -> bool:
     return any(_RISING.fullmatch(word) for word in words)
 
 
-def why_no_mean(trainer: Trainer, monitor: str, batches: Mapping[int, int], examples: Mapping[int, int]) -> str | None:
+def why_no_mean(trainer: Trainer, monitor: str, validated: ValidationCount) -> str | None:
     """Why a metric of the validation that just ended is no mean over its entire split; None if it is, or may be.
 
     What a module makes itself at the end of the epoch, and what a torchmetrics object computes, is taken as it is.
@@ -35,8 +39,7 @@ def why_no_mean(trainer: Trainer, monitor: str, batches: Mapping[int, int], exam
     Args:
         trainer: The trainer, in `on_validation_end`.
         monitor: Name of the metric.
-        batches: Batches of this process by data loader.
-        examples: Their examples.
+        validated: What was validated.
     """
     match = _INDEX.fullmatch(monitor)
     name, index = (match["name"], int(match["index"])) if match else (monitor, 0)
@@ -53,8 +56,9 @@ def why_no_mean(trainer: Trainer, monitor: str, batches: Mapping[int, int], exam
                 f"it is logged with reduce_fx={getattr(meta.reduce_fx, '__name__', meta.reduce_fx)}, which is no mean"
             )
         logged, weight = metric._update_count, int(metric.cumulated_batch_size)
-        if logged < batches[index]:
-            return f"it is logged in {logged} of {batches[index]} validation batches"
-        if weight == logged and weight != examples[index] and examples[index] % logged:
-            return "it is logged with batch_size=1 over batches of different size, which is no mean over the examples"
+        if logged < validated.batches[index]:
+            return f"it is logged in {logged} of {validated.batches[index]} validation batches"
+        # a weight for each example, or for each of its tokens, is a multiple of them; the same for each batch is not
+        if index in validated.uneven and weight % logged == 0 and weight % validated.examples[index]:
+            return f"it is logged with batch_size={weight // logged} over batches of different size"
     return None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -10,6 +11,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
+from lit_dps import observed
 from lit_dps.callbacks.training_pass import TrainingPass
 from lit_dps.errors import ConfigError
 from lit_dps.pruning.copies import copies_of, why_pruned_weights_return, why_unprunable
@@ -19,6 +21,7 @@ from lit_dps.pruning.scores import WITHOUT_DATA, take_scores
 from lit_dps.trial import check_sparsity
 
 Method = Literal["snip", "magnitude", "random"]
+Losses = Iterator[tuple[Tensor, int]]  # mean loss of a batch, and its examples
 
 
 class PruningCallback(Callback):
@@ -28,8 +31,8 @@ class PruningCallback(Callback):
     parameters that an optimizer trains and that the loss depends on (`lit_dps.pruning.prunable` says which of them),
     and the copies of them that the module holds, such as a momentum teacher's.
 
-    Gradients are masked before every optimizer step, so that clipping sees the pruned network, and weights after it,
-    since an optimizer, a hook or a second optimizer may have moved them; once more before a check.
+    Gradients are masked before every optimizer step, where Lightning's clipping sees the pruned network, and weights
+    after it, since an optimizer, a hook or a second optimizer may have moved them; once more before a check.
 
     Args:
         sparsity: Share of the parameters to prune, in [0, 1); 0 prunes nothing.
@@ -38,12 +41,13 @@ class PruningCallback(Callback):
         batch_size: Examples a batch of the saliency pass. A last short batch weighs as much as its share, so the
             saliency is the sum over the examples, whatever the batch size.
         seed: Seed of the "random" score.
-        exclude: Patterns of parameter names that are never pruned, such as "head.*" or "*.cls_token".
+        exclude: Patterns of names of parameters that stay dense, such as "head.*", "*.cls_token", or "teacher.*" for a
+            copy of the pruned network.
 
     Attributes:
         mask: The mask, once pruned; None before, and at sparsity 0.
         scores: The scores that the mask was made from; None before, and for a mask from a checkpoint.
-        shared: Whether the scores are the same at every batch size, as far as the pass tells.
+        key: Of the pass that the scores were taken over (`TrainingPass.key`).
         examples: Take the scores over so many examples, to find out whether they can be taken; None for all. Set before
             a run.
         observed: What a reader of the table should know of the mask, as in `TrialResult.observed`.
@@ -70,23 +74,25 @@ class PruningCallback(Callback):
         self.sparsity, self.method, self.biases, self.exclude = sparsity, method, biases, tuple(exclude)
         self.batch_size, self.seed = batch_size, seed
         self.examples: int | None = None
-        self.shared = False
-        self._given: dict[str, Tensor] | None = None
+        self._given: tuple[tuple[int, ...], dict[str, Tensor]] | None = None
         self._begin()
 
     def _begin(self) -> None:
         self.mask: Mask | None = None
         self.scores: dict[str, Tensor] | None = None
         self.observed: dict[str, float] = {}
+        self.key: tuple[int, ...] | None = None
         self._copies: dict[str, str] = {}
         self._masked: dict[str, tuple[Tensor, Tensor]] = {}  # name -> tensor, its mask as numbers
 
-    def reuse(self, scores: dict[str, Tensor] | None) -> None:
+    def reuse(self, key: tuple[int, ...], scores: dict[str, Tensor]) -> None:
         """Takes these scores in the next run instead of computing them, which costs as much as an epoch.
 
-        They are the same at every sparsity and batch size.
+        Args:
+            key: Of the pass that they were taken over; if the run's is another one they are computed all the same.
+            scores: Of a network of the same initial weights.
         """
-        self._given = scores
+        self._given = key, scores
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":  # a checkpoint is loaded after this
@@ -118,27 +124,49 @@ class PruningCallback(Callback):
                 f"{' or '.join(WITHOUT_DATA)} for {name}: with manual optimization its training_step is no loss alone",
             )
         groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
-        held = {id(parameter) for group in groups for parameter in group["params"]}
+        held = {id(parameter) for group in groups for parameter in group["params"] if parameter.requires_grad}
         trained = sum(p.numel() for p in module.parameters() if p.requires_grad and id(p) in held)
         parameters = prunable(module, self.biases, self.exclude, held)
-        self.scores, self._given = self._given, None
-        if self.scores is None:
-            self.scores = self._scores(trainer, module, list(parameters))
+        self.scores = self._scores(trainer, module, list(parameters))
         if not self.scores:
             raise ConfigError(
                 "study.sparsities", self.sparsity, f"0 for {name}: it trains no weights that can be pruned"
             )
         self.mask = top_k(self.scores, self.sparsity)
-        self._copies = copies_of(module, self.mask)
+        self._copies = {
+            copy: name
+            for copy, name in copies_of(module, self.mask, held).items()
+            if not any(fnmatchcase(copy, pattern) for pattern in self.exclude)
+        }
         self.observed = worth_knowing(self.mask, self.scores, trained)
+        if self._copies:
+            self.observed[observed.COPIES] = sum(self.mask[name].numel() for name in self._copies.values())
 
     def _scores(self, trainer: Trainer, module: LightningModule, names: list[str]) -> dict[str, Tensor]:
         run = TrainingPass(trainer, module, self.batch_size, self.examples)
-        self.shared = run.independent
+        (key, scores), self._given = self._given or (None, None), None
+        self.key = run.key
+        if scores is not None and key == run.key:
+            return scores
         with run.traceless() as twin:
             named = dict(twin.named_parameters())
             parameters = {name: named[name] for name in names}
-            return take_scores(self.method, parameters, run.losses(twin), self.batch_size, self.seed)
+            losses = self._own_losses(run.losses(twin), module)
+            return take_scores(self.method, parameters, losses, self.batch_size, self.seed)
+
+    def _own_losses(
+        self, losses: Iterator[tuple[Tensor, int]], module: LightningModule
+    ) -> Iterator[tuple[Tensor, int]]:
+        """The losses of a copy, whose first must not depend on the module that it is a copy of."""
+        for i, (loss, size) in enumerate(losses):
+            originals = [parameter for parameter in module.parameters() if parameter.requires_grad]
+            if i == 0 and any(
+                gradient is not None
+                for gradient in torch.autograd.grad(loss, originals, allow_unused=True, retain_graph=True)
+            ):
+                why = "a copy of it, which the pruning pass runs on, still uses the parameters of the original"
+                raise ConfigError("pruning.method", self.method, f"magnitude for {type(module).__name__}: {why}")
+            yield loss, size
 
     def _watch(self, module: LightningModule) -> None:
         """Notes the tensors to be masked, and their masks as numbers: a product costs less than with a bool."""

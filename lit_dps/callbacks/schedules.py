@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
@@ -14,23 +15,37 @@ from lit_dps.errors import ConfigError
 from lit_dps.parallel import parts
 
 
-def give_the_length(trainer: Trainer, module: LightningModule) -> None:
+def give_the_length(trainer: Trainer, module: LightningModule, begun: Callable[[], int]) -> None:
     """Sets `trainer.max_epochs`, where it is unlimited, to the epochs that `trainer.max_steps` comes to.
 
     At the time when the module configures its optimizers and schedules: before, the data are not there. Training itself
-    still ends by steps, since so many epochs have as many or more.
+    still ends by steps: see `go_beyond`.
+
+    Args:
+        trainer: The trainer.
+        module: Its module.
+        begun: The epochs that a run which is taken up had begun.
     """
+    if trainer.fit_loop.max_epochs != -1:
+        return
     configure = module.configure_optimizers
 
     @wraps(configure)
     def configure_optimizers() -> Any:
         module.__dict__.pop("configure_optimizers", None)
-        if trainer.fit_loop.max_epochs == -1:
-            trainer.fit_loop.setup_data()
-            trainer.fit_loop.max_epochs = _epochs(trainer)
+        trainer.fit_loop.setup_data()
+        found = _epochs(trainer)
+        trainer.fit_loop.max_epochs = found if found == -1 else max(found, begun() + 1)
         return configure()
 
     module.__dict__["configure_optimizers"] = configure_optimizers
+
+
+def go_beyond(trainer: Trainer) -> None:
+    """Lets a run go on whose epochs turned out shorter; to be called where one ends, if the limit was set here."""
+    loop = trainer.fit_loop
+    if loop.max_epochs != -1:
+        loop.max_epochs = max(loop.max_epochs, loop.epoch_progress.current.processed + 1)
 
 
 def _epochs(trainer: Trainer) -> int:
@@ -39,7 +54,11 @@ def _epochs(trainer: Trainer) -> int:
     if isinstance(loader, EndlessLoader):  # one epoch to Lightning; the examples tell how many to anybody else
         data = trainer.datamodule
         size = getattr(data, "training_size", None)
-        return -1 if size is None else math.ceil(trainer.max_steps * data.batch_size / size)
+        return (
+            -1
+            if size is None
+            else math.ceil(trainer.max_steps * trainer.accumulate_grad_batches * data.batch_size / size)
+        )
     batches = trainer.fit_loop.max_batches
     if not 0 < batches < math.inf:
         return -1
@@ -67,15 +86,16 @@ def prepare_schedules(trainer: Trainer, module: LightningModule) -> None:
             config.strict = False  # an epoch may end before the first check
 
 
-def forget_followed_metrics(trainer: Trainer, interval: str) -> None:
-    """Leaves a schedule that follows a metric without it until there is a new value.
+def forget_followed_metrics(trainer: Trainer, interval: str, ended: int) -> None:
+    """Leaves a schedule that follows a metric, and was stepped by it, without it until there is a new value.
 
     Otherwise it would take one check for many: checks come by steps, and epochs may be shorter.
 
     Args:
         trainer: The trainer.
         interval: Of the schedules, "epoch" or "step"; to be called when one begins.
+        ended: How many epochs, or batches of the epoch that the last one belonged to, have ended.
     """
     for config in trainer.lr_scheduler_configs:
-        if config.reduce_on_plateau and config.interval == interval:
+        if config.reduce_on_plateau and config.interval == interval and ended % config.frequency == 0:
             trainer.callback_metrics.pop(config.monitor, None)

@@ -8,10 +8,11 @@ from lightning.pytorch import Trainer
 
 
 class StepCount:
-    """Counts optimizer steps as the paper does: one update of the network each.
+    """Counts optimizer steps as the paper does: one update of the network each, and lets Lightning count so too.
 
     Of a module that steps its optimizers itself (manual optimization) a step is a batch in which one of them stepped,
-    however many did, where Lightning's `global_step` counts each. A batch without a loss makes no step either.
+    however many did, where Lightning counts each. A batch without a loss, or whose optimizer was not called, makes no
+    step. `trainer.global_step` is put right after each batch, so that limits, schedules and checkpoints go by it.
 
     Attributes:
         steps: Steps so far; None before a run, unless it goes on from there.
@@ -19,18 +20,19 @@ class StepCount:
 
     def __init__(self):
         self.steps: int | None = None
-        self._before, self._fired = 0, False
+        self._before = self._fired = 0
+        self._hooked = False
 
     def begin(self, trainer: Trainer) -> None:
         """To be called when training starts."""
         if self.steps is None:
             self.steps = trainer.global_step
-        if not trainer.lightning_module.automatic_optimization:
-            for optimizer in trainer.optimizers:
-                optimizer.register_step_post_hook(self._fire)
+        self._hooked = all(hasattr(optimizer, "register_step_post_hook") for optimizer in trainer.optimizers)
+        for optimizer in trainer.optimizers if self._hooked else ():
+            optimizer.register_step_post_hook(self._fire)
 
     def before_batch(self, trainer: Trainer) -> None:
-        self._before, self._fired = trainer.global_step, False
+        self._before, self._fired = trainer.global_step, 0
 
     def after_batch(self, trainer: Trainer, skipped: bool) -> bool:
         """Counts the steps of a batch.
@@ -42,14 +44,20 @@ class StepCount:
         Returns:
             Whether there were any.
         """
+        lightnings = trainer.global_step - self._before
+        fired = self._fired if self._hooked else lightnings
         if trainer.lightning_module.automatic_optimization:
-            made = 0 if skipped else trainer.global_step - self._before
+            made = 0 if skipped else min(fired, lightnings)
         else:
-            made = int(self._fired)
+            made = min(fired, 1)
         self.steps += made
-        if self.steps != trainer.global_step:  # Lightning's limits would end the run too soon
-            trainer.fit_loop.epoch_loop.max_steps = trainer.fit_loop.max_epochs = -1
+        if trainer.global_step != self.steps:
+            loop = trainer.fit_loop.epoch_loop
+            automatic = trainer.lightning_module.automatic_optimization
+            progress = loop.automatic_optimization.optim_progress.optimizer.step if automatic else None
+            total = (progress or loop.manual_optimization.optim_step_progress).total
+            total.ready = total.completed = self.steps
         return made > 0
 
     def _fire(self, *args: Any) -> None:
-        self._fired = True
+        self._fired += 1

@@ -9,6 +9,7 @@ import copy
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 import torch
@@ -41,14 +42,15 @@ class TrainingPass:
         examples: Stop after so many examples, of all ranks together; by default all.
 
     Attributes:
-        independent: Whether the batches are the same at every batch size of the training.
+        key: Equal for passes over the same examples, whatever the batch size of the training; None where the batches
+            depend on it.
     """
 
     def __init__(self, trainer: Trainer, module: LightningModule, batch_size: int, examples: int | None = None):
         self.trainer, self.module, self.batch_size, self.examples = trainer, module, batch_size, examples
         data, loader = getattr(trainer, "datamodule", None), parts.whole(trainer.train_dataloader)
         self._given = hasattr(data, "pruning_dataloader")
-        self.independent = self._given or _can_be_made_anew(loader)
+        self.key: tuple[int, ...] | None = () if self._given else _examples_of(loader)
 
     @contextmanager
     def traceless(self) -> Iterator[LightningModule]:
@@ -99,17 +101,17 @@ class TrainingPass:
         if self._given:
             return self.trainer.datamodule.pruning_dataloader(self.batch_size)
         loader = parts.whole(self.trainer.train_dataloader)
-        if _can_be_made_anew(loader):
+        if self.key is not None:
             return _anew(loader, self.batch_size)
         if not isinstance(loader, DataLoader) and isinstance(loader, (dict, list, tuple)):
-            return _Several(tree_map(_fresh, loader))
+            loader = _Several(tree_map(_fresh, loader))
         if not 0 < length_of(loader) < sys.maxsize:
             raise ConfigError(
                 "data",
                 type(getattr(self.trainer, "datamodule", None) or loader).__name__,
                 "a pass over the training split, for snip, needs a finite train dataloader or a pruning_dataloader",
             )
-        return _fresh(loader)
+        return loader if isinstance(loader, _Several) else _fresh(loader)
 
 
 class _Several:
@@ -141,14 +143,18 @@ def length_of(loader: Any) -> float:
         return float("inf")
 
 
-def _can_be_made_anew(loader: Any) -> bool:
-    """Whether a loader is a plain DataLoader, whose batches are made of a data set's examples and a batch size."""
-    return (
+def _examples_of(loader: Any) -> tuple[int, ...] | None:
+    """How many examples a plain DataLoader has and draws; None if its batches are made of more than those."""
+    plain = (
         isinstance(loader, DataLoader)
         and type(loader).__iter__ is DataLoader.__iter__
         and not isinstance(loader.dataset, IterableDataset)
         and type(loader.batch_sampler) is BatchSampler
     )
+    try:
+        return (len(loader.dataset), len(loader.sampler)) if plain else None
+    except TypeError:  # a sampler without an end, say
+        return None
 
 
 def _anew(loader: DataLoader, batch_size: int) -> DataLoader:
@@ -160,7 +166,7 @@ def _anew(loader: DataLoader, batch_size: int) -> DataLoader:
     if type(sampler) is RandomSampler and len(sampler) == len(loader.dataset):
         sampler = RandomSampler(loader.dataset, generator=torch.Generator().manual_seed(AUTHORS_SEED))
     elif type(sampler) is not SequentialSampler:
-        sampler = list(sampler)
+        sampler = list(islice(sampler, len(sampler)))
     return DataLoader(
         loader.dataset,
         batch_size,

@@ -18,7 +18,8 @@ class ValidationCount:
 
     Attributes:
         batches: Of the check that runs, or ran last.
-        examples: Likewise.
+        examples: Likewise; of a DataLoader what its sampler draws, else the lengths of first tensors.
+        uneven: The loaders whose batches differ in size.
         first: Examples of the first check; None before.
     """
 
@@ -29,11 +30,16 @@ class ValidationCount:
     def begin(self) -> None:
         """A check begins."""
         self.batches, self.examples = Counter(), Counter()
+        self.uneven: set[int] = set()
+        self._sizes: dict[int, int] = {}
 
     def add(self, batch: Any, loader: int) -> None:
         """A batch of it."""
+        size = examples_in(batch) or 1
         self.batches[loader] += 1
-        self.examples[loader] += examples_in(batch) or 1
+        self.examples[loader] += size
+        if self._sizes.setdefault(loader, size) != size:
+            self.uneven.add(loader)
 
     def end(self, trainer: Trainer) -> None:
         """The check is done.
@@ -41,6 +47,7 @@ class ValidationCount:
         Raises:
             ConfigError: if it was empty, or looked at another number of examples than the first one.
         """
+        self._by_samplers(trainer)
         found, name = dict(self.examples), _name(trainer)
         if not found and ranks.world() == 1:  # else another rank may have had them
             raise ConfigError("data", name, "a validation dataloader that gives batches")
@@ -48,6 +55,16 @@ class ValidationCount:
             shown = " and ".join(" + ".join(map(str, counts.values())) for counts in (self.first, found))
             raise ConfigError("data", name, f"the same validation examples at every check, not {shown}")
         self.first = found
+
+    def _by_samplers(self, trainer: Trainer) -> None:
+        """Counts as the loaders do that know their examples: a first tensor may have another first dimension."""
+        loaders = trainer.val_dataloaders
+        for i, loader in enumerate(loaders if isinstance(loaders, (list, tuple)) else [loaders]):
+            size, n = split_of(loader)
+            if size and n is not None and self.batches[i] == len(loader):
+                self.examples[i] = n
+                self.uneven.discard(i)
+                self.uneven |= {i} if n % size and n > size else set()
 
 
 def refuse_dropped(trainer: Trainer) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -113,9 +114,10 @@ class FusedEngine:
 
         def another() -> Runner | None:
             while (trial := queue.next_of(first.cell.batch_size)) is not None:
-                built = self._build(trial)
-                if lane.takes(built):
-                    return lane.runner(trial, built)
+                with suppress(Exception):  # trained alone it is a failed trial
+                    built = self._build(trial)
+                    if lane.takes(built):
+                        return lane.runner(trial, built)
                 alone.append(trial)  # another architecture, say
             return None
 

@@ -126,7 +126,8 @@ class LightningEngine:
         goal.after_check = self.after_check if checkpoint is None else lambda: checkpoint.checked(goal.steps)
         seed = trial.seed_for("prune")
         pruning = PruningCallback(**{**self.pruning, "sparsity": trial.cell.sparsity, "seed": seed})
-        pruning.reuse(self.scores.of(trial))
+        if (known := self.scores.of(trial)) is not None:
+            pruning.reuse(*known)
         smoothness = SmoothnessCallback(**self.smoothness)
         examples = ExamplesCallback(trial.cell.batch_size, self.workload.batch_size_key)
         ours = [_OwnSignals(), pruning, *([smoothness] if smoothness.interval else []), goal]
@@ -143,7 +144,7 @@ class LightningEngine:
         failure = ""
         if goal.status is None:
             failure = f"the module or a callback stopped it after {goal.steps} steps"
-        self.scores.keep(trial, pruning.scores, pruning.shared)
+        self.scores.keep(trial, pruning.key, pruning.scores)
         together = {observed.RANKS: ranks.world()} if ranks.world() > 1 else {}
         return TrialResult(
             trial=trial,

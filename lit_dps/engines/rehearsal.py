@@ -12,6 +12,7 @@ import lightning
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lit_dps.callbacks import GoalErrorCallback, PruningCallback, SmoothnessCallback
 from lit_dps.callbacks.examples import ExamplesCallback, refuse_too_large
@@ -23,6 +24,7 @@ from lit_dps.protocol import screen_callbacks_of
 from lit_dps.trial import Trial
 
 STEPS = 2  # an epoch ends before the first check, and one after it
+BATCHES = 16  # of an epoch of a module that steps its optimizer itself
 PASS = 2  # batches of the pruning pass
 PATIENCE = 64  # batches without an optimizer step
 _LIBRARIES = tuple(str(Path(package.__file__).parent) for package in (lightning, torch)) + (
@@ -69,7 +71,9 @@ def rehearse(engine: LightningEngine, trial: Trial, look_first: bool = True, ste
     if engine.smoothness["interval"] is not None:
         ours.insert(1, SmoothnessCallback(**{**engine.smoothness, "interval": 1, "examples": 2}))
     screen_callbacks_of(built.module)
-    epoch = {"limit_train_batches": engine.workload.accumulated}
+    own = not built.module.automatic_optimization or is_overridden("optimizer_step", built.module)
+    # a module that says when to step may accumulate over batches
+    epoch = {"limit_train_batches": BATCHES if own else engine.workload.accumulated}
     with isolated(seed=trial.seed_for("order")):
         try:
             if not standard_data(built.data):

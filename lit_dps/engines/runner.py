@@ -175,7 +175,7 @@ class Lane:
         if pruning.sparsity == 0:
             return None, {}
         module, data, scores = built.module, built.data, self.engine.scores
-        taken = scores.of(trial)
+        _, taken = scores.of(trial) or ((), None)
         if taken is None:
             module.on_fit_start()
             batches = (
@@ -184,7 +184,7 @@ class Lane:
             losses = ((module.loss(batch), len(batch[1])) for batch in batches)
             parameters = prunable(module, pruning.biases, pruning.exclude)
             taken = take_scores(pruning.method, parameters, losses, pruning.batch_size, seed)
-            scores.keep(trial, taken, shared=True)
+            scores.keep(trial, (), taken)  # the pass of the data module's own
         mask = top_k(taken, pruning.sparsity)
         mask.apply_to_weights(module)
         return mask, worth_knowing(mask, taken, sum(p.numel() for p in module.parameters() if p.requires_grad))

@@ -12,30 +12,33 @@ from lit_dps.workload import Workload
 SCORES_KEPT = 2**26  # elements: 256 MiB in float32, all 100 points of the paper's networks many times over
 
 
+Key = tuple[int, ...]  # of the pass that scores were taken over: `TrainingPass.key`
+
+
 @dataclass(frozen=True)
 class ScoreCache:
     """Scores by study seed and point, while there is room; they cost as much as an epoch."""
 
     workload: Workload
-    _scores: dict[tuple[int, int], dict[str, Tensor]] = field(default_factory=dict, init=False, repr=False)
+    _known: dict[tuple[int, int], tuple[Key, dict[str, Tensor]]] = field(default_factory=dict, init=False, repr=False)
 
-    def of(self, trial: Trial) -> dict[str, Tensor] | None:
-        """The scores of the trial's point, if they are known."""
-        return self._scores.get((trial.seed, trial.point))
+    def of(self, trial: Trial) -> tuple[Key, dict[str, Tensor]] | None:
+        """The scores of the trial's point, if they are known, and the key of the pass that they were taken over."""
+        return self._known.get((trial.seed, trial.point))
 
-    def keep(self, trial: Trial, scores: dict[str, Tensor] | None, shared: bool) -> None:
+    def keep(self, trial: Trial, key: Key | None, scores: dict[str, Tensor] | None) -> None:
         """Keeps the scores for the point's other cells, where they are the same there.
 
         Args:
             trial: The trial.
+            key: Of the pass; None where the batch size of the training decides it.
             scores: Its scores; None where it has none.
-            shared: Whether the pass that they were taken over is the same at every batch size.
         """
-        if scores is None or not (shared and network_is_shared(self.workload)):
+        if scores is None or key is None or not network_is_shared(self.workload):
             return
-        known = sum(score.numel() for kept in self._scores.values() for score in kept.values())
+        known = sum(score.numel() for _, kept in self._known.values() for score in kept.values())
         if known + sum(score.numel() for score in scores.values()) <= SCORES_KEPT:
-            self._scores[trial.seed, trial.point] = scores
+            self._known[trial.seed, trial.point] = key, scores
 
 
 def network_is_shared(workload: Workload) -> bool:

@@ -17,6 +17,8 @@ from lit_dps.engines.lean import inherits, standard_data, standard_step, standar
 from lit_dps.engines.stack import Call
 from lit_dps.module import ImageClassifier
 from lit_dps.optim import rule_of
+from lit_dps.pruning import prunable
+from lit_dps.pruning.copies import copies_of
 from lit_dps.workload import Built
 
 _EXAMPLES = 64
@@ -61,6 +63,8 @@ def why_not(built: Built, trainer: Trainer, smoothness: Mapping[str, Any], monit
     trained = {id(p) for p in built.module.parameters() if p.requires_grad}
     if {id(p) for p in optimizer.param_groups[0]["params"] if p.requires_grad} != trained:
         return "the optimizer and the trained parameters are not the same"
+    if copies_of(built.module, prunable(built.module), trained):
+        return f"{name} holds a copy of its network, which is pruned with it"
     return _why_not_its_loss(built, trainer.strategy.root_device)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +11,8 @@ from torch.nn.utils.parametrize import is_parametrized
 from torch.nn.utils.weight_norm import WeightNorm
 
 
-def copies_of(network: nn.Module, names: Iterable[str]) -> dict[str, str]:
-    """Tensors of a network that are copies of pruned parameters, such as those of a momentum teacher.
+def copies_of(network: nn.Module, names: Iterable[str], held: Container[int] = ()) -> dict[str, str]:
+    """Tensors of a network that are copies of pruned parameters and are not trained, such as a momentum teacher's.
 
     A copy stands at the same place of another part ("teacher.0.weight" to "student.0.weight"), with equal values. Which
     parts are copies is told by weights whose elements differ; their constant tensors, zero biases say, follow.
@@ -20,6 +20,7 @@ def copies_of(network: nn.Module, names: Iterable[str]) -> dict[str, str]:
     Args:
         network: The network, before it is pruned.
         names: Names of its pruned parameters.
+        held: `id` of the parameters that an optimizer trains.
 
     Returns:
         Name of the copy -> name of the parameter.
@@ -27,7 +28,7 @@ def copies_of(network: nn.Module, names: Iterable[str]) -> dict[str, str]:
     state = {**dict(network.named_parameters(remove_duplicate=False)), **dict(network.named_buffers())}
     pruned = {name: state[name] for name in names}
     places = {id(tensor) for tensor in pruned.values()}
-    others = {name: tensor for name, tensor in state.items() if id(tensor) not in places}
+    others = {name: t for name, t in state.items() if id(t) not in places and id(t) not in held}
     alike = defaultdict(list)
     for name, tensor in pruned.items():
         alike[tensor.shape].append(name)

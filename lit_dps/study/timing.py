@@ -186,6 +186,7 @@ class Stopwatch(Callback):
     def _pruning_pass(self, trainer: Trainer, module: LightningModule) -> float:
         """Seconds of the pass, from its first batches."""
         method, biases, batch_size = (self.setup.pruning[key] for key in ("method", "biases", "batch_size"))
+        exclude = self.setup.pruning.get("exclude", ())
         run, batches, begin = TrainingPass(trainer, module, batch_size), 0, _now(module)
 
         def first_losses():
@@ -197,7 +198,7 @@ class Stopwatch(Callback):
                     return
 
         with run.traceless() as twin:
-            SCORES[method](prunable(twin, biases), first_losses(), torch.Generator().manual_seed(0))
+            SCORES[method](prunable(twin, biases, exclude), first_losses(), torch.Generator().manual_seed(0))
         if batches == 0:  # the score takes no data
             return 0.0
         seconds = _now(module) - begin
@@ -207,7 +208,7 @@ class Stopwatch(Callback):
         """As `LightningEngine` decides it, of all the points of the study."""
         scores = sum(p.numel() for p in prunable(module, self.setup.pruning["biases"]).values())
         run = TrainingPass(trainer, module, self.setup.pruning["batch_size"])
-        shared = run.independent and network_is_shared(self.setup.workload)
+        shared = run.key is not None and network_is_shared(self.setup.workload)
         return shared and scores * self.setup.study.trials <= SCORES_KEPT
 
 
