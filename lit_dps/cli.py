@@ -15,6 +15,7 @@ VERBS = {
     "analyze": ("lit_dps.commands.analyze", "table, scaling law and figures of a study, also while it runs"),
     "replicate": ("lit_dps.commands.replicate", "run the studies of the replication and write its page"),
     "figures": ("lit_dps.commands.figures", "the figures of a study, or of several and how they compare"),
+    "merge": ("lit_dps.commands.merge", "take over trials of the same studies that were run elsewhere"),
     "ui": ("lit_dps.commands.ui", "browse studies in MLflow"),
 }
 

@@ -128,7 +128,7 @@ def decode_result(stored: Mapping, trial: Trial) -> TrialResult:
 
 def list_studies(storage: BaseStorage | str) -> list[str]:
     """Names of the studies in a storage (an Optuna storage or a URL), sorted. Raises StorageError as `read_study`."""
-    with storage_errors(storage), _opened(storage) as opened:
+    with storage_errors(storage), open_to_read(storage) as opened:
         return sorted(_headers(opened))
 
 
@@ -142,7 +142,7 @@ def read_study(storage: BaseStorage | str, name: str) -> StudyRecord:
     Raises:
         StorageError: in one line, if the storage cannot be read, holds no such study, or holds it in another format.
     """
-    with storage_errors(storage), _opened(storage) as opened:
+    with storage_errors(storage), open_to_read(storage) as opened:
         headers = _headers(opened)
         if name not in headers:
             known = ", ".join(sorted(headers)) or "none"
@@ -208,7 +208,12 @@ def furthest(first: TrialResult | None, second: TrialResult) -> TrialResult:
 
 
 @contextmanager
-def _opened(storage: BaseStorage | str) -> Iterator[BaseStorage]:
+def open_to_read(storage: BaseStorage | str) -> Iterator[BaseStorage]:
+    """An Optuna storage, or the one at a URL, for the time of the body; makes none where there is none.
+
+    Raises:
+        StorageError: if there is no such file.
+    """
     if not isinstance(storage, str):
         yield storage
         return

@@ -26,12 +26,17 @@ class StudyChanged(UserError):
     """A study was asked to go on under a configuration that would make its results another experiment's."""
 
 
+def attributes(storage: BaseStorage, name: str) -> dict[str, Any]:
+    """The user attributes of a study in Optuna; none where there is no such study."""
+    try:
+        return storage.get_study_user_attrs(storage.get_study_id_from_name(name))
+    except KeyError:
+        return {}
+
+
 def uid_of(storage: BaseStorage, name: str) -> str | None:
     """What tells a study from all others; None where there is none, or one that was declared before there were uids."""
-    try:
-        return storage.get_study_user_attrs(storage.get_study_id_from_name(name)).get(UID)
-    except KeyError:
-        return None
+    return attributes(storage, name).get(UID)
 
 
 def check_unchanged(url: str, name: str, identity: Mapping[str, Any]) -> None:
@@ -82,29 +87,55 @@ def declare(
     """
     with storage_errors(url), storage_for_now(url) as storage, storage_lock(url):
         check_unchanged(url, study.name, identity)
-        header = optuna.create_study(study_name=study.name, storage=storage, load_if_exists=True)
-        attrs = header.user_attrs
+        written = extend(
+            storage,
+            study.name,
+            {
+                "workload": workload,
+                "goal": dataclasses.asdict(goal),
+                "seed": study.seed,
+                "space": {key: dataclasses.asdict(range_) for key, range_ in study.space.items()},
+                IDENTITY: dict(identity),
+                "config": dict(config),
+                "batch_sizes": study.batch_sizes,
+                "sparsities": study.sparsities,
+                "trials": study.trials,
+                "goals": study.goals,
+                "slack": study.slack,
+            },
+        )
+    return written["slack"], written[UID]
+
+
+def extend(storage: BaseStorage, name: str, attrs: Mapping[str, Any]) -> dict[str, Any]:
+    """Writes the header of a new study, or extends that of an existing one, under the storage's lock.
+
+    Args:
+        storage: The study's storage.
+        name: The study's name.
+        attrs: The header's user attributes, but for uid and format. What of them neither extends nor is part of the
+            identity takes the place of what was there.
+
+    Returns:
+        The header's user attributes.
+    """
+    header = optuna.create_study(study_name=name, storage=storage, load_if_exists=True)
+    was = header.user_attrs
+    new = {
+        **attrs,
+        UID: was.get(UID) or uuid.uuid4().hex,
+        "batch_sizes": sorted({*was.get("batch_sizes", []), *attrs["batch_sizes"]}),
+        "sparsities": sorted({*was.get("sparsities", []), *attrs["sparsities"]}),
+        "trials": max(was.get("trials", 0), attrs["trials"]),
+        "goals": sorted({*was.get("goals", []), *attrs["goals"]}),
         # a header of before there was racing has no slack: its trials ran to the budget
-        slack = _larger(attrs.get("slack"), study.slack) if FORMAT_ATTR in attrs else study.slack
-        new = {
-            "workload": workload,
-            "goal": dataclasses.asdict(goal),
-            "seed": study.seed,
-            "space": {key: dataclasses.asdict(range_) for key, range_ in study.space.items()},
-            IDENTITY: dict(identity),
-            UID: attrs.get(UID) or uuid.uuid4().hex,
-            "config": dict(config),
-            "batch_sizes": sorted({*attrs.get("batch_sizes", []), *study.batch_sizes}),
-            "sparsities": sorted({*attrs.get("sparsities", []), *study.sparsities}),
-            "trials": max(attrs.get("trials", 0), study.trials),
-            "goals": sorted({*attrs.get("goals", []), *study.goals}),
-            "slack": slack,
-            FORMAT_ATTR: FORMAT,  # last: a header without it was cut short and is written anew
-        }
-        for key, value in new.items():
-            if key not in attrs or attrs[key] != value:
-                header.set_user_attr(key, value)
-    return slack, new[UID]
+        "slack": _larger(was.get("slack"), attrs["slack"]) if FORMAT_ATTR in was else attrs["slack"],
+        FORMAT_ATTR: FORMAT,  # last: a header without it was cut short and is written anew
+    }
+    for key, value in new.items():
+        if key not in was or was[key] != value:
+            header.set_user_attr(key, value)
+    return new
 
 
 def _larger(one: float | None, other: float | None) -> float | None:

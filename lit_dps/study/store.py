@@ -17,11 +17,12 @@ from optuna.trial import TrialState
 
 from lit_dps.analysis.database_errors import storage_errors
 from lit_dps.analysis.racing import last_step
-from lit_dps.analysis.results import POINT_ATTR, cell_study_name
+from lit_dps.analysis.results import POINT_ATTR
 from lit_dps.errors import StorageError
 from lit_dps.study.attempts import end, give_up, ran_to, steps_of
+from lit_dps.study.cells import open_cell
 from lit_dps.study.database import open_storage, peers
-from lit_dps.study.header import UID, uid_of
+from lit_dps.study.header import uid_of
 from lit_dps.study.sobol import SobolSampler, distributions
 from lit_dps.trial import Cell, Trial, TrialResult
 
@@ -173,24 +174,7 @@ class Store:
     def _study(self, cell: Cell) -> optuna.Study:
         """The cell's Optuna study, the same object while the cell is run: a new one reads all its trials anew."""
         if cell not in self._studies:
-            study = optuna.create_study(
-                study_name=cell_study_name(self.name, cell),
-                storage=self.storage,
-                sampler=self.sampler,
-                direction="minimize",
-                load_if_exists=True,
-            )
-            known = study.user_attrs
-            if None not in (self.uid, known.get(UID)) and known[UID] != self.uid:
-                raise StorageError(
-                    f"{study.study_name!r} belongs to an earlier study {self.name!r}, which was deleted without it: "
-                    "delete it too, or give the new one another study.name"
-                )
-            attrs = {"batch_size": cell.batch_size, "sparsity": cell.sparsity, UID: self.uid}
-            for key in attrs:
-                if known.get(key) != attrs[key]:
-                    study.set_user_attr(key, attrs[key])
-            self._studies[cell] = study
+            self._studies[cell] = open_cell(self.storage, self.name, cell, self.uid, self.sampler)
         return self._studies[cell]
 
     def _leave_others(self, cell: Cell) -> None:
