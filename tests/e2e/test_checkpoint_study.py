@@ -74,7 +74,7 @@ def test_a_trial_that_paused_in_a_heat_goes_on_with_the_next(tmp_path, monkeypat
     fit, went_on = Trainer.fit, []
 
     def noting(self, *args, ckpt_path=None, **options):
-        if not self.fast_dev_run:  # the rehearsal of a study
+        if isinstance(self.limit_train_batches, float):  # else it is the rehearsal of a study
             went_on.append(ckpt_path and (ckpt_path.stem, steps_saved(ckpt_path)))
         return fit(self, *args, ckpt_path=ckpt_path, **options)
 
