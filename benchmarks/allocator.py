@@ -14,7 +14,7 @@ from benchmarks.pool import Apply, pool
 from benchmarks.setups import middle_trial, on_cpu, paper_setup
 from benchmarks.step import WARM, bare
 from benchmarks.text import seconds, table, times
-from lit_dps.allocator import SWITCH
+from lit_dps.runtime import SWITCH
 from lit_dps.study.setup import StudySetup
 from lit_dps.trial import Cell
 

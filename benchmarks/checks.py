@@ -12,9 +12,9 @@ from benchmarks.options import Options
 from benchmarks.setups import on_cpu, paper_setup, watched
 from benchmarks.step import threads
 from benchmarks.text import seconds, spread, table, times
-from lit_dps.callbacks.early_check import EarlyCheck
-from lit_dps.engines.lightning import LightningEngine
+from lit_dps.engines.trainer import LightningEngine
 from lit_dps.goal import Goal
+from lit_dps.training.early_check import EarlyCheck
 from lit_dps.trial import Cell, Trial
 
 TITLE = "A check of the validation split"

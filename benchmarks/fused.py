@@ -14,9 +14,9 @@ from benchmarks.options import Options
 from benchmarks.setups import UNREACHABLE, devices, middle_trial, on_device, paper_setup
 from benchmarks.step import now, threads
 from benchmarks.text import NO_GPU, spread, table, times
-from lit_dps.engines.base import Engine
+from lit_dps.engines.engine import Engine
 from lit_dps.engines.fused import FusedEngine
-from lit_dps.engines.lightning import LightningEngine
+from lit_dps.engines.trainer import LightningEngine
 from lit_dps.study.setup import StudySetup
 from lit_dps.trial import Cell, Trial
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from lit_dps.study.config import cores
+from lit_dps.config import cores
 from lit_dps.study.view import environment_tags
 
 PACKAGES = ("torch", "lightning", "optuna", "mlflow", "lit_dps")

@@ -14,7 +14,7 @@ from benchmarks.options import Options
 from benchmarks.pool import pool
 from benchmarks.setups import UNREACHABLE, middle_trial, on_cpu, paper_setup
 from benchmarks.text import table
-from lit_dps.engines.lightning import LightningEngine
+from lit_dps.engines.trainer import LightningEngine
 from lit_dps.study.setup import StudySetup
 from lit_dps.trial import Cell
 

@@ -15,7 +15,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from benchmarks.numbers import Bounds, Sample
 from benchmarks.setups import UNREACHABLE, watched
-from lit_dps.engines.lightning import LightningEngine
+from lit_dps.engines.trainer import LightningEngine
 from lit_dps.study.setup import StudySetup
 from lit_dps.trial import Status, Trial, TrialResult
 

@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from lit_dps.allocator import SWITCH
-from lit_dps.study.group import prepare_process
+from lit_dps.runtime import SWITCH, prepare_process
 
 READY = 120  # seconds that processes have to import what they need
 

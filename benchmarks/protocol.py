@@ -19,7 +19,7 @@ from benchmarks.pool import Apply, pool
 from benchmarks.raced import run_raced, short_sample
 from benchmarks.setups import middle_trial, paper_setup, varied
 from benchmarks.text import NO_GPU, between, ratio, seconds, table
-from lit_dps.analysis.racing import best_steps
+from lit_dps.racing import best_steps
 from lit_dps.space import short_names
 from lit_dps.study.forecast import duration
 from lit_dps.study.setup import StudySetup

@@ -10,8 +10,8 @@ from contextlib import redirect_stdout
 import optuna
 
 from benchmarks.paper_cost import evenly
-from lit_dps.analysis.racing import best_steps
-from lit_dps.analysis.results import POINT_ATTR, RESULT_ATTR, cell_study_name, decode_result, furthest
+from lit_dps.racing import best_steps, longest_attempt
+from lit_dps.store.schema import POINT_ATTR, RESULT_ATTR, cell_study_name, decode_result
 from lit_dps.study.run import run_study
 from lit_dps.study.setup import StudySetup
 from lit_dps.trial import Cell, Trial, TrialResult
@@ -21,7 +21,7 @@ def run_raced(setup: StudySetup, cell: Cell) -> tuple[float, list[TrialResult]]:
     """Runs a study of one cell.
 
     Returns:
-        Wall seconds of the whole study, and its trials by point, each as the attempt that went furthest. A table tells
+        Wall seconds of the whole study, and its trials by point, each as its longest attempt. A table tells
         how trials stood at slack x K*; these have all that was run.
     """
     begin = time.perf_counter()
@@ -36,7 +36,7 @@ def run_raced(setup: StudySetup, cell: Cell) -> tuple[float, list[TrialResult]]:
             point = trial.user_attrs[POINT_ATTR]
             asked = Trial(cell, point, trial.params, setup.study.seed)
             attempt = decode_result(trial.user_attrs[RESULT_ATTR], asked)
-            found[point] = furthest(found.get(point), attempt)
+            found[point] = longest_attempt(found.get(point), attempt)
     return wall, [found[point] for point in sorted(found)]
 
 

@@ -11,10 +11,10 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from benchmarks.machine import cpu_model
-from lit_dps.engines.lightning import LightningEngine
-from lit_dps.study.group import prepare_process
+from lit_dps.engines.trainer import LightningEngine
+from lit_dps.runtime import prepare_process
+from lit_dps.training.workload import Built, Workload
 from lit_dps.trial import Cell, Trial
-from lit_dps.workload import Built, Workload
 
 MODEL = {
     "class_path": "lit_dps.module.ImageClassifier",

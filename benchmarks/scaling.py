@@ -11,8 +11,8 @@ from benchmarks import made_up
 from benchmarks.numbers import Sample, growth
 from benchmarks.options import Options
 from benchmarks.text import seconds, table
-from lit_dps.study.store import AHEAD, Store
-from lit_dps.tracking import Tracker
+from lit_dps.store.mlflow_tracker import Tracker
+from lit_dps.store.trials import MAX_QUEUED, Store
 from lit_dps.trial import Cell
 
 TITLE = "Cost of keeping a trial, by how much is kept already"
@@ -114,7 +114,7 @@ def _waiting(points: int, timed: int) -> tuple[Sample, Sample]:
     timed = min(timed, points - 1)
     with tempfile.TemporaryDirectory() as folder:
         first, laps = _ask_and_tell(made_up.store(folder, points, [CELL]), timed)
-        return Sample((first.median / min(points, AHEAD),)), laps
+        return Sample((first.median / min(points, MAX_QUEUED),)), laps
 
 
 def _many_cells(finished: int, each: int, timed: int) -> tuple[Sample, Sample]:

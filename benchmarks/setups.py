@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback
 
-from lit_dps.study.config import StorageConfig
-from lit_dps.study.group import prepare_process
+from lit_dps.config import StorageConfig
+from lit_dps.runtime import prepare_process
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.timing import Watched
 from lit_dps.trial import Cell, Trial
@@ -24,7 +24,7 @@ UNREACHABLE = 1e-6  # a goal error below one mistake of any validation split her
 
 def paper_setup(quick: bool) -> StudySetup:
     """The paper's workload as the study command reads it; on digits if quick, which need no files."""
-    from lit_dps.commands.study import StudyCLI  # a worker process that imports this module parses no commands
+    from lit_dps.cli.study import StudyCLI
 
     prepare_process()
     options = ["--data=lit_dps.data.Digits"] if quick else []

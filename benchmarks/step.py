@@ -17,7 +17,7 @@ from benchmarks.options import Options
 from benchmarks.setups import UNREACHABLE, devices, middle_trial, on_device, paper_setup, watched
 from benchmarks.text import NO_GPU, seconds, table, times
 from lit_dps.data.order import batches
-from lit_dps.engines.lightning import LightningEngine
+from lit_dps.engines.trainer import LightningEngine
 from lit_dps.pruning.mask import prunable
 from lit_dps.pruning.prune import top_k
 from lit_dps.study.setup import StudySetup

@@ -11,8 +11,8 @@ from benchmarks.numbers import Sample
 from benchmarks.options import Options
 from benchmarks.setups import UNREACHABLE, on_cpu, paper_setup, varied
 from benchmarks.text import ratio, seconds, table, times
-from lit_dps.study.config import cores
-from lit_dps.study.interrupt import Leave
+from lit_dps.config import cores
+from lit_dps.runtime import StopRequest
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.workers import work_in_processes
 
@@ -116,7 +116,7 @@ def _run(setup: StudySetup, workers: int, threads: int) -> tuple[float, float]:
     with tempfile.TemporaryDirectory() as folder:
         setup = varied(setup, folder, workers=workers, threads=threads)
         begin, begun, ended = time.perf_counter(), [], []
-        for result in work_in_processes(setup, workers, Leave()):
+        for result in work_in_processes(setup, workers, StopRequest()):
             ended.append(time.perf_counter())
             begun.append(ended[-1] - result.seconds)
         return 3600 * len(ended) / (max(ended) - min(begun)), min(begun) - begin

@@ -11,9 +11,8 @@ from lightning.pytorch.loggers.logger import DummyLogger
 from torch import Tensor, nn
 
 from lit_dps.errors import ConfigError
-from lit_dps.optim import Rule, make_optimizer, make_scheduler
+from lit_dps.optim import Rule, Schedule, make_optimizer, make_scheduler
 from lit_dps.parallel import ranks
-from lit_dps.schedules import Schedule
 
 
 class ImageClassifier(LightningModule):
@@ -27,7 +26,7 @@ class ImageClassifier(LightningModule):
         optimizer: "sgd", "momentum" or "nesterov".
         learning_rate: Initial learning rate, above 0.
         momentum: Momentum in [0, 1); not used by sgd.
-        schedule: "constant" or "linear" (see `lit_dps.schedules.factor`).
+        schedule: "constant" or "linear" (see `lit_dps.optim.factor`).
         decay_steps: Length of the linear decay, in steps.
         end_factor: Final learning rate of the linear decay as a share of the initial one.
 
@@ -110,7 +109,9 @@ class ImageClassifier(LightningModule):
     def _log_epoch(self, split: str) -> None:
         # a rank without examples has plain numbers here
         own = (self._mistakes, torch.int64), (self._loss, torch.float64), (self._seen, torch.int64)
-        mistakes, loss, seen = (ranks.add_up(torch.as_tensor(n, dtype=dtype, device=self.device)) for n, dtype in own)
+        mistakes, loss, seen = (
+            ranks.all_reduce_sum(torch.as_tensor(n, dtype=dtype, device=self.device)) for n, dtype in own
+        )
         self.log(f"{split}_error", mistakes / seen, prog_bar=True)
         self.log(f"{split}_loss", loss.float() / seen, prog_bar=True)
 

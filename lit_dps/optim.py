@@ -1,4 +1,4 @@
-"""Update rules by the paper's names, and their schedule."""
+"""Update rules by the paper's names, and their learning-rate schedules."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from lit_dps import schedules
-
 Rule = Literal["sgd", "momentum", "nesterov"]
+Schedule = Literal["constant", "linear"]
 
 
 def make_optimizer(
@@ -58,10 +57,24 @@ def update_(
     weights.addcmul_(direction, rate, value=-1)
 
 
+def factor(schedule: Schedule, step, decay_steps: int = 1, end_factor: float = 1.0):
+    """The factor of the initial rate that update number `step`, counted from 0, is made with.
+
+    Args:
+        schedule: "constant", or "linear": falls linearly over `decay_steps` to `end_factor`, then stays
+            (Shallue et al. 2019, Section 2; Lee et al. 2021, Section 2). The authors' code:
+            (lr - end) (1 - min(t, T) / T) + end with end = end_factor x lr.
+        step: A number.
+        decay_steps: Length T of the decay in steps.
+        end_factor: Final factor.
+    """
+    if schedule == "constant":
+        return 1.0
+    return (1.0 - end_factor) * (1.0 - min(step, decay_steps) / decay_steps) + end_factor
+
+
 def make_scheduler(
-    optimizer: torch.optim.Optimizer, schedule: schedules.Schedule, decay_steps: int, end_factor: float
+    optimizer: torch.optim.Optimizer, schedule: Schedule, decay_steps: int, end_factor: float
 ) -> torch.optim.lr_scheduler.LambdaLR:
     """The schedule as a torch scheduler that is stepped once an optimizer step."""
-    return torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: schedules.factor(schedule, step, decay_steps, end_factor)
-    )
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: factor(schedule, step, decay_steps, end_factor))

@@ -1,6 +1,6 @@
 """What the convergence theory says of a network: the smoothness of its loss and the noise of its gradient.
 
-Pure functions over vectors and losses; `lit_dps.callbacks.SmoothnessCallback` measures them along a run and
+Pure functions over vectors and losses; `lit_dps.training.SmoothnessCallback` measures them along a run and
 `lit_dps.analysis.theory` puts them together.
 """
 
@@ -94,7 +94,10 @@ def mean_gradient(parameters: Sequence[Tensor], losses: Iterable[tuple[Tensor, f
     for loss, size in losses:
         gradients = torch.autograd.grad(loss, list(parameters), allow_unused=True, materialize_grads=True)
         total, examples = total + size * flatten(gradients).double(), examples + size
-    total, examples = ranks.add_up(total), float(ranks.add_up(torch.tensor(examples, dtype=torch.float64)))
+    total, examples = (
+        ranks.all_reduce_sum(total),
+        float(ranks.all_reduce_sum(torch.tensor(examples, dtype=torch.float64))),
+    )
     if not examples:
         raise ValueError("a gradient needs at least one batch")
     return total / examples
@@ -136,8 +139,8 @@ def gradient_moments(
             total += flat.sum(dim=0, dtype=torch.float64)
             total_loss += float(losses.double().sum())
         examples += size
-    sums = ranks.add_up(torch.tensor([examples, total_loss, square], dtype=torch.float64))
-    (examples, total_loss, square), total = sums.tolist(), ranks.add_up(total)
+    sums = ranks.all_reduce_sum(torch.tensor([examples, total_loss, square], dtype=torch.float64))
+    (examples, total_loss, square), total = sums.tolist(), ranks.all_reduce_sum(total)
     if not examples:
         raise ValueError("moments need at least one example")
     squared_gradient = float((total / examples).square().sum())

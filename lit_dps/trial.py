@@ -92,7 +92,7 @@ class TrialResult:
             "gradient_variance" (trace of the covariance of the per-example gradient there), "squared_gradient" (squared
             norm of the training gradient there), "floor" (lower bound of the loss), and of all steps run "steps",
             "rate_sum" and "rate_square_sum" (sums of the learning rate and of its square).
-        observed: Counts that a reader of the table should know of, by name (`lit_dps.observed`).
+        observed: Counts that a reader of the table should know of, by name (`lit_dps.trial`).
         failure: Of a failed trial, or one that was stopped, why: one line; else empty.
         traceback: Of a failed trial.
     """
@@ -117,3 +117,13 @@ class TrialResult:
     def __post_init__(self):
         if (self.steps is not None) != (self.status is Status.COMPLETE):
             raise ValueError(f"steps {self.steps} do not go with status {self.status}")
+
+
+SHORT_STEPS = "short_steps"  # optimizer steps on fewer examples than the batch size
+UNSCORED = "kept_with_score_0"  # kept elements whose pruning score is 0: kept by their place, not by the pruner
+KEPT = "kept"  # kept elements, where there are unscored ones
+PRUNABLE = "prunable"  # elements that the pruner chose among, where they are fewer than half of those trained
+TRAINED = "trained"  # elements of the parameters that an optimizer trains, where PRUNABLE is told
+COPIES = "copies"  # elements of tensors that were masked as copies of pruned parameters
+STACKED = "stacked"  # 1 where the trial was trained stacked with others
+RANKS = "ranks"  # processes that trained it together, where more than one

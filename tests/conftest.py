@@ -6,7 +6,7 @@ import signal
 import pytest
 import torch
 
-from lit_dps.allocator import keep_freed_memory
+from lit_dps.runtime import keep_freed_memory
 from tests.postgres import Server, Unavailable, server
 
 NUMBERS = itertools.count()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from lit_dps.analysis.racing import cut, fair
-from lit_dps.analysis.results import StudyRecord
 from lit_dps.errors import ConfigError
 from lit_dps.goal import Goal
+from lit_dps.racing import cut, truncate_at_race_limit
+from lit_dps.record import StudyRecord
 from lit_dps.trial import Status, TrialResult
 
 
@@ -28,7 +28,7 @@ def at_goal(record: StudyRecord, error: float) -> StudyRecord:
     results = {}
     for cell, ended in record.results.items():
         known = [seen for result in ended if (seen := _at(result, goal)) is not None]
-        results[cell] = fair(known, record.slack)
+        results[cell] = truncate_at_race_limit(known, record.slack)
     return dataclasses.replace(record, goal=goal, goals=(), results=results)
 
 

@@ -1,12 +1,11 @@
-"""Notes on what was observed while the trials of a study ran (`lit_dps.observed`) and on those that ended early."""
+"""Notes on what was observed while the trials of a study ran (`lit_dps.trial`) and on those that ended early."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from lit_dps.analysis.results import StudyRecord
-from lit_dps.observed import COPIES, KEPT, PRUNABLE, RANKS, SHORT_STEPS, STACKED, TRAINED, UNSCORED
-from lit_dps.trial import Status, TrialResult
+from lit_dps.record import StudyRecord
+from lit_dps.trial import COPIES, KEPT, PRUNABLE, RANKS, SHORT_STEPS, STACKED, TRAINED, UNSCORED, Status, TrialResult
 
 LISTED = 3  # failed trials, or parameters, that are told one by one
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from lit_dps.analysis.figures import write_all
 from lit_dps.analysis.goals import at_goal
 from lit_dps.analysis.report import render
-from lit_dps.analysis.results import StudyRecord
 from lit_dps.analysis.scaling import FittedStudy, Scaling, scaling_of
+from lit_dps.record import StudyRecord
 
 
 def figures_folder(folder: str | Path, study: str) -> Path:

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lit_dps.analysis.racing import best_steps
-from lit_dps.analysis.results import StudyRecord
 from lit_dps.analysis.scaling import REPLICATES, Interval, percentile_interval, resample
 from lit_dps.analysis.summary import at_first_check
+from lit_dps.racing import best_steps
+from lit_dps.record import StudyRecord
 from lit_dps.trial import Cell
 
 
@@ -74,7 +74,7 @@ def bounds(record: StudyRecord) -> list[Cell]:
 def _pairs(record: StudyRecord) -> Iterator[_Pair]:
     base = min(record.sparsities)
     for cell in record.cells:
-        both = [record.told(c) for c in (cell, Cell(cell.batch_size, base))]
+        both = [record.resolved_results(c) for c in (cell, Cell(cell.batch_size, base))]
         k_star = tuple(map(best_steps, both))
         if cell.sparsity != base and None not in k_star:
             yield _Pair(cell, *([result.steps for result in results] for results in both), k_star)

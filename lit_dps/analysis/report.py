@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from lit_dps.analysis.files import replacing
 from lit_dps.analysis.observations import observed_notes
-from lit_dps.analysis.results import StudyRecord
 from lit_dps.analysis.scaling import Scaling, estimate, scaling_of
 from lit_dps.analysis.summary import summarize
 from lit_dps.analysis.text import Row, aligned, k_star_text, significant
 from lit_dps.analysis.theory_report import theory_text
+from lit_dps.files import replacing
+from lit_dps.record import StudyRecord
 from lit_dps.space import Range, short_names
 
 

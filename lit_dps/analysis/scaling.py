@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from lit_dps.analysis.fit import Fit, fit_many, fit_scaling
-from lit_dps.analysis.results import StudyRecord
 from lit_dps.analysis.summary import at_first_check
+from lit_dps.record import StudyRecord
 
 REPLICATES = 1000
 PERCENTILES = (2.5, 97.5)
@@ -187,7 +187,7 @@ def scaling_of(record: StudyRecord, replicates: int = REPLICATES) -> dict[float,
     """The scaling law of each sparsity of a study, from the trials finished so far."""
     steps = {s: {} for s in record.sparsities}
     for cell in record.cells:
-        steps[cell.sparsity][cell.batch_size] = [result.steps for result in record.told(cell)]
+        steps[cell.sparsity][cell.batch_size] = [result.steps for result in record.resolved_results(cell)]
     interval = record.goal.check_interval
     return {sparsity: scale(trials, replicates, check_interval=interval) for sparsity, trials in steps.items()}
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from lit_dps.analysis.results import StudyRecord
+from lit_dps.record import StudyRecord
 from lit_dps.trial import Cell, Status, TrialResult
 
 

@@ -32,10 +32,10 @@ from typing import NamedTuple
 import numpy as np
 
 from lit_dps.analysis.fit import Fit
-from lit_dps.analysis.results import StudyRecord
 from lit_dps.analysis.scaling import Scaling
 from lit_dps.analysis.summary import comparable, summarize
 from lit_dps.analysis.text import Row
+from lit_dps.record import StudyRecord
 from lit_dps.trial import TrialResult
 
 MU = 1.0  # the paper's: batch gradients are unbiased

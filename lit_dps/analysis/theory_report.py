@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from lit_dps.analysis.results import StudyRecord
 from lit_dps.analysis.scaling import Scaling, three_digits
 from lit_dps.analysis.text import Row, aligned, k_star_text, significant, times
 from lit_dps.analysis.theory import base_of, term_ratio_rows, theory_rows
+from lit_dps.record import StudyRecord
 
 NO_CHANGE = 1.1  # a term within this factor counts as unchanged
 
@@ -57,7 +57,7 @@ def theory_text(record: StudyRecord, scalings: Mapping[float, Scaling]) -> str:
 def sentence(row: Row) -> str:
     """Which way each term moves c1, from the row of all batch sizes of a sparsity (`term_ratio_rows`)."""
     moves = ", ".join(
-        f"{name} {times(row[key])} ({_way(row[key])})"
+        f"{name} {times(row[key])} ({_direction(row[key])})"
         for key, name in (("delta", "Delta"), ("beta", "beta"), ("lipschitz", "L"))
     )
     measured = [f"c1 {times(row['c1'])}"] if row["c1"] is not None else []
@@ -67,7 +67,7 @@ def sentence(row: Row) -> str:
     return f"  S={row['sparsity']:g}: {moves}: predicted c1 {times(row['predicted_c1'])}{words}"
 
 
-def _way(ratio: float) -> str:
+def _direction(ratio: float) -> str:
     if abs(math.log(ratio)) <= math.log(NO_CHANGE):
         return "no change"
     return "rises: more steps" if ratio > 1 else "falls: fewer steps"

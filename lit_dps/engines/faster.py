@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import torch
 
-from lit_dps.callbacks.early_check import fewest
-from lit_dps.engines.runner import Lane, Runner
+from lit_dps.engines.runner import StackedTrial, StackGroup
 from lit_dps.engines.stack import Stack
 from lit_dps.engines.stackable import optimizer_of
 from lit_dps.optim import rule_of
+from lit_dps.training.early_check import fewest
 
 EXAMPLES = 64  # of a batch that are timed on a CPU, where both ways cost in proportion beyond it
 REPEATS = 2
@@ -32,7 +32,7 @@ class Race:
     stacked: float
 
 
-def race(lane: Lane, runner: Runner, batch_size: int, slots: int, part: int) -> Race:
+def race(lane: StackGroup, runner: StackedTrial, batch_size: int, slots: int, part: int) -> Race:
     """Times both ways on the first examples of the training split and as many as a refusing check looks at.
 
     Args:

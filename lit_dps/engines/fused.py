@@ -11,18 +11,18 @@ from dataclasses import dataclass
 import torch
 from lightning.pytorch import Trainer
 
-from lit_dps.callbacks import GoalErrorCallback
 from lit_dps.engines.faster import race
-from lit_dps.engines.lightning import LightningEngine
 from lit_dps.engines.replay import Replay
 from lit_dps.engines.room import Room
-from lit_dps.engines.runner import Lane, Runner
+from lit_dps.engines.runner import StackedTrial, StackGroup
 from lit_dps.engines.stack import Stack
 from lit_dps.engines.stackable import optimizer_of, why_not
 from lit_dps.engines.stacked_check import StackedCheck
+from lit_dps.engines.trainer import LightningEngine
 from lit_dps.optim import rule_of
+from lit_dps.training import GoalErrorCallback
+from lit_dps.training.workload import Built
 from lit_dps.trial import Trial, TrialResult
-from lit_dps.workload import Built
 
 
 def say(text: str) -> None:
@@ -96,9 +96,9 @@ class FusedEngine:
         built.data.setup("fit")
         return built
 
-    def _lane(self, built: Built) -> tuple[Lane, Room]:
+    def _lane(self, built: Built) -> tuple[StackGroup, Room]:
         goal, device = GoalErrorCallback(**self.one.goal), Trainer(**built.trainer).strategy.root_device
-        lane = Lane(self.one, goal, built, device)
+        lane = StackGroup(self.one, goal, built, device)
         return lane, Room.of(lane.module, lane.x, lane.y, built.data.batch_size, self.workers)
 
     def _slots(self, room: Room) -> int:
@@ -108,11 +108,11 @@ class FusedEngine:
         """Runs the first trial and those of the same batch size that follow it in the queue."""
         built = self._build(first)
         lane, room = self._lane(built)
-        runners: list[Runner | None] = [lane.runner(first, built)]
+        runners: list[StackedTrial | None] = [lane.runner(first, built)]
         slots = self._slots(room)
         alone: list[Trial] = []
 
-        def another() -> Runner | None:
+        def another() -> StackedTrial | None:
             while (trial := queue.next_of(first.cell.batch_size)) is not None:
                 with suppress(Exception):  # trained alone it is a failed trial
                     built = self._build(trial)
@@ -146,7 +146,7 @@ class FusedEngine:
             yield self.one.attempt(trial)
 
     def _interval(
-        self, lane: Lane, steps: Replay, check: StackedCheck, runners: list[Runner | None]
+        self, lane: StackGroup, steps: Replay, check: StackedCheck, runners: list[StackedTrial | None]
     ) -> Iterator[TrialResult]:
         """All steps to the next check, and the check; yields what ended there, and empties its slots."""
         begin = time.perf_counter()

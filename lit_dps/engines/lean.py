@@ -16,9 +16,9 @@ from lightning.pytorch.plugins import Precision
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
-from lit_dps.callbacks import GoalErrorCallback, PruningCallback
 from lit_dps.data.images import ImageData
 from lit_dps.module import ImageClassifier, logs
+from lit_dps.training import GoalErrorCallback, PruningCallback
 
 # What Lightning would call once a step: where one of these is somebody's own, its loop is left alone
 _TRANSFER = ("transfer_batch_to_device", "on_before_batch_transfer", "on_after_batch_transfer")
@@ -47,12 +47,12 @@ class LeanLoop(Callback):
         self.steps = steps
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage == "fit" and self.serves(trainer, pl_module):
+        if stage == "fit" and self.supports(trainer, pl_module):
             trainer.datamodule.steps_per_batch = self.steps
             trainer.fit_loop.epoch_loop.automatic_optimization = _ManySteps(trainer)
 
     @staticmethod
-    def serves(trainer: Trainer, module: LightningModule) -> bool:
+    def supports(trainer: Trainer, module: LightningModule) -> bool:
         """Whether the lean loop does what Lightning's would."""
         ours = inherits(module, ImageClassifier, ("loss", "configure_optimizers"))
         return ours and standard_trainer(trainer) and standard_step(module) and standard_data(trainer.datamodule)

@@ -1,4 +1,4 @@
-"""Runner: one trial on its way in a stack; Lane: what the trials of a stack have in common."""
+"""StackedTrial: one trial on its way in a stack; StackGroup: what the trials of a stack have in common."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from lit_dps import observed
-from lit_dps.callbacks import GoalErrorCallback, PruningCallback
-from lit_dps.callbacks.early_check import Check
 from lit_dps.data.images import ImageData
 from lit_dps.data.order import steps
-from lit_dps.engines.lightning import LightningEngine
 from lit_dps.engines.stack import Call, Member
 from lit_dps.engines.stackable import optimizer_of
-from lit_dps.goal_run import GoalRun
+from lit_dps.engines.trainer import LightningEngine
 from lit_dps.optim import rule_of
 from lit_dps.pruning import Mask, prunable, take_scores, top_k, worth_knowing
-from lit_dps.trial import Trial, TrialResult
-from lit_dps.workload import Built
+from lit_dps.run import GoalRun
+from lit_dps.training import GoalErrorCallback, PruningCallback
+from lit_dps.training.early_check import Check
+from lit_dps.training.workload import Built
+from lit_dps.trial import STACKED, Trial, TrialResult
 
 ALIKE = 64  # examples that tell whether two modules differ in more than their weights
 
@@ -41,7 +40,7 @@ class Stream:
         return self._batches
 
 
-class Runner:
+class StackedTrial:
     """A trial in a stack.
 
     Attributes:
@@ -80,11 +79,11 @@ class Runner:
             curve=self.run.curve,
             kept=self.mask.kept() if self.mask is not None else {},
             seconds=self.seconds,
-            observed={observed.STACKED: 1, **self.noted},
+            observed={STACKED: 1, **self.noted},
         )
 
 
-class Lane:
+class StackGroup:
     """What the trials of one stack share: data, architecture, goal and check interval.
 
     Args:
@@ -115,7 +114,7 @@ class Lane:
         with torch.no_grad():
             return torch.allclose(module.loss(batch), Call(self.module)("loss", tensors_of(module), batch), rtol=1e-4)
 
-    def runner(self, trial: Trial, built: Built) -> Runner:
+    def runner(self, trial: Trial, built: Built) -> StackedTrial:
         """Prunes a trial's network and puts it on its way."""
         begin = time.perf_counter()
         module = built.module.to(self.device)
@@ -136,16 +135,16 @@ class Lane:
         )
         limit = partial(self.engine.limit, trial.cell)
         run = GoalRun(self.goal.goal, self.engine.goals, limit, self.goal.early_reject)
-        runner = Runner(trial, member, mask, self._stream(built.data), _rate(group["lr"], scheduler), run, noted)
+        runner = StackedTrial(trial, member, mask, self._stream(built.data), _rate(group["lr"], scheduler), run, noted)
         runner.seconds = time.perf_counter() - begin
         return runner
 
-    def allowed(self, runner: Runner) -> int:
+    def allowed(self, runner: StackedTrial) -> int:
         """The most mistakes that the next check of a trial may find before it stops."""
         size = len(self.validation[1])
         return runner.run.next_goal().allowed(size) if self.goal.early_reject else size
 
-    def batches(self, runners: Sequence[Runner | None]) -> Tensor:
+    def batches(self, runners: Sequence[StackedTrial | None]) -> Tensor:
         """The batches of the next interval: (steps, batch) where all have the same, else (steps, rows, batch)."""
         found = [None if runner is None else runner.stream.at(self._round) for runner in runners]
         self._round += 1
@@ -154,7 +153,7 @@ class Lane:
             return some.to(self.device)
         return torch.stack([some if batches is None else batches for batches in found], dim=1).to(self.device)
 
-    def rates(self, runners: Sequence[Runner | None]) -> Tensor:
+    def rates(self, runners: Sequence[StackedTrial | None]) -> Tensor:
         """The learning rates of the next interval: shape (steps, rows)."""
         interval = self.goal.goal.check_interval
         rows = [[0.0 if r is None else r.rate(r.steps + i) for r in runners] for i in range(interval)]

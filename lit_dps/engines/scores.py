@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from lit_dps.training.workload import Workload
 from lit_dps.trial import Trial
-from lit_dps.workload import Workload
 
 SCORES_KEPT = 2**26  # elements: 256 MiB in float32, all 100 points of the paper's networks many times over
 

@@ -10,8 +10,8 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from lit_dps.callbacks.early_check import CHUNK
 from lit_dps.optim import Rule, update_
+from lit_dps.training.early_check import CHUNK
 
 
 class Member(NamedTuple):

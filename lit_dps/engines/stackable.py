@@ -11,7 +11,6 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from torch.func import vmap
 
-from lit_dps.callbacks.early_check import EarlyCheck
 from lit_dps.data.images import ImageData
 from lit_dps.engines.lean import inherits, standard_data, standard_step, standard_trainer
 from lit_dps.engines.stack import Call
@@ -19,7 +18,8 @@ from lit_dps.module import ImageClassifier
 from lit_dps.optim import rule_of
 from lit_dps.pruning import prunable
 from lit_dps.pruning.copies import copies_of
-from lit_dps.workload import Built
+from lit_dps.training.early_check import EarlyCheck
+from lit_dps.training.workload import Built
 
 _EXAMPLES = 64
 # What Lightning calls once a fit, a check or an epoch; a stack calls none of it
@@ -50,7 +50,7 @@ def why_not(built: Built, trainer: Trainer, smoothness: Mapping[str, Any], monit
         return f"{name} has a training step or hooks of its own, more than a loss"
     if not standard_data(built.data) or not inherits(built.data, ImageData, _DATA):
         return f"{type(built.data).__name__} does not keep its images in memory as ImageData does"
-    if not EarlyCheck.serves(trainer, built.module, monitor):
+    if not EarlyCheck.supports(trainer, built.module, monitor):
         return f"{name} validates in a way of its own, more than wrongness"
     optimizer, schedule = _configured(built.module)
     if rule_of(optimizer) is None:

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lit_dps.callbacks.early_check import CHUNK, Check
 from lit_dps.engines.stack import Stack
+from lit_dps.training.early_check import CHUNK, Check
 
 
 class StackedCheck:
-    """`lit_dps.callbacks.early_check.EarlyCheck` for the rows of a stack: the same decisions, taken side by side.
+    """`lit_dps.training.early_check.EarlyCheck` for the rows of a stack: the same decisions, taken side by side.
 
     Args:
         x: Images of the validation split.
@@ -22,15 +22,15 @@ class StackedCheck:
 
     def __init__(self, x: Tensor, y: Tensor, rows: int):
         self.x, self.y, self.size = x, y, len(y)
-        self._hardness = torch.zeros(rows, self.size, device=y.device)
+        self._priority = torch.zeros(rows, self.size, device=y.device)
 
     def forget(self, row: int) -> None:
         """Another network begins in this row."""
-        self._hardness[row] = 0.0
+        self._priority[row] = 0.0
 
     def take(self, rows: Tensor) -> None:
         """As `Stack.take`."""
-        self._hardness = self._hardness[rows]
+        self._priority = self._priority[rows]
 
     def __call__(self, stack: Stack, rows: Sequence[int], allowed: Sequence[int]) -> list[Check]:
         """Looks at each row's hardest examples first, until more than allowed are wrong, or at all.
@@ -42,7 +42,7 @@ class StackedCheck:
         """
         device = self.y.device
         rows, allowed = torch.tensor(rows, device=device), torch.tensor(allowed, device=device)
-        order = torch.argsort(self._hardness[rows], dim=1, descending=True, stable=True)
+        order = torch.argsort(self._priority[rows], dim=1, descending=True, stable=True)
         mistakes, asked = torch.zeros_like(allowed), torch.arange(len(rows), device=device)
         seen = 0
         looked = torch.zeros_like(allowed)
@@ -50,8 +50,8 @@ class StackedCheck:
             chunk = max(CHUNK, int((allowed - mistakes)[asked].min()) + 1)
             index = order[asked, seen : seen + chunk]
             wrongness = stack.wrongness(rows[asked], self.x, self.y, index)
-            hardness = self._hardness[rows[asked]]
-            self._hardness[rows[asked]] = hardness.scatter(1, index, hardness.gather(1, index) / 2 + wrongness)
+            priority = self._priority[rows[asked]]
+            self._priority[rows[asked]] = priority.scatter(1, index, priority.gather(1, index) / 2 + wrongness)
             mistakes[asked] += (wrongness >= 1).sum(1)
             looked[asked] += index.shape[1]
             seen += index.shape[1]

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from lit_dps.errors import Unguarded, UserError
 from lit_dps.parallel import ranks
-from lit_dps.parallel.pulse import GOES_ON, end_process
+from lit_dps.parallel.heartbeat import GOES_ON, end_process
 
 HOST = "127.0.0.1"
 GRACE = 10  # seconds that the others have to end by themselves

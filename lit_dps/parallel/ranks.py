@@ -19,14 +19,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lit_dps.errors import UserError
-from lit_dps.parallel.pulse import Pulse
+from lit_dps.parallel.heartbeat import Heartbeat
 
 T = TypeVar("T")
-# Of a collective. Long, since a rank may wait while rank 0 reads a slow database; the dead are found by `Pulse`.
+# Of a collective. Long, since a rank may wait while rank 0 reads a slow database; the dead are found by `Heartbeat`.
 TIMEOUT = timedelta(minutes=30)
 TRIES = 2  # to connect
 LEAVE = 20  # seconds that a rank waits for the others before it leaves
-POLL = 0.01  # seconds; not `Store.wait`, under whose lock the pulse would stop
+POLL = 0.01  # seconds; not `Store.wait`, under whose lock the heartbeat would stop
 _BROKEN = re.compile(r"gloo|NCCL|Connection (closed|reset|refused)|Broken pipe")
 _NOISE = re.compile(r"^\[\S*\] |\. This is typically .*")  # a line of gloo's source, and where its log is
 
@@ -66,7 +66,7 @@ def local_world() -> int:
     return _place.ranks
 
 
-def part(n: int, turn: int = 0) -> slice:
+def shard(n: int, turn: int = 0) -> slice:
     """This rank's part of n examples: all ranks' parts together are all, and sizes differ by 1 at most.
 
     Args:
@@ -77,12 +77,12 @@ def part(n: int, turn: int = 0) -> slice:
     return slice(place * n // world(), (place + 1) * n // world())
 
 
-def mine(i: int) -> bool:
+def is_mine(i: int) -> bool:
     """Whether the i-th of many pieces of work falls to this rank."""
     return i % world() == rank()
 
 
-def add_up(tensor: Tensor) -> Tensor:
+def all_reduce_sum(tensor: Tensor) -> Tensor:
     """The sum over the ranks, the same on all; leaves the tensor as it is."""
     if world() == 1:
         return tensor
@@ -91,7 +91,7 @@ def add_up(tensor: Tensor) -> Tensor:
     return total
 
 
-def shared(value: T) -> T:
+def broadcast(value: T) -> T:
     """Rank 0's value, on every rank; the others' is not looked at."""
     if world() == 1:
         return value
@@ -100,7 +100,7 @@ def shared(value: T) -> T:
     return box[0]
 
 
-def said_by_first(call: Callable[[], T], errors: type[Exception] = UserError) -> T:
+def on_rank_zero(call: Callable[[], T], errors: type[Exception] = UserError) -> T:
     """What a call returns on rank 0, on every rank; only rank 0 makes it.
 
     Args:
@@ -115,13 +115,13 @@ def said_by_first(call: Callable[[], T], errors: type[Exception] = UserError) ->
             value = call()
         except errors as raised:
             error = raised
-    value, error = shared((value, error))
+    value, error = broadcast((value, error))
     if error is not None:
         raise error
     return value
 
 
-def everyones(value: T) -> list[T]:
+def all_gather(value: T) -> list[T]:
     """Every rank's value, in the order of the ranks."""
     if world() == 1:
         return [value]
@@ -140,7 +140,7 @@ def follows_torchrun() -> bool:
     return started_by_torchrun() and int(os.environ["RANK"]) > 0
 
 
-def lost(error: BaseException) -> bool:
+def is_rank_loss(error: BaseException) -> bool:
     """Whether an error says that another rank died or cannot be reached."""
     broken = isinstance(error, RuntimeError) and _BROKEN.search(str(error))
     return isinstance(error, (RankLost, dist.DistError)) or bool(broken)
@@ -175,20 +175,20 @@ def joined(store: dist.Store, rank: int, world: int, place: _Place | None = None
     try:
         try:
             _connect(backend, store, rank, world)
-            pulse = Pulse(dist.PrefixStore("pulse", store), rank, world)
-            pulse.start()
+            heartbeat = Heartbeat(dist.PrefixStore("heartbeat", store), rank, world)
+            heartbeat.start()
             try:
                 yield
                 _leave(store, world, LEAVE)
             except BaseException as error:
-                if not lost(error):
+                if not is_rank_loss(error):
                     _leave(store, world, 0.0)  # the others may be anywhere, and need not wait for this one
                 raise
             finally:
-                pulse.stop()
+                heartbeat.stop()
                 dist.destroy_process_group()
         except RuntimeError as error:
-            if not lost(error):
+            if not is_rank_loss(error):
                 raise
             why = _NOISE.sub("", str(error).splitlines()[0])[:200]
             raise RankLost(f"rank {rank}: another of {world} ranks died or cannot be reached ({why})") from error

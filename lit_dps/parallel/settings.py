@@ -11,7 +11,7 @@ from lightning.pytorch.plugins.environments import ClusterEnvironment, Lightning
 
 from lit_dps.errors import ConfigError
 from lit_dps.parallel import ranks
-from lit_dps.parallel.strategy import SharedBatchDDP
+from lit_dps.parallel.ddp import SharedBatchDDP
 
 DDP = ("ddp", "ddp_find_unused_parameters_false", "ddp_find_unused_parameters_true")
 

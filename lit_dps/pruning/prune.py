@@ -7,10 +7,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from lit_dps import observed
 from lit_dps.errors import ConfigError
 from lit_dps.pruning.mask import Mask
-from lit_dps.trial import check_sparsity
+from lit_dps.trial import KEPT, PRUNABLE, TRAINED, UNSCORED, check_sparsity
 
 
 def top_k(scores: Mapping[str, Tensor], sparsity: float) -> Mask:
@@ -44,5 +43,5 @@ def worth_knowing(mask: Mask, scores: Mapping[str, Tensor], trained: int) -> dic
     """
     by_place = sum(int((scores[name] == 0)[keep].sum()) for name, keep in mask.items())
     kept, total = (sum(counts) for counts in zip(*mask.kept().values(), strict=True))
-    found = {observed.UNSCORED: by_place, observed.KEPT: kept} if by_place else {}
-    return found | ({observed.PRUNABLE: total, observed.TRAINED: trained} if 2 * total < trained else {})
+    found = {UNSCORED: by_place, KEPT: kept} if by_place else {}
+    return found | ({PRUNABLE: total, TRAINED: trained} if 2 * total < trained else {})

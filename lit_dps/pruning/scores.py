@@ -27,8 +27,8 @@ def signed_saliency(parameters: Parameters, losses: Losses) -> dict[str, Tensor]
         found = [i for i, gradient in enumerate(gradients) if gradient is not None]
         used[found] = 1
         torch._foreach_add_([sums[i] for i in found], [gradients[i] for i in found], alpha=weight)
-    used = ranks.add_up(used)  # a rank without a batch knows of none
-    named = zip(parameters.items(), map(ranks.add_up, sums), used.tolist(), strict=True)
+    used = ranks.all_reduce_sum(used)  # a rank without a batch knows of none
+    named = zip(parameters.items(), map(ranks.all_reduce_sum, sums), used.tolist(), strict=True)
     return {name: (s * p.detach()).to(p.dtype) for (name, p), s, reached in named if reached}
 
 

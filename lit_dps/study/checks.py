@@ -6,14 +6,14 @@ import copy
 
 from lightning.pytorch import LightningDataModule
 
+from lit_dps.config import StudyConfig
 from lit_dps.engines.lean import standard_data
-from lit_dps.engines.lightning import LightningEngine
-from lit_dps.engines.rehearsal import rehearse
+from lit_dps.engines.trainer import LightningEngine
 from lit_dps.errors import ConfigError
-from lit_dps.study.config import StudyConfig
-from lit_dps.study.sobol import sobol_point
+from lit_dps.store.sobol import sobol_point
+from lit_dps.study.rehearsal import rehearse
+from lit_dps.training.workload import Workload, locate
 from lit_dps.trial import Cell, Trial
-from lit_dps.workload import Workload, locate
 
 
 def check_keys(study: StudyConfig, workload: Workload) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from lit_dps.analysis.files import replacing
 from lit_dps.errors import StorageError, UserError
+from lit_dps.files import replacing
 from lit_dps.trial import Cell, Status, TrialResult
 
 FIRST = 3  # results of which one at least has to be none of a failed trial
@@ -28,7 +28,7 @@ class Failures:
         self.folder = folder
         self._told, self._failed = 0, set[tuple[Cell, int]]()
 
-    def told(self, result: TrialResult) -> None:
+    def on_result_stored(self, result: TrialResult) -> None:
         """Takes a result. Raises AllFail if it is one more failure and there was nothing else so far."""
         trial, self._told = result.trial, self._told + 1
         path = self.folder / f"{trial.cell} point-{trial.point}.txt"

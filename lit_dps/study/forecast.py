@@ -10,14 +10,15 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from lit_dps.analysis import paper
-from lit_dps.analysis.racing import heats
-from lit_dps.analysis.results import grid, list_studies, read_study
-from lit_dps.callbacks import SmoothnessCallback
-from lit_dps.storage import sqlite_file
-from lit_dps.study.config import StorageConfig
+from lit_dps.config import StorageConfig
+from lit_dps.racing import rungs
+from lit_dps.record import grid
+from lit_dps.replication import paper
+from lit_dps.store.read import list_studies, read_study
+from lit_dps.store.urls import sqlite_file
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.timing import Timing, measure
+from lit_dps.training import SmoothnessCallback
 from lit_dps.trial import Cell, TrialResult
 
 UNITS = (("days", 86_400), ("h", 3600), ("min", 60), ("s", 1), ("ms", 1e-3))
@@ -170,7 +171,7 @@ def _smoothness_remark(setup: StudySetup, points: Points, timing: Timing) -> lis
 
 def _study_table(setup: StudySetup, points: Points, results, timing: Timing) -> list[str]:
     goal, workers = setup.goal_of_trials, min(setup.workers, max(1, sum(map(len, points.values()))))
-    paused = [] if setup.study.slack is None else heats(goal.check_interval, goal.max_steps)[:-1]
+    paused = [] if setup.study.slack is None else rungs(goal.check_interval, goal.max_steps)[:-1]
     most = at_most(points, int(sum(paused)) + goal.max_steps, goal.check_interval)
     likely = expected(points, results, goal.check_interval)
     columns = {"time at most": (most, 1.0)}
@@ -205,7 +206,7 @@ def _columns_explained(
 ) -> list[str]:
     if not most.trials:
         return ["nothing is left to run"]
-    before = f", after heats of {', '.join(f'{step:,}' for step in paused)} steps," if paused else ""
+    before = f", after rungs of {', '.join(f'{step:,}' for step in paused)} steps," if paused else ""
     text = f"at most: every trial spends its budget of {max_steps:,} steps{before} and every check is a full one"
     if likely is None:
         return [f"{text}; how much earlier they end is known once some have finished"]

@@ -9,8 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TextIO
 
-from lit_dps.analysis.racing import fair
-from lit_dps.analysis.results import furthest
+from lit_dps.racing import longest_attempt, truncate_at_race_limit
 from lit_dps.trial import Cell, Status, TrialResult
 
 
@@ -46,7 +45,7 @@ class Progress:
     def update(self, result: TrialResult) -> None:
         """Takes a new result into account and shows the line."""
         done = self.done[result.trial.cell]
-        done[result.trial.point] = furthest(done.get(result.trial.point), _end(result))
+        done[result.trial.point] = longest_attempt(done.get(result.trial.point), _end(result))
         self.show(result.trial.cell)
 
     def show(self, cell: Cell | None = None) -> None:
@@ -84,7 +83,7 @@ class Progress:
 
     def _finished(self, cell: Cell) -> int:
         """Trials of a cell that ran as far as they have to, by what is known of the race."""
-        return len(fair(list(self.done[cell].values()), self.slack))
+        return len(truncate_at_race_limit(list(self.done[cell].values()), self.slack))
 
     def seconds_left(self, finished: Mapping[Cell, int]) -> float | None:
         """Mean seconds of a finished trial of the nearest batch size, summed over what is left, shared by the workers.

@@ -11,21 +11,23 @@ from functools import partial
 from lightning.pytorch import LightningDataModule
 
 from lit_dps.analysis.publish import figures_folder, publish
-from lit_dps.analysis.results import StudyRecord, read_study
-from lit_dps.engines.checkpoints import clear
+from lit_dps.config import StorageConfig
 from lit_dps.parallel import ranks
-from lit_dps.storage import check_place, check_writable, shown
-from lit_dps.study import header
-from lit_dps.study.config import StorageConfig
+from lit_dps.record import StudyRecord
+from lit_dps.runtime import INTERRUPTED, Interrupted, StopRequest, interruptible, prepare_process
+from lit_dps.store import header
+from lit_dps.store.mlflow_experiments import page_address
+from lit_dps.store.mlflow_tracker import Tracker
+from lit_dps.store.read import read_study
+from lit_dps.store.report_claim import claim_report
+from lit_dps.store.urls import check_place, check_writable, without_password
 from lit_dps.study.failures import FAILED, AllFail, Failures
-from lit_dps.study.group import follow_torchrun, group_of, prepare_process
-from lit_dps.study.interrupt import INTERRUPTED, Interrupted, Leave, interruptible
-from lit_dps.study.last_out import report_of_others
 from lit_dps.study.progress import Progress
+from lit_dps.study.ranks import follow_torchrun, group_of
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.view import View, connect, environment_tags
 from lit_dps.study.workers import work, work_in_processes
-from lit_dps.tracking import Tracker, page_address
+from lit_dps.training.checkpoints import clear
 from lit_dps.trial import TrialResult
 
 LEAVING = "\n{}: leaving at the next check; once more to leave now\n"
@@ -54,18 +56,18 @@ def run_study(setup: StudySetup) -> int:
 
     view = View(partial(connect, setup.storage, workload, name, tags))
     record = read_study(url, name)
-    left, leave, failures = _left(setup, record), Leave(), Failures(setup.storage.failures(name))
+    left, stop, failures = _left(setup, record), StopRequest(), Failures(setup.storage.failures(name))
     view.begin(record, goes_on=left > 0)
     try:
-        with interruptible(leave, LEAVING):
+        with interruptible(stop, LEAVING):
             if left:
-                _train(setup, record, min(setup.workers, left), leave, [view.log, failures.told])
+                _train(setup, record, min(setup.workers, left), stop, [view.log, failures.on_result_stored])
             else:
                 print(f"study {name}: nothing left to run", file=sys.stderr)
                 if ranks.started_by_torchrun():
                     with group_of(setup):  # the others wait to be told
                         pass
-            if left and (others := report_of_others(url, name)) is not None:
+            if left and (others := claim_report(url, name)) is not None:
                 print(f"study {name}: {others}")
             else:
                 _finish(setup, view)
@@ -100,13 +102,21 @@ def check_study(setup: StudySetup) -> LightningDataModule:
 
 
 def _train(
-    setup: StudySetup, record: StudyRecord, workers: int, leave: Leave, tell: Sequence[Callable[[TrialResult], None]]
+    setup: StudySetup,
+    record: StudyRecord,
+    workers: int,
+    stop: StopRequest,
+    tell: Sequence[Callable[[TrialResult], None]],
 ) -> None:
     progress = Progress(record.results, setup.cells, setup.study.trials, workers, setup.study.slack)
     trials = "1 trial" if workers == 1 else f"{workers} trials"
-    print(f"study {record.name}: {trials} at a time in {shown(setup.storage.optuna_url)}", file=sys.stderr, flush=True)
+    print(
+        f"study {record.name}: {trials} at a time in {without_password(setup.storage.optuna_url)}",
+        file=sys.stderr,
+        flush=True,
+    )
     progress.show()
-    results: Iterator[TrialResult] = work(setup, leave) if workers == 1 else work_in_processes(setup, workers, leave)
+    results: Iterator[TrialResult] = work(setup, stop) if workers == 1 else work_in_processes(setup, workers, stop)
     try:
         for result in results:
             for listener in (progress.update, *tell):
@@ -133,7 +143,7 @@ def _pages(storage: StorageConfig, tracker: Tracker | None) -> str:
         return "MLflow could not be used: analyze --sync logs the study once it can"
     uri = storage.mlflow_uri
     default = uri == type(storage)().mlflow_uri
-    command = "make ui" if default else f"lit-dps ui --storage.mlflow {shown(uri)}"
+    command = "make ui" if default else f"lit-dps ui --storage.mlflow {without_password(uri)}"
     pages = [page_address(uri, tracker.experiment_id, run) for run in (None, tracker.run_id)]
     return f"browse it in MLflow: {command}\n  then open {pages[0]}\n    and for K* {pages[1]}"
 

@@ -13,20 +13,20 @@ from typing import Any
 
 from lightning.pytorch import LightningDataModule, Trainer
 
-from lit_dps.callbacks import GoalErrorCallback, PruningCallback
-from lit_dps.engines.base import Engine
-from lit_dps.engines.checkpoints import Checkpoints
+from lit_dps.config import StorageConfig, StudyConfig, cores
+from lit_dps.engines.engine import Engine
 from lit_dps.engines.fused import FusedEngine
-from lit_dps.engines.lightning import LightningEngine
+from lit_dps.engines.trainer import LightningEngine
 from lit_dps.errors import ConfigError
 from lit_dps.goal import Goal
 from lit_dps.parallel import settings
 from lit_dps.parallel.ranks import started_by_torchrun
-from lit_dps.protocol import STUDY_TRAINER, check_trainer, overruled
 from lit_dps.study.checks import check_keys, rehearse_ends
-from lit_dps.study.config import StorageConfig, StudyConfig, cores
+from lit_dps.training import GoalErrorCallback, PruningCallback
+from lit_dps.training.checkpoints import Checkpoints
+from lit_dps.training.protocol import STUDY_TRAINER, check_trainer, overruled
+from lit_dps.training.workload import Workload, class_paths, locate
 from lit_dps.trial import Cell, Status, Trial, TrialResult
-from lit_dps.workload import Workload, class_paths, locate
 
 # How trials of other people's modules are seeded, pruned and accumulated; 1 was never written down
 PROTOCOL = 2
@@ -51,7 +51,7 @@ class StudySetup:
         goal: Arguments of `GoalErrorCallback`.
         pruning: Arguments of `PruningCallback`.
         smoothness: Arguments of `SmoothnessCallback`.
-        uid: Of the study as declared; see `lit_dps.study.header.declare`.
+        uid: Of the study as declared; see `lit_dps.store.header.declare`.
         began: When this run of the study began, in seconds since the epoch.
     """
 

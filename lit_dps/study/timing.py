@@ -11,20 +11,20 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from scipy.optimize import nnls
 
-from lit_dps.callbacks import GoalErrorCallback
-from lit_dps.callbacks.early_check import EarlyCheck, fewest
-from lit_dps.callbacks.training_pass import TrainingPass
-from lit_dps.engines.lightning import LightningEngine
 from lit_dps.engines.scores import SCORES_KEPT, network_is_shared
+from lit_dps.engines.trainer import LightningEngine
 from lit_dps.pruning.mask import prunable
 from lit_dps.pruning.scores import SCORES
 from lit_dps.study.setup import StudySetup
+from lit_dps.training import GoalErrorCallback
+from lit_dps.training.early_check import EarlyCheck, fewest
+from lit_dps.training.training_pass import TrainingPass
+from lit_dps.training.workload import Built, Workload
 from lit_dps.trial import Cell, Trial
-from lit_dps.workload import Built, Workload
 
 SECONDS = 1.0  # of training and of pruning that are timed at each batch size; also the longest step that is
 SIZES = 3  # batch sizes that are timed
-LEVER = 8  # where the grid gives no second batch size to time, one smaller by this factor is
+SMALLER_BY = 8  # where the grid gives no second batch size to time, one smaller by this factor is
 SHORTEST = 1e-9  # seconds: keeps the fit defined where something takes no time
 
 
@@ -120,7 +120,7 @@ def measure(setup: StudySetup) -> Timing:
             break
         found.append(_measure(setup, fitting[-1], _steps(bounds[fitting[-1]])))
     if len(found) == 1 and sizes[0] > 1:
-        found.insert(0, _measure(setup, max(1, sizes[0] // LEVER), _steps(found[0].step)))
+        found.insert(0, _measure(setup, max(1, sizes[0] // SMALLER_BY), _steps(found[0].step)))
     batch_sizes = [m.batch_size for m in found]
     inverse = [1 / size for size in batch_sizes]
     return Timing(
@@ -162,7 +162,7 @@ class Stopwatch(Callback):
         self._started = time.perf_counter()
         self._reused = self._scores_are_reused(trainer, pl_module)
         self._refusal = 1.0
-        if GoalErrorCallback(**self.setup.goal).early_reject and EarlyCheck.serves(trainer, pl_module):
+        if GoalErrorCallback(**self.setup.goal).early_reject and EarlyCheck.supports(trainer, pl_module):
             self._refusal = fewest(self.setup.goal_of_trials, trainer.datamodule.validation_size)
         if max(self.setup.study.sparsities) > 0:
             self._pruning = self._pruning_pass(trainer, pl_module)

@@ -14,14 +14,14 @@ from pathlib import Path
 import yaml
 
 from lit_dps.analysis.report import fit_rows
-from lit_dps.analysis.results import StudyRecord
 from lit_dps.analysis.scaling import Scaling
 from lit_dps.analysis.summary import summarize
 from lit_dps.analysis.theory import theory_rows
+from lit_dps.config import StorageConfig
 from lit_dps.errors import StorageError
-from lit_dps.study.config import StorageConfig
-from lit_dps.study.database import peers
-from lit_dps.tracking import Tracker
+from lit_dps.record import StudyRecord
+from lit_dps.store.database import peers
+from lit_dps.store.mlflow_tracker import Tracker
 from lit_dps.trial import Status, TrialResult
 
 PACKAGES = ("lit_dps", "torch", "torchvision", "lightning", "optuna", "mlflow", "numpy", "scipy")
@@ -45,7 +45,7 @@ class View:
 
     def begin(self, record: StudyRecord, goes_on: bool) -> None:
         """Logs the stored results that are not logged, and whether the study goes on."""
-        self._try(lambda: catch_up(self._connected(), record))
+        self._try(lambda: log_missing(self._connected(), record))
         if goes_on and self.tracker is not None:
             self._try(self.tracker.go_on)
 
@@ -56,7 +56,7 @@ class View:
 
     def end(self, record: StudyRecord, scalings: Mapping[float, Scaling], files: list[Path]) -> None:
         """Logs the outcome, and whatever is missing; MLflow may be back by now."""
-        self._try(lambda: mirror(self._connected(), record, scalings, files))
+        self._try(lambda: sync(self._connected(), record, scalings, files))
 
     def _connected(self) -> Tracker:
         self.tracker = self.tracker or self._connect()
@@ -79,7 +79,7 @@ def connect(storage: StorageConfig, workload: str, study: str, tags: Mapping[str
     return Tracker(storage.mlflow_uri, storage.folder, workload, study, tags, lock)
 
 
-def catch_up(tracker: Tracker, record: StudyRecord) -> None:
+def log_missing(tracker: Tracker, record: StudyRecord) -> None:
     """Logs the stored results that are not logged: a process was killed before it could, or another attempt counts."""
     logged = tracker.logged()
     for cell, results in record.results.items():
@@ -88,13 +88,13 @@ def catch_up(tracker: Tracker, record: StudyRecord) -> None:
                 tracker.log_trial(result)
 
 
-def mirror(tracker: Tracker, record: StudyRecord, scalings: Mapping[float, Scaling], files: list[Path]) -> None:
+def sync(tracker: Tracker, record: StudyRecord, scalings: Mapping[float, Scaling], files: list[Path]) -> None:
     """Logs all that MLflow is told of a study and does not know yet."""
-    catch_up(tracker, record)
+    log_missing(tracker, record)
     log_outcome(tracker, record, scalings, files)
 
 
-def forget_others(tracker: Tracker, record: StudyRecord, logged: Mapping[tuple[str, int], float]) -> None:
+def delete_orphans(tracker: Tracker, record: StudyRecord, logged: Mapping[tuple[str, int], float]) -> None:
     """Deletes the runs of trials that are not stored: the database was put back, or the study made anew.
 
     Args:
@@ -104,7 +104,7 @@ def forget_others(tracker: Tracker, record: StudyRecord, logged: Mapping[tuple[s
     """
     stored = {(str(cell), result.trial.point) for cell, results in record.results.items() for result in results}
     for cell, point in logged.keys() - stored:
-        tracker.forget(cell, point)
+        tracker.delete_trial(cell, point)
 
 
 def environment_tags(digest: str | None) -> dict[str, str]:

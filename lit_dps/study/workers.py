@@ -16,17 +16,17 @@ from typing import Any
 
 import torch
 
-from lit_dps.analysis.racing import heats
 from lit_dps.errors import Unguarded, UserError
 from lit_dps.parallel.launch import die_with_parent
-from lit_dps.study.group import group_of, leave_together, prepare_process
-from lit_dps.study.interrupt import Interrupted, Leave, interruptible
+from lit_dps.racing import rungs
+from lit_dps.runtime import Interrupted, StopRequest, interruptible, prepare_process
+from lit_dps.store.sobol import SobolSampler
+from lit_dps.store.trials import Store
+from lit_dps.study.ranks import group_of, raise_if_any_rank_interrupted
 from lit_dps.study.setup import StudySetup
-from lit_dps.study.sobol import SobolSampler
-from lit_dps.study.store import Store
 from lit_dps.trial import TrialResult
 
-GRACE = 20  # seconds that a worker has to finish its check and leave when another one failed
+GRACE = 20  # seconds that a worker has to finish its check and stop when another one failed
 
 
 class WorkerError(RuntimeError):
@@ -37,13 +37,13 @@ class WorkerDied(UserError):
     """A worker was killed."""
 
 
-def work(setup: StudySetup, leave: Leave) -> Iterator[TrialResult]:
+def work(setup: StudySetup, stop: StopRequest) -> Iterator[TrialResult]:
     """Runs trials of the study in this process until none is left, storing each result before it is yielded.
 
     Where several ranks train each trial this is the first of them, and starts the others unless torchrun did.
 
     Raises:
-        Interrupted: at the end of a check or a trial, if `leave` says so. The trial is given back.
+        Interrupted: at the end of a check or a trial, if `stop` says so. The trial is given back.
         RankLost: if another rank died. Likewise.
     """
     prepare_process()
@@ -53,10 +53,10 @@ def work(setup: StudySetup, leave: Leave) -> Iterator[TrialResult]:
     url = setup.storage.optuna_url
     goal = setup.goal_of_trials
     what = (config.name, setup.cells, config.trials, sampler, config.seed, config.slack)
-    store = Store(url, *what, heats(goal.check_interval, goal.max_steps), setup.uid, setup.began)
+    store = Store(url, *what, rungs(goal.check_interval, goal.max_steps), setup.uid, setup.began)
     try:
         with group_of(setup) as group:
-            checkpoints, check = setup.checkpoints(), leave_together(leave)
+            checkpoints, check = setup.checkpoints(), raise_if_any_rank_interrupted(stop)
             asked = {"limit": store.limit, "pause": store.pause, "after_check": check, "checkpoints": checkpoints}
             engine, found = setup.engine(**asked), True
             while found:  # an engine may have asked for its last trial before another one stopped to be run again
@@ -65,14 +65,14 @@ def work(setup: StudySetup, leave: Leave) -> Iterator[TrialResult]:
                     found = True
                     store.tell(result)
                     if checkpoints is not None:
-                        checkpoints.told(result, store.limit(result.trial.cell))
+                        checkpoints.on_result_stored(result, store.limit(result.trial.cell))
                     yield result
-                    leave.check()
+                    stop.check()
     finally:
         store.abandon()
 
 
-def work_in_processes(setup: StudySetup, workers: int, leave: Leave) -> Iterator[TrialResult]:
+def work_in_processes(setup: StudySetup, workers: int, stop: StopRequest) -> Iterator[TrialResult]:
     """The same by several processes at a time; yields their results as they come.
 
     A worker that is killed, by the system's want of memory perhaps, or asked to leave, leaves the rest to the others.
@@ -97,7 +97,7 @@ def work_in_processes(setup: StudySetup, workers: int, leave: Leave) -> Iterator
             sent.close()  # else its end would never be seen
         living = dict(processes)
         while living:
-            if leave:
+            if stop:
                 leaving.set()
             for results in wait(list(living), timeout=1):
                 message = _received(results, living[results])
@@ -110,12 +110,12 @@ def work_in_processes(setup: StudySetup, workers: int, leave: Leave) -> Iterator
                     print(f"\nwarning: {message}", file=sys.stderr)
                 elif message is not None and not isinstance(message, Interrupted):
                     raise message
-        leave.check()
+        stop.check()
         if type(None) not in ended:  # nobody found that nothing is left
             raise message
     finally:
         leaving.set()
-        _end(list(processes.values()), 0.0 if leave.now else GRACE)
+        _end(list(processes.values()), 0.0 if stop.now else GRACE)
 
 
 def _received(results: Connection, worker: BaseProcess) -> Any:
@@ -130,11 +130,11 @@ def _received(results: Connection, worker: BaseProcess) -> Any:
 
 def _worker(setup: StudySetup, results: Connection, leaving) -> None:
     threading.Thread(target=die_with_parent, daemon=True).start()
-    leave = Leave(leaving.is_set)
-    with interruptible(leave):
+    stop = StopRequest(leaving.is_set)
+    with interruptible(stop):
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes; the parent decides
         try:
-            for result in work(setup, leave):
+            for result in work(setup, stop):
                 results.send(result)
             results.send(None)
         except (UserError, Interrupted) as error:

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from lit_dps.cli import main
-from lit_dps.study import database
+from lit_dps.store import database
 from tests.e2e.commands import FAST
 
 BASE = yaml.safe_load(FAST.read_text())

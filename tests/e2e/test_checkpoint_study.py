@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from lightning.pytorch import Trainer
 
-from lit_dps.analysis.results import read_study
-from lit_dps.callbacks.checkpoint import steps_saved
+from lit_dps.store.read import read_study
+from lit_dps.training.checkpoint import steps_saved
 from tests.e2e.commands import FAST, run, run_here, start, table
 
 pytestmark = pytest.mark.slow

@@ -13,7 +13,7 @@ import pytest
 import torch
 import yaml
 
-from lit_dps.study.sobol import sobol_point
+from lit_dps.store.sobol import sobol_point
 from lit_dps.trial import Trial
 from tests.e2e.commands import FAST, ROOT, environment, run
 
@@ -152,7 +152,7 @@ def little(config: Path, data: Path) -> list[str]:
 @pytest.mark.parametrize("config", SHIPPED, ids=lambda path: path.stem)
 def test_every_shipped_config_trains(config, small_data, tmp_path, monkeypatch):
     """Each file passes the checks before a study and trains a trial; studies and figures would take a minute more."""
-    from lit_dps.commands.study import StudyCLI
+    from lit_dps.cli.study import StudyCLI
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", little(config, small_data))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lit_dps.cli import main
-from lit_dps.commands.figures import LONGEST, comparison_name
+from lit_dps.cli.figures import LONGEST, comparison_name
 from tests.e2e.test_commands import run_without
 from tests.unit.fake_study import Goal, law_study, write_study
 from tests.unit.test_figure_files import TABLES, files_of

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lit_dps.analysis.results import read_study
+from lit_dps.store.read import read_study
 from tests.e2e.commands import FAST, run
 from tests.e2e.test_plain_user import CONFIG
 
@@ -47,7 +47,7 @@ def test_heats_are_steps_that_may_be_spent(call):
     done = call(*STUDY, "--forecast", "--study.slack", "1", "--goal.max_steps", "320")
     assert done.code == 0, done.err
     assert rows(done.out)["total"][:3] == ["16", "6,400", "1,600"]  # 16 x (80 + 320), a check every 4
-    assert "at most: every trial spends its budget of 320 steps, after heats of 80 steps, and every check" in done.out
+    assert "at most: every trial spends its budget of 320 steps, after rungs of 80 steps, and every check" in done.out
 
 
 def test_a_study_taken_up_needs_what_is_left_and_says_what_to_expect(tmp_path, call):
@@ -81,6 +81,6 @@ def test_a_users_own_module_and_data_are_timed(tmp_path):
     done = run(tmp_path, "study", "--config", "moons.yaml", "--forecast")
     assert done.returncode == 0, done.stderr
     table = rows(done.stdout)
-    assert table["total"][:3] == ["12", "6,000", "600"]  # the budget of 400 steps after a heat of 100
+    assert table["total"][:3] == ["12", "6,000", "600"]  # the budget of 400 steps after a rung of 100
     assert table["pruning"][0] == "6 passes"  # of the train dataloader, whose batches are the trial's
     assert "2 trials at a time" in done.stdout

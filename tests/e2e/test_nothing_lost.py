@@ -48,10 +48,10 @@ def full_disk(folder: Path):
 @pytest.mark.parametrize("kind", ["no server", "full disk"])
 def test_a_study_goes_on_without_mlflow_and_can_be_logged_later(tmp_path, call, unbroken, kind):
     if kind == "no server":
-        uri, trouble = f"http://127.0.0.1:{free_port()}", nullcontext()
+        uri, why_unusable = f"http://127.0.0.1:{free_port()}", nullcontext()
     else:
-        uri, trouble = f"sqlite:///{tmp_path}/disk/mlflow.db", full_disk(tmp_path / "disk")
-    with trouble:
+        uri, why_unusable = f"sqlite:///{tmp_path}/disk/mlflow.db", full_disk(tmp_path / "disk")
+    with why_unusable:
         done = call(*STUDY, "--storage.mlflow", uri)
     assert done.code == 0, done.err
     assert done.err.count("warning: MLflow at") == 1, done.err

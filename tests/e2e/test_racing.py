@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from lit_dps.analysis.racing import fair
-from lit_dps.analysis.results import StudyRecord, read_study
 from lit_dps.analysis.summary import summarize
+from lit_dps.racing import truncate_at_race_limit
+from lit_dps.record import StudyRecord
+from lit_dps.store.read import read_study
 from tests.e2e.commands import FAST, run_here, table
 
 
@@ -34,7 +35,10 @@ def test_a_raced_study_finds_the_same_for_less(tmp_path):
     assert steps_run(one) == steps_run(two) < steps_run(full)
     for cell in full.cells:
         raced = [(r.status, r.steps, r.curve["step"], r.curve["train_loss"]) for r in one.results[cell]]
-        told = [(r.status, r.steps, r.curve["step"], r.curve["train_loss"]) for r in fair(full.results[cell], 1)]
+        told = [
+            (r.status, r.steps, r.curve["step"], r.curve["train_loss"])
+            for r in truncate_at_race_limit(full.results[cell], 1)
+        ]
         assert raced == told, "as the full study stood at K*"
 
     # taken up again without racing it ends as the full study, and loses nothing

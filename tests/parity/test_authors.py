@@ -11,11 +11,11 @@ import pytest
 import torch
 from lightning.pytorch import Callback, Trainer
 
-from lit_dps.callbacks import GoalErrorCallback, PruningCallback
 from lit_dps.data import CIFAR10, MNIST, FashionMNIST
 from lit_dps.data.order import AuthorsOrder
 from lit_dps.models import ResNet8, SimpleCNN
 from lit_dps.module import ImageClassifier
+from lit_dps.training import GoalErrorCallback, PruningCallback
 from tests.parity.authors import DATA, REFERENCE, load, needs_reference, tensors, with_weights
 
 pytestmark = [needs_reference, pytest.mark.slow]

@@ -12,12 +12,12 @@ from lightning.pytorch import Trainer
 from scipy import stats
 
 from lit_dps import smoothness
-from lit_dps.callbacks import PruningCallback, SmoothnessCallback
 from lit_dps.data import MNIST
 from lit_dps.data.images import Images
 from lit_dps.data.order import AuthorsOrder
 from lit_dps.models import SimpleCNN
 from lit_dps.module import ImageClassifier
+from lit_dps.training import PruningCallback, SmoothnessCallback
 from tests.parity.authors import DATA, REFERENCE, load, needs_reference, with_weights
 from tests.parity.test_authors import Losses, one_thread  # noqa: F401
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 
-from lit_dps.engines.lightning import LightningEngine
+from lit_dps.engines.trainer import LightningEngine
+from lit_dps.training.workload import Built, Workload
 from lit_dps.trial import Cell, Trial
-from lit_dps.workload import Built, Workload
 from tests.parity.authors import DATA
 from tests.ranks import on_ranks
 

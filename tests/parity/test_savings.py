@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from lit_dps.analysis.racing import fair
-from lit_dps.analysis.results import StudyRecord, read_study
 from lit_dps.analysis.summary import summarize
+from lit_dps.racing import truncate_at_race_limit
+from lit_dps.record import StudyRecord
+from lit_dps.store.read import read_study
 from tests.e2e.commands import ROOT, run, run_here
 from tests.parity.authors import DATA
 
@@ -52,5 +53,7 @@ def test_all_savings_on_find_what_all_savings_off_find(tmp_path, data, seed):
         on = study(tmp_path / f"on-{workers}", data, seed, workers, ON)
         assert [(cell.k_star, cell.best.trial.point if cell.best else None) for cell in summarize(on)] == best
         for cell in off.cells:
-            told = [(r.status, r.steps, r.curve["train_loss"]) for r in fair(off.results[cell], 1)]
-            assert [(r.status, r.steps, r.curve["train_loss"]) for r in fair(on.results[cell], 1)] == told
+            told = [(r.status, r.steps, r.curve["train_loss"]) for r in truncate_at_race_limit(off.results[cell], 1)]
+            assert [
+                (r.status, r.steps, r.curve["train_loss"]) for r in truncate_at_race_limit(on.results[cell], 1)
+            ] == told

@@ -1,4 +1,4 @@
-"""Writes studies of made-up trials in the storage format of lit_dps.analysis.results."""
+"""Writes studies of made-up trials in the storage format of lit_dps.store.read."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import optuna
 
-from lit_dps.analysis.results import FORMAT, FORMAT_ATTR, POINT_ATTR, RESULT_ATTR, cell_study_name, encode_result, grid
 from lit_dps.goal import Goal
+from lit_dps.record import grid
 from lit_dps.space import Range
+from lit_dps.store.schema import FORMAT, FORMAT_ATTR, POINT_ATTR, RESULT_ATTR, cell_study_name, encode_result
 from lit_dps.trial import Cell, Status, Trial, TrialResult
 
 GOAL = Goal(error=0.1, check_interval=16, max_steps=40_000)

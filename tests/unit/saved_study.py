@@ -7,10 +7,10 @@ import dataclasses
 import torch
 from lightning.pytorch import Callback
 
-from lit_dps.engines.checkpoints import Checkpoints
-from lit_dps.engines.lightning import LightningEngine
+from lit_dps.engines.trainer import LightningEngine
+from lit_dps.training.checkpoints import Checkpoints
+from lit_dps.training.workload import Workload
 from lit_dps.trial import Trial
-from lit_dps.workload import Workload
 from tests.unit.test_engine import DATA, MODEL
 
 GOAL = {"error": 0.02, "check_interval": 4, "max_steps": 60}

@@ -8,15 +8,15 @@ import sys
 
 import pytest
 
-from lit_dps.allocator import SWITCH, keep_freed_memory
-from lit_dps.commands import lightning
-from lit_dps.study import group
+from lit_dps import runtime
+from lit_dps.cli import fit
+from lit_dps.runtime import SWITCH, keep_freed_memory
 from tests.e2e.commands import environment
 
 BLOCK, TIMES = 64 * 2**20, 10
 FAULTS = f"""
 import ctypes, resource, sys
-from lit_dps.allocator import keep_freed_memory
+from lit_dps.runtime import keep_freed_memory
 told = keep_freed_memory()
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
@@ -65,9 +65,9 @@ def test_another_c_library_is_left_alone(monkeypatch):
 
 def test_every_process_of_a_study_and_a_fit_keeps_it(monkeypatch):
     told = []
-    monkeypatch.setattr(group, "keep_freed_memory", lambda: told.append("study"))
-    monkeypatch.setattr(lightning, "keep_freed_memory", lambda: told.append("fit"))
-    group.prepare_process()
+    monkeypatch.setattr(runtime, "keep_freed_memory", lambda: told.append("study"))
+    monkeypatch.setattr(fit, "keep_freed_memory", lambda: told.append("fit"))
+    runtime.prepare_process()
     with pytest.raises(SystemExit):
-        lightning.main(["fit", "--help"])
+        fit.main(["fit", "--help"])
     assert told == ["study", "fit"]

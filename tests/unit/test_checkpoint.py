@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from lit_dps.callbacks import checkpoint
-from lit_dps.callbacks.checkpoint import steps_saved
+from lit_dps.training import checkpoint
+from lit_dps.training.checkpoint import steps_saved
 from lit_dps.trial import Cell, Status, Trial
 from tests.unit.saved_study import GOAL, USER, USER_DATA, Study
 from tests.unit.test_engine import DATA, MODEL, PARAMS, quiet  # noqa: F401
@@ -37,7 +37,7 @@ def assert_goes_on(study: Study, trial: Trial, checks: tuple[int, ...] = (2, 5))
 @pytest.mark.parametrize("lean", [True, False])
 @pytest.mark.parametrize("rule", [{"optimizer": "sgd"}, {"optimizer": "momentum", **DECAY}, {"optimizer": "nesterov"}])
 def test_our_module_and_data(tmp_path, monkeypatch, rule, lean, early_reject):
-    monkeypatch.setattr("lit_dps.callbacks.early_check.CHUNK", 20)  # of 179: checks stop early, hardest examples first
+    monkeypatch.setattr("lit_dps.training.early_check.CHUNK", 20)  # of 179: checks stop early, hardest examples first
     model = {**MODEL, "init_args": {**MODEL["init_args"], **rule}}
     study = Study(tmp_path, model=model, goal={**GOAL, "early_reject": early_reject}, lean=lean, goals=(0.1,))
     assert_goes_on(study, Trial(Cell(100, 0.9), 1, PARAMS))
@@ -95,7 +95,7 @@ def test_an_interruption_after_a_pause_is_told(tmp_path):
 
 @pytest.mark.parametrize(("worth", "steps"), [(0.0, [12]), (600.0, [])])
 def test_a_pause_after_a_moment_is_not_worth_a_file(tmp_path, monkeypatch, worth, steps):
-    monkeypatch.setattr(checkpoint, "WORTH", worth)
+    monkeypatch.setattr(checkpoint, "MIN_SECONDS_WORTH_SAVING", worth)
     study, trial = Study(tmp_path, minutes=10.0), Trial(Cell(16, 0.0), 1, PARAMS)
     study.run(trial, pause=lambda cell: 12)
     assert [steps_saved(path) for path in tmp_path.rglob("*.ckpt")] == steps

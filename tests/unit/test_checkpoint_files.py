@@ -10,12 +10,12 @@ import optuna
 import pytest
 import torch
 
-from lit_dps.engines.checkpoints import clear
-from lit_dps.engines.lightning import LightningEngine
+from lit_dps.config import StudyConfig
+from lit_dps.engines.trainer import LightningEngine
 from lit_dps.goal import Goal
 from lit_dps.space import Range
-from lit_dps.study.config import StudyConfig
-from lit_dps.study.header import declare
+from lit_dps.store.header import declare
+from lit_dps.training.checkpoints import clear
 from lit_dps.trial import Cell, Status, Trial, TrialResult
 from tests.unit.saved_study import GOAL, USER, USER_DATA, Steps, Study, workload
 from tests.unit.test_engine import PARAMS, quiet  # noqa: F401
@@ -96,7 +96,7 @@ def test_time_counts_from_the_first_begin_and_a_short_trial_is_not_saved(tmp_pat
     assert study.run(trial, interrupt=2)[0] is None
     assert not study.checkpoints().path(trial).exists(), "not worth a file"
     clock = iter(range(0, 100_000, 25))  # every look at the clock is 25 seconds later
-    monkeypatch.setattr("lit_dps.callbacks.checkpoint.time.monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr("lit_dps.training.checkpoint.time.monotonic", lambda: float(next(clock)))
     study.run(trial, interrupt=4)
     assert study.checkpoints().path(trial).exists()
     monkeypatch.undo()
@@ -110,13 +110,13 @@ def test_files_go_when_the_result_is_stored_or_nobody_needs_them(tmp_path):
     trials = [Trial(cell, point, PARAMS) for point in range(4)]
     for trial, step in zip(trials, (8, 12, 16, 20), strict=True):
         result, _ = study.run(trial, pause=lambda cell, step=step: step)
-        study.checkpoints().told(result, math.inf)
+        study.checkpoints().on_result_stored(result, math.inf)
     there = [study.checkpoints().path(trial) for trial in trials]
     assert all(path.exists() for path in there), "they have to go on"
-    study.checkpoints().told(study.run(trials[0], limit=lambda cell: 16)[0], 16)
+    study.checkpoints().on_result_stored(study.run(trials[0], limit=lambda cell: 16)[0], 16)
     assert [path.exists() for path in there] == [False, True, True, True]
     best = TrialResult(Trial(cell, 4, PARAMS), Status.COMPLETE, 8)
-    study.checkpoints().told(best, 16)
+    study.checkpoints().on_result_stored(best, 16)
     assert [path.exists() for path in there] == [False, True, False, False]
 
 

@@ -5,12 +5,12 @@ import dataclasses
 import optuna
 import pytest
 
-from lit_dps.analysis.claims import CLAIMS, judge, overall
-from lit_dps.analysis.claims.rules import Verdict
-from lit_dps.analysis.claims.scaling import diminishing_returns, exponent, linear_scaling, plateau
-from lit_dps.analysis.claims.sparse import critical_later, critical_no_earlier, critical_of_momentum, steps_of_sparse
-from lit_dps.analysis.results import read_study
 from lit_dps.analysis.scaling import FittedStudy, scaling_of
+from lit_dps.replication.claims import CLAIMS, judge, overall
+from lit_dps.replication.claims_scaling import diminishing_returns, exponent, linear_scaling, plateau
+from lit_dps.replication.claims_sparse import critical_later, critical_no_earlier, critical_of_momentum, steps_of_sparse
+from lit_dps.replication.rules import Verdict
+from lit_dps.store.read import read_study
 from lit_dps.trial import Cell
 from tests.unit.fake_study import result, write_study
 

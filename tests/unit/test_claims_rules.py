@@ -7,7 +7,10 @@ import optuna
 import pytest
 from scipy.stats import spearmanr
 
-from lit_dps.analysis.claims.rules import (
+from lit_dps.analysis.scaling import FittedStudy, Interval, Scaling, scale, scaling_of
+from lit_dps.goal import Goal
+from lit_dps.replication.claims_search import rank_correlation
+from lit_dps.replication.rules import (
     Estimate,
     Finding,
     Verdict,
@@ -19,10 +22,7 @@ from lit_dps.analysis.claims.rules import (
     k_star_draws,
     log_ratio,
 )
-from lit_dps.analysis.claims.search import rank_correlation
-from lit_dps.analysis.results import read_study
-from lit_dps.analysis.scaling import FittedStudy, Interval, Scaling, scale, scaling_of
-from lit_dps.goal import Goal
+from lit_dps.store.read import read_study
 from lit_dps.trial import Cell
 from tests.unit.fake_study import result, write_study
 

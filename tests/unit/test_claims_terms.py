@@ -5,12 +5,12 @@ import math
 import optuna
 import pytest
 
-from lit_dps.analysis.claims.rules import Verdict
-from lit_dps.analysis.claims.search import rate_grows, region_grows
-from lit_dps.analysis.claims.theory import lipschitz_rises, loss_stays, theory_tells, variance_falls
-from lit_dps.analysis.results import read_study
 from lit_dps.analysis.scaling import FittedStudy, scaling_of
+from lit_dps.replication.claims_search import rate_grows, region_grows
+from lit_dps.replication.claims_theory import lipschitz_rises, loss_stays, theory_tells, variance_falls
+from lit_dps.replication.rules import Verdict
 from lit_dps.space import Range
+from lit_dps.store.read import read_study
 from lit_dps.trial import Cell
 from tests.unit.fake_study import result, theory_terms, write_study
 

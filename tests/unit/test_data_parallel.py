@@ -10,18 +10,18 @@ import torch
 import torch.nn.functional as F
 from lightning.pytorch import LightningModule
 
-from lit_dps.callbacks import GoalErrorCallback, PruningCallback, SmoothnessCallback
-from lit_dps.callbacks.early_check import EarlyCheck
 from lit_dps.data import Digits
-from lit_dps.engines.lightning import LightningEngine
+from lit_dps.engines.trainer import LightningEngine
 from lit_dps.errors import ConfigError
 from lit_dps.models import MLP, SimpleCNN
 from lit_dps.module import ImageClassifier
 from lit_dps.parallel import ranks
-from lit_dps.parallel.parts import PartLoader
 from lit_dps.parallel.settings import arguments
+from lit_dps.parallel.sharding import ShardLoader
+from lit_dps.training import GoalErrorCallback, PruningCallback, SmoothnessCallback
+from lit_dps.training.early_check import EarlyCheck
+from lit_dps.training.workload import Workload
 from lit_dps.trial import Cell, Status, Trial
-from lit_dps.workload import Workload
 from tests.ranks import on_ranks, same_on_ranks
 from tests.unit.tiny import QUIET, Plain, fit, loader, weights
 
@@ -151,7 +151,7 @@ def checked() -> list[tuple[int, bool]]:
     torch.manual_seed(3)
     module = ImageClassifier(MLP(hidden=[16]))
     trainer = fit(module, datamodule=Digits(), max_steps=2, limit_val_batches=0, **arguments(QUIET))
-    assert EarlyCheck.serves(trainer, module)
+    assert EarlyCheck.supports(trainer, module)
     check = EarlyCheck(trainer, module)
     found = []
     for allowed in (179, 3, 100, 0, 178):
@@ -220,12 +220,12 @@ def test_loaders_that_differ_between_ranks_are_refused():
 def test_a_part_is_cut_out_of_every_tensor_of_a_batch(monkeypatch):
     monkeypatch.setattr(ranks, "world", lambda: 2)
     monkeypatch.setattr(ranks, "rank", lambda: 1)
-    monkeypatch.setattr(ranks, "everyones", lambda value: [value])
-    monkeypatch.setattr(ranks, "shared", lambda value: value)
+    monkeypatch.setattr(ranks, "all_gather", lambda value: [value])
+    monkeypatch.setattr(ranks, "broadcast", lambda value: value)
     batch = {"x": torch.arange(5), "pair": (torch.arange(5) + 10, "text"), "one": torch.tensor(7.0)}
     shares = {}
-    (part,) = PartLoader([batch], shares)
+    (part,) = ShardLoader([batch], shares)
     assert part["x"].tolist() == [2, 3, 4] and part["pair"][0].tolist() == [12, 13, 14]
     assert (part["pair"][1], float(part["one"]), shares) == ("text", 7.0, {0: 0.6})
     with pytest.raises(ConfigError, match="trainer.strategy"):
-        list(PartLoader([{"x": 3}], shares))
+        list(ShardLoader([{"x": 3}], shares))

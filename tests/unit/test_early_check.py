@@ -7,10 +7,10 @@ import torch
 from lightning.pytorch import Callback, LightningDataModule, Trainer
 from torch import nn
 
-from lit_dps.callbacks import GoalErrorCallback
-from lit_dps.callbacks.early_check import CHUNK, EarlyCheck, fewest
 from lit_dps.goal import Goal
 from lit_dps.module import ImageClassifier
+from lit_dps.training import GoalErrorCallback
+from lit_dps.training.early_check import CHUNK, EarlyCheck, fewest
 from lit_dps.trial import Status
 from tests.unit.tiny import QUIET, assert_equal, fit, loader, weights
 
@@ -151,14 +151,14 @@ class Averaging(Callback):
         pass
 
 
-def serves(module=ImageClassifier, data=Points, monitor="val_error", callbacks=()) -> bool:
+def supports(module=ImageClassifier, data=Points, monitor="val_error", callbacks=()) -> bool:
     trainer = Trainer(**QUIET, callbacks=list(callbacks))
     trainer.datamodule = data()
-    return EarlyCheck.serves(trainer, module(nn.Linear(4, 2)), monitor)
+    return EarlyCheck.supports(trainer, module(nn.Linear(4, 2)), monitor)
 
 
 def test_it_stands_in_only_where_lightnings_validation_would_say_the_same():
-    assert serves()
-    assert not serves(data=OwnSplit), "its validation data are others"
-    assert not serves(module=OwnHook) and not serves(callbacks=[Averaging()]), "somebody listens"
-    assert not serves(monitor="val_loss"), "mistakes are no loss"
+    assert supports()
+    assert not supports(data=OwnSplit), "its validation data are others"
+    assert not supports(module=OwnHook) and not supports(callbacks=[Averaging()]), "somebody listens"
+    assert not supports(monitor="val_loss"), "mistakes are no loss"

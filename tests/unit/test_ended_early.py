@@ -6,19 +6,18 @@ import numpy as np
 import optuna
 import pytest
 
-from lit_dps.analysis.claims.rules import k_star_draws
-from lit_dps.analysis.claims.search import rate_grows, region_grows
-from lit_dps.analysis.figure_data import lipschitz_rows, metaparameter_rows
-from lit_dps.analysis.figure_data.metaparameters import metaparameter_axes
-from lit_dps.analysis.figures.metaparameters import draw_metaparameters
+from lit_dps.analysis.figures.lipschitz import lipschitz_rows
+from lit_dps.analysis.figures.metaparameters import draw_metaparameters, metaparameter_axes, metaparameter_rows
 from lit_dps.analysis.goals import at_goal
-from lit_dps.analysis.racing import fair
 from lit_dps.analysis.ratios import ratios
-from lit_dps.analysis.results import furthest, read_study
 from lit_dps.analysis.scaling import FittedStudy, scaling_of
 from lit_dps.analysis.summary import comparable, summarize
 from lit_dps.analysis.theory import measured_terms
+from lit_dps.racing import longest_attempt, truncate_at_race_limit
+from lit_dps.replication.claims_search import rate_grows, region_grows
+from lit_dps.replication.rules import k_star_draws
 from lit_dps.space import Range
+from lit_dps.store.read import read_study
 from lit_dps.trial import Cell, Status
 from tests.unit.fake_study import result, theory_terms, write_study
 
@@ -43,18 +42,18 @@ def ended(point, status, run=0, cell=CELL, **kept):
 def test_any_later_attempt_replaces_a_failed_one():
     failed = ended(0, "failed", 160)
     for later in (ended(0, "outraced", 32), ended(0, "failed", 16), ended(0, "stopped"), result(CELL, 0, 48)):
-        assert furthest(failed, later) is later
+        assert longest_attempt(failed, later) is later
     done = result(CELL, 0, 48)
-    assert furthest(done, failed) is done
+    assert longest_attempt(done, failed) is done
     stopped = ended(0, "stopped", 32)
-    assert furthest(stopped, ended(0, "failed", 160)) is stopped
+    assert longest_attempt(stopped, ended(0, "failed", 160)) is stopped
 
 
 def test_a_failed_attempt_replaces_the_outraced_one_that_it_went_on_from():
     """It ran because the other had not come far enough, and may have failed before its next check."""
     outraced = ended(0, "outraced", 64)
     for failed in (ended(0, "failed", 96), ended(0, "failed", 32)):
-        assert furthest(outraced, failed) is failed
+        assert longest_attempt(outraced, failed) is failed
 
 
 def test_the_stored_attempts_at_a_failed_point_are_read_as_the_last():
@@ -67,7 +66,7 @@ def test_the_stored_attempts_at_a_failed_point_are_read_as_the_last():
 def test_beyond_the_race_they_are_outraced_as_all_others():
     found = [result(CELL, 0, 48, curve=curve(48)), ended(1, "stopped", 160), ended(2, "failed", 160)]
     found += [ended(3, "stopped", 32), ended(4, "failed", 32)]
-    assert [(r.status, r.steps_run) for r in fair(found, 2)] == [
+    assert [(r.status, r.steps_run) for r in truncate_at_race_limit(found, 2)] == [
         ("complete", 48),
         ("outraced", 96),
         ("outraced", 96),
@@ -101,7 +100,7 @@ def test_failed_trials_are_no_trials_of_a_resample_and_stopped_ones_are_not_succ
     failed = read(FOUND | {CELL: [*FOUND[CELL], ended(4, "failed")]})
     stopped = read(FOUND | {CELL: [*FOUND[CELL], ended(4, "stopped", 160)]})
     incomplete = read(FOUND | {CELL: [*FOUND[CELL], result(CELL, 4, None)]})
-    assert [len(record.told(CELL)) for record in (plain, failed, stopped)] == [4, 4, 5]
+    assert [len(record.resolved_results(CELL)) for record in (plain, failed, stopped)] == [4, 4, 5]
     law, of_failed, of_stopped, of_incomplete = (
         scaling_of(record)[0.0] for record in (plain, failed, stopped, incomplete)
     )

@@ -10,10 +10,10 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 
-from lit_dps.engines.lightning import LightningEngine
+from lit_dps.engines.trainer import LightningEngine
 from lit_dps.errors import ConfigError, UserError
+from lit_dps.training.workload import Workload, locate
 from lit_dps.trial import Cell, Status, Trial
-from lit_dps.workload import Workload, locate
 
 MODEL = {
     "class_path": "lit_dps.module.ImageClassifier",
@@ -30,7 +30,7 @@ PARAMS = {"model.learning_rate": 0.02, "model.momentum": 0.9}
 
 @pytest.fixture(autouse=True)
 def quiet():
-    from lit_dps.study.group import prepare_process
+    from lit_dps.runtime import prepare_process
 
     with warnings.catch_warnings():
         prepare_process()

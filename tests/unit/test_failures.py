@@ -7,13 +7,15 @@ import time
 
 import pytest
 
-from lit_dps.analysis.results import RESULT_ATTR, encode_result, furthest, read_study
-from lit_dps.study import attempts
-from lit_dps.study.attempts import FAILED_AT, ran_to
+from lit_dps.racing import longest_attempt
+from lit_dps.store import attempts
+from lit_dps.store.attempts import FAILED_AT, ran_to
+from lit_dps.store.read import read_study
+from lit_dps.store.schema import RESULT_ATTR, encode_result
+from lit_dps.store.sobol import SobolSampler
+from lit_dps.store.trials import Store
 from lit_dps.study.failures import AllFail, Failures
 from lit_dps.study.progress import Progress
-from lit_dps.study.sobol import SobolSampler
-from lit_dps.study.store import Store
 from lit_dps.trial import Cell, Status, Trial, TrialResult
 from tests.unit.test_store import SPACE, cell_trials, ended
 from tests.unit.test_store_shared import declared
@@ -107,23 +109,23 @@ def test_how_far_an_attempt_tells():
 def test_files_of_tracebacks_come_and_go(tmp_path):
     failures = Failures(tmp_path / "failures" / "s")
     assert failures.summary() == ""
-    failures.told(ended(Trial(CELL, 7)))
-    failures.told(failed(Trial(CELL, 0)))
+    failures.on_result_stored(ended(Trial(CELL, 7)))
+    failures.on_result_stored(failed(Trial(CELL, 0)))
     file = tmp_path / "failures" / "s" / "B=4 S=0 point-0.txt"
     assert file.read_text() == "Traceback\nno"
     assert failures.summary() == f"1 trial failed, its traceback is in {file.parent}; the same command runs it again"
-    failures.told(failed(Trial(CELL, 1)))
+    failures.on_result_stored(failed(Trial(CELL, 1)))
     assert failures.summary().startswith(f"2 trials failed, their tracebacks are in {file.parent}; the same")
     for point in (0, 1):
-        Failures(file.parent).told(ended(Trial(CELL, point)))
+        Failures(file.parent).on_result_stored(ended(Trial(CELL, point)))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_cannot_be_written_ends_no_study(tmp_path):
     (tmp_path / "failures").touch()
     failures = Failures(tmp_path / "failures" / "s")
-    failures.told(failed(Trial(CELL, 0)))
-    failures.told(ended(Trial(CELL, 1)))
+    failures.on_result_stored(failed(Trial(CELL, 0)))
+    failures.on_result_stored(ended(Trial(CELL, 1)))
     assert failures.summary().startswith("1 trial failed")
 
 
@@ -134,7 +136,7 @@ def test_a_study_ends_when_its_first_trials_all_failed(tmp_path, fails, at_once)
         for point in range(6):
             told.append(point)
             trial = Trial(CELL, point)
-            failures.told(failed(trial) if point in fails else ended(trial))
+            failures.on_result_stored(failed(trial) if point in fails else ended(trial))
     except AllFail as error:
         assert at_once and told == [0, 1, 2]
         assert str(error) == f"the first 3 trials failed, the last with ValueError: no; tracebacks in {tmp_path}"
@@ -154,6 +156,6 @@ def test_progress_counts_the_failed_trials_of_this_run_as_finished():
 def test_a_failed_attempt_replaces_a_paused_one_and_is_replaced_by_any():
     trial = Trial(CELL, 0)
     paused, fails = ended(trial, Status.OUTRACED), failed(trial)
-    assert furthest(paused, fails) is fails, "though it came no further"
-    assert furthest(fails, paused) is paused
-    assert furthest(ended(trial), fails).status is Status.COMPLETE
+    assert longest_attempt(paused, fails) is fails, "though it came no further"
+    assert longest_attempt(fails, paused) is paused
+    assert longest_attempt(ended(trial), fails).status is Status.COMPLETE

@@ -5,12 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from lit_dps.analysis.figure_data import optimizer_rows, ratio_rows, scaling_rows
-from lit_dps.analysis.figure_data.optimizers import optimizers_notes
-from lit_dps.analysis.figure_data.ratios import ratios_missing, ratios_notes
-from lit_dps.analysis.figure_data.scaling import scaling_notes
-from lit_dps.analysis.figures.optimizers import draw_optimizers
-from lit_dps.analysis.figures.scaling import ARROW, draw_scaling
+from lit_dps.analysis.figures.optimizers import draw_optimizers, optimizer_rows, optimizers_notes
+from lit_dps.analysis.figures.ratios import ratio_rows, ratios_missing, ratios_notes
+from lit_dps.analysis.figures.scaling import ARROW, draw_scaling, scaling_notes, scaling_rows
 from lit_dps.analysis.scaling import FittedStudy, scaling_of
 from lit_dps.trial import Cell
 from tests.unit.fake_study import result

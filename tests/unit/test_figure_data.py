@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from lit_dps.analysis.figure_data import metaparameter_rows, scaling_rows
-from lit_dps.analysis.figure_data.metaparameters import axis_label, metaparameter_axes, shown
+from lit_dps.analysis.figures.metaparameters import axis_label, axis_values, metaparameter_axes, metaparameter_rows
+from lit_dps.analysis.figures.scaling import scaling_rows
 from lit_dps.analysis.scaling import scaling_of
 from lit_dps.space import Range
 from lit_dps.trial import Cell
@@ -78,8 +78,8 @@ def test_metaparameter_rows_are_all_finished_trials():
 
 
 def test_where_values_lie_on_an_axis():
-    assert shown([0.9, 0.99], Range(0.5, 0.999, "reverse_log")) == pytest.approx([0.1, 0.01])
-    assert shown([0.9, 0.99], Range(0.5, 0.999, "log")) == pytest.approx([0.9, 0.99])
+    assert axis_values([0.9, 0.99], Range(0.5, 0.999, "reverse_log")) == pytest.approx([0.1, 0.01])
+    assert axis_values([0.9, 0.99], Range(0.5, 0.999, "log")) == pytest.approx([0.9, 0.99])
     labels = [axis_label("x", Range(0.1, 0.9, scale)) for scale in ("linear", "log", "reverse_log")]
     assert labels == ["x", "x (log)", "1 - x (log, reversed)"]
 

@@ -9,7 +9,10 @@ import matplotlib
 import pytest
 
 from lit_dps.analysis import figures
-from lit_dps.analysis.figure_data import log_rows, metaparameter_rows, ratio_rows, scaling_rows
+from lit_dps.analysis.figures.logs import log_rows
+from lit_dps.analysis.figures.metaparameters import metaparameter_rows
+from lit_dps.analysis.figures.ratios import ratio_rows
+from lit_dps.analysis.figures.scaling import scaling_rows
 from lit_dps.analysis.figures.style import STYLE
 from lit_dps.analysis.publish import listing, publish
 from lit_dps.analysis.report import render

@@ -5,9 +5,14 @@ import math
 import numpy as np
 import pytest
 
-from lit_dps.analysis.figure_data import lipschitz_mean_rows, lipschitz_rows
-from lit_dps.analysis.figure_data.lipschitz import lipschitz_missing, lipschitz_notes
-from lit_dps.analysis.figures.lipschitz import SPAN, draw_lipschitz
+from lit_dps.analysis.figures.lipschitz import (
+    SPAN,
+    draw_lipschitz,
+    lipschitz_mean_rows,
+    lipschitz_missing,
+    lipschitz_notes,
+    lipschitz_rows,
+)
 from lit_dps.analysis.scaling import FittedStudy
 from lit_dps.trial import Cell
 from tests.unit.fake_study import result

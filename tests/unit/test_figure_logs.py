@@ -2,9 +2,7 @@
 
 import pytest
 
-from lit_dps.analysis.figure_data import log_rows
-from lit_dps.analysis.figure_data.logs import logs_missing, logs_notes, spread
-from lit_dps.analysis.figures.logs import draw_logs
+from lit_dps.analysis.figures.logs import draw_logs, log_rows, logs_missing, logs_notes, spread
 from lit_dps.analysis.scaling import FittedStudy
 from lit_dps.trial import Cell
 from tests.unit.fake_study import result

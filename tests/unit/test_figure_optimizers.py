@@ -5,10 +5,15 @@ import dataclasses
 import numpy as np
 import pytest
 
-from lit_dps.analysis.figure_data import optimizer_rows, scaling_rows
-from lit_dps.analysis.figure_data.optimizers import optimizers_missing, optimizers_notes, study_labels
 from lit_dps.analysis.figures import write_comparison
-from lit_dps.analysis.figures.optimizers import draw_optimizers
+from lit_dps.analysis.figures.optimizers import (
+    draw_optimizers,
+    optimizer_rows,
+    optimizers_missing,
+    optimizers_notes,
+    study_labels,
+)
+from lit_dps.analysis.figures.scaling import scaling_rows
 from lit_dps.analysis.scaling import FittedStudy, scaling_of
 from lit_dps.trial import Cell
 from tests.unit.fake_study import SPACE, Goal, result

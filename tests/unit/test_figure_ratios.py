@@ -5,9 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from lit_dps.analysis.figure_data import ratio_rows
-from lit_dps.analysis.figure_data.ratios import ratios_missing, ratios_notes
-from lit_dps.analysis.figures.ratios import DODGE, draw_ratios
+from lit_dps.analysis.figures.ratios import DODGE, draw_ratios, ratio_rows, ratios_missing, ratios_notes
 from lit_dps.analysis.ratios import Ratio, ratios
 from lit_dps.analysis.scaling import FittedStudy, Interval
 from lit_dps.trial import Cell

@@ -7,13 +7,16 @@ import optuna
 import pytest
 from matplotlib.figure import Figure
 
-from lit_dps.analysis.figure_data import metaparameter_rows, scaling_rows
-from lit_dps.analysis.figure_data.metaparameters import metaparameter_axes
-from lit_dps.analysis.figures.metaparameters import _range_axis, draw_metaparameters
-from lit_dps.analysis.figures.scaling import draw_scaling
-from lit_dps.analysis.results import read_study
+from lit_dps.analysis.figures.metaparameters import (
+    _range_axis,
+    draw_metaparameters,
+    metaparameter_axes,
+    metaparameter_rows,
+)
+from lit_dps.analysis.figures.scaling import draw_scaling, scaling_rows
 from lit_dps.analysis.scaling import scaling_of
 from lit_dps.space import Range
+from lit_dps.store.read import read_study
 from lit_dps.trial import Cell
 from tests.unit.fake_study import SPACE, law_study, result, write_study
 

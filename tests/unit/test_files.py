@@ -6,8 +6,8 @@ import errno
 
 import pytest
 
-from lit_dps.analysis.files import replacing
 from lit_dps.errors import StorageError
+from lit_dps.files import replacing
 
 
 def test_a_file_and_its_folder_appear_at_the_end(tmp_path):

@@ -5,18 +5,18 @@ import dataclasses
 import optuna
 import pytest
 
-from lit_dps.analysis.claims.scaling import diminishing_returns, linear_scaling
-from lit_dps.analysis.claims.search import rate_grows
-from lit_dps.analysis.claims.sparse import steps_of_sparse
 from lit_dps.analysis.goals import at_goal
 from lit_dps.analysis.ratios import bounds, ratios
 from lit_dps.analysis.report import fit_rows, notes, render, table_rows
-from lit_dps.analysis.results import read_study
 from lit_dps.analysis.scaling import FittedStudy, scale, scaling_of
 from lit_dps.analysis.summary import at_first_check, summarize
 from lit_dps.analysis.theory import term_ratio_rows, theory_rows
 from lit_dps.analysis.theory_report import theory_text
+from lit_dps.replication.claims_scaling import diminishing_returns, linear_scaling
+from lit_dps.replication.claims_search import rate_grows
+from lit_dps.replication.claims_sparse import steps_of_sparse
 from lit_dps.space import Range
+from lit_dps.store.read import read_study
 from lit_dps.trial import Cell
 from tests.unit.fake_study import GOAL, result, theory_terms, write_study
 

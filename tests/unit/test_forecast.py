@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from lit_dps.analysis.results import grid
-from lit_dps.study.config import StorageConfig, StudyConfig
-from lit_dps.study.forecast import (
-    Work,
-    at_most,
-    duration,
-    expected,
-    pruning_passes,
-    pruning_seconds,
-    training_seconds,
-)
+from lit_dps.config import StorageConfig, StudyConfig
+from lit_dps.record import grid
+from lit_dps.study.forecast import Work, at_most, duration, expected, pruning_passes, pruning_seconds, training_seconds
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.timing import Line, Timing
+from lit_dps.training.workload import Workload
 from lit_dps.trial import Cell
-from lit_dps.workload import Workload
 from tests.unit.fake_study import result
 
 POINTS = {Cell(2, 0.0): {0, 1, 2}, Cell(8, 0.0): {2}, Cell(2, 0.9): {0, 1, 2}, Cell(8, 0.9): {1, 2}}

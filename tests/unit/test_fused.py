@@ -7,10 +7,10 @@ import math
 import pytest
 
 from lit_dps.engines.fused import FusedEngine
-from lit_dps.engines.lightning import LightningEngine
+from lit_dps.engines.trainer import LightningEngine
 from lit_dps.goal import Goal
+from lit_dps.training.workload import Workload
 from lit_dps.trial import Cell, Status, Trial
-from lit_dps.workload import Workload
 from tests.unit.conformance import assert_conform, by_trial
 from tests.unit.test_engine import DATA, MODEL, quiet  # noqa: F401
 

@@ -15,7 +15,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import lit_dps.commands.study as study_command
+import lit_dps.cli.study as study_command
 from lit_dps.cli import main
 from lit_dps.study.run import check_study
 from tests.e2e.commands import FAST

@@ -11,8 +11,8 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from lit_dps.data.loaders import EndlessLoader
-from lit_dps.data.resumable import ResumableLoader
-from lit_dps.generators import capture, generators_in, restore
+from lit_dps.training.generators import capture, generators_in, restore
+from lit_dps.training.position import ResumableLoader
 from tests.unit.tiny import points
 
 
@@ -94,7 +94,7 @@ def test_loaders_whose_place_can_be_found_again():
         [DataLoader(points(), 4)],
         iter([]),
     ]
-    assert [ResumableLoader.serves(loader) for loader in served + others] == [True] * 3 + [False] * 5
+    assert [ResumableLoader.supports(loader) for loader in served + others] == [True] * 3 + [False] * 5
 
 
 @pytest.mark.parametrize("taken", [0, 1, 4])

@@ -7,12 +7,12 @@ import math
 import pytest
 import torch
 
-from lit_dps.callbacks import GradientNorms, PruningCallback
 from lit_dps.data import Digits
 from lit_dps.errors import ConfigError
 from lit_dps.models import MLP
 from lit_dps.module import ImageClassifier
 from lit_dps.parallel.settings import arguments
+from lit_dps.training import GradientNorms, PruningCallback
 from tests.ranks import on_ranks
 from tests.unit.tiny import QUIET, Plain, fit
 

@@ -9,9 +9,8 @@ import signal
 
 import pytest
 
-from lit_dps.engines.lightning import LightningEngine
-from lit_dps.study.group import prepare_process
-from lit_dps.study.interrupt import Interrupted, Leave, interruptible
+from lit_dps.engines.trainer import LightningEngine
+from lit_dps.runtime import Interrupted, StopRequest, interruptible, prepare_process
 from lit_dps.trial import Cell, Status, Trial
 from tests.unit.test_engine import GOAL, PARAMS, WORKLOAD
 
@@ -22,23 +21,23 @@ def send(signum: signal.Signals) -> None:
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_first_signal_waits_to_be_asked_for(signum, capfd):
-    leave = Leave()
-    with interruptible(leave, "{}: leaving\n"):
-        leave.check()
+    stop = StopRequest()
+    with interruptible(stop, "{}: leaving\n"):
+        stop.check()
         send(signum)
-        assert leave and not leave.now
+        assert stop and not stop.now
         with pytest.raises(Interrupted, match=signum.name):
-            leave.check()
+            stop.check()
     assert capfd.readouterr().err == f"{signum.name}: leaving\n"
 
 
 def test_a_second_signal_raises_at_once():
-    leave = Leave()
-    with interruptible(leave):
+    stop = StopRequest()
+    with interruptible(stop):
         send(signal.SIGTERM)
         with pytest.raises(Interrupted, match="SIGINT"):
             send(signal.SIGINT)
-    assert leave.now
+    assert stop.now
 
 
 def test_a_signal_within_a_destructor_is_not_lost():
@@ -46,25 +45,25 @@ def test_a_signal_within_a_destructor_is_not_lost():
         def __del__(self):
             send(signal.SIGTERM)
 
-    leave = Leave()
-    with interruptible(leave):
+    stop = StopRequest()
+    with interruptible(stop):
         Thing()
         with pytest.raises(Interrupted):
-            leave.check()
+            stop.check()
 
 
 def test_another_process_may_ask():
     asked = []
-    leave = Leave(lambda: bool(asked))
-    leave.check()
+    stop = StopRequest(lambda: bool(asked))
+    stop.check()
     asked.append(True)
     with pytest.raises(Interrupted, match="another process"):
-        leave.check()
+        stop.check()
 
 
 def test_handlers_are_put_back():
     before = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
-    with interruptible(Leave()):
+    with interruptible(StopRequest()):
         assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)] != before
     assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)] == before
 
@@ -72,16 +71,16 @@ def test_handlers_are_put_back():
 def test_a_run_goes_on_after_a_signal_and_leaves_where_it_is_asked():
     """Lightning's own handler of SIGTERM would end the process at the next batch, with exit code 0."""
     prepare_process()
-    leave = Leave()
+    stop = StopRequest()
 
     def limit(cell):  # asked at each check
-        if not leave:
+        if not stop:
             send(signal.SIGTERM)
         return math.inf
 
-    with interruptible(leave):
+    with interruptible(stop):
         engine = LightningEngine(WORKLOAD, {**GOAL, "error": 1e-9}, limit=limit)
         trial = Trial(Cell(16, 0.0), 0, PARAMS)
         assert engine.train(trial).status is Status.INCOMPLETE
         with pytest.raises(Interrupted):
-            dataclasses.replace(engine, after_check=leave.check).train(trial)
+            dataclasses.replace(engine, after_check=stop.check).train(trial)

@@ -11,10 +11,10 @@ from lightning.pytorch import Callback
 
 from lit_dps.data import Digits
 from lit_dps.engines.lean import LeanLoop
-from lit_dps.engines.lightning import LightningEngine
+from lit_dps.engines.trainer import LightningEngine
 from lit_dps.module import ImageClassifier
+from lit_dps.training.workload import Workload
 from lit_dps.trial import Cell, Status, Trial
-from lit_dps.workload import Workload
 from tests.unit.test_engine import DATA, GOAL, MODEL, PARAMS, WORKLOAD, quiet  # noqa: F401
 
 DECAY = {"schedule": "linear", "decay_steps": 30, "end_factor": 0.1}
@@ -92,7 +92,7 @@ class Watcher(Callback):
         pass
 
 
-def serves(module=ImageClassifier, data=Digits, **arguments) -> bool:
+def supports(module=ImageClassifier, data=Digits, **arguments) -> bool:
     from lightning.pytorch import Trainer
 
     from lit_dps.models import MLP
@@ -103,12 +103,12 @@ def serves(module=ImageClassifier, data=Digits, **arguments) -> bool:
         enable_model_summary=False,
     )
     trainer.datamodule = data()
-    return LeanLoop.serves(trainer, module(MLP((1, 8, 8))))
+    return LeanLoop.supports(trainer, module(MLP((1, 8, 8))))
 
 
 def test_it_serves_our_own_module_and_data_and_what_changes_nothing_in_a_step():
-    assert serves()
-    assert serves(module=OwnName)
+    assert supports()
+    assert supports(module=OwnName)
 
 
 @pytest.mark.parametrize(
@@ -132,13 +132,13 @@ def test_it_leaves_alone_what_wants_to_be_asked_at_every_step(other, tmp_path):
         from lightning.pytorch.loggers import CSVLogger
 
         other = {"logger": CSVLogger(tmp_path)}
-    assert not serves(**other)
+    assert not supports(**other)
 
 
 def test_two_processes_are_left_to_lightning():
     from lightning.pytorch.strategies import DDPStrategy
 
-    assert not serves(strategy=DDPStrategy(process_group_backend="gloo"), devices=1)
+    assert not supports(strategy=DDPStrategy(process_group_backend="gloo"), devices=1)
 
 
 def test_a_module_of_its_own_trains_as_before():

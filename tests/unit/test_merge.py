@@ -10,17 +10,18 @@ from itertools import permutations
 import optuna
 import pytest
 
-import lit_dps.study.merge as merge_module
+import lit_dps.store.merge as merge_module
 from lit_dps.analysis.report import render
-from lit_dps.analysis.results import RESULT_ATTR, cell_study_name, read_study
-from lit_dps.commands.merge import lines
+from lit_dps.cli.merge import lines
 from lit_dps.errors import StorageError
-from lit_dps.study.database import open_storage, peers
-from lit_dps.study.elsewhere import open_elsewhere
-from lit_dps.study.header import UID, StudyChanged, attributes, extend
-from lit_dps.study.merge import MERGED_FROM, merge
-from lit_dps.study.sobol import SobolSampler
-from lit_dps.study.store import Store
+from lit_dps.store.database import open_storage, peers
+from lit_dps.store.elsewhere import open_elsewhere
+from lit_dps.store.header import UID, StudyChanged, attributes, extend
+from lit_dps.store.merge import MERGED_FROM, merge
+from lit_dps.store.read import read_study
+from lit_dps.store.schema import RESULT_ATTR, cell_study_name
+from lit_dps.store.sobol import SobolSampler
+from lit_dps.store.trials import Store
 from lit_dps.trial import Cell
 from tests.unit.fake_study import SPACE, law_results, result, write_study
 

@@ -7,11 +7,10 @@ import pytest
 
 from lit_dps.analysis.goals import at_goal
 from lit_dps.analysis.observations import observed_notes
-from lit_dps.analysis.racing import cut
 from lit_dps.analysis.report import notes, render
-from lit_dps.analysis.results import read_study
-from lit_dps.observed import KEPT, PRUNABLE, RANKS, SHORT_STEPS, STACKED, TRAINED, UNSCORED
-from lit_dps.trial import Cell
+from lit_dps.racing import cut
+from lit_dps.store.read import read_study
+from lit_dps.trial import KEPT, PRUNABLE, RANKS, SHORT_STEPS, STACKED, TRAINED, UNSCORED, Cell
 from tests.unit.fake_study import result, write_study
 
 DENSE, SPARSE = Cell(8, 0.0), Cell(8, 0.9)

@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from lit_dps.callbacks import PruningCallback
 from lit_dps.errors import ConfigError
 from lit_dps.pruning import Mask
+from lit_dps.training import PruningCallback
 from tests.unit.tiny import Plain, Recorder, assert_equal, fit, loader, points, two_layers, weights
 
 OPTIMIZERS = {

@@ -7,7 +7,7 @@ from lightning.pytorch import Callback, LightningDataModule
 from torch import nn
 from torch.utils.data import DataLoader
 
-from lit_dps.callbacks import PruningCallback
+from lit_dps.training import PruningCallback
 from tests.unit.tiny import Plain, Recorder, fit, loader, points
 
 

@@ -7,12 +7,12 @@ import math
 
 import pytest
 
-from lit_dps.analysis.racing import best_steps, fair, heats, last_step
-from lit_dps.analysis.results import read_study
+from lit_dps.racing import best_steps, last_step, rungs, truncate_at_race_limit
 from lit_dps.space import Range
-from lit_dps.study import store as store_module
-from lit_dps.study.sobol import SobolSampler
-from lit_dps.study.store import Store
+from lit_dps.store import trials as store_module
+from lit_dps.store.read import read_study
+from lit_dps.store.sobol import SobolSampler
+from lit_dps.store.trials import Store
 from lit_dps.trial import Cell, Status, Trial, TrialResult
 from tests.unit.fake_study import result, write_study
 
@@ -52,7 +52,10 @@ def race(order, slack, stale: int) -> list[TrialResult]:
 @pytest.mark.parametrize("slack", [1, 1.3, 2, 3])
 def test_reports_do_not_depend_on_who_finished_first(slack):
     seen = {
-        tuple((r.status, r.steps, tuple(r.curve["step"])) for r in fair(race(order, slack, stale), slack))
+        tuple(
+            (r.status, r.steps, tuple(r.curve["step"]))
+            for r in truncate_at_race_limit(race(order, slack, stale), slack)
+        )
         for order in itertools.islice(itertools.permutations(range(len(FATES))), 0, None, 37)
         for stale in (0, 1, 3)
     }
@@ -61,30 +64,30 @@ def test_reports_do_not_depend_on_who_finished_first(slack):
 
 def test_what_is_reported_is_how_it_stood_at_slack_times_the_best():
     full = [trial(i, end if status == "complete" else None, status, run=end) for i, (status, end) in enumerate(FATES)]
-    ended = [(r.status, r.steps) for r in fair(full, 1)]
+    ended = [(r.status, r.steps) for r in truncate_at_race_limit(full, 1)]
     outraced = (Status.OUTRACED, None)
     assert ended == [outraced, outraced, (Status.COMPLETE, 48), (Status.INFEASIBLE, None), outraced] + [
         (Status.COMPLETE, 48),
         outraced,
     ]
-    twice = [(r.status, r.steps) for r in fair(full, 2)]
+    twice = [(r.status, r.steps) for r in truncate_at_race_limit(full, 2)]
     assert twice[0] == (Status.COMPLETE, 96), "the limit itself is inside"
     assert twice[1] == twice[4] == outraced
-    assert fair(full, 1)[0].curve["step"] == [16, 32, 48]
-    assert fair(full, None) == full
+    assert truncate_at_race_limit(full, 1)[0].curve["step"] == [16, 32, 48]
+    assert truncate_at_race_limit(full, None) == full
 
 
 def test_without_a_complete_trial_nothing_is_raced():
     full = [trial(0, None), trial(1, None, "infeasible", run=32)]
-    assert fair(full, 1) == full
+    assert truncate_at_race_limit(full, 1) == full
     assert last_step(None, 1) == last_step(48, None) == math.inf
 
 
 def test_an_outraced_trial_that_did_not_run_far_enough_is_left_out():
     ended = [trial(0, 48), trial(1, None, "outraced", run=48), trial(2, None, "outraced", run=96)]
-    assert [r.trial.point for r in fair(ended, 1)] == [0, 1, 2]
-    assert [r.trial.point for r in fair(ended, 2)] == [0, 2]
-    assert [r.trial.point for r in fair(ended, None)] == [0]
+    assert [r.trial.point for r in truncate_at_race_limit(ended, 1)] == [0, 1, 2]
+    assert [r.trial.point for r in truncate_at_race_limit(ended, 2)] == [0, 2]
+    assert [r.trial.point for r in truncate_at_race_limit(ended, None)] == [0]
 
 
 SPACE = {"model.learning_rate": Range(1e-3, 1.0, "log")}
@@ -155,10 +158,10 @@ def test_a_worker_knows_its_own_results_at_once_and_those_of_others_soon(url, mo
 
 
 def test_heats_are_a_quarter_of_the_next_and_the_last_is_the_budget():
-    assert heats(16, 40_000) == [144, 624, 2496, 10_000, math.inf]
-    assert heats(4, 127) == [math.inf]
-    assert heats(4, 128) == [32, math.inf]
-    assert sum(heats(16, 40_000)[:-1]) < 40_000 / 3, "what a cell without any complete trial costs more"
+    assert rungs(16, 40_000) == [144, 624, 2496, 10_000, math.inf]
+    assert rungs(4, 127) == [math.inf]
+    assert rungs(4, 128) == [32, math.inf]
+    assert sum(rungs(16, 40_000)[:-1]) < 40_000 / 3, "what a cell without any complete trial costs more"
 
 
 def run_in_heats(url: str, ends: dict[int, int | None], slack: float = 1, budget: int = 1024) -> list[tuple[int, int]]:
@@ -217,5 +220,5 @@ def test_workers_who_come_later_pause_too(url):
         status = Status.OUTRACED if points[-1][1] < math.inf else Status.INCOMPLETE
         again.tell(TrialResult(Trial(t.cell, t.point), status, None, curve(int(min(points[-1][1], 512)))))
     rest = [p for p in (2, 3)]
-    assert [heat for point, heat in points if point in rest][:2] == [32, 32]
+    assert [rung for point, rung in points if point in rest][:2] == [32, 32]
     assert (claims[0].point, 128) in points, "who paused is run four times as far, by whoever is there"

@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 
 from lit_dps.errors import ConfigError, StorageError
-from lit_dps.parallel import pulse, ranks, settings
-from lit_dps.parallel.strategy import SharedBatchDDP
-from lit_dps.study.group import leave_together
-from lit_dps.study.interrupt import Interrupted, Leave
+from lit_dps.parallel import heartbeat, ranks, settings
+from lit_dps.parallel.ddp import SharedBatchDDP
+from lit_dps.runtime import Interrupted, StopRequest
+from lit_dps.study.ranks import raise_if_any_rank_interrupted
 from tests.ranks import on_ranks, same_on_ranks
 
 
@@ -24,22 +24,22 @@ def test_parts_are_all_examples_once_and_of_nearly_one_size(monkeypatch, n, worl
     parts = []
     for rank in range(world):
         monkeypatch.setattr(ranks, "rank", lambda rank=rank: rank)
-        parts.append(list(range(n))[ranks.part(n, turn)])
+        parts.append(list(range(n))[ranks.shard(n, turn)])
     assert sorted(sum(parts, [])) == list(range(n))
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
 def test_a_process_alone_has_all_of_it():
-    assert (ranks.rank(), ranks.world(), ranks.part(5)) == (0, 1, slice(0, 5))
-    assert ranks.shared(3) == 3 and ranks.everyones(3) == [3]
+    assert (ranks.rank(), ranks.world(), ranks.shard(5)) == (0, 1, slice(0, 5))
+    assert ranks.broadcast(3) == 3 and ranks.all_gather(3) == [3]
     tensor = torch.ones(2)
-    assert ranks.add_up(tensor) is tensor
+    assert ranks.all_reduce_sum(tensor) is tensor
 
 
 def _talk():
     own = ranks.rank()
-    total = ranks.add_up(torch.tensor([own + 1.0, 0.5]))
-    return total.tolist(), ranks.shared({"of": own}), ranks.everyones(own), ranks.said_by_first(lambda: f"by {own}")
+    total = ranks.all_reduce_sum(torch.tensor([own + 1.0, 0.5]))
+    return total.tolist(), ranks.broadcast({"of": own}), ranks.all_gather(own), ranks.on_rank_zero(lambda: f"by {own}")
 
 
 def test_ranks_hear_the_sum_the_first_and_everyone():
@@ -51,7 +51,7 @@ def _first_fails():
         assert ranks.rank() == 0
         raise StorageError("the disk is full")
 
-    ranks.said_by_first(ask)
+    ranks.on_rank_zero(ask)
 
 
 def test_an_error_of_the_first_is_everyones():
@@ -60,11 +60,11 @@ def test_an_error_of_the_first_is_everyones():
 
 
 def _signal_to_the_last():
-    leave = Leave()
-    check = leave_together(leave)
+    stop = StopRequest()
+    check = raise_if_any_rank_interrupted(stop)
     check()
     if ranks.rank() == ranks.world() - 1:
-        leave.signal = "SIGTERM"
+        stop.signal = "SIGTERM"
     try:
         check()
     except Interrupted as error:
@@ -76,10 +76,10 @@ def test_all_leave_at_the_check_when_one_was_asked_to():
 
 
 def _last_dies():
-    ranks.add_up(torch.zeros(1))
+    ranks.all_reduce_sum(torch.zeros(1))
     if ranks.rank() == 1:
         os._exit(9)
-    ranks.add_up(torch.zeros(1))
+    ranks.all_reduce_sum(torch.zeros(1))
 
 
 def test_a_dead_rank_is_an_error_on_the_others():
@@ -117,15 +117,15 @@ class Memory:
 @pytest.fixture
 def died(monkeypatch):
     codes = []
-    monkeypatch.setattr(pulse, "BEAT", 0.01)
-    monkeypatch.setattr(pulse, "BEATS", 10)
-    monkeypatch.setattr(pulse.os, "_exit", codes.append)
+    monkeypatch.setattr(heartbeat, "BEAT", 0.01)
+    monkeypatch.setattr(heartbeat, "BEATS", 10)
+    monkeypatch.setattr(heartbeat.os, "_exit", codes.append)
     return codes
 
 
 def test_a_rank_without_pulse_ends_the_process(died, capsys):
     store = Memory()
-    one, other = pulse.Pulse(store, 0, 2), pulse.Pulse(store, 1, 2)
+    one, other = heartbeat.Heartbeat(store, 0, 2), heartbeat.Heartbeat(store, 1, 2)
     one.start(), other.start()
     time.sleep(0.5)
     assert died == []
@@ -143,7 +143,7 @@ def test_a_lost_store_ends_the_process(died, capsys):
         def set(self, key, value):
             raise dist.DistNetworkError("Broken pipe")
 
-    thread = pulse.Pulse(Gone(), 1, 2)
+    thread = heartbeat.Heartbeat(Gone(), 1, 2)
     thread.start()
     thread.join(10)
     assert died == [2]

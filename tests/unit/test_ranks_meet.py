@@ -16,7 +16,7 @@ BROKEN = "Gloo connectFullMesh failed with [pair.cc:561] Connection closed by pe
 
 
 def _sum() -> float:
-    return ranks.add_up(torch.tensor(ranks.rank() + 1.0)).item()
+    return ranks.all_reduce_sum(torch.tensor(ranks.rank() + 1.0)).item()
 
 
 @pytest.mark.parametrize("failures", [1, 2])

@@ -10,8 +10,7 @@ import optuna
 import pytest
 import yaml
 
-from lit_dps.cli import main
-from lit_dps.commands import replicate
+from lit_dps.cli import main, replicate
 from lit_dps.errors import ConfigError
 from tests.unit.fake_study import law_study
 
@@ -151,7 +150,7 @@ time.sleep(60)
 def test_what_ends_it_is_handed_on_once_and_waited_for(folder, sent):
     code = f"""
 from lit_dps.cli import main
-from lit_dps.commands import replicate
+from lit_dps.cli import replicate
 import sys
 replicate._CHILD = {CHILD!r}
 sys.exit(main(["replicate", "--configs", "configs"]))

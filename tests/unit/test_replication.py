@@ -5,13 +5,13 @@ import dataclasses
 import optuna
 import pytest
 
-from lit_dps.analysis.paper import protocol_rows, search_text, workload
-from lit_dps.analysis.replication import Core, Image, Machine, Part, progress, replication_page, table
 from lit_dps.analysis.report import render
-from lit_dps.analysis.results import read_study
 from lit_dps.analysis.scaling import FittedStudy, scaling_of
 from lit_dps.analysis.theory_report import theory_text
 from lit_dps.goal import Goal
+from lit_dps.replication.page import Core, Image, Machine, Part, progress, replication_page, table
+from lit_dps.replication.paper import protocol_rows, search_text, workload
+from lit_dps.store.read import read_study
 from lit_dps.trial import Cell
 from tests.unit.fake_study import law_study, result, theory_terms, write_study
 

@@ -7,11 +7,11 @@ import sys
 import optuna
 import pytest
 
-from lit_dps.analysis.files import replacing
 from lit_dps.analysis.report import fit_rows, notes, render, table_rows, value_text, write_csv
-from lit_dps.analysis.results import read_study
 from lit_dps.analysis.scaling import scaling_of
+from lit_dps.files import replacing
 from lit_dps.space import Range
+from lit_dps.store.read import read_study
 from lit_dps.trial import Cell
 from tests.unit.fake_study import law_study, result, write_study
 
@@ -178,7 +178,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
 def test_reports_need_no_figures_and_no_training():
     code = """
 import sys
-import lit_dps.analysis.report, lit_dps.analysis.scaling, lit_dps.analysis.results, lit_dps.analysis.figure_data
+import lit_dps.analysis.report, lit_dps.analysis.scaling, lit_dps.store.read
 print(sorted({"matplotlib", "torch", "lightning", "mlflow"} & set(sys.modules)))
 """
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -6,8 +6,8 @@ import numpy as np
 import optuna
 import pytest
 
-from lit_dps.analysis.results import read_study
 from lit_dps.analysis.scaling import NEGLIGIBLE, Interval, Scaling, estimate, scale, scaling_of, three_digits
+from lit_dps.store.read import read_study
 from lit_dps.trial import Cell
 from tests.unit.fake_study import law_results, result, write_study
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lit_dps.schedules import factor
+from lit_dps.optim import factor
 
 
 def authors_rate(initial: float, end: float, step: int, decay_steps: int) -> float:

@@ -8,8 +8,8 @@ import pytest
 from lightning.pytorch import Trainer
 from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment
 
+from lit_dps.training.workload import Workload
 from lit_dps.trial import Cell, Trial
-from lit_dps.workload import Workload
 from tests.unit.test_engine import DATA, MODEL, PARAMS, WORKLOAD, quiet, train  # noqa: F401
 
 TRIAL = Trial(Cell(16, 0.5), 0, PARAMS)

@@ -9,9 +9,9 @@ from lightning.pytorch import LightningModule
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lit_dps.callbacks import PruningCallback, SmoothnessCallback
 from lit_dps.errors import ConfigError
 from lit_dps.module import ImageClassifier
+from lit_dps.training import PruningCallback, SmoothnessCallback
 from tests.unit.tiny import Plain, Recorder, assert_equal, fit, loader, two_layers, weights
 
 N, FEATURES = 12, 3

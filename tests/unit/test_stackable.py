@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from lit_dps.engines.fused import FusedEngine
-from lit_dps.engines.lightning import LightningEngine
+from lit_dps.engines.trainer import LightningEngine
 from lit_dps.goal import Goal
 from lit_dps.module import ImageClassifier
 from lit_dps.trial import Cell, Trial

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from lightning.pytorch import Trainer
 
-from lit_dps.callbacks import GoalErrorCallback
+from lit_dps.training import GoalErrorCallback
 from lit_dps.trial import Status
 from tests.unit.tiny import QUIET, Plain, fit, loader
 

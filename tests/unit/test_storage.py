@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from lit_dps.analysis.database_errors import storage_errors
-from lit_dps.analysis.results import list_studies
 from lit_dps.errors import StorageError
-from lit_dps.storage import absolute, is_http, is_postgresql, scrubbed, shown
+from lit_dps.store.database import storage_errors
+from lit_dps.store.read import list_studies
+from lit_dps.store.urls import absolute, is_http, is_postgresql, scrubbed, without_password
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ from lit_dps.storage import absolute, is_http, is_postgresql, scrubbed, shown
     ],
 )
 def test_shown_hides_passwords_and_nothing_else(url, expected):
-    assert shown(url) == expected
+    assert without_password(url) == expected
 
 
 def test_what_a_driver_says_is_scrubbed_in_both_spellings():

@@ -10,16 +10,16 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-import lit_dps.study.store as store_module
-from lit_dps.analysis.results import RESULT_ATTR, cell_study_name, encode_result
+import lit_dps.store.trials as store_module
+from lit_dps.config import StudyConfig
 from lit_dps.goal import Goal
 from lit_dps.space import Range
-from lit_dps.study.config import StudyConfig
-from lit_dps.study.database import open_storage
-from lit_dps.study.header import StudyChanged, check_unchanged, compare, declare
-from lit_dps.study.owner import alive, owner
-from lit_dps.study.sobol import SobolSampler, sobol_point
-from lit_dps.study.store import OWNER, Store
+from lit_dps.store.database import open_storage
+from lit_dps.store.header import StudyChanged, check_unchanged, compare, declare
+from lit_dps.store.peers import alive, owner
+from lit_dps.store.schema import RESULT_ATTR, cell_study_name, encode_result
+from lit_dps.store.sobol import SobolSampler, sobol_point
+from lit_dps.store.trials import OWNER, Store
 from lit_dps.trial import Cell, Status, Trial, TrialResult
 
 SPACE = {"model.learning_rate": Range(1e-3, 1.0, "log"), "model.momentum": Range(0.5, 0.99, "reverse_log")}
@@ -112,7 +112,7 @@ def test_a_result_that_was_stored_before_the_end_is_kept(url):
 
 
 def test_few_points_wait_at_a_time_and_none_is_missed(url, monkeypatch):
-    monkeypatch.setattr(store_module, "AHEAD", 3)
+    monkeypatch.setattr(store_module, "MAX_QUEUED", 3)
     one, other = store(url, points=8, cells=CELLS[:1]), store(url, points=8, cells=CELLS[:1])
     streams, taken = [one.ask(), other.ask()], []
     for i in range(8):

@@ -10,17 +10,18 @@ import optuna
 import pytest
 from sqlalchemy import create_engine, text
 
-from lit_dps.analysis.results import cell_study_name, read_study
+from lit_dps.config import StudyConfig
 from lit_dps.errors import StorageError
 from lit_dps.goal import Goal
-from lit_dps.server_lock import ServerPeers
-from lit_dps.study import database
-from lit_dps.study.config import StudyConfig
-from lit_dps.study.database import open_storage
-from lit_dps.study.header import declare
-from lit_dps.study.last_out import report_of_others
-from lit_dps.study.sobol import SobolSampler
-from lit_dps.study.store import OWNER, Store
+from lit_dps.store import database
+from lit_dps.store.database import open_storage
+from lit_dps.store.header import declare
+from lit_dps.store.peers import ServerPeers
+from lit_dps.store.read import read_study
+from lit_dps.store.report_claim import claim_report
+from lit_dps.store.schema import cell_study_name
+from lit_dps.store.sobol import SobolSampler
+from lit_dps.store.trials import OWNER, Store
 from tests.unit.test_store import CELLS, SPACE, _claim_all, ended
 
 CELL = CELLS[:1]
@@ -109,13 +110,13 @@ def test_the_last_one_out_reports_once(url):
     uid = declared(url)
     one, other = opened(url, uid), opened(url, uid)
     mine, theirs = next(one.ask()), [trial for trial, _ in zip(other.ask(), range(2), strict=False)]
-    assert "3 trials are still run" in report_of_others(url, "s")
+    assert "3 trials are still run" in claim_report(url, "s")
     for trial in theirs:
         other.tell(ended(trial))
-    assert "1 trial is still run" in report_of_others(url, "s")
+    assert "1 trial is still run" in claim_report(url, "s")
     one.tell(ended(mine))
-    assert report_of_others(url, "s") is None
-    assert "at the same time" in report_of_others(url, "s")
+    assert claim_report(url, "s") is None
+    assert "at the same time" in claim_report(url, "s")
 
 
 def test_trials_of_the_dead_do_not_keep_others_from_reporting(url):
@@ -125,7 +126,7 @@ def test_trials_of_the_dead_do_not_keep_others_from_reporting(url):
     here = database.peers(url)
     if not isinstance(here, ServerPeers):  # this machine knows of its own processes alone
         one._claims[trial.cell, trial.point].set_user_attr(OWNER, here.owner.replace(":", ":9999", 1))
-    assert report_of_others(url, "s") is None
+    assert claim_report(url, "s") is None
 
 
 def test_a_database_put_back_is_run_to_the_same_end(tmp_path):

@@ -8,10 +8,10 @@ import pytest
 
 from lit_dps.analysis.goals import at_goal
 from lit_dps.analysis.report import render
-from lit_dps.analysis.results import read_study
 from lit_dps.analysis.scaling import scaling_of
 from lit_dps.analysis.theory import Terms, paired_terms, term_ratio_rows, terms_of, theory_rows
 from lit_dps.analysis.theory_report import sentence, theory_text
+from lit_dps.store.read import read_study
 from lit_dps.trial import Cell
 from tests.unit.fake_study import result, theory_terms, write_study
 

@@ -12,12 +12,12 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
+from lit_dps.config import StorageConfig, StudyConfig
 from lit_dps.errors import ConfigError
 from lit_dps.space import Range
-from lit_dps.study.config import StorageConfig, StudyConfig
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.timing import Line, Measured, Timing, fit_line, measure
-from lit_dps.workload import Workload
+from lit_dps.training.workload import Workload
 from tests.unit.tiny import points
 
 STEP, CHECK = 0.010, 0.050

@@ -11,8 +11,9 @@ import mlflow
 import pytest
 
 from lit_dps.errors import StorageError
-from lit_dps.study.view import catch_up
-from lit_dps.tracking import Tracker, experiments, page_address
+from lit_dps.store.mlflow_experiments import experiments, page_address
+from lit_dps.store.mlflow_tracker import Tracker
+from lit_dps.study.view import log_missing
 from lit_dps.trial import Cell, Status, Trial, TrialResult
 
 CELL = Cell(16, 0.9)
@@ -114,7 +115,7 @@ def test_the_run_of_a_point_is_of_the_attempt_that_counts(empty):
         first.logged()
         for attempt in attempts:
             first.log_trial(attempt)
-        catch_up(tracker(empty, "attempts"), record)
+        log_missing(tracker(empty, "attempts"), record)
         _, trials = runs(empty, "trial", "attempts")
         found = {
             t.data.tags["lit_dps.point"]: (t.data.tags["lit_dps.status"], t.data.metrics["seconds"]) for t in trials
@@ -122,7 +123,7 @@ def test_the_run_of_a_point_is_of_the_attempt_that_counts(empty):
         assert found == {"0": ("complete", 90.0), "1": ("complete", 60.0)}
     assert len(trials) == 2
     ids = {t.info.run_id for t in trials}
-    catch_up(tracker(empty, "attempts"), record)
+    log_missing(tracker(empty, "attempts"), record)
     assert {t.info.run_id for t in runs(empty, "trial", "attempts")[1]} == ids, "what is logged stays"
 
 
@@ -179,9 +180,8 @@ def test_the_cell_run_holds_k_star_and_counts(empty):
 def test_experiments_and_their_pages(empty, tmp_path):
     tracker(empty, "page")
     (experiment,) = experiments(f"sqlite:///{empty}/mlflow.db")
-    address = page_address("sqlite:///x.db", experiment.experiment_id, port=5001)
     expected = f"http://127.0.0.1:5001/#/experiments/{experiment.experiment_id}/runs?workflowType=machine_learning"
-    assert address == expected
+    assert page_address("sqlite:///x.db", experiment.experiment_id, port=5001) == expected
     with pytest.raises(StorageError, match="no MLflow database at"):
         experiments(f"sqlite:///{tmp_path}/none.db")
     assert not (tmp_path / "none.db").exists()

@@ -8,12 +8,12 @@ import mlflow
 import optuna
 import pytest
 
-from lit_dps.analysis.results import read_study
 from lit_dps.analysis.scaling import scaling_of
 from lit_dps.cli import main
 from lit_dps.errors import StorageError
-from lit_dps.study.view import View, catch_up, forget_others
-from lit_dps.tracking import Tracker
+from lit_dps.store.mlflow_tracker import Tracker
+from lit_dps.store.read import read_study
+from lit_dps.study.view import View, delete_orphans, log_missing
 from lit_dps.trial import Cell
 from tests.unit.fake_study import GOAL, law_study, result, write_study
 
@@ -107,18 +107,18 @@ def test_a_result_is_logged_once_by_two_processes_and_one_put_back_is_replaced(t
     one, other = (Tracker(uri, str(tmp_path), "digits", "s", {}) for _ in range(2))
     assert one.run_id == other.run_id
     for tracker in (one, other):
-        catch_up(tracker, record)
+        log_missing(tracker, record)
     first, *_ = record.results[cell]
     other.log_trial(first)
     assert trials(tmp_path) == {(str(cell), point): 1.0 + point for point in range(3)}
 
     # the database was put back to a copy without points 1 and 2; point 1 was run again
     again = dataclasses.replace(record, results={cell: [first, result(cell, 1, 32, seconds=9.0)]})
-    catch_up(one, again)
+    log_missing(one, again)
     assert trials(tmp_path) == {(str(cell), 0): 1.0, (str(cell), 1): 9.0, (str(cell), 2): 3.0}
     logged = one.logged()
     assert logged == trials(tmp_path)
-    forget_others(one, again, logged)
+    delete_orphans(one, again, logged)
     assert trials(tmp_path) == {(str(cell), 0): 1.0, (str(cell), 1): 9.0}
 
 

@@ -13,7 +13,8 @@ from unittest.mock import MagicMock
 import pytest
 import yaml
 
-from lit_dps.analysis.results import StudyRecord, read_study
+from lit_dps.record import StudyRecord
+from lit_dps.store.read import read_study
 from lit_dps.trial import TrialResult
 from tests.e2e.commands import run_here
 from tests.zoo.auditor import Audit, Check, audited

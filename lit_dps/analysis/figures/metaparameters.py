@@ -1,30 +1,71 @@
-"""Draws how the trials ended over the search space (Lee et al. 2021, Figures 3, 5 and 13 to 18)."""
+"""Where in the search space the trials ended how (Lee et al. 2021, Figures 3, 5 and 13 to 18), as rows."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import product
+from itertools import combinations, product
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from lit_dps.analysis.figure_data.metaparameters import (
-    axis_label,
-    metaparameter_axes,
-    metaparameter_rows,
-    metaparameters_missing,
-    shown,
-)
 from lit_dps.analysis.figures.entry import Entry, Tables
 from lit_dps.analysis.figures.style import COLOURS, GREY, K_STAR, STYLE, few_ticks
-from lit_dps.analysis.results import StudyRecord
 from lit_dps.analysis.scaling import FittedStudy
+from lit_dps.analysis.summary import summarize
 from lit_dps.analysis.text import Row
-from lit_dps.space import Range
+from lit_dps.record import StudyRecord
+from lit_dps.space import Range, short_names
 from lit_dps.trial import Cell
+
+
+def metaparameter_rows(record: StudyRecord) -> list[Row]:
+    """Every finished trial, by sparsity, batch size, then point.
+
+    Columns: sparsity, batch_size [examples], point, status, steps (None unless complete), steps_run (the last
+    checked step), k_star (whether it is the trial that gave K*), and each metaparameter by its short name.
+    """
+    names = short_names(list(record.space))
+    rows: list[Row] = []
+    for summary in summarize(record):
+        for result in record.results[summary.cell]:
+            trial = result.trial
+            row: Row = {"sparsity": trial.cell.sparsity, "batch_size": trial.cell.batch_size, "point": trial.point}
+            row |= {"status": str(result.status), "steps": result.steps, "steps_run": result.steps_run}
+            row["k_star"] = result is summary.best
+            rows.append(row | {name: trial.params.get(key) for key, name in names.items()})
+    return rows
+
+
+def metaparameter_axes(record: StudyRecord) -> list[dict[str, Range]]:
+    """The axes of each figure, by short name: every pair of metaparameters, or the one that there is.
+
+    A search of none has the points of its trials as an axis.
+    """
+    space = {name: record.space[key] for key, name in short_names(list(record.space)).items()}
+    if not space:
+        return [{"point": Range(0, max(record.trials - 1, 1))}]
+    return [{name: space[name] for name in names} for names in combinations(space, min(len(space), 2))]
+
+
+def axis_values(values, box: Range) -> np.ndarray:
+    """Where values of a metaparameter go on its axis: on a reverse_log scale the axis shows 1 - value."""
+    values = np.asarray(values, float)
+    return 1 - values if box.scale == "reverse_log" else values
+
+
+def axis_label(name: str, box: Range) -> str:
+    """An axis's label: the name, that it shows 1 - value, and that it is logarithmic."""
+    return {"linear": name, "log": f"{name} (log)", "reverse_log": f"1 - {name} (log, reversed)"}[box.scale]
+
+
+def metaparameters_missing(study: FittedStudy) -> str | None:
+    """Why there is no trial to draw, if so."""
+    return None if any(study.record.results.values()) else "no finished trial yet"
+
 
 MOST_COLUMNS = 7  # panels side by side that are legible on a page
 # How a trial is drawn, by how it ended: marker, colour, name. K* is drawn on top of its trial, and ends that hardly any
@@ -113,7 +154,7 @@ def _draw_cell(
 ) -> None:
     for name, mark in marks.items():
         part = [row for row in rows if (row["k_star"] if name == "K*" else row["status"] == name)]
-        places = [shown([row[column] for row in part], box) for column, box in axes.items()]
+        places = [axis_values([row[column] for row in part], box) for column, box in axes.items()]
         if len(axes) == 1:
             places.append([_end(record, row) for row in part])
         ax.scatter(*places, **mark)
@@ -131,7 +172,7 @@ def _end(record: StudyRecord, row: Row) -> float:
 def _range_axis(axis, box: Range) -> None:
     """An axis over a range and a little more, on its scale; reversed for reverse_log, so that values still increase."""
     set_scale, set_limits = (getattr(axis.axes, f"set_{axis.axis_name}{what}") for what in ("scale", "lim"))
-    low, high = shown([box.low, box.high], box)
+    low, high = axis_values([box.low, box.high], box)
     if box.scale == "linear":
         room = 0.08 * (high - low)
         set_limits(low - room, high + room)

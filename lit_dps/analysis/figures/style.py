@@ -37,7 +37,7 @@ STEPS = "optimizer step"
 K_STAR = "steps to result K* [optimizer steps]"
 
 
-def look(i: int) -> dict[str, str]:
+def curve_style(i: int) -> dict[str, str]:
     """Colour and marker of the i-th curve; no two alike among the first 49."""
     return {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[(i + i // len(COLOURS)) % len(MARKERS)]}
 

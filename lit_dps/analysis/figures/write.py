@@ -16,11 +16,11 @@ from lit_dps.analysis.figures.optimizers import OPTIMIZERS
 from lit_dps.analysis.figures.ratios import RATIOS
 from lit_dps.analysis.figures.scaling import SCALING
 from lit_dps.analysis.figures.style import STYLE
-from lit_dps.analysis.files import replacing
 from lit_dps.analysis.report import fit_rows, render, table_rows, write_csv
-from lit_dps.analysis.results import StudyRecord
 from lit_dps.analysis.scaling import FittedStudy, Scaling, scaling_of
 from lit_dps.analysis.theory import term_ratio_rows, theory_rows
+from lit_dps.files import replacing
+from lit_dps.record import StudyRecord
 
 FIGURES: tuple[Entry[FittedStudy], ...] = (SCALING, METAPARAMETERS, LIPSCHITZ, LOGS, of_one(RATIOS))  # of one study
 COMPARISONS: tuple[Entry[Sequence[FittedStudy]], ...] = (OPTIMIZERS, RATIOS)  # of several

@@ -1,0 +1,74 @@
+"""The command line: finds the verb, and imports nothing heavy before it is known."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+from importlib import import_module
+
+VERBS = {
+    "fit": ("lit_dps.cli.fit", "train one trial"),
+    "validate": ("lit_dps.cli.fit", "evaluate a checkpoint on the validation split"),
+    "test": ("lit_dps.cli.fit", "evaluate a checkpoint on the test split"),
+    "study": ("lit_dps.cli.study", "run a study of batch sizes and sparsities, or take it up again"),
+    "analyze": ("lit_dps.cli.analyze", "table, scaling law and figures of a study, also while it runs"),
+    "replicate": ("lit_dps.cli.replicate", "run the studies of the replication and write its page"),
+    "figures": ("lit_dps.cli.figures", "the figures of a study, or of several and how they compare"),
+    "merge": ("lit_dps.cli.merge", "take over trials of the same studies that were run elsewhere"),
+    "ui": ("lit_dps.cli.ui", "browse studies in MLflow"),
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs a command line. Returns the exit code: 2 for what the user can mend, told in one line."""
+    argv = sys.argv[1:] if argv is None else argv
+    _leave_if_unguarded()
+    if argv and argv[0] == "--version":
+        from lit_dps import __version__
+
+        print(__version__)
+        return 0
+    if not argv or argv[0] in ("-h", "--help"):
+        verbs = "\n".join(f"  {verb:9} {text}" for verb, (_, text) in VERBS.items())
+        print(
+            "usage: lit-dps VERB [--config FILE] [--KEY VALUE ...]\n\n"
+            f"How batch size and sparsity rule the steps that training takes.\n\n{verbs}\n\n"
+            "lit-dps VERB --help lists the options of a verb; configs/ holds a file for each workload."
+        )
+        return 0 if argv else 2
+    if argv[0] not in VERBS:
+        return _refuse(f"unknown verb {argv[0]!r}; one of {', '.join(VERBS)}")
+    if os.getcwd() not in sys.path and "" not in sys.path:  # class paths of the user's own files, as python -m has it
+        sys.path.insert(0, os.getcwd())
+    return _run(argv)
+
+
+def _leave_if_unguarded() -> None:
+    """Ends a process that runs a user's script again on its way to what it was started for, as multiprocessing does."""
+    process = multiprocessing.current_process()
+    if not getattr(process, "_inheriting", False):
+        return
+    from lit_dps.errors import Unguarded
+
+    if not process.name.startswith(Unguarded.OURS):  # else who started it says so, once
+        _refuse(str(Unguarded()))
+        sys.stderr.flush()
+    os._exit(Unguarded.EXIT_CODE)
+
+
+def _run(argv: list[str]) -> int:
+    from lit_dps.errors import UserError
+
+    try:
+        return import_module(VERBS[argv[0]][0]).main(argv) or 0
+    except UserError as error:
+        return _refuse(str(error))
+    except KeyboardInterrupt:  # before or after a study runs, which handles it itself
+        print("\nlit-dps: interrupted", file=sys.stderr)
+        return 130
+
+
+def _refuse(message: str) -> int:
+    print(f"lit-dps: error: {' '.join(message.split())}", file=sys.stderr)
+    return 2

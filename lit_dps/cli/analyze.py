@@ -1,0 +1,50 @@
+"""analyze: table, scaling law and figures from storage alone, also while the study runs. Needs no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jsonargparse import ActionConfigFile
+
+from lit_dps.analysis.publish import figures_folder, publish
+from lit_dps.cli.parser import PlainParser
+from lit_dps.config import StorageConfig, StudyConfig
+from lit_dps.store.read import read_study
+from lit_dps.store.urls import check_place, without_password
+
+SYNC = "Also bring MLflow in step with the study: log what it lacks, delete runs of trials that are not stored."
+
+
+def _read_over(value: object) -> None:
+    """Typed as anything else, jsonargparse would import the class paths in it, and so torch."""
+
+
+def main(argv: list[str]) -> int:
+    """Runs the verb; argv[0] is "analyze"."""
+    parser = PlainParser(prog="lit-dps analyze", description=__doc__)
+    parser.add_argument("-c", "--config", action=ActionConfigFile, help="The study's configuration file.")
+    parser.add_argument("--output", type=str, help="Folder of the figures; by default FOLDER/figures/NAME.")
+    parser.add_argument("--sync", action="store_true", help=SYNC)
+    parser.add_class_arguments(StudyConfig, "study")
+    parser.add_class_arguments(StorageConfig, "storage")
+    for other in ("model", "data", "trainer", "goal", "pruning", "smoothness", "seed_everything"):
+        parser.add_argument(f"--{other}", type=_read_over, help="Only read over: the study knows it.")
+    config = parser.instantiate_classes(parser.parse_args(argv[1:]))
+    storage, name = config.storage, config.study.name
+    record, folder = read_study(storage.optuna_url, name), Path(config.output or figures_folder(storage.folder, name))
+    if not config.sync:
+        text, _, _ = publish(record, folder)
+        print(text, end="")
+        return 0
+
+    from lit_dps.study import view
+
+    check_place(storage.mlflow_uri)
+    tracker = view.connect(storage, record.workload, name, {})
+    logged = tracker.logged()
+    record = read_study(storage.optuna_url, name)  # anew: what is logged by now is stored by now
+    text, scalings, files = publish(record, folder)
+    view.delete_orphans(tracker, record, logged)
+    view.sync(tracker, record, scalings, files)
+    print(f"{text}\nin step with it: MLflow at {without_password(storage.mlflow_uri)}")
+    return 0

@@ -1,0 +1,161 @@
+"""fit, validate, test: stock LightningCLI, with the goal and the pruning of a trial as callbacks."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import sys
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import Any
+
+from jsonargparse import Namespace
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.loggers import MLFlowLogger
+
+from lit_dps.cli.parser import OneLineErrors, refuse_nulls
+from lit_dps.config import StorageConfig, StudyConfig
+from lit_dps.errors import ConfigError, DataError
+from lit_dps.parallel import launch, ranks, settings
+from lit_dps.runtime import keep_freed_memory
+from lit_dps.store.urls import is_http, without_password
+from lit_dps.training import GoalErrorCallback, PruningCallback, SmoothnessCallback
+
+CALLBACKS = {"goal": GoalErrorCallback, "pruning": PruningCallback, "smoothness": SmoothnessCallback}
+SETTINGS = {"study": StudyConfig, "storage": StorageConfig}
+KEYWORDS = ("best", "last", "hpc")  # checkpoints that Lightning finds itself
+
+
+class Parser(OneLineErrors, LightningArgumentParser):
+    """LightningCLI's parser with errors of one line."""
+
+
+class LogConfig(SaveConfigCallback):
+    """Keeps the configuration with the MLflow run; the stock callback asserts a log folder that MLFlowLogger lacks."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **{**kwargs, "save_to_log_dir": False})
+
+    def save_config(self, trainer, pl_module, stage: str) -> None:
+        if stage == "fit" and isinstance(trainer.logger, MLFlowLogger):
+            config = self.config.clone()
+            config.pop("storage")  # where it is kept is no part of the experiment, and may hold a password
+            text = self.parser.dump(config, skip_none=False, skip_validation=True)
+            text = text.replace(trainer.logger._tracking_uri, without_password(trainer.logger._tracking_uri))
+            trainer.logger.experiment.log_text(trainer.logger.run_id, text, "config.yaml")
+
+
+class DPSCLI(LightningCLI):
+    """One configuration for all verbs: LightningCLI's trainer, model and data; goal, pruning, study and storage.
+
+    Args:
+        gather: Is given the trainer's configuration before anything is made of it, and joins the ranks it asks for.
+    """
+
+    def __init__(self, gather: Callable[[dict[str, Any]], None] = lambda trainer: None, **kwargs: Any):
+        self._gather = gather
+        super().__init__(
+            LightningModule,
+            LightningDataModule,
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            parser_class=Parser,
+            save_config_callback=LogConfig,
+            auto_configure_optimizers=False,
+            trainer_defaults={"max_epochs": -1, "num_sanity_val_steps": 0},
+            **kwargs,
+        )
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        return {verb: skip for verb, skip in LightningCLI.subcommands().items() if verb != "predict"}
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        for key, callback in CALLBACKS.items():
+            parser.add_lightning_class_args(callback, key)
+        parser.set_defaults({"smoothness.interval": None})  # it costs more than the training that it watches
+        for key, cls in SETTINGS.items():
+            parser.add_class_arguments(cls, key)
+
+    def _parse_ckpt_path(self) -> None:
+        config = self.config.get(self.config.get("subcommand") or "", {})
+        path = config.get("ckpt_path")
+        try:
+            super()._parse_ckpt_path()
+        except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
+            said = next(iter(str(error).splitlines()), type(error).__name__)
+            raise DataError(f"cannot read the checkpoint {path}: {said}") from error
+        if path is not None and not (path in KEYWORDS or is_http(path) or os.path.exists(path)):
+            raise ConfigError("ckpt_path", path, f"a file, or one of {', '.join(KEYWORDS)}")
+
+    def before_instantiate_classes(self) -> None:
+        config = self.config if self.subcommand is None else self.config[self.subcommand]
+        if not isinstance(config.trainer, Namespace):
+            raise ConfigError("trainer", config.trainer, "arguments of Lightning's Trainer by name, or left out")
+        refuse_nulls(config, CALLBACKS | SETTINGS)
+        if self.subcommand is None:
+            return
+        if config.weights_only is None:  # Lightning would execute what stands in a checkpoint from the web
+            config.weights_only = True
+        self._gather(config.trainer.as_dict())
+        storage = StorageConfig(**config.storage.as_dict())
+        if config.trainer.default_root_dir is None:  # checkpoints go here where the logger has no folder
+            config.trainer.default_root_dir = storage.folder
+        if config.trainer.logger in (None, True) and self.subcommand == "fit":
+            from lit_dps.store.mlflow_experiments import open_experiment
+
+            name = config.study.workload or "fit"
+
+            def make() -> None:
+                open_experiment(storage.mlflow_uri, storage.folder, name)
+
+            ranks.on_rank_zero(make)
+            args = Namespace(experiment_name=name, tracking_uri=storage.mlflow_uri, run_name="fit")
+            logger = Namespace(class_path="lightning.pytorch.loggers.MLFlowLogger", init_args=args)
+            nothing = Namespace(class_path="lightning.pytorch.loggers.logger.DummyLogger")
+            config.trainer.logger = nothing if ranks.rank() else logger
+        elif config.trainer.logger in (None, True):
+            config.trainer.logger = False
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        trainer = self.config_init[self.subcommand].trainer
+        return super().instantiate_trainer(**{**settings.arguments(dict(trainer.items())), **kwargs})
+
+
+def main(argv: list[str]) -> int:
+    """Runs fit, validate or test; argv[0] is the verb."""
+    keep_freed_memory()
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # Lightning 2.6 under torch 2.15
+    warnings.filterwarnings("ignore", message=".*sync_dist=True.*")  # what is logged is of all ranks already
+    sys.argv = ["lit-dps", *argv]  # LightningCLI warns of arguments given otherwise
+    with ExitStack() as group:
+        cli = DPSCLI(lambda trainer: group.enter_context(_ranks(trainer, argv)), seed_everything_default=0)
+        if ranks.rank() == 0:
+            _tell_end(cli.trainer)
+    return 0
+
+
+def _tell_end(trainer: Trainer) -> None:
+    """Prints how a run of `fit` ended; the goal, the budget or something else, its max_steps say, ended it."""
+    goal = next(callback for callback in trainer.callbacks if isinstance(callback, GoalErrorCallback))
+    curve = goal.curve
+    error = f"{goal.monitor} {curve['val_error'][-1]:.4f}" if curve["step"] else ""
+    if goal.status is not None:
+        steps = f" after {goal.steps_to_result} steps" if goal.steps_to_result else ""
+        print(f"{goal.status}{steps}: {error}")
+    elif trainer.state.fn == "fit":
+        steps = "1 step" if trainer.global_step == 1 else f"{trainer.global_step} steps"
+        known = f"goal ({error} at step {curve['step'][-1]})" if error else "first check"
+        print(f"no result: the trainer stopped after {steps}, before its {known}")
+
+
+def _ranks(trainer: dict[str, Any], argv: list[str]) -> AbstractContextManager[None]:
+    """The ranks that a trainer's configuration asks for: torchrun's, else processes that run the same command."""
+    asked, gpu = settings.ranks_asked(trainer), settings.on_gpu(trainer)
+    if asked == 1 or ranks.world() > 1:
+        return nullcontext()
+    return ranks.joined_by_torchrun(gpu) if ranks.started_by_torchrun() else launch.group_of(asked, gpu, main, argv)

@@ -1,0 +1,58 @@
+"""merge: take over trials of the same studies that were run elsewhere, so that results of several machines join.
+
+What is stored already stays. A study of the same name has to have been made with the same configuration. MLflow is not
+touched: analyze --sync brings it in step. Needs no torch.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+from lit_dps.cli.parser import CommandError, PlainParser
+from lit_dps.config import StorageConfig
+from lit_dps.store.elsewhere import open_elsewhere
+from lit_dps.store.merge import Merged, merge
+from lit_dps.store.urls import check_place, check_writable
+from lit_dps.trial import Cell
+
+OTHER = "an Optuna storage URL, or the path of a sqlite file, which may be compressed (.db.xz)"
+
+
+def main(argv: list[str]) -> int:
+    """Runs the verb; argv[0] is "merge"."""
+    parser = PlainParser(prog="lit-dps merge", description=__doc__)
+    parser.add_argument("others", type=str, nargs="*", metavar="OTHER", help=f"Where to take over from: {OTHER}.")
+    parser.add_argument("--study", type=str, metavar="NAME", help="The one study to take over; by default all.")
+    parser.add_class_arguments(StorageConfig, "storage")
+    config = parser.instantiate_classes(parser.parse_args(argv[1:]))
+    if not config.others:
+        raise CommandError(f"OTHER is missing: {OTHER}")
+    url = config.storage.optuna_url
+    check_place(url)
+    check_writable(url)
+    with ExitStack() as stack:
+        others = [stack.enter_context(open_elsewhere(other, url)) for other in dict.fromkeys(config.others)]
+        merged = merge(url, others, config.study)
+    for name, study in merged.items():
+        print("\n".join(lines(name, study)))
+    return 0
+
+
+def lines(name: str, study: Merged) -> list[str]:
+    """What became of a study: a line, and one for each cell with trials that ended otherwise."""
+    conflicts = sum(map(len, study.conflicts.values()))
+    told = f"{_count(study.taken, 'trial')} taken over, {study.known} known already, {_count(conflicts, 'conflict')}"
+    return [f"study {name}: {told}", *(_conflict_line(study, cell) for cell in study.conflicts)]
+
+
+def _conflict_line(study: Merged, cell: Cell) -> str:
+    conflicts = study.conflicts[cell]
+    first, differ = conflicts[0], sum(conflict.k_differs for conflict in conflicts)
+    return (
+        f"  {cell}: {_count(len(conflicts), 'trial')} ended otherwise elsewhere, the first at point {first.point} in "
+        f"{first.place}; what was here is kept; K differs in {differ}"
+    )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -1,0 +1,61 @@
+"""One-line errors for jsonargparse parsers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn, get_args, get_type_hints
+
+from jsonargparse import ArgumentParser
+
+from lit_dps.errors import ConfigError, UserError, one_line, user_error_in
+
+
+class CommandError(UserError):
+    """A command line or configuration file that does not parse."""
+
+
+class OneLineErrors:
+    """Mixin for jsonargparse's ArgumentParser: an error is raised as one line, instead of usage, tip and exit."""
+
+    def parse_args(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().parse_args(*args, **kwargs)
+        except UnicodeDecodeError as error:
+            raise CommandError(f"a configuration file is no text in UTF-8: {error}") from error
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        if not self.exit_on_error:  # a parser within: the one around it adds its key
+            super().error(message, ex)
+        text = one_line(message)
+        if missing := re.search(r"File does not exist: '(.+)'", text):
+            text += not_installed(Path(missing[1]))
+        raise user_error_in(ex) or CommandError(text) from ex
+
+
+class PlainParser(OneLineErrors, ArgumentParser):
+    """jsonargparse's parser with errors of one line."""
+
+
+def not_installed(path: Path) -> str:
+    """What to add to an error about a path below a folder `configs` that is not there; else nothing."""
+    folder = next((folder for folder in (path, *path.parents) if folder.name == "configs"), None)
+    if folder is None or folder.is_dir():
+        return ""
+    return "; the files of configs/ are not installed with the package: they are in its repository"
+
+
+def refuse_nulls(config: Mapping[str, Any], classes: Mapping[str, type]) -> None:
+    """Raises ConfigError for arguments that are null and may not be: jsonargparse takes null for "left out".
+
+    Args:
+        config: A configuration.
+        classes: Its keys that hold the arguments of a class.
+    """
+    for key, cls in classes.items():
+        if config[key] is None:
+            raise ConfigError(key, None, "arguments by name, or left out")
+        for name, hint in get_type_hints(cls.__init__).items():
+            if name in config[key] and config[key][name] is None and type(None) not in get_args(hint):
+                raise ConfigError(f"{key}.{name}", None, "a value is needed")

@@ -1,0 +1,155 @@
+"""replicate: run the studies of the replication, or take them up again, and write docs/replication.md from them."""
+
+from __future__ import annotations
+
+import datetime
+import platform
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+import yaml
+
+from lit_dps.analysis.figures import write_comparison
+from lit_dps.analysis.publish import figures_folder, publish
+from lit_dps.analysis.scaling import FittedStudy
+from lit_dps.cli.parser import PlainParser, not_installed
+from lit_dps.config import StorageConfig, StudyConfig, cores
+from lit_dps.errors import ConfigError, StorageError
+from lit_dps.files import replacing
+from lit_dps.record import StudyRecord
+from lit_dps.replication.page import COMPARISONS, FIGURES, Core, Image, Machine, Part, replication_page
+from lit_dps.replication.paper import workload
+from lit_dps.store.read import read_study
+from lit_dps.store.urls import without_password
+
+PAGE = "replication"  # the page, and beside it the folder of its images
+_CHILD = "import sys; from lit_dps.cli import main; sys.exit(main())"
+
+
+def main(argv: list[str]) -> int:
+    """Runs the verb; argv[0] is "replicate". Returns the exit code of the first study that does not end with 0."""
+    parser = PlainParser(prog="lit-dps replicate", description=__doc__)
+    parser.add_argument("--configs", type=str, default="configs/replication", help="Folder of a file for each study.")
+    parser.add_argument("--output", type=str, default="docs", help=f"Folder of {PAGE}.md and, below it, its figures.")
+    parser.add_argument("--report_only", type=bool, default=False, help="Run nothing: write the page from storage.")
+    parser.add_class_arguments(StorageConfig, "storage")
+    config = parser.instantiate_classes(parser.parse_args(argv[1:]))
+    studies = studies_in(Path(config.configs))
+    storage = [f"--storage.{key}={value}" for key, value in vars(config.storage).items() if value is not None]
+    if not config.report_only:
+        for file in studies:
+            if code := _run(["study", "--config", str(file), *storage]):
+                return code
+    command = " ".join(["lit-dps", *(shlex.quote(without_password(arg)) for arg in argv)])
+    path = write_page(studies, config.storage, Path(config.output), command)
+    print(f"written: {path}")
+    return 0
+
+
+def studies_in(folder: Path) -> dict[Path, str]:
+    """The name of each study that a folder has a configuration file of, in order of the files' names.
+
+    Raises:
+        ConfigError: if there is none, or a file names no study.
+    """
+    found = {}
+    for path in sorted(folder.glob("*.yaml")):
+        try:
+            found[path] = yaml.safe_load(path.read_text(encoding="utf-8"))["study"]["name"]
+        except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError) as error:
+            raise ConfigError("configs", str(path), "the configuration of a study, with a study.name") from error
+    if not found:
+        allowed = f"a folder with a .yaml file for each study{not_installed(folder)}"
+        raise ConfigError("configs", str(folder), allowed)
+    return found
+
+
+def write_page(named: dict[Path, str], storage: StorageConfig, output: Path, command: str) -> Path:
+    """Writes the page and its images from storage; a study that is not there is told of and left out.
+
+    Raises:
+        StorageError: if none is there.
+    """
+    parts, images = [], output / PAGE
+    for file, name in named.items():
+        try:
+            record = read_study(storage.optuna_url, name)
+        except StorageError as error:
+            print(f"left out: {error}", file=sys.stderr)
+            continue
+        _, scalings, files = publish(record, figures_folder(storage.folder, name))
+        shown = _copied(files, FIGURES, images, name)
+        core = _core(file)
+        made = f"lit-dps study --config {shlex.quote(str(file))}{_extended(record, core)}"
+        parts.append(Part(FittedStudy(record, scalings), made, shown, core))
+    if not parts:
+        raise StorageError("none of the studies is there: nothing to report")
+    groups: dict[str, list[FittedStudy]] = {}
+    for part in parts:
+        groups.setdefault(" ".join(workload(part.study.record)), []).append(part.study)
+    comparisons = {}
+    for name, studies in groups.items():
+        files, _ = write_comparison(studies, figures_folder(storage.folder, f"compare {name}"))
+        comparisons[name] = _copied(files, COMPARISONS, images, name)
+    page = replication_page(parts, comparisons, _machine(), command, datetime.date.today().isoformat())
+    with replacing(output / f"{PAGE}.md") as temporary:
+        temporary.write_text(page, encoding="utf-8")
+    return output / f"{PAGE}.md"
+
+
+def _core(file: Path) -> Core:
+    study = {**vars(StudyConfig()), **yaml.safe_load(file.read_text(encoding="utf-8"))["study"]}
+    return Core(study["batch_sizes"], study["trials"])
+
+
+def _extended(record: StudyRecord, core: Core) -> str:
+    """The options that made a study larger than its configuration, as a shell takes them."""
+    options = ""
+    if set(record.batch_sizes) - set(core.batch_sizes):
+        options += f" --study.batch_sizes '{list(record.batch_sizes)}'"
+    if record.trials > core.trials:
+        options += f" --study.trials {record.trials}"
+    return options
+
+
+def _copied(files: Sequence[Path], captions: dict[str, str], folder: Path, name: str) -> list[Image]:
+    """Copies the PNG files that have a caption into a folder beside the page; those of further goals stay behind."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shown = []
+    for stem, caption in captions.items():
+        for file in (path for path in files if path.name == f"{stem}.png" and not path.parent.name.startswith("goal-")):
+            target = folder / f"{figures_folder('', name).name}-{stem}.png"
+            shutil.copyfile(file, target)
+            shown.append(Image(caption, f"{folder.name}/{target.name}"))
+    return shown
+
+
+def _machine() -> Machine:
+    info = Path("/proc/cpuinfo")
+    models = [line for line in info.read_text().splitlines() if line.startswith("model name")] if info.exists() else []
+    cpu = models[0].partition(":")[2].strip() if models else platform.processor() or platform.machine()
+    return Machine(cores(), cpu, version("torch"))
+
+
+def _run(argv: list[str]) -> int:
+    """Runs a command of ours in a process of its own, whose memory is then free again; hands on what would end it.
+
+    Returns:
+        Its exit code, as a shell has it for one that a signal ended.
+    """
+    # A session of its own, or a terminal's Ctrl-C would reach it twice: from the terminal and from here.
+    child = subprocess.Popen([sys.executable, "-c", _CHILD, *argv], start_new_session=True)
+    ends = [s for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) is not signal.SIG_IGN]
+    before = {s: signal.signal(s, lambda signum, frame: child.send_signal(signum)) for s in ends}
+    try:
+        code = child.wait()
+    finally:
+        for s, handler in before.items():
+            signal.signal(s, handler)
+    return code if code >= 0 else 128 - code

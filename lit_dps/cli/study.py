@@ -1,0 +1,66 @@
+"""study: run a study, or take it up again; with --forecast, tell what that will take."""
+
+from __future__ import annotations
+
+import sys
+from argparse import SUPPRESS
+from typing import Any, get_args
+
+import yaml
+from lightning.pytorch.cli import LightningArgumentParser
+
+from lit_dps.cli.fit import DPSCLI
+from lit_dps.cli.parser import CommandError
+from lit_dps.config import EngineName
+from lit_dps.errors import one_line, user_error_in
+from lit_dps.parallel.ranks import follows_torchrun
+from lit_dps.study.forecast import forecast
+from lit_dps.study.run import check_study, run_study
+from lit_dps.study.setup import StudySetup
+from lit_dps.training.workload import Workload
+
+FORECAST = (
+    "Run and store nothing: time a few steps and print how many trials, steps, checks and hours the study will take, "
+    "and how long the paper's own protocol would."
+)
+
+
+class StudyCLI(DPSCLI):
+    """Parses the configuration; a study builds its own objects, anew for each trial."""
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        super().add_arguments_to_parser(parser)
+        parser.set_defaults({"goal.early_reject": True})  # a study keeps K, not curves
+        # no default: it is no part of a configuration, and --print_config leaves it out
+        parser.add_argument(
+            "--engine", default=SUPPRESS, choices=get_args(EngineName), help="Short for --study.engine."
+        )
+        parser.add_argument("--forecast", action="store_true", default=SUPPRESS, help=FORECAST)
+
+    def instantiate_classes(self) -> None:
+        pass
+
+    def setup(self) -> StudySetup:
+        """The configuration as a `StudySetup`."""
+        if "engine" in self.config:
+            self.config.study.engine = self.config.pop("engine")
+        try:  # classes refuse what they do not allow before a study begins
+            init = self.parser.instantiate_classes(self.config)
+        except (ValueError, TypeError, ArithmeticError, RuntimeError, MemoryError) as error:
+            raise user_error_in(error) or CommandError(one_line(error)) from error
+        plain: dict[str, Any] = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
+        workload = Workload(plain["model"], plain["data"], plain["trainer"], init.study.batch_size_key)
+        return StudySetup(init.study, init.storage, workload, plain["goal"], plain["pruning"], plain["smoothness"])
+
+
+def main(argv: list[str]) -> int:
+    """Runs the verb; argv[0] is "study"."""
+    sys.argv = ["lit-dps study", *argv[1:]]  # LightningCLI warns of arguments given otherwise
+    cli = StudyCLI(run=False, seed_everything_default=False)
+    setup = cli.setup()
+    if not cli.config.get("forecast"):
+        return run_study(setup)
+    if not follows_torchrun():
+        check_study(setup)
+        print(forecast(setup))
+    return 0

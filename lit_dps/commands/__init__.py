@@ -1,1 +1,0 @@
-"""The verbs of the command line; each module imports its own stack on use."""

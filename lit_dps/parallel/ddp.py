@@ -1,0 +1,153 @@
+"""SharedBatchDDP: Lightning's DDP on parts of one global batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from lightning.pytorch.plugins.environments import ClusterEnvironment
+from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.utilities import rank_zero_only
+from torch import Tensor
+from torch.distributed import GradBucket
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.utils._pytree import tree_leaves
+
+from lit_dps.errors import ConfigError
+from lit_dps.parallel import ranks
+from lit_dps.parallel.sharding import ShardLoader
+
+
+class Ranks(ClusterEnvironment):
+    """Tells Lightning of the group that is there already."""
+
+    creates_processes_externally = True
+    main_address, main_port = "", 0
+
+    @staticmethod
+    def detect() -> bool:
+        return False
+
+    def world_size(self) -> int:
+        return ranks.world()
+
+    def global_rank(self) -> int:
+        return ranks.rank()
+
+    def local_rank(self) -> int:
+        return ranks.local_rank()
+
+    def node_rank(self) -> int:
+        return ranks.rank() // ranks.local_world()
+
+    def set_world_size(self, size: int) -> None:
+        pass
+
+    def set_global_rank(self, rank: int) -> None:
+        pass
+
+
+class SharedBatchDDP(DDPStrategy):
+    """Every rank takes its part of the same batch, and all make the update of one process on the whole batch.
+
+    The loss of a module is the mean over its examples. A rank's loss weighs as much as its part of the batch, so that
+    the sum of the ranks' gradients is the gradient of the mean over the batch, however it is divided.
+
+    It works in a group that was joined before (`lit_dps.parallel.ranks.joined`).
+
+    Attributes:
+        share: The share of the current training batch that is this rank's part: 0 to 1.
+    """
+
+    def __init__(self, **arguments: Any):
+        super().__init__(cluster_environment=Ranks(), **arguments)
+        self.share = 1.0
+        self._shares: dict[int, float] = {}
+        self._read: Callable[[GradBucket], None] | None = None
+
+    def setup_distributed(self) -> None:
+        # not Lightning's: it seeds anew, and the ranks would draw something else than one process
+        self.set_world_ranks()
+
+    def set_world_ranks(self) -> None:
+        rank_zero_only.rank = ranks.rank()
+
+    def configure_ddp(self) -> None:
+        pass  # not yet
+
+    def on_train_start(self) -> None:
+        """Wraps the module. Lightning does so before the hooks that may change the layout of its weights.
+
+        DDP then puts the first gradients back in another order than it took them (torch 2.15).
+        """
+        super().configure_ddp()
+        if self._read is not None:
+            self.model.register_comm_hook(self._read, _read_and_add_up)
+
+    def process_dataloader(self, dataloader: Any) -> ShardLoader:
+        return ShardLoader(dataloader, self._shares if self.lightning_module.trainer.training else None)
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        if not isinstance(self.lightning_module.trainer.train_dataloader, ShardLoader):
+            raise ConfigError("trainer.strategy", "ddp", "for one train dataloader")
+        self.share = self._shares.pop(batch_idx)
+
+    def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Tensor:
+        weight = self.share * ranks.world()  # DDP takes the mean over the ranks
+        return super().backward(closure_loss * weight, optimizer, *args, **kwargs)
+
+    def on_validation_start(self) -> None:
+        self.share_buffers()
+
+    def share_buffers(self) -> None:
+        """Gives all ranks the first one's buffers, running statistics say: each has seen its own examples."""
+        for buffer in self.lightning_module.buffers():
+            torch.distributed.broadcast(buffer, src=0)
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        # not by way of DDP: it would share the buffers at every batch, and ranks may have different numbers of them
+        with self.precision_plugin.val_step_context():
+            return self.lightning_module.validation_step(*args, **kwargs)
+
+    def mean_over_examples(self, value: float | None) -> float | None:
+        """The mean of a value over all validation examples, from its mean over each rank's.
+
+        Args:
+            value: This rank's; None if it has no examples. A value that is the mean over all already stays so.
+        """
+        loaders = tree_leaves(self.lightning_module.trainer.val_dataloaders)
+        seen = sum(loader.seen for loader in loaders)
+        of_all_ranks = [(v, n) for v, n in ranks.all_gather((value, seen)) if v is not None and n]
+        if len({v for v, _ in of_all_ranks}) <= 1:
+            return of_all_ranks[0][0] if of_all_ranks else value
+        return sum(v * n for v, n in of_all_ranks) / sum(n for _, n in of_all_ranks)
+
+    def watch(self, read: Callable[[GradBucket], None]) -> None:
+        """Calls `read` with every bucket of this rank's gradients before they are added up.
+
+        They are those of `share` times the number of ranks times this rank's loss. To be called before training starts,
+        in a callback's `on_train_start` at the latest.
+        """
+        self._read = read
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+        """Writes a file, on rank 0; what goes wrong there is raised on all ranks."""
+        write = partial(self.checkpoint_io.save_checkpoint, checkpoint, filepath, storage_options=storage_options)
+        ranks.on_rank_zero(write, Exception)
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        """What is in a file, for all ranks: rank 0 alone has to reach it."""
+        return ranks.on_rank_zero(partial(super().load_checkpoint, checkpoint_path, weights_only), Exception)
+
+    def barrier(self, *args: Any, **kwargs: Any) -> None:
+        ranks.all_reduce_sum(torch.zeros(1))
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        return ranks.all_gather(obj)[src]
+
+
+def _read_and_add_up(read, bucket):  # DDP refuses annotations that are strings
+    read(bucket)
+    return allreduce_hook(None, bucket)

@@ -1,0 +1,89 @@
+"""Racing: a trial that has run as long as the best complete trial of its cell needed cannot improve K*.
+
+Where a trial was really stopped depends on who finished first; what is reported does not. Every trial runs to step
+slack x K* at least, so how it went up to there is always known, and that alone is told.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from lit_dps.trial import SHORT_STEPS, Status, TrialResult
+
+FIRST_RUNG = 8  # checks that the first rung has at least
+GROWTH = 4
+
+
+def last_step(k_best: int | None, slack: float | None) -> float:
+    """The step that the trials of a cell have to reach, infinite where nothing is raced yet.
+
+    Args:
+        k_best: The fewest steps to result of the cell's complete trials so far.
+        slack: 1 stops trials at the best one, 2 at twice as many steps, None never.
+    """
+    return math.inf if k_best is None or slack is None else slack * k_best
+
+
+def rungs(check_interval: int, max_steps: int) -> list[float]:
+    """The steps at which trials that are run one at a time stop, as long as none of their cell is complete.
+
+    Else the first ones could spend the whole budget before the first good one begins. A trial that stopped goes on
+    for the next rung if it was saved, else it starts anew. Each is four times as long as the one before, the last one
+    is the budget: a cell that nobody completes costs at most about a third more.
+    """
+    steps, step = [], max_steps
+    while (step := step // GROWTH // check_interval * check_interval) >= FIRST_RUNG * check_interval:
+        steps.append(step)
+    return [*reversed(steps), math.inf]
+
+
+def best_steps(results: Sequence[TrialResult]) -> int | None:
+    """The fewest steps to result of the complete trials."""
+    return min((r.steps for r in results if r.status is Status.COMPLETE), default=None)
+
+
+def truncate_at_race_limit(results: Sequence[TrialResult], slack: float | None) -> list[TrialResult]:
+    """The results of a cell as they stood at step slack x K*, whoever finished first.
+
+    Trials that ended later, however they did, are outraced, and curves end there. An outraced trial that did not run so
+    far is left out: the slack was raised since, and it has to be run again.
+    """
+    limit = last_step(best_steps(results), slack)
+    return [seen for result in results if (seen := _until(result, limit)) is not None]
+
+
+def _until(result: TrialResult, limit: float) -> TrialResult | None:
+    end = result.steps_run if result.steps is None else result.steps
+    if result.status is Status.OUTRACED and end < limit:
+        return None
+    if end <= limit:
+        return result
+    return cut(dataclasses.replace(result, status=Status.OUTRACED, steps=None), limit)
+
+
+def cut(result: TrialResult, limit: float) -> TrialResult:
+    """A result whose curves end at a step. It keeps a share of its short steps, which the epochs spread evenly."""
+    run, observed = result.steps_run, result.observed
+    curve, smoothness = (
+        {key: values[: sum(step <= limit for step in series.get("step", []))] for key, values in series.items()}
+        for series in (result.curve, result.smoothness)
+    )
+    ended = dataclasses.replace(result, curve=curve, smoothness=smoothness)
+    if SHORT_STEPS in observed:
+        short = observed[SHORT_STEPS] * ended.steps_run / run
+        ended = dataclasses.replace(ended, observed={**observed, SHORT_STEPS: short})
+    return ended
+
+
+def longest_attempt(first: TrialResult | None, second: TrialResult) -> TrialResult:
+    """Of two attempts at a point, the one that tells more: an outraced one may be run again and further.
+
+    Whatever came after a failed one replaces it.
+    """
+    if first is None or first.status is Status.FAILED:
+        return second
+    further = second.steps_run > first.steps_run or second.status is Status.FAILED
+    more = first.status is Status.OUTRACED and further
+    return second if more else first

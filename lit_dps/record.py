@@ -1,0 +1,59 @@
+"""StudyRecord: all that is known of a study, as plain data. What reads it needs no database."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lit_dps.goal import Goal
+from lit_dps.space import Range
+from lit_dps.trial import Cell, Status, TrialResult
+
+
+@dataclass(frozen=True)
+class StudyRecord:
+    """All that a study knows: what it set out to do and what has been found so far.
+
+    Attributes:
+        name: Name of the study.
+        workload: Name of the workload.
+        goal: When a trial stops.
+        space: Range of each metaparameter by configuration key.
+        batch_sizes: Batch sizes of the grid, in examples.
+        sparsities: Sparsities of the grid, in [0, 1).
+        trials: Trials declared for each cell: points 0 to trials - 1.
+        seed: The study's seed.
+        goals: Further goal errors, above the goal's own, that the same runs answer (`lit_dps.analysis.goals`).
+        slack: How far beyond K* trials run, as a multiple of it; None to the step budget (`lit_dps.racing`).
+        config: The configuration it was started with.
+        results: Finished trials of every cell of the grid, by point, as they stood at step slack x K*; an empty list
+            where none has.
+        running: Trials of each cell that are started or queued and not yet finished.
+    """
+
+    name: str
+    workload: str
+    goal: Goal
+    space: dict[str, Range]
+    batch_sizes: tuple[int, ...]
+    sparsities: tuple[float, ...]
+    trials: int
+    seed: int
+    goals: tuple[float, ...]
+    slack: float | None
+    config: dict
+    results: dict[Cell, list[TrialResult]]
+    running: dict[Cell, int]
+
+    @property
+    def cells(self) -> list[Cell]:
+        """The grid, by sparsity, then batch size."""
+        return grid(self.batch_sizes, self.sparsities)
+
+    def resolved_results(self, cell: Cell) -> list[TrialResult]:
+        """The results of a cell but for failed trials: how those would have ended is not known, and they run again."""
+        return [result for result in self.results[cell] if result.status is not Status.FAILED]
+
+
+def grid(batch_sizes, sparsities) -> list[Cell]:
+    """All cells, by sparsity, then batch size."""
+    return [Cell(b, s) for s in sorted(sparsities) for b in sorted(batch_sizes)]

@@ -1,0 +1,1 @@
+"""The paper's protocol and claims, and the page that judges them."""

@@ -1,0 +1,130 @@
+"""The paper's claims on the metaparameter search (Lee et al. 2021, Section 3.2, Figure 3).
+
+A quantity grows where its rank correlation with B (Spearman) is above 0.5.
+
+8. The best learning rate grows with batch size: the learning rate of the K* trial, as effective rate,
+   rate / (1 - momentum), where momentum is searched too. Batch sizes whose K* is at the first check are left out: the
+   best of the trials that got there is not known.
+9. The region of successful metaparameters grows with batch size: the share of complete trials, at the budget in steps
+   that all cells share, over the points that have finished in all of them. Not decidable where trials were stopped by
+   racing (study.slack) and not by that budget.
+
+Both are resampled over the trials of each cell but failed ones, and need four batch sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from lit_dps.analysis.scaling import REPLICATES, FittedStudy
+from lit_dps.analysis.text import significant
+from lit_dps.record import StudyRecord
+from lit_dps.replication.rules import FEWEST, SEED, Finding, Verdict, at_each, decide, estimated
+from lit_dps.trial import Cell, Status, TrialResult
+
+TREND = 0.5
+RATE_NAMES, MOMENTUM_NAME = ("learning_rate", "lr"), "momentum"
+
+# A number of a cell from samples of its trials: the trials, best first, and (R, n) indices into them -> (R,)
+Statistic = Callable[[Sequence[TrialResult], np.ndarray], np.ndarray]
+
+
+def rate_grows(study: FittedStudy) -> Finding | None:
+    """Claim 8; None where not exactly one learning rate is searched, or for a study of one batch size."""
+    record = study.record
+    keys, momenta = _searched(record, *RATE_NAMES), _searched(record, MOMENTUM_NAME)
+    if len(keys) != 1 or len(record.batch_sizes) < 2:
+        return None
+
+    def rates(results: Sequence[TrialResult], drawn: np.ndarray) -> np.ndarray:
+        values = [result.trial.params[keys[0]] / (1 - _momentum(result, momenta)) for result in results]
+        complete = [result.status is Status.COMPLETE for result in results]
+        return np.where(complete, values, np.nan)[drawn.min(axis=1)]
+
+    name = "best effective learning rate" if momenta else "best learning rate"
+
+    def judge(sparsity: float) -> Finding:
+        sizes = [b for b in record.batch_sizes if b not in study.scalings[sparsity].at_first_check]
+        return _trend({b: record.resolved_results(Cell(b, sparsity)) for b in sizes}, rates, name)
+
+    return at_each(record.sparsities, judge)
+
+
+def region_grows(study: FittedStudy) -> Finding | None:
+    """Claim 9; None for a study of one batch size."""
+    record = study.record
+    if len(record.batch_sizes) < 2:
+        return None
+    if record.slack is not None:
+        return Finding(Verdict.UNDECIDABLE, f"trials stop at {record.slack:g} K*, not at a budget that all cells share")
+
+    def shares(results: Sequence[TrialResult], drawn: np.ndarray) -> np.ndarray:
+        return np.array([result.status is Status.COMPLETE for result in results], float)[drawn].mean(axis=1)
+
+    def judge(sparsity: float) -> Finding:
+        cells = {b: record.resolved_results(Cell(b, sparsity)) for b in record.batch_sizes}
+        common = set.intersection(*({result.trial.point for result in results} for results in cells.values()))
+        cells = {b: [result for result in results if result.trial.point in common] for b, results in cells.items()}
+        return _trend(cells, shares, "share of complete trials")
+
+    return at_each(record.sparsities, judge)
+
+
+def rank_correlation(values: np.ndarray) -> np.ndarray:
+    """Spearman's rank correlation of each row of values with its columns' order.
+
+    0 where all values are equal: no trend.
+
+    Args:
+        values: (R, n); nan where there is none.
+
+    Returns:
+        (R,) in [-1, 1]; nan for rows of fewer than `FEWEST` values.
+    """
+    known = np.isfinite(values)
+    ranks = _centred(_ranks(values), known)
+    order = _centred(_ranks(np.where(known, np.arange(values.shape[1], dtype=float), np.nan)), known)
+    scale = np.sqrt((ranks**2).sum(axis=1) * (order**2).sum(axis=1))
+    rho = np.divide((ranks * order).sum(axis=1), scale, out=np.zeros(len(values)), where=scale > 0)
+    return np.where(known.sum(axis=1) >= FEWEST, rho, np.nan)
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    """Ranks within each row, those of ties their mean, but for a constant; comparisons with nan count as nothing."""
+    one, other = values[:, :, None], values[:, None, :]
+    return (other < one).sum(axis=2) + (other == one).sum(axis=2) / 2
+
+
+def _centred(x: np.ndarray, known: np.ndarray) -> np.ndarray:
+    count = np.maximum(known.sum(axis=1, keepdims=True), 1)
+    return np.where(known, x - np.where(known, x, 0).sum(axis=1, keepdims=True) / count, 0)
+
+
+def _searched(record: StudyRecord, *names: str) -> list[str]:
+    return [key for key in record.space if key.rsplit(".", 1)[-1] in names]
+
+
+def _momentum(result: TrialResult, keys: Sequence[str]) -> float:
+    return result.trial.params[keys[0]] if keys else 0.0
+
+
+def _trend(cells: Mapping[int, Sequence[TrialResult]], statistic: Statistic, name: str) -> Finding:
+    whole, drawn = [], []
+    for batch_size, results in cells.items():
+        best_first = sorted(results, key=lambda r: (r.steps is None, r.steps or 0, r.trial.point))
+        count = len(results)
+        if count < FEWEST:
+            drawn.append(np.full(REPLICATES, np.nan))
+            whole.append(np.nan)
+            continue
+        samples = np.random.default_rng((SEED, batch_size)).integers(count, size=(REPLICATES, count))
+        drawn.append(statistic(best_first, samples))
+        whole.append(float(statistic(best_first, np.arange(count)[None])[0]))
+    known = [f"{significant(value)} at B={b}" for b, value in zip(cells, whole, strict=True) if np.isfinite(value)]
+    rho = float(rank_correlation(np.array([whole]))[0])
+    if not np.isfinite(rho):
+        return Finding(Verdict.UNDECIDABLE, f"{name} at {len(known)} batch sizes")
+    number = estimated(rho, rank_correlation(np.stack(drawn, axis=1))).map(lambda x: min(max(x, -1.0), 1.0))
+    return Finding(decide(number, above=TREND), f"{name} {known[0]}, {known[-1]}; rank correlation with B {number}")

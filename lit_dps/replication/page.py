@@ -1,0 +1,213 @@
+"""The page of the replication as Markdown, from studies alone: nothing on it is written by hand.
+
+The same studies give the same page but for its date, its command and the machine that it was made on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from lit_dps.analysis.report import notes, table_and_law
+from lit_dps.analysis.scaling import FittedStudy
+from lit_dps.analysis.summary import setting, summarize
+from lit_dps.analysis.theory_report import theory_text
+from lit_dps.record import StudyRecord
+from lit_dps.replication.claims import Judgement, judge, overall
+from lit_dps.replication.paper import protocol_rows, search_text
+from lit_dps.replication.rules import Verdict
+from lit_dps.trial import TrialResult
+
+# The images of the page: those of these figure files that a study, or a comparison of studies, has.
+FIGURES = {
+    "scaling": "K* against batch size by sparsity (the paper's Figure 1)",
+    "metaparameters": "how the trials ended over the search space (Figure 3)",
+    "lipschitz": "local Lipschitz constant of the gradient along training (Figure 4)",
+    "logs": "training loss and validation error of the K* trials (Figure 6)",
+}
+COMPARISONS = {
+    "optimizers": "K* against batch size by update rule (Figure 2)",
+    "ratios": "K* of sparse over dense networks (Figure 12)",
+}
+
+_THEORY = """\
+K\\* = c1/B + c2 with c1 proportional to Delta x beta x L at equal epsilon: the loss to go, the variance of the gradient
+at initialization, and the mean local Lipschitz constant along the run. The paper's ratios for 90 % sparse over dense
+Simple-CNN on MNIST are 1.00 x 0.54 x 3.09 = 1.67. `lit_dps/analysis/theory.py` has the derivation."""
+_RULES = """\
+A claim is a number in a range, both fixed beforehand (`lit_dps/analysis/claims/`). It is seen where the 95 %
+bootstrap interval over trials, in brackets, lies in the range, not seen where all of it lies outside, else not
+decidable at this scale; and what a study's batch sizes cannot reach, it cannot refute. Claims are judged at a study's
+own goal, from the trials that have finished."""
+
+
+class Image(NamedTuple):
+    """A figure of the page: what it shows, and its path from the page's folder."""
+
+    caption: str
+    path: str
+
+
+class Core(NamedTuple):
+    """Batch sizes of a study, and trials of each cell."""
+
+    batch_sizes: Sequence[int]
+    trials: int
+
+    def has(self, result: TrialResult) -> bool:
+        return result.trial.cell.batch_size in self.batch_sizes and result.trial.point < self.trials
+
+
+@dataclass(frozen=True)
+class Part:
+    """A study on the page.
+
+    Attributes:
+        study: The study, finished or not.
+        command: What makes it, in a shell.
+        core: The batch sizes and trials of a cell that its configuration asks for; the study may have been extended.
+        images: Its figures.
+    """
+
+    study: FittedStudy
+    command: str
+    images: Sequence[Image] = ()
+    core: Core | None = None
+
+    def hours(self, core: bool = False) -> float:
+        """Hours of training of its trials, or of those that its configuration asks for, one after another."""
+        results = self.study.record.results.values()
+        asked = self.core if core else None
+        chosen = (r for cell in results for r in cell if asked is None or asked.has(r))
+        return sum(result.seconds for result in chosen) / 3600
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the page was made on: CPU cores, model of the CPU, version of torch."""
+
+    cores: int
+    cpu: str
+    torch: str
+
+
+def replication_page(
+    parts: Sequence[Part], comparisons: Mapping[str, Sequence[Image]], machine: Machine, command: str, date: str
+) -> str:
+    """The whole page.
+
+    Args:
+        parts: At least one study.
+        comparisons: Figures of several studies, by what they have in common.
+        machine: What it is made on.
+        command: What makes it.
+        date: When it is made.
+    """
+    judgements = judge([part.study for part in parts], {part.study.record.name: part.command for part in parts})
+    sections = [
+        "# Replication\n",
+        "Lee, Ajanthan, Torr and Jaggi, [Understanding the Effects of Data Parallelism and Sparsity on Neural Network "
+        "Training](https://arxiv.org/abs/2003.11316) (ICLR 2021), as far as the studies below reach. This page is "
+        "computed from their stored trials.\n",
+        _made(parts, machine, command, date),
+        _claims(judgements),
+        _disagreements(judgements),
+        *(f"## {name}\n\n{_images(images)}" for name, images in comparisons.items() if images),
+        *(_part(part) for part in parts),
+        _theory(parts),
+    ]
+    return "\n".join(sections)
+
+
+def progress(record: StudyRecord) -> tuple[int, int]:
+    """How many of a study's trials have finished, and how many it has."""
+    cells = summarize(record)
+    return record.trials * len(cells) - sum(cell.pending for cell in cells), record.trials * len(cells)
+
+
+def _made(parts: Sequence[Part], machine: Machine, command: str, date: str) -> str:
+    rows, core, elapsed = [], 0.0, 0.0
+    for part in parts:
+        record = part.study.record
+        workers = setting(record.config, "study.workers") or machine.cores
+        asked, hours = part.hours(core=True) / workers, part.hours() / workers
+        core, elapsed = core + asked, elapsed + hours
+        row = {"study": f"`{record.name}`", "workload": record.workload, "trials": "{} of {}".format(*progress(record))}
+        row |= {"at a time": str(workers), "hours as configured": f"{asked:.2f}", "hours in all": f"{hours:.2f}"}
+        rows.append(row | {"command": f"`{part.command}`"})
+    made = f"This page was made {date} on {machine.cores} cores of {machine.cpu}, with torch {machine.torch}."
+    took = (
+        "Hours are those of the trials, on whatever machine ran them, shared by the workers. As configured, the "
+        f"studies take {core:.2f} hours; extended as their commands say, {elapsed:.2f} hours. Attempts that a later "
+        "one of the same trial went beyond do not count."
+    )
+    return f"## How it was made\n\n`{command}`\n\n{made} {took}\n\n{table(rows)}"
+
+
+def _claims(judgements: Sequence[Judgement]) -> str:
+    short, rows = [], []
+    for claim, verdicts in overall(judgements).items():
+        row = {"claim": f"{claim.text} ({claim.source})"}
+        short.append(row | {verdict: ", ".join(verdicts.get(verdict, ["-"])) or "no study" for verdict in Verdict})
+    for judgement in judgements:
+        row = {"claim": judgement.claim.text, "study": _named(judgement), "paper": judgement.claim.paper}
+        row |= {"measured": judgement.measured, "verdict": judgement.verdict}
+        rows.append(row | {"command": f"`{judgement.command}`" if judgement.command else "-"})
+    return f"## The paper's claims\n\n{_RULES}\n\n{table(short)}\n{table(rows)}"
+
+
+def _disagreements(judgements: Sequence[Judgement]) -> str:
+    lines = ["## What disagrees and what is not decidable\n"]
+    for verdict, said in ((Verdict.NOT_SEEN, "Not seen"), (Verdict.UNDECIDABLE, "Not decidable at this scale")):
+        found = [judgement for judgement in judgements if judgement.verdict is verdict]
+        lines.append(f"{said}:{'' if found else ' none.'}\n")
+        for judgement in found:
+            claim = judgement.claim
+            where = f" ({_named(judgement)})" if judgement.studies else ""
+            lines.append(f"- {_escaped(f'{claim.text}, in the paper {claim.paper}{where}: {judgement.measured}')}")
+        lines += [""] if found else []
+    return "\n".join(lines)
+
+
+def _part(part: Part) -> str:
+    record, scalings = part.study
+    done, declared = progress(record)
+    lines = [f"## Study {record.name}\n", f"Workload {record.workload}, made by `{part.command}`.\n"]
+    if done < declared:
+        lines.append(f"**{done} of {declared} trials have finished**; all of this page is about those.\n")
+    lines += [f"Searched: {search_text(record)}.\n", table(protocol_rows(record))]
+    lines.append(_block("\n".join([table_and_law(record, scalings), *(f"note: {line}" for line in notes(record))])))
+    return "\n".join([*lines, *([_images(part.images)] if part.images else [])])
+
+
+def _theory(parts: Sequence[Part]) -> str:
+    lines = ["## Theory\n", f"{_THEORY}\n"]
+    for part in parts:
+        text = theory_text(*part.study)
+        name = part.study.record.name
+        lines.append(f"`{name}`:\n\n{_block(text)}" if text else f"`{name}`: no terms were measured.\n")
+    return "\n".join(lines)
+
+
+def _named(judgement: Judgement) -> str:
+    return " against ".join(judgement.studies) or "-"
+
+
+def _images(images: Sequence[Image]) -> str:
+    return "\n".join(f"![{image.caption}]({image.path})\n\n*{_escaped(image.caption)}*\n" for image in images)
+
+
+def _block(text: str) -> str:
+    return f"```\n{text.rstrip()}\n```\n"
+
+
+def table(rows: Sequence[Mapping[str, str]]) -> str:
+    """Rows, all with the same columns, as a Markdown table; at least one."""
+    lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
+    return "\n".join(f"| {' | '.join(map(_escaped, line))} |" for line in lines) + "\n"
+
+
+def _escaped(text: str) -> str:
+    """Text in which K* and | mean nothing to Markdown; code stays code."""
+    return text if text.startswith("`") else text.replace("|", "\\|").replace("*", "\\*")

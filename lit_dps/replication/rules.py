@@ -1,0 +1,145 @@
+"""How a claim is decided: a number with its 95 % bootstrap interval against a range that is fixed beforehand.
+
+A claim says that a number lies in a range. It is *seen* where the whole interval lies in the range, *not seen* where
+all of it lies outside, and *not decidable at this scale* otherwise. The intervals come from resampling what a study has
+drawn at random, its trials, and from K* being known to one check interval; they do not know of other initial weights or
+data.
+
+Where a claim is about several sparsities it is not seen if it is not seen at one of them, seen if it is seen at all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from enum import StrEnum
+from typing import NamedTuple
+
+import numpy as np
+
+from lit_dps.analysis.scaling import PERCENTILES, REPLICATES, FittedStudy, Interval, Scaling, estimate, resample
+from lit_dps.racing import best_steps, last_step
+from lit_dps.trial import Cell, Status
+
+SEED = 0
+FEWEST = 4  # trials of a cell, points or batch sizes below which a bootstrap says too little to decide anything
+MARGIN = 1.1  # factor within which two quantities count as equal
+DENSE, SPARSE = 0.0, 0.9  # the sparsities that the paper compares
+
+
+class Verdict(StrEnum):
+    """What a study says of a claim."""
+
+    SEEN = "seen"
+    NOT_SEEN = "not seen"
+    UNDECIDABLE = "not decidable at this scale"
+
+
+class Finding(NamedTuple):
+    """A verdict and the sentence with the numbers that it rests on."""
+
+    verdict: Verdict
+    measured: str
+
+
+class Estimate(NamedTuple):
+    """A number with its interval, which is unbounded on the sides that the data leave open."""
+
+    value: float
+    interval: Interval
+
+    def __str__(self) -> str:
+        return estimate(self.value, self.interval)
+
+    def map(self, function: Callable[[float], float]) -> Estimate:
+        """The estimate of an increasing function of the number."""
+        return Estimate(function(self.value), Interval(*map(function, self.interval)))
+
+
+def estimated(value: float, low: np.ndarray, high: np.ndarray | None = None) -> Estimate:
+    """A number with the interval of its resamples, widened to hold it.
+
+    Args:
+        value: From all trials.
+        low: (R,) of the resamples, where the number is only known to lie between two limits the lower one. A resample
+            that is nan could have been anything.
+        high: (R,) the upper limits, if they are others.
+    """
+    lowest = np.where(np.isnan(low), -np.inf, low)
+    highest = low if high is None else high
+    highest = np.where(np.isnan(highest), np.inf, highest)
+    # Of the data themselves: an interpolated percentile does not survive infinities.
+    ends = (np.percentile(x, p, method="inverted_cdf") for x, p in zip((lowest, highest), PERCENTILES, strict=True))
+    return Estimate(value, Interval(min(float(next(ends)), value), max(float(next(ends)), value)))
+
+
+def decide(number: Estimate | None, above: float = -math.inf, to: float = math.inf) -> Verdict:
+    """Whether the number lies in (above, to]; not decidable without a number."""
+    if number is None:
+        return Verdict.UNDECIDABLE
+    low, high = number.interval
+    if low > above and high <= to:
+        return Verdict.SEEN
+    return Verdict.NOT_SEEN if high <= above or low > to else Verdict.UNDECIDABLE
+
+
+def combined(verdicts: Iterable[Verdict]) -> Verdict:
+    """The verdict on a claim that is about all of several cases."""
+    found = set(verdicts)
+    if Verdict.NOT_SEEN in found:
+        return Verdict.NOT_SEEN
+    return Verdict.SEEN if found == {Verdict.SEEN} else Verdict.UNDECIDABLE
+
+
+def at_each(sparsities: Sequence[float], judge: Callable[[float], Finding]) -> Finding:
+    """The findings at some sparsities as one."""
+    found = {sparsity: judge(sparsity) for sparsity in sparsities}
+    verdict = combined(finding.verdict for finding in found.values())
+    return Finding(verdict, "; ".join(f"S={s:g}: {finding.measured}" for s, finding in found.items()))
+
+
+def k_star_draws(study: FittedStudy, cell: Cell) -> tuple[np.ndarray, np.ndarray]:
+    """K* of the resamples of a cell, between limits.
+
+    The goal was met after the last check that missed it, and a resample without a complete trial would have met it
+    after the budget, or where trials were outraced, or where the first was stopped by its module or a callback. Failed
+    trials tell nothing. Cells of one batch size with as many trials are resampled by the same points of the search.
+
+    Returns:
+        (R,) lower limits and (R,) upper limits, in steps: 0 and infinity with fewer than `FEWEST` trials.
+    """
+    results, goal = study.record.resolved_results(cell), study.record.goal
+    if len(results) < FEWEST:
+        return np.zeros(REPLICATES), np.full(REPLICATES, np.inf)
+    drawn = resample([result.steps for result in results], REPLICATES, (SEED, cell.batch_size))
+    stopped = [result.steps_run for result in results if result.status is Status.STOPPED]
+    known = min(last_step(best_steps(results), study.record.slack), goal.max_steps, *stopped)
+    met = np.isfinite(drawn)
+    return np.where(met, drawn - goal.check_interval, known), np.where(met, drawn, np.inf)
+
+
+def log_ratio(over: tuple[np.ndarray, np.ndarray], under: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, ...]:
+    """Limits of log(over / under), from those of both: (R,) lower and (R,) upper."""
+    with np.errstate(divide="ignore"):  # a lower limit of 0 steps
+        return np.log(over[0]) - np.log(under[1]), np.log(over[1]) - np.log(under[0])
+
+
+def fit_ratio(
+    over: Scaling, under: Scaling, value: Callable[[np.ndarray, np.ndarray], np.ndarray]
+) -> tuple[float, np.ndarray] | None:
+    """The ratio of a number of two fitted laws, and its resamples; None where a law has none.
+
+    The resamples of the two go together as they come: those of one study at two sparsities are by the same points.
+
+    Args:
+        over: The law above the line.
+        under: The law below it.
+        value: The number from c1 and c2, elementwise.
+    """
+    count = min(len(over.replicates), len(under.replicates))
+    if over.fit is None or under.fit is None or not count:
+        return None
+    with np.errstate(divide="ignore", invalid="ignore"):
+        drawn = [value(*law.replicates[:count].T) for law in (over, under)]
+        whole = [value(np.array(law.fit.c1), np.array(law.fit.c2)) for law in (over, under)]
+        return float(np.divide(*whole)), np.divide(*drawn)

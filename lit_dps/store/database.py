@@ -1,0 +1,149 @@
+"""The database of a study, opened by one process at a time, and the processes that share it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol
+
+import optuna
+from optuna.exceptions import StorageInternalError
+from optuna.storages import BaseStorage
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
+
+from lit_dps.errors import StorageError, UserError
+from lit_dps.store.peers import CONNECT, MachinePeers, ServerPeers
+from lit_dps.store.urls import is_postgresql, scrubbed, sqlite_file, without_password
+
+LOCKED_TIMEOUT = 20  # seconds to wait for a database that another process writes to
+
+
+class Peers(Protocol):
+    """The processes that share a storage, as one of them sees them.
+
+    Attributes:
+        owner: The name of this process, which no other has.
+    """
+
+    owner: str
+
+    def lock(self, name: str) -> AbstractContextManager:
+        """A lock among them; may be taken again by who holds it."""
+
+    def alive(self, who: str | None) -> bool:
+        """Whether the process of that name still runs; nobody does not."""
+
+
+@cache
+def peers(url: str) -> Peers:
+    """The processes that share a storage: on any machines through PostgreSQL, else those of this machine."""
+    if is_postgresql(url):
+        return ServerPeers(url)
+    file = sqlite_file(url)
+    if file is None:
+        digest = hashlib.sha256(url.encode()).hexdigest()[:16]
+        file = Path(tempfile.gettempdir()) / f"lit_dps-{os.getuid()}-{digest}"
+    return MachinePeers(file)
+
+
+def storage_lock(url: str) -> AbstractContextManager:
+    """The lock of all processes that share a storage; may be taken again by who holds it."""
+    return peers(url).lock("storage")
+
+
+def open_storage(url: str) -> optuna.storages.RDBStorage:
+    """Opens an Optuna storage, making it where there is none; safe for several processes at once.
+
+    Raises:
+        StorageError: if it cannot be opened or made.
+    """
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    engine: dict[str, Any] = {}
+    with storage_errors(url):
+        file = sqlite_file(url)
+        if file is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            engine = {"connect_args": {"timeout": LOCKED_TIMEOUT}}
+        elif is_postgresql(url):  # a connection may lie idle for the hours of a trial
+            engine = {"connect_args": CONNECT, "pool_pre_ping": True}
+        with storage_lock(url):
+            return optuna.storages.RDBStorage(url, engine_kwargs=engine)
+
+
+@contextmanager
+def storage_for_now(url: str) -> Iterator[optuna.storages.RDBStorage]:
+    """The same, for the time of the body: a server has so many connections."""
+    storage = open_storage(url)
+    try:
+        yield storage
+    finally:
+        storage.remove_session()
+        storage.engine.dispose()
+
+
+# What they raise where a storage cannot be used, and what to make of what they say.
+UNUSABLE = (SQLAlchemyError, StorageInternalError, OSError, ImportError, RuntimeError, json.JSONDecodeError)
+HINTS = {
+    "version_info": "it is not an Optuna database",
+    "locked": "another process is writing to it",
+    "No module named 'psycopg": "pip install 'lit_dps[postgres]', and begin the URL with postgresql+psycopg://",
+}
+GONE = "Record does not exist."  # Optuna's KeyError for a study or a trial that it does not find
+
+
+@contextmanager
+def storage_errors(storage: BaseStorage | str) -> Iterator[None]:
+    """Raises StorageError for whatever goes wrong with an Optuna storage, or with the one at a URL, in the body."""
+    where = place(storage).rpartition("@")[2]  # of what is no URL, nobody knows which part is the password
+    no_url = f"{where!r} is not a storage URL such as sqlite:///mlruns/study.db"
+    if isinstance(storage, str):
+        try:
+            make_url(storage)
+        except (ArgumentError, ValueError) as error:  # ValueError: a port that is no number
+            raise StorageError(no_url) from error
+    try:
+        yield
+    except UserError:
+        raise
+    except ArgumentError as error:  # no such kind of database
+        raise StorageError(no_url) from error
+    except KeyError as error:
+        if error.args != (GONE,):
+            raise
+        raise StorageError(f"{place(storage)}: what was there is gone, deleted or put back from a copy") from error
+    except UNUSABLE as error:
+        said = scrubbed(first_line(error), _url(storage))
+        hint = next((f" ({hint})" for sign, hint in HINTS.items() if sign in said), "")
+        raise StorageError(f"cannot use {place(storage)}: {said}{hint}") from error
+
+
+def place(storage: BaseStorage | str) -> str:
+    """The URL of a storage, without its secrets."""
+    return without_password(_url(storage)) or "the storage"
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says, named where it would say too little.
+
+    Optuna calls any trouble with a database one of committing; what the database itself said is the cause of that.
+    """
+    if isinstance(error, StorageInternalError):
+        error = error.__cause__ or error
+    if isinstance(error, DBAPIError):
+        error = error.orig
+    text = next(iter(str(error).splitlines()), "")
+    tells = text and not isinstance(error, (KeyError, AttributeError))
+    return text if tells else f"{type(error).__name__} {text}".strip()
+
+
+def _url(storage: BaseStorage | str) -> str:
+    if isinstance(storage, str):
+        return storage
+    return getattr(storage, "url", None) or getattr(getattr(storage, "_backend", None), "url", None) or ""

@@ -1,0 +1,164 @@
+"""The header of a study: what it set out to do. Written once; afterwards a study can be extended, not changed."""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+import optuna
+from optuna.storages import BaseStorage
+
+from lit_dps.config import StudyConfig
+from lit_dps.errors import UserError
+from lit_dps.goal import Goal
+from lit_dps.store.database import storage_errors, storage_for_now, storage_lock
+from lit_dps.store.schema import FORMAT, FORMAT_ATTR
+from lit_dps.store.urls import sqlite_file
+
+IDENTITY = "identity"
+UID = "uid"  # what tells a study from all others, also from one of its name that was deleted before
+
+
+class StudyChanged(UserError):
+    """A study was asked to go on under a configuration that would make its results another experiment's."""
+
+
+def attributes(storage: BaseStorage, name: str) -> dict[str, Any]:
+    """The user attributes of a study in Optuna; none where there is no such study."""
+    try:
+        return storage.get_study_user_attrs(storage.get_study_id_from_name(name))
+    except KeyError:
+        return {}
+
+
+def uid_of(storage: BaseStorage, name: str) -> str | None:
+    """What tells a study from all others; None where there is none, or one that was declared before there were uids."""
+    return attributes(storage, name).get(UID)
+
+
+def check_unchanged(url: str, name: str, identity: Mapping[str, Any]) -> None:
+    """Raises StudyChanged, naming every key that differs, if a study of this name has another identity.
+
+    Creates nothing.
+    """
+    file = sqlite_file(url)
+    if file is not None and not file.exists():
+        return
+    with storage_errors(url), storage_for_now(url) as storage:
+        if name not in optuna.get_all_study_names(storage):
+            return
+        attrs = optuna.load_study(study_name=name, storage=storage).user_attrs
+        if FORMAT_ATTR in attrs and (differences := compare(attrs[IDENTITY], identity)):
+            raise StudyChanged(
+                f"study {name!r} was made with another configuration: {'; '.join(differences)}; "
+                "restore it, or give the new one another study.name"
+            )
+
+
+def declare(
+    url: str,
+    study: StudyConfig,
+    workload: str,
+    goal: Goal,
+    identity: Mapping[str, Any],
+    config: Mapping[str, Any],
+) -> tuple[float | None, str]:
+    """Writes the header of a new study, or extends that of an existing one.
+
+    More trials, batch sizes, sparsities and goals, and a larger slack, extend a study; nothing is ever taken away.
+
+    Args:
+        url: Optuna storage URL.
+        study: The grid and the search.
+        workload: Name of the workload.
+        goal: When trials stop.
+        identity: All that decides results, nested, plain JSON: must be equal when a study is taken up again.
+        config: The whole configuration, for the record.
+
+    Returns:
+        The study's slack, the largest that it was ever run with, and its uid.
+
+    Raises:
+        StudyChanged: naming every key that differs.
+        StorageError: if the storage cannot be used.
+    """
+    with storage_errors(url), storage_for_now(url) as storage, storage_lock(url):
+        check_unchanged(url, study.name, identity)
+        written = extend(
+            storage,
+            study.name,
+            {
+                "workload": workload,
+                "goal": dataclasses.asdict(goal),
+                "seed": study.seed,
+                "space": {key: dataclasses.asdict(range_) for key, range_ in study.space.items()},
+                IDENTITY: dict(identity),
+                "config": dict(config),
+                "batch_sizes": study.batch_sizes,
+                "sparsities": study.sparsities,
+                "trials": study.trials,
+                "goals": study.goals,
+                "slack": study.slack,
+            },
+        )
+    return written["slack"], written[UID]
+
+
+def extend(storage: BaseStorage, name: str, attrs: Mapping[str, Any]) -> dict[str, Any]:
+    """Writes the header of a new study, or extends that of an existing one, under the storage's lock.
+
+    Args:
+        storage: The study's storage.
+        name: The study's name.
+        attrs: The header's user attributes, but for uid and format. What of them neither extends nor is part of the
+            identity takes the place of what was there.
+
+    Returns:
+        The header's user attributes.
+    """
+    header = optuna.create_study(study_name=name, storage=storage, load_if_exists=True)
+    was = header.user_attrs
+    new = {
+        **attrs,
+        UID: was.get(UID) or uuid.uuid4().hex,
+        "batch_sizes": sorted({*was.get("batch_sizes", []), *attrs["batch_sizes"]}),
+        "sparsities": sorted({*was.get("sparsities", []), *attrs["sparsities"]}),
+        "trials": max(was.get("trials", 0), attrs["trials"]),
+        "goals": sorted({*was.get("goals", []), *attrs["goals"]}),
+        # a header of before there was racing has no slack: its trials ran to the budget
+        "slack": _larger(was.get("slack"), attrs["slack"]) if FORMAT_ATTR in was else attrs["slack"],
+        FORMAT_ATTR: FORMAT,  # last: a header without it was cut short and is written anew
+    }
+    for key, value in new.items():
+        if key not in was or was[key] != value:
+            header.set_user_attr(key, value)
+    return new
+
+
+def _larger(one: float | None, other: float | None) -> float | None:
+    """The larger slack; None is the largest."""
+    return None if one is None or other is None else max(one, other)
+
+
+def compare(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """The dotted keys whose values differ, each with both values."""
+    before, after = flatten(was), flatten(now)
+    absent = "(absent)"
+    return [
+        f"{key} was {before.get(key, absent)!r} and is {after.get(key, absent)!r}"
+        for key in sorted(before.keys() | after.keys())
+        if before.get(key, absent) != after.get(key, absent)
+    ]
+
+
+def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"a": {"b": 1}} -> {"a.b": 1}."""
+    flat: dict[str, Any] = {}
+    for key, value in nested.items():
+        if isinstance(value, Mapping) and value:
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat

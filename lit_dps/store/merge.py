@@ -1,0 +1,225 @@
+"""Takes over trials of the same studies that were run elsewhere, so that results of several machines join."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Any
+
+import optuna
+from optuna.storages import BaseStorage
+from optuna.trial import FrozenTrial, TrialState
+
+from lit_dps.errors import StorageError
+from lit_dps.racing import last_step, longest_attempt
+from lit_dps.record import grid
+from lit_dps.store.attempts import ran_to, steps_of
+from lit_dps.store.cells import check_cell, open_cell
+from lit_dps.store.database import storage_errors, storage_for_now, storage_lock
+from lit_dps.store.elsewhere import Elsewhere
+from lit_dps.store.header import IDENTITY, UID, StudyChanged, attributes, compare, extend
+from lit_dps.store.read import list_studies, read_study
+from lit_dps.store.schema import FORMAT_ATTR, POINT_ATTR, RESULT_ATTR, cell_study_name, decode_result
+from lit_dps.store.urls import without_password
+from lit_dps.trial import Cell, Status, Trial, TrialResult
+
+MERGED_FROM = "merged_from"  # the user attribute of a trial that says where it was taken over from
+_RECORDS = ("workload", "goal", "seed", "space", IDENTITY, "config")  # of a header: an existing study keeps its own
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """A trial that ended otherwise elsewhere.
+
+    Attributes:
+        point: Its point.
+        place: Where it did.
+        k_differs: Whether its steps to result are others, or it has some in one of the two alone.
+    """
+
+    point: int
+    place: str
+    k_differs: bool
+
+
+@dataclass
+class Merged:
+    """What became of the trials of a study.
+
+    Attributes:
+        taken: Trials of which something was taken over.
+        known: Trials of which nothing was new.
+        conflicts: By cell, those that ended otherwise: what was there is kept.
+    """
+
+    taken: int = 0
+    known: int = 0
+    conflicts: dict[Cell, list[Conflict]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    stored: FrozenTrial
+    result: TrialResult
+
+
+def merge(url: str, others: Sequence[Elsewhere], only: str | None = None) -> dict[str, Merged]:
+    """Takes over what other storages know of their studies. What is stored already stays.
+
+    Args:
+        url: Optuna storage URL; the storage is made where there is none.
+        others: The other storages.
+        only: The name of the one study to take over; by default all of them.
+
+    Returns:
+        What became of each study, by name.
+
+    Raises:
+        StudyChanged: if studies of the same name have different identities; then nothing was changed.
+        StorageError: if a storage cannot be used, or does not hold what it should.
+    """
+    wanted = [(other, name) for other in others for name in ([only] if only else _studies(other))]
+    first: dict[str, tuple[str, Mapping]] = {}
+    for other, name in wanted:  # all that can be wrong is found before anything is made or changed
+        theirs = _header(other.storage, name)
+        _check_same(name, *first.setdefault(name, (other.place, theirs)), other.place, theirs)
+    with storage_errors(url), storage_for_now(url) as storage, storage_lock(url):
+        for other, name in wanted:
+            _check_target(storage, without_password(url), other, name)
+        merged = {name: Merged() for _, name in wanted}
+        for other, name in wanted:
+            _merge_study(storage, other, name, merged[name])
+    return merged
+
+
+def _studies(other: Elsewhere) -> list[str]:
+    if not (names := list_studies(other.storage)):
+        raise StorageError(f"no study in {other.place}")
+    return names
+
+
+def _header(storage: BaseStorage, name: str) -> Mapping[str, Any]:
+    """The user attributes of a study. Raises StorageError if anything of it is missing or damaged."""
+    read_study(storage, name)
+    header = attributes(storage, name)
+    if IDENTITY not in header:
+        raise StorageError(f"study {name!r} is damaged: it has no identity")
+    _check_cells(storage, name, header, header.get(UID))
+    return header
+
+
+def _check_cells(storage: BaseStorage, name: str, header: Mapping[str, Any], uid: str | None) -> None:
+    for cell in grid(header["batch_sizes"], header["sparsities"]):
+        check_cell(attributes(storage, cell_study_name(name, cell)), name, cell, uid)
+
+
+def _check_same(name: str, here: str, ours: Mapping, there: str, theirs: Mapping) -> None:
+    if differences := compare(ours[IDENTITY], theirs[IDENTITY]):
+        raise StudyChanged(
+            f"study {name!r} of {there} was made with another configuration than that of {here}: "
+            f"{'; '.join(differences)}"
+        )
+
+
+def _check_target(storage: BaseStorage, place: str, other: Elsewhere, name: str) -> None:
+    ours, theirs = attributes(storage, name), attributes(other.storage, name)
+    whole = FORMAT_ATTR in ours
+    if whole:
+        _check_same(name, place, _header(storage, name), other.place, theirs)
+    _check_cells(storage, name, theirs, ours.get(UID, None if whole else "none yet"))
+
+
+def _merge_study(storage: BaseStorage, other: Elsewhere, name: str, merged: Merged) -> None:
+    ours, theirs = attributes(storage, name), attributes(other.storage, name)
+    kept = ours if FORMAT_ATTR in ours else theirs
+    grown = {key: theirs[key] for key in ("batch_sizes", "sparsities", "trials")}
+    grown |= {"goals": theirs.get("goals", []), "slack": theirs.get("slack")}
+    header = extend(storage, name, {**{key: kept[key] for key in _RECORDS}, **grown})
+    for cell in grid(theirs["batch_sizes"], theirs["sparsities"]):
+        _merge_cell(storage, other, name, cell, header, merged)
+
+
+def _merge_cell(
+    storage: BaseStorage, other: Elsewhere, name: str, cell: Cell, header: Mapping[str, Any], merged: Merged
+) -> None:
+    there = _attempts(other.storage, name, cell)
+    if not there:
+        return
+    here, study = _attempts(storage, name, cell), open_cell(storage, name, cell, header[UID])
+    for point, attempts in sorted(there.items()):
+        new = _news(here.get(point, []), attempts)
+        if new is None:
+            steps = {_telling(each).result.steps for each in (here[point], attempts)}
+            conflict = Conflict(point, other.place, len(steps) > 1)
+            merged.conflicts.setdefault(cell, []).append(conflict)
+            continue
+        for attempt in new:
+            trial = copy.deepcopy(attempt.stored)
+            trial.user_attrs = {MERGED_FROM: other.place, **trial.user_attrs}  # the first place, if there are several
+            study.add_trial(trial)
+        merged.taken += bool(new)
+        merged.known += not new
+    _withdraw(study, storage, header["slack"])
+
+
+def _attempts(storage: BaseStorage, name: str, cell: Cell) -> dict[int, list[_Attempt]]:
+    """The finished attempts of a cell that have a result, by point, oldest first."""
+    found: dict[int, list[_Attempt]] = {}
+    study = cell_study_name(name, cell)
+    if study not in optuna.get_all_study_names(storage):
+        return found
+    for trial in storage.get_all_trials(storage.get_study_id_from_name(study), deepcopy=False):
+        if trial.state.is_finished() and RESULT_ATTR in trial.user_attrs:
+            point = trial.user_attrs[POINT_ATTR]
+            result = decode_result(trial.user_attrs[RESULT_ATTR], Trial(cell, point, trial.params))
+            found.setdefault(point, []).append(_Attempt(trial, result))
+    return found
+
+
+def _news(here: Sequence[_Attempt], there: Sequence[_Attempt]) -> Sequence[_Attempt] | None:
+    """What other attempts at a point tell beyond those that are here; None where they contradict them."""
+    if len(here) <= len(there) and all(map(_equal, here, there)):  # the same and perhaps more, or nothing here
+        return there[len(here) :]
+    ours, theirs = _telling(here), _telling(there)
+    if not _alike(ours, theirs):
+        return None
+    if theirs.result.status is Status.FAILED or _equal(ours, theirs):
+        return []
+    if longest_attempt(ours.result, theirs.result) is theirs.result:
+        return [theirs]
+    return [] if longest_attempt(theirs.result, ours.result) is ours.result else None
+
+
+def _telling(attempts: Sequence[_Attempt]) -> _Attempt:
+    """The attempt that tells most; a failed one only where there is nothing else."""
+    told = [each for each in attempts if each.result.status is not Status.FAILED] or attempts
+    return reduce(lambda one, two: two if longest_attempt(one.result, two.result) is two.result else one, told)
+
+
+def _alike(one: _Attempt, other: _Attempt) -> bool:
+    """Whether two attempts have the same metaparameters, but for how a machine rounds its logarithms."""
+    ours, theirs = one.stored.params, other.stored.params
+    return ours.keys() == theirs.keys() and all(math.isclose(ours[key], theirs[key], rel_tol=1e-9) for key in ours)
+
+
+def _equal(one: _Attempt, other: _Attempt) -> bool:
+    ours, theirs = one.stored.user_attrs[RESULT_ATTR], other.stored.user_attrs[RESULT_ATTR]
+    return _alike(one, other) and all(ours[key] == theirs[key] for key in ("status", "steps", "curve"))
+
+
+def _withdraw(study: optuna.Study, storage: BaseStorage, slack: float | None) -> None:
+    """Ends trials that wait to be run and need not be any more; a worker declares anew what it still needs."""
+    trials = study.get_trials(deepcopy=False)
+    limit = last_step(min(steps_of(study).values(), default=None), slack)
+    ran: dict[int, float] = {}
+    for trial in trials:
+        result = trial.user_attrs.get(RESULT_ATTR)
+        if trial.state.is_finished() and result is not None and result["status"] != Status.FAILED:
+            point = trial.user_attrs[POINT_ATTR]
+            ran[point] = max(ran.get(point, -math.inf), ran_to(trial.user_attrs))
+    for trial in trials:
+        if trial.state is TrialState.WAITING and ran.get(trial.user_attrs[POINT_ATTR], -math.inf) >= limit:
+            storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)

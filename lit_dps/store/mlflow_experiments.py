@@ -1,0 +1,108 @@
+"""The experiments of an MLflow tracking store, made by one process at a time, and the addresses of their pages."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+
+from lit_dps.errors import StorageError, UserError
+from lit_dps.store.peers import ServerPeers
+from lit_dps.store.urls import absolute, is_http, is_postgresql, scrubbed, sqlite_file, without_password
+
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+# MLflow's 7 tries of 120 seconds keep a study waiting for a server that is gone.
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
+warnings.filterwarnings("ignore", message='.*"noload".*')  # MLflow 3.17 under SQLAlchemy 2.1; harmless
+
+import mlflow  # noqa: E402
+from filelock import FileLock  # noqa: E402
+from mlflow.entities import Experiment  # noqa: E402
+
+logging.getLogger("mlflow").setLevel(logging.WARNING)
+logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # a traceback; mlflow_errors says it in a line
+logging.getLogger("alembic").setLevel(logging.WARNING)
+
+
+def open_experiment(uri: str, folder: str, name: str) -> tuple[mlflow.MlflowClient, str]:
+    """A client and the experiment's id, made where there is none; safe for several processes at once.
+
+    Args:
+        uri: Tracking URI.
+        folder: Folder of the artifacts, unless the URI is a server that keeps them itself.
+        name: Name of the experiment. One that was deleted is restored.
+
+    Raises:
+        StorageError: if MLflow cannot be used.
+    """
+    root = Path(folder).absolute()
+    with mlflow_errors(uri), _lock(uri):
+        client = mlflow.MlflowClient(tracking_uri=absolute(uri))
+        found: Experiment | None = client.get_experiment_by_name(name)
+        if found is None:
+            location = None if is_http(uri) else (root / "artifacts" / name.replace("/", "_")).as_uri()
+            try:
+                return client, client.create_experiment(name, artifact_location=location)
+            except mlflow.exceptions.MlflowException:  # on a server, another process may have been faster
+                if (found := client.get_experiment_by_name(name)) is None:
+                    raise
+        if found.lifecycle_stage != "active":
+            client.restore_experiment(found.experiment_id)
+        return client, found.experiment_id
+
+
+def experiments(uri: str) -> list[Experiment]:
+    """The experiments that hold runs. Raises StorageError if the tracking store cannot be read or does not exist."""
+    file = sqlite_file(uri)
+    if file is not None and not file.exists():
+        raise StorageError(f"no MLflow database at {file}: run a study first, or name it by --storage.folder")
+    with mlflow_errors(uri):
+        client = mlflow.MlflowClient(tracking_uri=absolute(uri))
+        found = client.search_experiments(order_by=["name ASC"])
+        return [e for e in found if client.search_runs([e.experiment_id], max_results=1)]
+
+
+def page_address(uri: str, experiment_id: str, run_id: str | None = None, port: int = 5000) -> str:
+    """The page of an experiment's runs, or of the charts of one run, on an MLflow server, else on the one of `ui`.
+
+    Without the workflow type MLflow 3 opens its pages for language models.
+    """
+    server = without_password(uri).rstrip("/") if is_http(uri) else f"http://127.0.0.1:{port}"
+    page = "runs" if run_id is None else f"runs/{run_id}/model-metrics"
+    return f"{server}/#/experiments/{experiment_id}/{page}?workflowType=machine_learning"
+
+
+@contextmanager
+def mlflow_errors(uri: str) -> Iterator[None]:
+    """Raises StorageError, in one line and without passwords, for whatever MLflow and the layers below it raise."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # theirs are of many kinds: MLflow, requests, alembic, SQLAlchemy, drivers
+        said = getattr(error, "orig", None) or error  # what the database said, without the statement
+        text = " ".join(f"{'' if str(said) else type(said).__name__}{said}".split())
+        raise StorageError(f"MLflow at {without_password(uri)}: {scrubbed(text, uri)[:300]}") from error
+
+
+def _lock(uri: str) -> AbstractContextManager:
+    """What keeps two processes from making the tables at once; a server sees to that itself."""
+    if (file := sqlite_file(uri)) is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        return FileLock(file.with_name(f".{file.stem}.lock"))
+    return _server_lock(uri) if is_postgresql(uri) else nullcontext()
+
+
+@contextmanager
+def _server_lock(uri: str) -> Iterator[None]:
+    peers = ServerPeers(uri)
+    try:
+        with peers.lock("mlflow"):
+            yield
+    finally:
+        peers.close()

@@ -1,0 +1,220 @@
+"""The Optuna side of a study: declares its trials, hands them out, takes their results.
+
+The layout is in `lit_dps.store.read`. A point is declared by enqueueing a trial that holds its index; whoever
+asks takes the first waiting one. All of that happens under one lock of the processes that share the storage, since
+sqlite alone lets two of them take the same waiting trial.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import optuna
+from optuna.trial import TrialState
+
+from lit_dps.errors import StorageError
+from lit_dps.racing import last_step
+from lit_dps.store.attempts import end, give_up, ran_to, steps_of
+from lit_dps.store.cells import open_cell
+from lit_dps.store.database import open_storage, peers, storage_errors
+from lit_dps.store.header import uid_of
+from lit_dps.store.schema import POINT_ATTR
+from lit_dps.store.sobol import SobolSampler, distributions
+from lit_dps.trial import Cell, Trial, TrialResult
+
+OWNER = "owner"
+POLL = 1.0  # seconds
+MAX_QUEUED = 50  # points of a cell that wait at a time
+
+
+class Store:
+    """The trials of one study, as one worker sees them.
+
+    Args:
+        url: Optuna storage URL.
+        name: The study's name; its header must exist.
+        cells: Cells to run, in this order.
+        points: Trials of each cell: points 0 to points - 1.
+        sampler: Where the points lie.
+        seed: The study's seed, carried by every trial.
+        slack: How far beyond the best of its cell a trial has to run; see `lit_dps.racing`.
+        rungs: Steps at which trials pause while none of their cell is complete, ending with infinity.
+        uid: What `lit_dps.store.header.declare` said of the study; None asks nothing.
+        began: When this run of the study began, in seconds since the epoch: trials that failed before are run again.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        name: str,
+        cells: Sequence[Cell],
+        points: int,
+        sampler: SobolSampler,
+        seed: int,
+        slack: float | None = None,
+        rungs: Sequence[float] = (math.inf,),
+        uid: str | None = None,
+        began: float = 0.0,
+    ):
+        self.storage, self.peers, self.uid, self.began = open_storage(url), peers(url), uid, began
+        self.url, self.name, self.cells, self.points, self.sampler, self.seed = url, name, cells, points, sampler, seed
+        self.slack, self.rungs = slack, (math.inf,) if slack is None else rungs
+        self.distributions = distributions(sampler.space)
+        self._claims: dict[tuple[Cell, int], optuna.Trial] = {}
+        self._studies: dict[Cell, optuna.Study] = {}
+        self._left: dict[Cell, dict[int, int]] = {}
+        self._limits: dict[Cell, tuple[float, float]] = {}
+        self._rung: dict[Cell, float] = {}
+
+    def ask(self) -> Iterator[Trial]:
+        """Trials to run, one at a time, until no point is left that nobody has run or is running."""
+        found = True
+        while found:  # once more: a process that died meanwhile left its trials behind
+            found = False
+            for cell in self.cells:
+                self._leave_others(cell)
+                more = True
+                while more:
+                    with self._alone():
+                        more = self._declare(cell)
+                    while (trial := self._claim(cell)) is not None:
+                        found = True
+                        yield trial
+
+    def tell(self, result: TrialResult) -> None:
+        """Stores a result for good, unless this process was taken for dead and its trial given up.
+
+        Raises:
+            StorageError: if it cannot be written.
+        """
+        trial = self._claims[(result.trial.cell, result.trial.point)]
+        with self._alone():
+            if self._still_mine(trial):
+                end(trial, result)
+        del self._claims[(result.trial.cell, result.trial.point)]
+        asked, limit = self._limits.get(result.trial.cell, (-math.inf, math.inf))
+        self._limits[result.trial.cell] = asked, min(limit, last_step(result.steps, self.slack))
+
+    def limit(self, cell: Cell) -> float:
+        """The step that trials of a cell have to reach, by what all workers have stored of it so far.
+
+        Looks into the storage at most once in `POLL` seconds: a limit that came down meanwhile only saves less.
+        """
+        if self.slack is None:
+            return math.inf
+        asked, limit = self._limits.get(cell, (-math.inf, math.inf))
+        if time.monotonic() - asked > POLL:
+            with storage_errors(self.url):
+                limit = last_step(min(steps_of(self._study(cell)).values(), default=None), self.slack)
+            self._limits[cell] = time.monotonic(), limit
+        return limit
+
+    def pause(self, cell: Cell) -> float:
+        """The step at which trials of a cell pause, while none of it is complete."""
+        return self._rung[cell] if self.limit(cell) == math.inf else math.inf
+
+    def abandon(self) -> None:
+        """Gives back what was asked for and not told; the points will be asked again."""
+        claims, self._claims = self._claims, {}
+        if claims:
+            with self._alone():
+                for trial in filter(self._still_mine, claims.values()):
+                    give_up(trial.study, trial.number, trial.user_attrs)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """In here no other process changes the study, and it is the one that this process knows.
+
+        Raises:
+            StorageError: if it is another one, or gone.
+        """
+        with storage_errors(self.url), self.peers.lock("storage"):
+            if self.uid is not None and uid_of(self.storage, self.name) != self.uid:
+                raise StorageError(f"study {self.name!r} was deleted or made anew while this process worked on it")
+            yield
+
+    def _still_mine(self, trial: optuna.Trial) -> bool:
+        """Whether a trial still runs in this process's name, by what the database itself holds."""
+        stored = self.storage.get_trial(trial._trial_id)
+        return stored.state is TrialState.RUNNING and stored.user_attrs.get(OWNER) == trial.user_attrs[OWNER]
+
+    def _declare(self, cell: Cell) -> bool:
+        """Enqueues the next points of a cell that nobody has run or is running, also those of dead processes.
+
+        Returns:
+            Whether more are missing: Optuna reads all that wait whenever one is taken.
+        """
+        study = self._study(cell)
+        running, ran, waiting = set(), {}, 0
+        for trial in study.get_trials(deepcopy=False):
+            point, finished = trial.user_attrs[POINT_ATTR], trial.state.is_finished()
+            waiting += trial.state is TrialState.WAITING and point < self.points
+            # one without an owner was cut short while this lock was held, so nobody runs it
+            if trial.state is TrialState.RUNNING and not self.peers.alive(trial.user_attrs.get(OWNER)):
+                finished = True
+                give_up(study, trial.number, trial.user_attrs)
+            if finished:
+                ran[point] = max(ran.get(point, -math.inf), ran_to(trial.user_attrs, self.began))
+            else:
+                running.add(point)
+        best = min(steps_of(study).values(), default=None)
+        for limit in self.rungs if best is None else [last_step(best, self.slack)]:
+            missing = {p for p in range(self.points) if p not in running and ran.get(p, -math.inf) < limit}
+            if missing:
+                break
+        steps, room = self._steps_nearby(cell), max(0, MAX_QUEUED - waiting)
+        for point in sorted(missing, key=lambda point: (steps.get(point, math.inf), point))[:room]:
+            study.enqueue_trial({}, user_attrs={POINT_ATTR: point})
+        return len(missing) > room or (best is None and limit < math.inf)
+
+    def _study(self, cell: Cell) -> optuna.Study:
+        """The cell's Optuna study, the same object while the cell is run: a new one reads all its trials anew."""
+        if cell not in self._studies:
+            self._studies[cell] = open_cell(self.storage, self.name, cell, self.uid, self.sampler)
+        return self._studies[cell]
+
+    def _leave_others(self, cell: Cell) -> None:
+        """Keeps the steps to result alone of other cells that are not run any more: Optuna keeps all curves it read."""
+        running = {other for other, _ in self._claims} | {cell}
+        for other in self._studies.keys() - running:
+            self._left[other] = steps_of(self._studies.pop(other))
+
+    def _steps_nearby(self, cell: Cell) -> dict[int, int]:
+        """Steps to result of the points that were complete in the nearest cell of this run.
+
+        A race is short where a good point runs first, and points that are good in one cell are good in the next.
+        """
+        if self.slack is None:
+            return {}
+        known = self._left | {other: steps_of(study) for other, study in self._studies.items()}
+        others = sorted(known.keys() - {cell}, key=lambda other: (_distance(other, cell), other))
+        return next((known[other] for other in others if known[other]), {})
+
+    def _claim(self, cell: Cell) -> Trial | None:
+        study = self._studies[cell]
+        with self._alone():  # ask and the owner's name go together
+            waiting = study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
+            if not any(trial.user_attrs[POINT_ATTR] < self.points for trial in waiting):
+                return None
+            claimed = study.ask(fixed_distributions=self.distributions)
+            claimed.set_user_attr(OWNER, self.peers.owner)
+            self._rung[cell] = self._next_rung(study, claimed.user_attrs[POINT_ATTR])
+        trial = Trial(cell, claimed.user_attrs[POINT_ATTR], dict(claimed.params), self.seed)
+        self._claims[(cell, trial.point)] = claimed
+        return trial
+
+    def _next_rung(self, study: optuna.Study, point: int) -> float:
+        """The first rung that a point has not been run through."""
+        if len(self.rungs) == 1:
+            return self.rungs[0]
+        earlier = study.get_trials(deepcopy=False, states=(TrialState.PRUNED,))
+        ran = [ran_to(t.user_attrs) for t in earlier if t.user_attrs[POINT_ATTR] == point]
+        return next((rung for rung in self.rungs if rung > max(ran, default=-math.inf)), math.inf)
+
+
+def _distance(one: Cell, other: Cell) -> float:
+    """How much two cells differ: a factor of 2 in batch size counts as much as a quarter of the weights."""
+    return abs(math.log2(one.batch_size / other.batch_size)) + 4 * abs(one.sparsity - other.sparsity)

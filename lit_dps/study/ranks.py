@@ -1,0 +1,99 @@
+"""The ranks of a study: the first asks for trials and tells their results, the others train them with it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+
+import torch
+
+from lit_dps.engines.engine import Engine
+from lit_dps.parallel import launch, ranks
+from lit_dps.runtime import INTERRUPTED, Interrupted, StopRequest, interruptible, prepare_process
+from lit_dps.study.setup import StudySetup
+from lit_dps.trial import Trial, TrialResult
+
+
+class Group:
+    """The first rank's side: every trial is told to the others before it is trained."""
+
+    def __init__(self):
+        self._waiting = True  # whether the others wait to be told
+
+    def run(self, engine: Engine, trials: Iterable[Trial]) -> Iterator[TrialResult]:
+        """The results of the trials, each trained by all ranks."""
+        for result in engine.run(self._told(trials)):
+            self._waiting = True
+            yield result
+
+    def release(self) -> None:
+        """Tells the others that there is no trial any more; within one, they find out there."""
+        if self._waiting:
+            ranks.broadcast(None)
+
+    def _told(self, trials: Iterable[Trial]) -> Iterator[Trial]:
+        for trial in trials:
+            ranks.broadcast(trial)
+            self._waiting = False
+            yield trial
+
+
+@contextmanager
+def group_of(setup: StudySetup) -> Iterator[Group]:
+    """In here this process is the first of the ranks that train the trials of a study; it may be the only one.
+
+    Starts the others on this machine, unless torchrun has started them.
+
+    Raises:
+        RankLost: if one of them died.
+    """
+    if ranks.started_by_torchrun():
+        joined = ranks.joined_by_torchrun(setup.on_gpu)
+    elif setup.ranks > 1:
+        joined = launch.group_of(setup.ranks, setup.on_gpu, _follow_parent, setup)
+    else:
+        joined = nullcontext()
+    with joined:
+        group = Group()
+        try:
+            yield group
+        finally:
+            group.release()
+
+
+def follow_torchrun(setup: StudySetup) -> int:
+    """Trains what the first rank says, as another of torchrun's ranks. Returns the exit code."""
+    stop = StopRequest()
+    # a signal while it waits for the first rank, which may have refused the command, ends it at once
+    with ranks.joined_by_torchrun(setup.on_gpu), interruptible(stop):
+        try:
+            _follow(setup, stop)
+        except Interrupted:
+            return INTERRUPTED
+    return 0
+
+
+def raise_if_any_rank_interrupted(stop: StopRequest) -> Callable[[], None]:
+    """Raises Interrupted on all ranks if one of them was asked to stop; all ask at the same checks."""
+
+    def check() -> None:
+        if int(ranks.all_reduce_sum(torch.tensor(int(bool(stop))))):
+            raise Interrupted(stop.signal or "another process")
+
+    return check
+
+
+def _follow_parent(setup: StudySetup) -> None:
+    stop = StopRequest()
+    with interruptible(stop), suppress(Interrupted):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes; the first rank decides
+        _follow(setup, stop)
+
+
+def _follow(setup: StudySetup, stop: StopRequest) -> None:
+    prepare_process()
+    torch.set_num_threads(setup.study.threads)
+    engine = setup.engine(after_check=raise_if_any_rank_interrupted(stop), checkpoints=setup.checkpoints())
+    for _ in engine.run(iter(lambda: ranks.broadcast(None), None)):
+        pass

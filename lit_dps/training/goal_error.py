@@ -1,0 +1,237 @@
+"""GoalErrorCallback: stops a run at the first check that meets the goal error."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from lit_dps.errors import ConfigError
+from lit_dps.goal import Goal
+from lit_dps.module import weights_finite
+from lit_dps.parallel import ranks
+from lit_dps.parallel.ddp import SharedBatchDDP
+from lit_dps.run import GoalRun
+from lit_dps.training.early_check import EarlyCheck
+from lit_dps.training.schedules import forget_followed_metrics, give_the_length, go_beyond, prepare_schedules
+from lit_dps.training.steps import StepCount
+from lit_dps.training.validation import ValidationCount, refuse_dropped, rises, why_no_mean
+from lit_dps.trial import Status
+
+
+class GoalErrorCallback(Callback):
+    """Checks the entire validation split every `check_interval` optimizer steps and stops at the goal, at that step.
+
+    It works on any LightningModule that logs a validation error, and sets the trainer so that validation runs by
+    optimizer steps, across the ends of epochs. A run that meets the goal is complete; one that spends the budget is
+    incomplete; one whose loss, error or weights are not finite at a check is infeasible (`lit_dps.goal.Goal.judge`).
+    Several ranks count the error of the entire split and the loss of the entire batch together, and all stop.
+
+    Schedules see a training as long as the budget: `trainer.max_steps`, `trainer.estimated_stepping_batches`, and as
+    `trainer.max_epochs` the epochs that the budget comes to. `ReduceLROnPlateau` is stepped at the end of an epoch,
+    or after a step, where a check has given it a new value since.
+
+    Args:
+        error: Goal validation error, in (0, 1).
+        check_interval: Optimizer steps between checks.
+        max_steps: Step budget, a multiple of `check_interval`.
+        monitor: Name that the module logs its validation error under, as a fraction.
+        early_reject: Whether a check may stop as soon as the goal is missed for certain (`EarlyCheck`), where module
+            and data allow that. No result changes; errors in the curve become lower bounds, and nothing is logged.
+
+    Attributes:
+        status: How the run ended; None while it runs, or if something else stopped it.
+        steps_to_result: The step of the check that met the goal, or None.
+        steps: Optimizer steps so far, as `StepCount` counts them.
+        curve: As `TrialResult.curve`.
+        look_first: Whether to check before the first step too. Set before a run.
+        untrained: What that check found; None without.
+        validated: What the checks looked at.
+        further: Further goal errors, above `error`, whose checks must be exact too. Set before a run.
+        limit: The step that the run has to reach: beyond it it cannot matter any more. Set before a run; of several
+            ranks the first one's counts.
+        after_check: Called after each check that the run goes on from; may raise, on all ranks, to leave it. Set before
+            a run.
+
+    Raises:
+        ConfigError: for a value out of its range, a trainer that would skip part of the validation split or divide a
+            batch among devices in another way than `SharedBatchDDP`, a `monitor` that is to be maximised, and a module
+            that does not log it, as the mean over the validation split, at every check.
+    """
+
+    def __init__(
+        self,
+        error: float,
+        check_interval: int = 16,
+        max_steps: int = 40_000,
+        monitor: str = "val_error",
+        early_reject: bool = False,
+    ):
+        self.goal, self.monitor, self.early_reject = Goal(error, check_interval, max_steps), monitor, early_reject
+        if rises(monitor):
+            raise ConfigError(
+                "goal.monitor", monitor, "a metric that falls: log 1 - accuracy, say, under a name that tells so"
+            )
+        self.further: Sequence[float] = ()
+        self.look_first = False
+        self.limit: Callable[[], float] = lambda: math.inf
+        self.after_check: Callable[[], None] = lambda: None
+        self._begin()
+
+    def _begin(self, early: bool = False) -> None:
+        self.run = GoalRun(self.goal, self.further, lambda: ranks.on_rank_zero(self.limit), early)
+        self.untrained: float | None = None
+        self._losses: list[tuple[Any, float]] = []  # each with the share of its batch that it is the mean over
+        self._count, self._due, self._stepped = StepCount(), False, False
+        self._epochs, self._endless, self._last_batch = 0, False, -1
+        self.validated = ValidationCount()
+        self._early: EarlyCheck | None = None
+        self._priority: torch.Tensor | None = None
+
+    @property
+    def status(self) -> Status | None:
+        return self.run.status
+
+    @property
+    def steps_to_result(self) -> int | None:
+        return self.run.steps_to_result
+
+    @property
+    def steps(self) -> int:
+        return self._count.steps
+
+    @property
+    def curve(self) -> dict[str, list[float]]:
+        return self.run.curve
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage != "fit" or trainer.fast_dev_run:
+            return
+        if trainer.limit_val_batches != 1.0 or isinstance(trainer.limit_val_batches, int):  # 1 is one batch
+            raise ConfigError("trainer.limit_val_batches", trainer.limit_val_batches, "1.0: the goal is asked of all")
+        if trainer.world_size > 1 and not isinstance(trainer.strategy, SharedBatchDDP):
+            raise ConfigError("trainer.strategy", type(trainer.strategy).__name__, "SharedBatchDDP on several devices")
+        early = self.early_reject and EarlyCheck.supports(trainer, pl_module, self.monitor)
+        self._begin(early)
+        trainer.val_check_interval = self.goal.check_interval
+        trainer.check_val_every_n_epoch = None  # count steps across the ends of epochs
+        trainer.num_sanity_val_steps = 0
+        if early:
+            trainer.limit_val_batches = 0  # Lightning's own validation stays out of it
+        budget = self.goal.max_steps
+        trainer.fit_loop.epoch_loop.max_steps = budget if trainer.max_steps < 0 else min(budget, trainer.max_steps)
+        self._endless = trainer.fit_loop.max_epochs == -1
+        give_the_length(trainer, pl_module, lambda: self._epochs)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if "exact" in self.curve:
+            self._early = EarlyCheck(trainer, pl_module, self._priority)
+            if any(config.reduce_on_plateau for config in trainer.lr_scheduler_configs):
+                raise ConfigError("goal.early_reject", True, "false where a schedule follows a validation metric")
+        elif not trainer.enable_validation or not sum(trainer.num_val_batches):
+            raise ConfigError("data", type(pl_module).__name__, "the goal needs validation data and a validation_step")
+        else:
+            refuse_dropped(trainer)
+        prepare_schedules(trainer, pl_module)
+        self._count.begin(trainer)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._epochs = trainer.current_epoch + 1
+        forget_followed_metrics(trainer, "epoch", trainer.current_epoch)
+        if self.look_first and self.untrained is None:
+            self.untrained = self._look(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._endless and self.status is None:
+            go_beyond(trainer)
+
+    def _look(self, trainer: Trainer) -> float:
+        """The validation error now, by a full check that is no check of the run."""
+        if self._early is not None:
+            return self._early(self._early.size).error(self._early.size)
+        trainer.validating = True  # as Lightning's own loop does it between two batches
+        trainer.fit_loop.epoch_loop.val_loop.run()
+        trainer.training = True
+        return self.error_of(trainer)
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
+        if self._stepped:  # the last batch ended a step
+            self._losses = []
+        forget_followed_metrics(trainer, "step", self._last_batch + 1)
+        self._last_batch = batch_idx
+        self._count.before_batch(trainer)
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
+        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        if loss is not None:
+            # kept as tensors: no synchronization
+            self._losses.append((loss, getattr(trainer.strategy, "share", 1.0)))
+        if trainer.fast_dev_run:
+            return
+        # Lightning counts batches; an epoch that ends within an accumulation makes them no measure of steps
+        self._stepped = self._count.after_batch(trainer, skipped=not self._losses)
+        self._due = self._stepped and self.steps % self.goal.check_interval == 0
+        trainer.val_check_batch = 1 if self._due else sys.maxsize
+        if self._due and self._early is not None and self.status is None:
+            check = self._early(self.run.next_goal().allowed(self._early.size))
+            self._judge(trainer, pl_module, check.error(self._early.size), check.exact)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn == "fit":
+            trainer.callback_metrics.pop(self.monitor, None)  # of an earlier check, or logged in training
+            self.validated.begin()
+
+    def on_validation_batch_start(self, trainer, pl_module, batch, batch_idx, dataloader_idx=0) -> None:
+        if trainer.state.fn == "fit":
+            self.validated.add(batch, dataloader_idx)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn != "fit":
+            return
+        looking = self.look_first and self.untrained is None
+        if not (self._due or looking):  # whoever stops the trainer gets a validation
+            return
+        if isinstance(trainer.strategy, SharedBatchDDP):
+            # a rank without validation examples logs nothing
+            own = self.error_of(trainer) if self.monitor in trainer.callback_metrics else None
+            error = trainer.strategy.mean_over_examples(own)
+            if error is None:
+                self.error_of(trainer)  # says what is missing
+        else:
+            error = self.error_of(trainer)
+        self.validated.end(trainer)
+        if why := why_no_mean(trainer, self.monitor, self.validated):
+            raise ConfigError("goal.monitor", self.monitor, f"the mean over the validation split: {why}")
+        if not looking and self.status is None:  # else min_steps or min_epochs keep it running
+            self._judge(trainer, pl_module, error, exact=True)
+
+    def _judge(self, trainer: Trainer, module: LightningModule, error: float, exact: bool) -> None:
+        losses, divisor = self._losses, trainer.accumulate_grad_batches  # Lightning divides each by this
+        own = divisor * sum(share * float(loss) for loss, share in losses) / len(losses) if losses else 0.0
+        finite = weights_finite(module)
+        total, broken = ranks.all_reduce_sum(torch.tensor([own, float(not finite)], dtype=torch.float64)).tolist()
+        self.run.record(self.steps, error, exact, total if losses else None, not broken)
+        if self.status is not None:
+            trainer.should_stop = True
+        else:
+            self.after_check()
+
+    def error_of(self, trainer: Trainer) -> float:
+        """The validation error that the module logged last. Raises ConfigError if it logs none."""
+        if self.monitor not in trainer.callback_metrics:
+            logged = ", ".join(sorted(trainer.callback_metrics)) or "nothing"
+            raise ConfigError("goal.monitor", self.monitor, f"the module logs in validation: {logged}")
+        value = trainer.callback_metrics[self.monitor]
+        return float(value.double() if isinstance(value, torch.Tensor) else value)
+
+    def state_dict(self) -> dict[str, Any]:
+        priority = self._early.priority if self._early is not None else None
+        return {"curve": self.curve, "priority": priority, "steps": self.steps, "epochs": self._epochs}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.run.curve, self._priority = state_dict["curve"], state_dict.get("priority")
+        self._count.steps, self._epochs = state_dict.get("steps"), state_dict.get("epochs", 0)

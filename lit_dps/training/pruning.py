@@ -1,0 +1,221 @@
+"""PruningCallback: prunes a module at initialization and keeps its pruned weights at zero."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import Any, Literal, get_args
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+
+from lit_dps.errors import ConfigError
+from lit_dps.pruning.copies import copies_of, why_pruned_weights_return, why_unprunable
+from lit_dps.pruning.mask import Biases, Mask, prunable
+from lit_dps.pruning.prune import top_k, worth_knowing
+from lit_dps.pruning.scores import WITHOUT_DATA, take_scores
+from lit_dps.training.training_pass import TrainingPass
+from lit_dps.trial import COPIES, check_sparsity
+
+Method = Literal["snip", "magnitude", "random"]
+Losses = Iterator[tuple[Tensor, int]]  # mean loss of a batch, and its examples
+
+
+class PruningCallback(Callback):
+    """Prunes before the first step, in one global top-k, and trains the weights that are left from where they stand.
+
+    The scores are taken over one pass of the training split (`TrainingPass`), on a copy of the module. Pruned are the
+    parameters that an optimizer trains and that the loss depends on (`lit_dps.pruning.prunable` says which of them),
+    and the copies of them that the module holds, such as a momentum teacher's.
+
+    Gradients are masked before every optimizer step, where Lightning's clipping sees the pruned network, and weights
+    after it, since an optimizer, a hook or a second optimizer may have moved them; once more before a check.
+
+    Args:
+        sparsity: Share of the parameters to prune, in [0, 1); 0 prunes nothing.
+        method: Score: "snip" (the paper's), "magnitude" or "random".
+        biases: "paper" prunes over weights and biases, as the authors' code does; "keep" over the weights alone.
+        batch_size: Examples a batch of the saliency pass. A last short batch weighs as much as its share, so the
+            saliency is the sum over the examples, whatever the batch size.
+        seed: Seed of the "random" score.
+        exclude: Patterns of names of parameters that stay dense, such as "head.*", "*.cls_token", or "teacher.*" for a
+            copy of the pruned network.
+
+    Attributes:
+        mask: The mask, once pruned; None before, and at sparsity 0.
+        scores: The scores that the mask was made from; None before, and for a mask from a checkpoint.
+        key: Of the pass that the scores were taken over (`TrainingPass.key`).
+        examples: Take the scores over so many examples, to find out whether they can be taken; None for all. Set before
+            a run.
+        observed: What a reader of the table should know of the mask, as in `TrialResult.observed`.
+
+    Raises:
+        ConfigError: for a value out of its range; when training starts, for a module that cannot be pruned so.
+    """
+
+    def __init__(
+        self,
+        sparsity: float = 0.0,
+        method: Method = "snip",
+        biases: Biases = "paper",
+        batch_size: int = 100,
+        seed: int = 0,
+        exclude: Sequence[str] = (),
+    ):
+        check_sparsity("pruning.sparsity", sparsity)
+        for key, value, kind in (("method", method, Method), ("biases", biases, Biases)):
+            if value not in get_args(kind):
+                raise ConfigError(f"pruning.{key}", value, f"one of {', '.join(get_args(kind))}")
+        if batch_size < 1:
+            raise ConfigError("pruning.batch_size", batch_size, "at least 1 example")
+        self.sparsity, self.method, self.biases, self.exclude = sparsity, method, biases, tuple(exclude)
+        self.batch_size, self.seed = batch_size, seed
+        self.examples: int | None = None
+        self._given: tuple[tuple[int, ...], dict[str, Tensor]] | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self.mask: Mask | None = None
+        self.scores: dict[str, Tensor] | None = None
+        self.observed: dict[str, float] = {}
+        self.key: tuple[int, ...] | None = None
+        self._copies: dict[str, str] = {}
+        self._masked: dict[str, tuple[Tensor, Tensor]] = {}  # name -> tensor, its mask as numbers
+
+    def reuse(self, key: tuple[int, ...], scores: dict[str, Tensor]) -> None:
+        """Takes these scores in the next run instead of computing them, which costs as much as an epoch.
+
+        Args:
+            key: Of the pass that they were taken over; if the run's is another one they are computed all the same.
+            scores: Of a network of the same initial weights.
+        """
+        self._given = key, scores
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit":  # a checkpoint is loaded after this
+            self._begin()
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.sparsity > 0 and self.mask is None:  # a run taken up from a checkpoint brings its mask
+            self._prune(trainer, pl_module)
+        if self.mask is None:
+            return
+        self._watch(pl_module)
+        self._zero()
+        if why := why_pruned_weights_return(pl_module, self.mask):
+            raise ConfigError("study.sparsities", self.sparsity, f"0 for {type(pl_module).__name__}: {why}")
+        for optimizer in trainer.optimizers:
+            if hasattr(optimizer, "register_step_post_hook"):
+                held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+                names = [name for name, (tensor, _) in self._masked.items() if id(tensor) in held]
+                optimizer.register_step_post_hook(partial(self._after_step, names))
+
+    def _prune(self, trainer: Trainer, module: LightningModule) -> None:
+        name = type(module).__name__
+        if why := why_unprunable(module):
+            raise ConfigError("study.sparsities", self.sparsity, f"0 for {name}: {why}")
+        if not module.automatic_optimization and self.method not in WITHOUT_DATA:
+            raise ConfigError(
+                "pruning.method",
+                self.method,
+                f"{' or '.join(WITHOUT_DATA)} for {name}: with manual optimization its training_step is no loss alone",
+            )
+        groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
+        held = {id(parameter) for group in groups for parameter in group["params"] if parameter.requires_grad}
+        trained = sum(p.numel() for p in module.parameters() if p.requires_grad and id(p) in held)
+        parameters = prunable(module, self.biases, self.exclude, held)
+        self.scores = self._scores(trainer, module, list(parameters))
+        if not self.scores:
+            raise ConfigError(
+                "study.sparsities", self.sparsity, f"0 for {name}: it trains no weights that can be pruned"
+            )
+        self.mask = top_k(self.scores, self.sparsity)
+        self._copies = {
+            copy: name
+            for copy, name in copies_of(module, self.mask, held).items()
+            if not any(fnmatchcase(copy, pattern) for pattern in self.exclude)
+        }
+        self.observed = worth_knowing(self.mask, self.scores, trained)
+        if self._copies:
+            self.observed[COPIES] = sum(self.mask[name].numel() for name in self._copies.values())
+
+    def _scores(self, trainer: Trainer, module: LightningModule, names: list[str]) -> dict[str, Tensor]:
+        run = TrainingPass(trainer, module, self.batch_size, self.examples)
+        (key, scores), self._given = self._given or (None, None), None
+        self.key = run.key
+        if scores is not None and key == run.key:
+            return scores
+        with run.traceless() as twin:
+            named = dict(twin.named_parameters())
+            parameters = {name: named[name] for name in names}
+            losses = self._own_losses(run.losses(twin), module)
+            return take_scores(self.method, parameters, losses, self.batch_size, self.seed)
+
+    def _own_losses(
+        self, losses: Iterator[tuple[Tensor, int]], module: LightningModule
+    ) -> Iterator[tuple[Tensor, int]]:
+        """The losses of a copy, whose first must not depend on the module that it is a copy of."""
+        for i, (loss, size) in enumerate(losses):
+            originals = [parameter for parameter in module.parameters() if parameter.requires_grad]
+            if i == 0 and any(
+                gradient is not None
+                for gradient in torch.autograd.grad(loss, originals, allow_unused=True, retain_graph=True)
+            ):
+                why = "a copy of it, which the pruning pass runs on, still uses the parameters of the original"
+                raise ConfigError("pruning.method", self.method, f"magnitude for {type(module).__name__}: {why}")
+            yield loss, size
+
+    def _watch(self, module: LightningModule) -> None:
+        """Notes the tensors to be masked, and their masks as numbers: a product costs less than with a bool."""
+        state, names = _tensors(module), {name: name for name in self.mask} | self._copies
+        for name, of in names.items():
+            if name not in state or state[name].shape != self.mask[of].shape:
+                raise ConfigError("model", type(module).__name__, f"a module that keeps its parameter {name}")
+        self._masked = {name: (state[name], self.mask[of].to(state[name])) for name, of in names.items()}
+
+    def _zero(self, *args: Any) -> None:
+        """Sets the pruned weights to zero."""
+        with torch.no_grad():
+            _multiply(list(self._masked.values()))
+
+    def _after_step(self, names: Sequence[str], *args: Any) -> None:
+        """Sets those to zero that an optimizer moved; others may still be needed as they are by a backward pass."""
+        with torch.no_grad():
+            _multiply([self._masked[name] for name in names])
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer) -> None:
+        pairs = ((tensor.grad, keep) for tensor, keep in self._masked.values())
+        _multiply([(gradient, keep) for gradient, keep in pairs if gradient is not None])
+
+    def on_train_batch_start(self, trainer, pl_module, *args: Any) -> None:
+        self._zero()
+
+    def on_train_batch_end(self, trainer, pl_module, *args: Any) -> None:
+        self._zero()
+
+    def on_validation_batch_start(self, trainer, pl_module, batch, batch_idx, dataloader_idx=0) -> None:
+        # after all hooks that may put other weights in place for a check
+        if self._masked and batch_idx == dataloader_idx == 0:
+            state = _tensors(pl_module)
+            if any(state.get(name) is not tensor for name, (tensor, _) in self._masked.items()):
+                self._watch(pl_module)
+            self._zero()
+
+    def state_dict(self) -> dict[str, Any]:
+        mask = dict(self.mask) if self.mask is not None else None
+        return {"mask": mask, "copies": self._copies, "observed": self.observed}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.mask = Mask(state_dict["mask"]) if state_dict["mask"] is not None else None
+        self._copies, self.observed = state_dict.get("copies", {}), state_dict.get("observed", {})
+
+
+def _tensors(module: LightningModule) -> dict[str, Tensor]:
+    return {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers())}
+
+
+def _multiply(pairs: list[tuple[Tensor, Tensor]]) -> None:
+    if pairs:
+        torch._foreach_mul_(*map(list, zip(*pairs, strict=True)))

@@ -1,0 +1,171 @@
+"""SmoothnessCallback: measures along a run what the convergence theory is made of."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils._pytree import tree_map
+
+from lit_dps import smoothness
+from lit_dps.errors import ConfigError
+from lit_dps.training.pruning import PruningCallback
+from lit_dps.training.training_pass import TrainingPass, loss_of
+
+NOISE_SEED = 0  # dropout draws the same at every gradient, so that all are gradients of one function
+
+
+class SmoothnessCallback(Callback):
+    """Measures the local Lipschitz constant of the gradient, and the other terms of the theory.
+
+    Every `interval` steps it takes the full training gradient, over the unpruned coordinates, between the weights
+    before and after that step (Lee et al. 2021, Eq. 11; see `lit_dps.smoothness.local_lipschitz`). Before the first
+    step, after pruning, it takes the training loss and the variance of the per-example gradient. Training itself is
+    not touched. The loss is the module's own `training_step`, in training mode.
+
+    A measurement costs as many passes over the training split as there are gammas, and one more; the variance costs
+    several. `examples` makes that affordable.
+
+    Args:
+        interval: Optimizer steps between measurements; None measures nothing. The paper has 100.
+        delta: Distance of the gammas delta, 2 delta, ..., in (0, 1].
+        last: Largest gamma, at least `delta`. 1 is the paper's, 0.9 its code's.
+        examples: Training examples that the gradients are taken over: the first ones of the pass that pruning takes.
+            By default all of the training split.
+        batch_size: Examples a batch of those passes; no influence on results but rounding.
+        floor: Lower bound f_inf of the training loss: 0 for a cross-entropy.
+
+    Attributes:
+        curve: "step", "lipschitz" and "squared_gradient" of every measurement, as in `TrialResult.smoothness`.
+        terms: As in `TrialResult.theory`.
+
+    Raises:
+        ConfigError: for a value out of its range.
+    """
+
+    def __init__(
+        self,
+        interval: int | None = 100,
+        delta: float = 0.1,
+        last: float = 1.0,
+        examples: int | None = None,
+        batch_size: int = 1000,
+        floor: float = 0.0,
+    ):
+        for key, value in (("interval", interval), ("examples", examples), ("batch_size", batch_size)):
+            if value is not None and value < 1:
+                raise ConfigError(f"smoothness.{key}", value, "at least 1")
+        if not 0 < delta <= 1:
+            raise ConfigError("smoothness.delta", delta, "a number in (0, 1]")
+        if not delta <= last:
+            raise ConfigError("smoothness.last", last, f"at least smoothness.delta = {delta:g}")
+        if not math.isfinite(floor):
+            raise ConfigError("smoothness.floor", floor, "a finite lower bound of the loss")
+        self.interval, self.examples, self.batch_size, self.floor = interval, examples, batch_size, floor
+        self.gammas = smoothness.gammas(delta, last)
+        self._begin()
+
+    def _begin(self) -> None:
+        self.curve: dict[str, list[float]] = {"step": [], "lipschitz": [], "squared_gradient": []}
+        self.terms: dict[str, float] = {}
+        self._before: Tensor | None = None
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit":  # a checkpoint is loaded after this
+            self._begin()
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.interval is None:
+            return
+        if not pl_module.automatic_optimization:
+            name = type(pl_module).__name__
+            raise ConfigError("smoothness.interval", self.interval, f"null for {name}: it has manual optimization")
+        self._pass = TrainingPass(trainer, pl_module, self.batch_size, self.examples)
+        self._parameters = {name: p for name, p in pl_module.named_parameters() if p.requires_grad}
+        pruning = next((c for c in trainer.callbacks if isinstance(c, PruningCallback) and c.mask is not None), None)
+        self._keep = {} if pruning is None else {n: m.to(self._parameters[n].device) for n, m in pruning.mask.items()}
+        if not self.terms:
+            self.terms = {**self._initial_terms(pl_module), "floor": self.floor}
+            self.terms |= {"steps": 0, "rate_sum": 0.0, "rate_square_sum": 0.0}
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if self.interval is not None and trainer.global_step % self.interval == self.interval - 1:
+            self._before, self._step = smoothness.flatten(self._parameters.values()), trainer.global_step
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer) -> None:
+        if self.interval is not None:
+            rate = float(optimizer.param_groups[0]["lr"])  # the theory knows one rate
+            self.terms["steps"] += 1
+            self.terms["rate_sum"] += rate
+            self.terms["rate_square_sum"] += rate * rate
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        if self._before is None or trainer.global_step == self._step:  # none due, or gradients are still accumulated
+            return
+        after, before, self._before = smoothness.flatten(self._parameters.values()), self._before, None
+        with self._pass.traceless() as twin:
+            found = smoothness.local_lipschitz(partial(self._gradient, twin), before, after, self.gammas)
+        for key, value in zip(self.curve, (trainer.global_step, *found), strict=True):
+            self.curve[key].append(value)
+        for logger in trainer.loggers:
+            logger.log_metrics(found._asdict(), step=trainer.global_step)
+
+    def _gradient(self, module: LightningModule, weights: Tensor) -> Tensor:
+        named = dict(module.named_parameters())
+        parameters = [named[name] for name in self._parameters]
+        with torch.no_grad():
+            for parameter, part in zip(parameters, smoothness.unflatten(weights, parameters), strict=True):
+                parameter.copy_(part)
+        torch.manual_seed(NOISE_SEED)
+        gradient = smoothness.mean_gradient(parameters, self._pass.losses(module))
+        parts = smoothness.unflatten(gradient, parameters)
+        named = zip(self._parameters, parts, strict=True)
+        return smoothness.flatten(part * self._keep[name] if name in self._keep else part for name, part in named)
+
+    def _initial_terms(self, module: LightningModule) -> dict[str, float]:
+        parameters = {f"module.{name}": p.detach() for name, p in self._parameters.items()}
+        keep = {f"module.{name}": mask for name, mask in self._keep.items()}
+        with self._pass.traceless() as twin:
+            step = _Step(twin)
+
+            def loss(parameters: dict[str, Tensor], example: Any) -> Tensor:
+                return functional_call(step, parameters, (tree_map(lambda x: x[None], example),))
+
+            torch.manual_seed(NOISE_SEED)
+            try:
+                batches = (batch for batch, _ in self._pass.batches())
+                moments = smoothness.gradient_moments(loss, parameters, batches, keep)
+            except (RuntimeError, TypeError, ValueError) as error:
+                why = str(error).splitlines()[0][:200]
+                raise ConfigError(
+                    "smoothness.interval",
+                    self.interval,
+                    f"null for {type(module).__name__}: its training_step gives no per-example gradients ({why})",
+                ) from error
+        return {
+            "loss": moments.loss,
+            "gradient_variance": moments.variance,
+            "squared_gradient": moments.squared_gradient,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"curve": self.curve, "terms": self.terms}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.curve, self.terms = state_dict["curve"], state_dict["terms"]
+
+
+class _Step(nn.Module):
+    """A module's training step as a forward pass, for `functional_call`."""
+
+    def __init__(self, module: LightningModule):
+        super().__init__()
+        self.module = module
+
+    def forward(self, batch: Any) -> Tensor:
+        return loss_of(self.module, batch, 0)

@@ -1,0 +1,137 @@
+"""ValidationCount: counts what each check looks at, and holds all of them to the same, entire validation split."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Any
+
+from lightning.pytorch import Trainer
+from torch.utils._pytree import tree_leaves
+
+from lit_dps.errors import ConfigError
+from lit_dps.parallel import ranks, sharding
+from lit_dps.training.examples import examples_in, split_of
+
+
+class ValidationCount:
+    """The batches and examples of a check, by data loader.
+
+    Attributes:
+        batches: Of the check that runs, or ran last.
+        examples: Likewise; of a DataLoader what its sampler draws, else the lengths of first tensors.
+        uneven: The loaders whose batches differ in size.
+        first: Examples of the first check; None before.
+    """
+
+    def __init__(self):
+        self.first: dict[int, int] | None = None
+        self.begin()
+
+    def begin(self) -> None:
+        """A check begins."""
+        self.batches, self.examples = Counter(), Counter()
+        self.uneven: set[int] = set()
+        self._sizes: dict[int, int] = {}
+
+    def add(self, batch: Any, loader: int) -> None:
+        """A batch of it."""
+        size = examples_in(batch) or 1
+        self.batches[loader] += 1
+        self.examples[loader] += size
+        if self._sizes.setdefault(loader, size) != size:
+            self.uneven.add(loader)
+
+    def end(self, trainer: Trainer) -> None:
+        """The check is done.
+
+        Raises:
+            ConfigError: if it was empty, or looked at another number of examples than the first one.
+        """
+        self._by_samplers(trainer)
+        found, name = dict(self.examples), _name(trainer)
+        if not found and ranks.world() == 1:  # else another rank may have had them
+            raise ConfigError("data", name, "a validation dataloader that gives batches")
+        if self.first not in (None, found):
+            shown = " and ".join(" + ".join(map(str, counts.values())) for counts in (self.first, found))
+            raise ConfigError("data", name, f"the same validation examples at every check, not {shown}")
+        self.first = found
+
+    def _by_samplers(self, trainer: Trainer) -> None:
+        """Counts as the loaders do that know their examples: a first tensor may have another first dimension."""
+        loaders = trainer.val_dataloaders
+        for i, loader in enumerate(loaders if isinstance(loaders, (list, tuple)) else [loaders]):
+            size, n = split_of(loader)
+            if size and n is not None and self.batches[i] == len(loader):
+                self.examples[i] = n
+                self.uneven.discard(i)
+                self.uneven |= {i} if n % size and n > size else set()
+
+
+def refuse_dropped(trainer: Trainer) -> None:
+    """Raises ConfigError if a validation dataloader leaves examples out, by `drop_last`."""
+    for loader in map(sharding.whole, tree_leaves(trainer.val_dataloaders)):
+        size, n = split_of(loader)
+        if size and n is not None and getattr(loader, "drop_last", False) and n % size:
+            left_out = f"it leaves out {n % size} of {n} examples"
+            raise ConfigError("data", _name(trainer), f"a validation dataloader without drop_last: {left_out}")
+
+
+def _name(trainer: Trainer) -> str:
+    return type(trainer.datamodule or trainer.lightning_module).__name__
+
+
+_INDEX = re.compile(r"(?P<name>.*)/dataloader_idx_(?P<index>\d+)")
+# Metrics that are to be maximised, by the words of their names: val_acc, val/top1, MulticlassF1Score
+_RISING = re.compile(
+    r"acc(uracy)?|top_?\d+|f1(score)?|auc|auroc|precision|recall|iou|jaccard|dice|map|ap|r2(score)?|psnr|ssim|bleu|rouge"
+    r"|reward|return|likelihood|correct|hits?",
+    re.IGNORECASE,
+)
+_FALLING = {
+    *("error", "err", "loss", "nll", "neg", "negative", "minus", "inv", "miss", "wrong", "1"),  # 1 - accuracy
+    *("mse", "mae", "rmse", "mape", "distance", "dist", "gap", "regret", "kl", "ce", "bce", "perplexity", "ppl"),
+}
+_WORD = re.compile(r"[A-Z]+(?![a-z])\d*|[A-Z]?[a-z]+\d*|\d+")
+
+
+def rises(name: str) -> bool:
+    """Whether a metric's name says that more of it is better."""
+    plain = _INDEX.sub(r"\g<name>", name)
+    words = {word.lower() for word in (*_WORD.findall(plain), *re.split(r"[^A-Za-z0-9]+", plain))}
+    if words & _FALLING:
+        return False
+    return any(_RISING.fullmatch(word) for word in words)
+
+
+def why_no_mean(trainer: Trainer, monitor: str, validated: ValidationCount) -> str | None:
+    """Why a metric of the validation that just ended is no mean over its entire split; None if it is, or may be.
+
+    What a module makes itself at the end of the epoch, and what a torchmetrics object computes, is taken as it is.
+
+    Args:
+        trainer: The trainer, in `on_validation_end`.
+        monitor: Name of the metric.
+        validated: What was validated.
+    """
+    match = _INDEX.fullmatch(monitor)
+    name, index = (match["name"], int(match["index"])) if match else (monitor, 0)
+    for metric in (trainer._results or {}).values():
+        meta = metric.meta
+        if meta.name != name or meta.fx != "validation_step" or (match and meta.dataloader_idx != index):
+            continue
+        if not meta.on_epoch:
+            return "it is logged with on_epoch=False, so that it is of the last batch alone"
+        if not metric.is_tensor:
+            return None
+        if not meta.is_mean_reduction:
+            return (
+                f"it is logged with reduce_fx={getattr(meta.reduce_fx, '__name__', meta.reduce_fx)}, which is no mean"
+            )
+        logged, weight = metric._update_count, int(metric.cumulated_batch_size)
+        if logged < validated.batches[index]:
+            return f"it is logged in {logged} of {validated.batches[index]} validation batches"
+        # a weight for each example, or for each of its tokens, is a multiple of them; the same for each batch is not
+        if index in validated.uneven and weight % logged == 0 and weight % validated.examples[index]:
+            return f"it is logged with batch_size={weight // logged} over batches of different size"
+    return None

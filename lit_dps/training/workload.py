@@ -1,0 +1,174 @@
+"""Workload: from a configuration and a trial to a fresh module, data module and trainer arguments.
+
+Model and data are named by class path, so a workload knows nothing of the classes it builds.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from jsonargparse import ArgumentError, ArgumentParser
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.loggers.logger import DummyLogger
+
+from lit_dps.errors import ConfigError, UserError, one_line, user_error_in
+from lit_dps.parallel.settings import arguments
+from lit_dps.training.generators import isolated
+from lit_dps.training.protocol import STUDY_TRAINER, welcome
+from lit_dps.trial import Trial
+
+
+class NoLogger(DummyLogger):
+    """For callbacks and modules that talk to a logger: takes everything and keeps nothing.
+
+    Args:
+        folder: What `trainer.log_dir` says.
+    """
+
+    def __init__(self, folder: str):
+        super().__init__()
+        self._folder = folder
+
+    @property
+    def save_dir(self) -> str:
+        return self._folder
+
+
+@dataclass(frozen=True)
+class Built:
+    """What one trial trains."""
+
+    module: LightningModule
+    data: LightningDataModule
+    trainer: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model, a data module and trainer arguments as plain configuration (class_path and init_args).
+
+    Attributes:
+        model: The LightningModule.
+        data: The LightningDataModule.
+        trainer: Arguments of `lightning.pytorch.Trainer`.
+        batch_size_key: Configuration key of the batch size. A cell's is that of an optimizer step: where the trainer
+            accumulates gradients over batches, each of these is as many times smaller.
+    """
+
+    model: Mapping[str, Any]
+    data: Mapping[str, Any]
+    trainer: Mapping[str, Any]
+    batch_size_key: str = "data.batch_size"
+
+    @property
+    def accumulated(self) -> int:
+        """Batches of the train dataloader that make an optimizer step."""
+        return self.trainer.get("accumulate_grad_batches") or 1
+
+    def build(self, trial: Trial) -> Built:
+        """Fresh objects for a trial: module and data module drawn under seeds of the point, not of global state.
+
+        The trainer is for the group of ranks that this process is in, else for one device.
+
+        Raises:
+            UserError: if a key of the trial names nothing, or its value is refused.
+        """
+        specs = self._specs(trial)
+        data = _instantiate("data", specs["data"], trial.seed_for("order"))
+        module = _instantiate("model", specs["model"], trial.seed_for("init"))
+        trainer = arguments(_instantiate("trainer", {**self.trainer, **STUDY_TRAINER}, trial.seed_for("order")))
+        trainer["callbacks"] = welcome(_listed(trainer.get("callbacks")), "trainer.callbacks")
+        trainer = _of_this_trial(trainer, trial)
+        return Built(module, data, {**trainer, "logger": NoLogger(trainer["default_root_dir"])})
+
+    def _specs(self, trial: Trial) -> dict[str, Any]:
+        specs = {"model": copy.deepcopy(dict(self.model)), "data": copy.deepcopy(dict(self.data))}
+        node, name = locate(specs, self.batch_size_key, "study.batch_size_key")
+        node[name] = trial.cell.batch_size // self.accumulated
+        for key, value in trial.params.items():
+            node, name = locate(specs, key, "study.space")
+            node[name] = value
+        if "order_seed" in specs["data"].get("init_args", {}):
+            specs["data"]["init_args"]["order_seed"] = trial.seed_for("order")
+        return specs
+
+
+def _listed(callbacks: Any) -> list[Any]:
+    return list(callbacks) if isinstance(callbacks, (list, tuple)) else [] if callbacks is None else [callbacks]
+
+
+def _of_this_trial(trainer: dict[str, Any], trial: Trial) -> dict[str, Any]:
+    """Trainer arguments with a folder of the trial's own: Lightning takes up checkpoints that it finds there."""
+    root = trainer.get("default_root_dir") or os.getcwd()
+    return {**trainer, "default_root_dir": os.path.join(root, "trials", str(trial.cell), f"point-{trial.point}")}
+
+
+def locate(specs: Mapping[str, Any], key: str, source: str) -> tuple[dict[str, Any], str]:
+    """The dict that holds a dotted key, below the init_args of each class on the way, and the key's last part.
+
+    Raises:
+        ConfigError: naming `source`, if the way does not exist.
+    """
+    first, *path = key.split(".")
+    if first not in specs or not path:
+        raise ConfigError(source, key, "a key of the model or the data, such as model.learning_rate")
+    node = specs[first]
+    *parents, last = path
+    for i, name in enumerate(parents):
+        node = _arguments(node, name)
+        if not isinstance(node.get(name), dict):
+            raise ConfigError(source, key, f"{'.'.join([first, *path[:i]])} has no part {name!r}")
+        node = node[name]
+    node = _arguments(node, last)
+    if isinstance(node.get(last), dict):
+        raise ConfigError(source, key, "the key of a number")
+    return node, last
+
+
+def class_paths(workload: Workload) -> Iterator[str]:
+    """All classes that the model and the data of a workload name, however deep."""
+    nodes: list[Any] = [workload.model, workload.data]
+    for node in nodes:  # grows on the way
+        if isinstance(node, Mapping):
+            if isinstance(node.get("class_path"), str):
+                yield node["class_path"]
+            nodes.extend(node.values())
+        elif isinstance(node, (list, tuple)):
+            nodes.extend(node)
+
+
+def _arguments(node: dict[str, Any], name: str) -> dict[str, Any]:
+    own = "class_path" not in node or name in ("init_args", "dict_kwargs")
+    return node if own else node.setdefault("init_args", {})
+
+
+@cache
+def _parser(name: str) -> ArgumentParser:
+    parser = ArgumentParser(exit_on_error=False)
+    if name == "trainer":
+        parser.add_class_arguments(Trainer, name, fail_untyped=False, instantiate=False, sub_configs=True)
+    else:
+        base = LightningModule if name == "model" else LightningDataModule
+        parser.add_subclass_arguments(base, name, fail_untyped=False, required=True)
+    return parser
+
+
+def _parse(name: str, spec: Mapping[str, Any]):
+    try:
+        return _parser(name).parse_object({name: copy.deepcopy(dict(spec))})  # it puts its own types into what it gets
+    except ArgumentError as error:
+        raise user_error_in(error) or UserError(one_line(error)) from None
+
+
+def _instantiate(name: str, spec: Mapping[str, Any], seed: int):
+    parsed = _parse(name, spec)
+    with isolated(seed=seed):
+        try:
+            return _parser(name).instantiate_classes(parsed)[name]
+        except (ValueError, TypeError) as error:  # jsonargparse wraps what a class refuses
+            raise user_error_in(error) or error from None
