@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from lit_dps.goal import Goal
 from lit_dps.space import Range
-from lit_dps.trial import Cell, Status, TrialResult
+from lit_dps.trial import Cell, Series, Status, TrialResult
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,11 @@ class StudyRecord:
     def cells(self) -> list[Cell]:
         """The grid, by sparsity, then batch size."""
         return grid(self.batch_sizes, self.sparsities)
+
+    @property
+    def series(self) -> list[Series]:
+        """The curves of the grid, sorted."""
+        return sorted({cell.series for cell in self.cells})
 
     def resolved_results(self, cell: Cell) -> list[TrialResult]:
         """The results of a cell but for failed trials: how those would have ended is not known, and they run again."""

@@ -25,15 +25,52 @@ class Status(StrEnum):
     FAILED = "failed"  # an error ended it; it is run again when the study is taken up again
 
 
-@dataclass(frozen=True, order=True)
-class Cell:
-    """One point of the grid of scientific hyperparameters."""
+Value = int | float | str
 
-    batch_size: int
-    sparsity: float
+
+@dataclass(frozen=True, order=True)
+class Series:
+    """All of a cell but its batch size: what one curve of K* against batch size is drawn, and one law fitted, for.
+
+    Attributes:
+        sparsity: Share of pruned parameters.
+        others: Values of further axes of the grid by configuration key, sorted by key.
+    """
+
+    sparsity: float = 0.0
+    others: tuple[tuple[str, Value], ...] = ()
 
     def __str__(self) -> str:
-        return f"B={self.batch_size} S={self.sparsity:g}"
+        return " ".join([f"S={self.sparsity:g}", *(f"{_short(key)}={_text(value)}" for key, value in self.others)])
+
+
+@dataclass(frozen=True, order=True)
+class Cell:
+    """One point of the grid of scientific hyperparameters: a batch size, a sparsity, and values of further axes.
+
+    Attributes:
+        batch_size: Global batch size, in examples.
+        sparsity, others: As in `Series`.
+    """
+
+    batch_size: int
+    sparsity: float = 0.0
+    others: tuple[tuple[str, Value], ...] = ()
+
+    @property
+    def series(self) -> Series:
+        return Series(self.sparsity, self.others)
+
+    def __str__(self) -> str:
+        return f"B={self.batch_size} {self.series}"
+
+
+def _short(key: str) -> str:
+    return key.rpartition(".")[2]
+
+
+def _text(value: Value) -> str:
+    return value.rpartition(".")[2] if isinstance(value, str) else f"{value:g}"
 
 
 def check_sparsity(key: str, sparsity: float) -> None:
