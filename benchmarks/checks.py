@@ -9,10 +9,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from benchmarks.numbers import Sample
 from benchmarks.options import Options
-from benchmarks.setups import on_cpu, paper_setup, watched
+from benchmarks.setups import on_cpu, paper_setup, run_trial
 from benchmarks.step import threads
 from benchmarks.text import seconds, spread, table, times
-from lit_dps.engines.trainer import LightningEngine
 from lit_dps.goal import Goal
 from lit_dps.training.early_check import EarlyCheck
 from lit_dps.trial import Cell, Trial
@@ -94,7 +93,7 @@ def measure(options: Options) -> Checks:
     goal = {**setup.goal, "error": options.goal_error, "max_steps": options.max_steps, "early_reject": False}
     watch = BothChecks(Goal(goal["error"], goal["check_interval"], goal["max_steps"]), goal["monitor"])
     with threads(1):
-        result = LightningEngine(watched(setup, watch).workload, goal, setup.pruning).train(trial)
+        result = run_trial(setup, trial, goal, callbacks=(watch,))
     checks, size = tuple(watch.checks), watch.check.size
     return Checks(
         setup.workload_name(),

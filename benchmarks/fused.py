@@ -14,10 +14,12 @@ from benchmarks.options import Options
 from benchmarks.setups import UNREACHABLE, devices, middle_trial, on_device, paper_setup
 from benchmarks.step import now, threads
 from benchmarks.text import NO_GPU, spread, table, times
-from lit_dps.engines.engine import Engine
-from lit_dps.engines.fused import FusedEngine
-from lit_dps.engines.trainer import LightningEngine
+from lit_dps.engines.engine import Engine, Training
+from lit_dps.engines.loop import IntervalLoop
+from lit_dps.goal import Goal
+from lit_dps.run import Run
 from lit_dps.study.setup import StudySetup
+from lit_dps.training import GoalErrorCallback
 from lit_dps.trial import Cell, Trial
 
 TITLE = "Trials in lockstep"
@@ -37,8 +39,8 @@ class Row:
         network: Its class.
         batch_size: Examples a step.
         slots: Trials at a time.
-        alone: Trial-steps a second of `LightningEngine`, one trial after another: the baseline.
-        fused: Trial-steps a second of `FusedEngine`.
+        alone: Trial-steps a second of the interval loop, one trial after another: the baseline.
+        fused: Trial-steps a second of the interval loop with so many slots.
         ratio: Fused over alone.
         share: Arithmetic of the fused engine's training steps, over that of a large matrix product in the same time.
     """
@@ -88,8 +90,7 @@ def show(found: Lockstep) -> str:
     text = (
         f"{found.workload} and the same with an MLP, {found.steps} steps a trial with two checks that stop early, one "
         "CPU thread; all of an engine's work but the score of pruning, which is magnitude here. Baseline: "
-        "`LightningEngine`, one trial after another. Steps are counted over all trials. `--engine auto` times both and "
-        "takes the faster."
+        "one trial after another. Steps are counted over all trials. `--engine auto` is one after another on a CPU."
     )
     gpu = (
         f"On a GPU: {NO_GPU}; so are the target of x{TARGET} there at B <= 64, the share of its peak, and the full "
@@ -106,10 +107,11 @@ def with_network(setup: StudySetup, network: str) -> StudySetup:
 
 def _row(setup: StudySetup, device: str, network: str, batch_size: int, slots: int, options: Options) -> Row:
     goal = {**setup.goal, "error": UNREACHABLE, "check_interval": 16, "max_steps": STEPS, "early_reject": True}
-    one = LightningEngine(setup.workload, goal, {**setup.pruning, "method": "magnitude"})
-    fused = FusedEngine(one, slots, say=refuse)
+    training = Training(setup.workload, goal, {**setup.pruning, "method": "magnitude"})
+    one, fused = IntervalLoop(training), IntervalLoop(training, slots, refuse)
     cells = [Cell(batch_size, 0.9 if i % 2 else 0.0) for i in range(slots)]
-    trials = [middle_trial(setup, cell, point) for point, cell in enumerate(cells)]
+    stop = GoalErrorCallback(**goal).goal
+    trials = [(middle_trial(setup, cell, point), stop) for point, cell in enumerate(cells)]
     for engine in (one, fused):
         rate(engine, trials[:2], device)  # what is done once a process is done before the first repeat
     repeats = min(options.repeats, 3)
@@ -131,10 +133,11 @@ def refuse(reason: str) -> None:
     raise RuntimeError(reason)
 
 
-def rate(engine: Engine, trials: Iterable[Trial], device: str) -> float:
+def rate(engine: Engine, trials: Iterable[tuple[Trial, Goal]], device: str) -> float:
     """Optimizer steps a second, over all trials and all that an engine does for them."""
     begin = now(device)
-    steps = sum(result.steps_run for result in engine.run(trials))
+    runs = iter([*(Run(*trial) for trial in trials), *[None] * 1000])
+    steps = sum(result.steps_run for result in engine.train(runs.__next__))
     return steps / (now(device) - begin)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import optuna
 
+from lit_dps.goal import Goal
 from lit_dps.space import Range
 from lit_dps.store.attempts import STATES
 from lit_dps.store.schema import POINT_ATTR, RESULT_ATTR, cell_study_name, encode_result
@@ -34,7 +35,7 @@ def trial(cell: Cell, point: int, points: int) -> Trial:
 
 def store(folder: str, points: int, cells: Sequence[Cell]) -> Store:
     """The trials of a raced study with so many points a cell, in a file of the folder."""
-    return Store(f"sqlite:///{folder}/study.db", "s", cells, points, SobolSampler(SPACE, 0), 0, slack=1.0)
+    return Store(f"sqlite:///{folder}/study.db", "s", cells, points, SobolSampler(SPACE, 0), 0, Goal(0.02), slack=1.0)
 
 
 def fill(kept: Store, cell: Cell, points: int, checks: int = CHECKS) -> None:

@@ -12,9 +12,8 @@ from pathlib import Path
 from benchmarks import made_up
 from benchmarks.options import Options
 from benchmarks.pool import pool
-from benchmarks.setups import UNREACHABLE, middle_trial, on_cpu, paper_setup
+from benchmarks.setups import UNREACHABLE, middle_trial, on_cpu, paper_setup, run_trial
 from benchmarks.text import table
-from lit_dps.engines.trainer import LightningEngine
 from lit_dps.study.setup import StudySetup
 from lit_dps.trial import Cell
 
@@ -109,7 +108,7 @@ def _stored(trials: int, checks: int) -> Stored:
 
 def ask(folder: str, points: int) -> float:
     """MiB of this process's peak after it has asked for a trial of the second cell, the first one being finished."""
-    next(made_up.store(folder, points, OTHERS).ask())
+    made_up.store(folder, points, OTHERS).next_run()
     return peak()
 
 
@@ -119,7 +118,7 @@ def worker(setup: StudySetup, cell: Cell) -> tuple[float, float, float]:
     setup.workload.build(trial).data.setup("fit")
     data = peak()
     goal = {**setup.goal, "error": UNREACHABLE, "check_interval": STEPS, "max_steps": STEPS, "early_reject": False}
-    LightningEngine(setup.workload, goal, setup.pruning, lean=setup.study.lean).train(trial)
+    run_trial(setup, trial, goal, setup.study.lean)
     return imports, data, peak()
 
 

@@ -14,8 +14,7 @@ from statistics import fmean
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from benchmarks.numbers import Bounds, Sample
-from benchmarks.setups import UNREACHABLE, watched
-from lit_dps.engines.trainer import LightningEngine
+from benchmarks.setups import UNREACHABLE, run_trial
 from lit_dps.study.setup import StudySetup
 from lit_dps.trial import Status, Trial, TrialResult
 
@@ -123,7 +122,7 @@ def time_trial(setup: StudySetup, trial: Trial, checks: int) -> tuple[float, flo
     setup.workload.build(trial).data.setup("fit")  # a worker reads the data set once
     watch, interval = CheckWatch(), setup.goal["check_interval"]
     goal = {**setup.goal, "error": UNREACHABLE, "max_steps": checks * interval, "early_reject": False}
-    result = LightningEngine(watched(setup, watch).workload, goal, setup.pruning, lean=False).train(trial)
+    result = run_trial(setup, trial, goal, callbacks=(watch,))
     training = [begun - ended for begun, ended in zip(watch.begun[1:], watch.ended[:-1], strict=True)]
     checking = [ended - begun for begun, ended in zip(watch.begun[1:], watch.ended[1:], strict=True)]
     step, check = fmean(training) / interval, fmean(checking)
@@ -133,12 +132,12 @@ def time_trial(setup: StudySetup, trial: Trial, checks: int) -> tuple[float, flo
 def run_as_paper(setup: StudySetup, trial: Trial, max_steps: int) -> TrialResult:
     """A trial under the paper's protocol, with that budget."""
     goal = {**setup.goal, "max_steps": max_steps, "early_reject": False}
-    return LightningEngine(setup.workload, goal, setup.pruning, lean=False).train(trial)
+    return run_trial(setup, trial, goal, lean=False)
 
 
 def run_to_end(setup: StudySetup, trial: Trial) -> TrialResult:
-    """A trial to its goal or its budget by the quickest way that ends the same: no race, early checks, lean loop."""
-    return LightningEngine(setup.workload, {**setup.goal, "early_reject": True}, setup.pruning, lean=True).train(trial)
+    """A trial to its goal or its budget by the quickest way that ends the same: no race, early checks, own loop."""
+    return run_trial(setup, trial, {**setup.goal, "early_reject": True})
 
 
 def same_end(raced: TrialResult, whole: TrialResult) -> bool:

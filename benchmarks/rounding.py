@@ -11,8 +11,11 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from benchmarks.machine import cpu_model
-from lit_dps.engines.trainer import LightningEngine
+from lit_dps.engines.engine import Training
+from lit_dps.engines.trainer import TrainerEngine
+from lit_dps.run import Run
 from lit_dps.runtime import prepare_process
+from lit_dps.training import GoalErrorCallback
 from lit_dps.training.workload import Built, Workload
 from lit_dps.trial import Cell, Trial
 
@@ -50,10 +53,15 @@ def main() -> None:
     prepare_process()
     torch.set_num_threads(1)
     data = {"class_path": "lit_dps.data.MNIST", "init_args": {"root": options.root}}
-    engines = [LightningEngine(kind(MODEL, data, {"accelerator": "cpu"}), GOAL) for kind in (Workload, Nudged)]
+    workloads = [kind(MODEL, data, {"accelerator": "cpu"}) for kind in (Workload, Nudged)]
+    engines = [TrainerEngine(Training(workload, GOAL)) for workload in workloads]
+    goal = GoalErrorCallback(**GOAL).goal
     cell, found = Cell(options.batch_size, 0.0), []
     for point in range(options.trials):
-        found.append([engine.train(Trial(cell, point, PARAMS)).steps for engine in engines])
+        runs = [Run(Trial(cell, point, PARAMS), goal) for _ in engines]
+        for engine, run in zip(engines, runs, strict=True):
+            engine.train_one(run)
+        found.append([run.steps_to_result for run in runs])
         print(f"point {point}: K = {found[-1][0]}, nudged {found[-1][1]}", flush=True)
     both = [pair for pair in found if None not in pair]
     moved = sum(abs(a - b) > GOAL["check_interval"] for a, b in both)

@@ -13,10 +13,14 @@ import torch
 from lightning.pytorch import Callback
 
 from lit_dps.config import StorageConfig
+from lit_dps.engines.engine import Training
+from lit_dps.engines.loop import IntervalLoop
+from lit_dps.engines.trainer import TrainerEngine
+from lit_dps.run import Run
 from lit_dps.runtime import prepare_process
 from lit_dps.study.setup import StudySetup
-from lit_dps.study.timing import Watched
-from lit_dps.trial import Cell, Trial
+from lit_dps.training import GoalErrorCallback
+from lit_dps.trial import Cell, Status, Trial, TrialResult
 
 CONFIG = Path(__file__).parents[1] / "configs" / "mnist-simple-cnn-sgd.yaml"
 UNREACHABLE = 1e-6  # a goal error below one mistake of any validation split here
@@ -76,6 +80,14 @@ def middle_trial(setup: StudySetup, cell: Cell, point: int = 0) -> Trial:
     return Trial(cell, point, {key: box.at(0.5) for key, box in setup.study.space.items()}, setup.study.seed)
 
 
-def watched(setup: StudySetup, callback: Callback) -> StudySetup:
-    """The setup whose trials carry a callback."""
-    return dataclasses.replace(setup, workload=Watched(**vars(setup.workload), watch=callback))
+def run_trial(
+    setup: StudySetup, trial: Trial, goal: dict[str, Any], lean: bool = True, callbacks: tuple[Callback, ...] = ()
+) -> TrialResult:
+    """The result of a trial, by the interval loop if `lean`, else, and with callbacks, by Lightning's."""
+    training = Training(setup.workload, goal, setup.pruning)
+    engine = IntervalLoop(training) if lean and not callbacks else TrainerEngine(training, callbacks)
+    run = Run(trial, GoalErrorCallback(**goal).goal)
+    (result,) = engine.train(iter([run, None]).__next__)
+    if result.status is Status.FAILED:
+        raise RuntimeError(result.traceback)
+    return result

@@ -1,26 +1,28 @@
-"""One optimizer step: the lean loop and Lightning's own beside a bare loop in PyTorch, all with the same kernels."""
+"""One optimizer step: the interval loop and Lightning's beside a bare loop in PyTorch, all with the same kernels."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from benchmarks.numbers import Sample, interleaved
 from benchmarks.options import Options
-from benchmarks.setups import UNREACHABLE, devices, middle_trial, on_device, paper_setup, watched
+from benchmarks.setups import UNREACHABLE, devices, middle_trial, on_device, paper_setup, run_trial
 from benchmarks.text import NO_GPU, seconds, table, times
 from lit_dps.data.order import batches
-from lit_dps.engines.trainer import LightningEngine
 from lit_dps.pruning.mask import prunable
 from lit_dps.pruning.prune import top_k
 from lit_dps.study.setup import StudySetup
+from lit_dps.training.workload import Built, Workload
 from lit_dps.trial import Cell, Trial
 
 TITLE = "An optimizer step"
@@ -41,7 +43,7 @@ class Row:
         sparsity: Share of pruned parameters.
         steps: Steps that each repeat timed.
         bare: Seconds a step of a loop written by hand: the baseline.
-        lean: Seconds a step of a trial in the lean loop.
+        lean: Seconds a step of a trial in the interval loop.
         lightning: Seconds a step of a trial in Lightning's own loop.
         lean_ratio: Lean over bare.
         lightning_ratio: Lightning's over bare.
@@ -91,7 +93,7 @@ def show(found: Steps) -> str:
     text = (
         f"{found.workload}, {found.threads} thread, no check within the time. Baseline: a bare loop in PyTorch over "
         "the same tensors in memory (index, cross-entropy, backward, `torch.optim.SGD`; at S > 0 the gradients times "
-        "the mask). Lean and Lightning: `LightningEngine.train` of a trial with `study.lean` on and off."
+        "the mask). Lean and Lightning: a trial in the interval loop and in Lightning's (`study.lean` on and off)."
     )
     gpu = "" if any(row.device == "cuda" for row in found.rows) else f"\n\nOn a GPU: {NO_GPU}."
     return f"{text}\n\n{table(head, rows)}{gpu}"
@@ -151,36 +153,40 @@ def bare(setup: StudySetup, trial: Trial, steps: int, device: str) -> tuple[floa
 
 
 def engine(setup: StudySetup, trial: Trial, steps: int, lean: bool) -> tuple[float, nn.Module]:
-    """Trains a trial for so many steps in the Lightning engine.
+    """Trains a trial for so many steps by one of the engines.
 
     The only check, at the end, comes after the clock has stopped, and stops early itself.
 
     Returns:
         As `bare`.
     """
-    watch = Stopwatch(steps)
     goal = {**setup.goal, "error": UNREACHABLE, "check_interval": steps, "max_steps": steps, "early_reject": True}
+    kept = Kept(**vars(setup.workload))
     pruning = {**setup.pruning, "method": "magnitude"}  # the masks of the bare loop, and no pass to wait for
-    LightningEngine(watched(setup, watch).workload, goal, pruning, lean=lean).train(trial)
-    return (watch.end - watch.begin) / (steps - WARM), watch.network
+    stamps: list[float] = []
+    device = "cuda" if setup.workload.trainer.get("accelerator") == "gpu" else "cpu"
+
+    def stamp(*args: object) -> None:
+        stamps.append(now(device) if len(stamps) in (WARM - 1, steps - 1) else 0.0)
+
+    hook = register_optimizer_step_post_hook(stamp)  # asked once a step in both loops
+    try:
+        run_trial(dataclasses.replace(setup, workload=kept, pruning=pruning), trial, goal, lean)
+    finally:
+        hook.remove()
+    return (stamps[steps - 1] - stamps[WARM - 1]) / (steps - WARM), kept.modules[-1].network
 
 
-class Stopwatch(Callback):
-    """Keeps the time before the update of step `WARM` and of the last, and the network.
+@dataclass(frozen=True)
+class Kept(Workload):
+    """A workload that keeps the modules it has built."""
 
-    Both loops ask it once a step, as they ask the callback that masks gradients.
-    """
+    modules: list[LightningModule] = field(default_factory=list, compare=False)
 
-    def __init__(self, steps: int):
-        self.steps, self.seen = steps, 0
-        self.begin = self.end = 0.0
-
-    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, *args) -> None:
-        self.seen += 1
-        if self.seen == WARM:
-            self.begin = now(pl_module.device.type)
-        elif self.seen == self.steps:
-            self.end, self.network = now(pl_module.device.type), pl_module.network
+    def build(self, trial: Trial) -> Built:
+        built = super().build(trial)
+        self.modules.append(built.module)
+        return built
 
 
 def now(device: str) -> float:

@@ -11,24 +11,27 @@ from lightning.pytorch.loggers.logger import DummyLogger
 from torch import Tensor, nn
 
 from lit_dps.errors import ConfigError
-from lit_dps.optim import Rule, Schedule, make_optimizer, make_scheduler
+from lit_dps.optim import RULES, Schedule, make_scheduler
 from lit_dps.parallel import ranks
 
 
 class ImageClassifier(LightningModule):
-    """A network trained with the mean cross-entropy and an update rule of the paper, without weight decay.
+    """A network trained with the mean cross-entropy and an update rule.
 
     Logs `val_error` and `val_loss` (and `test_error`, `test_loss`) over the entire split, of all ranks: mistakes are
     counted as integers and divided once. Batches are (images, classes).
 
     Args:
         network: Maps images to logits, shape (batch, classes); any `nn.Module`, by class path.
-        optimizer: "sgd", "momentum" or "nesterov".
+        optimizer: Name of an update rule of `lit_dps.optim.RULES`: "sgd", "momentum", "nesterov", "adam" or "adamw".
         learning_rate: Initial learning rate, above 0.
-        momentum: Momentum in [0, 1); not used by sgd.
+        momentum: Momentum in [0, 1), of momentum and nesterov.
         schedule: "constant" or "linear" (see `lit_dps.optim.factor`).
         decay_steps: Length of the linear decay, in steps.
         end_factor: Final learning rate of the linear decay as a share of the initial one.
+        beta1, beta2: Decay of the averages of adam and adamw, in [0, 1).
+        epsilon: What adam and adamw add to the root of the second one, above 0.
+        weight_decay: Of adam and adamw, 0 or more.
 
     Raises:
         ConfigError: for a value out of its range; by `configure_optimizers`, for a network with nothing to train.
@@ -37,21 +40,30 @@ class ImageClassifier(LightningModule):
     def __init__(
         self,
         network: nn.Module,
-        optimizer: Rule = "sgd",
+        optimizer: str = "sgd",
         learning_rate: float = 0.1,
         momentum: float = 0.9,
         schedule: Schedule = "constant",
         decay_steps: int = 40_000,
         end_factor: float = 0.01,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
+        weight_decay: float = 0.0,
     ):
         super().__init__()
-        for key, name, kind in (("optimizer", optimizer, Rule), ("schedule", schedule, Schedule)):
-            if name not in get_args(kind):
-                raise ConfigError(f"model.{key}", name, f"one of {', '.join(get_args(kind))}")
+        for key, name, allowed in (("optimizer", optimizer, RULES), ("schedule", schedule, get_args(Schedule))):
+            if name not in allowed:
+                raise ConfigError(f"model.{key}", name, f"one of {', '.join(allowed)}")
         if not learning_rate > 0:
             raise ConfigError("model.learning_rate", learning_rate, "a number above 0")
-        if not 0 <= momentum < 1:
-            raise ConfigError("model.momentum", momentum, "a number in [0, 1)")
+        for key, number in (("momentum", momentum), ("beta1", beta1), ("beta2", beta2)):
+            if not 0 <= number < 1:
+                raise ConfigError(f"model.{key}", number, "a number in [0, 1)")
+        if not epsilon > 0:
+            raise ConfigError("model.epsilon", epsilon, "a number above 0")
+        if not weight_decay >= 0:
+            raise ConfigError("model.weight_decay", weight_decay, "a number of 0 or more")
         if decay_steps < 1:
             raise ConfigError("model.decay_steps", decay_steps, "at least 1 step")
         if not 0 <= end_factor <= 1:
@@ -119,7 +131,8 @@ class ImageClassifier(LightningModule):
         if not any(p.requires_grad for p in self.parameters()):
             raise ConfigError("model.network", type(self.network).__name__, "a network with parameters to train")
         h = self.hparams
-        optimizer = make_optimizer(self.parameters(), h.optimizer, h.learning_rate, h.momentum)
+        rule = RULES[h.optimizer]
+        optimizer = rule.make(self.parameters(), h.learning_rate, {name: h[name] for name in rule.hyperparameters})
         if h.schedule == "constant":
             return optimizer
         scheduler = make_scheduler(optimizer, h.schedule, h.decay_steps, h.end_factor)

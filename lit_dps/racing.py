@@ -27,10 +27,10 @@ def last_step(k_best: int | None, slack: float | None) -> float:
 
 
 def rungs(check_interval: int, max_steps: int) -> list[float]:
-    """The steps at which trials that are run one at a time stop, as long as none of their cell is complete.
+    """The rungs (as of successive halving): steps at which trials pause, as long as none of their cell is complete.
 
-    Else the first ones could spend the whole budget before the first good one begins. A trial that stopped goes on
-    for the next rung if it was saved, else it starts anew. Each is four times as long as the one before, the last one
+    Else the first ones could spend the whole budget before the first good one begins. A trial that paused goes on
+    to the next rung if it was saved, else it starts anew. Each is four times as long as the one before, the last one
     is the budget: a cell that nobody completes costs at most about a third more.
     """
     steps, step = [], max_steps
@@ -44,21 +44,33 @@ def best_steps(results: Sequence[TrialResult]) -> int | None:
     return min((r.steps for r in results if r.status is Status.COMPLETE), default=None)
 
 
+def settled(status: Status, steps_run: float, limit: float) -> bool:
+    """Whether an attempt that ended so need not be run again, where trials have to reach a step `limit`.
+
+    One that was outraced or paused short of it has to go on: the slack was raised since, or the best one was not yet
+    known. A failed one is settled until the study is taken up again.
+
+    Args:
+        status: How the attempt ended.
+        steps_run: Its last check.
+        limit: From `last_step`.
+    """
+    return status not in (Status.OUTRACED, Status.PAUSED) or steps_run >= limit
+
+
 def truncate_at_race_limit(results: Sequence[TrialResult], slack: float | None) -> list[TrialResult]:
     """The results of a cell as they stood at step slack x K*, whoever finished first.
 
-    Trials that ended later, however they did, are outraced, and curves end there. An outraced trial that did not run so
-    far is left out: the slack was raised since, and it has to be run again.
+    Trials that ended later, however they did, are outraced, and curves end there. Those that are not `settled` are left
+    out.
     """
     limit = last_step(best_steps(results), slack)
-    return [seen for result in results if (seen := _until(result, limit)) is not None]
+    return [_until(result, limit) for result in results if settled(result.status, result.steps_run, limit)]
 
 
-def _until(result: TrialResult, limit: float) -> TrialResult | None:
+def _until(result: TrialResult, limit: float) -> TrialResult:
     end = result.steps_run if result.steps is None else result.steps
-    if result.status is Status.OUTRACED and end < limit:
-        return None
-    if end <= limit:
+    if end <= limit and result.status is not Status.PAUSED:
         return result
     return cut(dataclasses.replace(result, status=Status.OUTRACED, steps=None), limit)
 
@@ -85,5 +97,5 @@ def longest_attempt(first: TrialResult | None, second: TrialResult) -> TrialResu
     if first is None or first.status is Status.FAILED:
         return second
     further = second.steps_run > first.steps_run or second.status is Status.FAILED
-    more = first.status is Status.OUTRACED and further
+    more = first.status in (Status.OUTRACED, Status.PAUSED) and further
     return second if more else first

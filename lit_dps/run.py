@@ -1,67 +1,104 @@
-"""GoalRun: what the checks of one run have found so far, and how it ends. Every engine keeps its runs by this."""
+"""Run: one attempt at a trial, what its checks have found so far and what they decide. No torch, no database."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lit_dps.goal import Goal
-from lit_dps.trial import Status
+from lit_dps.trial import Status, Trial, TrialResult
 
 
-class GoalRun:
-    """A run on the way to its goal.
-
-    Args:
-        goal: The goal, its check interval and its budget.
-        further: Further goal errors, above the goal's, whose checks must be exact too.
-        limit: The step that the run has to reach: beyond it it cannot matter any more.
-        early: Whether checks may stop early, so that the curve says which of its points are exact.
+@dataclass(eq=False)
+class Run:
+    """A network on the way to its goal. Every engine asks this at each check how its run goes on.
 
     Attributes:
+        trial: What is run; None outside of a study.
+        goal: The goal, its check interval and its budget.
+        further: Further goal errors, above the goal's, whose checks must be exact too.
+        stop_at: Racing: a run that is not complete by this step cannot beat the cell's best. Asked at each check.
+        rung: This attempt pauses here while its cell has no complete trial (`lit_dps.racing.rungs`).
         status: How the run ended; None while it goes on.
-        steps_to_result: The step of the check that met the goal, or None.
-        curve: As `lit_dps.trial.TrialResult.curve`.
+        curve: As `lit_dps.trial.TrialResult.curve`; with "exact" once `stop_early` was called.
+        kept, seconds, smoothness, theory, observed, failure, traceback: As in `TrialResult`; engines fill them in.
     """
 
-    def __init__(
-        self,
-        goal: Goal,
-        further: Sequence[float] = (),
-        limit: Callable[[], float] = lambda: math.inf,
-        early: bool = False,
-    ):
-        self.goal, self.further, self.limit = goal, further, limit
-        self.status: Status | None = None
-        self.steps_to_result: int | None = None
-        self.curve: dict[str, list[float]] = {"step": [], "val_error": [], "train_loss": []}
-        if early:
-            self.curve["exact"] = []
+    trial: Trial | None
+    goal: Goal
+    further: Sequence[float] = ()
+    stop_at: Callable[[], float] = lambda: math.inf
+    rung: float = math.inf
+    status: Status | None = None
+    curve: dict[str, list[float]] = field(default_factory=lambda: {"step": [], "val_error": [], "train_loss": []})
+    kept: dict[str, tuple[int, int]] = field(default_factory=dict)
+    seconds: float = 0.0
+    smoothness: dict[str, list[float]] = field(default_factory=dict)
+    theory: dict[str, float] = field(default_factory=dict)
+    observed: dict[str, float] = field(default_factory=dict)
+    failure: str = ""
+    traceback: str = ""
 
-    def next_goal(self) -> Goal:
-        """The highest goal that the run has not met yet; only exact errors can have met one."""
-        errors = [e for e, exact in zip(self.curve["val_error"], self.curve["exact"], strict=True) if exact]
+    def stop_early(self) -> None:
+        """To be called before the first check if checks may stop early: the curve then says which points are exact."""
+        self.curve["exact"] = []
+
+    @property
+    def steps_to_result(self) -> int | None:
+        """The step of the check that met the goal, or None."""
+        return int(self.curve["step"][-1]) if self.status is Status.COMPLETE else None
+
+    def allowed(self, size: int) -> int:
+        """The mistakes among so many examples after which the next check may stop: those of the highest unmet goal."""
+        errors = self.curve["val_error"]
+        exact = [e for e, known in zip(errors, self.curve.get("exact", [1] * len(errors)), strict=True) if known]
         goals = [self.goal, *(replace(self.goal, error=error) for error in self.further)]
-        unmet = [goal for goal in goals if not errors or not goal.reached(min(errors))]
-        return max(unmet, key=lambda goal: goal.error)
+        unmet = [goal for goal in goals if not exact or not goal.reached(min(exact))]
+        return max(unmet, key=lambda goal: goal.error).allowed(size)
 
-    def record(self, step: int, error: float, exact: bool, loss: float | None, weights_finite: bool) -> None:
-        """Takes in a check, and ends the run if that ends it.
+    def record(self, step: int, error: float, exact: bool, loss: float | None, finite: bool) -> Status | None:
+        """Takes in a check and decides: the run ends, pauses or goes on.
 
         Args:
             step: Optimizer steps so far.
             error: Validation error: a fraction of the entire split, or a lower bound of it.
             exact: Whether it is no bound.
             loss: Training loss of that step's batch before its update; None if the run knows none.
-            weights_finite: Whether every parameter is finite.
+            finite: Whether every parameter is finite.
+
+        Returns:
+            The new status; None if the run goes on.
         """
         point: dict[str, Any] = {"step": step, "val_error": error, "exact": int(exact)}
         point["train_loss"] = math.nan if loss is None else loss
         for key, values in self.curve.items():
             values.append(point[key])
-        self.status = self.goal.judge(step, error, 0.0 if loss is None else loss, weights_finite)
-        if self.status is None and step >= self.limit():
+        self.status = self.goal.judge(step, error, 0.0 if loss is None else loss, finite)
+        if self.status is None and step >= (limit := self.stop_at()):
             self.status = Status.OUTRACED
-        self.steps_to_result = step if self.status is Status.COMPLETE else None
+        elif self.status is None and step >= self.rung and limit == math.inf:
+            self.status = Status.PAUSED
+        return self.status
+
+    def restart(self) -> None:
+        """Forgets all checks: the attempt begins anew, by another engine."""
+        fresh = Run(self.trial, self.goal, self.further, self.stop_at, self.rung)
+        vars(self).update(vars(fresh))
+
+    def result(self) -> TrialResult:
+        """What is kept of the attempt."""
+        return TrialResult(
+            trial=self.trial,
+            status=self.status or Status.STOPPED,
+            steps=self.steps_to_result,
+            curve=self.curve,
+            kept=self.kept,
+            seconds=self.seconds,
+            smoothness=self.smoothness,
+            theory=self.theory,
+            observed=self.observed,
+            failure=self.failure,
+            traceback=self.traceback,
+        )

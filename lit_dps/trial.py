@@ -21,11 +21,15 @@ class Status(StrEnum):
     INCOMPLETE = "incomplete"  # the step budget was spent first
     INFEASIBLE = "infeasible"  # loss, error or weights stopped being finite
     OUTRACED = "outraced"  # stopped, because another trial of its cell had needed so few steps that it could not matter
+    PAUSED = "paused"  # no end: it goes on from there if it turns out to matter
     STOPPED = "stopped"  # the module or a callback ended it, before its goal and its budget
     FAILED = "failed"  # an error ended it; it is run again when the study is taken up again
 
 
 Value = int | float | str
+
+
+ENDS = tuple(status for status in Status if status is not Status.PAUSED)
 
 
 @dataclass(frozen=True, order=True)

@@ -1,14 +1,85 @@
-"""The joint between search and training."""
+"""The joint between search and training: who trains runs, and what the trials of a study have in common."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Protocol
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
 
-from lit_dps.trial import Trial, TrialResult
+from lit_dps.engines.scores import ScoreCache
+from lit_dps.errors import StorageError, UserError
+from lit_dps.parallel import ranks
+from lit_dps.run import Run
+from lit_dps.training import PruningCallback
+from lit_dps.training.checkpoints import Checkpoints
+from lit_dps.training.workload import Workload
+from lit_dps.trial import Status, Trial, TrialResult
 
 
 class Engine(Protocol):
-    """Trains trials. Pulls a new one whenever it has room; yields each result as soon as it is known."""
+    """Trains runs."""
 
-    def run(self, trials: Iterable[Trial]) -> Iterator[TrialResult]: ...
+    def train(
+        self, next_run: Callable[[], Run | None], at_check: Callable[[], None] = lambda: None
+    ) -> Iterator[TrialResult]:
+        """Pulls a run whenever there is room for one; yields each result as soon as it is known.
+
+        Args:
+            next_run: The next run; None where there is none for now.
+            at_check: Called after each check that a run goes on from; may raise, on all ranks, to leave.
+        """
+
+
+@dataclass(frozen=True)
+class Training:
+    """What the trials of a study have in common.
+
+    Attributes:
+        workload: What a trial trains.
+        goal: Arguments of `GoalErrorCallback`.
+        pruning: Arguments of `PruningCallback` but the sparsity, which is the cell's.
+        smoothness: Arguments of `SmoothnessCallback`.
+        checkpoints: Where long runs are saved and go on from; None begins each anew.
+        scores: The pruning scores of the points so far.
+    """
+
+    workload: Workload
+    goal: Mapping[str, Any]
+    pruning: Mapping[str, Any] = field(default_factory=dict)
+    smoothness: Mapping[str, Any] = field(default_factory=lambda: {"interval": None})
+    checkpoints: Checkpoints | None = None
+    scores: ScoreCache = field(init=False, repr=False)
+
+    def __post_init__(self):
+        object.__setattr__(self, "scores", ScoreCache(self.workload))
+
+    def pruning_of(self, trial: Trial) -> PruningCallback:
+        """How a trial is pruned."""
+        seed = trial.seed_for("prune")
+        return PruningCallback(**{**self.pruning, "sparsity": trial.cell.sparsity, "seed": seed})
+
+    def about(self, run: Run, engine: str) -> dict[str, Any]:
+        """What the checkpoint of a run tells of it; see `Checkpoints.about`."""
+        given = {key: getattr(self, key) for key in ("goal", "pruning", "smoothness")}
+        given |= {"goals": run.further, "engine": engine, "workload": asdict(self.workload)}
+        return self.checkpoints.about(run.trial, given)
+
+    def attempt(self, run: Run, train: Callable[[Run], None]) -> TrialResult:
+        """The result of a run; what a module, its data or a callback raises makes it a failed trial.
+
+        Raises:
+            Exception: what is not the trial's own; of several ranks anything, since the others may be elsewhere.
+        """
+        try:
+            train(run)
+        except Exception as error:
+            if isinstance(error, StorageError) or ranks.is_rank_loss(error) or ranks.world() > 1:
+                raise
+            if self.checkpoints is not None:
+                self.checkpoints.remove(run.trial)
+            line = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+            run.restart()
+            run.status, run.failure = Status.FAILED, line.strip().splitlines()[0].removesuffix(":")
+            run.traceback = "".join(traceback.format_exception(error))
+        return run.result()

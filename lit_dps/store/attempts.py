@@ -10,6 +10,7 @@ from typing import Any
 import optuna
 from optuna.trial import TrialState
 
+from lit_dps.racing import settled
 from lit_dps.store.schema import POINT_ATTR, RESULT_ATTR, encode_result
 from lit_dps.trial import Status, TrialResult
 
@@ -20,6 +21,7 @@ STATES = {
     Status.INCOMPLETE: TrialState.PRUNED,
     Status.INFEASIBLE: TrialState.FAIL,
     Status.OUTRACED: TrialState.PRUNED,
+    Status.PAUSED: TrialState.PRUNED,
     Status.STOPPED: TrialState.FAIL,
     Status.FAILED: TrialState.FAIL,
 }
@@ -41,10 +43,9 @@ def ran_to(user_attrs: Mapping[str, Any], began: float = 0.0) -> float:
     result = user_attrs.get(RESULT_ATTR)
     if result is None:
         return -math.inf
+    run = max(result["curve"].get("step", ()), default=-math.inf)
     again = result["status"] == Status.FAILED and user_attrs.get(FAILED_AT, -math.inf) < began
-    if again or result["status"] == Status.OUTRACED:
-        return max(result["curve"].get("step", ()), default=-math.inf)
-    return math.inf
+    return run if again or not settled(Status(result["status"]), run, math.inf) else math.inf
 
 
 def end(trial: optuna.Trial, result: TrialResult) -> None:

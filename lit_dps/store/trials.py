@@ -11,12 +11,15 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import optuna
 from optuna.trial import TrialState
 
 from lit_dps.errors import StorageError
-from lit_dps.racing import last_step
+from lit_dps.goal import Goal
+from lit_dps.racing import last_step, rungs
+from lit_dps.run import Run
 from lit_dps.store.attempts import end, give_up, ran_to, steps_of
 from lit_dps.store.cells import open_cell
 from lit_dps.store.database import open_storage, peers, storage_errors
@@ -40,8 +43,10 @@ class Store:
         points: Trials of each cell: points 0 to points - 1.
         sampler: Where the points lie.
         seed: The study's seed, carried by every trial.
+        goal: When trials stop.
+        further: Further goal errors that their runs answer.
         slack: How far beyond the best of its cell a trial has to run; see `lit_dps.racing`.
-        rungs: Steps at which trials pause while none of their cell is complete, ending with infinity.
+        levels: Rungs, ending with infinity; by default those of `lit_dps.racing.rungs`.
         uid: What `lit_dps.store.header.declare` said of the study; None asks nothing.
         began: When this run of the study began, in seconds since the epoch: trials that failed before are run again.
     """
@@ -54,35 +59,42 @@ class Store:
         points: int,
         sampler: SobolSampler,
         seed: int,
+        goal: Goal,
+        further: Sequence[float] = (),
         slack: float | None = None,
-        rungs: Sequence[float] = (math.inf,),
+        levels: Sequence[float] | None = None,
         uid: str | None = None,
         began: float = 0.0,
     ):
         self.storage, self.peers, self.uid, self.began = open_storage(url), peers(url), uid, began
         self.url, self.name, self.cells, self.points, self.sampler, self.seed = url, name, cells, points, sampler, seed
-        self.slack, self.rungs = slack, (math.inf,) if slack is None else rungs
+        self.goal, self.further, self.slack = goal, further, slack
+        found = rungs(goal.check_interval, goal.max_steps) if levels is None else levels
+        self.rungs = (math.inf,) if slack is None else found
         self.distributions = distributions(sampler.space)
         self._claims: dict[tuple[Cell, int], optuna.Trial] = {}
         self._studies: dict[Cell, optuna.Study] = {}
         self._left: dict[Cell, dict[int, int]] = {}
         self._limits: dict[Cell, tuple[float, float]] = {}
-        self._rung: dict[Cell, float] = {}
+        self._at, self._more = -1, False  # the cell whose points are handed out; whether it may have more to declare
 
-    def ask(self) -> Iterator[Trial]:
-        """Trials to run, one at a time, until no point is left that nobody has run or is running."""
-        found = True
-        while found:  # once more: a process that died meanwhile left its trials behind
-            found = False
-            for cell in self.cells:
-                self._leave_others(cell)
-                more = True
-                while more:
-                    with self._alone():
-                        more = self._declare(cell)
-                    while (trial := self._claim(cell)) is not None:
-                        found = True
-                        yield trial
+    def next_run(self) -> Run | None:
+        """The next trial to run; None if no point is left that nobody has run or is running.
+
+        Cells come in their order, and once more from the first: a process that died meanwhile left its trials behind,
+        and a run that paused may have to go on.
+        """
+        for entered in range(len(self.cells) + 1):
+            if entered or self._at < 0:
+                self._at, self._more = (self._at + 1) % len(self.cells), True
+            cell = self.cells[self._at]
+            self._leave_others(cell)
+            while (run := self._claim(cell)) is None and self._more:
+                with self._alone():
+                    self._more = self._declare(cell)
+            if run is not None:
+                return run
+        return None
 
     def tell(self, result: TrialResult) -> None:
         """Stores a result for good, unless this process was taken for dead and its trial given up.
@@ -111,10 +123,6 @@ class Store:
                 limit = last_step(min(steps_of(self._study(cell)).values(), default=None), self.slack)
             self._limits[cell] = time.monotonic(), limit
         return limit
-
-    def pause(self, cell: Cell) -> float:
-        """The step at which trials of a cell pause, while none of it is complete."""
-        return self._rung[cell] if self.limit(cell) == math.inf else math.inf
 
     def abandon(self) -> None:
         """Gives back what was asked for and not told; the points will be asked again."""
@@ -193,18 +201,18 @@ class Store:
         others = sorted(known.keys() - {cell}, key=lambda other: (_distance(other, cell), other))
         return next((known[other] for other in others if known[other]), {})
 
-    def _claim(self, cell: Cell) -> Trial | None:
-        study = self._studies[cell]
+    def _claim(self, cell: Cell) -> Run | None:
+        study = self._study(cell)
         with self._alone():  # ask and the owner's name go together
             waiting = study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
             if not any(trial.user_attrs[POINT_ATTR] < self.points for trial in waiting):
                 return None
             claimed = study.ask(fixed_distributions=self.distributions)
             claimed.set_user_attr(OWNER, self.peers.owner)
-            self._rung[cell] = self._next_rung(study, claimed.user_attrs[POINT_ATTR])
+            rung = self._next_rung(study, claimed.user_attrs[POINT_ATTR])
         trial = Trial(cell, claimed.user_attrs[POINT_ATTR], dict(claimed.params), self.seed)
         self._claims[(cell, trial.point)] = claimed
-        return trial
+        return Run(trial, self.goal, self.further, partial(self.limit, cell), rung)
 
     def _next_rung(self, study: optuna.Study, point: int) -> float:
         """The first rung that a point has not been run through."""

@@ -7,8 +7,8 @@ import copy
 from lightning.pytorch import LightningDataModule
 
 from lit_dps.config import StudyConfig
-from lit_dps.engines.lean import standard_data
-from lit_dps.engines.trainer import LightningEngine
+from lit_dps.engines.eligible import standard_data
+from lit_dps.engines.engine import Training
 from lit_dps.errors import ConfigError
 from lit_dps.store.sobol import sobol_point
 from lit_dps.study.rehearsal import rehearse
@@ -35,7 +35,7 @@ def check_keys(study: StudyConfig, workload: Workload) -> None:
             )
 
 
-def rehearse_ends(engine: LightningEngine, study: StudyConfig) -> LightningDataModule:
+def rehearse_ends(training: Training, study: StudyConfig) -> LightningDataModule:
     """Rehearses the smallest batch size of a study, and the largest of other people's data, at its largest sparsity.
 
     Returns:
@@ -46,12 +46,12 @@ def rehearse_ends(engine: LightningEngine, study: StudyConfig) -> LightningDataM
     """
     smallest, largest, sparsity = min(study.batch_sizes), max(study.batch_sizes), max(study.sparsities)
     point = sobol_point(study.space, study.seed, 0, study.scramble)
-    first = rehearse(engine, Trial(Cell(smallest, sparsity), 0, point, study.seed))
+    first = rehearse(training, Trial(Cell(smallest, sparsity), 0, point, study.seed))
     if hasattr(first.data, "check_batch_size"):
         for batch_size in study.batch_sizes:
-            first.data.check_batch_size(batch_size // engine.workload.accumulated)
+            first.data.check_batch_size(batch_size // training.workload.accumulated)
     if largest > smallest and not standard_data(first.data):  # whose batches and checks are as they have to be
-        last = rehearse(engine, Trial(Cell(largest, sparsity), 0, point, study.seed), look_first=False, steps=1)
+        last = rehearse(training, Trial(Cell(largest, sparsity), 0, point, study.seed), look_first=False, steps=1)
         if last.validated != first.validated:
             counts = [" + ".join(map(str, found.validated.values())) for found in (first, last)]
             shown = f"{counts[0]} at B = {smallest} and {counts[1]} at B = {largest}"

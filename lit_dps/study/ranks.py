@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 
 import torch
 
 from lit_dps.engines.engine import Engine
 from lit_dps.parallel import launch, ranks
+from lit_dps.run import Run
 from lit_dps.runtime import INTERRUPTED, Interrupted, StopRequest, interruptible, prepare_process
 from lit_dps.study.setup import StudySetup
-from lit_dps.trial import Trial, TrialResult
+from lit_dps.trial import TrialResult
 
 
 class Group:
@@ -21,9 +22,18 @@ class Group:
     def __init__(self):
         self._waiting = True  # whether the others wait to be told
 
-    def run(self, engine: Engine, trials: Iterable[Trial]) -> Iterator[TrialResult]:
-        """The results of the trials, each trained by all ranks."""
-        for result in engine.run(self._told(trials)):
+    def train(
+        self, engine: Engine, next_run: Callable[[], Run | None], at_check: Callable[[], None]
+    ) -> Iterator[TrialResult]:
+        """As `Engine.train`, each run by all ranks."""
+
+        def told() -> Run | None:
+            if (run := next_run()) is not None:
+                ranks.broadcast(run.trial)
+                self._waiting = False
+            return run
+
+        for result in engine.train(told, at_check):
             self._waiting = True
             yield result
 
@@ -31,12 +41,6 @@ class Group:
         """Tells the others that there is no trial any more; within one, they find out there."""
         if self._waiting:
             ranks.broadcast(None)
-
-    def _told(self, trials: Iterable[Trial]) -> Iterator[Trial]:
-        for trial in trials:
-            ranks.broadcast(trial)
-            self._waiting = False
-            yield trial
 
 
 @contextmanager
@@ -94,6 +98,10 @@ def _follow_parent(setup: StudySetup) -> None:
 def _follow(setup: StudySetup, stop: StopRequest) -> None:
     prepare_process()
     torch.set_num_threads(setup.study.threads)
-    engine = setup.engine(after_check=raise_if_any_rank_interrupted(stop), checkpoints=setup.checkpoints())
-    for _ in engine.run(iter(lambda: ranks.broadcast(None), None)):
+
+    def next_run() -> Run | None:
+        trial = ranks.broadcast(None)
+        return None if trial is None else Run(trial, setup.goal_of_trials, setup.study.goals)
+
+    for _ in setup.engine(setup.checkpoints()).train(next_run, raise_if_any_rank_interrupted(stop)):
         pass

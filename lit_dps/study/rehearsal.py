@@ -14,10 +14,11 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule, Tr
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from lit_dps.engines.lean import standard_data
-from lit_dps.engines.trainer import LightningEngine
+from lit_dps.engines.eligible import standard_data
+from lit_dps.engines.engine import Training
 from lit_dps.errors import ConfigError, UserError, user_error_in
-from lit_dps.training import GoalErrorCallback, PruningCallback, SmoothnessCallback
+from lit_dps.run import Run
+from lit_dps.training import GoalErrorCallback, SmoothnessCallback, lightning_private
 from lit_dps.training.examples import ExamplesCallback, refuse_too_large
 from lit_dps.training.generators import isolated
 from lit_dps.training.protocol import screen_callbacks_of
@@ -45,14 +46,14 @@ class Rehearsed:
     validated: dict[int, int] | None
 
 
-def rehearse(engine: LightningEngine, trial: Trial, look_first: bool = True, steps: int = STEPS) -> Rehearsed:
-    """Runs a trial as the engine does, but each step is an epoch, and after the first check it ends.
+def rehearse(training: Training, trial: Trial, look_first: bool = True, steps: int = STEPS) -> Rehearsed:
+    """Runs a trial as `TrainerEngine` does, but each step is an epoch, and after the first check it ends.
 
     So there are a check of the untrained network, a pruning pass over the first batches, optimizer steps, ends of
     epochs and a check. No trace is left in the global generators.
 
     Args:
-        engine: The engine.
+        training: What the trials have in common.
         trial: The trial.
         look_first: Whether to check the untrained network.
         steps: Optimizer steps before the check.
@@ -60,24 +61,25 @@ def rehearse(engine: LightningEngine, trial: Trial, look_first: bool = True, ste
     Raises:
         UserError: for what does not serve, in one line; what the user's module raised says where.
     """
-    built = engine.workload.build(trial)
-    budget = GoalErrorCallback(**engine.goal).goal.max_steps
+    built = training.workload.build(trial)
+    budget = GoalErrorCallback(**training.goal).goal.max_steps
     lasts = {"check_interval": steps, "max_steps": max(steps, budget - budget % steps)}
-    goal, first = GoalErrorCallback(**{**engine.goal, **lasts}), _FirstLoss()
-    goal.look_first, goal.limit = look_first, lambda: 0
-    pruning = PruningCallback(**{**engine.pruning, "sparsity": trial.cell.sparsity, "seed": trial.seed_for("prune")})
+    goal, first = GoalErrorCallback(**{**training.goal, **lasts}), _FirstLoss()
+    goal.look_first = look_first
+    goal.follow(Run(trial, goal.goal, stop_at=lambda: 0))
+    pruning = training.pruning_of(trial)
     pruning.examples = PASS * pruning.batch_size
-    ours = [pruning, goal, first, _Patience(goal, PATIENCE * engine.workload.accumulated)]
-    if engine.smoothness["interval"] is not None:
-        ours.insert(1, SmoothnessCallback(**{**engine.smoothness, "interval": 1, "examples": 2}))
+    ours = [pruning, goal, first, _Patience(goal, PATIENCE * training.workload.accumulated)]
+    if training.smoothness["interval"] is not None:
+        ours.insert(1, SmoothnessCallback(**{**training.smoothness, "interval": 1, "examples": 2}))
     screen_callbacks_of(built.module)
     own = not built.module.automatic_optimization or is_overridden("optimizer_step", built.module)
     # a module that says when to step may accumulate over batches
-    epoch = {"limit_train_batches": BATCHES if own else engine.workload.accumulated}
+    epoch = {"limit_train_batches": BATCHES if own else training.workload.accumulated}
     with isolated(seed=trial.seed_for("order")):
         try:
             if not standard_data(built.data):
-                ours.append(ExamplesCallback(trial.cell.batch_size, engine.workload.batch_size_key))
+                ours.append(ExamplesCallback(trial.cell.batch_size, training.workload.batch_size_key))
             callbacks = [*built.trainer["callbacks"], *ours]
             trainer = _trainer({**built.trainer, **epoch, "callbacks": callbacks})
             trainer.fit(built.module, datamodule=built.data)
@@ -85,7 +87,7 @@ def rehearse(engine: LightningEngine, trial: Trial, look_first: bool = True, ste
             raise user_error_in(error) or UserError(_told(error, trial)) from error
     if goal.status is None:
         name = type(built.module).__name__
-        if trainer.fit_loop.max_batches == 0:
+        if lightning_private.batches_of_epoch(trainer) == 0:
             refuse_too_large(trainer, trial.cell.batch_size)
             raise ConfigError("data", type(built.data).__name__, "a train dataloader that gives batches")
         raise ConfigError(
@@ -142,7 +144,7 @@ class _Patience(Callback):
         self.goal, self.left = goal, batches
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        trainer.fit_loop.max_epochs = -1  # they are as short as a step here
+        lightning_private.set_epochs(trainer, -1)  # they are as short as a step here
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         self.left -= 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import importlib
 import inspect
 import math
 import sys
@@ -14,11 +15,12 @@ from typing import Any
 from lightning.pytorch import LightningDataModule, Trainer
 
 from lit_dps.config import StorageConfig, StudyConfig, cores
-from lit_dps.engines.engine import Engine
-from lit_dps.engines.fused import FusedEngine
-from lit_dps.engines.trainer import LightningEngine
+from lit_dps.engines.engine import Engine, Training
+from lit_dps.engines.loop import IntervalLoop
+from lit_dps.engines.trainer import TrainerEngine
 from lit_dps.errors import ConfigError
 from lit_dps.goal import Goal
+from lit_dps.module import ImageClassifier
 from lit_dps.parallel import settings
 from lit_dps.parallel.ranks import started_by_torchrun
 from lit_dps.study.checks import check_keys, rehearse_ends
@@ -30,6 +32,9 @@ from lit_dps.trial import Cell, Status, Trial, TrialResult
 
 # How trials of other people's modules are seeded, pruned and accumulated; 1 was never written down
 PROTOCOL = 2
+# Trials in lockstep where study.slots does not say: beyond 16 a core's cache holds nothing of the next network; nothing
+# was measured on a GPU
+CPU_SLOTS, GPU_SLOTS = 16, 64
 # Arguments that decide where and how fast things run, or what is shown, and not what comes out
 _FREE_DATA = ("root", "download", "eval_batch_size", "order_seed", "num_workers", "pin_memory")
 _FREE_TRAINER = {
@@ -38,6 +43,10 @@ _FREE_TRAINER = {
     *("default_root_dir", "log_every_n_steps", "profiler"),
     *("val_check_interval", "check_val_every_n_epoch", "max_steps"),  # GoalErrorCallback sets them
 }
+
+
+# Arguments of ImageClassifier that studies of earlier versions were declared without
+_ADDED = ("beta1", "beta2", "epsilon", "weight_decay")
 
 
 @dataclass(frozen=True)
@@ -106,17 +115,25 @@ class StudySetup:
             return None
         return Checkpoints(self.storage.checkpoints(self.study.name), self.uid, self.study.checkpoint_minutes)
 
-    def engine(self, **asked: Any) -> Engine:
-        """Who trains the trials; `asked` are `limit`, `pause`, `after_check` and `checkpoints` of `LightningEngine`."""
-        measured = (self.workload, self.goal, self.pruning, self.smoothness)
-        one = LightningEngine(*measured, goals=self.study.goals, lean=self.study.lean, **asked)
-        if self.study.engine == "lightning" or self.ranks > 1:
-            return one
+    def training(self, checkpoints: Checkpoints | None = None) -> Training:
+        """What the trials have in common."""
+        return Training(self.workload, self.goal, self.pruning, self.smoothness, checkpoints)
+
+    def engine(self, checkpoints: Checkpoints | None = None) -> Engine:
+        """Who trains the trials."""
+        training = self.training(checkpoints)
+        if self.ranks > 1 or not self.study.lean:
+            return TrainerEngine(training)
+        return IntervalLoop(training, self.side_by_side)
+
+    @property
+    def side_by_side(self) -> int:
+        """Trials that each worker trains in lockstep, at most."""
+        wanted = self.study.engine == "fused" or (self.study.engine == "auto" and self.on_gpu)
+        if not wanted:
+            return 1
         share = math.ceil(self.study.trials * len(self.study.sparsities) / self.workers)
-        fused = FusedEngine(one, self.study.slots, share, self.workers)
-        if self.study.engine == "fused":
-            return fused
-        return dataclasses.replace(fused, timed=True, say=lambda reason: None)  # either way is what was asked for
+        return self.study.slots or min(GPU_SLOTS if self.on_gpu else CPU_SLOTS, share)
 
     def check(self) -> LightningDataModule:
         """Checks all that can be checked before a trial runs, and creates nothing.
@@ -140,12 +157,14 @@ class StudySetup:
         check_keys(self.study, self.workload)
         if self.ranks > 1 and self.study.engine == "fused":
             raise ConfigError("study.engine", "fused", f"lightning or auto where {self.ranks} ranks train each trial")
+        if self.study.engine == "fused" and not self.study.lean:
+            raise ConfigError("study.lean", False, "true where study.engine is fused")
         if started_by_torchrun() and self.workers > 1:
             raise ConfigError("study.workers", self.workers, "1 under torchrun: start it once for each worker")
         cell = Cell(min(self.study.batch_sizes), 0.0)
         for end in (0.0, 1.0):  # classes refuse what they do not allow at the ends of the ranges
             self.workload.build(Trial(cell, 0, {key: box.at(end) for key, box in self.study.space.items()}))
-        data = rehearse_ends(LightningEngine(self.workload, self.goal, self.pruning, self.smoothness), self.study)
+        data = rehearse_ends(self.training(), self.study)
         for line in overruled(self.workload.trainer):
             print(f"note: {line}", file=sys.stderr)
         return data
@@ -155,6 +174,9 @@ class StudySetup:
         specs = copy.deepcopy({"model": dict(self.workload.model), "data": dict(self.workload.data)})
         for name in _FREE_DATA:
             specs["data"].get("init_args", {}).pop(name, None)
+        for name, default in _added_arguments(self.workload.model["class_path"]).items():
+            if specs["model"]["init_args"].get(name) == default:
+                specs["model"]["init_args"].pop(name)
         for key in (*self.study.space, self.workload.batch_size_key):  # each trial sets them
             node, name = locate(specs, key, "study.space")
             node.pop(name, None)
@@ -205,3 +227,14 @@ class StudySetup:
         if isinstance(rule, str):
             names.append(rule if args.get("schedule", "constant") == "constant" else f"{rule}-{args['schedule']}-decay")
         return "-".join(names)
+
+
+def _added_arguments(class_path: str) -> dict[str, Any]:
+    """The arguments that a module class has from ImageClassifier since a later version, with their defaults."""
+    module, _, name = class_path.rpartition(".")
+    kind = getattr(importlib.import_module(module), name, None)
+    if not (isinstance(kind, type) and issubclass(kind, ImageClassifier)):
+        return {}
+    own = {} if kind.__init__ is ImageClassifier.__init__ else inspect.signature(kind.__init__).parameters
+    defaults = inspect.signature(ImageClassifier.__init__).parameters
+    return {name: defaults[name].default for name in _ADDED if name not in own}

@@ -22,7 +22,7 @@ from lit_dps.errors import StorageError
 from lit_dps.record import StudyRecord
 from lit_dps.store.database import peers
 from lit_dps.store.mlflow_tracker import Tracker
-from lit_dps.trial import Status, TrialResult
+from lit_dps.trial import ENDS, TrialResult
 
 PACKAGES = ("lit_dps", "torch", "torchvision", "lightning", "optuna", "mlflow", "numpy", "scipy")
 # Terms of the theory and what it predicts, on the run of each cell
@@ -129,7 +129,7 @@ def log_outcome(tracker: Tracker, record: StudyRecord, scalings: Mapping[float, 
     cells, theory = summarize(record), theory_rows(record, scalings)
     scaling: dict[str, dict[int, float]] = {}
     for cell, terms in zip(cells, theory, strict=True):
-        counts = {status: getattr(cell, status) for status in Status}
+        counts = {status: getattr(cell, status) for status in ENDS}
         if cell.at_first_check:  # then K* is no more than an upper bound
             counts["K_star_at_first_check"] = 1
         measured = {f"theory/{name}": terms[name] for name in THEORY if terms[name] is not None}

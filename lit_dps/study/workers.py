@@ -18,7 +18,6 @@ import torch
 
 from lit_dps.errors import Unguarded, UserError
 from lit_dps.parallel.launch import die_with_parent
-from lit_dps.racing import rungs
 from lit_dps.runtime import Interrupted, StopRequest, interruptible, prepare_process
 from lit_dps.store.sobol import SobolSampler
 from lit_dps.store.trials import Store
@@ -51,23 +50,17 @@ def work(setup: StudySetup, stop: StopRequest) -> Iterator[TrialResult]:
     config = setup.study
     sampler = SobolSampler(config.space, config.seed, config.scramble)
     url = setup.storage.optuna_url
-    goal = setup.goal_of_trials
-    what = (config.name, setup.cells, config.trials, sampler, config.seed, config.slack)
-    store = Store(url, *what, rungs(goal.check_interval, goal.max_steps), setup.uid, setup.began)
+    what = (config.name, setup.cells, config.trials, sampler, config.seed, setup.goal_of_trials, config.goals)
+    store = Store(url, *what, config.slack, uid=setup.uid, began=setup.began)
     try:
         with group_of(setup) as group:
-            checkpoints, check = setup.checkpoints(), raise_if_any_rank_interrupted(stop)
-            asked = {"limit": store.limit, "pause": store.pause, "after_check": check, "checkpoints": checkpoints}
-            engine, found = setup.engine(**asked), True
-            while found:  # an engine may have asked for its last trial before another one stopped to be run again
-                found = False
-                for result in group.run(engine, store.ask()):
-                    found = True
-                    store.tell(result)
-                    if checkpoints is not None:
-                        checkpoints.on_result_stored(result, store.limit(result.trial.cell))
-                    yield result
-                    stop.check()
+            checkpoints, at_check = setup.checkpoints(), raise_if_any_rank_interrupted(stop)
+            for result in group.train(setup.engine(checkpoints), store.next_run, at_check):
+                store.tell(result)
+                if checkpoints is not None:
+                    checkpoints.on_result_stored(result, store.limit(result.trial.cell))
+                yield result
+                stop.check()
     finally:
         store.abandon()
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
+import zipfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -15,8 +17,10 @@ import lightning
 import torch
 
 from lit_dps.parallel import ranks
-from lit_dps.training.checkpoint import steps_saved, why_unusable
+from lit_dps.racing import settled
 from lit_dps.trial import Status, Trial, TrialResult
+
+MIN_SECONDS_WORTH_SAVING = 0.5  # when a run is left; a file of a small network takes 10 ms
 
 
 def _tell(text: str) -> None:
@@ -40,6 +44,11 @@ class Checkpoints:
     minutes: float
     say: Callable[[str], None] = _tell
     _said: set[str] = field(default_factory=set, init=False, repr=False)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training between two files of a trial."""
+        return 60 * self.minutes
 
     def path(self, trial: Trial) -> Path:
         return self.folder / str(trial.cell) / f"point-{trial.point}.ckpt"
@@ -86,7 +95,7 @@ class Checkpoints:
             result: The result.
             limit: The step that trials of its cell have to reach; one that paused before has to go on.
         """
-        if result.status is not Status.OUTRACED or result.steps_run >= limit:
+        if settled(result.status, result.steps_run, limit):
             self.remove(result.trial)
         if result.status is Status.COMPLETE:
             for path in self.path(result.trial).parent.glob("point-*.ckpt"):
@@ -96,6 +105,67 @@ class Checkpoints:
     def remove(self, trial: Trial) -> None:
         """Removes what there is of a trial."""
         _remove(self.path(trial))
+
+
+class CheckpointFile:
+    """The file of one run: written whole or not at all, and read back once. Of several ranks the first one's.
+
+    Args:
+        path: The file.
+        about: What the run is, plain; see `why_unusable`.
+        say: Takes notices, in a line.
+    """
+
+    def __init__(self, path: Path, about: Mapping[str, Any], say: Callable[[str], None]):
+        self.path, self.about, self.say, self._read_back = path, dict(about), say, False
+
+    def write(self, save: Callable[[Path], None], owner: str) -> None:
+        """Replaces the file; what goes wrong is told, and nothing is raised but that a rank is lost.
+
+        Args:
+            save: Writes to a path; called on all ranks.
+            owner: Whose state it is, for the notice.
+        """
+        part = self.path.with_suffix(".part")
+        try:
+            save(part)
+            ranks.on_rank_zero(lambda: self._keep(part, owner), Exception)
+        except Exception as error:  # whatever it is (a full disk, a state that cannot be pickled): no reason to stop
+            why = error.strerror if isinstance(error, OSError) and error.strerror else str(error).split("\n")[0]
+            if ranks.is_rank_loss(error):
+                raise
+            self.say(f"warning: cannot save a checkpoint ({why}); training goes on")
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
+
+    def _keep(self, part: Path, owner: str) -> None:
+        if not self._read_back:  # once a run: a module may save what cannot be loaded safely
+            if found := why_unusable(part, self.about):
+                raise RuntimeError(f"what {owner} saves {found}")
+            self._read_back = True
+        with part.open("rb") as file:
+            os.fsync(file.fileno())  # else a power failure may leave an empty file in place of the last one
+        os.replace(part, self.path)
+
+
+def why_unusable(path: Path, about: Mapping[str, Any]) -> str | None:
+    """Why a file is no checkpoint of the run that `about` tells of; None if it is one. Nothing in it is executed."""
+    try:
+        with zipfile.ZipFile(path) as archive:  # torch itself does not compare checksums
+            whole = archive.testzip() is None
+        saved = torch.load(path, map_location="cpu", weights_only=True) if whole else {}
+        found = saved["about"] if "about" in saved else saved["callbacks"]["CheckpointCallback"]["about"]
+    except Exception:  # whatever a file that is none, or half of one, makes of it
+        return "cannot be read"
+    return None if found == dict(about) else "is of another study or configuration"
+
+
+def steps_saved(path: Path) -> int | None:
+    """The optimizer steps after which a file was written; None if it cannot be read."""
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)["global_step"]
+    except Exception:  # as in `why_unusable`, which says so where the file would be used; until then it is left alone
+        return None
 
 
 def clear(folder: Path) -> None:

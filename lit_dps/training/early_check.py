@@ -1,18 +1,21 @@
-"""EarlyCheck: a check of the validation split that stops when it knows the answer."""
+"""Checks of the validation split that stop when they know the answer."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import nn
 
 from lit_dps.goal import Goal
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import SharedBatchDDP
 
 CHUNK = 256  # examples a forward pass beyond the first: small enough to stop soon, large enough to fill a core
-
+Wrongness = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 _VALIDATION_HOOKS = (
     *("on_validation_start", "on_validation_epoch_start", "on_validation_batch_start", "on_validation_batch_end"),
@@ -41,30 +44,82 @@ def fewest(goal: Goal, size: int) -> float:
     return min(1.0, max(CHUNK, goal.allowed(size) + 1) / size)
 
 
-class EarlyCheck:
-    """Asks whether a validation split has at most so many mistakes, and looks at no more examples than that takes.
+class HardestFirst:
+    """Asks whether networks make at most so many mistakes, and looks at no more examples than that takes.
 
-    Examples that were wrong at earlier checks, or nearly so, are looked at first, so that a refusal costs little more
-    than one example for each mistake that is allowed and one more. The answer is that of a full pass, whatever the
-    order. Several ranks look at the same examples as one would, each at its part of them.
+    Examples that a network was wrong about at earlier checks, or nearly so, are looked at first, so that a refusal
+    costs little more than one example for each mistake that is allowed and one more. The answer is that of a full pass,
+    whatever the order.
+
+    Args:
+        size: Examples of the validation split.
+        networks: How many networks are checked side by side.
+        device: Where they are.
+
+    Attributes:
+        priority: How wrong each network was about each example at earlier checks, the last one weighing most: shape
+            (networks, size).
+    """
+
+    def __init__(self, size: int, networks: int = 1, device: torch.device | str = "cpu"):
+        self.size, self.priority = size, torch.zeros(networks, size, device=device)
+
+    def __call__(self, wrongness: Wrongness, rows: Sequence[int], allowed: Sequence[int]) -> list[Check]:
+        """Looks at each network's hardest examples first, until more than allowed are wrong, or at all.
+
+        Args:
+            wrongness: How wrong some networks are about examples: (rows, index) -> float, of the index's shape
+                (rows, examples), at least 1 where the network is wrong.
+            rows: Which of the networks to check.
+            allowed: The most mistakes of each that meet its goal.
+        """
+        device = self.priority.device
+        networks, limits = torch.tensor(rows, device=device), torch.tensor(allowed, device=device)
+        order = torch.argsort(self.priority[networks], dim=1, descending=True, stable=True)
+        mistakes, looked = torch.zeros_like(limits), torch.zeros_like(limits)
+        asked, seen = torch.arange(len(rows), device=device), 0
+        while seen < self.size and len(asked):
+            index = order[asked, seen : seen + max(CHUNK, int((limits - mistakes)[asked].min()) + 1)]
+            found, priority = wrongness(networks[asked], index), self.priority[networks[asked]]
+            self.priority[networks[asked]] = priority.scatter(1, index, priority.gather(1, index) / 2 + found)
+            mistakes[asked] += (found >= 1).sum(1)
+            looked[asked] += index.shape[1]
+            seen += index.shape[1]
+            asked = asked[(mistakes <= limits)[asked]]
+        return [Check(n, exact) for n, exact in zip(mistakes.tolist(), (looked == self.size).tolist(), strict=True)]
+
+    def begin(self, row: int, priority: torch.Tensor | None = None) -> None:
+        """Another network begins in this row, or goes on with the priorities that it had."""
+        self.priority[row] = 0.0 if priority is None else priority
+
+    def take(self, rows: torch.Tensor) -> None:
+        """Goes on with these networks alone, in this order."""
+        self.priority = self.priority[rows]
+
+
+class EarlyCheck:
+    """`HardestFirst` in Lightning's loop, for the module of a trainer.
 
     It needs a module with `wrongness(batch)`, a tensor of the batch's length that is at least 1 where the example is
     wrong, and a data module with `validation_size` and `validation_batch(index)`; those of lit_dps have them. Training
-    goes on as after a full pass, unless that one draws from torch's global generator.
+    goes on as after a full pass, unless that one draws from torch's global generator. Several ranks look at the same
+    examples as one would, each at its part of them.
 
     Args:
         trainer: The trainer.
         module: Its module.
         priority: Of a run that is taken up, as it was left.
-
-    Attributes:
-        priority: How wrong each example was at earlier checks, the last one weighing most: shape (size,).
     """
 
     def __init__(self, trainer: Trainer, module: LightningModule, priority: torch.Tensor | None = None):
         self.trainer, self.module, self.data = trainer, module, trainer.datamodule
-        self.size = self.data.validation_size
-        self.priority = torch.zeros(self.size) if priority is None else priority
+        self.size, self._check = self.data.validation_size, HardestFirst(self.data.validation_size)
+        self._check.begin(0, priority)
+
+    @property
+    def priority(self) -> torch.Tensor:
+        """How wrong each example was at earlier checks: shape (size,)."""
+        return self._check.priority[0]
 
     @staticmethod
     def supports(trainer: Trainer, module: LightningModule, monitor: str = "val_error") -> bool:
@@ -96,21 +151,9 @@ class EarlyCheck:
         """Looks at the hardest examples first until more than `allowed` are wrong, or at all."""
         if isinstance(self.trainer.strategy, SharedBatchDDP):
             self.trainer.strategy.share_buffers()
-        order = torch.argsort(self.priority, descending=True, stable=True)
-        modes = {module: module.training for module in self.module.modules()}
-        self.module.eval()
-        mistakes = seen = 0
-        try:
-            with torch.no_grad(), self.trainer.precision_plugin.val_step_context():
-                while seen < self.size and mistakes <= allowed:
-                    index = order[seen : seen + max(CHUNK, allowed + 1 - mistakes)]
-                    wrongness = self._wrongness(index)
-                    self.priority[index] = self.priority[index] / 2 + wrongness
-                    mistakes, seen = mistakes + int((wrongness >= 1).sum()), seen + len(index)
-        finally:
-            for module, training in modes.items():
-                module.training = training
-        return Check(mistakes, seen == self.size)
+        with evaluating(self.module), self.trainer.precision_plugin.val_step_context():
+            (check,) = self._check(lambda rows, index: self._wrongness(index[0])[None], [0], [allowed])
+        return check
 
     def _wrongness(self, index: torch.Tensor) -> torch.Tensor:
         """How wrong examples are: float32, shape of the index, on the CPU."""
@@ -120,6 +163,19 @@ class EarlyCheck:
             batch = self.trainer.strategy.batch_to_device(batch, self.module.device, 0)
             wrongness[mine] = self.module.wrongness(batch).float().cpu()
         return ranks.all_reduce_sum(wrongness)  # to zeros, so exactly
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """In here a module evaluates, without gradients; each of its parts gets its mode back."""
+    modes = {part: part.training for part in module.modules()}
+    module.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for part, training in modes.items():
+            part.training = training
 
 
 def _first_to_define(instance: object, wanted: str, *others: str) -> str | None:

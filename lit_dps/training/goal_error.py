@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+import lit_dps.training.lightning_private as lightning_private
 from lit_dps.errors import ConfigError
 from lit_dps.goal import Goal
 from lit_dps.module import weights_finite
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import SharedBatchDDP
-from lit_dps.run import GoalRun
+from lit_dps.run import Run
 from lit_dps.training.early_check import EarlyCheck
 from lit_dps.training.schedules import forget_followed_metrics, give_the_length, go_beyond, prepare_schedules
 from lit_dps.training.steps import StepCount
@@ -44,18 +44,15 @@ class GoalErrorCallback(Callback):
             and data allow that. No result changes; errors in the curve become lower bounds, and nothing is logged.
 
     Attributes:
-        status: How the run ended; None while it runs, or if something else stopped it.
-        steps_to_result: The step of the check that met the goal, or None.
         steps: Optimizer steps so far, as `StepCount` counts them.
-        curve: As `TrialResult.curve`.
         look_first: Whether to check before the first step too. Set before a run.
         untrained: What that check found; None without.
         validated: What the checks looked at.
-        further: Further goal errors, above `error`, whose checks must be exact too. Set before a run.
-        limit: The step that the run has to reach: beyond it it cannot matter any more. Set before a run; of several
-            ranks the first one's counts.
-        after_check: Called after each check that the run goes on from; may raise, on all ranks, to leave it. Set before
-            a run.
+        run: What the checks found, and how the run ended. A study gives its own, by `follow`.
+        status, steps_to_result, curve: Of the run.
+        at_check: Called after each check that the run goes on from; may raise, on all ranks, to leave it. Set before a
+            run.
+        saved: Whether a run that pauses is saved and left by `at_check`; else it just stops. Set before a run.
 
     Raises:
         ConfigError: for a value out of its range, a trainer that would skip part of the validation split or divide a
@@ -76,14 +73,20 @@ class GoalErrorCallback(Callback):
             raise ConfigError(
                 "goal.monitor", monitor, "a metric that falls: log 1 - accuracy, say, under a name that tells so"
             )
-        self.further: Sequence[float] = ()
         self.look_first = False
-        self.limit: Callable[[], float] = lambda: math.inf
-        self.after_check: Callable[[], None] = lambda: None
+        self.at_check: Callable[[], None] = lambda: None
+        self.saved: Callable[[], bool] = lambda: False
+        self._given: Run | None = None
         self._begin()
 
+    def follow(self, run: Run) -> None:
+        """Lets the next fit be this attempt at a trial; of several ranks the first one's run decides."""
+        self._given = run
+
     def _begin(self, early: bool = False) -> None:
-        self.run = GoalRun(self.goal, self.further, lambda: ranks.on_rank_zero(self.limit), early)
+        self.run, self._given = self._given or Run(None, self.goal), None
+        if early:
+            self.run.stop_early()
         self.untrained: float | None = None
         self._losses: list[tuple[Any, float]] = []  # each with the share of its batch that it is the mean over
         self._count, self._due, self._stepped = StepCount(), False, False
@@ -101,12 +104,12 @@ class GoalErrorCallback(Callback):
         return self.run.steps_to_result
 
     @property
-    def steps(self) -> int:
-        return self._count.steps
-
-    @property
     def curve(self) -> dict[str, list[float]]:
         return self.run.curve
+
+    @property
+    def steps(self) -> int:
+        return self._count.steps
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit" or trainer.fast_dev_run:
@@ -123,8 +126,8 @@ class GoalErrorCallback(Callback):
         if early:
             trainer.limit_val_batches = 0  # Lightning's own validation stays out of it
         budget = self.goal.max_steps
-        trainer.fit_loop.epoch_loop.max_steps = budget if trainer.max_steps < 0 else min(budget, trainer.max_steps)
-        self._endless = trainer.fit_loop.max_epochs == -1
+        lightning_private.set_budget(trainer, budget if trainer.max_steps < 0 else min(budget, trainer.max_steps))
+        self._endless = lightning_private.epochs(trainer) == -1
         give_the_length(trainer, pl_module, lambda: self._epochs)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -153,9 +156,7 @@ class GoalErrorCallback(Callback):
         """The validation error now, by a full check that is no check of the run."""
         if self._early is not None:
             return self._early(self._early.size).error(self._early.size)
-        trainer.validating = True  # as Lightning's own loop does it between two batches
-        trainer.fit_loop.epoch_loop.val_loop.run()
-        trainer.training = True
+        lightning_private.validate_now(trainer)
         return self.error_of(trainer)
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
@@ -177,7 +178,7 @@ class GoalErrorCallback(Callback):
         self._due = self._stepped and self.steps % self.goal.check_interval == 0
         trainer.val_check_batch = 1 if self._due else sys.maxsize
         if self._due and self._early is not None and self.status is None:
-            check = self._early(self.run.next_goal().allowed(self._early.size))
+            check = self._early(self.run.allowed(self._early.size))
             self._judge(trainer, pl_module, check.error(self._early.size), check.exact)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -214,11 +215,12 @@ class GoalErrorCallback(Callback):
         own = divisor * sum(share * float(loss) for loss, share in losses) / len(losses) if losses else 0.0
         finite = weights_finite(module)
         total, broken = ranks.all_reduce_sum(torch.tensor([own, float(not finite)], dtype=torch.float64)).tolist()
-        self.run.record(self.steps, error, exact, total if losses else None, not broken)
-        if self.status is not None:
-            trainer.should_stop = True
+        verdict = self.run.record(self.steps, error, exact, total if losses else None, not broken)
+        self.run.status = ranks.broadcast(verdict)  # the first one alone knows of the race
+        if self.status is None or (self.status is Status.PAUSED and self.saved()):
+            self.at_check()
         else:
-            self.after_check()
+            trainer.should_stop = True
 
     def error_of(self, trainer: Trainer) -> float:
         """The validation error that the module logged last. Raises ConfigError if it logs none."""

@@ -10,6 +10,8 @@ from typing import Any
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
+import lit_dps.training.lightning_private as lightning_private
+
 _STRUCTURE = ("_modules", "_parameters", "_buffers")
 
 
@@ -19,7 +21,7 @@ def copy_of(module: LightningModule) -> LightningModule:
     Functions that it keeps, hooks say, refer to the copy where they refer to the module or to what it keeps. It shares
     the trainer, and what cannot be copied, such as a lock or an open file.
     """
-    memo: dict[int, Any] = {id(shared): shared for shared in (module._trainer, module._fabric)}
+    memo: dict[int, Any] = {id(shared): shared for shared in lightning_private.owners_of(module)}
     cells: list[tuple[CellType, CellType]] = []
     for value in _kept(module):
         if isinstance(value, FunctionType) and value.__closure__:
@@ -36,7 +38,7 @@ def copy_of(module: LightningModule) -> LightningModule:
     twin = copy.deepcopy(module, memo)
     for old, new in cells:
         new.cell_contents = memo.get(id(old.cell_contents), old.cell_contents)
-    twin.trainer = module._trainer  # Lightning's own copies forget it
+    twin.trainer = lightning_private.owners_of(module)[0]  # Lightning's own copies forget it
     twin.__dict__["log"] = _log_nothing
     return twin
 

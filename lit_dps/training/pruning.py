@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, Literal, get_args
@@ -127,11 +127,7 @@ class PruningCallback(Callback):
         trained = sum(p.numel() for p in module.parameters() if p.requires_grad and id(p) in held)
         parameters = prunable(module, self.biases, self.exclude, held)
         self.scores = self._scores(trainer, module, list(parameters))
-        if not self.scores:
-            raise ConfigError(
-                "study.sparsities", self.sparsity, f"0 for {name}: it trains no weights that can be pruned"
-            )
-        self.mask = top_k(self.scores, self.sparsity)
+        self.mask = mask_from(self.scores, self.sparsity, name)
         self._copies = {
             copy: name
             for copy, name in copies_of(module, self.mask, held).items()
@@ -210,6 +206,13 @@ class PruningCallback(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.mask = Mask(state_dict["mask"]) if state_dict["mask"] is not None else None
         self._copies, self.observed = state_dict.get("copies", {}), state_dict.get("observed", {})
+
+
+def mask_from(scores: Mapping[str, Tensor], sparsity: float, name: str) -> Mask:
+    """The mask of a module of that name. Raises ConfigError where there is nothing to prune."""
+    if not scores:
+        raise ConfigError("study.sparsities", sparsity, f"0 for {name}: it trains no weights that can be pruned")
+    return top_k(scores, sparsity)
 
 
 def _tensors(module: LightningModule) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import StochasticWeightAveraging
 
+import lit_dps.training.lightning_private as lightning_private
 from lit_dps.data.loaders import EndlessLoader
 from lit_dps.errors import ConfigError
 from lit_dps.parallel import sharding
@@ -26,16 +27,16 @@ def give_the_length(trainer: Trainer, module: LightningModule, begun: Callable[[
         module: Its module.
         begun: The epochs that a run which is taken up had begun.
     """
-    if trainer.fit_loop.max_epochs != -1:
+    if lightning_private.epochs(trainer) != -1:
         return
     configure = module.configure_optimizers
 
     @wraps(configure)
     def configure_optimizers() -> Any:
         module.__dict__.pop("configure_optimizers", None)
-        trainer.fit_loop.setup_data()
+        lightning_private.set_up_data(trainer)
         found = _epochs(trainer)
-        trainer.fit_loop.max_epochs = found if found == -1 else max(found, begun() + 1)
+        lightning_private.set_epochs(trainer, found if found == -1 else max(found, begun() + 1))
         return configure()
 
     module.__dict__["configure_optimizers"] = configure_optimizers
@@ -43,9 +44,8 @@ def give_the_length(trainer: Trainer, module: LightningModule, begun: Callable[[
 
 def go_beyond(trainer: Trainer) -> None:
     """Lets a run go on whose epochs turned out shorter; to be called where one ends, if the limit was set here."""
-    loop = trainer.fit_loop
-    if loop.max_epochs != -1:
-        loop.max_epochs = max(loop.max_epochs, loop.epoch_progress.current.processed + 1)
+    if (limit := lightning_private.epochs(trainer)) != -1:
+        lightning_private.set_epochs(trainer, max(limit, lightning_private.epochs_with_next(trainer)))
 
 
 def _epochs(trainer: Trainer) -> int:
@@ -59,7 +59,7 @@ def _epochs(trainer: Trainer) -> int:
             if size is None
             else math.ceil(trainer.max_steps * trainer.accumulate_grad_batches * data.batch_size / size)
         )
-    batches = trainer.fit_loop.max_batches
+    batches = lightning_private.batches_of_epoch(trainer)
     if not 0 < batches < math.inf:
         return -1
     return math.ceil(trainer.max_steps / math.ceil(batches / trainer.accumulate_grad_batches))

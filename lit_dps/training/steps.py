@@ -6,6 +6,8 @@ from typing import Any
 
 from lightning.pytorch import Trainer
 
+import lit_dps.training.lightning_private as lightning_private
+
 
 class StepCount:
     """Counts optimizer steps as the paper does: one update of the network each, and lets Lightning count so too.
@@ -52,11 +54,7 @@ class StepCount:
             made = min(fired, 1)
         self.steps += made
         if trainer.global_step != self.steps:
-            loop = trainer.fit_loop.epoch_loop
-            automatic = trainer.lightning_module.automatic_optimization
-            progress = loop.automatic_optimization.optim_progress.optimizer.step if automatic else None
-            total = (progress or loop.manual_optimization.optim_step_progress).total
-            total.ready = total.completed = self.steps
+            lightning_private.put_steps_right(trainer, self.steps)
         return made > 0
 
     def _fire(self, *args: Any) -> None:

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
+import lit_dps.training.lightning_private as lightning_private
 from lit_dps.data.order import AUTHORS_SEED
 from lit_dps.errors import ConfigError
 from lit_dps.parallel import ranks, sharding
@@ -75,7 +76,7 @@ class TrainingPass:
             if self.examples is None and not ranks.is_mine(i):
                 continue
             batch = self.trainer.precision_plugin.convert_input(batch)  # the way of a batch in Lightning's own loop
-            batch = self.module._on_before_batch_transfer(batch, dataloader_idx=0)
+            batch = lightning_private.before_transfer(self.module, batch)
             batch = self.trainer.strategy.batch_to_device(batch, self.module.device, 0)
             size = examples_in(batch) or self.batch_size
             if size > left:

@@ -9,6 +9,7 @@ from typing import Any
 from lightning.pytorch import Trainer
 from torch.utils._pytree import tree_leaves
 
+import lit_dps.training.lightning_private as lightning_private
 from lit_dps.errors import ConfigError
 from lit_dps.parallel import ranks, sharding
 from lit_dps.training.examples import examples_in, split_of
@@ -116,7 +117,7 @@ def why_no_mean(trainer: Trainer, monitor: str, validated: ValidationCount) -> s
     """
     match = _INDEX.fullmatch(monitor)
     name, index = (match["name"], int(match["index"])) if match else (monitor, 0)
-    for metric in (trainer._results or {}).values():
+    for metric in lightning_private.logged_metrics(trainer):
         meta = metric.meta
         if meta.name != name or meta.fx != "validation_step" or (match and meta.dataloader_idx != index):
             continue

@@ -15,6 +15,7 @@ from lit_dps.data import CIFAR10, MNIST, FashionMNIST
 from lit_dps.data.order import AuthorsOrder
 from lit_dps.models import ResNet8, SimpleCNN
 from lit_dps.module import ImageClassifier
+from lit_dps.run import Run
 from lit_dps.training import GoalErrorCallback, PruningCallback
 from tests.parity.authors import DATA, REFERENCE, load, needs_reference, tensors, with_weights
 
@@ -47,7 +48,7 @@ def run(module, data, sparsity, steps, goal=1e-6, interval=16, precision="32-tru
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     losses, pruning = Losses(), PruningCallback(sparsity)
     check = GoalErrorCallback(goal, interval, math.ceil(steps / interval) * interval, early_reject=early)
-    check.further = (0.95,)  # which the first check meets: so that one looks at all images
+    check.follow(Run(None, check.goal, (0.95,)))  # which the first check meets: so that one looks at all images
     quiet = {
         "logger": False,
         "enable_checkpointing": False,

@@ -10,11 +10,11 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 
-from lit_dps.engines.trainer import LightningEngine
 from lit_dps.training.workload import Built, Workload
 from lit_dps.trial import Cell, Trial
 from tests.parity.authors import DATA
 from tests.ranks import on_ranks
+from tests.unit.runs import train_one
 
 ROOT_OF_DATA = Path(os.environ.get("LIT_DPS_DATA", DATA))
 pytestmark = [
@@ -50,7 +50,7 @@ def train(cell: Cell, goal: dict, trainer: dict, pruning: dict) -> tuple:
     """Status, steps to result, curve and final weights."""
     torch.set_num_threads(1)
     workload = Watched(MODEL, MNIST, {"accelerator": "cpu", **trainer})
-    result = LightningEngine(workload, goal, pruning).train(Trial(cell, 0, PARAMS))
+    result = train_one(Trial(cell, 0, PARAMS), workload, goal, pruning=pruning, lean=False)
     return result.status, result.steps, dict(result.curve), workload.end.weights.numpy()
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 import torch
-from lightning.pytorch import Callback
 
-from lit_dps.engines.trainer import LightningEngine
 from lit_dps.training.checkpoints import Checkpoints
 from lit_dps.training.workload import Workload
 from lit_dps.trial import Trial
+from tests.unit.runs import train_one
 from tests.unit.test_engine import DATA, MODEL
 
 GOAL = {"error": 0.02, "check_interval": 4, "max_steps": 60}
@@ -22,32 +21,40 @@ class Interrupted(BaseException):
     """As the study's own: no Exception."""
 
 
-class Steps(Callback):
-    """Counts the steps that are really taken, and keeps the last weights."""
+class Steps:
+    """What was trained: the steps that the optimizers took, and the last weights."""
 
     def __init__(self):
         self.taken = 0
+        self.module = None
 
-    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
-        self.taken += 1
+    @property
+    def weights(self) -> torch.Tensor:
+        return torch.cat([t.detach().flatten().float() for t in self.module.state_dict().values()])
 
-    def on_train_end(self, trainer, pl_module):
-        self.weights = torch.cat([t.detach().flatten().float() for t in pl_module.state_dict().values()])
+
+class Counted(Workload):
+    """A workload that counts the steps of its optimizers."""
+
+    def build(self, trial):
+        built, steps = super().build(trial), self.steps
+        configure, steps.module = built.module.configure_optimizers, built.module
+
+        def counted():
+            found = configure()
+            optimizer = found["optimizer"] if isinstance(found, dict) else found
+            optimizer.register_step_post_hook(lambda *_: setattr(steps, "taken", steps.taken + 1))
+            return found
+
+        built.module.configure_optimizers = counted
+        return built
 
 
 def workload(model=MODEL, data=DATA, **trainer) -> tuple[Workload, Steps]:
     """A workload that counts steps."""
-    steps = Steps()
-    found = Workload(model, data, {"accelerator": "cpu", **trainer})
-    build = found.build
-
-    def counted(trial):
-        built = build(trial)
-        built.trainer["callbacks"] = [steps]
-        return built
-
-    object.__setattr__(found, "build", counted)
-    return found, steps
+    found = Counted(model, data, {"accelerator": "cpu", **trainer})
+    object.__setattr__(found, "steps", Steps())
+    return found, found.steps
 
 
 class Study:
@@ -65,14 +72,14 @@ class Study:
         found, steps = workload(self.model, self.data, **self.trainer)
         checks = iter(range(1, 1000))
 
-        def after_check():
+        def at_check():
             if next(checks) == interrupt:
                 raise Interrupted
 
-        asked = {"after_check": after_check, "checkpoints": self.checkpoints() if saved else None}
-        engine = LightningEngine(found, self.goal, **{**self.options, **asked, **more})
+        asked = {"at_check": at_check, "checkpoints": self.checkpoints() if saved else None}
         try:
-            result = dataclasses.replace(engine.train(trial), seconds=0.0)
+            result = train_one(trial, found, self.goal, **{**self.options, **asked, **more})
+            result = dataclasses.replace(result, seconds=0.0)
         except Interrupted:
             result = None
         return result, steps

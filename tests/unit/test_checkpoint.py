@@ -7,8 +7,7 @@ import math
 import pytest
 import torch
 
-from lit_dps.training import checkpoint
-from lit_dps.training.checkpoint import steps_saved
+from lit_dps.training.checkpoints import steps_saved
 from lit_dps.trial import Cell, Status, Trial
 from tests.unit.saved_study import GOAL, USER, USER_DATA, Study
 from tests.unit.test_engine import DATA, MODEL, PARAMS, quiet  # noqa: F401
@@ -39,7 +38,7 @@ def assert_goes_on(study: Study, trial: Trial, checks: tuple[int, ...] = (2, 5))
 def test_our_module_and_data(tmp_path, monkeypatch, rule, lean, early_reject):
     monkeypatch.setattr("lit_dps.training.early_check.CHUNK", 20)  # of 179: checks stop early, hardest examples first
     model = {**MODEL, "init_args": {**MODEL["init_args"], **rule}}
-    study = Study(tmp_path, model=model, goal={**GOAL, "early_reject": early_reject}, lean=lean, goals=(0.1,))
+    study = Study(tmp_path, model=model, goal={**GOAL, "early_reject": early_reject}, lean=lean, further=(0.1,))
     assert_goes_on(study, Trial(Cell(100, 0.9), 1, PARAMS))
 
 
@@ -78,7 +77,7 @@ def test_a_trial_that_pauses_goes_on_from_there(tmp_path):
     study, trial = Study(tmp_path), Trial(Cell(16, 0.5), 1, PARAMS)
     whole, reference = study.run(trial, saved=False)
     paused, steps = study.run(trial, pause=lambda cell: 12)
-    assert (paused.status, steps.taken, paused.curve["step"]) == (Status.OUTRACED, 12, [4, 8, 12])
+    assert (paused.status, steps.taken, paused.curve["step"]) == (Status.PAUSED, 12, [4, 8, 12])
     assert paused == study.run(trial, saved=False, pause=lambda cell: 12)[0]
     result, steps = study.run(trial, pause=lambda cell: math.inf)
     assert (result, steps.taken) == (whole, reference.taken - 12)
@@ -95,7 +94,7 @@ def test_an_interruption_after_a_pause_is_told(tmp_path):
 
 @pytest.mark.parametrize(("worth", "steps"), [(0.0, [12]), (600.0, [])])
 def test_a_pause_after_a_moment_is_not_worth_a_file(tmp_path, monkeypatch, worth, steps):
-    monkeypatch.setattr(checkpoint, "MIN_SECONDS_WORTH_SAVING", worth)
+    monkeypatch.setattr("lit_dps.engines.loop.MIN_SECONDS_WORTH_SAVING", worth)
     study, trial = Study(tmp_path, minutes=10.0), Trial(Cell(16, 0.0), 1, PARAMS)
     study.run(trial, pause=lambda cell: 12)
     assert [steps_saved(path) for path in tmp_path.rglob("*.ckpt")] == steps

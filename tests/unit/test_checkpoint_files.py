@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from lit_dps.config import StudyConfig
-from lit_dps.engines.trainer import LightningEngine
 from lit_dps.goal import Goal
 from lit_dps.space import Range
 from lit_dps.store.header import declare
 from lit_dps.training.checkpoints import clear
 from lit_dps.trial import Cell, Status, Trial, TrialResult
+from tests.unit.runs import train_one
 from tests.unit.saved_study import GOAL, USER, USER_DATA, Steps, Study, workload
 from tests.unit.test_engine import PARAMS, quiet  # noqa: F401
 
@@ -96,12 +96,12 @@ def test_time_counts_from_the_first_begin_and_a_short_trial_is_not_saved(tmp_pat
     assert study.run(trial, interrupt=2)[0] is None
     assert not study.checkpoints().path(trial).exists(), "not worth a file"
     clock = iter(range(0, 100_000, 25))  # every look at the clock is 25 seconds later
-    monkeypatch.setattr("lit_dps.training.checkpoint.time.monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr("lit_dps.engines.loop.time.monotonic", lambda: float(next(clock)))
     study.run(trial, interrupt=4)
     assert study.checkpoints().path(trial).exists()
     monkeypatch.undo()
     found, _ = workload(study.model)
-    result = LightningEngine(found, study.goal, checkpoints=study.checkpoints()).train(trial)
+    result = train_one(trial, found, study.goal, checkpoints=study.checkpoints())
     assert result.seconds > 100
 
 

@@ -67,7 +67,7 @@ def paused(folder: Path, trial: Trial) -> tuple:
 def test_a_trial_pauses_on_all_ranks_where_the_first_one_says(tmp_path):
     trial = Trial(Cell(16, 0.5), 1, PARAMS)
     status, taken, second, more = same_on_ranks(2, paused, tmp_path, trial)
-    assert (status, taken) == (Status.OUTRACED, 12)
+    assert (status, taken) == (Status.PAUSED, 12)
     assert (taken + more, second.status) == (60, Status.INCOMPLETE)
 
 

@@ -9,6 +9,7 @@ from torch import nn
 
 from lit_dps.goal import Goal
 from lit_dps.module import ImageClassifier
+from lit_dps.run import Run
 from lit_dps.training import GoalErrorCallback
 from lit_dps.training.early_check import CHUNK, EarlyCheck, fewest
 from lit_dps.trial import Status
@@ -51,7 +52,7 @@ def classifier(**arguments) -> ImageClassifier:
 
 def run(early: bool, goal: float, further=(), steps: int = 60):
     check = GoalErrorCallback(goal, 2, steps, early_reject=early)
-    check.further = further
+    check.follow(Run(None, check.goal, further))
     module, data = classifier(), Points()
     torch.manual_seed(0)
     fit(module, callbacks=[check], datamodule=data)

@@ -10,10 +10,10 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 
-from lit_dps.engines.trainer import LightningEngine
 from lit_dps.errors import ConfigError, UserError
 from lit_dps.training.workload import Workload, locate
 from lit_dps.trial import Cell, Status, Trial
+from tests.unit.runs import train_one
 
 MODEL = {
     "class_path": "lit_dps.module.ImageClassifier",
@@ -42,8 +42,7 @@ def weights(trial: Trial, workload: Workload = WORKLOAD) -> torch.Tensor:
 
 
 def train(trial: Trial, **kw):
-    result = LightningEngine(WORKLOAD, GOAL, **kw).train(trial)
-    return dataclasses.replace(result, seconds=0.0)
+    return dataclasses.replace(train_one(trial, WORKLOAD, GOAL, **kw), seconds=0.0)
 
 
 def test_initial_weights_are_of_the_point_and_seed_not_of_the_cell_or_global_state():
@@ -142,24 +141,19 @@ class Raises(Callback):
             raise RuntimeError("a guard\nof two lines")
 
 
-def with_callback(callback: type) -> LightningEngine:
+def with_callback(callback: type):
     callbacks = [{"class_path": f"{__name__}.{callback.__name__}"}]
-    return LightningEngine(dataclasses.replace(WORKLOAD, trainer={"accelerator": "cpu", "callbacks": callbacks}), GOAL)
-
-
-SLOW = Trial(Cell(16, 0.0), 0, {**PARAMS, "model.learning_rate": 1e-5})
+    slow = Trial(Cell(16, 0.0), 0, {**PARAMS, "model.learning_rate": 1e-5})
+    return train_one(slow, dataclasses.replace(WORKLOAD, trainer={"accelerator": "cpu", "callbacks": callbacks}), GOAL)
 
 
 def test_a_run_that_something_else_stops_is_stopped():
-    result = with_callback(Stops).train(SLOW)
+    result = with_callback(Stops)
     assert (result.status, result.steps, result.curve["step"]) == (Status.STOPPED, None, [4])
     assert result.failure == "the module or a callback stopped it after 6 steps"
 
 
 def test_what_a_callback_raises_is_a_failed_trial():
-    engine = with_callback(Raises)
-    (result,) = engine.run([SLOW])
+    result = with_callback(Raises)
     assert (result.status, result.steps, result.failure) == (Status.FAILED, None, "RuntimeError: a guard")
     assert "in on_train_batch_end" in result.traceback and "of two lines" in result.traceback
-    with pytest.raises(RuntimeError, match="a guard"):
-        engine.train(SLOW)

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from lit_dps.goal import Goal
 from lit_dps.racing import longest_attempt
 from lit_dps.store import attempts
 from lit_dps.store.attempts import FAILED_AT, ran_to
@@ -17,9 +18,11 @@ from lit_dps.store.trials import Store
 from lit_dps.study.failures import AllFail, Failures
 from lit_dps.study.progress import Progress
 from lit_dps.trial import Cell, Status, Trial, TrialResult
+from tests.unit.runs import trials_of
 from tests.unit.test_store import SPACE, cell_trials, ended
 from tests.unit.test_store_shared import declared
 
+GOAL = Goal(0.1)
 CELL = Cell(4, 0.0)
 
 
@@ -38,13 +41,13 @@ def url(tmp_path):
 
 
 def opened(url: str, began: float = 0.0, **kw) -> Store:
-    return Store(url, "s", [CELL], 3, SobolSampler(SPACE, 5), 5, began=began, **kw)
+    return Store(url, "s", [CELL], 3, SobolSampler(SPACE, 5), 5, GOAL, began=began, **kw)
 
 
 def run(store: Store, fails=(), status=Status.FAILED) -> list[int]:
     """Runs what a store asks for; the points that it asked for, in order."""
     points = []
-    for trial in store.ask():
+    for trial in trials_of(store):
         points.append(trial.point)
         assert len(points) < 20, "a failed trial is run again and again"
         store.tell(
@@ -75,7 +78,7 @@ def test_other_ends_are_final(url, status):
 
 def test_a_failed_trial_whose_process_was_killed_at_its_end_counts_from_when_it_failed(url, monkeypatch):
     first = opened(url)
-    trial = next(first.ask())
+    trial = next(trials_of(first))
     monkeypatch.setattr(attempts, "finish", lambda *args: None)  # killed before
     first.tell(failed(trial))
     monkeypatch.undo()
@@ -86,7 +89,7 @@ def test_a_failed_trial_whose_process_was_killed_at_its_end_counts_from_when_it_
 
 def test_a_trial_that_failed_beyond_where_it_had_to_go_is_not_run_again(url):
     store = opened(url, slack=2.0)
-    for trial in store.ask():
+    for trial in trials_of(store):
         store.tell(ended(trial) if trial.point else failed(trial, checked=48))
     assert run(opened(url, time.time(), slack=2.0)) == [], "K* is 16, so it is as good as outraced"
     assert [r.status for r in read_study(url, "s").results[CELL]] == ["outraced", "complete", "complete"]

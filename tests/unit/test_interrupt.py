@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 import signal
 
 import pytest
 
-from lit_dps.engines.trainer import LightningEngine
 from lit_dps.runtime import Interrupted, StopRequest, interruptible, prepare_process
 from lit_dps.trial import Cell, Status, Trial
+from tests.unit.runs import train_one
 from tests.unit.test_engine import GOAL, PARAMS, WORKLOAD
 
 
@@ -79,8 +78,8 @@ def test_a_run_goes_on_after_a_signal_and_leaves_where_it_is_asked():
         return math.inf
 
     with interruptible(stop):
-        engine = LightningEngine(WORKLOAD, {**GOAL, "error": 1e-9}, limit=limit)
-        trial = Trial(Cell(16, 0.0), 0, PARAMS)
-        assert engine.train(trial).status is Status.INCOMPLETE
-        with pytest.raises(Interrupted):
-            dataclasses.replace(engine, after_check=stop.check).train(trial)
+        goal, trial = {**GOAL, "error": 1e-9}, Trial(Cell(16, 0.0), 0, PARAMS)
+        for lean in (True, False):
+            assert train_one(trial, WORKLOAD, goal, limit=limit, lean=lean).status is Status.INCOMPLETE
+            with pytest.raises(Interrupted):
+                train_one(trial, WORKLOAD, goal, limit=limit, lean=lean, at_check=stop.check)

@@ -14,6 +14,7 @@ import lit_dps.store.merge as merge_module
 from lit_dps.analysis.report import render
 from lit_dps.cli.merge import lines
 from lit_dps.errors import StorageError
+from lit_dps.goal import Goal
 from lit_dps.store.database import open_storage, peers
 from lit_dps.store.elsewhere import open_elsewhere
 from lit_dps.store.header import UID, StudyChanged, attributes, extend
@@ -24,8 +25,10 @@ from lit_dps.store.sobol import SobolSampler
 from lit_dps.store.trials import Store
 from lit_dps.trial import Cell
 from tests.unit.fake_study import SPACE, law_results, result, write_study
+from tests.unit.runs import trials_of
 
 A, B = Cell(4, 0.0), Cell(16, 0.5)
+GOAL = Goal(0.1)
 IDENTITY = {"goal": {"error": 0.1}}
 
 
@@ -220,12 +223,12 @@ def test_a_running_study_goes_on_and_reruns_nothing_that_came(here, there, monke
     stores = []
     for url in (here, there):
         written(url, {A: []}, slack=2.0, trials=4)
-        stores.append(Store(url, "fake", [A], 4, SobolSampler(SPACE, 0), 0, slack=2.0))
+        stores.append(Store(url, "fake", [A], 4, SobolSampler(SPACE, 0), 0, GOAL, slack=2.0))
     working, elsewhere = stores
-    asked = working.ask()
+    asked = trials_of(working)
     mine = next(asked)  # the others wait
     ends = [ran("complete", 96), ran("complete", 32), ran("outraced", 64), ran("failed", 16)]
-    for trial in elsewhere.ask():
+    for trial in trials_of(elsewhere):
         elsewhere.tell(dataclasses.replace(ends[trial.point], trial=trial))
     locked = []
 

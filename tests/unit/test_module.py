@@ -76,7 +76,7 @@ class _WithParameter(nn.Module):
         ("decay_steps", 0),
         ("end_factor", -0.1),
         ("end_factor", 1.1),
-        ("optimizer", "adam"),  # an unknown name must not train as something else
+        ("optimizer", "adagrad"),  # an unknown name must not train as something else
         ("schedule", "cosine"),
     ],
 )

@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lit_dps.models import MLP
 from lit_dps.module import ImageClassifier
-from lit_dps.optim import make_optimizer, make_scheduler
+from lit_dps.optim import RULES, make_scheduler
 from tests.unit.tiny import Recorder, fit
 
 STEPS = 20
@@ -48,7 +48,7 @@ def test_updates_are_tensorflows_also_while_the_rate_changes(rule, schedule):
         ]
 
     w = nn.Parameter(torch.tensor(START))
-    optimizer = make_optimizer([w], rule, initial, momentum)
+    optimizer = RULES[rule].make([w], initial, {"momentum": momentum})
     scheduler = make_scheduler(optimizer, schedule, decay_steps, end)
     path = []
     for step in range(STEPS):

@@ -7,6 +7,7 @@ import math
 
 import pytest
 
+from lit_dps.goal import Goal
 from lit_dps.racing import best_steps, last_step, rungs, truncate_at_race_limit
 from lit_dps.space import Range
 from lit_dps.store import trials as store_module
@@ -15,6 +16,7 @@ from lit_dps.store.sobol import SobolSampler
 from lit_dps.store.trials import Store
 from lit_dps.trial import Cell, Status, Trial, TrialResult
 from tests.unit.fake_study import result, write_study
+from tests.unit.runs import trials_of
 
 CELL = Cell(16, 0.0)
 INTERVAL, BUDGET = 16, 160
@@ -90,6 +92,7 @@ def test_an_outraced_trial_that_did_not_run_far_enough_is_left_out():
     assert [r.trial.point for r in truncate_at_race_limit(ended, None)] == [0]
 
 
+GOAL = Goal(0.1, INTERVAL, BUDGET)
 SPACE = {"model.learning_rate": Range(1e-3, 1.0, "log")}
 CELLS = [Cell(16, 0.0), Cell(32, 0.0)]
 STEPS = [96, 48, 160, 64]  # of the points, in every cell
@@ -97,8 +100,8 @@ STEPS = [96, 48, 160, 64]  # of the points, in every cell
 
 def run_study(url: str, slack: float | None, cells=CELLS, points: int = 4) -> list[tuple[Cell, int, int]]:
     """Runs a study of made-up trials under a slack; (cell, point, last step) of every trial that was run."""
-    s, ran = Store(url, "s", cells, points, SobolSampler(SPACE, 5), 5, slack), []
-    for asked in s.ask():
+    s, ran = Store(url, "s", cells, points, SobolSampler(SPACE, 5), 5, GOAL, (), slack), []
+    for asked in trials_of(s):
         steps, limit = STEPS[asked.point], s.limit(asked.cell)
         outraced = steps > limit
         end = math.ceil(limit / INTERVAL) * INTERVAL if outraced else steps  # the first check there
@@ -145,8 +148,8 @@ def test_of_two_attempts_the_one_that_ran_further_counts(tmp_path):
 
 def test_a_worker_knows_its_own_results_at_once_and_those_of_others_soon(url, monkeypatch):
     monkeypatch.setattr(store_module, "POLL", 1e9)
-    s, other = (Store(url, "s", CELLS[:1], 3, SobolSampler(SPACE, 5), 5, 1) for _ in range(2))
-    mine, theirs = next(asked := s.ask()), next(asked_too := other.ask())
+    s, other = (Store(url, "s", CELLS[:1], 3, SobolSampler(SPACE, 5), 5, GOAL, (), 1) for _ in range(2))
+    mine, theirs = next(asked := trials_of(s)), next(asked_too := trials_of(other))
     assert s.limit(CELLS[0]) == other.limit(CELLS[0]) == math.inf
     s.tell(TrialResult(Trial(mine.cell, mine.point), Status.COMPLETE, 48, curve(48)))
     assert (s.limit(CELLS[0]), other.limit(CELLS[0])) == (48, math.inf)
@@ -167,28 +170,23 @@ def test_heats_are_a_quarter_of_the_next_and_the_last_is_the_budget():
 def run_in_heats(url: str, ends: dict[int, int | None], slack: float = 1, budget: int = 1024) -> list[tuple[int, int]]:
     """Runs a cell whose points end at given steps, or never; (point, last step) of every run, in order."""
     levels = [32, 128, math.inf]
-    s, ran = Store(url, "s", CELLS[:1], len(ends), SobolSampler(SPACE, 5), 5, slack, levels), []
-    for t in s.ask():
-        for step in range(16, budget + 1, 16):
-            if step == ends[t.point]:
-                status = Status.COMPLETE
-            elif step >= min(s.limit(t.cell), s.pause(t.cell)):
-                status = Status.OUTRACED
-            elif step == budget:
-                status = Status.INCOMPLETE
-            else:
-                continue
-            break
-        s.tell(TrialResult(Trial(t.cell, t.point), status, step if status is Status.COMPLETE else None, curve(step)))
-        ran.append((t.point, step))
+    goal = Goal(0.1, 16, budget)
+    s, ran = Store(url, "s", CELLS[:1], len(ends), SobolSampler(SPACE, 5), 5, goal, (), slack, levels), []
+    while (run := s.next_run()) is not None:
+        point = run.trial.point
+        while run.status is None:
+            step = len(run.curve["step"]) * 16 + 16
+            run.record(step, 0.1 if step == ends[point] else 0.9, True, 1.0, True)
+        s.tell(run.result())
+        ran.append((point, step))
     return ran
 
 
 def test_nobody_spends_the_budget_before_a_good_trial_begins(url):
     ran = run_in_heats(url, {0: None, 1: None, 2: 96, 3: 80})
     assert ran == [(0, 32), (1, 32), (2, 32), (3, 32), (0, 128), (1, 128), (2, 96), (3, 80)]
-    s = Store(url, "s", CELLS[:1], 4, SobolSampler(SPACE, 5), 5, 1)
-    assert next(s.ask(), None) is None, "all ran at least as long as the best"
+    s = Store(url, "s", CELLS[:1], 4, SobolSampler(SPACE, 5), 5, GOAL, (), 1)
+    assert next(trials_of(s), None) is None, "all ran at least as long as the best"
 
 
 def test_who_paused_before_the_limit_is_run_to_it(url):
@@ -205,20 +203,19 @@ def test_without_racing_nobody_pauses(url):
 
 
 def test_workers_who_come_later_pause_too(url):
-    monitor = [Store(url, "s", CELLS[:1], 4, SobolSampler(SPACE, 5), 5, 1, [32, 128, math.inf]) for _ in range(2)]
-    asked = [s.ask() for s in monitor]
-    claims = [next(a) for a in asked]
-    assert [s.pause(CELLS[0]) for s in monitor] == [32, 32], "the second found all points enqueued"
-    for s, t in zip(monitor, claims, strict=True):
-        s.tell(TrialResult(Trial(t.cell, t.point), Status.OUTRACED, None, curve(32)))
-    again = Store(url, "s", CELLS[:1], 2, SobolSampler(SPACE, 5), 5, 1, [32, 128, math.inf])
+    monitor = [
+        Store(url, "s", CELLS[:1], 4, SobolSampler(SPACE, 5), 5, GOAL, (), 1, [32, 128, math.inf]) for _ in range(2)
+    ]
+    claims = [s.next_run() for s in monitor]
+    assert [run.rung for run in claims] == [32, 32], "the second found all points enqueued"
+    for s, run in zip(monitor, claims, strict=True):
+        s.tell(TrialResult(run.trial, Status.PAUSED, None, curve(32)))
+    again = Store(url, "s", CELLS[:1], 2, SobolSampler(SPACE, 5), 5, GOAL, (), 1, [32, 128, math.inf])
     points = []
-    for t in again.ask():
-        points.append((t.point, again.pause(CELLS[0])))
-        if len(points) == 6:
-            break
-        status = Status.OUTRACED if points[-1][1] < math.inf else Status.INCOMPLETE
-        again.tell(TrialResult(Trial(t.cell, t.point), status, None, curve(int(min(points[-1][1], 512)))))
+    while (run := again.next_run()) is not None and len(points) < 5:
+        points.append((run.trial.point, run.rung))
+        status = Status.PAUSED if run.rung < math.inf else Status.INCOMPLETE
+        again.tell(TrialResult(run.trial, status, None, curve(int(min(run.rung, 512)))))
     rest = [p for p in (2, 3)]
     assert [rung for point, rung in points if point in rest][:2] == [32, 32]
-    assert (claims[0].point, 128) in points, "who paused is run four times as far, by whoever is there"
+    assert (claims[0].trial.point, 128) in points, "who paused is run four times as far, by whoever is there"

@@ -20,8 +20,10 @@ from lit_dps.store.peers import alive, owner
 from lit_dps.store.schema import RESULT_ATTR, cell_study_name, encode_result
 from lit_dps.store.sobol import SobolSampler, sobol_point
 from lit_dps.store.trials import OWNER, Store
-from lit_dps.trial import Cell, Status, Trial, TrialResult
+from lit_dps.trial import ENDS, Cell, Status, Trial, TrialResult
+from tests.unit.runs import trials_of
 
+GOAL = Goal(0.1)
 SPACE = {"model.learning_rate": Range(1e-3, 1.0, "log"), "model.momentum": Range(0.5, 0.99, "reverse_log")}
 CELLS = [Cell(4, 0.0), Cell(8, 0.0), Cell(4, 0.9)]
 
@@ -32,7 +34,7 @@ def url(tmp_path):
 
 
 def store(url: str, points: int = 3, cells=CELLS, slack: float | None = None) -> Store:
-    return Store(url, "s", cells, points, SobolSampler(SPACE, 5), 5, slack)
+    return Store(url, "s", cells, points, SobolSampler(SPACE, 5), 5, GOAL, slack=slack)
 
 
 def ended(trial: Trial, status: Status = Status.COMPLETE) -> TrialResult:
@@ -46,18 +48,18 @@ def cell_trials(url: str, cell: Cell):
 
 def test_every_cell_gets_the_same_points_in_order(url):
     s, asked = store(url), []
-    for trial in s.ask():
+    for trial in trials_of(s):
         asked.append((trial.cell, trial.point))
         assert trial.params == sobol_point(SPACE, 5, trial.point)
         assert trial.seed == 5
         s.tell(ended(trial))
     assert asked == [(cell, point) for cell in CELLS for point in range(3)]
-    assert list(store(url).ask()) == [], "a finished study asks nothing"
+    assert list(trials_of(store(url))) == [], "a finished study asks nothing"
 
 
 def test_of_a_cell_that_is_done_the_steps_alone_are_kept(url):
     s, asked = store(url, slack=1), []
-    for trial in s.ask():
+    for trial in trials_of(s):
         assert set(s._studies) == {trial.cell}, "Optuna's objects hold the curves of every trial"
         asked.append((trial.cell, trial.point))
         s.tell(ended(trial, Status.COMPLETE if trial.point == 2 else Status.INFEASIBLE))
@@ -66,7 +68,7 @@ def test_of_a_cell_that_is_done_the_steps_alone_are_kept(url):
 
 def test_a_trial_of_an_earlier_cell_can_still_be_told(url):
     s = store(url, points=2, slack=1)
-    asked = s.ask()
+    asked = trials_of(s)
     trials = [next(asked) for _ in range(3)]  # an engine that trains many at a time runs ahead into the next cell
     assert [t.cell for t in trials] == [CELLS[0], CELLS[0], CELLS[1]]
     assert s.limit(CELLS[0]) == float("inf")
@@ -79,7 +81,7 @@ def test_a_trial_of_an_earlier_cell_can_still_be_told(url):
 
 def test_states_and_values_in_optuna(url):
     s = store(url, points=6, cells=CELLS[:1], slack=1)
-    for trial, status in zip(s.ask(), Status, strict=True):
+    for trial, status in zip(trials_of(s), ENDS, strict=True):
         s.tell(ended(trial, status))
     states = [(t.state.name, t.values, t.user_attrs["result"]["status"]) for t in cell_trials(url, CELLS[0])]
     assert states == [
@@ -94,9 +96,9 @@ def test_states_and_values_in_optuna(url):
 
 def test_an_abandoned_point_is_asked_again_with_the_same_parameters(url):
     s = store(url)
-    first = next(s.ask())
+    first = next(trials_of(s))
     s.abandon()
-    again = {trial.point: trial for trial, _ in zip(store(url).ask(), range(3), strict=False)}
+    again = {trial.point: trial for trial, _ in zip(trials_of(store(url)), range(3), strict=False)}
     assert again[first.point].params == first.params
     assert [t.state.name for t in cell_trials(url, CELLS[0])][0] == "FAIL"
 
@@ -104,17 +106,17 @@ def test_an_abandoned_point_is_asked_again_with_the_same_parameters(url):
 def test_a_result_that_was_stored_before_the_end_is_kept(url):
     """Killed between writing the result and ending the trial: the result counts and the point is not run again."""
     s = store(url, points=1, cells=CELLS[:1])
-    trial = next(s.ask())
+    trial = next(trials_of(s))
     s._claims[(trial.cell, trial.point)].set_user_attr(RESULT_ATTR, encode_result(ended(trial)))
     s.abandon()
     assert [(t.state.name, t.values) for t in cell_trials(url, CELLS[0])] == [("COMPLETE", [16.0])]
-    assert list(store(url, points=1, cells=CELLS[:1]).ask()) == []
+    assert list(trials_of(store(url, points=1, cells=CELLS[:1]))) == []
 
 
 def test_few_points_wait_at_a_time_and_none_is_missed(url, monkeypatch):
     monkeypatch.setattr(store_module, "MAX_QUEUED", 3)
     one, other = store(url, points=8, cells=CELLS[:1]), store(url, points=8, cells=CELLS[:1])
-    streams, taken = [one.ask(), other.ask()], []
+    streams, taken = [trials_of(one), trials_of(other)], []
     for i in range(8):
         taken.append(next(streams[i % 2]).point)
         waiting = one._studies[CELLS[0]].get_trials(deepcopy=False, states=(TrialState.WAITING,))
@@ -126,7 +128,7 @@ def test_few_points_wait_at_a_time_and_none_is_missed(url, monkeypatch):
 @pytest.mark.parametrize("who", [None, "dead"])
 def test_a_dead_process_loses_its_trial_and_a_living_one_keeps_it(url, who):
     s = store(url, points=2, cells=CELLS[:1])
-    asked = s.ask()
+    asked = trials_of(s)
     kept, lost = next(asked), next(asked)
     if who is None:  # cut short between asking and writing its name
         storage = open_storage(url)
@@ -138,7 +140,9 @@ def test_a_dead_process_loses_its_trial_and_a_living_one_keeps_it(url, who):
             connection.execute(query, {"id": trial._trial_id, "key": OWNER})
     else:
         s._claims[(lost.cell, lost.point)].set_user_attr(OWNER, owner().replace(f":{os.getpid()}:", ":999999999:"))
-    taken = list(trial.point for trial, _ in zip(store(url, points=2, cells=CELLS[:1]).ask(), range(1), strict=False))
+    taken = list(
+        trial.point for trial, _ in zip(trials_of(store(url, points=2, cells=CELLS[:1])), range(1), strict=False)
+    )
     assert taken == [lost.point]
     assert kept.point != lost.point
 
@@ -146,7 +150,7 @@ def test_a_dead_process_loses_its_trial_and_a_living_one_keeps_it(url, who):
 def test_more_points_extend_a_cell_and_fewer_take_nothing_away(url):
     for points, expected in [(2, [0, 1]), (4, [2, 3]), (1, [])]:
         s, asked = store(url, points=points, cells=CELLS[:1]), []
-        for trial in s.ask():
+        for trial in trials_of(s):
             asked.append(trial.point)
             s.tell(ended(trial))
         assert asked == expected
@@ -155,7 +159,7 @@ def test_more_points_extend_a_cell_and_fewer_take_nothing_away(url):
 def _claim_all(url, barrier, results):
     s = store(url, points=20, cells=CELLS[:1])
     barrier.wait()
-    for trial in s.ask():
+    for trial in trials_of(s):
         results.put((os.getpid(), trial.point))
         time.sleep(0.2)  # a trial takes longer than waiting for a lock
         s.tell(ended(trial))

@@ -22,8 +22,10 @@ from lit_dps.store.report_claim import claim_report
 from lit_dps.store.schema import cell_study_name
 from lit_dps.store.sobol import SobolSampler
 from lit_dps.store.trials import OWNER, Store
+from tests.unit.runs import trials_of
 from tests.unit.test_store import CELLS, SPACE, _claim_all, ended
 
+GOAL = Goal(0.1)
 CELL = CELLS[:1]
 
 
@@ -40,7 +42,7 @@ def declared(url: str, **changed) -> str:
 
 
 def opened(url: str, uid: str | None, cells=CELL) -> Store:
-    return Store(url, "s", cells, 3, SobolSampler(SPACE, 5), 5, uid=uid)
+    return Store(url, "s", cells, 3, SobolSampler(SPACE, 5), 5, GOAL, uid=uid)
 
 
 def delete(url: str, *names: str) -> None:
@@ -50,11 +52,11 @@ def delete(url: str, *names: str) -> None:
 
 def test_a_study_made_anew_gets_nothing_of_a_process_that_worked_on_the_old_one(url):
     working = opened(url, declared(url))
-    asked = working.ask()
+    asked = trials_of(working)
     trial = next(asked)
     delete(url, "s", cell_study_name("s", trial.cell))
     new = opened(url, declared(url, data_digest="other"))
-    theirs = next(new.ask())  # a database may give it the numbers of the old one
+    theirs = next(trials_of(new))  # a database may give it the numbers of the old one
     for late in (lambda: working.tell(ended(trial)), lambda: next(asked), working.abandon):
         with pytest.raises(StorageError, match="study 's' was deleted or made anew"):
             late()
@@ -65,28 +67,28 @@ def test_a_study_made_anew_gets_nothing_of_a_process_that_worked_on_the_old_one(
 
 def test_cells_that_an_earlier_study_left_behind_are_not_taken_up(url):
     first = opened(url, declared(url))
-    first.tell(ended(next(first.ask())))
+    first.tell(ended(next(trials_of(first))))
     delete(url, "s")
     with pytest.raises(StorageError, match=r"'s \| B=4 S=0' belongs to an earlier study 's'.*delete it too"):
-        next(opened(url, declared(url)).ask())
+        next(trials_of(opened(url, declared(url))))
 
 
 def test_a_header_cut_short_is_written_anew_and_keeps_its_cells(url):
     uid = declared(url)
     first = opened(url, uid)
-    first.tell(ended(next(first.ask())))
+    first.tell(ended(next(trials_of(first))))
     attribute = "delete from study_user_attributes where key = 'lit_dps_format'"
     engine = create_engine(url)
     with engine.begin() as connection:
         connection.execute(text(attribute))
     engine.dispose()
     assert declared(url) == uid
-    assert [trial.point for trial in opened(url, uid).ask()] == [1, 2]
+    assert [trial.point for trial in trials_of(opened(url, uid))] == [1, 2]
 
 
 def test_a_cell_that_vanished_is_one_line(url):
     working = opened(url, declared(url))
-    trial = next(working.ask())
+    trial = next(trials_of(working))
     delete(url, cell_study_name("s", trial.cell))
     with pytest.raises(StorageError, match="what was there is gone"):
         working.tell(ended(trial))
@@ -96,10 +98,10 @@ def test_a_trial_that_was_given_to_another_is_not_told(url):
     """A process that was taken for dead, its connection lost, and that lives on."""
     uid = declared(url)
     one = opened(url, uid)
-    trial = next(one.ask())
+    trial = next(trials_of(one))
     one._claims[trial.cell, trial.point].study.tell(0, state=optuna.trial.TrialState.FAIL)
     other = opened(url, uid)
-    taken = next(t for t in other.ask() if t.point == trial.point)
+    taken = next(t for t in trials_of(other) if t.point == trial.point)
     one.tell(ended(trial))
     assert read_study(url, "s").results[trial.cell] == []
     other.tell(ended(taken))
@@ -109,7 +111,7 @@ def test_a_trial_that_was_given_to_another_is_not_told(url):
 def test_the_last_one_out_reports_once(url):
     uid = declared(url)
     one, other = opened(url, uid), opened(url, uid)
-    mine, theirs = next(one.ask()), [trial for trial, _ in zip(other.ask(), range(2), strict=False)]
+    mine, theirs = next(trials_of(one)), [trial for trial, _ in zip(trials_of(other), range(2), strict=False)]
     assert "3 trials are still run" in claim_report(url, "s")
     for trial in theirs:
         other.tell(ended(trial))
@@ -121,7 +123,7 @@ def test_the_last_one_out_reports_once(url):
 
 def test_trials_of_the_dead_do_not_keep_others_from_reporting(url):
     one = opened(url, declared(url))
-    trial = next(one.ask())
+    trial = next(trials_of(one))
     one._claims[trial.cell, trial.point].set_user_attr(OWNER, "nohost:1:1")
     here = database.peers(url)
     if not isinstance(here, ServerPeers):  # this machine knows of its own processes alone
@@ -134,20 +136,20 @@ def test_a_database_put_back_is_run_to_the_same_end(tmp_path):
     url = f"sqlite:///{tmp_path}/study.db"
     uid = declared(url)
     first = opened(url, uid)
-    asked = first.ask()
+    asked = trials_of(first)
     first.tell(ended(next(asked)))
     lost = next(asked)
     first._claims[lost.cell, lost.point].set_user_attr(OWNER, database.peers(url).owner.replace(":", ":9999", 1))
     shutil.copy(tmp_path / "study.db", tmp_path / "copy.db")
     first._claims.clear()
     rest = opened(url, uid)
-    for trial in rest.ask():
+    for trial in trials_of(rest):
         rest.tell(ended(trial))
     before = read_study(url, "s").results
     shutil.copy(tmp_path / "copy.db", tmp_path / "study.db")
     again = opened(url, uid)
     points = []
-    for trial in again.ask():
+    for trial in trials_of(again):
         points.append(trial.point)
         again.tell(ended(trial))
     assert sorted(points) == [1, 2]
@@ -176,7 +178,7 @@ def test_processes_neither_double_nor_lose_a_point_on_an_empty_server(postgres):
 def test_a_lost_connection_is_one_line_and_the_study_goes_on(postgres):
     uid = declared(postgres)
     one = opened(postgres, uid)
-    asked = one.ask()
+    asked = trials_of(one)
     one.tell(ended(next(asked)))
     lost = next(asked)
     engine = create_engine(postgres, isolation_level="AUTOCOMMIT")
@@ -187,7 +189,7 @@ def test_a_lost_connection_is_one_line_and_the_study_goes_on(postgres):
     with pytest.raises(StorageError) as caught:
         one.tell(ended(lost))
     assert "s3cret" not in str(caught.value) and "\n" not in str(caught.value)
-    assert [trial.point for trial in opened(postgres, uid).ask()] != []
+    assert [trial.point for trial in trials_of(opened(postgres, uid))] != []
 
 
 def test_sqlite_files_of_two_studies_do_not_wait_for_each_other(tmp_path):

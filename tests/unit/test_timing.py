@@ -16,7 +16,8 @@ from lit_dps.config import StorageConfig, StudyConfig
 from lit_dps.errors import ConfigError
 from lit_dps.space import Range
 from lit_dps.study.setup import StudySetup
-from lit_dps.study.timing import Line, Measured, Timing, fit_line, measure
+from lit_dps.study.stopwatch import Measured
+from lit_dps.study.timing import Line, Timing, fit_line, measure
 from lit_dps.training.workload import Workload
 from tests.unit.tiny import points
 
@@ -120,12 +121,17 @@ def study(data: type = Plain, batch_sizes=(4, 16), sparsities=(0.0,), method="sn
     )
 
 
+def set_seconds(patch: pytest.MonkeyPatch, seconds: float) -> None:
+    for module in ("timing", "stopwatch"):
+        patch.setattr(f"lit_dps.study.{module}.SECONDS", seconds)
+
+
 @pytest.fixture(autouse=True, scope="module")
 def short():
     """A fifth of the time, and the threads as they were."""
     threads = torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lit_dps.study.timing.SECONDS", 0.2)
+        set_seconds(patch, 0.2)
         yield
     torch.set_num_threads(threads)
 
@@ -157,7 +163,7 @@ def test_neither_the_goal_nor_the_first_step_counts():
 
 
 def test_the_cost_of_an_example_is_found_and_carried_to_other_batch_sizes(monkeypatch):
-    monkeypatch.setattr("lit_dps.study.timing.SECONDS", 0.5)
+    set_seconds(monkeypatch, 0.5)
     found = measure(study(batch_sizes=(1, 8, 4096), step=0.004, example=0.004))
     assert [m.batch_size for m in found.measured] == [1, 8], "a step of 4096 x 4 ms is too long to be timed"
     assert 0.004 / SLOWER < found.step.b < SLOWER * 0.004
@@ -177,7 +183,7 @@ def test_a_pruning_pass_is_the_steps_of_its_batches(data, batches):
 
 
 def test_a_long_pruning_pass_is_scaled_from_its_first_batches(monkeypatch):
-    monkeypatch.setattr("lit_dps.study.timing.SECONDS", 0.05)
+    set_seconds(monkeypatch, 0.05)
     taken = []
     monkeypatch.setattr(Sleepy, "on_train_start", lambda self: taken.append(time.perf_counter()), raising=False)
     begin = time.perf_counter()

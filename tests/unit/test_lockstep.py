@@ -1,4 +1,4 @@
-"""The fused engine: the trials of the Lightning engine, many at a time."""
+"""Trials in lockstep: those of Lightning's loop, many at a time."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import math
 
 import pytest
 
-from lit_dps.engines.fused import FusedEngine
-from lit_dps.engines.trainer import LightningEngine
 from lit_dps.goal import Goal
 from lit_dps.training.workload import Workload
 from lit_dps.trial import Cell, Status, Trial
 from tests.unit.conformance import assert_conform, by_trial
+from tests.unit.runs import engine, runs, train
 from tests.unit.test_engine import DATA, MODEL, quiet  # noqa: F401
 
 GOAL = {"error": 0.2, "check_interval": 4, "max_steps": 80}
 EXAMPLES = 179  # of the digits' validation split
 RATES = [0.0005, 0.06, 0.01, 0.03, 0.02, 1e20]  # too small, good ones, and one that diverges
+ADAM = [0.0001, 0.003, 0.002, 1e30]
 RESNET = {"class_path": "lit_dps.models.ResNet8", "init_args": {"in_channels": 1}}
 
 
@@ -30,25 +30,27 @@ def trials(*cells: Cell, rates=RATES, momentum=0.9) -> list[Trial]:
     return [Trial(cell, i, p) for cell in cells for i, p in enumerate(params)]
 
 
-def both(workload: Workload, asked: list[Trial], goal=GOAL, slots=None, **options):
-    """Results of the fused engine and of the Lightning engine; nothing may fall back to one at a time."""
+def both(workload: Workload, asked: list[Trial], goal=GOAL, slots=16, **options):
+    """Results of trials in lockstep, and one at a time by Lightning; nothing may fall back to one at a time."""
 
     def say(text):
         raise AssertionError(text)
 
-    fused = FusedEngine(LightningEngine(workload, goal, **options), slots, say=say)
-    return list(fused.run(asked)), list(LightningEngine(workload, goal, **options).run(asked))
+    return (
+        train(asked, workload, goal, size=slots, say=say, **options),
+        train(asked, workload, goal, lean=False, **options),
+    )
 
 
-@pytest.mark.parametrize("rule", ["sgd", "momentum", "nesterov"])
+@pytest.mark.parametrize("rule", ["sgd", "momentum", "nesterov", "adam", "adamw"])
 @pytest.mark.parametrize("schedule", ["constant", "linear"])
 @pytest.mark.parametrize("early", [False, True])
-def test_every_trial_ends_as_in_the_lightning_engine(rule, schedule, early):
-    rates = [5 * rate for rate in RATES] if rule == "sgd" else RATES
+def test_every_trial_ends_as_alone(rule, schedule, early):
+    rates = {"sgd": [5 * rate for rate in RATES], "adam": ADAM, "adamw": ADAM}.get(rule, RATES)
     asked = trials(Cell(16, 0.0), Cell(16, 0.9), Cell(50, 0.5), rates=rates)
-    used = workload(optimizer=rule, schedule=schedule, decay_steps=60, end_factor=0.1)
+    used = workload(optimizer=rule, schedule=schedule, decay_steps=60, end_factor=0.1, weight_decay=0.01)
     goal = {**GOAL, "early_reject": early}
-    ours, reference = both(used, asked, goal, goals=(0.4,))
+    ours, reference = both(used, asked, goal, further=(0.4,))
     assert assert_conform(ours, reference, Goal(**GOAL), EXAMPLES) == []
     assert {r.status for r in ours} == {Status.COMPLETE, Status.INCOMPLETE, Status.INFEASIBLE}
 
@@ -69,9 +71,7 @@ def test_convolutions_and_residual_blocks():
 
 
 def test_a_batch_in_parts_is_the_same_batch(monkeypatch):
-    from lit_dps.engines.room import Room
-
-    monkeypatch.setattr(Room, "part", lambda self, slots: 7)
+    monkeypatch.setattr("lit_dps.engines.stack.PART", 7)
     ours, reference = both(workload(), trials(Cell(50, 0.5)))
     assert assert_conform(ours, reference, Goal(**GOAL), EXAMPLES) == []
 
@@ -92,7 +92,7 @@ def test_a_race_in_lockstep_ends_with_the_first_finisher():
 
     goal = {**GOAL, "max_steps": 4000}
     results = []
-    for result in FusedEngine(LightningEngine(workload(), goal, limit=limit)).run(asked):
+    for result in engine(workload(), goal, size=16).train(runs(asked, goal, limit=limit)):
         results.append(result)
         if result.status is Status.COMPLETE:
             best[result.trial.cell] = min(best.get(result.trial.cell, 10**9), result.steps)
@@ -100,7 +100,7 @@ def test_a_race_in_lockstep_ends_with_the_first_finisher():
         ended = [r for r in results if r.trial.cell == cell and r.status is not Status.INFEASIBLE]
         assert {r.steps_run for r in ended} == {k}, "nobody runs a step beyond the best"
         assert {r.status for r in ended} == {Status.COMPLETE, Status.OUTRACED}
-    full = [r for r in LightningEngine(workload(), GOAL).run(asked) if r.status is Status.COMPLETE]
+    full = [r for r in train(asked, workload(), GOAL) if r.status is Status.COMPLETE]
     assert best == {cell: min(r.steps for r in full if r.trial.cell == cell) for cell in best}
 
 
@@ -112,7 +112,7 @@ def test_results_come_as_soon_as_they_are_known_and_trials_are_asked_for_when_th
             log.append(("asked", trial.point))
             yield trial
 
-    for result in FusedEngine(LightningEngine(workload(), GOAL), slots=2).run(queue()):
+    for result in engine(workload(), GOAL, size=2).train(runs(queue(), GOAL)):
         log.append(("known", result.trial.point))
     assert log[:3] == [("asked", 0), ("asked", 1), ("known", 0)]
     assert log.index(("asked", 2)) < log.index(("known", 1))
@@ -120,33 +120,16 @@ def test_results_come_as_soon_as_they_are_known_and_trials_are_asked_for_when_th
 
 def test_smoothness_is_measured_one_trial_at_a_time():
     said, measured = [], {"interval": 4, "examples": 50, "delta": 0.5, "last": 1.0, "batch_size": 50, "floor": 0.0}
-    one = LightningEngine(workload(), {**GOAL, "max_steps": 8}, smoothness=measured)
-    (result,) = FusedEngine(one, say=said.append).run(trials(Cell(16, 0.0), rates=[0.02]))
+    goal, asked = {**GOAL, "max_steps": 8}, trials(Cell(16, 0.0), rates=[0.02])
+    (result,) = train(asked, workload(), goal, size=16, say=said.append, smoothness=measured)
     assert "smoothness" in said[0] and result.smoothness["step"] == [4, 8]
 
 
 def test_trials_of_another_architecture_are_trained_by_themselves():
     params = [{"model.learning_rate": 0.05, "model.network.init_args.hidden": [width]} for width in (32, 32, 16)]
     asked = [Trial(Cell(16, 0.5), i, p) for i, p in enumerate(params)]
-    ours = by_trial(FusedEngine(LightningEngine(workload(), GOAL)).run(asked))
-    reference = by_trial(LightningEngine(workload(), GOAL).run(asked))
+    ours = by_trial(train(asked, workload(), GOAL, size=16))
+    reference = by_trial(train(asked, workload(), GOAL, lean=False))
     assert [(r.status, r.steps, r.kept) for r in map(ours.get, reference)] == [
         (r.status, r.steps, r.kept) for r in reference.values()
     ]
-
-
-def test_a_timing_chooses(monkeypatch):
-    import lit_dps.engines.fused as fused
-    from lit_dps.engines.faster import Race
-
-    asked, said = trials(Cell(16, 0.0), rates=[0.02, 0.1]), []
-    engine = FusedEngine(LightningEngine(workload(), GOAL), timed=True, say=said.append)
-    list(engine.run(asked))  # a real timing, whatever it finds
-    said.clear()
-    monkeypatch.setattr(fused, "race", lambda *args: Race(0.001, 0.002))
-    list(engine.run(asked))
-    assert said == ["one trial at a time: at B = 16 a step takes 1 ms alone and 2 ms stacked"]
-    said.clear()
-    monkeypatch.setattr(fused, "race", lambda *args: Race(0.002, 0.001))
-    list(engine.run(asked))
-    assert said == []

@@ -9,14 +9,15 @@ import pytest
 import torch
 from torch import nn
 
-from lit_dps.engines.fused import FusedEngine
-from lit_dps.engines.trainer import LightningEngine
+from lit_dps.engines.engine import Training
+from lit_dps.engines.loop import IntervalLoop
 from lit_dps.goal import Goal
 from lit_dps.module import ImageClassifier
 from lit_dps.trial import Cell, Trial
 from tests.unit.conformance import assert_conform
+from tests.unit.runs import train
 from tests.unit.test_engine import quiet  # noqa: F401
-from tests.unit.test_fused import EXAMPLES, GOAL, both, trials, workload
+from tests.unit.test_lockstep import EXAMPLES, GOAL, both, trials, workload
 
 
 class OwnLoss(ImageClassifier):
@@ -42,9 +43,9 @@ class Frozen(ImageClassifier):
         return self.network(x) * self.scale
 
 
-@pytest.mark.parametrize("name", ["OwnLoss", "OwnOptimizer", "Frozen"])
+@pytest.mark.parametrize("name", ["OwnLoss", "OwnOptimizer", "Frozen", "Locked"])
 def test_a_module_of_the_users_is_stacked(name):
-    used = workload(class_path=f"tests.unit.test_stackable.{name}")
+    used = workload(class_path=f"tests.unit.test_eligible.{name}")
     ours, reference = both(used, trials(Cell(16, 0.0), Cell(16, 0.5), rates=[0.02, 0.05, 0.002]))
     assert assert_conform(ours, reference, Goal(**GOAL), EXAMPLES) == []
 
@@ -77,7 +78,7 @@ class OwnStep(ImageClassifier):
 
 class Adam(ImageClassifier):
     def configure_optimizers(self):
-        return torch.optim.Adam(self.parameters())
+        return torch.optim.Adam(self.parameters(), amsgrad=True)
 
 
 class Decayed(ImageClassifier):
@@ -148,7 +149,7 @@ class Smoothed(ImageClassifier):
 
 
 def test_trials_that_differ_in_more_than_tensors_are_trained_by_themselves():
-    used = workload(class_path="tests.unit.test_stackable.Smoothed")
+    used = workload(class_path="tests.unit.test_eligible.Smoothed")
     params = [{"model.learning_rate": 0.05, "model.smoothing": s} for s in (0.0, 0.5, 0.0)]
     asked = [Trial(Cell(16, 0.0), i, p) for i, p in enumerate(params)]
     ours, reference = both(used, asked, {**GOAL, "max_steps": 16})
@@ -156,11 +157,11 @@ def test_trials_that_differ_in_more_than_tensors_are_trained_by_themselves():
 
 
 def network(name: str, **init_args) -> dict:
-    return {"network": {"class_path": f"tests.unit.test_stackable.{name}", "init_args": init_args}}
+    return {"network": {"class_path": f"tests.unit.test_eligible.{name}", "init_args": init_args}}
 
 
 def own(name: str) -> dict:
-    return {"class_path": f"tests.unit.test_stackable.{name}"}
+    return {"class_path": f"tests.unit.test_eligible.{name}"}
 
 
 @pytest.mark.parametrize(
@@ -181,9 +182,8 @@ def own(name: str) -> dict:
         ),
         (own("Scaled"), "hooks of its own"),
         (own("Stepping"), "asks the trainer for"),
-        (own("Epochs"), "no LambdaLR that is stepped once a step"),
+        (own("Epochs"), "not stepped once a step"),
         (own("Hooked"), "hooks on its parameters"),
-        (own("Locked"), "TypeError"),
         (own("Fickle"), "wrongness of Fickle is another"),
         (own("Borderline"), "wrongness of Borderline is another"),
         ({"trainer": {"limit_train_batches": 3}}, "trainer's arguments"),
@@ -192,8 +192,15 @@ def own(name: str) -> dict:
 )
 def test_what_cannot_be_stacked_says_why_and_runs_one_at_a_time(arguments, reason):
     said, asked = [], trials(Cell(16, 0.0), rates=[0.02, 0.1])
-    goal = {**GOAL, "max_steps": 8}
-    ours = list(FusedEngine(LightningEngine(workload(**arguments), goal), say=said.append).run(asked))
+    goal = {**GOAL, "max_steps": 8, "early_reject": "wrongness" in reason}
+    ours = train(asked, workload(**arguments), goal, size=16, say=said.append)
     assert len(said) == 1 and reason in said[0] and said[0].startswith("one trial at a time: ")
-    alone = LightningEngine(workload(**arguments), goal).run(asked)
+    alone = train(asked, workload(**arguments), goal, lean=False)
     assert [replace(r, seconds=0) for r in ours] == [replace(r, seconds=0) for r in alone]
+
+
+def test_a_wrongness_of_its_own_is_asked_early_checks_alone():
+    """Else Lightning's validation says how many are wrong."""
+    trial, used = trials(Cell(16, 0.0), rates=[0.02])[0], workload(**own("Fickle"))
+    for early, why in ((True, None), (False, "Fickle validates in a way of its own, more than wrongness")):
+        assert IntervalLoop(Training(used, {**GOAL, "early_reject": early})).why_not(trial) == why

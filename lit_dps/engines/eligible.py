@@ -1,0 +1,227 @@
+"""Which trials the interval loop trains, and which of them side by side: one predicate, which says why not.
+
+The interval loop does what Lightning's loop would do where module, data and trainer are ours, or change nothing that it
+asks once a step, a check or a fit. Networks trained side by side have to be, each, what it would be alone.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.plugins import Precision
+from lightning.pytorch.profilers import PassThroughProfiler
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn.utils.parametrize import is_parametrized
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
+
+from lit_dps.data import ImageData
+from lit_dps.module import ImageClassifier, logs
+from lit_dps.optim import RULES, rule_of
+from lit_dps.pruning import prunable
+from lit_dps.pruning.copies import copies_of, why_unprunable
+from lit_dps.training import GoalErrorCallback, lightning_private
+from lit_dps.training.early_check import EarlyCheck
+from lit_dps.training.generators import isolated
+from lit_dps.training.workload import Built
+
+_EXAMPLES = 64
+# What Lightning calls once a step, a check or a fit: where one of these is somebody's own, its loop is left alone
+_TRANSFER = ("transfer_batch_to_device", "on_before_batch_transfer", "on_after_batch_transfer")
+_OF_MODULE = (
+    *(name for name in dir(LightningModule) if name.startswith("on_")),
+    *("setup", "teardown", "prepare_data", "configure_model", "configure_callbacks", "train", "eval"),
+    *("training_step", "backward", "optimizer_step", "optimizer_zero_grad", "lr_scheduler_step"),
+    *("configure_gradient_clipping", "transfer_batch_to_device"),
+)
+_BATCHES = ("train_dataloader", "epochs", *_TRANSFER)
+_OF_DATA = ("val_dataloader", "validation_batch", "validation_size", "pruning_dataloader", "on_device")
+_HALVES = (slice(0, _EXAMPLES // 2), slice(_EXAMPLES // 2, None))
+_EQUAL = 1e-4  # relative: between a loss in one part and in two, or alone and side by side
+
+
+def why_not(
+    built: Built, smoothness: Mapping[str, Any], goal: GoalErrorCallback, side_by_side: bool = False
+) -> str | None:
+    """Why a trial has to be trained by Lightning's loop, or by itself; None if the interval loop can train it.
+
+    Args:
+        built: The trial, its data set up. It is used up: its loss is taken.
+        smoothness: Arguments of `SmoothnessCallback`.
+        goal: The goal as configured.
+        side_by_side: Whether it is to be trained with others in lockstep.
+    """
+    try:
+        trainer = Trainer(**built.trainer)
+        trainer.datamodule = built.data
+        with isolated(built.module, built.data):
+            reason = _why_not_alone(built, trainer, smoothness, goal)
+            if reason is None and side_by_side:
+                reason = _why_not_side_by_side(built, trainer.strategy.root_device)
+        return reason
+    except Exception as error:  # whatever a user's module does here that it need not do in Lightning
+        return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+def _why_not_alone(
+    built: Built, trainer: Trainer, smoothness: Mapping[str, Any], goal: GoalErrorCallback
+) -> str | None:
+    module, name = built.module, type(built.module).__name__
+    if smoothness["interval"] is not None:
+        return "smoothness is measured in Lightning's loop"
+    if trainer.callbacks or not _standard_trainer(trainer):
+        return "the trainer's arguments or callbacks are for Lightning's own loop"
+    if not (inherits(module, ImageClassifier, _OF_MODULE) and module.automatic_optimization):
+        return f"{name} has a training step or hooks of its own, more than a loss"
+    if not (standard_data(built.data) and inherits(built.data, ImageData, _OF_DATA)):
+        return f"{type(built.data).__name__} does not keep its images in memory as ImageData does"
+    own = not goal.early_reject and not inherits(module, ImageClassifier, ("wrongness", "validation_step"))
+    if own or not EarlyCheck.supports(trainer, module, goal.monitor):
+        return f"{name} validates in a way of its own, more than wrongness"
+    if why_unprunable(module) or any(map(is_parametrized, module.modules())):
+        return f"{name} makes its weights from other parameters"
+    optimizer, schedule = optimizer_of(module)
+    if not isinstance(optimizer, torch.optim.Optimizer) or _asks_for_a_closure(optimizer):
+        return f"{name} has no optimizer that steps by itself"
+    if schedule is not None and not _of_the_step(module):
+        return f"the schedule of {name} is not stepped once a step"
+    trained = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
+    if copies_of(module, prunable(module, held=trained), trained):
+        return f"{name} holds a copy of its network, which is pruned with it"
+    module.to(trainer.strategy.root_device)._trainer = _NoTrainer()
+    module.loss(_some(built, module.device))
+    return None
+
+
+def optimizer_of(module: LightningModule) -> tuple[Any, LRScheduler | None]:
+    """The optimizer that a module configures, and its schedule if it has one."""
+    configured = module.configure_optimizers()
+    if not isinstance(configured, dict):
+        return configured, None
+    schedule = configured.get("lr_scheduler")
+    return configured["optimizer"], schedule["scheduler"] if isinstance(schedule, Mapping) else schedule
+
+
+def _of_the_step(module: LightningModule) -> bool:
+    schedule = module.configure_optimizers()["lr_scheduler"]
+    if not isinstance(schedule, Mapping) or isinstance(schedule["scheduler"], ReduceLROnPlateau):
+        return False
+    return schedule.get("interval") == "step" and schedule.get("frequency", 1) == 1
+
+
+def _asks_for_a_closure(optimizer: torch.optim.Optimizer) -> bool:
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
+
+
+def standard_data(data: LightningDataModule | None) -> bool:
+    """Whether a data module makes its training batches as `ImageData` does: all of them whole."""
+    return inherits(data, ImageData, _BATCHES)
+
+
+def inherits(instance: Any, base: type, names: Iterable[str]) -> bool:
+    """Whether an instance of a class has all these methods from it, and none of its own."""
+    return isinstance(instance, base) and all(getattr(type(instance), name) is getattr(base, name) for name in names)
+
+
+def _standard_trainer(trainer: Trainer) -> bool:
+    """Whether a trainer asks for nothing once a step but the updates, on one device in full precision."""
+    return (
+        type(trainer.strategy) is SingleDeviceStrategy
+        and type(trainer.precision_plugin) is Precision
+        and isinstance(trainer.profiler, PassThroughProfiler)
+        and trainer.accumulate_grad_batches == 1
+        and type(trainer.limit_train_batches) is float
+        and trainer.limit_train_batches == 1.0
+        and trainer.gradient_clip_val is None
+        and not (logs(trainer) or trainer.fast_dev_run or lightning_private.detects_anomalies(trainer))
+    )
+
+
+def _why_not_side_by_side(built: Built, device: torch.device) -> str | None:
+    module, name = built.module, type(built.module).__name__
+    optimizer, schedule = optimizer_of(module)
+    if rule_of(optimizer) is None:
+        return f"{type(optimizer).__name__} as configured is none of {', '.join(RULES)}"
+    if schedule is not None and type(schedule) is not LambdaLR:
+        return f"the schedule of {name} is no LambdaLR that is stepped once a step"
+    hooked = [p for p in module.parameters() if p._backward_hooks or p._post_accumulate_grad_hooks]
+    if hooked or optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        return f"{name} has hooks on its parameters or its optimizer"
+    trained = {id(p) for p in module.parameters() if p.requires_grad}
+    if {id(p) for p in optimizer.param_groups[0]["params"] if p.requires_grad} != trained:
+        return "the optimizer and the trained parameters are not the same"
+    return _why_not_its_loss(module, _some(built, device))
+
+
+def _why_not_its_loss(module: LightningModule, batch: tuple[Tensor, Tensor]) -> str | None:
+    name, call, (x, y) = type(module).__name__, Call(module), batch
+    parameters = {n: p.detach() for n, p in module.named_parameters()}
+    before = {n: b.clone() for n, b in module.named_buffers()}
+    try:
+        with torch.no_grad():
+            state = torch.get_rng_state()
+            loss = module.loss((x, y))
+            if not torch.equal(state, torch.get_rng_state()):
+                return f"{name} draws random numbers in a training step, such as dropout"
+            for key, buffer in module.named_buffers():
+                if not torch.equal(buffer, before[key]):
+                    return f"a training step of {name} changes its buffer {key}, as batch normalization does"
+            halves = torch.stack([module.loss((x[part], y[part])) for part in _HALVES])
+            if not _close(halves.mean(), loss):
+                return f"the loss of {name} is no mean over the examples of a batch"
+            two = {key: torch.stack([p, p]) for key, p in {**parameters, **before}.items()}
+            if not _close(vmap(lambda t: call("loss", t, (x, y)))(two), torch.stack([loss, loss])):
+                return f"the loss of {name} is another under torch.vmap"
+            module.eval()
+            alone = module.wrongness((x, y)).expand(2, -1)
+            stacked = vmap(lambda t: call("wrongness", t, (x, y)))(two)
+            # the decisions to the bit, whatever is close: they are what a check counts
+            if not (torch.equal(stacked >= 1, alone >= 1) and _close(stacked, alone)):
+                return f"the wrongness of {name} is another under torch.vmap"
+    except (RuntimeError, TypeError, ValueError) as error:
+        return f"{name} does not run under torch.vmap ({str(error).splitlines()[0][:200]})"
+    return None
+
+
+def _some(built: Built, device: torch.device) -> tuple[Tensor, Tensor]:
+    x, y = built.data.on_device("train", device)
+    return x[:_EXAMPLES], y[:_EXAMPLES]
+
+
+class _NoTrainer:
+    """Stands for the trainer: a loss that asks it for the step, say, would get another answer in the loop."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(f"it asks the trainer for {name}")
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    return torch.allclose(one, other, rtol=_EQUAL)
+
+
+class Call:
+    """Calls a method of a module with other parameters and buffers than its own."""
+
+    def __init__(self, module: nn.Module):
+        self._wrapped = _Methods(module)
+
+    def __call__(self, method: str, tensors: Mapping[str, Tensor], batch: Any) -> Tensor:
+        named = {f"module.{name}": tensor for name, tensor in tensors.items()}
+        return functional_call(self._wrapped, named, (method, batch))
+
+
+class _Methods(nn.Module):
+    """`functional_call` calls `forward` alone."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, method: str, batch: Any) -> Tensor:
+        return getattr(self.module, method)(batch)

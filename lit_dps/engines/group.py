@@ -1,0 +1,91 @@
+"""Group: what runs that are trained together share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lit_dps.engines.eligible import Call, optimizer_of
+from lit_dps.engines.engine import Training
+from lit_dps.engines.member import Member
+from lit_dps.engines.one import One
+from lit_dps.engines.stack import Stack
+from lit_dps.optim import rule_of
+from lit_dps.run import Run
+from lit_dps.training import GoalErrorCallback
+from lit_dps.training.early_check import Check, HardestFirst
+from lit_dps.training.workload import Built
+from lit_dps.trial import STACKED
+
+ALIKE = 64  # examples that tell whether two modules differ in more than their weights
+
+
+class Group:
+    """What runs that are trained together share: their data on the device, what a check asks, and the order of batches.
+
+    Args:
+        training: What the trials have in common.
+        built: The first of them, its data set up.
+        device: Where they are trained.
+        size: How many there are at most.
+    """
+
+    def __init__(self, training: Training, built: Built, device: torch.device, size: int):
+        self.training, self.device, self.size = training, device, size
+        goal = GoalErrorCallback(**training.goal)
+        self.early, self.goal, self.data, self.module = goal.early_reject, goal.goal, built.data, built.module
+        self.x, self.y = built.data.on_device("train", device)
+        self.validation = built.data.on_device("val", device)
+        self._kind = self._kind_of(built)
+
+    def _kind_of(self, built: Built) -> tuple:
+        tensors = {**dict(built.module.named_parameters()), **dict(built.module.named_buffers())}
+        shapes = {name: (t.shape, t.requires_grad) for name, t in tensors.items()}
+        return rule_of(optimizer_of(built.module)[0]), shapes, id(built.data.images)
+
+    def takes(self, built: Built) -> bool:
+        """Whether a run can be trained beside the others: with its own weights their module is its module."""
+        if self._kind_of(built) != self._kind:
+            return False
+        batch, other = (self.x[:ALIKE], self.y[:ALIKE]), built.module.to(self.device)
+        tensors = {**dict(other.named_parameters()), **dict(other.named_buffers())}
+        with torch.no_grad():
+            return torch.allclose(other.loss(batch), Call(self.module)("loss", tensors, batch), rtol=1e-4)
+
+    def begin(self, run: Run, built: Built) -> Member:
+        """Puts a run on its way."""
+        if self.early:
+            run.stop_early()
+        member = Member.begin(run, built, self.training, self.device)
+        if self.size > 1:
+            run.observed = {**run.observed, STACKED: 1}
+        return member
+
+    def index(self, members: Sequence[Member | None]) -> Tensor:
+        """The batches of the next interval: (steps, batch) where all have the same, else (steps, rows, batch)."""
+        found = [None if member is None else next(member.batches) for member in members]
+        some = next(batches for batches in found if batches is not None)
+        if all(batches is None or torch.equal(batches, some) for batches in found):
+            return some.to(self.device)
+        return torch.stack([some if batches is None else batches for batches in found], dim=1).to(self.device)
+
+    def checks(self, members: Sequence[Member]) -> HardestFirst:
+        """What checks these runs, with the priorities that they had."""
+        check = HardestFirst(len(self.validation[1]), len(members), self.device)
+        for row, member in enumerate(members):
+            check.begin(row, member.priority)
+        return check
+
+    def check(self, networks: One | Stack, check: HardestFirst) -> list[Check]:
+        """What a check finds of each run that is on its way."""
+        rows, (x, y), size = networks.live, self.validation, check.size
+        if self.early:
+            allowed = [networks.members[row].run.allowed(size) for row in rows]
+            return check(lambda rows, index: networks.wrongness(rows, x, y, index), rows, allowed)
+        mistakes = torch.zeros(len(rows), dtype=torch.int64, device=self.device)
+        for index in torch.arange(size, device=self.device).split(self.data.eval_batch_size):  # as Lightning's loop
+            index = index.expand(len(rows), -1)
+            mistakes += (networks.wrongness(torch.tensor(rows, device=self.device), x, y, index) >= 1).sum(1)
+        return [Check(n, True) for n in mistakes.tolist()]

@@ -1,0 +1,210 @@
+"""The interval loop: n >= 1 runs, trained from check to check, in place of Lightning's loop.
+
+One network at a time is equal to Lightning's to the bit (`One`). Many in lockstep (`Stack`), of one batch size and of
+all sparsities together, differ by rounding, which training amplifies: a trial's K is another draw from the same
+distribution.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from lightning.pytorch import Trainer
+
+from lit_dps.engines.eligible import why_not
+from lit_dps.engines.engine import Training
+from lit_dps.engines.group import Group
+from lit_dps.engines.member import Member
+from lit_dps.engines.one import One
+from lit_dps.engines.stack import Stack
+from lit_dps.engines.trainer import TrainerEngine
+from lit_dps.run import Run
+from lit_dps.training import GoalErrorCallback
+from lit_dps.training.checkpoints import MIN_SECONDS_WORTH_SAVING
+from lit_dps.training.early_check import HardestFirst
+from lit_dps.training.generators import isolated
+from lit_dps.training.workload import Built
+from lit_dps.trial import Status, Trial, TrialResult
+
+
+def say(text: str) -> None:
+    """Prints a line where errors and progress are printed."""
+    print(text, file=sys.stderr, flush=True)
+
+
+@dataclass(frozen=True)
+class IntervalLoop:
+    """Trains the runs that it can (`eligible.why_not`), and leaves the others to Lightning's loop.
+
+    Each run has its own initial weights, mask, rate, momentum, schedule, place in the order of examples, and end. A row
+    of a stack whose run ended is filled by the next one at the same check. Networks, masks, rules, schedules, batches
+    and the goal are those of `TrainerEngine`.
+
+    Attributes:
+        training: What the trials have in common.
+        size: Runs that are trained in lockstep; 1 trains one after another.
+        say: Takes why runs are not trained in lockstep.
+    """
+
+    training: Training
+    size: int = 1
+    say: Callable[[str], None] = say
+
+    def train(
+        self, next_run: Callable[[], Run | None], at_check: Callable[[], None] = lambda: None
+    ) -> Iterator[TrialResult]:
+        queue, sizes = _Queue(next_run), {}
+        while (run := queue.next()) is not None:
+            batch_size = run.trial.cell.batch_size
+            if batch_size not in sizes:
+                sizes[batch_size] = self._size_for(run.trial)
+            if sizes[batch_size] == 0:
+                yield from TrainerEngine(self.training).train(iter([run, None]).__next__, at_check)
+            elif sizes[batch_size] == 1:
+                yield self._alone(run, at_check)
+            else:
+                yield from self._together(run, queue, at_check)
+
+    def _size_for(self, trial: Trial) -> int:
+        """How many runs like this one are trained together; 0 where Lightning's loop has to train them."""
+        if self.size > 1:
+            if (reason := self.why_not(trial, side_by_side=True)) is None:
+                return self.size
+            self.say(f"one trial at a time: {reason}")
+        return int(self.why_not(trial) is None)
+
+    def why_not(self, trial: Trial, side_by_side: bool = False) -> str | None:
+        """Why a trial has to be trained by Lightning's loop, or by itself; None if it is trained here."""
+        try:
+            built, _ = self._build(trial)
+        except Exception as error:  # told as a failed trial
+            return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        return why_not(built, self.training.smoothness, GoalErrorCallback(**self.training.goal), side_by_side)
+
+    def _build(self, trial: Trial) -> tuple[Built, torch.device]:
+        built = self.training.workload.build(trial)
+        trainer = Trainer(**built.trainer)
+        built.data.trainer = trainer  # other people's setup may ask it
+        built.data.prepare_data()
+        built.data.setup("fit")
+        return built, trainer.strategy.root_device
+
+    def _alone(self, run: Run, at_check: Callable[[], None]) -> TrialResult:
+        def train(run: Run) -> None:
+            with isolated(seed=run.trial.seed_for("order")):  # what dropout draws, say, is the point's
+                built, device = self._build(run.trial)
+                group = Group(self.training, built, device, 1)
+                member = group.begin(run, built)
+                networks, check = One(member), group.checks([member])
+                while run.status is None:
+                    ((_, *found),) = self._advance(group, networks, check)
+                    member.judge(*found)
+                    if run.status in (None, Status.PAUSED):
+                        self._leave_or_save(networks, check, at_check)
+                run.seconds = member.took()
+
+        return self.training.attempt(run, train)
+
+    def _together(self, first: Run, queue: _Queue, at_check: Callable[[], None]) -> Iterator[TrialResult]:
+        """Trains a run and those of the same batch size that follow it in the queue."""
+        alone: list[Run] = []
+        with isolated():
+            built, device = self._build(first.trial)
+            group = Group(self.training, built, device, self.size)
+            members = [group.begin(first, built)]
+
+            def another() -> Member | None:
+                while (run := queue.next_of(first.trial.cell.batch_size)) is not None:
+                    try:
+                        built, _ = self._build(run.trial)
+                        if group.takes(built):
+                            return group.begin(run, built)
+                    except Exception:  # trained alone it is a failed trial
+                        run.restart()
+                    alone.append(run)  # another architecture, say
+                return None
+
+            while len(members) < self.size and (member := another()) is not None:
+                members.append(member)
+            networks, check = Stack(members), group.checks(members)
+            while networks.live:
+                try:
+                    advanced = self._advance(group, networks, check)
+                except Exception:  # of one of them: each alone tells whose it is
+                    for row in networks.live:
+                        networks.members[row].run.restart()
+                        alone.append(networks.members[row].run)
+                    break
+                for row, *found in advanced:  # the best first: it may end the others
+                    member = networks.members[row]
+                    member.judge(*found)
+                    if member.run.status is Status.PAUSED:
+                        self._save(networks, check, row, MIN_SECONDS_WORTH_SAVING)
+                    if member.run.status is not None:
+                        member.run.seconds, networks.members[row] = member.took(), None
+                        yield member.run.result()
+                for row in sorted({*range(len(networks.members))} - {*networks.live}):
+                    if (new := another()) is None:
+                        break
+                    networks.put(row, new)
+                    check.begin(row, new.priority)
+                # an empty row costs as much as a full one, a new shape costs a little
+                if 0 < 2 * len(networks.live) <= len(networks.members):
+                    check.take(torch.tensor(networks.live, device=device))
+                    networks.take(networks.live)
+                if networks.live:
+                    self._leave_or_save(networks, check, at_check)
+        for run in alone:
+            yield self._alone(run, at_check)
+
+    def _advance(self, group: Group, networks: One | Stack, check: HardestFirst) -> list[tuple]:
+        """All steps to the next check, and the check. Returns (row, error, exact, loss, finite), the best first."""
+        losses = networks.train(group.x, group.y, group.index(networks.members)).tolist()
+        finite, found = networks.finite(), group.check(networks, check)
+        pairs = sorted(zip(networks.live, found, strict=True), key=lambda pair: pair[1].mistakes)
+        return [(row, answer.error(check.size), answer.exact, losses[row], finite[row]) for row, answer in pairs]
+
+    def _leave_or_save(self, networks: One | Stack, check: HardestFirst, at_check: Callable[[], None]) -> None:
+        """Between two intervals: saves what was not saved for long, or all of it where the process has to leave."""
+        try:
+            at_check()
+        except BaseException as left:
+            for row in networks.live if not getattr(left, "now", False) else ():
+                self._save(networks, check, row, MIN_SECONDS_WORTH_SAVING)
+            raise
+        for row in networks.live:
+            pauses = networks.members[row].run.status is not None
+            self._save(networks, check, row, MIN_SECONDS_WORTH_SAVING if pauses else math.inf)
+
+    def _save(self, networks: One | Stack, check: HardestFirst, row: int, seconds: float) -> None:
+        """Saves a run that has trained for so many seconds, or as long as is allowed between two files."""
+        member = networks.members[row]
+        if member.file is None:
+            return
+        if time.monotonic() - member.saved >= min(seconds, self.training.checkpoints.seconds):
+            networks.write_back(row)
+            member.save(check.priority[row])
+
+
+class _Queue:
+    """Runs that are asked for one at a time, when there is room; the first of another batch size waits."""
+
+    def __init__(self, next_run: Callable[[], Run | None]):
+        self._next_run = next_run
+        self._waiting: Run | None = None
+
+    def next(self) -> Run | None:
+        run, self._waiting = self._waiting, None
+        return run if run is not None else self._next_run()
+
+    def next_of(self, batch_size: int) -> Run | None:
+        """The next run, if it has this batch size."""
+        self._waiting = self.next()
+        if self._waiting is None or self._waiting.trial.cell.batch_size != batch_size:
+            return None
+        return self.next()

@@ -1,0 +1,22 @@
+"""Update rules by name, one file each, and their learning-rate schedules.
+
+A rule is all that the package knows of an optimizer: how torch makes it, and the same update for many networks at once.
+To add one: a file beside `sgd.py`, and its rules in `RULES`.
+"""
+
+from lit_dps.optim.adam import ADAM, ADAMW
+from lit_dps.optim.rule import Rule, State
+from lit_dps.optim.schedule import Schedule, factor, make_scheduler
+from lit_dps.optim.sgd import MOMENTUM, NESTEROV, SGD
+
+RULES: dict[str, Rule] = {rule.name: rule for rule in (SGD, MOMENTUM, NESTEROV, ADAM, ADAMW)}
+
+
+def rule_of(optimizer) -> Rule | None:
+    """The rule whose update an optimizer makes for all its parameters; None if it is none of `RULES`."""
+    if len(optimizer.param_groups) != 1:
+        return None
+    return next((rule for rule in RULES.values() if rule.is_of(optimizer)), None)
+
+
+__all__ = ["RULES", "Rule", "Schedule", "State", "factor", "make_scheduler", "rule_of"]

@@ -1,0 +1,80 @@
+"""Adam (Kingma and Ba 2015, Algorithm 1) and AdamW (Loshchilov and Hutter 2019, Algorithm 2), as torch has them.
+
+m <- b1 m + (1 - b1) g, v <- b2 v + (1 - b2) g^2, w <- w - lr mhat / (sqrt(vhat) + eps). Adam adds wd w to the gradient,
+AdamW takes lr wd w off the weights. A pruned weight has weight, gradient, m and v of zero, and so it stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from lit_dps.optim.rule import Rule, State
+
+NAMES = ("beta1", "beta2", "epsilon", "weight_decay")
+FIRST, SECOND = "exp_avg", "exp_avg_sq"
+
+
+def _make(kind: type):
+    def make(parameters, rate: float, given: Mapping[str, float]) -> torch.optim.Optimizer:
+        betas = (given["beta1"], given["beta2"])
+        return kind(parameters, lr=rate, betas=betas, eps=given["epsilon"], weight_decay=given["weight_decay"])
+
+    return make
+
+
+def _is_of(optimizer: torch.optim.Optimizer, decoupled: bool) -> bool:
+    if type(optimizer) not in (torch.optim.Adam, torch.optim.AdamW):
+        return False
+    group = optimizer.param_groups[0]
+    if group["amsgrad"] or group["maximize"]:
+        return False
+    return (type(optimizer) is torch.optim.AdamW or group.get("decoupled_weight_decay", False)) == decoupled
+
+
+def _of(group: Mapping) -> tuple[float, ...]:
+    return (*group["betas"], group["eps"], group["weight_decay"])
+
+
+def _adam(weights: Tensor, gradients: Tensor, state: State, rate: Tensor, given: Mapping, step: Tensor) -> None:
+    _update_(weights, gradients.addcmul_(weights, given["weight_decay"]), state, rate, given, step)
+
+
+def _adamw(weights: Tensor, gradients: Tensor, state: State, rate: Tensor, given: Mapping, step: Tensor) -> None:
+    weights.mul_(1 - rate * given["weight_decay"])
+    _update_(weights, gradients, state, rate, given, step)
+
+
+def _update_(weights: Tensor, gradients: Tensor, state: State, rate: Tensor, given: Mapping, step: Tensor) -> None:
+    beta1, beta2 = given["beta1"], given["beta2"]
+    first = state[FIRST].mul_(beta1).addcmul_(gradients, 1 - beta1)
+    second = state[SECOND].mul_(beta2).addcmul_(gradients.square(), 1 - beta2)
+    # the corrections in float64, as torch has them: 1 - 0.999^t loses digits in float32
+    corrections = [(1 - beta.double() ** step.double()) for beta in (beta1, beta2)]
+    size = (rate / corrections[0]).to(weights)
+    root = second.sqrt().div_(corrections[1].sqrt().to(weights)).add_(given["epsilon"])
+    weights.addcmul_(first / root, size, value=-1)
+
+
+ADAM = Rule(
+    name="adam",
+    hyperparameters=NAMES,
+    state=(FIRST, SECOND),
+    make=_make(torch.optim.Adam),
+    is_of=lambda optimizer: _is_of(optimizer, decoupled=False),
+    hyperparameters_of=_of,
+    counts=True,
+    update_=_adam,
+)
+ADAMW = Rule(
+    name="adamw",
+    hyperparameters=NAMES,
+    state=(FIRST, SECOND),
+    make=_make(torch.optim.AdamW),
+    is_of=lambda optimizer: _is_of(optimizer, decoupled=True),
+    hyperparameters_of=_of,
+    counts=True,
+    update_=_adamw,
+)

@@ -1,0 +1,32 @@
+"""Learning-rate schedules: step -> factor of the initial rate."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+Schedule = Literal["constant", "linear"]
+
+
+def factor(schedule: Schedule, step, decay_steps: int = 1, end_factor: float = 1.0):
+    """The factor of the initial rate that update number `step`, counted from 0, is made with.
+
+    Args:
+        schedule: "constant", or "linear": falls linearly over `decay_steps` to `end_factor`, then stays
+            (Shallue et al. 2019, Section 2; Lee et al. 2021, Section 2). The authors' code:
+            (lr - end) (1 - min(t, T) / T) + end with end = end_factor x lr.
+        step: A number.
+        decay_steps: Length T of the decay in steps.
+        end_factor: Final factor.
+    """
+    if schedule == "constant":
+        return 1.0
+    return (1.0 - end_factor) * (1.0 - min(step, decay_steps) / decay_steps) + end_factor
+
+
+def make_scheduler(
+    optimizer: torch.optim.Optimizer, schedule: Schedule, decay_steps: int, end_factor: float
+) -> torch.optim.lr_scheduler.LambdaLR:
+    """The schedule as a torch scheduler that is stepped once an optimizer step."""
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: factor(schedule, step, decay_steps, end_factor))

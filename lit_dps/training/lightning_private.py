@@ -1,0 +1,100 @@
+"""What lit_dps uses of Lightning beyond its documented interface: all of it, in one place.
+
+Written for and tested with Lightning 2.6 (`VERSION`). `tests/unit/test_lightning_private.py` fails by name where a
+part is gone, or does something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+
+VERSION = "2.6"
+
+
+def set_budget(trainer: Trainer, steps: int) -> None:
+    """Sets `trainer.max_steps` after the trainer was made."""
+    trainer.fit_loop.epoch_loop.max_steps = steps
+
+
+def put_steps_right(trainer: Trainer, steps: int) -> None:
+    """Sets `trainer.global_step`."""
+    loop = trainer.fit_loop.epoch_loop
+    automatic = trainer.lightning_module.automatic_optimization
+    progress = loop.automatic_optimization.optim_progress.optimizer.step if automatic else None
+    total = (progress or loop.manual_optimization.optim_step_progress).total
+    total.ready = total.completed = steps
+
+
+def set_up_data(trainer: Trainer) -> float:
+    """Asks the data module for its train dataloader now. Returns the batches of an epoch, which may be infinite."""
+    trainer.fit_loop.setup_data()
+    return batches_of_epoch(trainer)
+
+
+def batches_of_epoch(trainer: Trainer) -> float:
+    """The batches of an epoch, once the data are there; may be infinite."""
+    return trainer.fit_loop.max_batches
+
+
+def epochs(trainer: Trainer) -> int | None:
+    """The limit of epochs that stops training; -1 without one."""
+    return trainer.fit_loop.max_epochs
+
+
+def set_epochs(trainer: Trainer, number: int) -> None:
+    """Sets that limit."""
+    trainer.fit_loop.max_epochs = number
+
+
+def epochs_with_next(trainer: Trainer) -> int:
+    """The epochs that have ended, and one more; to be asked where one ends."""
+    return trainer.fit_loop.epoch_progress.current.processed + 1
+
+
+def replace_dataloader(trainer: Trainer, wrap: Callable[[Any], Any]) -> None:
+    """Lets the train dataloader be wrapped when it is made."""
+    source = trainer.fit_loop._data_source
+    make = source.dataloader
+    source.dataloader = lambda: wrap(make())
+
+
+def batches_trained(trainer: Trainer) -> tuple[int, int]:
+    """Batches of this epoch that were begun, and that were completed."""
+    batches = trainer.fit_loop.epoch_loop.batch_progress.current
+    return batches.ready, batches.completed
+
+
+def validate_now(trainer: Trainer) -> None:
+    """Runs the validation of a fit, as Lightning's own loop does it between two batches."""
+    trainer.validating = True
+    trainer.fit_loop.epoch_loop.val_loop.run()
+    trainer.training = True
+
+
+def logged_metrics(trainer: Trainer) -> Iterable[Any]:
+    """What was logged in the running loop, each with its `meta` and its counts of updates and examples."""
+    return (trainer._results or {}).values()
+
+
+def before_transfer(module: LightningModule, batch: Any) -> Any:
+    """A batch as the hooks before its transfer leave it."""
+    return module._on_before_batch_transfer(batch, dataloader_idx=0)
+
+
+def owners_of(module: LightningModule) -> tuple[Any, Any]:
+    """The trainer and the fabric that a module is attached to, or None each."""
+    return module._trainer, module._fabric
+
+
+def detects_anomalies(trainer: Trainer) -> bool:
+    """Whether the trainer was made with `detect_anomaly`."""
+    return trainer._detect_anomaly
+
+
+def leave_signals_alone(trainer: Trainer) -> None:
+    """Takes back Lightning's signal handlers: its one of SIGTERM ends the process at the next batch, with code 0."""
+    trainer._signal_connector.teardown()
+    trainer._signal_connector.received_sigterm = False

@@ -1,0 +1,62 @@
+"""Trains trials by an engine, as a study would: what the tests of both engines call."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from lit_dps.engines.engine import Engine, Training
+from lit_dps.engines.loop import IntervalLoop
+from lit_dps.engines.trainer import TrainerEngine
+from lit_dps.run import Run
+from lit_dps.store.trials import Store
+from lit_dps.training import GoalErrorCallback
+from lit_dps.training.workload import Workload
+from lit_dps.trial import Cell, Trial, TrialResult
+
+
+def engine(workload: Workload, goal: dict, lean: bool = True, size: int = 1, say=print, **common: Any) -> Engine:
+    """The interval loop, or Lightning's; `common` are further arguments of `Training`."""
+    training = Training(workload, goal, **common)
+    return IntervalLoop(training, size, say) if lean else TrainerEngine(training)
+
+
+def runs(
+    trials: Iterable[Trial],
+    goal: dict,
+    further: Iterable[float] = (),
+    limit: Callable[[Cell], float] = lambda cell: math.inf,
+    pause: Callable[[Cell], float] = lambda cell: math.inf,
+) -> Callable[[], Run | None]:
+    """Trials as an engine asks for them.
+
+    Args:
+        trials: The trials.
+        goal: Arguments of `GoalErrorCallback`.
+        further: Further goal errors.
+        limit: The step that the trials of a cell have to reach.
+        pause: The step at which they pause.
+    """
+    stop = GoalErrorCallback(**goal).goal
+    made = (Run(t, stop, tuple(further), lambda cell=t.cell: limit(cell), pause(t.cell)) for t in trials)
+    return lambda: next(made, None)
+
+
+def train(
+    trials: Iterable[Trial], workload: Workload, goal: dict, *, at_check: Callable[[], None] = lambda: None, **options
+) -> list[TrialResult]:
+    """The results of trials; options of `runs` and `engine`."""
+    asked = {key: options.pop(key) for key in ("further", "limit", "pause") if key in options}
+    return list(engine(workload, goal, **options).train(runs(trials, goal, **asked), at_check))
+
+
+def train_one(trial: Trial, workload: Workload, goal: dict, **options) -> TrialResult:
+    """The result of one trial."""
+    (result,) = train([trial], workload, goal, **options)
+    return result
+
+
+def trials_of(store: Store) -> Iterator[Trial]:
+    """The trials that a store hands out, one at a time."""
+    return (run.trial for run in iter(store.next_run, None))
