@@ -21,7 +21,7 @@ from lit_dps.config import StorageConfig, StudyConfig
 from lit_dps.errors import ConfigError, DataError
 from lit_dps.parallel import launch, ranks, settings
 from lit_dps.runtime import keep_freed_memory
-from lit_dps.store.urls import is_http, without_password
+from lit_dps.store import is_http, without_password
 from lit_dps.training import GoalErrorCallback, PruningCallback, SmoothnessCallback
 
 CALLBACKS = {"goal": GoalErrorCallback, "pruning": PruningCallback, "smoothness": SmoothnessCallback}
@@ -105,7 +105,7 @@ class DPSCLI(LightningCLI):
         if config.trainer.default_root_dir is None:  # checkpoints go here where the logger has no folder
             config.trainer.default_root_dir = storage.folder
         if config.trainer.logger in (None, True) and self.subcommand == "fit":
-            from lit_dps.store.mlflow_experiments import open_experiment
+            from lit_dps.store import open_experiment
 
             name = config.study.workload or "fit"
 

@@ -20,8 +20,7 @@ from lit_dps.errors import Unguarded, UserError
 from lit_dps.parallel.launch import die_with_parent
 from lit_dps.racing import rungs
 from lit_dps.runtime import Interrupted, StopRequest, interruptible, prepare_process
-from lit_dps.store.sobol import SobolSampler
-from lit_dps.store.trials import Store
+from lit_dps.store import SobolSampler, Store
 from lit_dps.study.ranks import group_of, raise_if_any_rank_interrupted
 from lit_dps.study.setup import StudySetup
 from lit_dps.trial import TrialResult

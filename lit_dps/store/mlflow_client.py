@@ -1,16 +1,17 @@
-"""The experiments of an MLflow tracking store, made by one process at a time, and the addresses of their pages."""
+"""MLflow, opened: its experiments, made by one process at a time, the addresses of their pages, a run's artifacts."""
 
 from __future__ import annotations
 
 import logging
 import os
+import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 from lit_dps.errors import StorageError, UserError
-from lit_dps.store.peers import ServerPeers
+from lit_dps.store.locks import ServerPeers
 from lit_dps.store.urls import absolute, is_http, is_postgresql, scrubbed, sqlite_file, without_password
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -75,6 +76,36 @@ def page_address(uri: str, experiment_id: str, run_id: str | None = None, port: 
     server = without_password(uri).rstrip("/") if is_http(uri) else f"http://127.0.0.1:{port}"
     page = "runs" if run_id is None else f"runs/{run_id}/model-metrics"
     return f"{server}/#/experiments/{experiment_id}/{page}?workflowType=machine_learning"
+
+
+def log_artifacts(client: mlflow.MlflowClient, run: str, files: Sequence[Path], texts: Mapping[str, str]) -> None:
+    """Logs files, and texts by their names, unless they are there with the same content.
+
+    Args:
+        client: Where.
+        run: The run's id.
+        files: They keep their places below the folder that holds them all.
+        texts: By name, without a folder.
+    """
+    root = os.path.commonpath([path.parent for path in files]) if files else ""
+    folders: dict[str, dict[str, int]] = {}  # the sizes of what is there
+
+    def differs(name: str, content: bytes) -> bool:
+        folder = os.path.dirname(name)
+        if folder not in folders:
+            folders[folder] = {item.path: item.file_size for item in client.list_artifacts(run, folder or None)}
+        if folders[folder].get(name) != len(content):
+            return True
+        with tempfile.TemporaryDirectory() as temporary:
+            return Path(client.download_artifacts(run, name, temporary)).read_bytes() != content
+
+    for path in files:
+        name = os.path.relpath(path, root)
+        if differs(name, path.read_bytes()):
+            client.log_artifact(run, str(path), os.path.dirname(name) or None)
+    for name, text in texts.items():
+        if differs(name, text.encode()):
+            client.log_text(run, text, name)
 
 
 @contextmanager
