@@ -31,7 +31,7 @@ from lit_dps.study.progress import Progress
 from lit_dps.study.ranks import follow_torchrun, group_of
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.view import View, connect, environment_tags
-from lit_dps.study.workers import work, work_in_processes
+from lit_dps.study.workers import warm_up, work, work_in_processes
 from lit_dps.training.checkpoints import clear
 from lit_dps.trial import TrialResult
 
@@ -62,6 +62,8 @@ def run_study(setup: StudySetup) -> int:
     view = View(partial(connect, setup.storage, workload, name, tags))
     record = read_study(url, name)
     left, stop, failures = _left(setup, record), StopRequest(), Failures(setup.storage.failures(name))
+    if min(setup.workers, left) > 1:
+        warm_up()
     view.sync(record, goes_on=left > 0)
     try:
         with interruptible(stop, LEAVING):
