@@ -1,4 +1,10 @@
-"""Starts the other ranks of a group on this machine."""
+"""Gathers the ranks that train together: those that torchrun started, or processes started here.
+
+torch.distributed.launcher's `elastic_launch` could start them too, and was tried (torch 2.15). Its own process is no
+rank, so that all that a command does, from progress to Ctrl-C, would have to move into a child, and one process more
+has to start; it listens on two ports of all addresses (0.0.0.0) also where told to use loopback; and an error of one
+line becomes a traceback and a table of twenty. Here rank 0 is the process that runs the command.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +31,33 @@ PATIENCE = 20  # seconds that rank 0 has to find out that another ended
 
 @contextmanager
 def group_of(world: int, gpu: bool, follow: Callable[..., None], *args: object) -> Iterator[None]:
-    """In here this process is rank 0, and `follow(*args)` runs in each of `world` - 1 other processes.
+    """In here this process is one of `world` ranks: the one that torchrun says, else rank 0.
 
-    They are ended on the way out. All connections stay on this machine. If one of them dies where rank 0 cannot find
-    out, before it joins say, this process ends.
+    Unless torchrun has started the others, `follow(*args)` runs in processes that are started here, on this machine.
+
+    Args:
+        world: The number of ranks; nothing happens for one, and in a process that is a rank already.
+        gpu: As in `ranks.joined`.
+        follow, args: What the other ranks do.
 
     Raises:
-        RankLost: if one of them died.
+        RankLost: if another rank died.
+    """
+    if world == 1 or ranks.world() > 1:
+        yield
+    elif ranks.started_by_torchrun():
+        with ranks.joined_by_torchrun(gpu):
+            yield
+    else:
+        with _started_here(world, gpu, follow, args):
+            yield
+
+
+@contextmanager
+def _started_here(world: int, gpu: bool, follow: Callable[..., None], args: tuple) -> Iterator[None]:
+    """The others are ended on the way out, and all connections stay on this machine.
+
+    If one of them dies where rank 0 cannot find out, before it joins say, this process ends.
     """
     if sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

@@ -19,6 +19,8 @@ from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+import numpy as np
+
 from lit_dps.errors import Unguarded
 from lit_dps.runtime import SIGNALS
 
@@ -72,6 +74,7 @@ def _begin(environment: dict[str, str], target: Callable[..., None], args: tuple
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # for good, whatever handlers are set later
     threading.Thread(target=_die_with_parent, daemon=True).start()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    np.random.seed()  # else all would draw the numbers of the server, where somebody's module draws without a seed
     target(*args)
 
 
