@@ -7,7 +7,7 @@ import os
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from lit_dps.errors import StorageError, UserError
@@ -121,19 +121,13 @@ def mlflow_errors(uri: str) -> Iterator[None]:
         raise StorageError(f"MLflow at {without_password(uri)}: {scrubbed(text, uri)[:300]}") from error
 
 
-def _lock(uri: str) -> AbstractContextManager:
-    """What keeps two processes from making the tables at once; a server sees to that itself."""
-    if (file := sqlite_file(uri)) is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        return FileLock(file.with_name(f".{file.stem}.lock"))
-    return _server_lock(uri) if is_postgresql(uri) else nullcontext()
-
-
 @contextmanager
-def _server_lock(uri: str) -> Iterator[None]:
-    peers = ServerPeers(uri)
-    try:
-        with peers.lock("mlflow"):
-            yield
-    finally:
-        peers.close()
+def _lock(uri: str) -> Iterator[None]:
+    """What keeps two processes from making the tables at once; a server sees to that itself."""
+    with ExitStack() as stack:
+        if (file := sqlite_file(uri)) is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(FileLock(file.with_name(f".{file.stem}.lock")))
+        elif is_postgresql(uri):
+            stack.enter_context(stack.enter_context(closing(ServerPeers(uri))).lock("mlflow"))
+        yield

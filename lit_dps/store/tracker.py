@@ -25,7 +25,7 @@ BATCH = 1000  # metrics that MLflow takes in one request
 PARENT = "mlflow.parentRunId"
 LONGEST = 5000  # characters of a tag's value that every MLflow takes
 # How a trial's run ends in MLflow, where not as FINISHED
-ENDS = {Status.INFEASIBLE: "FAILED", Status.FAILED: "FAILED", Status.STOPPED: "KILLED"}
+RUN_STATES = {Status.INFEASIBLE: "FAILED", Status.FAILED: "FAILED", Status.STOPPED: "KILLED"}
 Point = tuple[str, float, int]  # a metric's name, value and step
 
 
@@ -118,7 +118,7 @@ class Tracker:
             self._batch(run, [*single, *_along(result.curve), *_along(result.smoothness)], params)
             if result.traceback:
                 self.client.log_text(run, result.traceback, "traceback.txt")
-            self.client.set_terminated(run, ENDS.get(result.status, "FINISHED"))
+            self.client.set_terminated(run, RUN_STATES.get(result.status, "FINISHED"))
 
     def delete_trial(self, cell: str, point: int) -> None:
         """Deletes the runs of a point."""

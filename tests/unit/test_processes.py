@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from lit_dps.parallel import processes
+from lit_dps.study.workers import warm_up
 from tests.processes import forked_by, runs, servers_of
 
 pytestmark = pytest.mark.skipif(processes.METHOD != "forkserver", reason="processes are spawned here")
@@ -70,6 +71,20 @@ def test_each_has_the_environment_of_its_start_and_no_ctrl_c(monkeypatch, tmp_pa
         }
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ()), "this process is as it was"
     assert len(os.listdir(f"/proc/{server._forkserver_pid}/task")) == 1, "a server with threads is not to be forked"
+
+
+def import_all(sent) -> None:
+    import lit_dps.study.workers
+
+    sent.send(lit_dps.study.workers.__name__)
+
+
+def test_only_the_first_start_takes_seconds():
+    processes.start_server(import_all, warm_up)  # whose module imports all that trains
+    told(import_all)
+    begin = time.monotonic()
+    told(import_all)
+    assert time.monotonic() - begin < 2
 
 
 def train(sent, threads: int) -> None:
