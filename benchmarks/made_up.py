@@ -8,10 +8,7 @@ import optuna
 
 from lit_dps.goal import Goal
 from lit_dps.space import Range
-from lit_dps.store.attempts import STATES
-from lit_dps.store.schema import POINT_ATTR, RESULT_ATTR, cell_study_name, encode_result
-from lit_dps.store.sobol import SobolSampler
-from lit_dps.store.trials import Store
+from lit_dps.store import POINT_ATTR, RESULT_ATTR, STATES, SobolSampler, Store, cell_study_name, encode_result
 from lit_dps.trial import Cell, Status, Trial, TrialResult
 
 SPACE = {"model.learning_rate": Range(1e-4, 1.0, "log"), "model.momentum": Range(0.9, 0.9999, "reverse_log")}

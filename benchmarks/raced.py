@@ -11,7 +11,7 @@ import optuna
 
 from benchmarks.paper_cost import evenly
 from lit_dps.racing import best_steps, longest_attempt
-from lit_dps.store.schema import POINT_ATTR, RESULT_ATTR, cell_study_name, decode_result
+from lit_dps.store import POINT_ATTR, RESULT_ATTR, cell_study_name, decode_result
 from lit_dps.study.run import run_study
 from lit_dps.study.setup import StudySetup
 from lit_dps.trial import Cell, Trial, TrialResult

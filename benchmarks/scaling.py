@@ -11,8 +11,7 @@ from benchmarks import made_up
 from benchmarks.numbers import Sample, growth
 from benchmarks.options import Options
 from benchmarks.text import seconds, table
-from lit_dps.store.mlflow_tracker import Tracker
-from lit_dps.store.trials import MAX_QUEUED, Store
+from lit_dps.store import MAX_QUEUED, Store, Tracker
 from lit_dps.trial import Cell
 
 TITLE = "Cost of keeping a trial, by how much is kept already"

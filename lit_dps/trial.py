@@ -136,6 +136,8 @@ class TrialResult:
         observed: Counts that a reader of the table should know of, by name (`lit_dps.trial`).
         failure: Of a failed trial, or one that was stopped, why: one line; else empty.
         traceback: Of a failed trial.
+        attempt: Which of the attempts at its point this is: the number of the Optuna trial that it is stored in; None
+            where it was not stored. It says nothing of how the trial ended, so that results are compared without it.
     """
 
     trial: Trial
@@ -149,6 +151,7 @@ class TrialResult:
     observed: Mapping[str, float] = field(default_factory=dict)
     failure: str = ""
     traceback: str = ""
+    attempt: int | None = field(default=None, compare=False)
 
     @property
     def steps_run(self) -> int:

@@ -3,9 +3,9 @@
     python -m tests.torture --kills 100 --storage sqlite,postgres --report docs/reliability.md
 
 Several `study` commands share a study: in turn one of two workers, and one of two ranks that train each trial together.
-At random moments a command, a worker, a rank or a whole command with all of them gets SIGKILL or SIGTERM (once or
-twice), or is stopped for a while; what ended is started again. When a study is finished the next one begins, until
-there were kills enough.
+At random moments a command, a worker, a rank, the server that forks them or a whole command with all of them gets
+SIGKILL or SIGTERM (once or twice), or is stopped for a while; what ended is started again. When a study is finished the
+next one begins, until there were kills enough.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from sqlalchemy.exc import DBAPIError
 
 from tests.e2e.commands import command, environment, run, table
 from tests.postgres import server
+from tests.processes import forked_by, servers_of
 from tests.torture_report import CELLS, Report, page
 
 TOGETHER = (  # what the processes of a command are, in turn
@@ -86,7 +87,7 @@ class Crowd:
         if process.poll() is not None:
             return
         kind = dice.choices(list(KINDS), KINDS.values())[0]
-        victim = dice.choice([process.pid, *processes_of(process.pid)])
+        victim = dice.choice([process.pid, *forked_by(process.pid), *servers_of(process.pid)])
         with suppress(ProcessLookupError):
             if kind == "KILL of a whole command":
                 os.killpg(process.pid, signal.SIGKILL)
@@ -115,18 +116,6 @@ class Crowd:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-
-
-def processes_of(parent: int) -> list[int]:
-    """The workers or ranks that a command started, by their parent in /proc."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            pid = int(stat.parent.name)
-            ppid = int(stat.read_text().rsplit(")", 1)[1].split()[1])
-            if ppid == parent and "spawn_main" in (stat.parent / "cmdline").read_text():
-                found.append(pid)
-    return found
 
 
 def one_study(folder: Path, url: str, expected: str, kills: int, report: Report, dice: random.Random, pace: float):

@@ -9,8 +9,7 @@ from jsonargparse import ActionConfigFile
 from lit_dps.analysis.publish import figures_folder, publish
 from lit_dps.cli.parser import PlainParser
 from lit_dps.config import StorageConfig, StudyConfig
-from lit_dps.store.read import read_study
-from lit_dps.store.urls import check_place, without_password
+from lit_dps.store import check_place, read_study, without_password
 
 SYNC = "Also bring MLflow in step with the study: log what it lacks, delete runs of trials that are not stored."
 
@@ -44,7 +43,6 @@ def main(argv: list[str]) -> int:
     logged = tracker.logged()
     record = read_study(storage.optuna_url, name)  # anew: what is logged by now is stored by now
     text, scalings, files = publish(record, folder)
-    view.delete_orphans(tracker, record, logged)
-    view.sync(tracker, record, scalings, files)
+    view.sync(tracker, record, scalings, files, logged=logged)
     print(f"{text}\nin step with it: MLflow at {without_password(storage.mlflow_uri)}")
     return 0

@@ -13,7 +13,7 @@ from lit_dps.analysis.publish import figures_folder, goal_folder, listing, write
 from lit_dps.cli.parser import CommandError, PlainParser
 from lit_dps.config import StorageConfig
 from lit_dps.errors import ConfigError
-from lit_dps.store.read import list_studies, read_study
+from lit_dps.store import list_studies, read_study
 
 LONGEST = 100  # characters of a comparison's folder name
 

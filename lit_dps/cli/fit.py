@@ -8,7 +8,7 @@ import pickle
 import sys
 import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from typing import Any
 
 from jsonargparse import Namespace
@@ -21,7 +21,7 @@ from lit_dps.config import StorageConfig, StudyConfig
 from lit_dps.errors import ConfigError, DataError
 from lit_dps.parallel import launch, ranks, settings
 from lit_dps.runtime import keep_freed_memory
-from lit_dps.store.urls import is_http, without_password
+from lit_dps.store import is_http, without_password
 from lit_dps.training import GoalErrorCallback, PruningCallback, SmoothnessCallback
 
 CALLBACKS = {"goal": GoalErrorCallback, "pruning": PruningCallback, "smoothness": SmoothnessCallback}
@@ -105,7 +105,7 @@ class DPSCLI(LightningCLI):
         if config.trainer.default_root_dir is None:  # checkpoints go here where the logger has no folder
             config.trainer.default_root_dir = storage.folder
         if config.trainer.logger in (None, True) and self.subcommand == "fit":
-            from lit_dps.store.mlflow_experiments import open_experiment
+            from lit_dps.store import open_experiment
 
             name = config.study.workload or "fit"
 
@@ -133,7 +133,12 @@ def main(argv: list[str]) -> int:
     warnings.filterwarnings("ignore", message=".*sync_dist=True.*")  # what is logged is of all ranks already
     sys.argv = ["lit-dps", *argv]  # LightningCLI warns of arguments given otherwise
     with ExitStack() as group:
-        cli = DPSCLI(lambda trainer: group.enter_context(_ranks(trainer, argv)), seed_everything_default=0)
+
+        def gather(trainer: dict[str, Any]) -> None:  # the other ranks run the same command
+            asked, gpu = settings.ranks_asked(trainer), settings.on_gpu(trainer)
+            group.enter_context(launch.group_of(asked, gpu, main, argv))
+
+        cli = DPSCLI(gather, seed_everything_default=0)
         if ranks.rank() == 0:
             _tell_end(cli.trainer)
     return 0
@@ -151,11 +156,3 @@ def _tell_end(trainer: Trainer) -> None:
         steps = "1 step" if trainer.global_step == 1 else f"{trainer.global_step} steps"
         known = f"goal ({error} at step {curve['step'][-1]})" if error else "first check"
         print(f"no result: the trainer stopped after {steps}, before its {known}")
-
-
-def _ranks(trainer: dict[str, Any], argv: list[str]) -> AbstractContextManager[None]:
-    """The ranks that a trainer's configuration asks for: torchrun's, else processes that run the same command."""
-    asked, gpu = settings.ranks_asked(trainer), settings.on_gpu(trainer)
-    if asked == 1 or ranks.world() > 1:
-        return nullcontext()
-    return ranks.joined_by_torchrun(gpu) if ranks.started_by_torchrun() else launch.group_of(asked, gpu, main, argv)

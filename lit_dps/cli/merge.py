@@ -10,9 +10,7 @@ from contextlib import ExitStack
 
 from lit_dps.cli.parser import CommandError, PlainParser
 from lit_dps.config import StorageConfig
-from lit_dps.store.elsewhere import open_elsewhere
-from lit_dps.store.merge import Merged, merge
-from lit_dps.store.urls import check_place, check_writable
+from lit_dps.store import Merged, check_place, check_writable, merge, open_elsewhere
 from lit_dps.trial import Cell
 
 OTHER = "an Optuna storage URL, or the path of a sqlite file, which may be compressed (.db.xz)"

@@ -25,8 +25,7 @@ from lit_dps.files import replacing
 from lit_dps.record import StudyRecord
 from lit_dps.replication.page import COMPARISONS, FIGURES, Core, Image, Machine, Part, replication_page
 from lit_dps.replication.paper import workload
-from lit_dps.store.read import read_study
-from lit_dps.store.urls import without_password
+from lit_dps.store import read_study, without_password
 
 PAGE = "replication"  # the page, and beside it the folder of its images
 _CHILD = "import sys; from lit_dps.cli import main; sys.exit(main())"

@@ -9,7 +9,7 @@ import sys
 from lit_dps.cli.parser import PlainParser
 from lit_dps.config import StorageConfig
 from lit_dps.errors import ConfigError
-from lit_dps.store.urls import is_http
+from lit_dps.store import is_http
 
 HOST = "127.0.0.1"
 
@@ -23,10 +23,10 @@ def main(argv: list[str]) -> int:
     uri = config.storage.mlflow_uri
     _check_port(config.port, free=not is_http(uri))
 
-    from lit_dps.store import mlflow_experiments
+    from lit_dps.store import experiments, page_address
 
-    for experiment in mlflow_experiments.experiments(uri):
-        print(f"{experiment.name}: {mlflow_experiments.page_address(uri, experiment.experiment_id, port=config.port)}")
+    for experiment in experiments(uri):
+        print(f"{experiment.name}: {page_address(uri, experiment.experiment_id, port=config.port)}")
     if is_http(uri):
         return 0  # it is a server already
     print("Ctrl-C ends the server; it starts in about 5 seconds.", flush=True)

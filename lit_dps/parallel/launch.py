@@ -1,22 +1,27 @@
-"""Starts the other ranks of a group on this machine."""
+"""Gathers the ranks that train together: those that torchrun started, or processes started here.
+
+torch.distributed.launcher's `elastic_launch` could start them too, and was tried (torch 2.15). Its own process is no
+rank, so that all that a command does, from progress to Ctrl-C, would have to move into a child, and one process more
+has to start; it listens on two ports of all addresses (0.0.0.0) also where told to use loopback; and an error of one
+line becomes a traceback and a table of twenty. Here rank 0 is the process that runs the command.
+"""
 
 from __future__ import annotations
 
-import multiprocessing
-import multiprocessing.connection
 import os
-import signal
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 
 import torch.distributed as dist
 
 from lit_dps.errors import Unguarded, UserError
-from lit_dps.parallel import ranks
+from lit_dps.parallel import processes, ranks
 from lit_dps.parallel.heartbeat import GOES_ON, end_process
 
 HOST = "127.0.0.1"
@@ -26,13 +31,33 @@ PATIENCE = 20  # seconds that rank 0 has to find out that another ended
 
 @contextmanager
 def group_of(world: int, gpu: bool, follow: Callable[..., None], *args: object) -> Iterator[None]:
-    """In here this process is rank 0, and `follow(*args)` runs in each of `world` - 1 other processes.
+    """In here this process is one of `world` ranks: the one that torchrun says, else rank 0.
 
-    They are ended on the way out. All connections stay on this machine. If one of them dies where rank 0 cannot find
-    out, before it joins say, this process ends.
+    Unless torchrun has started the others, `follow(*args)` runs in processes that are started here, on this machine.
+
+    Args:
+        world: The number of ranks; nothing happens for one, and in a process that is a rank already.
+        gpu: As in `ranks.joined`.
+        follow, args: What the other ranks do.
 
     Raises:
-        RankLost: if one of them died.
+        RankLost: if another rank died.
+    """
+    if world == 1 or ranks.world() > 1:
+        yield
+    elif ranks.started_by_torchrun():
+        with ranks.joined_by_torchrun(gpu):
+            yield
+    else:
+        with _started_here(world, gpu, follow, args):
+            yield
+
+
+@contextmanager
+def _started_here(world: int, gpu: bool, follow: Callable[..., None], args: tuple) -> Iterator[None]:
+    """The others are ended on the way out, and all connections stay on this machine.
+
+    If one of them dies where rank 0 cannot find out, before it joins say, this process ends.
     """
     if sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -40,37 +65,27 @@ def group_of(world: int, gpu: bool, follow: Callable[..., None], *args: object) 
     port = listener.getsockname()[1]
     arguments = {"is_master": True, "wait_for_workers": False, "timeout": ranks.TIMEOUT}
     store = dist.TCPStore(HOST, port, **arguments, master_listen_fd=listener.detach())
-    context = multiprocessing.get_context("spawn")  # a forked child would share connections, threads and GPUs
-    processes = [
-        context.Process(
-            target=_follow,
-            name=f"{Unguarded.OURS}rank {rank}",
-            args=(rank, world, port, gpu, follow, args),
-            daemon=True,
-        )
-        for rank in range(1, world)
-    ]
+    others: list[BaseProcess] = []
     grace, left = 0.0, threading.Event()
     try:
-        for process in processes:
-            process.start()
-        threading.Thread(target=_watch, args=(processes, left), daemon=True).start()
+        for rank in range(1, world):
+            others.append(processes.start(_follow, f"rank {rank}", (rank, world, port, gpu, follow, args)))
+        threading.Thread(target=_watch, args=(others, left), daemon=True).start()
         with ranks.joined(store, 0, world, gpu=gpu):
             yield
         grace = GRACE
     finally:
         left.set()
         end = time.monotonic() + grace
-        for process in processes:
-            if process.pid is not None:
-                process.join(max(0.0, end - time.monotonic()))
-                process.kill()
+        for process in others:
+            process.join(max(0.0, end - time.monotonic()))
+            process.kill()
 
 
-def _watch(processes: list[multiprocessing.Process], left: threading.Event) -> None:
+def _watch(others: list[BaseProcess], left: threading.Event) -> None:
     """Ends the process if it waits on for another one that ended."""
-    ended = multiprocessing.connection.wait([process.sentinel for process in processes])
-    for process in processes:
+    ended = wait([process.sentinel for process in others])
+    for process in others:
         if process.sentinel in ended:
             process.join(1)  # its exit code is known a little later than its end
             if process.exitcode == Unguarded.EXIT_CODE:
@@ -80,8 +95,6 @@ def _watch(processes: list[multiprocessing.Process], left: threading.Event) -> N
 
 
 def _follow(rank: int, world: int, port: int, gpu: bool, follow: Callable[..., None], args: tuple) -> None:
-    threading.Thread(target=die_with_parent, daemon=True).start()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes; rank 0 decides
     store = dist.TCPStore(HOST, port, is_master=False, wait_for_workers=False, timeout=ranks.TIMEOUT)
     try:
         with ranks.joined(store, rank, world, gpu=gpu):
@@ -91,11 +104,3 @@ def _follow(rank: int, world: int, port: int, gpu: bool, follow: Callable[..., N
     except UserError as error:
         print(f"lit-dps: error: rank {rank}: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)
-
-
-def die_with_parent() -> None:
-    """A process whose parent was killed must not train on unseen: it would hold its trials."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)

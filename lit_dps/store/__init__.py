@@ -1,1 +1,34 @@
-"""The databases of a study: the truth in an Optuna storage, the view in MLflow. None else imports their libraries."""
+"""The databases of a study: the truth in an Optuna storage, the view in MLflow. No other room imports their libraries.
+
+`lit_dps.store.schema` says what is stored. Import the names below from here: each brings only the libraries that it
+needs, so that nobody waits for MLflow who only reads a study.
+"""
+
+from importlib import import_module
+from typing import Any
+
+_NAMES = {
+    "urls": "absolute check_place check_writable is_http is_postgresql scrubbed sqlite_file without_password",
+    "schema": "AXES FAILED_AT FORMAT FORMAT_ATTR IDENTITY MERGED_FROM OWNER POINT_ATTR RESULT_ATTR STATES UID "
+    "cell_study_name cells_of decode_result encode_result",
+    "locks": "MachinePeers ServerPeers alive owner",
+    "database": "open_storage peers place storage_errors storage_for_now storage_lock",
+    "read": "list_studies open_to_read read_study",
+    "header": "StudyChanged attributes check_unchanged claim_report compare declare extend",
+    "sobol": "SobolSampler distributions sobol_point",
+    "attempts": "ran_to steps_of",
+    "trials": "MAX_QUEUED Store",
+    "elsewhere": "Elsewhere open_elsewhere",
+    "merging": "Conflict Merged merge",
+    "mlflow_client": "experiments mlflow_errors open_experiment page_address",
+    "tracker": "Logged Tracker",
+}
+_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
+__all__ = sorted(_MODULES)
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, from its module, which is imported now (PEP 562)."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

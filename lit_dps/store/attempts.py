@@ -11,20 +11,8 @@ import optuna
 from optuna.trial import TrialState
 
 from lit_dps.racing import settled
-from lit_dps.store.schema import POINT_ATTR, RESULT_ATTR, encode_result
+from lit_dps.store.schema import FAILED_AT, POINT_ATTR, RESULT_ATTR, STATES, encode_result
 from lit_dps.trial import Status, TrialResult
-
-FAILED_AT = "failed_at"  # when a failed trial ended, in seconds since the epoch
-
-STATES = {
-    Status.COMPLETE: TrialState.COMPLETE,
-    Status.INCOMPLETE: TrialState.PRUNED,
-    Status.INFEASIBLE: TrialState.FAIL,
-    Status.OUTRACED: TrialState.PRUNED,
-    Status.PAUSED: TrialState.PRUNED,
-    Status.STOPPED: TrialState.FAIL,
-    Status.FAILED: TrialState.FAIL,
-}
 
 
 def steps_of(study: optuna.Study) -> dict[int, int]:

@@ -10,8 +10,7 @@ from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage
 
 from lit_dps.errors import StorageError
-from lit_dps.store.header import UID
-from lit_dps.store.schema import cell_study_name
+from lit_dps.store.schema import AXES, UID, cell_study_name
 from lit_dps.trial import Cell
 
 
@@ -40,9 +39,10 @@ def open_cell(
     known = study.user_attrs
     check_cell(known, name, cell, uid)
     attrs = {"batch_size": cell.batch_size, "sparsity": cell.sparsity, UID: uid}
-    for key in attrs:
-        if known.get(key) != attrs[key]:
-            study.set_user_attr(key, attrs[key])
+    attrs |= {AXES: dict(cell.others)} if cell.others else {}
+    for key, value in attrs.items():
+        if known.get(key) != value:
+            study.set_user_attr(key, value)
     return study
 
 

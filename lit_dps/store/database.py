@@ -19,7 +19,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 
 from lit_dps.errors import StorageError, UserError
-from lit_dps.store.peers import CONNECT, MachinePeers, ServerPeers
+from lit_dps.store.locks import CONNECT, MachinePeers, ServerPeers
 from lit_dps.store.urls import is_postgresql, scrubbed, sqlite_file, without_password
 
 LOCKED_TIMEOUT = 20  # seconds to wait for a database that another process writes to

@@ -7,8 +7,8 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from optuna.storages import BaseStorage
 
@@ -18,8 +18,7 @@ from lit_dps.store.read import open_to_read
 from lit_dps.store.urls import check_place, sqlite_file, without_password
 
 
-@dataclass(frozen=True)
-class Elsewhere:
+class Elsewhere(NamedTuple):
     """A storage to take trials over from.
 
     Attributes:

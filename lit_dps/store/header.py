@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import optuna
 from optuna.storages import BaseStorage
+from optuna.trial import TrialState
 
 from lit_dps.config import StudyConfig
 from lit_dps.errors import UserError
 from lit_dps.goal import Goal
-from lit_dps.store.database import storage_errors, storage_for_now, storage_lock
-from lit_dps.store.schema import FORMAT, FORMAT_ATTR
+from lit_dps.store.database import peers, storage_errors, storage_for_now, storage_lock
+from lit_dps.store.schema import AXES, FORMAT, FORMAT_ATTR, IDENTITY, OWNER, REPORTED, RESULT_ATTR, UID
 from lit_dps.store.urls import sqlite_file
-
-IDENTITY = "identity"
-UID = "uid"  # what tells a study from all others, also from one of its name that was deleted before
 
 
 class StudyChanged(UserError):
@@ -34,7 +32,7 @@ def attributes(storage: BaseStorage, name: str) -> dict[str, Any]:
 
 
 def uid_of(storage: BaseStorage, name: str) -> str | None:
-    """What tells a study from all others; None where there is none, or one that was declared before there were uids."""
+    """The uid of a study; None where there is no such study, or one of before there were uids."""
     return attributes(storage, name).get(UID)
 
 
@@ -67,7 +65,7 @@ def declare(
 ) -> tuple[float | None, str]:
     """Writes the header of a new study, or extends that of an existing one.
 
-    More trials, batch sizes, sparsities and goals, and a larger slack, extend a study; nothing is ever taken away.
+    More trials, values of the grid's axes and goals, and a larger slack, extend a study; nothing is ever taken away.
 
     Args:
         url: Optuna storage URL.
@@ -98,6 +96,7 @@ def declare(
                 "config": dict(config),
                 "batch_sizes": study.batch_sizes,
                 "sparsities": study.sparsities,
+                AXES: getattr(study, "axes", {}),
                 "trials": study.trials,
                 "goals": study.goals,
                 "slack": study.slack,
@@ -119,22 +118,30 @@ def extend(storage: BaseStorage, name: str, attrs: Mapping[str, Any]) -> dict[st
         The header's user attributes.
     """
     header = optuna.create_study(study_name=name, storage=storage, load_if_exists=True)
-    was = header.user_attrs
+    known = header.user_attrs
+    was = {"batch_sizes": [], "sparsities": [], "goals": [], "trials": 0, AXES: {}, **known}
+    axes = {key: _union(was[AXES].get(key, ()), values) for key, values in attrs.get(AXES, {}).items()}
     new = {
         **attrs,
         UID: was.get(UID) or uuid.uuid4().hex,
-        "batch_sizes": sorted({*was.get("batch_sizes", []), *attrs["batch_sizes"]}),
-        "sparsities": sorted({*was.get("sparsities", []), *attrs["sparsities"]}),
-        "trials": max(was.get("trials", 0), attrs["trials"]),
-        "goals": sorted({*was.get("goals", []), *attrs["goals"]}),
+        **{key: _union(was[key], attrs[key]) for key in ("batch_sizes", "sparsities", "goals")},
+        AXES: was[AXES] | axes,
+        "trials": max(was["trials"], attrs["trials"]),
         # a header of before there was racing has no slack: its trials ran to the budget
         "slack": _larger(was.get("slack"), attrs["slack"]) if FORMAT_ATTR in was else attrs["slack"],
         FORMAT_ATTR: FORMAT,  # last: a header without it was cut short and is written anew
     }
+    if not new[AXES]:
+        del new[AXES]
     for key, value in new.items():
-        if key not in was or was[key] != value:
+        if key not in known or known[key] != value:
             header.set_user_attr(key, value)
     return new
+
+
+def _union(one: Iterable, other: Iterable) -> list:
+    """The values of both, sorted, numbers before names."""
+    return sorted({*one, *other}, key=lambda value: (isinstance(value, str), value))
 
 
 def _larger(one: float | None, other: float | None) -> float | None:
@@ -162,3 +169,35 @@ def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{key}"] = value
     return flat
+
+
+def claim_report(url: str, name: str) -> str | None:
+    """Of several processes that work on a study, the last one to finish writes the analysis, once.
+
+    Args:
+        url: Optuna storage URL.
+        name: The study's name.
+
+    Returns:
+        Why the analysis is left to another process; None if it is this one's, which has then taken it upon itself.
+
+    Raises:
+        StorageError: if the storage cannot be used.
+    """
+    shared = peers(url)
+    with storage_errors(url), storage_for_now(url) as storage, shared.lock("storage"):
+        results = running = 0
+        for study in storage.get_all_studies():
+            if not study.study_name.startswith(f"{name} | "):
+                continue
+            for trial in storage.get_all_trials(study._study_id, deepcopy=False):
+                results += trial.state.is_finished() and RESULT_ATTR in trial.user_attrs
+                running += trial.state is TrialState.RUNNING and shared.alive(trial.user_attrs.get(OWNER))
+        if running:
+            shown = "1 trial is" if running == 1 else f"{running} trials are"
+            return f"{shown} still run by other processes; the last one out writes the analysis"
+        header = optuna.load_study(study_name=name, storage=storage)
+        if header.user_attrs.get(REPORTED) == results:
+            return "another process, which ended at the same time, writes the analysis"
+        header.set_user_attr(REPORTED, results)
+    return None

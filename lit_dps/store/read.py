@@ -11,10 +11,19 @@ from optuna.storages import BaseStorage
 from lit_dps.errors import StorageError
 from lit_dps.goal import Goal
 from lit_dps.racing import longest_attempt, truncate_at_race_limit
-from lit_dps.record import StudyRecord, grid
+from lit_dps.record import StudyRecord
 from lit_dps.space import Range
 from lit_dps.store.database import first_line, place, storage_errors
-from lit_dps.store.schema import FORMAT, FORMAT_ATTR, POINT_ATTR, RESULT_ATTR, cell_study_name, decode_result
+from lit_dps.store.schema import (
+    AXES,
+    FORMAT,
+    FORMAT_ATTR,
+    POINT_ATTR,
+    RESULT_ATTR,
+    cell_study_name,
+    cells_of,
+    decode_result,
+)
 from lit_dps.store.urls import sqlite_file
 from lit_dps.trial import Cell, Trial, TrialResult
 
@@ -45,7 +54,8 @@ def read_study(storage: BaseStorage | str, name: str) -> StudyRecord:
         if header[FORMAT_ATTR] != FORMAT:
             raise StorageError(f"study {name!r} has format {header[FORMAT_ATTR]!r}; this version reads {FORMAT}")
         try:
-            cells = grid(header["batch_sizes"], header["sparsities"])
+            cells = cells_of(header)
+            axes = {key: tuple(values) for key, values in sorted(header.get(AXES, {}).items())}
             results, running = dict.fromkeys(cells), dict.fromkeys(cells)
             for cell in cells:
                 study = cell_study_name(name, cell)
@@ -66,6 +76,7 @@ def read_study(storage: BaseStorage | str, name: str) -> StudyRecord:
                 config=header["config"],
                 results=results,
                 running=running,
+                **({"axes": axes} if "axes" in StudyRecord.__dataclass_fields__ else {}),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise StorageError(f"study {name!r} is damaged: {first_line(error)}") from error
@@ -83,7 +94,7 @@ def _read_cell(trials: list[optuna.trial.FrozenTrial], cell: Cell, seed: int) ->
         if not trial.state.is_finished():
             started.add(trial.number if point is None else point)
         elif RESULT_ATTR in trial.user_attrs:
-            result = decode_result(trial.user_attrs[RESULT_ATTR], Trial(cell, point, trial.params, seed))
+            result = decode_result(trial.user_attrs[RESULT_ATTR], Trial(cell, point, trial.params, seed), trial.number)
             finished[point] = longest_attempt(finished.get(point), result)
     return [finished[point] for point in sorted(finished)], len(started - finished.keys())
 

@@ -1,27 +1,105 @@
-"""How a study is laid out in an Optuna storage: names, attributes, and how a result is written and read.
+"""The schema: all that is stored of a study, by name. Who reads a database needs this page alone.
 
-A study NAME is a header study of that name (user attributes only) and one study a cell, "NAME | B=16 S=0.9". A trial
-of a cell has the user attribute "point" and, once it has finished, "result" as `encode_result` gives it. A trial that
-Optuna calls finished but that has no result was interrupted: its point is run again, so it is left out here.
+Optuna holds the truth. A study NAME is one Optuna study of that name, its *header*, which has user attributes and no
+trials, and one Optuna study for each *cell* of its grid, "NAME | B=16 S=0.9", whose trials are the attempts at the
+cell's points. MLflow holds a view that can be made anew from it (`analyze --sync`): an experiment for each workload,
+in it a run for each study, below that a run for each cell, below that a run for each trial.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import math
 from collections.abc import Mapping
 from numbers import Integral
+from typing import Any
 
+from optuna.trial import TrialState
+
+from lit_dps.record import grid
 from lit_dps.trial import Cell, Status, Trial, TrialResult
 
+# ---- User attributes of the header -----------------------------------------------------------------------------------
 FORMAT = 1
+FORMAT_ATTR, UID, IDENTITY, AXES, REPORTED = "lit_dps_format", "uid", "identity", "axes", "reported"
+HEADER_ATTRS = {
+    FORMAT_ATTR: "Version of this layout: 1. It is written last; a header without it was cut short.",
+    UID: "Tells the study from all others, also from a deleted one of the same name. Absent in the oldest studies.",
+    IDENTITY: "All that decides results, nested: has to be equal whenever the study is taken up again.",
+    "config": "The whole configuration that the study was started with, for the record.",
+    "workload": "Name of the workload, and of MLflow's experiment.",
+    "goal": "The fields of `lit_dps.goal.Goal`.",
+    "seed": "The study's seed, from which those of its trials are derived.",
+    "space": "Metaparameter, by configuration key -> the fields of `lit_dps.space.Range`.",
+    "batch_sizes": "Batch sizes of the grid, sorted. This and what follows can be extended, never reduced.",
+    "sparsities": "Sparsities of the grid, sorted.",
+    AXES: "Further axes of the grid: configuration key -> list of values. Absent where there is none.",
+    "trials": "Trials of each cell: points 0 to trials - 1.",
+    "goals": "Further goal errors, sorted. Absent in the oldest studies: none.",
+    "slack": "Trials run to slack x K* of their cell; null, or absent in the oldest studies: to the step budget.",
+    REPORTED: "How many results the last analysis at the end of a run was made from.",
+}
 
+# ---- User attributes of a cell ---------------------------------------------------------------------------------------
+CELL_ATTRS = {
+    "batch_size": "Global batch size, in examples.",
+    "sparsity": "Share of pruned parameters.",
+    AXES: "Values of further axes: configuration key -> value. Absent where there is none.",
+    UID: "The study's. A cell with another one was left behind by a deleted study of the same name.",
+}
 
-FORMAT_ATTR, POINT_ATTR, RESULT_ATTR = "lit_dps_format", "point", "result"
+# ---- Trials: user attributes and states ------------------------------------------------------------------------------
+# The parameters of a trial are its metaparameters by configuration key; the value of a complete one is its steps to
+# result. The number of a trial identifies the attempt: a point may have several.
+POINT_ATTR, OWNER, RESULT_ATTR, FAILED_AT, MERGED_FROM = "point", "owner", "result", "failed_at", "merged_from"
+TRIAL_ATTRS = {
+    POINT_ATTR: "Index into the study's Sobol sequence.",
+    OWNER: "Process that runs it, or did: `Peers.owner`. Absent while it waits.",
+    RESULT_ATTR: "How it ended, by `encode_result`. A finished trial without one was cut short: its point runs again.",
+    FAILED_AT: "When an attempt of status failed ended, in seconds since the epoch.",
+    MERGED_FROM: "Where `merge` took it over from.",
+}
+# A trial WAITs from when its point is enqueued and is RUNNING from when a worker claims it.
+STATES = {
+    Status.COMPLETE: TrialState.COMPLETE,
+    Status.INCOMPLETE: TrialState.PRUNED,
+    Status.OUTRACED: TrialState.PRUNED,
+    Status.PAUSED: TrialState.PRUNED,
+    Status.INFEASIBLE: TrialState.FAIL,
+    Status.STOPPED: TrialState.FAIL,
+    Status.FAILED: TrialState.FAIL,
+}
+
+# ---- Tags of MLflow's runs -------------------------------------------------------------------------------------------
+NAME_TAG, KIND_TAG, CELL_TAG, POINT_TAG, ATTEMPT_TAG, STATUS_TAG, FAILURE_TAG = (
+    f"lit_dps.{key}" for key in ("study", "kind", "cell", "point", "attempt", "status", "failure")
+)
+RUN_TAGS = {
+    NAME_TAG: "Name of the study, on all runs.",
+    KIND_TAG: "study, cell or trial.",
+    CELL_TAG: "The cell as `str(Cell)` has it, on runs of cells and trials. What follows is on runs of trials.",
+    POINT_TAG: "The point.",
+    ATTEMPT_TAG: "The attempt that the run shows: the number of its trial in Optuna. Earlier versions logged none.",
+    STATUS_TAG: "The trial's `Status`.",
+    FAILURE_TAG: "Why it failed or was stopped, in one line.",
+}
+# Metrics of a trial's run: steps_to_result, seconds, kept/TENSOR, theory/TERM, observed/COUNT, and by step val_error,
+# train_loss, lipschitz, squared_gradient. Of a cell's: K_star, a count for each status, theory/TERM. Of a study's: by
+# batch size K_star/S_0.9, and c1/S_0.9, c2/S_0.9, b_crit/S_0.9 of the fitted laws.
 
 
 def cell_study_name(name: str, cell: Cell) -> str:
     """Name of the Optuna study that holds a cell's trials."""
     return f"{name} | {cell}"
+
+
+def cells_of(header: Mapping[str, Any]) -> list[Cell]:
+    """All cells of the grid of a header: the product of its axes."""
+    axes = sorted(header.get(AXES, {}).items())
+    others = [tuple(zip(dict(axes), values, strict=True)) for values in itertools.product(*dict(axes).values())]
+    cells = grid(header["batch_sizes"], header["sparsities"])
+    return [dataclasses.replace(cell, others=values) for cell in cells for values in others]
 
 
 def encode_result(result: TrialResult) -> dict:
@@ -50,8 +128,12 @@ def _decode(x: float | int | str) -> float | int:
     return float(x) if isinstance(x, str) else x
 
 
-def decode_result(stored: Mapping, trial: Trial) -> TrialResult:
-    """The inverse of `encode_result`. Raises KeyError, TypeError, ValueError or AttributeError for anything else."""
+def decode_result(stored: Mapping, trial: Trial, attempt: int | None = None) -> TrialResult:
+    """The inverse of `encode_result`; `attempt` is the number of the Optuna trial that holds the result.
+
+    Raises:
+        KeyError, TypeError, ValueError or AttributeError: for anything else.
+    """
     return TrialResult(
         trial=trial,
         status=Status(stored["status"]),
@@ -64,4 +146,5 @@ def decode_result(stored: Mapping, trial: Trial) -> TrialResult:
         observed={key: _decode(x) for key, x in stored.get("observed", {}).items()},
         failure=stored.get("failure", ""),
         traceback=stored.get("traceback", ""),
+        attempt=attempt,
     )

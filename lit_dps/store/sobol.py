@@ -14,8 +14,7 @@ from optuna.trial import FrozenTrial
 from scipy.stats import qmc
 
 from lit_dps.space import Range
-
-POINT = "point"  # the user attribute that holds a trial's point index
+from lit_dps.store.schema import POINT_ATTR
 
 
 def sobol_point(space: Mapping[str, Range], seed: int, index: int, scramble: bool = True) -> dict[str, float | int]:
@@ -26,9 +25,8 @@ def sobol_point(space: Mapping[str, Range], seed: int, index: int, scramble: boo
     """
     keys = sorted(space)
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", UserWarning
-        )  # balance needs 2^m points; prefixes of the sequence are wanted here
+        # balance needs 2^m points; prefixes of the sequence are wanted here
+        warnings.simplefilter("ignore", UserWarning)
         engine = qmc.Sobol(len(keys), scramble=scramble, seed=seed)
         if index:
             engine.fast_forward(index)
@@ -50,7 +48,7 @@ class SobolSampler(QMCSampler):
     """Optuna's QMCSampler with every trial, the first too, on the Sobol point that its point index names.
 
     The stock sampler draws the first trial at random and counts points in the storage, non-atomically, so that workers
-    repeat and skip some. Here the index is the trial's user attribute "point", which a retried trial keeps.
+    repeat and skip some. Here the index is the trial's user attribute `POINT_ATTR`, which a retried trial keeps.
     """
 
     def __init__(self, space: Mapping[str, Range], seed: int, scramble: bool = True):
@@ -65,7 +63,7 @@ class SobolSampler(QMCSampler):
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        return dict(sobol_point(self.space, self._sobol_seed, trial.user_attrs[POINT], self._scrambled))
+        return dict(sobol_point(self.space, self._sobol_seed, trial.user_attrs[POINT_ATTR], self._scrambled))
 
     def sample_independent(self, study, trial, param_name, param_distribution):
         raise KeyError(f"{param_name} is not in the declared search space")

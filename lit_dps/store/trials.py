@@ -7,6 +7,7 @@ sqlite alone lets two of them take the same waiting trial.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -24,11 +25,10 @@ from lit_dps.store.attempts import end, give_up, ran_to, steps_of
 from lit_dps.store.cells import open_cell
 from lit_dps.store.database import open_storage, peers, storage_errors
 from lit_dps.store.header import uid_of
-from lit_dps.store.schema import POINT_ATTR
+from lit_dps.store.schema import OWNER, POINT_ATTR
 from lit_dps.store.sobol import SobolSampler, distributions
 from lit_dps.trial import Cell, Trial, TrialResult
 
-OWNER = "owner"
 POLL = 1.0  # seconds
 MAX_QUEUED = 50  # points of a cell that wait at a time
 
@@ -96,8 +96,11 @@ class Store:
                 return run
         return None
 
-    def tell(self, result: TrialResult) -> None:
+    def tell(self, result: TrialResult) -> TrialResult:
         """Stores a result for good, unless this process was taken for dead and its trial given up.
+
+        Returns:
+            The result with the number of its attempt.
 
         Raises:
             StorageError: if it cannot be written.
@@ -109,6 +112,7 @@ class Store:
         del self._claims[(result.trial.cell, result.trial.point)]
         asked, limit = self._limits.get(result.trial.cell, (-math.inf, math.inf))
         self._limits[result.trial.cell] = asked, min(limit, last_step(result.steps, self.slack))
+        return dataclasses.replace(result, attempt=trial.number)
 
     def limit(self, cell: Cell) -> float:
         """The step that trials of a cell have to reach, by what all workers have stored of it so far.

@@ -10,7 +10,7 @@ from lit_dps.config import StudyConfig
 from lit_dps.engines.eligible import standard_data
 from lit_dps.engines.engine import Training
 from lit_dps.errors import ConfigError
-from lit_dps.store.sobol import sobol_point
+from lit_dps.store import sobol_point
 from lit_dps.study.rehearsal import rehearse
 from lit_dps.training.workload import Workload, locate
 from lit_dps.trial import Cell, Trial

@@ -14,8 +14,7 @@ from lit_dps.config import StorageConfig
 from lit_dps.racing import rungs
 from lit_dps.record import grid
 from lit_dps.replication import paper
-from lit_dps.store.read import list_studies, read_study
-from lit_dps.store.urls import sqlite_file
+from lit_dps.store import list_studies, read_study, sqlite_file
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.timing import Timing, measure
 from lit_dps.training import SmoothnessCallback

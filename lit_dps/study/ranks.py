@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 
 import torch
 
@@ -52,13 +51,7 @@ def group_of(setup: StudySetup) -> Iterator[Group]:
     Raises:
         RankLost: if one of them died.
     """
-    if ranks.started_by_torchrun():
-        joined = ranks.joined_by_torchrun(setup.on_gpu)
-    elif setup.ranks > 1:
-        joined = launch.group_of(setup.ranks, setup.on_gpu, _follow_parent, setup)
-    else:
-        joined = nullcontext()
-    with joined:
+    with launch.group_of(setup.ranks, setup.on_gpu, _follow_parent, setup):
         group = Group()
         try:
             yield group
@@ -91,7 +84,6 @@ def raise_if_any_rank_interrupted(stop: StopRequest) -> Callable[[], None]:
 def _follow_parent(setup: StudySetup) -> None:
     stop = StopRequest()
     with interruptible(stop), suppress(Interrupted):
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes; the first rank decides
         _follow(setup, stop)
 
 

@@ -15,18 +15,23 @@ from lit_dps.config import StorageConfig
 from lit_dps.parallel import ranks
 from lit_dps.record import StudyRecord
 from lit_dps.runtime import INTERRUPTED, Interrupted, StopRequest, interruptible, prepare_process
-from lit_dps.store import header
-from lit_dps.store.mlflow_experiments import page_address
-from lit_dps.store.mlflow_tracker import Tracker
-from lit_dps.store.read import read_study
-from lit_dps.store.report_claim import claim_report
-from lit_dps.store.urls import check_place, check_writable, without_password
+from lit_dps.store import (
+    Tracker,
+    check_place,
+    check_unchanged,
+    check_writable,
+    claim_report,
+    declare,
+    page_address,
+    read_study,
+    without_password,
+)
 from lit_dps.study.failures import FAILED, AllFail, Failures
 from lit_dps.study.progress import Progress
 from lit_dps.study.ranks import follow_torchrun, group_of
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.view import View, connect, environment_tags
-from lit_dps.study.workers import work, work_in_processes
+from lit_dps.study.workers import warm_up, work, work_in_processes
 from lit_dps.training.checkpoints import clear
 from lit_dps.trial import TrialResult
 
@@ -50,14 +55,16 @@ def run_study(setup: StudySetup) -> int:
     data = check_study(setup)
     url, name, workload = setup.storage.optuna_url, setup.study.name, setup.workload_name()
     tags = environment_tags(getattr(data, "digest", None))
-    slack, uid = header.declare(url, setup.study, workload, setup.goal_of_trials, setup.identity(data), setup.config())
+    slack, uid = declare(url, setup.study, workload, setup.goal_of_trials, setup.identity(data), setup.config())
     extended = dataclasses.replace(setup.study, slack=slack)
     setup = dataclasses.replace(setup, study=extended, uid=uid, began=time.time())
 
     view = View(partial(connect, setup.storage, workload, name, tags))
     record = read_study(url, name)
     left, stop, failures = _left(setup, record), StopRequest(), Failures(setup.storage.failures(name))
-    view.begin(record, goes_on=left > 0)
+    if min(setup.workers, left) > 1:
+        warm_up()
+    view.sync(record, goes_on=left > 0)
     try:
         with interruptible(stop, LEAVING):
             if left:
@@ -97,7 +104,7 @@ def check_study(setup: StudySetup) -> LightningDataModule:
     for place in (setup.storage.optuna_url, setup.storage.mlflow_uri):
         check_place(place)
     check_writable(setup.storage.optuna_url)  # MLflow's may be away: then the study goes on without
-    header.check_unchanged(setup.storage.optuna_url, setup.study.name, setup.identity(data))
+    check_unchanged(setup.storage.optuna_url, setup.study.name, setup.identity(data))
     return data
 
 
@@ -132,7 +139,7 @@ def _finish(setup: StudySetup, view: View) -> None:
     if not any(record.running.values()) and all(len(r) >= record.trials for r in record.results.values()):
         clear(storage.checkpoints(name))
     text, scalings, files = publish(record, figures_folder(storage.folder, name))
-    view.end(record, scalings, files)
+    view.sync(record, scalings, files)
     sys.stderr.flush()
     print(f"\n{text}\n{_pages(storage, view.tracker)}", flush=True)
 

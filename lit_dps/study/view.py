@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
+import itertools
 import platform
+import re
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -20,9 +21,8 @@ from lit_dps.analysis.theory import theory_rows
 from lit_dps.config import StorageConfig
 from lit_dps.errors import StorageError
 from lit_dps.record import StudyRecord
-from lit_dps.store.database import peers
-from lit_dps.store.mlflow_tracker import Tracker
-from lit_dps.trial import ENDS, TrialResult
+from lit_dps.store import Logged, Tracker, peers
+from lit_dps.trial import ENDS, Series, TrialResult
 
 PACKAGES = ("lit_dps", "torch", "torchvision", "lightning", "optuna", "mlflow", "numpy", "scipy")
 # Terms of the theory and what it predicts, on the run of each cell
@@ -43,20 +43,20 @@ class View:
         self.tracker: Tracker | None = None
         self._connect, self._warned = connect, False
 
-    def begin(self, record: StudyRecord, goes_on: bool) -> None:
-        """Logs the stored results that are not logged, and whether the study goes on."""
-        self._try(lambda: log_missing(self._connected(), record))
-        if goes_on and self.tracker is not None:
-            self._try(self.tracker.go_on)
+    def sync(
+        self,
+        record: StudyRecord,
+        scalings: Mapping[float, Scaling] | None = None,
+        files: Sequence[Path] = (),
+        goes_on: bool = False,
+    ) -> None:
+        """As `sync` below; tried also if MLflow has failed before, since it may be back by now."""
+        self._try(lambda: sync(self._connected(), record, scalings, files, goes_on=goes_on))
 
     def log(self, result: TrialResult) -> None:
         """Logs a result, if MLflow has not failed so far."""
         if self.tracker is not None:
             self._try(lambda: self.tracker.log_trial(result))
-
-    def end(self, record: StudyRecord, scalings: Mapping[float, Scaling], files: list[Path]) -> None:
-        """Logs the outcome, and whatever is missing; MLflow may be back by now."""
-        self._try(lambda: sync(self._connected(), record, scalings, files))
 
     def _connected(self) -> Tracker:
         self.tracker = self.tracker or self._connect()
@@ -79,32 +79,41 @@ def connect(storage: StorageConfig, workload: str, study: str, tags: Mapping[str
     return Tracker(storage.mlflow_uri, storage.folder, workload, study, tags, lock)
 
 
-def log_missing(tracker: Tracker, record: StudyRecord) -> None:
-    """Logs the stored results that are not logged: a process was killed before it could, or another attempt counts."""
-    logged = tracker.logged()
-    for cell, results in record.results.items():
-        for result in results:
-            if not math.isclose(logged.get((str(cell), result.trial.point), math.inf), result.seconds):
-                tracker.log_trial(result)
+def sync(
+    tracker: Tracker,
+    record: StudyRecord,
+    scalings: Mapping[float, Scaling] | None = None,
+    files: Sequence[Path] = (),
+    *,
+    goes_on: bool = False,
+    logged: Mapping[tuple[str, int], Logged] | None = None,
+) -> None:
+    """Logs all that MLflow does not know yet of a study; what it knows is not logged again.
 
-
-def sync(tracker: Tracker, record: StudyRecord, scalings: Mapping[float, Scaling], files: list[Path]) -> None:
-    """Logs all that MLflow is told of a study and does not know yet."""
-    log_missing(tracker, record)
-    log_outcome(tracker, record, scalings, files)
-
-
-def delete_orphans(tracker: Tracker, record: StudyRecord, logged: Mapping[tuple[str, int], float]) -> None:
-    """Deletes the runs of trials that are not stored: the database was put back, or the study made anew.
+    Trials may be missing because a process was killed before it could log them, because MLflow was away, or because
+    another attempt counts by now.
 
     Args:
         tracker: Where.
-        record: The study, read after `logged`, since a trial is stored before it is logged.
-        logged: What was logged.
+        record: The study.
+        scalings: Its fitted laws, to log the outcome too; None while it is not analyzed.
+        files: Artifacts of the outcome.
+        goes_on: Whether trials of it are run now.
+        logged: What was logged before `record` was read. If given, the runs of trials that are not stored are deleted:
+            the database was put back from a copy, or the study made anew.
     """
-    stored = {(str(cell), result.trial.point) for cell, results in record.results.items() for result in results}
-    for cell, point in logged.keys() - stored:
+    known, stored = tracker.logged() if logged is None else logged, set()
+    for result in itertools.chain.from_iterable(record.results.values()):
+        place = str(result.trial.cell), result.trial.point
+        stored.add(place)
+        if place not in known or not known[place].shows(result):
+            tracker.log_trial(result)
+    for cell, point in () if logged is None else logged.keys() - stored:
         tracker.delete_trial(cell, point)
+    if goes_on:
+        tracker.go_on()
+    if scalings is not None:
+        _log_outcome(tracker, record, scalings, files)
 
 
 def environment_tags(digest: str | None) -> dict[str, str]:
@@ -124,7 +133,9 @@ def environment_tags(digest: str | None) -> dict[str, str]:
     return tags | {"mlflow.source.git.commit": commit or "none", "mlflow.source.name": "lit-dps study"}
 
 
-def log_outcome(tracker: Tracker, record: StudyRecord, scalings: Mapping[float, Scaling], files: list[Path]) -> None:
+def _log_outcome(
+    tracker: Tracker, record: StudyRecord, scalings: Mapping[float, Scaling], files: Sequence[Path]
+) -> None:
     """K*, the fitted laws, the theory, table, figures and configuration, on the runs of the study and its cells."""
     cells, theory = summarize(record), theory_rows(record, scalings)
     scaling: dict[str, dict[int, float]] = {}
@@ -135,11 +146,12 @@ def log_outcome(tracker: Tracker, record: StudyRecord, scalings: Mapping[float, 
         measured = {f"theory/{name}": terms[name] for name in THEORY if terms[name] is not None}
         tracker.log_cell(cell.cell, cell.k_star, {**counts, **measured})
         if cell.k_star is not None:
-            scaling.setdefault(f"K_star/S_{cell.cell.sparsity:g}", {})[cell.cell.batch_size] = cell.k_star
+            scaling.setdefault(f"K_star/{_name(cell.cell.series)}", {})[cell.cell.batch_size] = cell.k_star
     metrics: dict[str, float] = {}
     for row in fit_rows(scalings):
         names = ["c1", "c2"] + (["b_crit"] if row["identifiable"] else ["b_crit_low"])
-        metrics |= {f"{name}/S_{row['sparsity']:g}": row[name] for name in names if row[name] is not None}
+        series = _name(Series(row["sparsity"]))
+        metrics |= {f"{name}/{series}": row[name] for name in names if row[name] is not None}
     params = {"goal.error": record.goal.error, "goal.check_interval": record.goal.check_interval}
     params |= {"goal.max_steps": record.goal.max_steps, "seed": record.seed}
     params |= {key: f"[{r.low:g}, {r.high:g}] {r.scale}" for key, r in record.space.items()}
@@ -151,3 +163,8 @@ def log_outcome(tracker: Tracker, record: StudyRecord, scalings: Mapping[float, 
         {"config.yaml": yaml.safe_dump(record.config, sort_keys=False)},
         finished=not any(cell.pending for cell in cells),
     )
+
+
+def _name(series: Series) -> str:
+    """A series within the name of a metric, of the characters that MLflow takes: S_0.9."""
+    return re.sub(r"[^\w\-. :/]", "_", str(series))

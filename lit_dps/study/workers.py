@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import signal
 import sys
-import threading
 import time
 import traceback
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -17,10 +13,9 @@ from typing import Any
 import torch
 
 from lit_dps.errors import Unguarded, UserError
-from lit_dps.parallel.launch import die_with_parent
+from lit_dps.parallel import processes
 from lit_dps.runtime import Interrupted, StopRequest, interruptible, prepare_process
-from lit_dps.store.sobol import SobolSampler
-from lit_dps.store.trials import Store
+from lit_dps.store import SobolSampler, Store
 from lit_dps.study.ranks import group_of, raise_if_any_rank_interrupted
 from lit_dps.study.setup import StudySetup
 from lit_dps.trial import TrialResult
@@ -56,13 +51,18 @@ def work(setup: StudySetup, stop: StopRequest) -> Iterator[TrialResult]:
         with group_of(setup) as group:
             checkpoints, at_check = setup.checkpoints(), raise_if_any_rank_interrupted(stop)
             for result in group.train(setup.engine(checkpoints), store.next_run, at_check):
-                store.tell(result)
+                result = store.tell(result)
                 if checkpoints is not None:
                     checkpoints.on_result_stored(result, store.limit(result.trial.cell))
                 yield result
                 stop.check()
     finally:
         store.abandon()
+
+
+def warm_up() -> None:
+    """Lets what `work_in_processes` needs be imported while this process does something else."""
+    processes.start_server(_worker)
 
 
 def work_in_processes(setup: StudySetup, workers: int, stop: StopRequest) -> Iterator[TrialResult]:
@@ -76,19 +76,17 @@ def work_in_processes(setup: StudySetup, workers: int, stop: StopRequest) -> Ite
         WorkerDied: if the last of them was killed.
         WorkerError: if a worker failed otherwise. The others finish their checks and give their trials back.
     """
-    context = multiprocessing.get_context("spawn")  # a forked child would share database connections and threads
+    context = processes.context()
     leaving = context.Event()
-    daemon = setup.ranks == 1  # a daemon may have no processes of its own
-    processes: dict[Connection, BaseProcess] = {}  # a pipe each: a queue's lock dies with whoever was killed at it
+    started: dict[Connection, BaseProcess] = {}  # a pipe each: a queue's lock dies with whoever was killed at it
     ended: set[type] = set()
     try:
         for number in range(workers):
             results, sent = context.Pipe(duplex=False)
-            name, args = f"{Unguarded.OURS}worker {number}", (setup, sent, leaving)
-            processes[results] = context.Process(target=_worker, name=name, args=args, daemon=daemon)
-            processes[results].start()
+            daemon = setup.ranks == 1  # a daemon may have no processes of its own
+            started[results] = processes.start(_worker, f"worker {number}", (setup, sent, leaving), daemon)
             sent.close()  # else its end would never be seen
-        living = dict(processes)
+        living = dict(started)
         while living:
             if stop:
                 leaving.set()
@@ -108,7 +106,7 @@ def work_in_processes(setup: StudySetup, workers: int, stop: StopRequest) -> Ite
             raise message
     finally:
         leaving.set()
-        _end(list(processes.values()), 0.0 if stop.now else GRACE)
+        _end(started.values(), 0.0 if stop.now else GRACE)
 
 
 def _received(results: Connection, worker: BaseProcess) -> Any:
@@ -122,10 +120,8 @@ def _received(results: Connection, worker: BaseProcess) -> Any:
 
 
 def _worker(setup: StudySetup, results: Connection, leaving) -> None:
-    threading.Thread(target=die_with_parent, daemon=True).start()
     stop = StopRequest(leaving.is_set)
     with interruptible(stop):
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes; the parent decides
         try:
             for result in work(setup, stop):
                 results.send(result)
@@ -136,9 +132,8 @@ def _worker(setup: StudySetup, results: Connection, leaving) -> None:
             results.send(WorkerError(traceback.format_exc()))
 
 
-def _end(processes: list[BaseProcess], grace: float) -> None:
+def _end(started: Iterable[BaseProcess], grace: float) -> None:
     end = time.monotonic() + grace
-    for process in processes:
-        with suppress(AssertionError):  # never started
-            process.join(max(0.0, end - time.monotonic()))
-            process.kill()
+    for process in started:
+        process.join(max(0.0, end - time.monotonic()))
+        process.kill()

@@ -83,12 +83,6 @@ def wait_for_results(database: Path, n: int, process: subprocess.Popen, timeout:
         time.sleep(0.05)
 
 
-def workers_of(parent: int) -> list[int]:
-    """The worker processes of a study's process."""
-    found = subprocess.run(["pgrep", "--parent", str(parent), "--full", "spawn_main"], capture_output=True, text=True)
-    return [int(pid) for pid in found.stdout.split()]
-
-
 def table(folder: Path, study: str = "fast") -> str:
     """The table that a study ended with, but for the notes on who trained its trials."""
     lines = (folder / "mlruns" / "figures" / study / "table.txt").read_text().splitlines()

@@ -23,6 +23,7 @@ from tests.e2e.commands import (
     table,
     wait_for_results,
 )
+from tests.processes import forked_by, runs, started_by_torchrun
 
 pytestmark = pytest.mark.slow
 STUDY = ("study", "--config", FAST)
@@ -39,19 +40,6 @@ def by_torchrun(folder: Path, n: int, *args: object) -> subprocess.CompletedProc
     return subprocess.run(
         torchrun(n, *args), cwd=folder, env=environment(), capture_output=True, text=True, timeout=500
     )
-
-
-def children(pid: int) -> list[int]:
-    """Child processes that run Python's multiprocessing or a command of ours, by /proc."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields, line = path.read_text().rsplit(")", 1)[1].split(), (path.parent / "cmdline").read_text()
-        except OSError:  # it ended meanwhile
-            continue
-        if int(fields[1]) == pid and ("spawn_main" in line or "cli.py" in line):
-            found.append(int(path.parent.name))
-    return sorted(found)
 
 
 def test_torchrun_ends_with_the_table_of_one_process_and_reruns_nothing(tmp_path, unbroken):
@@ -97,17 +85,15 @@ def test_a_killed_rank_ends_the_job_and_its_trial_is_run_again(tmp_path, unbroke
             torchrun(2, *STUDY), cwd=tmp_path, env=environment(), stdout=output, stderr=output, start_new_session=True
         )
     wait_for_results(database, 2, process)
-    ranks = children(process.pid)
-    if launcher == "plain":
-        ranks = [process.pid, *ranks]
+    ranks = [process.pid, *forked_by(process.pid)] if launcher == "plain" else started_by_torchrun(process.pid)
     assert len(ranks) == 2
     begin = time.monotonic()
     os.kill(ranks[0 if who == "first" else 1], signal.SIGKILL)
     code = process.wait(60)
     assert code not in (0, None)
-    while children(process.pid) and time.monotonic() < begin + 60:
+    while any(map(runs, ranks)) and time.monotonic() < begin + 60:
         time.sleep(0.1)
-    assert not [pid for pid in ranks if Path(f"/proc/{pid}/cmdline").exists() and _runs(pid)], "a rank trains on"
+    assert not any(map(runs, ranks)), "a rank trains on"
     said = (tmp_path / "output.txt").read_text()
     if launcher == "torchrun":
         assert "Signal 9 (SIGKILL) received by PID" in said
@@ -120,13 +106,6 @@ def test_a_killed_rank_ends_the_job_and_its_trial_is_run_again(tmp_path, unbroke
     assert done.returncode == 0, done.stderr
     assert before <= results(database) == dict.fromkeys(FAST_TRIALS, 1)
     assert table(tmp_path) == table(unbroken)
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_a_stopped_command_gives_its_trial_back(tmp_path, unbroken):

@@ -8,7 +8,8 @@ import signal
 import pytest
 import yaml
 
-from tests.e2e.commands import FAST, FAST_TRIALS, results, run_here, start, table, wait_for_results, workers_of
+from tests.e2e.commands import FAST, FAST_TRIALS, results, run_here, start, table, wait_for_results
+from tests.processes import forked_by
 
 pytestmark = pytest.mark.slow
 STUDY = ("study", "--config", FAST)
@@ -50,7 +51,7 @@ def test_one_worker_that_ends_leaves_the_rest_to_the_others(tmp_path, unbroken, 
     database = tmp_path / "mlruns" / "study.db"
     process = start(tmp_path, *STUDY, "--study.workers", 2)
     wait_for_results(database, 2, process)
-    pid = workers_of(process.pid)[0]
+    pid = forked_by(process.pid)[0]
     os.kill(pid, sent)
     assert process.wait(200) == 0
     said = (tmp_path / "output.txt").read_text()
@@ -63,7 +64,7 @@ def test_when_all_workers_are_killed_the_study_ends_and_goes_on_later(tmp_path, 
     database = tmp_path / "mlruns" / "study.db"
     process = start(tmp_path, *STUDY, "--study.workers", 2)
     wait_for_results(database, 2, process)
-    for pid in workers_of(process.pid):
+    for pid in forked_by(process.pid):
         os.kill(pid, signal.SIGKILL)
     assert process.wait(60) == 2
     said = (tmp_path / "output.txt").read_text()

@@ -12,7 +12,7 @@ import optuna
 from lit_dps.goal import Goal
 from lit_dps.record import grid
 from lit_dps.space import Range
-from lit_dps.store.schema import FORMAT, FORMAT_ATTR, POINT_ATTR, RESULT_ATTR, cell_study_name, encode_result
+from lit_dps.store import FORMAT, FORMAT_ATTR, POINT_ATTR, RESULT_ATTR, cell_study_name, encode_result
 from lit_dps.trial import Cell, Status, Trial, TrialResult
 
 GOAL = Goal(error=0.1, check_interval=16, max_steps=40_000)

@@ -10,19 +10,25 @@ from itertools import permutations
 import optuna
 import pytest
 
-import lit_dps.store.merge as merge_module
 from lit_dps.analysis.report import render
 from lit_dps.cli.merge import lines
 from lit_dps.errors import StorageError
 from lit_dps.goal import Goal
-from lit_dps.store.database import open_storage, peers
-from lit_dps.store.elsewhere import open_elsewhere
-from lit_dps.store.header import UID, StudyChanged, attributes, extend
-from lit_dps.store.merge import MERGED_FROM, merge
-from lit_dps.store.read import read_study
-from lit_dps.store.schema import RESULT_ATTR, cell_study_name
-from lit_dps.store.sobol import SobolSampler
-from lit_dps.store.trials import Store
+from lit_dps.store import (
+    MERGED_FROM,
+    RESULT_ATTR,
+    SobolSampler,
+    Store,
+    StudyChanged,
+    attributes,
+    cell_study_name,
+    extend,
+    merging,
+    open_elsewhere,
+    open_storage,
+    peers,
+    read_study,
+)
 from lit_dps.trial import Cell
 from tests.unit.fake_study import SPACE, law_results, result, write_study
 from tests.unit.runs import trials_of
@@ -48,7 +54,7 @@ def written(url: str, results, name: str = "fake", **kw) -> None:
 
 def merged(url: str, *others: str, only: str | None = None):
     with ExitStack() as stack:
-        return merge(url, [stack.enter_context(open_elsewhere(other, url)) for other in others], only)
+        return merging.merge(url, [stack.enter_context(open_elsewhere(other, url)) for other in others], only)
 
 
 def ran(status: str, to: int, value: float = 0.5, point: int = 0, cell: Cell = A):
@@ -115,7 +121,7 @@ def test_parts_of_a_grid_join_to_the_whole_either_way_and_twice_is_once(here, th
         assert lines("fake", merged(target, other)["fake"])[0].startswith("study fake: 0 trials taken over, ")
         assert rows(target) == once
     assert tables[0] == tables[1]
-    assert attributes(open_storage(here), "fake").keys() == before[here].keys() | {UID}
+    assert attributes(open_storage(here), "fake").keys() == before[here].keys() | {"uid"}
 
 
 def test_the_targets_uid_and_a_first_origin_stay(here, there, tmp_path):
@@ -123,9 +129,9 @@ def test_the_targets_uid_and_a_first_origin_stay(here, there, tmp_path):
     written(here, {A: [ran("complete", 32)]}, uid="ours")
     written(there, {A: [ran("complete", 32, point=1)]}, uid="theirs")
     merged(third, there)
-    assert attributes(open_storage(third), "fake")[UID] not in (None, "ours", "theirs")
+    assert attributes(open_storage(third), "fake")["uid"] not in (None, "ours", "theirs")
     merged(here, third)
-    assert attributes(open_storage(here), "fake")[UID] == "ours"
+    assert attributes(open_storage(here), "fake")["uid"] == "ours"
     trials = optuna.load_study(study_name=cell_study_name("fake", A), storage=here).trials
     assert [trial.user_attrs.get(MERGED_FROM) for trial in trials] == [None, there]
 
@@ -211,7 +217,7 @@ def test_a_cell_of_a_study_that_was_deleted_is_no_place_for_others(here, there):
     for url in (here, there):
         written(url, {A: [ran("complete", 32)]})
     cell = optuna.load_study(study_name=cell_study_name("fake", A), storage=here)
-    cell.set_user_attr(UID, "an earlier one")
+    cell.set_user_attr("uid", "an earlier one")
     optuna.delete_study(study_name="fake", storage=here)
     before = rows(here)
     with pytest.raises(StorageError, match="belongs to an earlier study 'fake'"):
@@ -236,7 +242,7 @@ def test_a_running_study_goes_on_and_reruns_nothing_that_came(here, there, monke
         locked.append(peers(here).lock("storage").is_locked)
         return extend(*args)
 
-    monkeypatch.setattr(merge_module, "extend", watched)
+    monkeypatch.setattr(merging, "extend", watched)
     assert merged(here, there)["fake"].taken == 4
     assert locked == [True]
     working.tell(dataclasses.replace(ends[0], trial=mine))

@@ -11,8 +11,7 @@ import pytest
 from lit_dps.analysis.summary import summarize
 from lit_dps.errors import StorageError
 from lit_dps.space import Range
-from lit_dps.store.read import list_studies, read_study
-from lit_dps.store.schema import cell_study_name, decode_result, encode_result
+from lit_dps.store import cell_study_name, decode_result, encode_result, list_studies, read_study
 from lit_dps.trial import Cell, Status, Trial, TrialResult
 from tests.unit.fake_study import GOAL, SPACE, law_study, result, write_study
 

@@ -13,13 +13,13 @@ import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import OperationalError
 
-from lit_dps.store.peers import ServerPeers
+from lit_dps.store import ServerPeers
 from tests.e2e.commands import environment
 
 pytestmark = pytest.mark.slow
 HOLD = """
 import sys, time
-from lit_dps.store.peers import ServerPeers
+from lit_dps.store import ServerPeers
 peers = ServerPeers(sys.argv[1])
 with peers.lock("storage"):
     print(peers.owner, flush=True)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lit_dps.errors import StorageError
-from lit_dps.store.database import storage_errors
-from lit_dps.store.read import list_studies
-from lit_dps.store.urls import absolute, is_http, is_postgresql, scrubbed, without_password
+from lit_dps.store import absolute, is_http, is_postgresql, list_studies, scrubbed, storage_errors, without_password
 
 
 @pytest.mark.parametrize(

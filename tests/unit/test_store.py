@@ -14,12 +14,22 @@ import lit_dps.store.trials as store_module
 from lit_dps.config import StudyConfig
 from lit_dps.goal import Goal
 from lit_dps.space import Range
-from lit_dps.store.database import open_storage
-from lit_dps.store.header import StudyChanged, check_unchanged, compare, declare
-from lit_dps.store.peers import alive, owner
-from lit_dps.store.schema import RESULT_ATTR, cell_study_name, encode_result
-from lit_dps.store.sobol import SobolSampler, sobol_point
-from lit_dps.store.trials import OWNER, Store
+from lit_dps.store import (
+    OWNER,
+    RESULT_ATTR,
+    SobolSampler,
+    Store,
+    StudyChanged,
+    alive,
+    cell_study_name,
+    check_unchanged,
+    compare,
+    declare,
+    encode_result,
+    open_storage,
+    owner,
+    sobol_point,
+)
 from lit_dps.trial import ENDS, Cell, Status, Trial, TrialResult
 from tests.unit.runs import trials_of
 

@@ -13,15 +13,18 @@ from sqlalchemy import create_engine, text
 from lit_dps.config import StudyConfig
 from lit_dps.errors import StorageError
 from lit_dps.goal import Goal
-from lit_dps.store import database
-from lit_dps.store.database import open_storage
-from lit_dps.store.header import declare
-from lit_dps.store.peers import ServerPeers
-from lit_dps.store.read import read_study
-from lit_dps.store.report_claim import claim_report
-from lit_dps.store.schema import cell_study_name
-from lit_dps.store.sobol import SobolSampler
-from lit_dps.store.trials import OWNER, Store
+from lit_dps.store import (
+    OWNER,
+    ServerPeers,
+    SobolSampler,
+    Store,
+    cell_study_name,
+    claim_report,
+    database,
+    declare,
+    open_storage,
+    read_study,
+)
 from tests.unit.runs import trials_of
 from tests.unit.test_store import CELLS, SPACE, _claim_all, ended
 

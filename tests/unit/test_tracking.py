@@ -11,9 +11,8 @@ import mlflow
 import pytest
 
 from lit_dps.errors import StorageError
-from lit_dps.store.mlflow_experiments import experiments, page_address
-from lit_dps.store.mlflow_tracker import Tracker
-from lit_dps.study.view import log_missing
+from lit_dps.store import Logged, Tracker, experiments, page_address
+from lit_dps.study.view import sync
 from lit_dps.trial import Cell, Status, Trial, TrialResult
 
 CELL = Cell(16, 0.9)
@@ -71,7 +70,7 @@ def test_runs_are_nested_and_found_again(empty):
     first.log_trial(result(0))
     second = tracker(empty, "nested")  # the study is taken up by another process
     assert second.run_id == first.run_id
-    assert second.logged() == {(str(CELL), 0): result(0).seconds}
+    assert second.logged() == {(str(CELL), 0): Logged(None, result(0).seconds)}
     second.log_trial(result(1, Status.INFEASIBLE))
     _, (study,) = runs(empty, "study", "nested")
     _, (cell,) = runs(empty, "cell", "nested")
@@ -115,7 +114,7 @@ def test_the_run_of_a_point_is_of_the_attempt_that_counts(empty):
         first.logged()
         for attempt in attempts:
             first.log_trial(attempt)
-        log_missing(tracker(empty, "attempts"), record)
+        sync(tracker(empty, "attempts"), record)
         _, trials = runs(empty, "trial", "attempts")
         found = {
             t.data.tags["lit_dps.point"]: (t.data.tags["lit_dps.status"], t.data.metrics["seconds"]) for t in trials
@@ -123,7 +122,7 @@ def test_the_run_of_a_point_is_of_the_attempt_that_counts(empty):
         assert found == {"0": ("complete", 90.0), "1": ("complete", 60.0)}
     assert len(trials) == 2
     ids = {t.info.run_id for t in trials}
-    log_missing(tracker(empty, "attempts"), record)
+    sync(tracker(empty, "attempts"), record)
     assert {t.info.run_id for t in runs(empty, "trial", "attempts")[1]} == ids, "what is logged stays"
 
 

@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from lit_dps.cli import main
-from lit_dps.store import mlflow_experiments
+from lit_dps.store import mlflow_client
 
 
 class Started(Exception):
@@ -25,7 +25,7 @@ def test_it_binds_to_loopback_and_hides_the_address_of_its_database(uri, monkeyp
 
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
-    monkeypatch.setattr(mlflow_experiments, "experiments", lambda uri: [])
+    monkeypatch.setattr(mlflow_client, "experiments", lambda uri: [])
     monkeypatch.setattr(os, "execv", execv)
     monkeypatch.setenv("MLFLOW_BACKEND_STORE_URI", "")
     monkeypatch.setenv("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "")
@@ -37,7 +37,7 @@ def test_it_binds_to_loopback_and_hides_the_address_of_its_database(uri, monkeyp
 
 
 def test_a_server_that_is_there_is_named_and_none_started(monkeypatch, capsys):
-    monkeypatch.setattr(mlflow_experiments, "experiments", lambda uri: [])
+    monkeypatch.setattr(mlflow_client, "experiments", lambda uri: [])
     monkeypatch.setattr(os, "execv", lambda *args: pytest.fail("a second server was started"))
     assert main(["ui", "--storage.mlflow", "http://127.0.0.1:5000"]) == 0
     assert "Ctrl-C" not in capsys.readouterr().out

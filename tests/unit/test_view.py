@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import mlflow
 import optuna
@@ -11,9 +12,8 @@ import pytest
 from lit_dps.analysis.scaling import scaling_of
 from lit_dps.cli import main
 from lit_dps.errors import StorageError
-from lit_dps.store.mlflow_tracker import Tracker
-from lit_dps.store.read import read_study
-from lit_dps.study.view import View, delete_orphans, log_missing
+from lit_dps.store import Logged, Tracker, read_study
+from lit_dps.study.view import View, sync
 from lit_dps.trial import Cell
 from tests.unit.fake_study import GOAL, law_study, result, write_study
 
@@ -31,7 +31,7 @@ class Away:
 
     def logged(self):
         self._ask()
-        return {(str(r.trial.cell), r.trial.point): r.seconds for r in self.trials}
+        return {(str(r.trial.cell), r.trial.point): Logged(r.attempt, r.seconds) for r in self.trials}
 
     def go_on(self):
         self._ask()
@@ -64,12 +64,12 @@ def test_mlflow_that_is_not_there_is_told_once_and_tried_again_at_the_end(record
     mlflow_, results = Away(), record.results[Cell(16, 0.0)]
     mlflow_.there = False
     view = View(mlflow_.connect)
-    view.begin(record, goes_on=True)
+    view.sync(record, goes_on=True)
     for r in results:
         view.log(r)
     assert view.tracker is None
     mlflow_.there = True
-    view.end(record, scaling_of(record), [])
+    view.sync(record, scaling_of(record), [])
     assert (mlflow_.connected, mlflow_.trials, mlflow_.outcomes) == (1, results, 1)
     said = capsys.readouterr().err
     assert said.count("warning") == said.count("gone") == 1
@@ -79,7 +79,7 @@ def test_mlflow_that_is_not_there_is_told_once_and_tried_again_at_the_end(record
 def test_mlflow_that_goes_away_is_not_asked_for_each_trial(record, capsys):
     mlflow_, results = Away(), record.results[Cell(16, 0.0)]
     view = View(mlflow_.connect)
-    view.begin(dataclasses.replace(record, results={}), goes_on=True)
+    view.sync(dataclasses.replace(record, results={}), goes_on=True)
     view.log(results[0])
     mlflow_.there = False
     view.log(results[1])
@@ -87,7 +87,7 @@ def test_mlflow_that_goes_away_is_not_asked_for_each_trial(record, capsys):
     view.log(results[2])
     assert mlflow_.trials == results[:1]
     mlflow_.there = False
-    view.end(record, scaling_of(record), [])
+    view.sync(record, scaling_of(record), [])
     assert view.tracker is None and mlflow_.outcomes == 0
     assert capsys.readouterr().err.count("warning") == 1
 
@@ -107,19 +107,45 @@ def test_a_result_is_logged_once_by_two_processes_and_one_put_back_is_replaced(t
     one, other = (Tracker(uri, str(tmp_path), "digits", "s", {}) for _ in range(2))
     assert one.run_id == other.run_id
     for tracker in (one, other):
-        log_missing(tracker, record)
+        sync(tracker, record)
     first, *_ = record.results[cell]
     other.log_trial(first)
     assert trials(tmp_path) == {(str(cell), point): 1.0 + point for point in range(3)}
 
     # the database was put back to a copy without points 1 and 2; point 1 was run again
     again = dataclasses.replace(record, results={cell: [first, result(cell, 1, 32, seconds=9.0)]})
-    log_missing(one, again)
+    sync(one, again)
     assert trials(tmp_path) == {(str(cell), 0): 1.0, (str(cell), 1): 9.0, (str(cell), 2): 3.0}
     logged = one.logged()
-    assert logged == trials(tmp_path)
-    delete_orphans(one, again, logged)
+    assert {point: shown.seconds for point, shown in logged.items()} == trials(tmp_path)
+    sync(one, again, logged=logged)
     assert trials(tmp_path) == {(str(cell), 0): 1.0, (str(cell), 1): 9.0}
+
+
+def test_attempts_are_told_apart_by_their_number(tmp_path):
+    """Earlier versions logged no number: seconds alone tell. A database that was put back gives numbers once more."""
+    tracker, cell = Tracker(f"sqlite:///{tmp_path}/mlflow.db", str(tmp_path), "digits", "s", {}), Cell(16, 0.0)
+
+    def attempt(point: int, number: int | None, seconds: float = 60.0):
+        return dataclasses.replace(result(cell, point, 32, seconds=seconds), attempt=number)
+
+    def runs() -> dict:
+        found = tracker.client.search_runs([tracker.experiment_id], "tags.`lit_dps.kind` = 'trial'")
+        return {
+            run.data.tags["lit_dps.point"]: (run.data.tags.get("lit_dps.attempt"), run.info.run_id) for run in found
+        }
+
+    for stored in (attempt(0, 3), attempt(1, None)):
+        tracker.log_trial(stored)
+    before = runs()
+    for number, seconds, anew in ((3, 60.0, False), (7, 60.0, True), (7, 61.0, True)):
+        record = SimpleNamespace(results={cell: [attempt(0, number, seconds), attempt(1, 4)]})
+        sync(tracker, record)
+        now = runs()
+        assert now["0"][0] == str(number) and (now["0"] != before["0"]) is anew
+        assert now["1"] == before["1"] and now["1"][0] is None
+        before = now
+    assert tracker.logged()[str(cell), 0] == Logged(7, 61.0)
 
 
 @pytest.mark.slow
@@ -129,12 +155,12 @@ def test_analyze_sync_fills_an_empty_view_and_again_changes_nothing(tmp_path, mo
     law_study("sqlite:///mlruns/study.db", "s", trials=2, batch_sizes=(4, 16, 64))
     stored = {(str(c), r.trial.point) for c, rs in _read().results.items() for r in rs}
     assert len(stored) == 6
-    sync = ["analyze", "--study.name", "s", "--sync"]
+    command = ["analyze", "--study.name", "s", "--sync"]
     shown = []
     for experiment in ("digits", "digits", "renamed"):
         header = optuna.load_study(study_name="s", storage="sqlite:///mlruns/study.db")
         header.set_user_attr("workload", experiment)
-        assert main(sync) == 0
+        assert main(command) == 0
         assert "MLflow at sqlite:///mlruns/mlflow.db" in capsys.readouterr().out
         assert trials("mlruns", experiment).keys() == stored
         client = mlflow.MlflowClient("sqlite:///mlruns/mlflow.db")

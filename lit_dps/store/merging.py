@@ -15,18 +15,27 @@ from optuna.trial import FrozenTrial, TrialState
 
 from lit_dps.errors import StorageError
 from lit_dps.racing import last_step, longest_attempt
-from lit_dps.record import grid
 from lit_dps.store.attempts import ran_to, steps_of
 from lit_dps.store.cells import check_cell, open_cell
 from lit_dps.store.database import storage_errors, storage_for_now, storage_lock
 from lit_dps.store.elsewhere import Elsewhere
-from lit_dps.store.header import IDENTITY, UID, StudyChanged, attributes, compare, extend
+from lit_dps.store.header import StudyChanged, attributes, compare, extend
 from lit_dps.store.read import list_studies, read_study
-from lit_dps.store.schema import FORMAT_ATTR, POINT_ATTR, RESULT_ATTR, cell_study_name, decode_result
+from lit_dps.store.schema import (
+    AXES,
+    FORMAT_ATTR,
+    IDENTITY,
+    MERGED_FROM,
+    POINT_ATTR,
+    RESULT_ATTR,
+    UID,
+    cell_study_name,
+    cells_of,
+    decode_result,
+)
 from lit_dps.store.urls import without_password
 from lit_dps.trial import Cell, Status, Trial, TrialResult
 
-MERGED_FROM = "merged_from"  # the user attribute of a trial that says where it was taken over from
 _RECORDS = ("workload", "goal", "seed", "space", IDENTITY, "config")  # of a header: an existing study keeps its own
 
 
@@ -112,7 +121,7 @@ def _header(storage: BaseStorage, name: str) -> Mapping[str, Any]:
 
 
 def _check_cells(storage: BaseStorage, name: str, header: Mapping[str, Any], uid: str | None) -> None:
-    for cell in grid(header["batch_sizes"], header["sparsities"]):
+    for cell in cells_of(header):
         check_cell(attributes(storage, cell_study_name(name, cell)), name, cell, uid)
 
 
@@ -136,9 +145,9 @@ def _merge_study(storage: BaseStorage, other: Elsewhere, name: str, merged: Merg
     ours, theirs = attributes(storage, name), attributes(other.storage, name)
     kept = ours if FORMAT_ATTR in ours else theirs
     grown = {key: theirs[key] for key in ("batch_sizes", "sparsities", "trials")}
-    grown |= {"goals": theirs.get("goals", []), "slack": theirs.get("slack")}
+    grown |= {"goals": theirs.get("goals", []), "slack": theirs.get("slack"), AXES: theirs.get(AXES, {})}
     header = extend(storage, name, {**{key: kept[key] for key in _RECORDS}, **grown})
-    for cell in grid(theirs["batch_sizes"], theirs["sparsities"]):
+    for cell in cells_of(theirs):
         _merge_cell(storage, other, name, cell, header, merged)
 
 

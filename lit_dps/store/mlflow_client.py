@@ -1,16 +1,17 @@
-"""The experiments of an MLflow tracking store, made by one process at a time, and the addresses of their pages."""
+"""MLflow, opened: its experiments, made by one process at a time, the addresses of their pages, a run's artifacts."""
 
 from __future__ import annotations
 
 import logging
 import os
+import tempfile
 import warnings
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from lit_dps.errors import StorageError, UserError
-from lit_dps.store.peers import ServerPeers
+from lit_dps.store.locks import ServerPeers
 from lit_dps.store.urls import absolute, is_http, is_postgresql, scrubbed, sqlite_file, without_password
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -77,6 +78,36 @@ def page_address(uri: str, experiment_id: str, run_id: str | None = None, port: 
     return f"{server}/#/experiments/{experiment_id}/{page}?workflowType=machine_learning"
 
 
+def log_artifacts(client: mlflow.MlflowClient, run: str, files: Sequence[Path], texts: Mapping[str, str]) -> None:
+    """Logs files, and texts by their names, unless they are there with the same content.
+
+    Args:
+        client: Where.
+        run: The run's id.
+        files: They keep their places below the folder that holds them all.
+        texts: By name, without a folder.
+    """
+    root = os.path.commonpath([path.parent for path in files]) if files else ""
+    folders: dict[str, dict[str, int]] = {}  # the sizes of what is there
+
+    def differs(name: str, content: bytes) -> bool:
+        folder = os.path.dirname(name)
+        if folder not in folders:
+            folders[folder] = {item.path: item.file_size for item in client.list_artifacts(run, folder or None)}
+        if folders[folder].get(name) != len(content):
+            return True
+        with tempfile.TemporaryDirectory() as temporary:
+            return Path(client.download_artifacts(run, name, temporary)).read_bytes() != content
+
+    for path in files:
+        name = os.path.relpath(path, root)
+        if differs(name, path.read_bytes()):
+            client.log_artifact(run, str(path), os.path.dirname(name) or None)
+    for name, text in texts.items():
+        if differs(name, text.encode()):
+            client.log_text(run, text, name)
+
+
 @contextmanager
 def mlflow_errors(uri: str) -> Iterator[None]:
     """Raises StorageError, in one line and without passwords, for whatever MLflow and the layers below it raise."""
@@ -90,19 +121,13 @@ def mlflow_errors(uri: str) -> Iterator[None]:
         raise StorageError(f"MLflow at {without_password(uri)}: {scrubbed(text, uri)[:300]}") from error
 
 
-def _lock(uri: str) -> AbstractContextManager:
-    """What keeps two processes from making the tables at once; a server sees to that itself."""
-    if (file := sqlite_file(uri)) is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        return FileLock(file.with_name(f".{file.stem}.lock"))
-    return _server_lock(uri) if is_postgresql(uri) else nullcontext()
-
-
 @contextmanager
-def _server_lock(uri: str) -> Iterator[None]:
-    peers = ServerPeers(uri)
-    try:
-        with peers.lock("mlflow"):
-            yield
-    finally:
-        peers.close()
+def _lock(uri: str) -> Iterator[None]:
+    """What keeps two processes from making the tables at once; a server sees to that itself."""
+    with ExitStack() as stack:
+        if (file := sqlite_file(uri)) is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(FileLock(file.with_name(f".{file.stem}.lock")))
+        elif is_postgresql(uri):
+            stack.enter_context(stack.enter_context(closing(ServerPeers(uri))).lock("mlflow"))
+        yield

@@ -1,0 +1,112 @@
+"""Processes that train: forked from a server which has imported what they need, so that only the first start is slow.
+
+A fork of this process itself would share its database connections, its threads and its GPUs. The server has none of
+them: it imports modules and forks (`multiprocessing`'s forkserver). Where processes cannot be forked safely they are
+spawned, and each imports everything anew.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing import resource_tracker
+from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import numpy as np
+
+from lit_dps.errors import Unguarded
+from lit_dps.runtime import SIGNALS
+
+# The system libraries of macOS do not survive a fork.
+METHOD = "forkserver" if sys.platform == "linux" else "spawn"
+
+
+def context() -> BaseContext:
+    """Makes the pipes and events that processes are given."""
+    return multiprocessing.get_context(METHOD)
+
+
+def start_server(*functions: Callable[..., Any]) -> None:
+    """Lets the server import the modules of functions meanwhile; without it, it begins with the first process.
+
+    Nothing happens if it runs already.
+    """
+    if METHOD != "forkserver":
+        return
+    from multiprocessing import forkserver  # not on every platform
+
+    modules = {function.__module__ for function in functions} - {"__main__"}  # a script may do anything when imported
+    forkserver.set_forkserver_preload(sorted(modules))
+    resource_tracker.ensure_running()  # begun within the next line it would unblock the signals
+    with _signals_blocked(), _same_imports():
+        forkserver.ensure_running()
+
+
+def start(target: Callable[..., None], name: str, args: tuple, daemon: bool = True) -> BaseProcess:
+    """Starts a process that runs `target(*args)`, with this one's environment, and ends when this one does.
+
+    A terminal's Ctrl-C does not reach it: this process decides.
+
+    Args:
+        target: What it runs; the server imports its module, and those of functions among `args`.
+        name: What it is called.
+        args: Arguments, which are pickled.
+        daemon: Whether it may have no processes of its own.
+    """
+    start_server(target, *filter(callable, args))
+    process = context().Process(
+        target=_begin, name=f"{Unguarded.OURS}{name}", args=(dict(os.environ), target, args), daemon=daemon
+    )
+    process.start()
+    return process
+
+
+def _begin(environment: dict[str, str], target: Callable[..., None], args: tuple) -> None:
+    os.environ.clear()  # the server has that of its own start
+    os.environ.update(environment)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # for good, whatever handlers are set later
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    np.random.seed()  # else all would draw the numbers of the server, where somebody's module draws without a seed
+    target(*args)
+
+
+def _die_with_parent() -> None:
+    """A process whose parent was killed must not train on unseen: it would hold its trials."""
+    parent = multiprocessing.parent_process()  # not the server
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+@contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """What is started in here gets neither Ctrl-C nor what ends a job, nor do its children until they are ready.
+
+    Without the server nobody would know how they end.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _same_imports() -> Iterator[None]:
+    """What is started in here finds the modules that this process finds."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    try:
+        yield
+    finally:
+        os.environ.pop("PYTHONPATH")
+        if before is not None:
+            os.environ["PYTHONPATH"] = before

@@ -1,0 +1,249 @@
+"""Tracker: logs a study to MLflow.
+
+Runs are found again by their tags (`lit_dps.store.schema`), so that a study that is taken up goes on in the same runs,
+whichever process logs to them. What is logged already is not logged again: a finished study stays as it is, and so do
+the times at which its runs ended.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlflow.entities import Metric, Param, Run, RunTag
+
+from lit_dps.store.mlflow_client import log_artifacts, mlflow_errors, open_experiment
+from lit_dps.store.schema import ATTEMPT_TAG, CELL_TAG, FAILURE_TAG, KIND_TAG, NAME_TAG, POINT_TAG, STATUS_TAG
+from lit_dps.trial import Cell, Status, TrialResult
+
+BATCH = 1000  # metrics that MLflow takes in one request
+PARENT = "mlflow.parentRunId"
+LONGEST = 5000  # characters of a tag's value that every MLflow takes
+# How a trial's run ends in MLflow, where not as FINISHED
+RUN_STATES = {Status.INFEASIBLE: "FAILED", Status.FAILED: "FAILED", Status.STOPPED: "KILLED"}
+Point = tuple[str, float, int]  # a metric's name, value and step
+
+
+@dataclass(frozen=True)
+class Logged:
+    """The attempt that the run of a trial shows: its number, None where an earlier version logged it, and its time."""
+
+    attempt: int | None
+    seconds: float
+
+    def shows(self, result: TrialResult) -> bool:
+        """Whether it is the attempt of a result.
+
+        Attempts of a database that was put back from a copy get the numbers of lost ones: their seconds differ.
+        """
+        other = None not in (self.attempt, result.attempt) and self.attempt != result.attempt
+        return not other and math.isclose(self.seconds, result.seconds)
+
+
+class Tracker:
+    """Logs one study to MLflow. All its methods raise StorageError where MLflow cannot be used.
+
+    Args:
+        uri: Tracking URI.
+        folder: Folder of the artifacts where the URI is a local sqlite file.
+        experiment: Name of the experiment.
+        study: Name of the study.
+        tags: Tags of the study's run, as of when its trials were run last.
+        lock: Makes the lock of all processes that log this study; the process that holds it may take it again.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        folder: str,
+        experiment: str,
+        study: str,
+        tags: Mapping[str, str],
+        lock: Callable[[], AbstractContextManager] = nullcontext,
+    ):
+        self.uri, self.study, self.tags, self.lock = uri, study, dict(tags), lock
+        self._cells: dict[Cell, str] = {}
+        self._running: set[str] = set()
+        with mlflow_errors(uri):
+            self.client, self.experiment_id = open_experiment(uri, folder, experiment)
+            self.run_id = self._run({KIND_TAG: "study"}, study, self.tags)
+
+    def go_on(self) -> None:
+        """Shows that trials of the study are run, here and now."""
+        with mlflow_errors(self.uri):
+            self._resume(self.run_id)
+            self._batch(self.run_id, tags=self.tags)
+
+    def logged(self) -> dict[tuple[str, int], Logged]:
+        """(cell, point) -> the attempt that is shown, of all trials that are logged whole."""
+        with mlflow_errors(self.uri):
+            runs = [run for run in self._find({KIND_TAG: "trial"}) if run.info.status != "RUNNING"]
+        return {(run.data.tags[CELL_TAG], int(run.data.tags[POINT_TAG])): _logged(run) for run in runs}
+
+    def log_trial(self, result: TrialResult) -> None:
+        """A run with the trial's metaparameters, status, steps to result, curves and kept weights, in few requests.
+
+        It takes the place of the runs of other attempts at the same point, and of one that was cut short. Nothing
+        happens if this attempt is logged already.
+        """
+        trial, cell = result.trial, result.trial.cell
+        with mlflow_errors(self.uri), self.lock():
+            if self._logged_else_cleared(result):
+                return
+            parent = self._cell_run(cell)
+            for run in (self.run_id, parent):
+                self._resume(run)
+            tags = _tags(cell, trial.point) | {NAME_TAG: self.study, STATUS_TAG: str(result.status), PARENT: parent}
+            tags |= {} if result.attempt is None else {ATTEMPT_TAG: str(result.attempt)}
+            tags |= {FAILURE_TAG: result.failure[:LONGEST]} if result.failure else {}
+            run = self.client.create_run(
+                self.experiment_id,
+                start_time=int((time.time() - result.seconds) * 1000),
+                tags=tags,
+                run_name=f"{cell} point {trial.point}",
+            ).info.run_id
+            metrics = {"seconds": result.seconds}
+            metrics |= {} if result.steps is None else {"steps_to_result": result.steps}
+            metrics |= {f"kept/{name}": kept for name, (kept, _) in result.kept.items()}
+            metrics |= {f"theory/{name}": value for name, value in result.theory.items()}
+            metrics |= {f"observed/{name}": value for name, value in result.observed.items()}
+            params = _params(cell) | {"point": trial.point, **trial.params}
+            params |= {f"total/{name}": total for name, (_, total) in result.kept.items()}
+            single = [(name, value, 0) for name, value in metrics.items()]
+            self._batch(run, [*single, *_along(result.curve), *_along(result.smoothness)], params)
+            if result.traceback:
+                self.client.log_text(run, result.traceback, "traceback.txt")
+            self.client.set_terminated(run, RUN_STATES.get(result.status, "FINISHED"))
+
+    def delete_trial(self, cell: str, point: int) -> None:
+        """Deletes the runs of a point."""
+        with mlflow_errors(self.uri), self.lock():
+            for run in self._find(_tags(cell, point)):
+                self.client.delete_run(run.info.run_id)
+
+    def log_study(
+        self,
+        scaling: Mapping[str, Mapping[int, float]],
+        metrics: Mapping[str, float],
+        params: Mapping[str, object],
+        files: Sequence[Path],
+        texts: Mapping[str, str],
+        finished: bool,
+    ) -> None:
+        """The outcome, on the study's run. Only what changed since the last call is logged.
+
+        Args:
+            scaling: Metric name -> {batch size: value}; with step = batch size, the UI's chart is a scaling curve.
+            metrics, params: Of the study.
+            files, texts: Artifacts, as `log_artifacts` takes them.
+            finished: Whether no trial is left to run.
+        """
+        with mlflow_errors(self.uri):
+            self._log_new(self.run_id, metrics, params, scaling)
+            log_artifacts(self.client, self.run_id, files, texts)
+            if finished:
+                for run in (*self._cells.values(), self.run_id):
+                    if self.client.get_run(run).info.status == "RUNNING":
+                        self.client.set_terminated(run)
+                self._running.clear()
+
+    def log_cell(self, cell: Cell, k_star: int | None, numbers: Mapping[str, float]) -> None:
+        """K* of a cell and other numbers of it, such as how many trials were complete, on the cell's run."""
+        with mlflow_errors(self.uri):
+            self._log_new(self._cell_run(cell), dict(numbers) | ({} if k_star is None else {"K_star": k_star}), {}, {})
+
+    def _logged_else_cleared(self, result: TrialResult) -> bool:
+        """Whether a result is logged; runs of its point that are not of this attempt are deleted."""
+        found = False
+        for run in self._find(_tags(result.trial.cell, result.trial.point)):
+            same = run.data.tags[STATUS_TAG] == result.status and _logged(run).shows(result)
+            if same and not found and run.info.status != "RUNNING":
+                found = True
+            else:
+                self.client.delete_run(run.info.run_id)
+        return found
+
+    def _cell_run(self, cell: Cell) -> str:
+        if cell not in self._cells:
+            run = self._run({CELL_TAG: str(cell), KIND_TAG: "cell"}, str(cell), {PARENT: self.run_id})
+            if not self.client.get_run(run).data.params:
+                self._batch(run, params=_params(cell))
+            self._cells[cell] = run
+        return self._cells[cell]
+
+    def _run(self, tags: Mapping[str, str], name: str, further: Mapping[str, str]) -> str:
+        """The run with these tags, made, with further ones, where there is none."""
+        with self.lock():
+            for run in self._find(tags):
+                return run.info.run_id
+            every = {**further, NAME_TAG: self.study, **tags}
+            return self.client.create_run(self.experiment_id, tags=every, run_name=name).info.run_id
+
+    def _resume(self, run: str) -> None:
+        """Shows a run of the study or a cell as running."""
+        if run not in self._running and self.client.get_run(run).info.status != "RUNNING":
+            self.client.update_run(run, status="RUNNING")
+        self._running.add(run)
+
+    def _find(self, tags: Mapping[str, str]) -> Iterator[Run]:
+        """The study's runs with these tags, the rarest first: MLflow's database has no index of a tag's values.
+
+        It goes through all runs for the first, and looks up the others in those that have it.
+        """
+        query = " and ".join(f"tags.`{key}` = '{value}'" for key, value in {**tags, NAME_TAG: self.study}.items())
+        token = None
+        while token != "":
+            page = self.client.search_runs([self.experiment_id], query, max_results=1000, page_token=token)
+            yield from page
+            token = page.token or ""
+
+    def _log_new(self, run: str, metrics: Mapping[str, float], params: Mapping, series: Mapping[str, Mapping]) -> None:
+        """Logs what a run does not hold yet, or with another value."""
+        known = self.client.get_run(run).data
+        points = [(name, value, 0) for name, value in metrics.items() if not _same(value, known.metrics.get(name))]
+        for name, values in series.items():
+            there = [(metric.step, metric.value) for metric in self.client.get_metric_history(run, name)]
+            for step, value in values.items():
+                if not any(step == at and _same(value, stored) for at, stored in there):
+                    points.append((name, value, step))
+        self._batch(run, points, {key: value for key, value in params.items() if key not in known.params})
+
+    def _batch(self, run: str, points: Iterable[Point] = (), params: Iterable = (), tags: Iterable = ()) -> None:
+        now = int(time.time() * 1000)
+        metrics = [Metric(name, float(value), now, step) for name, value, step in points]
+        texts = [Param(key, str(value)) for key, value in dict(params).items()]
+        labels = [RunTag(key, str(value)) for key, value in dict(tags).items()]
+        self.client.log_batch(run, metrics[:BATCH], texts[:100], labels)
+        for start in range(BATCH, len(metrics), BATCH):
+            self.client.log_batch(run, metrics[start : start + BATCH])
+
+
+def _tags(cell: Cell | str, point: int) -> dict[str, str]:
+    return {POINT_TAG: str(point), CELL_TAG: str(cell), KIND_TAG: "trial"}
+
+
+def _params(cell: Cell) -> dict[str, object]:
+    return {"batch_size": cell.batch_size, "sparsity": cell.sparsity, **dict(cell.others)}
+
+
+def _along(curve: Mapping[str, Sequence[float]]) -> list[Point]:
+    """The points of a curve at its steps."""
+    steps = [int(step) for step in curve.get("step", ())]
+    named = [(name, values) for name, values in curve.items() if name != "step"]
+    return [(name, value, step) for name, values in named for step, value in zip(steps, values, strict=True)]
+
+
+def _same(value: float, stored: float | None) -> bool:
+    """Whether MLflow, which stores infinity as the largest float, was told a value before."""
+    kept = max(-sys.float_info.max, min(value, sys.float_info.max))
+    return stored is not None and (kept == stored or (math.isnan(value) and math.isnan(stored)))
+
+
+def _logged(run: Run) -> Logged:
+    attempt = run.data.tags.get(ATTEMPT_TAG)
+    return Logged(None if attempt is None else int(attempt), run.data.metrics.get("seconds", math.inf))
