@@ -33,6 +33,7 @@ SEES = {
 }
 SEES["study"] = {*SEES}
 SEES["cli"] = {*SEES}
+SEES["api"] = {*SEES}
 
 # Third-party package -> the only places that import it.
 ONLY_IN = {
@@ -46,7 +47,17 @@ ONLY_IN = {
     "PIL": {"data"},
     "jsonargparse": {"cli", "training.workload"},
 }
-NO_TORCH = NOUNS | {"runtime", "store", "analysis", "replication", "cli", "cli.analyze", "cli.figures", "cli.merge"}
+NO_TORCH = {*NOUNS, "api"} | {
+    "runtime",
+    "store",
+    "analysis",
+    "replication",
+    "api",
+    "cli",
+    "cli.analyze",
+    "cli.figures",
+    "cli.merge",
+}
 TORCH = {"cli.fit", "cli.study"}
 
 

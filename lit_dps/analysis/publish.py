@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from lit_dps.analysis.figures import write_all
-from lit_dps.analysis.goals import at_goal
+from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.report import render
-from lit_dps.analysis.scaling import FittedStudy, Scaling, scaling_of
-from lit_dps.record import StudyRecord
+from lit_dps.analysis.tables import write_csv
+from lit_dps.files import replacing
 
 
 def figures_folder(folder: str | Path, study: str) -> Path:
@@ -22,36 +21,64 @@ def goal_folder(folder: Path, error: float) -> Path:
     return folder / f"goal-{error:g}"
 
 
-def publish(record: StudyRecord, folder: Path) -> tuple[str, dict[float, Scaling], list[Path]]:
+def publish(study: Analysis, folder: Path) -> tuple[str, list[Path]]:
     """Writes the tables and figures of a study into a folder, those of each further goal into a folder below it.
 
     Returns:
-        The report as text, first of the study's own goal, with the files' paths and notes on them below it; the fitted
-        laws by sparsity, at the study's own goal; and the paths.
+        The report as text, first of the study's own goal, with the files' paths and notes on them below it; the paths.
     """
-    (own, *further), files, notes = write_goals(record, folder)
-    text = "\n".join(render(*study) for study in (own, *further))
-    return f"{text}\n{listing(files, notes)}", dict(own.scalings), files
+    files, notes = write_goals(study, folder)
+    text = "\n".join(map(render, study.at_each_goal))
+    return f"{text}\n{listing(files, notes)}", files
 
 
-def write_goals(
-    record: StudyRecord, folder: Path, only: Collection[str] | None = None
-) -> tuple[list[FittedStudy], list[Path], list[str]]:
-    """Writes what `publish` writes, or some of the figures alone (see `figures.write_all`).
+def write_goals(study: Analysis, folder: Path, only: Collection[str] | None = None) -> tuple[list[Path], list[str]]:
+    """Writes what `publish` writes, or some of the figures alone.
 
     Returns:
-        The study at each goal, its own first; the files' paths; and notes on them, each once.
+        The files' paths, and notes on them, each once.
     """
-    study = FittedStudy(record, scaling_of(record))
-    files, notes = write_all(record, folder, study.scalings, only)
-    studies = [study]
-    for error in record.goals:
-        further = at_goal(record, error)
-        studies.append(FittedStudy(further, scaling_of(further)))
-        more, said = write_all(further, goal_folder(folder, error), studies[-1].scalings, only)
+    files, notes = write_all(study, folder, only)
+    for further in study.at_each_goal[1:]:
+        error = further.record.goal.error
+        more, said = write_all(further, goal_folder(folder, error), only)
         files += more
         notes += [f"goal error {error:g}: {note}" for note in said if note not in notes]
-    return studies, files, notes
+    return files, notes
+
+
+def write_all(study: Analysis, folder: Path | str, only: Collection[str] | None = None) -> tuple[list[Path], list[str]]:
+    """Writes the tables and each figure of a study, as .csv, .png and .pdf, into a folder; also of an unfinished one.
+
+    The tables are table.txt, table.csv and fits.csv; where terms of the theory were measured also theory.csv, those of
+    the K* trials, and theory-ratios.csv, sparse over dense. Each file is replaced in one go.
+
+    Args:
+        study: The study at one goal.
+        folder: Made if it is not there.
+        only: Names of figures: these alone are written, and no table.
+
+    Returns:
+        The files' paths, and notes: what the study lacks for the figures left out, and what to know of the others.
+    """
+    from lit_dps.analysis.figures import FIGURES, write_figures  # matplotlib, only where something is drawn
+
+    tables = write_tables(study, Path(folder)) if only is None else []
+    files, notes = write_figures(FIGURES, [study], folder, only)
+    return [*tables, *files], notes
+
+
+def write_tables(study: Analysis, folder: Path) -> list[Path]:
+    """Writes the tables that `write_all` writes."""
+    with replacing(folder / "table.txt") as temporary:
+        temporary.write_text(render(study), encoding="utf-8")
+    tables = {"table.csv": study.table, "fits.csv": study.laws}
+    if study.theory["delta"].notna().any() or study.term_ratios["pairs"].any():
+        tables |= {"theory.csv": study.theory, "theory-ratios.csv": study.term_ratios}
+    tables = {folder / name: table for name, table in tables.items() if len(table)}  # no ratios at one sparsity
+    for path, table in tables.items():
+        write_csv(table, path)
+    return [folder / "table.txt", *tables]
 
 
 def listing(files: Sequence[Path], notes: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from lit_dps.analysis.scaling import FittedStudy
+from lit_dps.analysis import Analysis
 from lit_dps.replication.claims_scaling import diminishing_returns, linear_scaling, plateau
 from lit_dps.replication.claims_search import rate_grows, region_grows
 from lit_dps.replication.claims_sparse import critical_later, critical_no_earlier, critical_of_momentum, steps_of_sparse
@@ -97,7 +97,7 @@ class Judgement:
     command: str
 
 
-def judge(studies: Sequence[FittedStudy], commands: Mapping[str, str]) -> list[Judgement]:
+def judge(studies: Sequence[Analysis], commands: Mapping[str, str]) -> list[Judgement]:
     """All claims on all studies that they apply to, by claim, then study.
 
     Args:

@@ -13,16 +13,13 @@ from pathlib import Path
 
 import yaml
 
-from lit_dps.analysis.report import fit_rows
-from lit_dps.analysis.scaling import Scaling
-from lit_dps.analysis.summary import summarize
-from lit_dps.analysis.theory import theory_rows
+from lit_dps.analysis import Analysis, records
 from lit_dps.config import StorageConfig
 from lit_dps.errors import StorageError
 from lit_dps.record import StudyRecord
 from lit_dps.store.database import peers
 from lit_dps.store.mlflow_tracker import Tracker
-from lit_dps.trial import Status, TrialResult
+from lit_dps.trial import Series, Status, TrialResult
 
 PACKAGES = ("lit_dps", "torch", "torchvision", "lightning", "optuna", "mlflow", "numpy", "scipy")
 # Terms of the theory and what it predicts, on the run of each cell
@@ -54,9 +51,9 @@ class View:
         if self.tracker is not None:
             self._try(lambda: self.tracker.log_trial(result))
 
-    def end(self, record: StudyRecord, scalings: Mapping[float, Scaling], files: list[Path]) -> None:
+    def end(self, study: Analysis, files: list[Path]) -> None:
         """Logs the outcome, and whatever is missing; MLflow may be back by now."""
-        self._try(lambda: sync(self._connected(), record, scalings, files))
+        self._try(lambda: sync(self._connected(), study, files))
 
     def _connected(self) -> Tracker:
         self.tracker = self.tracker or self._connect()
@@ -88,10 +85,10 @@ def log_missing(tracker: Tracker, record: StudyRecord) -> None:
                 tracker.log_trial(result)
 
 
-def sync(tracker: Tracker, record: StudyRecord, scalings: Mapping[float, Scaling], files: list[Path]) -> None:
+def sync(tracker: Tracker, study: Analysis, files: list[Path]) -> None:
     """Logs all that MLflow is told of a study and does not know yet."""
-    log_missing(tracker, record)
-    log_outcome(tracker, record, scalings, files)
+    log_missing(tracker, study.record)
+    log_outcome(tracker, study, files)
 
 
 def delete_orphans(tracker: Tracker, record: StudyRecord, logged: Mapping[tuple[str, int], float]) -> None:
@@ -124,22 +121,21 @@ def environment_tags(digest: str | None) -> dict[str, str]:
     return tags | {"mlflow.source.git.commit": commit or "none", "mlflow.source.name": "lit-dps study"}
 
 
-def log_outcome(tracker: Tracker, record: StudyRecord, scalings: Mapping[float, Scaling], files: list[Path]) -> None:
+def log_outcome(tracker: Tracker, study: Analysis, files: list[Path]) -> None:
     """K*, the fitted laws, the theory, table, figures and configuration, on the runs of the study and its cells."""
-    cells, theory = summarize(record), theory_rows(record, scalings)
-    scaling: dict[str, dict[int, float]] = {}
-    for cell, terms in zip(cells, theory, strict=True):
-        counts = {status: getattr(cell, status) for status in Status}
+    record, scaling = study.record, {}
+    for cell, terms in zip(study.cells, records(study.theory), strict=True):
+        counts = {status: cell.counts[status] for status in Status}
         if cell.at_first_check:  # then K* is no more than an upper bound
             counts["K_star_at_first_check"] = 1
         measured = {f"theory/{name}": terms[name] for name in THEORY if terms[name] is not None}
         tracker.log_cell(cell.cell, cell.k_star, {**counts, **measured})
         if cell.k_star is not None:
-            scaling.setdefault(f"K_star/S_{cell.cell.sparsity:g}", {})[cell.cell.batch_size] = cell.k_star
+            scaling.setdefault(f"K_star/{_key(cell.cell.series)}", {})[cell.cell.batch_size] = cell.k_star
     metrics: dict[str, float] = {}
-    for row in fit_rows(scalings):
+    for series, row in zip(sorted(study.scalings), records(study.laws), strict=True):
         names = ["c1", "c2"] + (["b_crit"] if row["identifiable"] else ["b_crit_low"])
-        metrics |= {f"{name}/S_{row['sparsity']:g}": row[name] for name in names if row[name] is not None}
+        metrics |= {f"{name}/{_key(series)}": row[name] for name in names if row[name] is not None}
     params = {"goal.error": record.goal.error, "goal.check_interval": record.goal.check_interval}
     params |= {"goal.max_steps": record.goal.max_steps, "seed": record.seed}
     params |= {key: f"[{r.low:g}, {r.high:g}] {r.scale}" for key, r in record.space.items()}
@@ -149,5 +145,10 @@ def log_outcome(tracker: Tracker, record: StudyRecord, scalings: Mapping[float, 
         params,
         files,
         {"config.yaml": yaml.safe_dump(record.config, sort_keys=False)},
-        finished=not any(cell.pending for cell in cells),
+        finished=not any(cell.pending for cell in study.cells),
     )
+
+
+def _key(series: Series) -> str:
+    """A series as part of a metric's name: S_0.9, or S_0.9_method_snip."""
+    return str(series).replace("=", "_").replace(" ", "_")

@@ -6,8 +6,7 @@ import math
 
 import pytest
 
-from lit_dps.analysis.goals import at_goal
-from lit_dps.analysis.summary import summarize
+from lit_dps.analysis import at_goal, summarize
 from lit_dps.errors import ConfigError
 from lit_dps.goal import Goal
 from lit_dps.store.read import read_study
