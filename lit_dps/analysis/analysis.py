@@ -10,7 +10,7 @@ from lit_dps.analysis.goals import at_goal
 from lit_dps.analysis.notes import notes
 from lit_dps.analysis.ratios import Ratio, bounds, ratios
 from lit_dps.analysis.scaling import REPLICATES, Scaling, law_rows, scale
-from lit_dps.analysis.summary import CellSummary, cell_rows, summarize
+from lit_dps.analysis.summary import CellSummary, cell_rows, summarize, trial_rows
 from lit_dps.analysis.theory import term_ratio_rows, theory_rows
 from lit_dps.record import StudyRecord
 from lit_dps.trial import Cell, Series
@@ -64,6 +64,11 @@ class Analysis:
     def ratio_bounds(self) -> list[Cell]:
         """The cells whose ratio is left out, as it would only be a bound."""
         return bounds(self.cells)
+
+    @cached_property
+    def trials(self) -> pd.DataFrame:
+        """A row a finished trial (`summary.trial_rows`)."""
+        return trial_rows(self.record, self.cells)
 
     @cached_property
     def table(self) -> pd.DataFrame:

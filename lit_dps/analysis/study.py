@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Any
 
 import pandas as pd
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.report import render
-from lit_dps.analysis.series import columns_of
-from lit_dps.analysis.tables import frame
 from lit_dps.errors import ConfigError
 from lit_dps.record import StudyRecord
-from lit_dps.space import short_names
 
 
 class Study:
@@ -37,32 +33,10 @@ class Study:
         """The study as it would have ended under a higher goal error."""
         return Study(self.analysis.at_goal(error).record)
 
-    @cached_property
+    @property
     def trials(self) -> pd.DataFrame:
-        """A row a finished trial, by cell, then point.
-
-        Columns: batch_size [examples], sparsity and further axes, point, status, steps (to result, missing unless
-        complete), steps_run (the last checked step), seconds, and each metaparameter by its short name.
-        """
-        names = short_names(list(self.analysis.record.space))
-        columns = ["batch_size", *columns_of(self.analysis.record.series[0]), "point", "status", "steps", "steps_run"]
-        return frame(
-            (
-                {
-                    "batch_size": cell.batch_size,
-                    **columns_of(cell.series),
-                    "point": result.trial.point,
-                    "status": str(result.status),
-                    "steps": result.steps,
-                    "steps_run": result.steps_run,
-                    "seconds": result.seconds,
-                    **{name: result.trial.params.get(key) for key, name in names.items()},
-                }
-                for cell, results in self.analysis.record.results.items()
-                for result in results
-            ),
-            [*columns, "seconds", *names.values()],
-        )
+        """A row a finished trial: its cell, how it ended, its metaparameters (`summary.trial_rows`)."""
+        return self.analysis.trials
 
     @property
     def cells(self) -> pd.DataFrame:

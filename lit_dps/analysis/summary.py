@@ -128,6 +128,33 @@ def cell_rows(record: StudyRecord, cells: Iterable[CellSummary]) -> pd.DataFrame
     return frame(map(row, cells))
 
 
+def trial_rows(record: StudyRecord, cells: Iterable[CellSummary]) -> pd.DataFrame:
+    """Every finished trial, by series, batch size, then point.
+
+    Columns: sparsity and further axes, batch_size [examples], point, status, steps (missing unless complete), steps_run
+    (the last checked step), k_star (whether it is the trial that gave K*), and each metaparameter by its short name.
+    """
+    names = short_names(list(record.space))
+    columns = ["batch_size", "point", "status", "steps", "steps_run", "k_star", *names.values()]
+    return frame(
+        (
+            {
+                **columns_of(summary.cell.series),
+                "batch_size": summary.cell.batch_size,
+                "point": result.trial.point,
+                "status": str(result.status),
+                "steps": result.steps,
+                "steps_run": result.steps_run,
+                "k_star": result is summary.best,
+                **{name: result.trial.params.get(key) for key, name in names.items()},
+            }
+            for summary in cells
+            for result in record.results[summary.cell]
+        ),
+        [*columns_of(record.series[0]), *columns],
+    )
+
+
 def setting(config: Mapping, key: str) -> object:
     """A value of a study's configuration by its dotted key, say model.init_args.optimizer; None where it has none."""
     node: object = config

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+import pandas as pd
 
 from lit_dps.analysis import REPLICATES, Analysis, cell_of, significant
 from lit_dps.record import StudyRecord
@@ -82,23 +83,12 @@ def rank_correlation(values: np.ndarray) -> np.ndarray:
     Returns:
         (R,) in [-1, 1]; nan for rows of fewer than `FEWEST` values.
     """
-    known = np.isfinite(values)
-    ranks = _centred(_ranks(values), known)
-    order = _centred(_ranks(np.where(known, np.arange(values.shape[1], dtype=float), np.nan)), known)
-    scale = np.sqrt((ranks**2).sum(axis=1) * (order**2).sum(axis=1))
-    rho = np.divide((ranks * order).sum(axis=1), scale, out=np.zeros(len(values)), where=scale > 0)
-    return np.where(known.sum(axis=1) >= FEWEST, rho, np.nan)
-
-
-def _ranks(values: np.ndarray) -> np.ndarray:
-    """Ranks within each row, those of ties their mean, but for a constant; comparisons with nan count as nothing."""
-    one, other = values[:, :, None], values[:, None, :]
-    return (other < one).sum(axis=2) + (other == one).sum(axis=2) / 2
-
-
-def _centred(x: np.ndarray, known: np.ndarray) -> np.ndarray:
-    count = np.maximum(known.sum(axis=1, keepdims=True), 1)
-    return np.where(known, x - np.where(known, x, 0).sum(axis=1, keepdims=True) / count, 0)
+    order = np.where(np.isfinite(values), np.arange(values.shape[1]), np.nan)
+    ranks = [pd.DataFrame(x).where(np.isfinite(x)).rank(axis=1) for x in (values, order)]  # of ties their mean
+    x, y = (rank.sub(rank.mean(axis=1), axis=0).fillna(0).to_numpy() for rank in ranks)
+    scale = np.sqrt((x**2).sum(axis=1) * (y**2).sum(axis=1))
+    rho = np.divide((x * y).sum(axis=1), scale, out=np.zeros(len(values)), where=scale > 0)
+    return np.where(np.isfinite(order).sum(axis=1) >= FEWEST, rho, np.nan)
 
 
 def _searched(record: StudyRecord, *names: str) -> list[str]:

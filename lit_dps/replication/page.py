@@ -136,7 +136,7 @@ def _made(parts: Sequence[Part], machine: Machine, command: str, date: str) -> s
 def _claims(judgements: Sequence[Judgement]) -> str:
     short, rows = [], []
     for claim, verdicts in overall(judgements).items():
-        row = {"claim": f"{claim.text} ({claim.source})"}
+        row = {"claim": f"{claim.text} (Section {claim.source})"}
         short.append(row | {verdict: ", ".join(verdicts.get(verdict, ["-"])) or "no study" for verdict in Verdict})
     for judgement in judgements:
         row = {"claim": judgement.claim.text, "study": _named(judgement), "paper": judgement.claim.paper}

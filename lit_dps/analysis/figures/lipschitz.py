@@ -35,9 +35,10 @@ SPAN = 1e4  # that the axis spans at most: where a network has died, its constan
 def rows(study: Analysis) -> pd.DataFrame:
     """Every measurement, by series, batch size, point, then step.
 
-    Columns: sparsity and further axes, batch_size [examples], point, status, step, lipschitz, and drawn: whether it is
-    among those that `mean_rows` takes. These are of the points of `_common_points`, or of all where the series share
-    none; of trials that compare (`summary.comparable`); and above 0 and finite, since others have no logarithm.
+    Columns: sparsity and further axes, batch_size [examples], point, status, step, lipschitz (missing where it is not a
+    number), and drawn: whether it is among those that `mean_rows` takes. These are of the points of `_common_points`,
+    or of all where the series share none; of trials that compare (`summary.comparable`); and above 0 and finite, since
+    others have no logarithm.
     """
     record, found = study.record, []
     for cell in record.cells:

@@ -15,8 +15,8 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.figures.style import COLOURS, GREY, K_STAR, STYLE, few_ticks
-from lit_dps.analysis.series import cell_of, columns_of, legend, rows_of
-from lit_dps.analysis.tables import frame, numbers
+from lit_dps.analysis.series import cell_of, legend, rows_of
+from lit_dps.analysis.tables import numbers
 from lit_dps.record import StudyRecord
 from lit_dps.space import Range, short_names
 from lit_dps.trial import Cell
@@ -41,26 +41,8 @@ BANDS = {"incomplete": 1.5, "infeasible": 3}  # where steps are an axis, how man
 
 
 def rows(study: Analysis) -> pd.DataFrame:
-    """Every finished trial, by series, batch size, then point.
-
-    Columns: sparsity and further axes, batch_size [examples], point, status, steps (missing unless complete), steps_run
-    (the last checked step), k_star (whether it is the trial that gave K*), and each metaparameter by its short name.
-    """
-    names = short_names(list(study.record.space))
-    return frame(
-        {
-            **columns_of(summary.cell.series),
-            "batch_size": summary.cell.batch_size,
-            "point": result.trial.point,
-            "status": str(result.status),
-            "steps": result.steps,
-            "steps_run": result.steps_run,
-            "k_star": result is summary.best,
-            **{name: result.trial.params.get(key) for key, name in names.items()},
-        }
-        for summary in study.cells
-        for result in study.record.results[summary.cell]
-    )
+    """Every finished trial (`summary.trial_rows`)."""
+    return study.trials
 
 
 def axes_of(record: StudyRecord) -> list[dict[str, Range]]:

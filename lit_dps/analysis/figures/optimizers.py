@@ -9,18 +9,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+import lit_dps.analysis.figures.curves as curves
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.figures.curves import (
-    bound_handles,
-    bound_notes,
-    common_batch_size,
-    curve_rows,
-    draw_band,
-    draw_curve,
-    draw_perfect,
-    grid_sizes,
-    normalised_label,
-)
 from lit_dps.analysis.figures.style import BATCH_SIZE, K_STAR, STYLE, batch_size_axis, curve_style, log_values_axis
 from lit_dps.analysis.series import columns_of, rows_of, title
 from lit_dps.analysis.summary import setting
@@ -45,15 +35,15 @@ def rows(*studies: Analysis) -> pd.DataFrame:
     of the series, study, label (see `study_labels`), and those of `curve_rows`, normalised at the smallest batch size
     that has a K* in each study (`common_batch_size`).
     """
-    labels, curves = study_labels([study.record for study in studies]), []
+    labels, found = study_labels([study.record for study in studies]), []
     for series in _shared(studies):
         there = [study for study in studies if _has_k_star(study, series)]
-        common = common_batch_size([study.scalings[series] for study in there])
+        common = curves.common_batch_size([study.scalings[series] for study in there])
         for study in there:
             name = study.record.name
-            curve = curve_rows(study.scalings[series], study.record.batch_sizes, common)
-            curves.append(pd.DataFrame({**columns_of(series), "study": name, "label": labels[name], **curve}))
-    return pd.concat(curves, ignore_index=True)
+            curve = curves.curve_rows(study.scalings[series], study.record.batch_sizes, common)
+            found.append(pd.DataFrame({**columns_of(series), "study": name, "label": labels[name], **curve}))
+    return pd.concat(found, ignore_index=True)
 
 
 def study_labels(records: Sequence[StudyRecord]) -> dict[str, str]:
@@ -93,7 +83,7 @@ def notes(*studies: Analysis) -> list[str]:
         if len(set(values)) > 1
     ]
     shared = _shared(studies)
-    return differ + bound_notes(study.scalings[s] for study in studies for s in shared if s in study.scalings)
+    return differ + curves.bound_notes(study.scalings[s] for study in studies for s in shared if s in study.scalings)
 
 
 def _shared(studies: Sequence[Analysis]) -> list[Series]:
@@ -114,20 +104,20 @@ def draw(rows: pd.DataFrame, *studies: Analysis) -> Figure:
     panels = figure.subplots(2, len(shared), sharex=True, sharey="row", squeeze=False)
     for series, (steps, normalised) in zip(shared, panels.T, strict=True):
         part = rows_of(series, rows)
-        curves = [part[part["label"] == label] for label in labels]
-        for i, curve in enumerate(curves):
-            draw_band(steps, curve, i)
-            draw_curve(steps, curve, i)
-            draw_curve(normalised, curve, i, "normalised_")
-        draw_perfect(normalised, next(filter(len, curves)), "normalised_", "perfect scaling")
+        lines = [part[part["label"] == label] for label in labels]
+        for i, curve in enumerate(lines):
+            curves.draw_band(steps, curve, i)
+            curves.draw_curve(steps, curve, i)
+            curves.draw_curve(normalised, curve, i, "normalised_")
+        curves.draw_perfect(normalised, next(filter(len, lines)), "normalised_", "perfect scaling")
         steps.set_title(title(series))
         normalised.set_xlabel(BATCH_SIZE)
-        normalised.set_ylabel(normalised_label(part))
-    batch_size_axis(panels[0, 0], grid_sizes(rows))
+        normalised.set_ylabel(curves.normalised_label(part))
+    batch_size_axis(panels[0, 0], curves.grid_sizes(rows))
     log_values_axis(panels[0, 0], rows["k_star"].dropna())
     log_values_axis(panels[1, 0], rows["normalised_k_star"].dropna())
     panels[0, 0].set_ylabel(K_STAR)
-    if bounds := bound_handles(rows):
+    if bounds := curves.bound_handles(rows):
         panels[0, -1].legend(handles=bounds, loc="upper right", handlelength=1.5)
     panels[1, -1].legend(loc="upper right", handlelength=2)
     handles = [Line2D([], [], label=label, **curve_style(i)) for i, label in enumerate(labels)]

@@ -10,18 +10,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+import lit_dps.analysis.figures.curves as curves
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.figures.curves import (
-    bound_handles,
-    bound_notes,
-    common_batch_size,
-    curve_rows,
-    draw_band,
-    draw_curve,
-    draw_perfect,
-    grid_sizes,
-    normalised_label,
-)
 from lit_dps.analysis.figures.style import BATCH_SIZE, GREY, K_STAR, STYLE, batch_size_axis, log_values_axis
 from lit_dps.analysis.scaling import Scaling
 from lit_dps.analysis.series import columns_of, legend, listed, rows_of, title
@@ -35,9 +25,9 @@ def rows(study: Analysis) -> pd.DataFrame:
 
     They are normalised at the smallest batch size that has a K* in every series that has any (`common_batch_size`).
     """
-    common, sizes = common_batch_size(study.scalings.values()), study.record.batch_sizes
-    curves = ((series, curve_rows(scaling, sizes, common)) for series, scaling in study.scalings.items())
-    return pd.concat([pd.DataFrame({**columns_of(series), **curve}) for series, curve in curves], ignore_index=True)
+    common, sizes = curves.common_batch_size(study.scalings.values()), study.record.batch_sizes
+    found = ((series, curves.curve_rows(scaling, sizes, common)) for series, scaling in study.scalings.items())
+    return pd.concat([pd.DataFrame({**columns_of(series), **curve}) for series, curve in found], ignore_index=True)
 
 
 def missing(study: Analysis) -> str | None:
@@ -54,7 +44,7 @@ def notes(study: Analysis) -> list[str]:
     """Series that have no curve, and how upper bounds are drawn."""
     bare = [series for series, scaling in study.scalings.items() if not scaling.k_star]
     told = [f"no complete trial at {listed(bare)}: no curve there"] if bare else []
-    return told + bound_notes(study.scalings.values())
+    return told + curves.bound_notes(study.scalings.values())
 
 
 @matplotlib.rc_context(STYLE)
@@ -71,17 +61,17 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
     figure = Figure(figsize=(max(2.5 * columns, 3.3), 2.2 * lines + (0.3 if count == 1 else 0)))
     axes = [figure.add_subplot(lines, columns, i + 1) for i in range(count)]
     for i, ax in enumerate(axes):
-        batch_size_axis(ax, grid_sizes(rows))
+        batch_size_axis(ax, curves.grid_sizes(rows))
         if i % columns == 0:
             ax.set_ylabel(K_STAR)
         if i + columns >= count:
             ax.set_xlabel(BATCH_SIZE)
     for ax, (i, series, part) in zip(axes, parts, strict=False):
         _draw_words(ax, study.scalings[series])
-        draw_band(ax, part, i)
-        draw_curve(ax, part, i)
-        draw_perfect(ax, part)
-        if bounds := bound_handles(part):
+        curves.draw_band(ax, part, i)
+        curves.draw_curve(ax, part, i)
+        curves.draw_perfect(ax, part)
+        if bounds := curves.bound_handles(part):
             ax.legend(handles=bounds, loc="upper right", handlelength=1.5)
         ax.set_title(title(series))
         log_values_axis(ax, rows["k_star"].dropna())
@@ -92,15 +82,17 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
 
 def _draw_together(together: Axes, normalised: Axes, rows: pd.DataFrame, parts: Sequence[tuple]) -> None:
     for i, series, part in parts:
-        draw_curve(together, part, i, "", legend(series))
-        draw_curve(normalised, part, i, "normalised_")
-    draw_perfect(normalised, parts[0][2], "normalised_", "perfect scaling")  # one line for all, as they are normalised
+        curves.draw_curve(together, part, i, "", legend(series))
+        curves.draw_curve(normalised, part, i, "normalised_")
+    curves.draw_perfect(
+        normalised, parts[0][2], "normalised_", "perfect scaling"
+    )  # one line for all, as they are normalised
     together.set_title("all series" if any(series.others for _, series, _ in parts) else "all sparsities")
-    handles = [*together.get_legend_handles_labels()[0], *bound_handles(rows)]
+    handles = [*together.get_legend_handles_labels()[0], *curves.bound_handles(rows)]
     together.legend(handles=handles, loc="upper right", handlelength=1.5)
     normalised.set_title("all, normalised")
     normalised.legend(loc="upper right", handlelength=2)
-    normalised.set_ylabel(normalised_label(rows))
+    normalised.set_ylabel(curves.normalised_label(rows))
     log_values_axis(together, rows["k_star"].dropna())
     log_values_axis(normalised, rows["normalised_k_star"].dropna())
 

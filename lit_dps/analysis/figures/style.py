@@ -82,8 +82,11 @@ def few_ticks(axis: Axis, integer: bool = True) -> None:
 
 
 def legend_above(figure: Figure, handles: Sequence[Artist]) -> None:
-    """A legend above all panels, on one line."""
-    figure.legend(handles=handles, loc="outside upper center", ncols=len(handles), columnspacing=1.2, handlelength=1.5)
+    """A legend above all panels: on one line, or as many lines as labels of several axes take."""
+    labels = [str(handle.get_label()) for handle in handles]
+    wide = 0.06 * (max(map(len, labels)) + 6)  # inches: of a character, and of what stands before them
+    columns = max(1, int(figure.get_figwidth() / wide)) if any("," in label for label in labels) else len(labels)
+    figure.legend(handles=handles, loc="outside upper center", ncols=columns, columnspacing=1.2, handlelength=1.5)
 
 
 def series_handles(looks: Mapping[Series, int] | Iterable[tuple[Series, int]]) -> list[Line2D]:
