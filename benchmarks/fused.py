@@ -17,7 +17,7 @@ from benchmarks.text import NO_GPU, spread, table, times
 from lit_dps.engines.engine import Engine, Training
 from lit_dps.engines.loop import IntervalLoop
 from lit_dps.goal import Goal
-from lit_dps.run import Run
+from lit_dps.runs import Run
 from lit_dps.study.setup import StudySetup
 from lit_dps.training import GoalErrorCallback
 from lit_dps.trial import Cell, Trial

@@ -13,7 +13,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from benchmarks.machine import cpu_model
 from lit_dps.engines.engine import Training
 from lit_dps.engines.trainer import TrainerEngine
-from lit_dps.run import Run
+from lit_dps.runs import Run
 from lit_dps.runtime import prepare_process
 from lit_dps.training import GoalErrorCallback
 from lit_dps.training.workload import Built, Workload

@@ -16,7 +16,7 @@ from lit_dps.config import StorageConfig
 from lit_dps.engines.engine import Training
 from lit_dps.engines.loop import IntervalLoop
 from lit_dps.engines.trainer import TrainerEngine
-from lit_dps.run import Run
+from lit_dps.runs import Run
 from lit_dps.runtime import prepare_process
 from lit_dps.study.setup import StudySetup
 from lit_dps.training import GoalErrorCallback

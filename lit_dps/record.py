@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import product
 
 from lit_dps.goal import Goal
 from lit_dps.space import Range
-from lit_dps.trial import Cell, Series, Status, TrialResult
+from lit_dps.trial import Cell, Series, Status, TrialResult, Value
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ class StudyRecord:
         results: Finished trials of every cell of the grid, by point, as they stood at step slack x K*; an empty list
             where none has.
         running: Trials of each cell that are started or queued and not yet finished.
+        axes: Values of each further axis of the grid by configuration key.
     """
 
     name: str
@@ -43,11 +46,12 @@ class StudyRecord:
     config: dict
     results: dict[Cell, list[TrialResult]]
     running: dict[Cell, int]
+    axes: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
 
     @property
     def cells(self) -> list[Cell]:
-        """The grid, by sparsity, then batch size."""
-        return grid(self.batch_sizes, self.sparsities)
+        """The grid, by series, then batch size."""
+        return grid(self.batch_sizes, self.sparsities, self.axes)
 
     @property
     def series(self) -> list[Series]:
@@ -59,6 +63,10 @@ class StudyRecord:
         return [result for result in self.results[cell] if result.status is not Status.FAILED]
 
 
-def grid(batch_sizes, sparsities) -> list[Cell]:
-    """All cells, by sparsity, then batch size."""
-    return [Cell(b, s) for s in sorted(sparsities) for b in sorted(batch_sizes)]
+def grid(
+    batch_sizes: Iterable[int], sparsities: Iterable[float], axes: Mapping[str, Iterable[Value]] | None = None
+) -> list[Cell]:
+    """All cells, by sparsity, values of the further axes, then batch size."""
+    axes = dict(sorted((axes or {}).items()))
+    others = [tuple(zip(axes, values, strict=True)) for values in product(*map(sorted, axes.values()))]
+    return [Cell(b, s, other) for s in sorted(sparsities) for other in others for b in sorted(batch_sizes)]

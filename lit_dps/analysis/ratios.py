@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
 from lit_dps.analysis.scaling import REPLICATES, Interval, percentile_interval, resample
-from lit_dps.analysis.summary import at_first_check
-from lit_dps.racing import best_steps
-from lit_dps.record import StudyRecord
+from lit_dps.analysis.series import base_of
+from lit_dps.analysis.summary import CellSummary
 from lit_dps.trial import Cell
 
 
@@ -33,52 +31,39 @@ class Ratio:
     interval: Interval | None
 
 
-class _Pair(NamedTuple):
-    """A cell and the base cell at its batch size, both with a K*: steps to result of their trials, and both K*."""
+def ratios(cells: Iterable[CellSummary], replicates: int = REPLICATES, seed: int = 0) -> list[Ratio]:
+    """The ratio of every cell above the smallest sparsity of a study, by series, then batch size.
 
-    cell: Cell
-    above: list[int | None]
-    below: list[int | None]
-    k_star: tuple[int, int]
-
-
-def ratios(record: StudyRecord, replicates: int = REPLICATES, seed: int = 0) -> list[Ratio]:
-    """The ratio of every cell above the smallest sparsity of a study, by sparsity, then batch size.
-
-    The smallest sparsity is the base: 0, where a study has dense cells. Cells without a K*, or without one at the base,
-    are left out; so are those where one of the two is at the first check (`bounds`). Both cells are resampled as
-    `scaling.scale` does, but as K* is observed; where they have as many trials, by the same points of the search, so
-    that what these points have in common cancels. Resamples in which either has no K* drop out.
+    The smallest sparsity is the base: 0, where a study has dense cells; the two agree on all further axes. Cells
+    without a K*, or without one at the base, are left out; so are those where one of the two is at the first check
+    (`bounds`). Both cells are resampled as `scaling.scale` does, but as K* is observed; where they have as many trials,
+    by the same points of the search, so that what these points have in common cancels. Resamples in which either has
+    no K* drop out.
     """
     found = []
-    for pair in _pairs(record):
-        if _is_bound(record, pair):
+    for sparse, base in _pairs(cells):
+        if sparse.at_first_check or base.at_first_check:
             continue
-        cell, above, below, k_star = pair
-        value = k_star[0] / k_star[1]
-        interval = None
-        if max(len(above), len(below)) > 1:
-            drawn = [resample(steps, replicates, (seed, cell.batch_size)) for steps in (above, below)]
+        value, interval = sparse.k_star / base.k_star, None
+        if max(len(sparse.trials), len(base.trials)) > 1:
+            drawn = [resample(cell.steps, replicates, (seed, cell.cell.batch_size)) for cell in (sparse, base)]
             quotients = np.divide(*drawn)
             quotients = quotients[np.isfinite(quotients)]
             interval = percentile_interval(quotients, value) if len(quotients) else None
-        found.append(Ratio(cell, min(record.sparsities), value, interval))
+        found.append(Ratio(sparse.cell, base.cell.sparsity, value, interval))
     return found
 
 
-def bounds(record: StudyRecord) -> list[Cell]:
+def bounds(cells: Iterable[CellSummary]) -> list[Cell]:
     """The cells whose ratio would only be a bound, as its K* or that of the base cell is (`summary.at_first_check`)."""
-    return [pair.cell for pair in _pairs(record) if _is_bound(record, pair)]
+    return [sparse.cell for sparse, base in _pairs(cells) if sparse.at_first_check or base.at_first_check]
 
 
-def _pairs(record: StudyRecord) -> Iterator[_Pair]:
-    base = min(record.sparsities)
-    for cell in record.cells:
-        both = [record.resolved_results(c) for c in (cell, Cell(cell.batch_size, base))]
-        k_star = tuple(map(best_steps, both))
-        if cell.sparsity != base and None not in k_star:
-            yield _Pair(cell, *([result.steps for result in results] for results in both), k_star)
-
-
-def _is_bound(record: StudyRecord, pair: _Pair) -> bool:
-    return any(at_first_check(k, record.goal.check_interval) for k in pair.k_star)
+def _pairs(cells: Iterable[CellSummary]) -> Iterator[tuple[CellSummary, CellSummary]]:
+    """Each cell above its base with the base cell at its batch size, where both have a K*."""
+    at = {(summary.cell.batch_size, summary.cell.series): summary for summary in cells}
+    every = {series for _, series in at}
+    for (batch_size, series), sparse in at.items():
+        base = at[batch_size, base_of(series, every)]
+        if sparse is not base and None not in (sparse.k_star, base.k_star):
+            yield sparse, base

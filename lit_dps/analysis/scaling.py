@@ -1,4 +1,4 @@
-"""The scaling law of one sparsity, its uncertainty, and whether the data can tell the critical batch size at all."""
+"""The scaling law of one series, its uncertainty, and whether the data can tell the critical batch size at all."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from lit_dps.analysis.fit import Fit, fit_many, fit_scaling
-from lit_dps.analysis.summary import at_first_check
-from lit_dps.record import StudyRecord
+from lit_dps.analysis.series import columns_of
+from lit_dps.analysis.summary import at_first_check, fewest
+from lit_dps.analysis.tables import frame, three_digits
+from lit_dps.trial import Series
 
 REPLICATES = 1000
 PERCENTILES = (2.5, 97.5)
@@ -26,12 +29,6 @@ class Interval(NamedTuple):
     high: float
 
 
-def three_digits(x: float) -> str:
-    """A number to 3 significant digits, written out where that is readable: 42400, 0.123, 4.24e+09."""
-    rounded = f"{x:.3g}"
-    return f"{float(rounded):.0f}" if 100 <= abs(float(rounded)) < 1e7 else rounded
-
-
 def estimate(value: float, interval: Interval | None) -> str:
     """A value with its interval, if it has one, to 3 significant digits: 583 [546, 638]."""
     return three_digits(value) + ("" if interval is None else " [{}, {}]".format(*map(three_digits, interval)))
@@ -39,7 +36,7 @@ def estimate(value: float, interval: Interval | None) -> str:
 
 @dataclass(frozen=True)
 class Scaling:
-    """K* against batch size at one sparsity.
+    """K* against batch size in one series.
 
     The intervals are percentiles over resampled trials and over where between two checks the goal was met (`scale`),
     widened to hold the estimate where they miss it: the best of a resample is never better than the best of all, so
@@ -127,8 +124,7 @@ def scale(
             u on its steps too, so that cells which are resampled by the same points are not rounded alike.
         check_interval: Steps between two checks; 0 where steps are known exactly.
     """
-    best = {b: min((k for k in steps if k is not None), default=None) for b, steps in sorted(trials.items())}
-    k_star = {b: k for b, k in best.items() if k is not None}
+    k_star = {b: k for b, steps in sorted(trials.items()) if (k := fewest(steps)) is not None}
     bounds = frozenset(b for b, k in k_star.items() if at_first_check(k, check_interval))
     bare = Scaling(k_star, at_first_check=bounds)
     resolved = bare.resolved
@@ -183,17 +179,18 @@ def percentile_interval(values: np.ndarray, estimate: float) -> Interval:
     return Interval(float(min(low, estimate)), float(max(high, estimate)))
 
 
-def scaling_of(record: StudyRecord, replicates: int = REPLICATES) -> dict[float, Scaling]:
-    """The scaling law of each sparsity of a study, from the trials finished so far."""
-    steps = {s: {} for s in record.sparsities}
-    for cell in record.cells:
-        steps[cell.sparsity][cell.batch_size] = [result.steps for result in record.resolved_results(cell)]
-    interval = record.goal.check_interval
-    return {sparsity: scale(trials, replicates, check_interval=interval) for sparsity, trials in steps.items()}
+def law_rows(scalings: Mapping[Series, Scaling]) -> pd.DataFrame:
+    """One row a series: c1 [examples], c2 [steps] and b_crit [examples], each with its 95 % limits, and a verdict.
 
-
-class FittedStudy(NamedTuple):
-    """A study with the scaling law of each of its sparsities."""
-
-    record: StudyRecord
-    scalings: Mapping[float, Scaling]
+    `batch_sizes` is the number of those that the law is fitted to.
+    """
+    rows = []
+    for series, scaling in sorted(scalings.items()):
+        row: dict[str, object] = {**columns_of(series), "batch_sizes": len(scaling.resolved)}
+        fit = scaling.fit
+        values = (None,) * 3 if fit is None else (fit.c1, fit.c2, fit.critical_batch_size)
+        intervals = (scaling.c1, scaling.c2, scaling.critical)
+        for name, value, interval in zip(("c1", "c2", "b_crit"), values, intervals, strict=True):
+            row[name], (row[f"{name}_low"], row[f"{name}_high"]) = value, interval or (None, None)
+        rows.append(row | {"identifiable": scaling.identifiable, "verdict": scaling.describe()})
+    return frame(rows)

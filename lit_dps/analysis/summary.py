@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import pandas as pd
+
+from lit_dps.analysis.series import columns_of
+from lit_dps.analysis.tables import frame
 from lit_dps.record import StudyRecord
+from lit_dps.space import short_names
 from lit_dps.trial import Cell, Status, TrialResult
 
 
@@ -15,9 +21,10 @@ class CellSummary:
     """One cell of the grid.
 
     Attributes:
-        cell: Batch size and sparsity.
+        cell: Batch size and series.
+        trials: Its finished trials but for failed ones: how those would have ended is not known.
         best: The complete trial of least steps to result, the lowest point among equals; None without complete ones.
-        complete, incomplete, infeasible, outraced, stopped, failed: Finished trials by how they ended.
+        counts: Finished trials by how they ended, failed ones among them.
         pending: Declared trials that have not finished, started or not.
         running: Those of them that are started or queued.
         boundary: The end of its range that a metaparameter of `best` lies on, for those that do.
@@ -25,13 +32,9 @@ class CellSummary:
     """
 
     cell: Cell
+    trials: Sequence[TrialResult]
     best: TrialResult | None
-    complete: int
-    incomplete: int
-    infeasible: int
-    outraced: int
-    stopped: int
-    failed: int
+    counts: Counter[Status]
     pending: int
     running: int
     boundary: dict[str, Literal["low", "high"]]
@@ -40,7 +43,17 @@ class CellSummary:
     @property
     def k_star(self) -> int | None:
         """K*: the fewest steps to result of any complete trial (Lee et al. 2021, Section 2); None without one."""
-        return None if self.best is None else self.best.steps
+        return fewest(self.steps)
+
+    @property
+    def steps(self) -> list[int | None]:
+        """Steps to result of `trials`; None for one that is not complete."""
+        return [result.steps for result in self.trials]
+
+
+def fewest(steps: Iterable[int | None]) -> int | None:
+    """K* of some trials by their steps to result, which are None for those that are not complete."""
+    return min((k for k in steps if k is not None), default=None)
 
 
 def at_first_check(k_star: int | None, check_interval: int) -> bool:
@@ -65,32 +78,80 @@ def comparable(result: TrialResult) -> bool:
 
 
 def summarize(record: StudyRecord) -> list[CellSummary]:
-    """A summary of each cell of the grid, by sparsity, then batch size."""
+    """A summary of each cell of the grid, by series, then batch size."""
     return [_summarize(record, cell) for cell in record.cells]
 
 
 def _summarize(record: StudyRecord, cell: Cell) -> CellSummary:
-    results = record.results[cell]
-    ended = [result.status for result in results]
-    complete = [result for result in results if result.status is Status.COMPLETE]
-    best = min(complete, key=lambda result: (result.steps, result.trial.point), default=None)
+    results, trials = record.results[cell], record.resolved_results(cell)
+    k_star = fewest(result.steps for result in trials)
+    best = min((r for r in trials if r.steps and r.steps == k_star), key=lambda r: r.trial.point, default=None)
     params = {} if best is None else best.trial.params
     ends = {key: box.boundary(params[key]) for key, box in record.space.items() if key in params}
-    # A study may have been declared smaller than it once was: points beyond its trials are no less finished.
-    done = sum(result.trial.point < record.trials for result in results)
     return CellSummary(
         cell=cell,
+        trials=trials,
         best=best,
-        complete=len(complete),
-        incomplete=ended.count(Status.INCOMPLETE),
-        infeasible=ended.count(Status.INFEASIBLE),
-        outraced=ended.count(Status.OUTRACED),
-        stopped=ended.count(Status.STOPPED),
-        failed=ended.count(Status.FAILED),
-        pending=record.trials - done,
+        counts=Counter(result.status for result in results),
+        # A study may have been declared smaller than it once was: points beyond its trials are no less finished.
+        pending=record.trials - sum(result.trial.point < record.trials for result in results),
         running=record.running[cell],
         boundary={key: end for key, end in ends.items() if end is not None},
-        at_first_check=best is not None and at_first_check(best.steps, record.goal.check_interval),
+        at_first_check=at_first_check(k_star, record.goal.check_interval),
+    )
+
+
+def cell_rows(record: StudyRecord, cells: Iterable[CellSummary]) -> pd.DataFrame:
+    """One row a cell, by series, then batch size.
+
+    Columns: batch_size [examples], sparsity and further axes, k_star [steps], floor (1 where K* is at the first check,
+    an upper bound, else 0), complete, incomplete, infeasible, outraced, stopped, failed, pending, point and the
+    metaparameters (short names) of the K* trial, boundary ("learning_rate high; momentum low" or empty).
+    """
+    names = short_names(list(record.space))
+
+    def row(summary: CellSummary) -> dict[str, object]:
+        cell, best = summary.cell, summary.best
+        params = {} if best is None else best.trial.params
+        return {
+            "batch_size": cell.batch_size,
+            **columns_of(cell.series),
+            "k_star": summary.k_star,
+            "floor": int(summary.at_first_check),
+            **{str(status): summary.counts[status] for status in Status},
+            "pending": summary.pending,
+            "point": None if best is None else best.trial.point,
+            **{name: params.get(key) for key, name in names.items()},
+            "boundary": "; ".join(f"{names[key]} {end}" for key, end in summary.boundary.items()),
+        }
+
+    return frame(map(row, cells))
+
+
+def trial_rows(record: StudyRecord, cells: Iterable[CellSummary]) -> pd.DataFrame:
+    """Every finished trial, by series, batch size, then point.
+
+    Columns: sparsity and further axes, batch_size [examples], point, status, steps (missing unless complete), steps_run
+    (the last checked step), k_star (whether it is the trial that gave K*), and each metaparameter by its short name.
+    """
+    names = short_names(list(record.space))
+    columns = ["batch_size", "point", "status", "steps", "steps_run", "k_star", *names.values()]
+    return frame(
+        (
+            {
+                **columns_of(summary.cell.series),
+                "batch_size": summary.cell.batch_size,
+                "point": result.trial.point,
+                "status": str(result.status),
+                "steps": result.steps,
+                "steps_run": result.steps_run,
+                "k_star": result is summary.best,
+                **{name: result.trial.params.get(key) for key, name in names.items()},
+            }
+            for summary in cells
+            for result in record.results[summary.cell]
+        ),
+        [*columns_of(record.series[0]), *columns],
     )
 
 

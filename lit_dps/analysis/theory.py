@@ -25,18 +25,20 @@ They are upper bounds, so that ratios between sparsities, where a common factor 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from lit_dps.analysis.fit import Fit
 from lit_dps.analysis.scaling import Scaling
-from lit_dps.analysis.summary import comparable, summarize
-from lit_dps.analysis.text import Row
+from lit_dps.analysis.series import base_of, columns_of
+from lit_dps.analysis.summary import CellSummary, comparable
+from lit_dps.analysis.tables import frame
 from lit_dps.record import StudyRecord
-from lit_dps.trial import TrialResult
+from lit_dps.trial import Series, TrialResult
 
 MU = 1.0  # the paper's: batch gradients are unbiased
 RATIOS = ("delta", "beta", "lipschitz", "epsilon")
@@ -120,33 +122,38 @@ def _finite(values: Sequence[float]) -> list[float]:
     return [x for x in values if math.isfinite(x)]
 
 
-def theory_rows(record: StudyRecord, scalings: Mapping[float, Scaling]) -> list[Row]:
-    """What the theory predicts from the K* trial of each cell, by sparsity, then batch size; None where unknown.
+def theory_rows(cells: Iterable[CellSummary], scalings: Mapping[Series, Scaling]) -> pd.DataFrame:
+    """What the theory predicts from the K* trial of each cell, by series, then batch size; missing where unknown.
 
     With rates that change, nothing is predicted from a run that went on beyond the goal: its rates up to there are not
     known.
 
-    Columns: batch_size [examples], sparsity, point; delta, lipschitz, beta, epsilon, rate as in `Terms`; predicted_c1
-    [examples], predicted_c2 [steps] and predicted_k_star = predicted_c1 / batch_size + predicted_c2 [steps]; measured
-    k_star [steps], and floor, 1 where it is an upper bound (`summary.at_first_check`), else 0; c1 [examples] and c2
-    [steps], fitted to the K* of this sparsity.
+    Columns: batch_size [examples], sparsity and further axes, point; delta, lipschitz, beta, epsilon, rate as in
+    `Terms`; predicted_c1 [examples], predicted_c2 [steps] and predicted_k_star = predicted_c1 / batch_size +
+    predicted_c2 [steps]; measured k_star [steps], and floor, 1 where it is an upper bound (`summary.at_first_check`),
+    else 0; c1 [examples] and c2 [steps], fitted to the K* of this series.
     """
-    rows = []
-    for cell in summarize(record):
-        terms = None if cell.best is None else terms_of(cell.best)
-        law = None if terms is None or (terms.decays and terms.steps != cell.k_star) else terms.law
-        fit = scalings[cell.cell.sparsity].fit
-        row: Row = {"batch_size": cell.cell.batch_size, "sparsity": cell.cell.sparsity}
-        row["point"] = None if cell.best is None else cell.best.trial.point
-        for name in ("delta", "lipschitz", "beta", "epsilon"):
-            row[name] = None if terms is None else getattr(terms, name)
-        row["rate"] = None if terms is None or law is None else terms.rate
-        row["predicted_c1"], row["predicted_c2"] = (None, None) if law is None else (law.c1, law.c2)
-        row["predicted_k_star"] = None if law is None else law.steps(cell.cell.batch_size)
-        row["k_star"], row["floor"] = cell.k_star, int(cell.at_first_check)
-        row["c1"], row["c2"] = (None, None) if fit is None else (fit.c1, fit.c2)
-        rows.append(row)
-    return rows
+
+    def row(summary: CellSummary) -> dict[str, object]:
+        cell, best, fit = summary.cell, summary.best, scalings[summary.cell.series].fit
+        terms = None if best is None else terms_of(best)
+        law = None if terms is None or (terms.decays and terms.steps != summary.k_star) else terms.law
+        return {
+            "batch_size": cell.batch_size,
+            **columns_of(cell.series),
+            "point": None if best is None else best.trial.point,
+            **{name: getattr(terms, name, None) for name in ("delta", "lipschitz", "beta", "epsilon")},
+            "rate": None if law is None else terms.rate,
+            "predicted_c1": getattr(law, "c1", None),
+            "predicted_c2": getattr(law, "c2", None),
+            "predicted_k_star": None if law is None else law.steps(cell.batch_size),
+            "k_star": summary.k_star,
+            "floor": int(summary.at_first_check),
+            "c1": getattr(fit, "c1", None),
+            "c2": getattr(fit, "c2", None),
+        }
+
+    return frame(map(row, cells))
 
 
 class Pair(NamedTuple):
@@ -163,66 +170,48 @@ class Pair(NamedTuple):
         return [math.log(getattr(self.sparse, name) / getattr(self.base, name)) for name in RATIOS]
 
 
-def base_of(record: StudyRecord) -> float:
-    """The sparsity that others are compared with: the smallest, 0 where the study has it."""
-    return record.sparsities[0]
-
-
-def measured_terms(record: StudyRecord, sparsity: float) -> dict[tuple[int, int], Terms]:
-    """The terms of the trials of a sparsity whose means compare (`summary.comparable`), by (batch size, point)."""
-    runs = (
-        (cell.batch_size, result)
-        for cell, results in record.results.items()
-        for result in results
-        if cell.sparsity == sparsity and comparable(result)
-    )
-    found = {(batch_size, result.trial.point): terms_of(result) for batch_size, result in runs}
+def measured_terms(record: StudyRecord, series: Series) -> dict[tuple[int, int], Terms]:
+    """The terms of the trials of a series whose means compare (`summary.comparable`), by (batch size, point)."""
+    runs = (r for cell, results in record.results.items() if cell.series == series for r in results if comparable(r))
+    found = {(result.trial.cell.batch_size, result.trial.point): terms_of(result) for result in runs}
     return {key: terms for key, terms in found.items() if terms is not None}
 
 
-def paired_terms(record: StudyRecord, base: float, sparsity: float) -> list[Pair]:
-    """The points measured at two sparsities, where both trials compare, by batch size, then point."""
-    dense, sparse = (measured_terms(record, s) for s in (base, sparsity))
+def paired_terms(record: StudyRecord, base: Series, series: Series) -> list[Pair]:
+    """The points measured in two series, where both trials compare, by batch size, then point."""
+    dense, sparse = (measured_terms(record, s) for s in (base, series))
     return [Pair(*key, dense[key], sparse[key]) for key in sorted(dense.keys() & sparse.keys())]
 
 
-def term_ratio_rows(record: StudyRecord, scalings: Mapping[float, Scaling]) -> list[Row]:
-    """How the terms change from the base sparsity to each higher one, by sparsity, then batch size, then over all.
+def term_ratio_rows(record: StudyRecord, scalings: Mapping[Series, Scaling]) -> pd.DataFrame:
+    """How the terms change from the smallest sparsity to each higher one, by series, then batch size, then over all.
 
-    Ratios of the terms are geometric means over pairs of trials (`paired_terms`), in the row of all batch sizes over
-    all pairs. Columns: sparsity; base; batch_size [examples], None in the row of all; pairs; delta, beta, lipschitz,
-    epsilon, the ratios; predicted_c1, the ratio of c1 at equal epsilon as in the paper (Delta x beta x L: 1.00 x 0.54 x
-    3.09 = 1.67 for 90 % of Simple-CNN on MNIST); predicted_c1_measured_epsilon, that over the squared ratio of epsilon;
-    c1, the ratio of the fitted c1; k_star, the ratio of K*, in the row of all the geometric mean over the batch sizes
-    with both, k_star_low and k_star_high the least and the greatest, without K* that are upper bounds. None where
-    unknown.
+    The two agree on all further axes of the grid. Ratios of the terms are geometric means over pairs of trials
+    (`paired_terms`), in the row of all batch sizes over all pairs. Columns: sparsity and further axes; base;
+    batch_size [examples], missing in the row of all; pairs; delta, beta, lipschitz, epsilon, the ratios; predicted_c1,
+    the ratio of c1 at equal epsilon as in the paper (Delta x beta x L: 1.00 x 0.54 x 3.09 = 1.67 for 90 % of Simple-CNN
+    on MNIST); predicted_c1_measured_epsilon, that over the squared ratio of epsilon; c1, the ratio of the fitted c1;
+    k_star, the ratio of K*, in the row of all the geometric mean over the batch sizes with both, k_star_low and
+    k_star_high the least and the greatest, without K* that are upper bounds. Missing where unknown.
     """
-    base, rows = base_of(record), []
-    dense = scalings[base]
-    for sparsity in record.sparsities[1:]:
-        pairs, sparse = paired_terms(record, base, sparsity), scalings[sparsity]
+    rows = []
+    for series in record.series:
+        if (base := base_of(series, record.series)) == series:
+            continue
+        pairs, dense, sparse = paired_terms(record, base, series), scalings[base], scalings[series]
         c1 = None if dense.fit is None or sparse.fit is None else sparse.fit.c1 / dense.fit.c1
         steps = {b: sparse.resolved[b] / k for b, k in dense.resolved.items() if b in sparse.resolved}
         for batch_size in (*record.batch_sizes, None):
             here = [pair for pair in pairs if batch_size in (None, pair.batch_size)]
             k_star = [ratio for b, ratio in steps.items() if batch_size in (None, b)]
-            rows.append(
-                {
-                    "sparsity": sparsity,
-                    "base": base,
-                    "batch_size": batch_size,
-                    "pairs": len(here),
-                    **_term_ratios(here),
-                    "c1": c1,
-                    "k_star": float(np.exp(np.mean(np.log(k_star)))) if k_star else None,
-                    "k_star_low": min(k_star, default=None),
-                    "k_star_high": max(k_star, default=None),
-                }
-            )
-    return rows
+            names = {**columns_of(series), "base": base.sparsity, "batch_size": batch_size, "pairs": len(here)}
+            ranged = {"k_star_low": min(k_star, default=None), "k_star_high": max(k_star, default=None)}
+            mean = float(np.exp(np.mean(np.log(k_star)))) if k_star else None
+            rows.append({**names, **_term_ratios(here), "c1": c1, "k_star": mean, **ranged})
+    return frame(rows, None if rows else ["base", "batch_size", "pairs"])
 
 
-def _term_ratios(pairs: Sequence[Pair]) -> Row:
+def _term_ratios(pairs: Sequence[Pair]) -> dict[str, float | None]:
     names = (*RATIOS, "predicted_c1", "predicted_c1_measured_epsilon")
     if not pairs:
         return dict.fromkeys(names)

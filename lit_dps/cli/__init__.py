@@ -23,7 +23,7 @@ VERBS = {
 def main(argv: list[str] | None = None) -> int:
     """Runs a command line. Returns the exit code: 2 for what the user can mend, told in one line."""
     argv = sys.argv[1:] if argv is None else argv
-    _leave_if_unguarded()
+    leave_if_unguarded()
     if argv and argv[0] == "--version":
         from lit_dps import __version__
 
@@ -44,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
     return _run(argv)
 
 
-def _leave_if_unguarded() -> None:
+def leave_if_unguarded() -> None:
     """Ends a process that runs a user's script again on its way to what it was started for, as multiprocessing does."""
     process = multiprocessing.current_process()
     if not getattr(process, "_inheriting", False):

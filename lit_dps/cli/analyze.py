@@ -6,7 +6,7 @@ from pathlib import Path
 
 from jsonargparse import ActionConfigFile
 
-from lit_dps.analysis.publish import figures_folder, publish
+from lit_dps.analysis import Analysis, figures_folder, publish
 from lit_dps.cli.parser import PlainParser
 from lit_dps.config import StorageConfig, StudyConfig
 from lit_dps.store import check_place, read_study, without_password
@@ -30,19 +30,23 @@ def main(argv: list[str]) -> int:
         parser.add_argument(f"--{other}", type=_read_over, help="Only read over: the study knows it.")
     config = parser.instantiate_classes(parser.parse_args(argv[1:]))
     storage, name = config.storage, config.study.name
-    record, folder = read_study(storage.optuna_url, name), Path(config.output or figures_folder(storage.folder, name))
+    study, folder = read(storage, name), Path(config.output or figures_folder(storage.folder, name))
     if not config.sync:
-        text, _, _ = publish(record, folder)
-        print(text, end="")
+        print(publish(study, folder)[0], end="")
         return 0
 
     from lit_dps.study import view
 
     check_place(storage.mlflow_uri)
-    tracker = view.connect(storage, record.workload, name, {})
+    tracker = view.connect(storage, study.record.workload, name, {})
     logged = tracker.logged()
-    record = read_study(storage.optuna_url, name)  # anew: what is logged by now is stored by now
-    text, scalings, files = publish(record, folder)
-    view.sync(tracker, record, scalings, files, logged=logged)
+    study = read(storage, name)  # anew: what is logged by now is stored by now
+    text, files = publish(study, folder)
+    view.sync(tracker, study.record, study, files, logged=logged)
     print(f"{text}\nin step with it: MLflow at {without_password(storage.mlflow_uri)}")
     return 0
+
+
+def read(storage: StorageConfig, name: str) -> Analysis:
+    """A study as it is stored now."""
+    return Analysis(read_study(storage.optuna_url, name))

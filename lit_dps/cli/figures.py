@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from os.path import commonprefix
 from pathlib import Path
 
+from lit_dps.analysis import Analysis, figures_folder, goal_folder, listing, write_goals
 from lit_dps.analysis.figures import COMPARISONS, FIGURES, write_comparison
-from lit_dps.analysis.goals import at_goal
-from lit_dps.analysis.publish import figures_folder, goal_folder, listing, write_goals
 from lit_dps.cli.parser import CommandError, PlainParser
 from lit_dps.config import StorageConfig
 from lit_dps.errors import ConfigError
@@ -38,24 +37,23 @@ def main(argv: list[str]) -> int:
             f"NAME is missing: one or more of the studies {', '.join(list_studies(url)) or '(none yet)'}"
         )
     only = None if config.only is None else _chosen(config.only, len(names))
-    records = [read_study(url, name) for name in names]
+    studies = [Analysis(read_study(url, name)) for name in names]
     if config.goal is not None:
-        records = [at_goal(record, config.goal) for record in records]
+        studies = [study.at_goal(config.goal) for study in studies]
 
     def folder_of(name: str) -> Path:
         folder = figures_folder(config.storage.folder, name)
         return folder if config.goal is None else goal_folder(folder, config.goal)
 
     output, several = Path(config.output) if config.output else None, len(names) > 1
-    studies, files, notes = [], [], []
-    for record in records:
-        folder = folder_of(record.name)
+    files, notes = [], []
+    for name, study in zip(names, studies, strict=True):
+        folder = folder_of(name)
         if output is not None:
-            folder = output / figures_folder("", record.name).name if several else output
-        (study, *_), written, said = write_goals(record, folder, only)
-        studies.append(study)
+            folder = output / figures_folder("", name).name if several else output
+        written, said = write_goals(study, folder, only)
         files += written
-        notes += [f"{record.name}: {note}" for note in said] if several else said
+        notes += [f"{name}: {note}" for note in said] if several else said
     if several:
         written, said = write_comparison(studies, output or folder_of(comparison_name(names)), only)
         files += written
@@ -76,7 +74,7 @@ def comparison_name(names: Sequence[str]) -> str:
 
 def _figures(studies: int) -> list[str]:
     """The names of all figures of as many studies."""
-    return list(dict.fromkeys(entry.name for entry in (*FIGURES, *(COMPARISONS if studies > 1 else ()))))
+    return list(dict.fromkeys(figure.NAME for figure in (*FIGURES, *(COMPARISONS if studies > 1 else ()))))
 
 
 def _chosen(only: str, studies: int) -> list[str]:

@@ -9,22 +9,21 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from types import ModuleType
 
 import yaml
 
-from lit_dps.analysis.figures import write_comparison
-from lit_dps.analysis.publish import figures_folder, publish
-from lit_dps.analysis.scaling import FittedStudy
+from lit_dps.analysis import Analysis, figures_folder, publish
+from lit_dps.analysis.figures import COMPARISONS, FIGURES, write_comparison
 from lit_dps.cli.parser import PlainParser, not_installed
 from lit_dps.config import StorageConfig, StudyConfig, cores
 from lit_dps.errors import ConfigError, StorageError
 from lit_dps.files import replacing
 from lit_dps.record import StudyRecord
-from lit_dps.replication.page import COMPARISONS, FIGURES, Core, Image, Machine, Part, replication_page
-from lit_dps.replication.paper import workload
+from lit_dps.replication import Core, Image, Machine, Part, replication_page, workload
 from lit_dps.store import read_study, without_password
 
 PAGE = "replication"  # the page, and beside it the folder of its images
@@ -78,18 +77,18 @@ def write_page(named: dict[Path, str], storage: StorageConfig, output: Path, com
     parts, images = [], output / PAGE
     for file, name in named.items():
         try:
-            record = read_study(storage.optuna_url, name)
+            study = Analysis(read_study(storage.optuna_url, name))
         except StorageError as error:
             print(f"left out: {error}", file=sys.stderr)
             continue
-        _, scalings, files = publish(record, figures_folder(storage.folder, name))
-        shown = _copied(files, FIGURES, images, name)
+        _, files = publish(study, figures_folder(storage.folder, name))
+        shown = _copied(files, [figure for figure in FIGURES if figure not in COMPARISONS], images, name)
         core = _core(file)
-        made = f"lit-dps study --config {shlex.quote(str(file))}{_extended(record, core)}"
-        parts.append(Part(FittedStudy(record, scalings), made, shown, core))
+        made = f"lit-dps study --config {shlex.quote(str(file))}{_extended(study.record, core)}"
+        parts.append(Part(study, made, shown, core))
     if not parts:
         raise StorageError("none of the studies is there: nothing to report")
-    groups: dict[str, list[FittedStudy]] = {}
+    groups: dict[str, list[Analysis]] = {}
     for part in parts:
         groups.setdefault(" ".join(workload(part.study.record)), []).append(part.study)
     comparisons = {}
@@ -117,15 +116,16 @@ def _extended(record: StudyRecord, core: Core) -> str:
     return options
 
 
-def _copied(files: Sequence[Path], captions: dict[str, str], folder: Path, name: str) -> list[Image]:
-    """Copies the PNG files that have a caption into a folder beside the page; those of further goals stay behind."""
+def _copied(files: Sequence[Path], figures: Iterable[ModuleType], folder: Path, name: str) -> list[Image]:
+    """Copies the PNG files of some figures into a folder beside the page; those of further goals stay behind."""
     folder.mkdir(parents=True, exist_ok=True)
     shown = []
-    for stem, caption in captions.items():
-        for file in (path for path in files if path.name == f"{stem}.png" and not path.parent.name.startswith("goal-")):
-            target = folder / f"{figures_folder('', name).name}-{stem}.png"
+    own = {path.name: path for path in reversed(files) if not path.parent.name.startswith("goal-")}
+    for figure in figures:
+        if file := own.get(f"{figure.NAME}.png"):
+            target = folder / f"{figures_folder('', name).name}-{figure.NAME}.png"
             shutil.copyfile(file, target)
-            shown.append(Image(caption, f"{folder.name}/{target.name}"))
+            shown.append(Image(figure.CAPTION, f"{folder.name}/{target.name}"))
     return shown
 
 

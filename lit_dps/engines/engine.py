@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from lit_dps.engines.scores import ScoreCache
 from lit_dps.errors import StorageError, UserError
 from lit_dps.parallel import ranks
-from lit_dps.run import Run
+from lit_dps.runs import Run
 from lit_dps.training import PruningCallback
 from lit_dps.training.checkpoints import Checkpoints
 from lit_dps.training.workload import Workload

@@ -13,7 +13,7 @@ from lit_dps.engines.member import Member
 from lit_dps.engines.one import One
 from lit_dps.engines.stack import Stack
 from lit_dps.optim import rule_of
-from lit_dps.run import Run
+from lit_dps.runs import Run
 from lit_dps.training import GoalErrorCallback
 from lit_dps.training.early_check import Check, HardestFirst
 from lit_dps.training.workload import Built

@@ -23,7 +23,7 @@ from lit_dps.engines.member import Member
 from lit_dps.engines.one import One
 from lit_dps.engines.stack import Stack
 from lit_dps.engines.trainer import TrainerEngine
-from lit_dps.run import Run
+from lit_dps.runs import Run
 from lit_dps.training import GoalErrorCallback
 from lit_dps.training.checkpoints import MIN_SECONDS_WORTH_SAVING
 from lit_dps.training.early_check import HardestFirst

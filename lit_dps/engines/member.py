@@ -18,7 +18,7 @@ from lit_dps.engines.eligible import optimizer_of
 from lit_dps.engines.engine import Training
 from lit_dps.module import ImageClassifier
 from lit_dps.pruning import Mask, prunable, take_scores, worth_knowing
-from lit_dps.run import Run
+from lit_dps.runs import Run
 from lit_dps.training.checkpoints import CheckpointFile, Checkpoints
 from lit_dps.training.generators import capture, isolated, restore
 from lit_dps.training.module_copy import copy_of

@@ -15,7 +15,7 @@ from lit_dps.engines.eligible import standard_data
 from lit_dps.engines.engine import Training
 from lit_dps.errors import UserError
 from lit_dps.parallel import ranks
-from lit_dps.run import Run
+from lit_dps.runs import Run
 from lit_dps.training import GoalErrorCallback, SmoothnessCallback, lightning_private
 from lit_dps.training.checkpoint import CheckpointCallback, Paused
 from lit_dps.training.examples import ExamplesCallback

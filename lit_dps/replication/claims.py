@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from lit_dps.analysis.scaling import FittedStudy
+from lit_dps.analysis import Analysis
 from lit_dps.replication.claims_scaling import diminishing_returns, linear_scaling, plateau
 from lit_dps.replication.claims_search import rate_grows, region_grows
 from lit_dps.replication.claims_sparse import critical_later, critical_no_earlier, critical_of_momentum, steps_of_sparse
@@ -24,7 +24,7 @@ class Claim:
 
     Attributes:
         text: What it says.
-        source: Where, in Lee et al. 2021.
+        source: Where: the section, and figure, of Lee et al. 2021.
         paper: The paper's number, or how it says it.
         judge: Maps a study, or two, which may be the same, to a finding; None where the claim does not apply to them.
         studies: How many studies it takes.
@@ -39,42 +39,35 @@ class Claim:
 
 CLAIMS = (
     Claim(
-        "steps fall in proportion to batch size where batches are small",
-        "Section 3.1, Figure 1",
-        "K* ~ 1/B",
-        linear_scaling,
+        "steps fall in proportion to batch size where batches are small", "3.1, Figure 1", "K* ~ 1/B", linear_scaling
     ),
-    Claim("larger batches give diminishing returns", "Section 3.1, Figure 1", "K* B grows", diminishing_returns),
-    Claim("the largest batches save no more steps", "Section 3.1, Figure 1", "K* constant", plateau),
-    Claim("90 % sparse networks need more steps", "Section 3.1, Figure 12", "x1.5 to x4.5", steps_of_sparse),
+    Claim("larger batches give diminishing returns", "3.1, Figure 1", "K* B grows", diminishing_returns),
+    Claim("the largest batches save no more steps", "3.1, Figure 1", "K* constant", plateau),
+    Claim("90 % sparse networks need more steps", "3.1, Figure 12", "x1.5 to x4.5", steps_of_sparse),
     Claim(
         "the critical batch size of 90 % sparse networks is no smaller",
-        "Section 3.1, Figure 1",
+        "3.1, Figure 1",
         "same or larger",
         critical_no_earlier,
     ),
     Claim(
         "with momentum, the critical batch size of 90 % sparse networks is larger",
-        "Section 3.1, Figure 1",
+        "3.1, Figure 1",
         "larger",
         critical_later,
     ),
-    Claim(
-        "momentum has a larger critical batch size than SGD", "Section 3.1, Figure 2", "larger", critical_of_momentum, 2
-    ),
-    Claim("the best learning rate grows with batch size", "Section 3.2, Figure 3", "grows", rate_grows),
-    Claim(
-        "the region of successful metaparameters grows with batch size", "Section 3.2, Figure 3", "grows", region_grows
-    ),
+    Claim("momentum has a larger critical batch size than SGD", "3.1, Figure 2", "larger", critical_of_momentum, 2),
+    Claim("the best learning rate grows with batch size", "3.2, Figure 3", "grows", rate_grows),
+    Claim("the region of successful metaparameters grows with batch size", "3.2, Figure 3", "grows", region_grows),
     Claim(
         "L rises with sparsity",
-        "Section 4, Figure 4",
+        "4, Figure 4",
         "0.57 / 0.72 / 0.81 / 1.76 at 0 / 50 / 70 / 90 %: x3.09",
         lipschitz_rises,
     ),
-    Claim("the gradient variance beta falls at 90 %", "Section 4", "x0.54", variance_falls),
-    Claim("the loss to go Delta is the same at 90 %", "Section 4", "x1.00", loss_stays),
-    Claim("Delta beta L tells the ratio of c1 at 90 %", "Section 4", "x1.67", theory_tells, 2),
+    Claim("the gradient variance beta falls at 90 %", "4", "x0.54", variance_falls),
+    Claim("the loss to go Delta is the same at 90 %", "4", "x1.00", loss_stays),
+    Claim("Delta beta L tells the ratio of c1 at 90 %", "4", "x1.67", theory_tells, 2),
 )
 
 
@@ -97,7 +90,7 @@ class Judgement:
     command: str
 
 
-def judge(studies: Sequence[FittedStudy], commands: Mapping[str, str]) -> list[Judgement]:
+def judge(studies: Sequence[Analysis], commands: Mapping[str, str]) -> list[Judgement]:
     """All claims on all studies that they apply to, by claim, then study.
 
     Args:

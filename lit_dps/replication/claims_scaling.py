@@ -19,8 +19,9 @@ doubling; from B_crit / 8 on its exponent over two doublings is -0.8.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
-from lit_dps.analysis.scaling import FittedStudy
+from lit_dps.analysis import Analysis, cell_of
 from lit_dps.replication.rules import (
     MARGIN,
     Estimate,
@@ -32,7 +33,7 @@ from lit_dps.replication.rules import (
     k_star_draws,
     log_ratio,
 )
-from lit_dps.trial import Cell
+from lit_dps.trial import Series
 
 LINEAR, FLAT = -0.8, math.log2(0.9)
 SMALLEST, LARGEST = 2, 16384  # batch sizes of the paper
@@ -40,67 +41,67 @@ REACH = 8  # times B_crit
 DOUBLINGS = 4  # two of them, as a factor
 
 
-def linear_scaling(study: FittedStudy) -> Finding | None:
+def linear_scaling(study: Analysis) -> Finding | None:
     """Claim 1; None for a study of one batch size."""
     return _at_each(study, _linear)
 
 
-def diminishing_returns(study: FittedStudy) -> Finding | None:
+def diminishing_returns(study: Analysis) -> Finding | None:
     """Claim 2; None for a study of one batch size."""
     return _at_each(study, _diminishing)
 
 
-def plateau(study: FittedStudy) -> Finding | None:
+def plateau(study: Analysis) -> Finding | None:
     """Claim 3; None for a study of one batch size."""
     return _at_each(study, _plateau)
 
 
-def exponent(study: FittedStudy, sparsity: float, small: int, large: int) -> Estimate:
+def exponent(study: Analysis, series: Series, small: int, large: int) -> Estimate:
     """e of K* ~ B^e between two batch sizes that have a K* beyond the first check."""
-    k_star, octaves = study.scalings[sparsity].resolved, math.log(large / small)
-    ends = (k_star_draws(study, Cell(batch_size, sparsity)) for batch_size in (large, small))
+    k_star, octaves = study.scalings[series].resolved, math.log(large / small)
+    ends = (k_star_draws(study, cell_of(series, batch_size)) for batch_size in (large, small))
     low, high = log_ratio(*ends)
     return estimated(math.log(k_star[large] / k_star[small]) / octaves, low / octaves, high / octaves)
 
 
-def _at_each(study: FittedStudy, judge) -> Finding | None:
+def _at_each(study: Analysis, judge: Callable[[Analysis, Series, list[int]], Finding]) -> Finding | None:
     if len(study.record.batch_sizes) < 2:
         return None
 
-    def judged(sparsity: float) -> Finding:
-        scaling = study.scalings[sparsity]
+    def judged(series: Series) -> Finding:
+        scaling = study.scalings[series]
         sizes = list(scaling.resolved)
         if len(sizes) < 2:
             found = Finding(Verdict.UNDECIDABLE, f"K* at {len(sizes)} batch sizes")
         else:
-            found = judge(study, sparsity, sizes)
+            found = judge(study, series, sizes)
         left = len(scaling.at_first_check)
         return found._replace(measured=f"{found.measured}; {left} at the first check left out") if left else found
 
-    return at_each(study.record.sparsities, judged)
+    return at_each(study.record.series, judged)
 
 
-def _linear(study: FittedStudy, sparsity: float, sizes: list[int]) -> Finding:
+def _linear(study: Analysis, series: Series, sizes: list[int]) -> Finding:
     small = sizes[0]
     large = max([b for b in sizes if small < b <= DOUBLINGS * small], default=sizes[1])
-    number = exponent(study, sparsity, small, large)
-    scaling = study.scalings[sparsity]
+    number = exponent(study, series, small, large)
+    scaling = study.scalings[series]
     reached = small <= SMALLEST or (scaling.identifiable and REACH * small <= scaling.fit.critical_batch_size)
     verdict = _within(decide(number, to=LINEAR), reached)
     return Finding(verdict, f"K* goes as B^e from B={small} to {large}, e = {number}")
 
 
-def _diminishing(study: FittedStudy, sparsity: float, sizes: list[int]) -> Finding:
+def _diminishing(study: Analysis, series: Series, sizes: list[int]) -> Finding:
     small, large = sizes[0], sizes[-1]
-    examples = exponent(study, sparsity, small, large).map(lambda e: (large / small) ** (1 + e))
+    examples = exponent(study, series, small, large).map(lambda e: (large / small) ** (1 + e))
     verdict = _within(decide(examples, above=MARGIN), large >= LARGEST)
     return Finding(verdict, f"x{examples} the examples at B={large} as at {small}")
 
 
-def _plateau(study: FittedStudy, sparsity: float, sizes: list[int]) -> Finding:
-    large, scaling = sizes[-1], study.scalings[sparsity]
+def _plateau(study: Analysis, series: Series, sizes: list[int]) -> Finding:
+    large, scaling = sizes[-1], study.scalings[series]
     small = min([b for b in sizes if large / DOUBLINGS <= b < large], default=sizes[-2])
-    number = exponent(study, sparsity, small, large)
+    number = exponent(study, series, small, large)
     said = f"K* x{number.map(lambda e: 2**e)} a doubling from B={small} to {large}"
     if not scaling.identifiable:
         return Finding(Verdict.UNDECIDABLE, f"{said}; B_crit {scaling.describe().removeprefix('B_crit ')}")

@@ -17,12 +17,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+import pandas as pd
 
-from lit_dps.analysis.scaling import REPLICATES, FittedStudy
-from lit_dps.analysis.text import significant
+from lit_dps.analysis import REPLICATES, Analysis, cell_of, significant
 from lit_dps.record import StudyRecord
 from lit_dps.replication.rules import FEWEST, SEED, Finding, Verdict, at_each, decide, estimated
-from lit_dps.trial import Cell, Status, TrialResult
+from lit_dps.trial import Series, Status, TrialResult
 
 TREND = 0.5
 RATE_NAMES, MOMENTUM_NAME = ("learning_rate", "lr"), "momentum"
@@ -31,7 +31,7 @@ RATE_NAMES, MOMENTUM_NAME = ("learning_rate", "lr"), "momentum"
 Statistic = Callable[[Sequence[TrialResult], np.ndarray], np.ndarray]
 
 
-def rate_grows(study: FittedStudy) -> Finding | None:
+def rate_grows(study: Analysis) -> Finding | None:
     """Claim 8; None where not exactly one learning rate is searched, or for a study of one batch size."""
     record = study.record
     keys, momenta = _searched(record, *RATE_NAMES), _searched(record, MOMENTUM_NAME)
@@ -45,14 +45,14 @@ def rate_grows(study: FittedStudy) -> Finding | None:
 
     name = "best effective learning rate" if momenta else "best learning rate"
 
-    def judge(sparsity: float) -> Finding:
-        sizes = [b for b in record.batch_sizes if b not in study.scalings[sparsity].at_first_check]
-        return _trend({b: record.resolved_results(Cell(b, sparsity)) for b in sizes}, rates, name)
+    def judge(series: Series) -> Finding:
+        cells = {b: study.by_cell[cell_of(series, b)] for b in record.batch_sizes}
+        return _trend({b: cell.trials for b, cell in cells.items() if not cell.at_first_check}, rates, name)
 
-    return at_each(record.sparsities, judge)
+    return at_each(record.series, judge)
 
 
-def region_grows(study: FittedStudy) -> Finding | None:
+def region_grows(study: Analysis) -> Finding | None:
     """Claim 9; None for a study of one batch size."""
     record = study.record
     if len(record.batch_sizes) < 2:
@@ -63,13 +63,13 @@ def region_grows(study: FittedStudy) -> Finding | None:
     def shares(results: Sequence[TrialResult], drawn: np.ndarray) -> np.ndarray:
         return np.array([result.status is Status.COMPLETE for result in results], float)[drawn].mean(axis=1)
 
-    def judge(sparsity: float) -> Finding:
-        cells = {b: record.resolved_results(Cell(b, sparsity)) for b in record.batch_sizes}
+    def judge(series: Series) -> Finding:
+        cells = {b: study.by_cell[cell_of(series, b)].trials for b in record.batch_sizes}
         common = set.intersection(*({result.trial.point for result in results} for results in cells.values()))
         cells = {b: [result for result in results if result.trial.point in common] for b, results in cells.items()}
         return _trend(cells, shares, "share of complete trials")
 
-    return at_each(record.sparsities, judge)
+    return at_each(record.series, judge)
 
 
 def rank_correlation(values: np.ndarray) -> np.ndarray:
@@ -83,23 +83,12 @@ def rank_correlation(values: np.ndarray) -> np.ndarray:
     Returns:
         (R,) in [-1, 1]; nan for rows of fewer than `FEWEST` values.
     """
-    known = np.isfinite(values)
-    ranks = _centred(_ranks(values), known)
-    order = _centred(_ranks(np.where(known, np.arange(values.shape[1], dtype=float), np.nan)), known)
-    scale = np.sqrt((ranks**2).sum(axis=1) * (order**2).sum(axis=1))
-    rho = np.divide((ranks * order).sum(axis=1), scale, out=np.zeros(len(values)), where=scale > 0)
-    return np.where(known.sum(axis=1) >= FEWEST, rho, np.nan)
-
-
-def _ranks(values: np.ndarray) -> np.ndarray:
-    """Ranks within each row, those of ties their mean, but for a constant; comparisons with nan count as nothing."""
-    one, other = values[:, :, None], values[:, None, :]
-    return (other < one).sum(axis=2) + (other == one).sum(axis=2) / 2
-
-
-def _centred(x: np.ndarray, known: np.ndarray) -> np.ndarray:
-    count = np.maximum(known.sum(axis=1, keepdims=True), 1)
-    return np.where(known, x - np.where(known, x, 0).sum(axis=1, keepdims=True) / count, 0)
+    order = np.where(np.isfinite(values), np.arange(values.shape[1]), np.nan)
+    ranks = [pd.DataFrame(x).where(np.isfinite(x)).rank(axis=1) for x in (values, order)]  # of ties their mean
+    x, y = (rank.sub(rank.mean(axis=1), axis=0).fillna(0).to_numpy() for rank in ranks)
+    scale = np.sqrt((x**2).sum(axis=1) * (y**2).sum(axis=1))
+    rho = np.divide((x * y).sum(axis=1), scale, out=np.zeros(len(values)), where=scale > 0)
+    return np.where(np.isfinite(order).sum(axis=1) >= FEWEST, rho, np.nan)
 
 
 def _searched(record: StudyRecord, *names: str) -> list[str]:

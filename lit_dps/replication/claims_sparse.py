@@ -16,69 +16,65 @@ from __future__ import annotations
 
 import numpy as np
 
-from lit_dps.analysis.scaling import FittedStudy, Scaling, three_digits
-from lit_dps.analysis.summary import setting
+from lit_dps.analysis import Analysis, Scaling, cell_of, setting, three_digits
 from lit_dps.record import StudyRecord
 from lit_dps.replication.rules import (
-    DENSE,
     MARGIN,
-    SPARSE,
     Finding,
     Verdict,
     at_each,
+    at_each_pair,
     decide,
     estimated,
     fit_ratio,
     k_star_draws,
     log_ratio,
 )
-from lit_dps.trial import Cell
+from lit_dps.trial import Series
 
 FEW_STEPS, MANY_STEPS = 1.5, 4.5
 RULE, SGD, MOMENTUM = "model.init_args.optimizer", "sgd", "momentum"
 
 
-def steps_of_sparse(study: FittedStudy) -> Finding | None:
+def steps_of_sparse(study: Analysis) -> Finding | None:
     """Claim 4; None for a study without both sparsities."""
-    if not compares(study.record):
-        return None
-    dense, sparse = (study.scalings[s].k_star for s in (DENSE, SPARSE))
-    both = [b for b in dense if b in sparse]
-    told = f"{len(both)} of the {len(dense)} batch sizes with a dense K* have a sparse one"
-    bounds = study.scalings[DENSE].at_first_check | study.scalings[SPARSE].at_first_check
-    if left := [b for b in both if b in bounds]:
-        told += f", at {len(left)} of these one is at the first check"
-        both = [b for b in both if b not in bounds]
-    if not both or len(both) < len(dense) / 2:
-        return Finding(Verdict.UNDECIDABLE, told)
-    ratios = [sparse[b] / dense[b] for b in both]
-    limits = [log_ratio(*(k_star_draws(study, Cell(b, s)) for s in (SPARSE, DENSE))) for b in both]
-    low, high = (np.stack(side) for side in zip(*limits, strict=True))
-    mean = estimated(float(np.log(ratios).mean()), low.mean(axis=0), high.mean(axis=0)).map(lambda x: float(np.exp(x)))
-    words = f"K* x{min(ratios):.3g} to x{max(ratios):.3g} over B, mean x{mean}"
-    return Finding(
-        decide(mean, above=FEW_STEPS, to=MANY_STEPS), words if len(both) == len(dense) else f"{words}; {told}"
-    )
+
+    def judge(sparse: Series, dense: Series) -> Finding:
+        laws = study.scalings[sparse], study.scalings[dense]
+        over, under = (law.k_star for law in laws)
+        both = [b for b in under if b in over]
+        told = f"{len(both)} of the {len(under)} batch sizes with a dense K* have a sparse one"
+        bounds = laws[0].at_first_check | laws[1].at_first_check
+        if left := [b for b in both if b in bounds]:
+            told += f", at {len(left)} of these one is at the first check"
+            both = [b for b in both if b not in bounds]
+        if not both or len(both) < len(under) / 2:
+            return Finding(Verdict.UNDECIDABLE, told)
+        ratios = [over[b] / under[b] for b in both]
+        limits = [log_ratio(*(k_star_draws(study, cell_of(series, b)) for series in (sparse, dense))) for b in both]
+        low, high = (np.mean(side, axis=0) for side in zip(*limits, strict=True))
+        mean = estimated(float(np.log(ratios).mean()), low, high).map(lambda x: float(np.exp(x)))
+        words = f"K* x{min(ratios):.3g} to x{max(ratios):.3g} over B, mean x{mean}"
+        whole = words if len(both) == len(under) else f"{words}; {told}"
+        return Finding(decide(mean, above=FEW_STEPS, to=MANY_STEPS), whole)
+
+    return at_each_pair(study, judge)
 
 
-def critical_no_earlier(study: FittedStudy) -> Finding | None:
+def critical_no_earlier(study: Analysis) -> Finding | None:
     """Claim 5; None for a study without both sparsities."""
-    if not compares(study.record):
-        return None
-    return _critical(study.scalings[SPARSE], study.scalings[DENSE], "S=0.9", "S=0", 1 / MARGIN)
+    return _critical_of_sparse(study, 1 / MARGIN)
 
 
-def critical_later(study: FittedStudy) -> Finding | None:
+def critical_later(study: Analysis) -> Finding | None:
     """Claim 6; None for a study without both sparsities or with another update rule."""
-    if not compares(study.record) or setting(study.record.config, RULE) != MOMENTUM:
-        return None
-    return _critical(study.scalings[SPARSE], study.scalings[DENSE], "S=0.9", "S=0", MARGIN)
+    return _critical_of_sparse(study, MARGIN) if setting(study.record.config, RULE) == MOMENTUM else None
 
 
-def critical_of_momentum(study: FittedStudy, sgd: FittedStudy) -> Finding | None:
+def critical_of_momentum(study: Analysis, sgd: Analysis) -> Finding | None:
     """Claim 7; None unless the second study is of SGD and the first of another rule on the same workload."""
     rules = [setting(s.record.config, RULE) for s in (study, sgd)]
-    shared = sorted({*study.record.sparsities} & {*sgd.record.sparsities})
+    shared = [series for series in study.record.series if series in sgd.scalings]
     if rules[1] != SGD or rules[0] in (None, SGD) or not shared or study.record.goal.error != sgd.record.goal.error:
         return None
     if trained(study.record) != trained(sgd.record):
@@ -86,9 +82,9 @@ def critical_of_momentum(study: FittedStudy, sgd: FittedStudy) -> Finding | None
     return at_each(shared, lambda s: _critical(study.scalings[s], sgd.scalings[s], str(rules[0]), SGD, MARGIN))
 
 
-def compares(record: StudyRecord) -> bool:
-    """Whether a study has the two sparsities that the paper compares."""
-    return {DENSE, SPARSE} <= {*record.sparsities}
+def _critical_of_sparse(study: Analysis, least: float) -> Finding | None:
+    laws = study.scalings
+    return at_each_pair(study, lambda over, under: _critical(laws[over], laws[under], str(over), str(under), least))
 
 
 def _critical(over: Scaling, under: Scaling, name: str, other: str, least: float) -> Finding:

@@ -15,93 +15,88 @@ The claims 10 to 12 are on the direction; the sizes are those of one workload, a
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from lit_dps.analysis.scaling import REPLICATES, FittedStudy
-from lit_dps.analysis.summary import setting
-from lit_dps.analysis.text import significant
-from lit_dps.analysis.theory import RATIOS, Pair, measured_terms, paired_terms
+from lit_dps.analysis import RATIOS, REPLICATES, Analysis, Pair, measured_terms, paired_terms, setting, significant
 from lit_dps.record import StudyRecord
-from lit_dps.replication.claims_sparse import RULE, compares, trained
-from lit_dps.replication.rules import (
-    DENSE,
-    FEWEST,
-    MARGIN,
-    SEED,
-    SPARSE,
-    Finding,
-    Verdict,
-    decide,
-    estimated,
-    fit_ratio,
-)
+from lit_dps.replication.claims_sparse import RULE, trained
+from lit_dps.replication.rules import FEWEST, MARGIN, SEED, Finding, Verdict, at_each_pair, decide, estimated, fit_ratio
+from lit_dps.trial import Series
 
 AGREES = 1.5  # factor within which a predicted ratio tells the measured one
 
 
-def lipschitz_rises(study: FittedStudy) -> Finding | None:
+def lipschitz_rises(study: Analysis) -> Finding | None:
     """Claim 10; None without measurements at both sparsities."""
-    finding = _term(study, "lipschitz", "L", above=MARGIN)
-    if finding is None:
-        return None
-    known = {s: terms for s in study.record.sparsities if (terms := measured_terms(study.record, s))}
-    common = set.intersection(*(set(terms) for terms in known.values()))
-    if not common:
-        return finding
-    means = [math.exp(float(np.mean([math.log(terms[key].lipschitz) for key in common]))) for terms in known.values()]
-    levels = f"{' / '.join(map(significant, means))} at S={' / '.join(f'{s:g}' for s in known)}"
-    return finding._replace(measured=f"{finding.measured}; L = {levels}")
+    return _term(study, "lipschitz", "L", above=MARGIN, told=_levels)
 
 
-def variance_falls(study: FittedStudy) -> Finding | None:
+def variance_falls(study: Analysis) -> Finding | None:
     """Claim 11; None without measurements at both sparsities."""
     return _term(study, "beta", "beta", to=1 / MARGIN)
 
 
-def loss_stays(study: FittedStudy) -> Finding | None:
+def loss_stays(study: Analysis) -> Finding | None:
     """Claim 12; None without measurements at both sparsities."""
     return _term(study, "delta", "Delta", above=1 / MARGIN, to=MARGIN)
 
 
-def theory_tells(study: FittedStudy, other: FittedStudy) -> Finding | None:
+def theory_tells(study: Analysis, other: Analysis) -> Finding | None:
     """Claim 13, of terms measured in one study and laws fitted in another, or in the same.
 
     None without measurements at both sparsities, without laws in another study, or where the two do not train the same
     by the same rule.
     """
-    pairs, rules = _pairs(study.record), [setting(s.record.config, RULE) for s in (study, other)]
-    if (
-        not pairs
-        or not compares(other.record)
-        or rules[0] != rules[1]
-        or trained(study.record) != trained(other.record)
-    ):
+    rules, records = [setting(s.record.config, RULE) for s in (study, other)], (study.record, other.record)
+    if rules[0] != rules[1] or trained(records[0]) != trained(records[1]):
         return None
-    if other is not study and None in (other.scalings[DENSE].fit, other.scalings[SPARSE].fit):
-        return None
-    value, drawn = _log_ratio(pairs, "delta", "beta", "lipschitz")
-    predicted = estimated(value, drawn).map(math.exp)
-    fitted = fit_ratio(other.scalings[SPARSE], other.scalings[DENSE], lambda c1, c2: c1)
-    if fitted is None:
-        return Finding(Verdict.UNDECIDABLE, f"Delta beta L x{predicted}, no fitted c1 at both sparsities")
-    count = min(len(drawn), len(fitted[1]))
-    quotient = estimated(fitted[0] / math.exp(value), fitted[1][:count] / np.exp(drawn[:count]))
-    words = f"Delta beta L x{predicted}, fitted c1 x{estimated(*fitted)}: x{quotient} of the predicted"
-    return Finding(decide(quotient, above=1 / AGREES, to=AGREES), words)
+
+    def judge(sparse: Series, dense: Series) -> Finding | None:
+        pairs, laws = paired_terms(study.record, dense, sparse), [other.scalings.get(s) for s in (sparse, dense)]
+        if not pairs or None in laws or (other is not study and None in [law.fit for law in laws]):
+            return None
+        value, drawn = _log_ratio(pairs, "delta", "beta", "lipschitz")
+        predicted = estimated(value, drawn).map(math.exp)
+        fitted = fit_ratio(*laws, lambda c1, c2: c1)
+        if fitted is None:
+            return Finding(Verdict.UNDECIDABLE, f"Delta beta L x{predicted}, no fitted c1 at both sparsities")
+        count = min(len(drawn), len(fitted[1]))
+        quotient = estimated(fitted[0] / math.exp(value), fitted[1][:count] / np.exp(drawn[:count]))
+        words = f"Delta beta L x{predicted}, fitted c1 x{estimated(*fitted)}: x{quotient} of the predicted"
+        return Finding(decide(quotient, above=1 / AGREES, to=AGREES), words)
+
+    return at_each_pair(study, judge)
 
 
-def _pairs(record: StudyRecord) -> list[Pair]:
-    return paired_terms(record, DENSE, SPARSE) if compares(record) else []
+def _term(
+    study: Analysis,
+    name: str,
+    symbol: str,
+    above: float = 0.0,
+    to: float = math.inf,
+    told: Callable[[StudyRecord, Series], str] = lambda record, sparse: "",
+) -> Finding | None:
+    def judge(sparse: Series, dense: Series) -> Finding | None:
+        if not (pairs := paired_terms(study.record, dense, sparse)):
+            return None
+        ratio = estimated(*_log_ratio(pairs, name)).map(math.exp)
+        words = f"{symbol} x{ratio} over {len(pairs)} pairs of trials{told(study.record, sparse)}"
+        return Finding(decide(ratio, above, to), words)
+
+    return at_each_pair(study, judge)
 
 
-def _term(study: FittedStudy, name: str, symbol: str, above: float = 0.0, to: float = math.inf) -> Finding | None:
-    pairs = _pairs(study.record)
-    if not pairs:
-        return None
-    ratio = estimated(*_log_ratio(pairs, name)).map(math.exp)
-    return Finding(decide(ratio, above, to), f"{symbol} x{ratio} over {len(pairs)} pairs of trials")
+def _levels(record: StudyRecord, sparse: Series) -> str:
+    """L at each sparsity, over the points that all of them have; empty without such points."""
+    beside = (series for series in record.series if series.others == sparse.others)
+    known = {series.sparsity: terms for series in beside if (terms := measured_terms(record, series))}
+    common = set.intersection(*(set(terms) for terms in known.values()))
+    if not common:
+        return ""
+    means = [math.exp(float(np.mean([math.log(terms[key].lipschitz) for key in common]))) for terms in known.values()]
+    return f"; L = {' / '.join(map(significant, means))} at S={' / '.join(f'{s:g}' for s in known)}"
 
 
 def _log_ratio(pairs: Sequence[Pair], *names: str) -> tuple[float, np.ndarray]:

@@ -9,34 +9,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from lit_dps.analysis.report import notes, table_and_law
-from lit_dps.analysis.scaling import FittedStudy
-from lit_dps.analysis.summary import setting, summarize
-from lit_dps.analysis.theory_report import theory_text
-from lit_dps.record import StudyRecord
+from lit_dps.analysis import Analysis, setting, table_and_law, theory_text
 from lit_dps.replication.claims import Judgement, judge, overall
 from lit_dps.replication.paper import protocol_rows, search_text
 from lit_dps.replication.rules import Verdict
 from lit_dps.trial import TrialResult
-
-# The images of the page: those of these figure files that a study, or a comparison of studies, has.
-FIGURES = {
-    "scaling": "K* against batch size by sparsity (the paper's Figure 1)",
-    "metaparameters": "how the trials ended over the search space (Figure 3)",
-    "lipschitz": "local Lipschitz constant of the gradient along training (Figure 4)",
-    "logs": "training loss and validation error of the K* trials (Figure 6)",
-}
-COMPARISONS = {
-    "optimizers": "K* against batch size by update rule (Figure 2)",
-    "ratios": "K* of sparse over dense networks (Figure 12)",
-}
 
 _THEORY = """\
 K\\* = c1/B + c2 with c1 proportional to Delta x beta x L at equal epsilon: the loss to go, the variance of the gradient
 at initialization, and the mean local Lipschitz constant along the run. The paper's ratios for 90 % sparse over dense
 Simple-CNN on MNIST are 1.00 x 0.54 x 3.09 = 1.67. `lit_dps/analysis/theory.py` has the derivation."""
 _RULES = """\
-A claim is a number in a range, both fixed beforehand (`lit_dps/analysis/claims/`). It is seen where the 95 %
+A claim is a number in a range, both fixed beforehand (`lit_dps/replication/`). It is seen where the 95 %
 bootstrap interval over trials, in brackets, lies in the range, not seen where all of it lies outside, else not
 decidable at this scale; and what a study's batch sizes cannot reach, it cannot refute. Claims are judged at a study's
 own goal, from the trials that have finished."""
@@ -70,7 +54,7 @@ class Part:
         images: Its figures.
     """
 
-    study: FittedStudy
+    study: Analysis
     command: str
     images: Sequence[Image] = ()
     core: Core | None = None
@@ -120,10 +104,10 @@ def replication_page(
     return "\n".join(sections)
 
 
-def progress(record: StudyRecord) -> tuple[int, int]:
+def progress(study: Analysis) -> tuple[int, int]:
     """How many of a study's trials have finished, and how many it has."""
-    cells = summarize(record)
-    return record.trials * len(cells) - sum(cell.pending for cell in cells), record.trials * len(cells)
+    declared = study.record.trials * len(study.cells)
+    return declared - sum(cell.pending for cell in study.cells), declared
 
 
 def _made(parts: Sequence[Part], machine: Machine, command: str, date: str) -> str:
@@ -133,7 +117,11 @@ def _made(parts: Sequence[Part], machine: Machine, command: str, date: str) -> s
         workers = setting(record.config, "study.workers") or machine.cores
         asked, hours = part.hours(core=True) / workers, part.hours() / workers
         core, elapsed = core + asked, elapsed + hours
-        row = {"study": f"`{record.name}`", "workload": record.workload, "trials": "{} of {}".format(*progress(record))}
+        row = {
+            "study": f"`{record.name}`",
+            "workload": record.workload,
+            "trials": "{} of {}".format(*progress(part.study)),
+        }
         row |= {"at a time": str(workers), "hours as configured": f"{asked:.2f}", "hours in all": f"{hours:.2f}"}
         rows.append(row | {"command": f"`{part.command}`"})
     made = f"This page was made {date} on {machine.cores} cores of {machine.cpu}, with torch {machine.torch}."
@@ -148,7 +136,7 @@ def _made(parts: Sequence[Part], machine: Machine, command: str, date: str) -> s
 def _claims(judgements: Sequence[Judgement]) -> str:
     short, rows = [], []
     for claim, verdicts in overall(judgements).items():
-        row = {"claim": f"{claim.text} ({claim.source})"}
+        row = {"claim": f"{claim.text} (Section {claim.source})"}
         short.append(row | {verdict: ", ".join(verdicts.get(verdict, ["-"])) or "no study" for verdict in Verdict})
     for judgement in judgements:
         row = {"claim": judgement.claim.text, "study": _named(judgement), "paper": judgement.claim.paper}
@@ -171,20 +159,19 @@ def _disagreements(judgements: Sequence[Judgement]) -> str:
 
 
 def _part(part: Part) -> str:
-    record, scalings = part.study
-    done, declared = progress(record)
+    record, (done, declared) = part.study.record, progress(part.study)
     lines = [f"## Study {record.name}\n", f"Workload {record.workload}, made by `{part.command}`.\n"]
     if done < declared:
         lines.append(f"**{done} of {declared} trials have finished**; all of this page is about those.\n")
     lines += [f"Searched: {search_text(record)}.\n", table(protocol_rows(record))]
-    lines.append(_block("\n".join([table_and_law(record, scalings), *(f"note: {line}" for line in notes(record))])))
+    lines.append(_block("\n".join([table_and_law(part.study), *(f"note: {line}" for line in part.study.notes)])))
     return "\n".join([*lines, *([_images(part.images)] if part.images else [])])
 
 
 def _theory(parts: Sequence[Part]) -> str:
     lines = ["## Theory\n", f"{_THEORY}\n"]
     for part in parts:
-        text = theory_text(*part.study)
+        text = theory_text(part.study)
         name = part.study.record.name
         lines.append(f"`{name}`:\n\n{_block(text)}" if text else f"`{name}`: no terms were measured.\n")
     return "\n".join(lines)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lit_dps.analysis.summary import setting
+from lit_dps.analysis import setting
 from lit_dps.record import StudyRecord
 from lit_dps.space import short_names
 
@@ -55,6 +55,7 @@ def protocol_rows(record: StudyRecord) -> list[dict[str, str]]:
     rows = [
         ("batch sizes", _listed(record.batch_sizes), _listed(BATCH_SIZES)),
         ("sparsities", _listed(record.sparsities), _listed(SPARSITIES)),
+        *((key, ", ".join(map(str, values)), "-") for key, values in record.axes.items()),
         ("trials a cell", str(record.trials), str(TRIALS)),
         ("goal validation error", _listed([goal.error, *record.goals]), theirs[0]),
         ("steps between checks", str(goal.check_interval), theirs[1]),

@@ -5,21 +5,22 @@ all of it lies outside, and *not decidable at this scale* otherwise. The interva
 drawn at random, its trials, and from K* being known to one check interval; they do not know of other initial weights or
 data.
 
-Where a claim is about several sparsities it is not seen if it is not seen at one of them, seen if it is seen at all.
+Where a claim is about several series it is not seen if it is not seen at one of them, seen if it is seen at all.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import NamedTuple
 
 import numpy as np
 
-from lit_dps.analysis.scaling import PERCENTILES, REPLICATES, FittedStudy, Interval, Scaling, estimate, resample
-from lit_dps.racing import best_steps, last_step
-from lit_dps.trial import Cell, Status
+from lit_dps.analysis import PERCENTILES, REPLICATES, Analysis, Interval, Scaling, estimate, resample
+from lit_dps.racing import last_step
+from lit_dps.record import StudyRecord
+from lit_dps.trial import Cell, Series, Status
 
 SEED = 0
 FEWEST = 4  # trials of a cell, points or batch sizes below which a bootstrap says too little to decide anything
@@ -91,14 +92,29 @@ def combined(verdicts: Iterable[Verdict]) -> Verdict:
     return Verdict.SEEN if found == {Verdict.SEEN} else Verdict.UNDECIDABLE
 
 
-def at_each(sparsities: Sequence[float], judge: Callable[[float], Finding]) -> Finding:
-    """The findings at some sparsities as one."""
-    found = {sparsity: judge(sparsity) for sparsity in sparsities}
+def at_each(every: Iterable[Series], judge: Callable[[Series], Finding]) -> Finding:
+    """The findings in some series as one."""
+    found = {series: judge(series) for series in every}
     verdict = combined(finding.verdict for finding in found.values())
-    return Finding(verdict, "; ".join(f"S={s:g}: {finding.measured}" for s, finding in found.items()))
+    return Finding(verdict, "; ".join(f"{series}: {finding.measured}" for series, finding in found.items()))
 
 
-def k_star_draws(study: FittedStudy, cell: Cell) -> tuple[np.ndarray, np.ndarray]:
+def sparse_and_dense(record: StudyRecord) -> dict[Series, Series]:
+    """The dense series beside each sparse one, of the two sparsities that the paper compares."""
+    dense = {series.others: series for series in record.series if series.sparsity == DENSE}
+    return {s: dense[s.others] for s in record.series if s.sparsity == SPARSE and s.others in dense}
+
+
+def at_each_pair(study: Analysis, judge: Callable[[Series, Series], Finding | None]) -> Finding | None:
+    """The findings on each sparse series and its dense one as one; None where there is none."""
+    judged = {sparse: judge(sparse, dense) for sparse, dense in sparse_and_dense(study.record).items()}
+    found = {series: finding for series, finding in judged.items() if finding is not None}
+    if any(series.others for series in found):
+        return at_each(found, lambda series: found[series])
+    return next(iter(found.values()), None)
+
+
+def k_star_draws(study: Analysis, cell: Cell) -> tuple[np.ndarray, np.ndarray]:
     """K* of the resamples of a cell, between limits.
 
     The goal was met after the last check that missed it, and a resample without a complete trial would have met it
@@ -108,12 +124,12 @@ def k_star_draws(study: FittedStudy, cell: Cell) -> tuple[np.ndarray, np.ndarray
     Returns:
         (R,) lower limits and (R,) upper limits, in steps: 0 and infinity with fewer than `FEWEST` trials.
     """
-    results, goal = study.record.resolved_results(cell), study.record.goal
-    if len(results) < FEWEST:
+    found, goal = study.by_cell[cell], study.record.goal
+    if len(found.trials) < FEWEST:
         return np.zeros(REPLICATES), np.full(REPLICATES, np.inf)
-    drawn = resample([result.steps for result in results], REPLICATES, (SEED, cell.batch_size))
-    stopped = [result.steps_run for result in results if result.status is Status.STOPPED]
-    known = min(last_step(best_steps(results), study.record.slack), goal.max_steps, *stopped)
+    drawn = resample(found.steps, REPLICATES, (SEED, cell.batch_size))
+    stopped = [result.steps_run for result in found.trials if result.status is Status.STOPPED]
+    known = min(last_step(found.k_star, study.record.slack), goal.max_steps, *stopped)
     met = np.isfinite(drawn)
     return np.where(met, drawn - goal.check_interval, known), np.where(met, drawn, np.inf)
 

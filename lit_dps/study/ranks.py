@@ -9,7 +9,7 @@ import torch
 
 from lit_dps.engines.engine import Engine
 from lit_dps.parallel import launch, ranks
-from lit_dps.run import Run
+from lit_dps.runs import Run
 from lit_dps.runtime import INTERRUPTED, Interrupted, StopRequest, interruptible, prepare_process
 from lit_dps.study.setup import StudySetup
 from lit_dps.trial import TrialResult

@@ -17,7 +17,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from lit_dps.engines.eligible import standard_data
 from lit_dps.engines.engine import Training
 from lit_dps.errors import ConfigError, UserError, user_error_in
-from lit_dps.run import Run
+from lit_dps.runs import Run
 from lit_dps.training import GoalErrorCallback, SmoothnessCallback, lightning_private
 from lit_dps.training.examples import ExamplesCallback, refuse_too_large
 from lit_dps.training.generators import isolated

@@ -10,7 +10,7 @@ from functools import partial
 
 from lightning.pytorch import LightningDataModule
 
-from lit_dps.analysis.publish import figures_folder, publish
+from lit_dps.analysis import Analysis, figures_folder, publish
 from lit_dps.config import StorageConfig
 from lit_dps.parallel import ranks
 from lit_dps.record import StudyRecord
@@ -138,8 +138,9 @@ def _finish(setup: StudySetup, view: View) -> None:
     record = read_study(storage.optuna_url, name)
     if not any(record.running.values()) and all(len(r) >= record.trials for r in record.results.values()):
         clear(storage.checkpoints(name))
-    text, scalings, files = publish(record, figures_folder(storage.folder, name))
-    view.sync(record, scalings, files)
+    analysis = Analysis(record)
+    text, files = publish(analysis, figures_folder(storage.folder, name))
+    view.sync(record, analysis, files)
     sys.stderr.flush()
     print(f"\n{text}\n{_pages(storage, view.tracker)}", flush=True)
 

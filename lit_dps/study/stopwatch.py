@@ -17,7 +17,7 @@ from lit_dps.engines.trainer import TrainerEngine
 from lit_dps.errors import UserError
 from lit_dps.pruning.mask import prunable
 from lit_dps.pruning.scores import SCORES
-from lit_dps.run import Run
+from lit_dps.runs import Run
 from lit_dps.study.setup import StudySetup
 from lit_dps.training import GoalErrorCallback
 from lit_dps.training.early_check import EarlyCheck, fewest

@@ -14,10 +14,7 @@ from pathlib import Path
 
 import yaml
 
-from lit_dps.analysis.report import fit_rows
-from lit_dps.analysis.scaling import Scaling
-from lit_dps.analysis.summary import summarize
-from lit_dps.analysis.theory import theory_rows
+from lit_dps.analysis import Analysis, records
 from lit_dps.config import StorageConfig
 from lit_dps.errors import StorageError
 from lit_dps.record import StudyRecord
@@ -46,12 +43,12 @@ class View:
     def sync(
         self,
         record: StudyRecord,
-        scalings: Mapping[float, Scaling] | None = None,
+        study: Analysis | None = None,
         files: Sequence[Path] = (),
         goes_on: bool = False,
     ) -> None:
         """As `sync` below; tried also if MLflow has failed before, since it may be back by now."""
-        self._try(lambda: sync(self._connected(), record, scalings, files, goes_on=goes_on))
+        self._try(lambda: sync(self._connected(), record, study, files, goes_on=goes_on))
 
     def log(self, result: TrialResult) -> None:
         """Logs a result, if MLflow has not failed so far."""
@@ -82,7 +79,7 @@ def connect(storage: StorageConfig, workload: str, study: str, tags: Mapping[str
 def sync(
     tracker: Tracker,
     record: StudyRecord,
-    scalings: Mapping[float, Scaling] | None = None,
+    study: Analysis | None = None,
     files: Sequence[Path] = (),
     *,
     goes_on: bool = False,
@@ -96,7 +93,7 @@ def sync(
     Args:
         tracker: Where.
         record: The study.
-        scalings: Its fitted laws, to log the outcome too; None while it is not analyzed.
+        study: What was computed of it, to log the outcome too; None while it is not analyzed.
         files: Artifacts of the outcome.
         goes_on: Whether trials of it are run now.
         logged: What was logged before `record` was read. If given, the runs of trials that are not stored are deleted:
@@ -112,8 +109,8 @@ def sync(
         tracker.delete_trial(cell, point)
     if goes_on:
         tracker.go_on()
-    if scalings is not None:
-        _log_outcome(tracker, record, scalings, files)
+    if study is not None:
+        _log_outcome(tracker, study, files)
 
 
 def environment_tags(digest: str | None) -> dict[str, str]:
@@ -133,14 +130,11 @@ def environment_tags(digest: str | None) -> dict[str, str]:
     return tags | {"mlflow.source.git.commit": commit or "none", "mlflow.source.name": "lit-dps study"}
 
 
-def _log_outcome(
-    tracker: Tracker, record: StudyRecord, scalings: Mapping[float, Scaling], files: Sequence[Path]
-) -> None:
+def _log_outcome(tracker: Tracker, study: Analysis, files: Sequence[Path]) -> None:
     """K*, the fitted laws, the theory, table, figures and configuration, on the runs of the study and its cells."""
-    cells, theory = summarize(record), theory_rows(record, scalings)
-    scaling: dict[str, dict[int, float]] = {}
-    for cell, terms in zip(cells, theory, strict=True):
-        counts = {status: getattr(cell, status) for status in ENDS}
+    record, scaling = study.record, {}
+    for cell, terms in zip(study.cells, records(study.theory), strict=True):
+        counts = {status: cell.counts[status] for status in ENDS}
         if cell.at_first_check:  # then K* is no more than an upper bound
             counts["K_star_at_first_check"] = 1
         measured = {f"theory/{name}": terms[name] for name in THEORY if terms[name] is not None}
@@ -148,10 +142,9 @@ def _log_outcome(
         if cell.k_star is not None:
             scaling.setdefault(f"K_star/{_name(cell.cell.series)}", {})[cell.cell.batch_size] = cell.k_star
     metrics: dict[str, float] = {}
-    for row in fit_rows(scalings):
+    for series, row in zip(sorted(study.scalings), records(study.laws), strict=True):
         names = ["c1", "c2"] + (["b_crit"] if row["identifiable"] else ["b_crit_low"])
-        series = _name(Series(row["sparsity"]))
-        metrics |= {f"{name}/{series}": row[name] for name in names if row[name] is not None}
+        metrics |= {f"{name}/{_name(series)}": row[name] for name in names if row[name] is not None}
     params = {"goal.error": record.goal.error, "goal.check_interval": record.goal.check_interval}
     params |= {"goal.max_steps": record.goal.max_steps, "seed": record.seed}
     params |= {key: f"[{r.low:g}, {r.high:g}] {r.scale}" for key, r in record.space.items()}
@@ -161,7 +154,7 @@ def _log_outcome(
         params,
         files,
         {"config.yaml": yaml.safe_dump(record.config, sort_keys=False)},
-        finished=not any(cell.pending for cell in cells),
+        finished=not any(cell.pending for cell in study.cells),
     )
 
 

@@ -12,7 +12,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 import lit_dps.training.lightning_private as lightning_private
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import SharedBatchDDP
-from lit_dps.run import Run
+from lit_dps.runs import Run
 from lit_dps.training.checkpoints import MIN_SECONDS_WORTH_SAVING, CheckpointFile
 from lit_dps.training.position import ResumableLoader
 from lit_dps.trial import Status

@@ -15,7 +15,7 @@ from lit_dps.goal import Goal
 from lit_dps.module import weights_finite
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import SharedBatchDDP
-from lit_dps.run import Run
+from lit_dps.runs import Run
 from lit_dps.training.early_check import EarlyCheck
 from lit_dps.training.schedules import forget_followed_metrics, give_the_length, go_beyond, prepare_schedules
 from lit_dps.training.steps import StepCount

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from lightning.pytorch import Trainer
 
-from lit_dps.store.read import read_study
+from lit_dps.store import read_study
 from lit_dps.training.checkpoint import steps_saved
 from tests.e2e.commands import FAST, run, run_here, start, table
 

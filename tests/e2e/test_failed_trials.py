@@ -8,7 +8,7 @@ import mlflow
 import pytest
 import yaml
 
-from lit_dps.store.read import read_study
+from lit_dps.store import read_study
 from lit_dps.trial import Cell, Status, TrialResult
 from tests.e2e.commands import table
 

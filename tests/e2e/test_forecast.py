@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lit_dps.store.read import read_study
+from lit_dps.store import read_study
 from tests.e2e.commands import FAST, run
 from tests.e2e.test_plain_user import CONFIG
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lit_dps.store.read import read_study
+from lit_dps.store import read_study
 from tests.e2e.commands import FAST, results, table
 
 pytestmark = pytest.mark.slow

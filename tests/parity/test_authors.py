@@ -15,7 +15,7 @@ from lit_dps.data import CIFAR10, MNIST, FashionMNIST
 from lit_dps.data.order import AuthorsOrder
 from lit_dps.models import ResNet8, SimpleCNN
 from lit_dps.module import ImageClassifier
-from lit_dps.run import Run
+from lit_dps.runs import Run
 from lit_dps.training import GoalErrorCallback, PruningCallback
 from tests.parity.authors import DATA, REFERENCE, load, needs_reference, tensors, with_weights
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from lit_dps.analysis.summary import summarize
+from lit_dps.analysis import summarize
 from lit_dps.racing import truncate_at_race_limit
 from lit_dps.record import StudyRecord
-from lit_dps.store.read import read_study
+from lit_dps.store import read_study
 from tests.e2e.commands import ROOT, run, run_here
 from tests.parity.authors import DATA
 

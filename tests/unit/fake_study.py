@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import optuna
 
+from lit_dps.analysis import Analysis
 from lit_dps.goal import Goal
 from lit_dps.record import grid
 from lit_dps.space import Range
-from lit_dps.store import FORMAT, FORMAT_ATTR, POINT_ATTR, RESULT_ATTR, cell_study_name, encode_result
+from lit_dps.store import FORMAT, FORMAT_ATTR, POINT_ATTR, RESULT_ATTR, cell_study_name, encode_result, read_study
 from lit_dps.trial import Cell, Status, Trial, TrialResult
 
 GOAL = Goal(error=0.1, check_interval=16, max_steps=40_000)
@@ -110,6 +111,13 @@ def law_study(
     if measure:
         results = {cell: [measured(r, goal) for r in trials] for cell, trials in results.items()}
     write_study(storage, results, name, trials=trials, **kw)
+
+
+def analysis_of(results: Mapping[Cell, Sequence[TrialResult]], name: str = "fake", **kw) -> Analysis:
+    """The analysis of a study that is written as `write_study` does, and read."""
+    storage = optuna.storages.InMemoryStorage()
+    write_study(storage, results, name, **kw)
+    return Analysis(read_study(storage, name))
 
 
 def write_study(

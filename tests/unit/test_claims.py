@@ -2,19 +2,28 @@
 
 import dataclasses
 
-import optuna
 import pytest
 
-from lit_dps.analysis.scaling import FittedStudy, scaling_of
-from lit_dps.replication.claims import CLAIMS, judge, overall
-from lit_dps.replication.claims_scaling import diminishing_returns, exponent, linear_scaling, plateau
-from lit_dps.replication.claims_sparse import critical_later, critical_no_earlier, critical_of_momentum, steps_of_sparse
-from lit_dps.replication.rules import Verdict
-from lit_dps.store.read import read_study
-from lit_dps.trial import Cell
-from tests.unit.fake_study import result, write_study
+from lit_dps.analysis import Analysis
+from lit_dps.replication import (
+    CLAIMS,
+    Verdict,
+    critical_later,
+    critical_no_earlier,
+    critical_of_momentum,
+    diminishing_returns,
+    exponent,
+    judge,
+    linear_scaling,
+    overall,
+    plateau,
+    steps_of_sparse,
+)
+from lit_dps.trial import Cell, Series
+from tests.unit.fake_study import analysis_of, result
 
 SEEN, NOT_SEEN, UNDECIDABLE = Verdict
+PARAMS = {"model.learning_rate": 0.1, "model.momentum": 0.9}
 POWERS = [2**i for i in range(1, 15)]  # the batch sizes of the paper
 MOMENTUM = {"model": {"init_args": {"optimizer": "momentum", "network": "cnn"}}, "data": {"class_path": "MNIST"}}
 SGD = {"model": {"init_args": {"optimizer": "sgd", "network": "cnn"}}, "data": {"class_path": "MNIST"}}
@@ -22,13 +31,9 @@ SGD = {"model": {"init_args": {"optimizer": "sgd", "network": "cnn"}}, "data": {
 
 def study_of(steps, name="fake", **kw):
     """A study of the given steps to result: by (batch size, sparsity), or by batch size for a dense one."""
-    cells = {Cell(*key) if isinstance(key, tuple) else Cell(key, 0.0): found for key, found in steps.items()}
-    params = {"model.learning_rate": 0.1, "model.momentum": 0.9}
-    results = {c: [result(c, i, k, params=params) for i, k in enumerate(found)] for c, found in cells.items()}
-    storage = optuna.storages.InMemoryStorage()
-    write_study(storage, results, name, **kw)
-    record = read_study(storage, name)
-    return FittedStudy(record, scaling_of(record))
+    cells = {Cell(*key) if isinstance(key, tuple) else Cell(key): found for key, found in steps.items()}
+    results = {c: [result(c, i, k, params=PARAMS) for i, k in enumerate(found)] for c, found in cells.items()}
+    return analysis_of(results, name, **kw)
 
 
 def sure(k):
@@ -48,7 +53,7 @@ def law(c1, c2, batch_sizes, sparsity=0.0, trials=sure):
 
 def test_the_exponent_between_two_batch_sizes():
     study = study_of({8: sure(3200), 32: sure(400)})  # 8 times fewer steps at 4 times the batch: 4^-1.5
-    number = exponent(study, 0.0, 8, 32)
+    number = exponent(study, Series(0.0), 8, 32)
     assert number.value == pytest.approx(-1.5)
     # To one check interval, 16 steps: log_4 of 384 / 3200 and of 400 / 3184
     assert number.interval == pytest.approx((-1.5294, -1.4964), abs=1e-4)
@@ -72,8 +77,8 @@ def test_linear_scaling(steps, verdict):
 def test_linear_scaling_that_bends_too_early_for_the_fitted_law():
     # Halving at 4 times the batch, where the law through all says B_crit = 1000: 16 is within reach of linear scaling.
     study = study_of({16: sure(6350), 64: sure(3175), 128: sure(881), 512: sure(295), 2048: sure(149), 8192: sure(112)})
-    assert study.scalings[0.0].identifiable
-    assert study.scalings[0.0].fit.critical_batch_size >= 8 * 16
+    assert study.scalings[Series(0.0)].identifiable
+    assert study.scalings[Series(0.0)].fit.critical_batch_size >= 8 * 16
     assert linear_scaling(study).verdict is NOT_SEEN
 
 
@@ -119,7 +124,7 @@ def test_plateau(steps, verdict):
 def test_a_plateau_that_is_not_where_the_law_has_it():
     flat = {4: sure(26000), 16: sure(7250), 64: sure(2560), 256: sure(1390), 1024: sure(1098), 4096: sure(1024)}
     study = study_of(flat | {8192: sure(700)})
-    assert study.scalings[0.0].fit.critical_batch_size < 8192 / 8
+    assert study.scalings[Series(0.0)].fit.critical_batch_size < 8192 / 8
     assert plateau(study).verdict is NOT_SEEN
 
 
@@ -186,9 +191,7 @@ def two(dense, sparse, batch_sizes=POWERS, sparse_trials=sure, **kw):
 )
 def test_critical_batch_sizes_of_sparse_and_dense(study, no_earlier, later):
     assert critical_no_earlier(study).verdict is no_earlier
-    assert (
-        critical_later(FittedStudy(dataclasses.replace(study.record, config=MOMENTUM), study.scalings)).verdict is later
-    )
+    assert critical_later(Analysis(dataclasses.replace(study.record, config=MOMENTUM))).verdict is later
 
 
 def test_the_critical_batch_sizes_in_words():
@@ -206,10 +209,7 @@ def test_later_with_momentum_is_for_momentum():
     assert critical_no_earlier(study_of(law(1e6, 1000, POWERS, 0.5) | law(1e6, 1000, POWERS, 0.9))) is None
 
 
-@pytest.mark.parametrize(
-    ("c1", "verdict"),
-    [(3e6, SEEN), (1e6, NOT_SEEN), (3e5, NOT_SEEN)],
-)
+@pytest.mark.parametrize(("c1", "verdict"), [(3e6, SEEN), (1e6, NOT_SEEN), (3e5, NOT_SEEN)])
 def test_momentum_against_sgd(c1, verdict):
     sgd = study_of(law(1e6, 1000, POWERS), "sgd", config=SGD)
     momentum = study_of(law(c1, 1000, POWERS), "momentum", config=MOMENTUM)
@@ -233,7 +233,7 @@ def test_only_studies_of_one_workload_are_compared():
 def test_one_row_a_claim_and_study():
     sgd = study_of(law(1e6, 1000, POWERS), "sgd", config=SGD)
     momentum = study_of(law(3e6, 1000, POWERS), "momentum", config=MOMENTUM)
-    rows = judge([momentum, sgd], {"sgd": "make sgd", "momentum": "make momentum"})
+    rows = judge([momentum, sgd], {name: f"make {name}" for name in ("sgd", "momentum")})
     assert {row.claim for row in rows} == set(CLAIMS)
     by_rule = {c.judge: [row for row in rows if row.claim is c] for c in CLAIMS}
     assert [row.studies for row in by_rule[linear_scaling]] == [("momentum",), ("sgd",)]

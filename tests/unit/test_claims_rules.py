@@ -3,14 +3,12 @@
 import math
 
 import numpy as np
-import optuna
 import pytest
 from scipy.stats import spearmanr
 
-from lit_dps.analysis.scaling import FittedStudy, Interval, Scaling, scale, scaling_of
+from lit_dps.analysis import Interval, Scaling, scale
 from lit_dps.goal import Goal
-from lit_dps.replication.claims_search import rank_correlation
-from lit_dps.replication.rules import (
+from lit_dps.replication import (
     Estimate,
     Finding,
     Verdict,
@@ -21,10 +19,10 @@ from lit_dps.replication.rules import (
     fit_ratio,
     k_star_draws,
     log_ratio,
+    rank_correlation,
 )
-from lit_dps.store.read import read_study
-from lit_dps.trial import Cell
-from tests.unit.fake_study import result, write_study
+from lit_dps.trial import Cell, Series
+from tests.unit.fake_study import analysis_of, result
 
 SEEN, NOT_SEEN, UNDECIDABLE = Verdict
 
@@ -56,8 +54,8 @@ def test_verdicts_on_several_sparsities():
     assert combined([SEEN, UNDECIDABLE]) is UNDECIDABLE
     assert combined([SEEN, UNDECIDABLE, NOT_SEEN]) is NOT_SEEN
     assert combined([]) is UNDECIDABLE
-    found = at_each([0.0, 0.9], lambda s: Finding(SEEN if s else NOT_SEEN, f"e = {s + 1}"))
-    assert found == (NOT_SEEN, "S=0: e = 1.0; S=0.9: e = 1.9")
+    found = at_each(map(Series, (0.0, 0.9)), lambda s: Finding(SEEN if s > Series(0.0) else NOT_SEEN, f"e of {s}"))
+    assert found == (NOT_SEEN, "S=0: e of S=0; S=0.9: e of S=0.9")
 
 
 def test_intervals_are_percentiles_that_hold_the_value():
@@ -78,11 +76,8 @@ def test_what_is_unknown_could_be_anything():
 
 
 def study_of(steps, slack=None, **goal):
-    storage = optuna.storages.InMemoryStorage()
     cells = {cell: [result(cell, i, k) for i, k in enumerate(found)] for cell, found in steps.items()}
-    write_study(storage, cells, goal=Goal(0.1, **goal), slack=slack)
-    record = read_study(storage, "fake")
-    return FittedStudy(record, scaling_of(record))
+    return analysis_of(cells, goal=Goal(0.1, **goal), slack=slack)
 
 
 def test_k_star_lies_between_checks_or_beyond_the_budget():

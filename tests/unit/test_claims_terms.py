@@ -2,17 +2,20 @@
 
 import math
 
-import optuna
 import pytest
 
-from lit_dps.analysis.scaling import FittedStudy, scaling_of
-from lit_dps.replication.claims_search import rate_grows, region_grows
-from lit_dps.replication.claims_theory import lipschitz_rises, loss_stays, theory_tells, variance_falls
-from lit_dps.replication.rules import Verdict
+from lit_dps.replication import (
+    Verdict,
+    lipschitz_rises,
+    loss_stays,
+    rate_grows,
+    region_grows,
+    theory_tells,
+    variance_falls,
+)
 from lit_dps.space import Range
-from lit_dps.store.read import read_study
 from lit_dps.trial import Cell
-from tests.unit.fake_study import result, theory_terms, write_study
+from tests.unit.fake_study import analysis_of, result, theory_terms
 
 SEEN, NOT_SEEN, UNDECIDABLE = Verdict
 SPACE = {"model.learning_rate": Range(1e-4, 10, "log")}
@@ -20,10 +23,7 @@ SIZES = (4, 16, 64, 256, 1024)
 
 
 def fitted(cells, **kw):
-    storage = optuna.storages.InMemoryStorage()
-    write_study(storage, cells, **kw)
-    record = read_study(storage, "fake")
-    return FittedStudy(record, scaling_of(record))
+    return analysis_of(cells, **kw)
 
 
 def searched(best, doubt=False, space=SPACE, momentum=None, sizes=SIZES):

@@ -9,7 +9,7 @@ from torch import nn
 
 from lit_dps.goal import Goal
 from lit_dps.module import ImageClassifier
-from lit_dps.run import Run
+from lit_dps.runs import Run
 from lit_dps.training import GoalErrorCallback
 from lit_dps.training.early_check import CHUNK, EarlyCheck, fewest
 from lit_dps.trial import Status

@@ -6,19 +6,13 @@ import numpy as np
 import optuna
 import pytest
 
-from lit_dps.analysis.figures.lipschitz import lipschitz_rows
-from lit_dps.analysis.figures.metaparameters import draw_metaparameters, metaparameter_axes, metaparameter_rows
-from lit_dps.analysis.goals import at_goal
-from lit_dps.analysis.ratios import ratios
-from lit_dps.analysis.scaling import FittedStudy, scaling_of
-from lit_dps.analysis.summary import comparable, summarize
-from lit_dps.analysis.theory import measured_terms
+from lit_dps.analysis import Analysis, at_goal, comparable, measured_terms, summarize
+from lit_dps.analysis.figures import lipschitz, metaparameters
 from lit_dps.racing import longest_attempt, truncate_at_race_limit
-from lit_dps.replication.claims_search import rate_grows, region_grows
-from lit_dps.replication.rules import k_star_draws
+from lit_dps.replication import k_star_draws, rate_grows, region_grows
 from lit_dps.space import Range
-from lit_dps.store.read import read_study
-from lit_dps.trial import Cell, Status
+from lit_dps.store import read_study
+from lit_dps.trial import Cell, Series, Status
 from tests.unit.fake_study import result, theory_terms, write_study
 
 CELL = Cell(8, 0.0)
@@ -60,7 +54,7 @@ def test_the_stored_attempts_at_a_failed_point_are_read_as_the_last():
     record = read({CELL: [ended(0, "failed", failure="OSError: disk full"), result(CELL, 0, 96), ended(1, "failed")]})
     assert [(r.trial.point, r.status) for r in record.results[CELL]] == [(0, Status.COMPLETE), (1, Status.FAILED)]
     (cell,) = summarize(record)
-    assert (cell.complete, cell.failed) == (1, 1)
+    assert (cell.counts[Status.COMPLETE], cell.counts[Status.FAILED]) == (1, 1)
 
 
 def test_beyond_the_race_they_are_outraced_as_all_others():
@@ -102,21 +96,21 @@ def test_failed_trials_are_no_trials_of_a_resample_and_stopped_ones_are_not_succ
     incomplete = read(FOUND | {CELL: [*FOUND[CELL], result(CELL, 4, None)]})
     assert [len(record.resolved_results(CELL)) for record in (plain, failed, stopped)] == [4, 4, 5]
     law, of_failed, of_stopped, of_incomplete = (
-        scaling_of(record)[0.0] for record in (plain, failed, stopped, incomplete)
+        Analysis(record).scalings[Series(0.0)] for record in (plain, failed, stopped, incomplete)
     )
     assert (law.replicates == of_failed.replicates).all()
     assert (of_stopped.replicates == of_incomplete.replicates).all()
     assert not np.array_equal(of_stopped.replicates, law.replicates)
-    assert ratios(failed) == ratios(plain) != ratios(stopped)
+    assert Analysis(failed).ratios == Analysis(plain).ratios != Analysis(stopped).ratios
 
 
 def test_where_a_stopped_trial_would_have_met_the_goal_is_open_from_there():
     found = [*steps_of(CELL, 320, 640, None), ended(3, "stopped", 160)]
     record = read({CELL: found}, trials=4)
-    low, high = k_star_draws(FittedStudy(record, {}), CELL)
+    low, high = k_star_draws(Analysis(record), CELL)
     assert {*zip(low, high, strict=True)} == {(304, 320), (624, 640), (160, np.inf)}
     failed = read({CELL: [*steps_of(CELL, 320, 640, None), ended(3, "failed", 160)]})
-    low, high = k_star_draws(FittedStudy(failed, {}), CELL)
+    low, high = k_star_draws(Analysis(failed), CELL)
     assert {*zip(low, high, strict=True)} == {(0, np.inf)}  # three trials that tell something are too few
 
 
@@ -131,7 +125,7 @@ def test_failed_trials_do_not_count_for_the_region_of_successful_ones():
     }
     small = Cell(4, 0.0)
     of_failed, of_stopped = (
-        region_grows(FittedStudy(read(cells | {small: [*cells[small][:7], ended(7, status, cell=small)]}), {})).measured
+        region_grows(Analysis(read(cells | {small: [*cells[small][:7], ended(7, status, cell=small)]}))).measured
         for status in ("failed", "stopped")
     )
     assert of_failed.startswith("S=0: share of complete trials 0.429 at B=4, 0.857 at B=256;")
@@ -147,7 +141,7 @@ def test_failed_trials_do_not_count_for_the_best_rate():
     params = {"model.learning_rate": 5.0}
     more = {c: [*found, *(ended(p, "failed", cell=c, params=params) for p in (4, 5))] for c, found in cells.items()}
     records = [read(found, space=space) for found in (cells, more)]
-    plain, with_failed = (rate_grows(FittedStudy(record, scaling_of(record))) for record in records)
+    plain, with_failed = (rate_grows(Analysis(record)) for record in records)
     assert plain == with_failed
 
 
@@ -160,8 +154,8 @@ def test_means_over_a_run_are_those_of_runs_that_the_study_ended(status, kept):
     found = result(CELL, 0, 160 if status == "complete" else None, status, **theory_terms(160))
     assert comparable(found) is kept
     record = dataclasses.replace(read({CELL: []}), results={CELL: [found]})
-    assert bool(measured_terms(record, 0.0)) is kept
-    assert {row["drawn"] for row in lipschitz_rows(record)} == {kept}
+    assert bool(measured_terms(record, Series(0.0))) is kept
+    assert {*lipschitz.rows(Analysis(record))["drawn"]} == {kept}
 
 
 def test_the_metaparameter_figure_has_marks_of_theirs_only_where_there_are_any():
@@ -174,7 +168,8 @@ def test_the_metaparameter_figure_has_marks_of_theirs_only_where_there_are_any()
 
     def drawn(found):
         record = read({CELL: found}, space=space)
-        figure = draw_metaparameters(record, metaparameter_rows(record), metaparameter_axes(record)[0])
+        study = Analysis(record)
+        figure = metaparameters.draw(metaparameters.rows(study), study, metaparameters.axes_of(record)[0])
         (ax,) = figure.axes
         names = [text.get_text() for text in figure.legends[0].get_texts()]
         places = [np.asarray(marks.get_offsets()).tolist() for marks in ax.collections[: len(names)]]

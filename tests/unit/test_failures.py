@@ -9,10 +9,8 @@ import pytest
 
 from lit_dps.goal import Goal
 from lit_dps.racing import longest_attempt
-from lit_dps.store import attempts
+from lit_dps.store import RESULT_ATTR, attempts, encode_result, read_study
 from lit_dps.store.attempts import FAILED_AT, ran_to
-from lit_dps.store.read import read_study
-from lit_dps.store.schema import RESULT_ATTR, encode_result
 from lit_dps.store.sobol import SobolSampler
 from lit_dps.store.trials import Store
 from lit_dps.study.failures import AllFail, Failures

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from lit_dps.analysis.figures.metaparameters import axis_label, axis_values, metaparameter_axes, metaparameter_rows
-from lit_dps.analysis.figures.scaling import scaling_rows
-from lit_dps.analysis.scaling import scaling_of
+from lit_dps.analysis import Analysis, records
+from lit_dps.analysis.figures import metaparameters, scaling
 from lit_dps.space import Range
 from lit_dps.trial import Cell
 from tests.unit.fake_study import result
@@ -14,7 +13,7 @@ from tests.unit.test_figures import columns, exact, read
 
 def test_scaling_rows_are_the_law_and_the_measurements():
     record = read(exact())
-    rows = scaling_rows(record, scaling_of(record))
+    rows = records(scaling.rows(Analysis(record)))
     measured = [row for row in rows if row["k_star"] is not None]
     assert columns(measured, "sparsity", "batch_size", "k_star") == [
         *((0.0, 8, 12600), (0.0, 80, 1350), (0.0, 2000, 150)),
@@ -38,7 +37,7 @@ def test_scaling_rows_are_the_law_and_the_measurements():
 
 def test_curves_are_normalised_where_all_have_a_measurement():
     record = read(exact(missing=[Cell(8, 0.9)]))
-    rows = scaling_rows(record, scaling_of(record))
+    rows = records(scaling.rows(Analysis(record)))
     assert {row["normalised_by"] for row in rows} == {80}
     at = {(row["sparsity"], row["batch_size"]): row for row in rows}
     assert at[0.9, 8]["k_star"] is at[0.9, 8]["normalised_k_star"] is None
@@ -49,14 +48,14 @@ def test_curves_are_normalised_where_all_have_a_measurement():
 
 def test_the_band_holds_the_fit():
     record = read(trials=12)
-    rows = scaling_rows(record, scaling_of(record))
+    rows = records(scaling.rows(Analysis(record)))
     assert all(row["fit_low"] <= row["fit"] <= row["fit_high"] for row in rows)
     assert any(row["fit_low"] < row["fit_high"] for row in rows)
 
 
 def test_one_batch_size_draws_its_point():
     record = read({Cell(16, 0.0): [result(Cell(16, 0.0), 0, 320)]}, space={})
-    (row,) = scaling_rows(record, scaling_of(record))
+    (row,) = records(scaling.rows(Analysis(record)))
     assert (row["batch_size"], row["k_star"], row["fit"], row["normalised_k_star"]) == (16, 320, None, 1.0)
 
 
@@ -67,7 +66,7 @@ def test_metaparameter_rows_are_all_finished_trials():
         a: [result(a, 0, None, params=at), result(a, 1, 32, params=at), result(a, 2, 16, params=at)],
         b: [result(b, 0, None, "infeasible", params=at)],
     }
-    rows = metaparameter_rows(read(done, running={b: 1}))
+    rows = metaparameters.rows(Analysis(read(done, running={b: 1})))
     assert columns(rows, "batch_size", "point", "status", "steps", "k_star") == [
         (8, 0, "incomplete", None, False),
         (8, 1, "complete", 32, False),
@@ -78,10 +77,11 @@ def test_metaparameter_rows_are_all_finished_trials():
 
 
 def test_where_values_lie_on_an_axis():
-    assert axis_values([0.9, 0.99], Range(0.5, 0.999, "reverse_log")) == pytest.approx([0.1, 0.01])
-    assert axis_values([0.9, 0.99], Range(0.5, 0.999, "log")) == pytest.approx([0.9, 0.99])
-    labels = [axis_label("x", Range(0.1, 0.9, scale)) for scale in ("linear", "log", "reverse_log")]
-    assert labels == ["x", "x (log)", "1 - x (log, reversed)"]
+    at = {scale: metaparameters.axis_values([0.9, 0.99], Range(0.5, 0.999, scale)) for scale in ("reverse_log", "log")}
+    assert at["reverse_log"] == pytest.approx([0.1, 0.01])
+    assert at["log"] == pytest.approx([0.9, 0.99])
+    ranges = [Range(0.1, 0.9, scale) for scale in ("linear", "log", "reverse_log")]
+    assert [metaparameters.axis_label("x", box) for box in ranges] == ["x", "x (log)", "1 - x (log, reversed)"]
 
 
 def test_axes_are_every_pair_of_metaparameters():
@@ -90,7 +90,7 @@ def test_axes_are_every_pair_of_metaparameters():
     def axes(*names):
         a = Cell(8, 0.0)
         record = read({a: [result(a, 0, None)]}, space={f"model.{name}": ranges[f"model.{name}"] for name in names})
-        return ["".join(axes) for axes in metaparameter_axes(record)]
+        return ["".join(axes) for axes in metaparameters.axes_of(record)]
 
     assert axes(*"abcd") == ["ab", "ac", "ad", "bc", "bd", "cd"]
     assert axes(*"ab") == ["ab"]

@@ -8,18 +8,11 @@ from pathlib import Path
 import matplotlib
 import pytest
 
-from lit_dps.analysis import figures
-from lit_dps.analysis.figures.logs import log_rows
-from lit_dps.analysis.figures.metaparameters import metaparameter_rows
-from lit_dps.analysis.figures.ratios import ratio_rows
-from lit_dps.analysis.figures.scaling import scaling_rows
-from lit_dps.analysis.figures.style import STYLE
-from lit_dps.analysis.publish import listing, publish
-from lit_dps.analysis.report import render
-from lit_dps.analysis.scaling import FittedStudy, scaling_of
+from lit_dps.analysis import Analysis, figures, listing, publish, records, render, write_all
+from lit_dps.analysis.figures import STYLE
 from lit_dps.errors import StorageError
 from lit_dps.space import Range
-from lit_dps.trial import Cell
+from lit_dps.trial import Cell, Series
 from tests.unit.fake_study import SPACE, measured, result
 from tests.unit.test_figures import exact, read
 
@@ -34,12 +27,12 @@ def files_of(*names):
 
 @pytest.fixture(scope="module")
 def two_sparsities():
-    return read(trials=6, batch_sizes=(4, 64), laws={0.0: (4e3, 60), 0.9: (8e3, 90)})
+    return Analysis(read(trials=6, batch_sizes=(4, 64), laws={0.0: (4e3, 60), 0.9: (8e3, 90)}))
 
 
 def test_write_all_writes_everything_once(two_sparsities, tmp_path):
-    record, folder = two_sparsities, tmp_path / "new" / "figures"
-    paths, notes = figures.write_all(record, folder)
+    study, folder = two_sparsities, tmp_path / "new" / "figures"
+    paths, notes = write_all(study, folder)
     expected = [*TABLES, *files_of("scaling", "metaparameters", "logs", "ratios")]
     assert [path.name for path in paths] == expected
     assert sorted(path.name for path in folder.iterdir()) == sorted(expected)
@@ -48,20 +41,20 @@ def test_write_all_writes_everything_once(two_sparsities, tmp_path):
     for name in ("scaling", "metaparameters", "logs", "ratios"):
         assert by_name[f"{name}.png"].read_bytes().startswith(b"\x89PNG")
         assert by_name[f"{name}.pdf"].read_bytes().startswith(b"%PDF")
-    assert by_name["table.txt"].read_text() == render(record)
+    assert by_name["table.txt"].read_text() == render(study)
     drawn = {
-        "scaling.csv": scaling_rows(record, scaling_of(record)),
-        "metaparameters.csv": metaparameter_rows(record),
-        "logs.csv": log_rows(record),
-        "ratios.csv": ratio_rows([FittedStudy(record, scaling_of(record))]),
+        "scaling.csv": figures.scaling.rows(study),
+        "metaparameters.csv": figures.metaparameters.rows(study),
+        "logs.csv": figures.logs.rows(study),
+        "ratios.csv": figures.ratios.rows(study),
     }
     for name, rows in drawn.items():
         with by_name[name].open(newline="") as file:
             written = list(csv.DictReader(file))
-        assert written == [{key: "" if x is None else str(x) for key, x in row.items()} for row in rows]
+        assert written == [{key: "" if x is None else str(x) for key, x in row.items()} for row in records(rows)]
         assert written
     before = {path: path.read_bytes() for path in paths}
-    figures.write_all(record, folder)
+    write_all(study, folder)
     assert {path: path.read_bytes() for path in paths} == before
 
 
@@ -119,7 +112,7 @@ def cells(done):
     ids=["nothing", "all incomplete", "one cell", "no dense K*", "one batch size done"],
 )
 def test_an_unfinished_study_is_drawn_and_says_what_is_missing(results, drawn, missing, tmp_path):
-    paths, notes = figures.write_all(read(results, trials=5), tmp_path)
+    paths, notes = write_all(Analysis(read(results, trials=5)), tmp_path)
     assert notes == missing
     assert [path.name for path in paths[:3]] == TABLES
     assert list(dict.fromkeys(path.stem.removesuffix("-mean") for path in paths[3:])) == drawn
@@ -127,16 +120,16 @@ def test_an_unfinished_study_is_drawn_and_says_what_is_missing(results, drawn, m
 
 
 def test_only_some_figures(two_sparsities, tmp_path):
-    paths, notes = figures.write_all(two_sparsities, tmp_path / "some", only=["lipschitz", "ratios"])
+    paths, notes = write_all(two_sparsities, tmp_path / "some", only=["lipschitz", "ratios"])
     assert [path.name for path in paths] == files_of("ratios")
     assert notes == [NO_SMOOTHNESS]
-    paths, _ = figures.write_all(two_sparsities, tmp_path / "none", only=["lipschitz"])
+    paths, _ = write_all(two_sparsities, tmp_path / "none", only=["lipschitz"])
     assert paths == []
     assert not (tmp_path / "none").exists()
 
 
 def test_figures_of_the_paper_are_all_there():
-    numbers = {entry.name: entry.paper for entry in (*figures.FIGURES, *figures.COMPARISONS)}
+    numbers = {figure.NAME: figure.PAPER for figure in (*figures.FIGURES, *figures.COMPARISONS)}
     assert numbers == {
         "scaling": "1, 7-11",
         "optimizers": "2",
@@ -151,8 +144,9 @@ def test_further_goals_have_a_folder_each(tmp_path):
     a, b = Cell(8, 0.0), Cell(64, 0.0)
     curve = {"step": [16, 32, 48], "val_error": [0.4, 0.25, 0.1], "train_loss": [2.0, 1.0, 0.5]}
     record = read({c: [result(c, 0, 48, params=MIDDLE, curve=curve)] for c in (a, b)}, goals=[0.3, 0.4])
-    text, scalings, files = publish(record, tmp_path)
-    assert scalings[0.0].k_star == {8: 48, 64: 48}
+    study = Analysis(record)
+    text, files = publish(study, tmp_path)
+    assert study.scalings[Series(0.0)].k_star == {8: 48, 64: 48}
     reports = [
         (folder / "table.txt").read_text() for folder in (tmp_path, tmp_path / "goal-0.4", tmp_path / "goal-0.3")
     ]
@@ -179,8 +173,8 @@ def test_files_are_listed_by_what_they_show():
 
 
 def test_a_figure_that_fails_leaves_the_old_one(tmp_path, monkeypatch):
-    record = read(exact(), trials=1)
-    figures.write_all(record, tmp_path)
+    study = Analysis(read(exact(), trials=1))
+    write_all(study, tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
 
     def fail(self, path, **kw):
@@ -189,7 +183,7 @@ def test_a_figure_that_fails_leaves_the_old_one(tmp_path, monkeypatch):
 
     monkeypatch.setattr(matplotlib.figure.Figure, "savefig", fail)
     with pytest.raises(StorageError, match="no space left"):
-        figures.write_all(record, tmp_path)
+        write_all(study, tmp_path)
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
@@ -201,16 +195,16 @@ def test_ticks_get_the_style_too(tmp_path, monkeypatch):
         seen.append([matplotlib.rcParams[key] for key in ("xtick.labelsize", "pdf.fonttype")])
 
     monkeypatch.setattr(matplotlib.figure.Figure, "savefig", look)
-    figures.write_all(read(exact()), tmp_path, only=["scaling"])
+    write_all(Analysis(read(exact())), tmp_path, only=["scaling"])
     assert seen == [[STYLE["xtick.labelsize"], 42]] * 2
     assert matplotlib.rcParams["xtick.labelsize"] != STYLE["xtick.labelsize"]
 
 
-def test_known_scalings_are_used(tmp_path):
+def test_an_analysis_is_written_as_it_was_computed(tmp_path):
     record = read(trials=4, batch_sizes=(4, 64))
-    few = scaling_of(record, replicates=5)
-    figures.write_all(record, tmp_path, few)
-    assert (tmp_path / "table.txt").read_text() == render(record, few) != render(record)
+    few = Analysis(record, replicates=5)
+    write_all(few, tmp_path)
+    assert (tmp_path / "table.txt").read_text() == render(few) != render(Analysis(record))
 
 
 def test_drawing_leaves_global_state_alone(tmp_path):
@@ -219,8 +213,8 @@ import sys
 import matplotlib
 before = matplotlib.rcParams.copy()  # dict() would look the backend up, and so import pyplot
 sys.path.insert(0, sys.argv[1])
-from tests.unit.test_figure_files import exact, figures, read
-figures.write_all(read(exact()), sys.argv[2])
+from tests.unit.test_figure_files import Analysis, exact, read, write_all
+write_all(Analysis(read(exact())), sys.argv[2])
 print("matplotlib.pyplot" in sys.modules, matplotlib.rcParams.copy() == before)
 """
     arguments = [sys.executable, "-c", code, str(Path(__file__).parents[2]), str(tmp_path)]
@@ -231,7 +225,7 @@ def test_each_pair_of_metaparameters_has_its_files(tmp_path):
     space = {f"model.{name}": Range(0.1, 1.0) for name in ("a", "b", "c")}
     params = dict.fromkeys(space, 0.5)
     record = read({Cell(8, 0.0): [result(Cell(8, 0.0), 0, 32, params=params)]}, space=space)
-    paths, _ = figures.write_all(record, tmp_path, only=["metaparameters"])
+    paths, _ = write_all(Analysis(record), tmp_path, only=["metaparameters"])
     stems = ["metaparameters", "metaparameters-a-c", "metaparameters-b-c"]
     assert [path.name for path in paths] == [
         "metaparameters.csv",

@@ -5,15 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from lit_dps.analysis.figures.lipschitz import (
-    SPAN,
-    draw_lipschitz,
-    lipschitz_mean_rows,
-    lipschitz_missing,
-    lipschitz_notes,
-    lipschitz_rows,
-)
-from lit_dps.analysis.scaling import FittedStudy
+from lit_dps.analysis import Analysis, records
+from lit_dps.analysis.figures import lipschitz
 from lit_dps.trial import Cell
 from tests.unit.fake_study import result
 from tests.unit.test_figures import columns, read
@@ -29,11 +22,11 @@ def trial(cell, point, *constants, status="complete", steps=400):
 
 
 def study(results, **kw):
-    return read(results, space={}, **kw)
+    return Analysis(read(results, space={}, **kw))
 
 
 @pytest.fixture(scope="module")
-def record():
+def one():
     return study(
         {
             DENSE: [trial(DENSE, 0, 2.0, 8.0), trial(DENSE, 1, 8.0), trial(DENSE, 2, 100.0)],
@@ -44,10 +37,8 @@ def record():
     )
 
 
-def test_rows_are_all_measurements_and_say_which_are_drawn(record):
-    assert columns(
-        lipschitz_rows(record), "sparsity", "batch_size", "point", "status", "step", "lipschitz", "drawn"
-    ) == [
+def test_rows_are_all_measurements_and_say_which_are_drawn(one):
+    assert columns(lipschitz.rows(one), "sparsity", "batch_size", "point", "status", "step", "lipschitz", "drawn") == [
         (0.0, 8, 0, "complete", 100, 2.0, True),
         (0.0, 8, 0, "complete", 200, 8.0, True),
         (0.0, 8, 1, "complete", 100, 8.0, True),
@@ -61,8 +52,8 @@ def test_rows_are_all_measurements_and_say_which_are_drawn(record):
     ]
 
 
-def test_lines_are_geometric_means_over_the_trials_measured_at_a_step(record):
-    rows = lipschitz_mean_rows(lipschitz_rows(record))
+def test_lines_are_geometric_means_over_the_trials_measured_at_a_step(one):
+    rows = records(lipschitz.mean_rows(lipschitz.rows(one)))
     assert columns(rows, "sparsity", "batch_size", "step", "low", "high", "trials") == [
         (0.0, 8, 100, 2.0, 8.0, 2),
         (0.0, 8, 200, 8.0, 8.0, 1),
@@ -76,12 +67,12 @@ def test_lines_are_geometric_means_over_the_trials_measured_at_a_step(record):
     assert [row["run_mean"] for row in rows] == pytest.approx([dense, dense, 3, sparse, sparse])
 
 
-def test_without_common_points_all_are_drawn_and_that_is_said(record):
+def test_without_common_points_all_are_drawn_and_that_is_said(one):
     apart = study({DENSE: [trial(DENSE, 0, 2.0)], SPARSE: [trial(SPARSE, 1, 5.0)]})
-    assert [row["drawn"] for row in lipschitz_rows(apart)] == [True, True]
-    (note,) = lipschitz_notes(FittedStudy(apart, {}))
+    assert list(lipschitz.rows(apart)["drawn"]) == [True, True]
+    (note,) = lipschitz.notes(apart)
     assert note.startswith("no point of the search has Lipschitz measurements at every sparsity at B = 8: ")
-    assert lipschitz_notes(FittedStudy(record, {})) == []  # a sparsity without any measurement does not count
+    assert lipschitz.notes(one) == []  # a sparsity without any measurement does not count
 
 
 @pytest.mark.parametrize(
@@ -94,14 +85,14 @@ def test_without_common_points_all_are_drawn_and_that_is_said(record):
 )
 def test_missing_measurements_are_told_with_their_reason(smoothness, why):
     bare = study({DENSE: [result(DENSE, 0, 32)]}, config={"smoothness": smoothness})
-    assert lipschitz_missing(FittedStudy(bare, {})) == f"no Lipschitz measurements (smoothness.interval {why})"
+    assert lipschitz.missing(bare) == f"no Lipschitz measurements (smoothness.interval {why})"
     diverged = study({DENSE: [trial(DENSE, 0, 5.0, status="infeasible")]}, config={"smoothness": smoothness})
-    assert why in lipschitz_missing(FittedStudy(diverged, {}))
+    assert why in lipschitz.missing(diverged)
 
 
-def test_the_figure_draws_its_rows(record):
-    assert lipschitz_missing(FittedStudy(record, {})) is None
-    figure = draw_lipschitz(record, lipschitz_mean_rows(lipschitz_rows(record)))
+def test_the_figure_draws_its_rows(one):
+    assert lipschitz.missing(one) is None
+    figure = lipschitz.draw(lipschitz.mean_rows(lipschitz.rows(one)), one)
     small, large = figure.axes
     assert [ax.get_title() for ax in figure.axes] == ["B = 8", "B = 64"]
     assert [tuple(map(list, line.get_data())) for line in small.lines] == [
@@ -124,6 +115,6 @@ def test_the_figure_draws_its_rows(record):
 
 def test_a_network_that_died_does_not_flatten_the_others():
     dead = study({DENSE: [trial(DENSE, 0, 4.0, 1e-19)]})
-    (ax,) = draw_lipschitz(dead, lipschitz_mean_rows(lipschitz_rows(dead))).axes
+    (ax,) = lipschitz.draw(lipschitz.mean_rows(lipschitz.rows(dead)), dead).axes
     low, high = ax.get_ylim()
-    assert low == pytest.approx(4 / SPAN / 2) and high > 4
+    assert low == pytest.approx(4 / lipschitz.SPAN / 2) and high > 4

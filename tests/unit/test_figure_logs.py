@@ -2,8 +2,8 @@
 
 import pytest
 
-from lit_dps.analysis.figures.logs import draw_logs, log_rows, logs_missing, logs_notes, spread
-from lit_dps.analysis.scaling import FittedStudy
+from lit_dps.analysis import Analysis, records
+from lit_dps.analysis.figures import logs
 from lit_dps.trial import Cell
 from tests.unit.fake_study import result
 from tests.unit.test_figures import columns, lines_of, read
@@ -29,12 +29,12 @@ RESULTS = {
 
 
 @pytest.fixture(scope="module")
-def record():
-    return read(RESULTS, space={})
+def one():
+    return Analysis(read(RESULTS, space={}))
 
 
-def test_rows_are_the_curves_of_the_trials_that_gave_k_star(record):
-    assert columns(log_rows(record), "sparsity", "batch_size", "point", "step", "train_loss", "val_error") == [
+def test_rows_are_the_curves_of_the_trials_that_gave_k_star(one):
+    assert columns(logs.rows(one), "sparsity", "batch_size", "point", "step", "train_loss", "val_error") == [
         (0.0, 8, 1, 16, 5.0, 0.5),
         (0.0, 8, 1, 32, 1.0, 0.1),
         (0.9, 8, 0, 16, 8.0, 0.8),
@@ -43,8 +43,8 @@ def test_rows_are_the_curves_of_the_trials_that_gave_k_star(record):
     ]
 
 
-def test_the_figure_draws_its_rows(record):
-    figure = draw_logs(record, log_rows(record))
+def test_the_figure_draws_its_rows(one):
+    figure = logs.draw(logs.rows(one), one)
     loss, error = figure.axes
     assert (loss.get_title(), loss.get_ylabel(), error.get_ylabel()) == (
         *("B = 8", "training loss of the batch", "validation error"),
@@ -58,37 +58,36 @@ def test_the_figure_draws_its_rows(record):
 
 def test_of_many_batch_sizes_a_few_are_drawn():
     sizes = [2**i for i in range(1, 15)]
-    assert spread(sizes) == [2, 16, 64, 512, 2048, 16384]
-    assert spread(sizes[:6]) == sizes[:6]
-    assert spread(sizes, 2) == [2, 16384]
+    assert logs.spread(sizes) == [2, 16, 64, 512, 2048, 16384]
+    assert logs.spread(sizes[:6]) == sizes[:6]
+    assert logs.spread(sizes, 2) == [2, 16384]
     results = {Cell(b, 0.0): [result(Cell(b, 0.0), 0, 32, curve=curve(0.5, 0.1))] for b in sizes}
-    record = read(results, space={})
-    titles = [ax.get_title() for ax in draw_logs(record, log_rows(record)).axes]
+    study = Analysis(read(results, space={}))
+    titles = [ax.get_title() for ax in logs.draw(logs.rows(study), study).axes]
     assert titles == ["B = 2", "B = 16", "B = 64", "B = 512", "B = 2048", "B = 16384", *[""] * 6]
 
 
 def test_lower_bounds_of_the_error_are_not_drawn_as_errors():
     early = curve(0.5, 0.15, 0.12, 0.1, exact=[1, 0, 0, 1])
-    record = read({DENSE: [result(DENSE, 0, 64, curve=early)]}, space={})
-    rows = log_rows(record)
-    assert [row["val_error"] for row in rows] == [0.5, None, None, 0.1]
-    loss, error = draw_logs(record, rows).axes
+    study = Analysis(read({DENSE: [result(DENSE, 0, 64, curve=early)]}, space={}))
+    rows = logs.rows(study)
+    assert [row["val_error"] for row in records(rows)] == [0.5, None, None, 0.1]
+    loss, error = logs.draw(rows, study).axes
     assert lines_of(loss) == [([16, 32, 48, 64], [5.0, 1.5, 1.2, 1.0])]
     assert lines_of(error)[0] == ([16, 64], [0.5, 0.1])
-    study = FittedStudy(record, {})
-    assert logs_notes(study) == [
+    assert logs.notes(study) == [
         "2 of 4 checks of the logs stopped early (goal.early_reject): no validation error there"
     ]
-    bounds_alone = read({DENSE: [result(DENSE, 0, 32, curve=curve(0.3, 0.1, exact=[0, 1]))]}, space={})
-    (loss,) = draw_logs(bounds_alone, log_rows(bounds_alone)).axes
+    bounds_alone = Analysis(read({DENSE: [result(DENSE, 0, 32, curve=curve(0.3, 0.1, exact=[0, 1]))]}, space={}))
+    (loss,) = logs.draw(logs.rows(bounds_alone), bounds_alone).axes
     assert loss.get_ylabel() == "training loss of the batch"
 
 
 def test_what_is_missing():
     def missing(*trials):
-        return logs_missing(FittedStudy(read({DENSE: list(trials)}, space={}), {}))
+        return logs.missing(Analysis(read({DENSE: list(trials)}, space={})))
 
     assert missing(result(DENSE, 0, None, curve=curve(0.5, 0.4))) == "no complete trial yet"
     assert missing(result(DENSE, 0, 16, curve=curve(0.1))) == "K* of each cell is its first check"
     assert missing(result(DENSE, 0, 32, curve=curve(0.2, 0.1))) is None
-    assert logs_notes(FittedStudy(read(RESULTS, space={}), {})) == []
+    assert logs.notes(Analysis(read(RESULTS, space={}))) == []

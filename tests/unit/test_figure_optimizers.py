@@ -5,16 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from lit_dps.analysis.figures import write_comparison
-from lit_dps.analysis.figures.optimizers import (
-    draw_optimizers,
-    optimizer_rows,
-    optimizers_missing,
-    optimizers_notes,
-    study_labels,
-)
-from lit_dps.analysis.figures.scaling import scaling_rows
-from lit_dps.analysis.scaling import FittedStudy, scaling_of
+from lit_dps.analysis import Analysis, records
+from lit_dps.analysis.figures import optimizers, scaling, write_comparison
 from lit_dps.trial import Cell
 from tests.unit.fake_study import SPACE, Goal, result
 from tests.unit.test_figure_files import files_of
@@ -26,7 +18,7 @@ def study(name, results=None, optimizer=None, schedule="constant", data="MNIST",
     args = {"schedule": schedule} | ({} if optimizer is None else {"optimizer": optimizer})
     config = {"model": {"init_args": args}, "data": {"class_path": f"lit_dps.data.{data}"}}
     record = dataclasses.replace(record, name=name, config=config)
-    return FittedStudy(record, scaling_of(record, replicates=50))
+    return Analysis(record, replicates=50)
 
 
 def scaled(factor, sizes=(8, 80, 2000), sparsities=(0.0, 0.9)):
@@ -46,17 +38,21 @@ def rules():
 
 
 def test_labels_are_update_rules_where_these_tell_studies_apart(rules):
-    assert study_labels([s.record for s in rules]) == {"a": "sgd", "b": "momentum", "c": "nesterov, linear decay"}
+    assert optimizers.study_labels([s.record for s in rules]) == {
+        "a": "sgd",
+        "b": "momentum",
+        "c": "nesterov, linear decay",
+    }
     decays = [study("x", None, "sgd"), study("y", None, "sgd", "linear")]
-    assert study_labels([s.record for s in decays]) == {"x": "sgd", "y": "sgd, linear decay"}
+    assert optimizers.study_labels([s.record for s in decays]) == {"x": "sgd", "y": "sgd, linear decay"}
     same = [study("x", None, "sgd"), study("y", None, "sgd"), rules[1]]
-    assert study_labels([s.record for s in same]) == {"x": "x", "y": "y", "b": "b"}
+    assert optimizers.study_labels([s.record for s in same]) == {"x": "x", "y": "y", "b": "b"}
     unknown = [study("x"), rules[0]]  # a module of the user's own
-    assert study_labels([s.record for s in unknown]) == {"x": "x", "a": "sgd"}
+    assert optimizers.study_labels([s.record for s in unknown]) == {"x": "x", "a": "sgd"}
 
 
 def test_rows_are_the_curves_of_the_studies_by_sparsity(rules):
-    rows = optimizer_rows(rules)
+    rows = records(optimizers.rows(*rules))
     measured = [row for row in rows if row["k_star"] is not None]
     assert columns(measured[:6], "sparsity", "study", "label", "batch_size", "k_star", "normalised_by") == [
         *((0.0, "a", "sgd", b, 3 * k, 8) for b, k in ((8, 12600), (80, 1350), (2000, 150))),
@@ -65,27 +61,27 @@ def test_rows_are_the_curves_of_the_studies_by_sparsity(rules):
     assert {row["sparsity"] for row in rows} == {0.0, 0.9}
     assert [row["normalised_k_star"] for row in measured[:3]] == pytest.approx([1, 1350 / 12600, 150 / 12600])
     of_a = [row for row in rows if (row["study"], row["sparsity"]) == ("a", 0.9)]
-    alone = [row for row in scaling_rows(*rules[0]) if row["sparsity"] == 0.9]
+    alone = [row for row in records(scaling.rows(rules[0])) if row["sparsity"] == 0.9]
     assert [row["fit"] for row in of_a] == [row["fit"] for row in alone]
 
 
 def test_studies_are_compared_where_two_have_a_k_star():
     wide = study("wide", scaled(1, (8, 80), (0.0, 0.5, 0.9)))
     narrow = study("narrow", scaled(2, (80, 2000), (0.0, 0.7)))
-    rows = optimizer_rows([wide, narrow])
+    rows = records(optimizers.rows(wide, narrow))
     assert {(row["sparsity"], row["study"]) for row in rows} == {(0.0, "wide"), (0.0, "narrow")}
     assert {row["normalised_by"] for row in rows} == {80}
     apart = study("apart", scaled(1, (8, 80), (0.3,)))
-    assert optimizers_missing([wide, apart]) == "no sparsity at which two of the studies have a K*"
-    assert optimizers_missing([wide, narrow]) is None
+    assert optimizers.missing(wide, apart) == "no sparsity at which two of the studies have a K*"
+    assert optimizers.missing(wide, narrow) is None
     one = [study(name, scaled(1, (8,))) for name in "xy"]
-    assert optimizers_missing(one) == "complete trials at one batch size only"
+    assert optimizers.missing(*one) == "complete trials at one batch size only"
 
 
 def test_what_else_differs_is_told(rules):
-    assert optimizers_notes(rules) == []
+    assert optimizers.notes(*rules) == []
     other = study("d", scaled(1), "sgd", data="CIFAR10", goal=Goal(0.2), trials=9)
-    assert optimizers_notes([rules[0], other]) == [
+    assert optimizers.notes(rules[0], other) == [
         "the studies differ in their goal error: 0.1, 0.2",
         "the studies differ in their number of trials a cell: 1, 9",
         "the studies differ in their data set: MNIST, CIFAR10",
@@ -93,8 +89,8 @@ def test_what_else_differs_is_told(rules):
 
 
 def test_the_figure_draws_its_rows(rules):
-    rows = optimizer_rows(rules)
-    figure = draw_optimizers(rows)
+    drawn = optimizers.rows(*rules)
+    rows, figure = records(drawn), optimizers.draw(drawn, *rules)
     dense, sparse, dense_normalised, sparse_normalised = figure.axes
     assert [ax.get_title() for ax in figure.axes] == ["sparsity 0", "sparsity 0.9", "", ""]
     for factor in (1, 2, 3):
@@ -117,9 +113,10 @@ def test_the_figure_draws_its_rows(rules):
 
 def test_bands_are_drawn_where_trials_can_be_resampled():
     record = read(trials=8, batch_sizes=(4, 64))
-    studies = [FittedStudy(dataclasses.replace(record, name=name), scaling_of(record, replicates=50)) for name in "ab"]
-    rows = optimizer_rows(studies)
-    steps, _ = draw_optimizers(rows).axes
+    studies = [Analysis(dataclasses.replace(record, name=name), replicates=50) for name in "ab"]
+    drawn = optimizers.rows(*studies)
+    rows = records(drawn)
+    steps, _ = optimizers.draw(drawn, *studies).axes
     lows = [row["fit_low"] for row in rows if row["study"] == "a"]
     vertices = np.asarray(steps.collections[0].get_paths()[0].vertices)
     assert vertices[:, 1].min() == min(lows)

@@ -5,9 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from lit_dps.analysis.figures.ratios import DODGE, draw_ratios, ratio_rows, ratios_missing, ratios_notes
-from lit_dps.analysis.ratios import Ratio, ratios
-from lit_dps.analysis.scaling import FittedStudy, Interval
+from lit_dps.analysis import Analysis, Interval, Ratio, records
+from lit_dps.analysis.figures import ratios
 from lit_dps.trial import Cell
 from tests.unit.fake_study import result
 from tests.unit.test_figures import columns, read
@@ -16,7 +15,7 @@ from tests.unit.test_figures import columns, read
 def study(steps, name="fake"):
     """A study by the steps of the trials of its cells, (batch size, sparsity) -> steps, None for an incomplete one."""
     cells = {Cell(*cell): [result(Cell(*cell), i, k) for i, k in enumerate(ks)] for cell, ks in steps.items()}
-    return FittedStudy(dataclasses.replace(read(cells, space={}), name=name), {})
+    return Analysis(dataclasses.replace(read(cells, space={}), name=name))
 
 
 GRID = {
@@ -27,7 +26,7 @@ GRID = {
 
 
 def test_ratios_are_of_the_best_trials_at_the_same_batch_size():
-    found = ratios(study(GRID).record)
+    found = study(GRID).ratios
     assert [(str(ratio.cell), ratio.base, ratio.value) for ratio in found] == [
         ("B=8 S=0.5", 0.0, 1.5),
         ("B=8 S=0.9", 0.0, 4.5),
@@ -38,23 +37,24 @@ def test_ratios_are_of_the_best_trials_at_the_same_batch_size():
 
 def test_intervals_resample_the_trials_of_both_cells():
     # Points are drawn together: (200 or 400) over (100 or 200), 200/200 never among them.
-    (ratio,) = ratios(study({(8, 0.0): [200, 100], (8, 0.5): [400, 200]}).record)
+    (ratio,) = study({(8, 0.0): [200, 100], (8, 0.5): [400, 200]}).ratios
     assert ratio.value == 2
     assert ratio.interval == Interval(2, 2)
     # Each point is best in one of the cells: drawn twice alone it gives 200/200 or 400/100, both together 200/100.
-    (ratio,) = ratios(study({(8, 0.0): [200, 100], (8, 0.5): [200, 400]}).record)
+    (ratio,) = study({(8, 0.0): [200, 100], (8, 0.5): [200, 400]}).ratios
     assert ratio.interval == Interval(1, 4)
     # One trial of the base has no interval of its own, the sparse cell has.
-    (ratio,) = ratios(study({(8, 0.0): [100], (8, 0.5): [200, 400]}).record)
+    (ratio,) = study({(8, 0.0): [100], (8, 0.5): [200, 400]}).ratios
     assert ratio.interval == Interval(2, 4)
     # Resamples without a complete trial drop out.
-    (ratio,) = ratios(study({(8, 0.0): [100, 100], (8, 0.5): [200, None]}).record)
+    (ratio,) = study({(8, 0.0): [100, 100], (8, 0.5): [200, None]}).ratios
     assert ratio.interval == Interval(2, 2)
 
 
 def test_the_figure_draws_its_rows():
     one = study(GRID)
-    rows = ratio_rows([one])
+    drawn = ratios.rows(one)
+    rows = records(drawn)
     assert columns(rows, "study", "sparsity", "base_sparsity", "batch_size", "ratio") == [
         ("fake", 0.5, 0.0, 8, 1.5),
         ("fake", 0.9, 0.0, 8, 4.5),
@@ -63,7 +63,7 @@ def test_the_figure_draws_its_rows():
     low, high = rows[0]["ratio_low"], rows[0]["ratio_high"]
     assert 0.75 <= low <= 1.5 <= high <= 3
     assert (rows[2]["ratio_low"], rows[2]["ratio_high"]) == (None, None)
-    figure = draw_ratios([one], rows)
+    figure = ratios.draw(drawn, one)
     (ax,) = figure.axes
     base, half, most = ax.lines
     assert list(base.get_ydata()) == [1, 1]
@@ -71,7 +71,7 @@ def test_the_figure_draws_its_rows():
     assert list(most.get_ydata()) == [4.5, 3.5]
     # Beside each other, around their batch size.
     assert half.get_xdata()[0] * most.get_xdata()[0] == pytest.approx(8 * 8)
-    assert most.get_xdata()[0] / half.get_xdata()[0] == pytest.approx(DODGE)
+    assert most.get_xdata()[0] / half.get_xdata()[0] == pytest.approx(ratios.DODGE)
     (whisker,) = ax.collections[0].get_segments()
     assert np.asarray(whisker).tolist() == [[half.get_xdata()[0], low], [half.get_xdata()[0], high]]
     assert (ax.get_ylabel(), ax.get_xlabel()) == ("K*(S) / K*(S = 0)", "batch size B [examples]")
@@ -85,16 +85,16 @@ def test_several_studies_have_a_panel_each():
     one, bare = study(GRID, "one"), study({(8, 0.0): [10], (8, 0.9): [None]}, "bare")
     other = study({(8, 0.5): [100], (8, 0.9): [200]}, "other")
     studies = [one, bare, other]
-    figure = draw_ratios(studies, ratio_rows(studies))
+    figure = ratios.draw(ratios.rows(*studies), *studies)
     assert [ax.get_title() for ax in figure.axes] == ["one", "other"]
     assert [ax.get_ylabel() for ax in figure.axes] == ["K*(S) / K*(S = 0)", "K*(S) / K*(S = 0.5)"]
     first, second = figure.axes
     assert list(second.lines[1].get_ydata()) == [2]
     assert first.lines[2].get_color() == second.lines[1].get_color()  # S = 0.9 in both
-    assert ratios_notes(studies) == ["no dense cells in other: its ratios are to S = 0.5"]
+    assert ratios.notes(*studies) == ["no dense cells in other: its ratios are to S = 0.5"]
 
 
 def test_what_is_missing():
-    assert ratios_missing([study({(8, 0.0): [10], (64, 0.0): [10]})]) == "one sparsity only"
-    assert "no batch size" in ratios_missing([study({(8, 0.0): [None], (8, 0.9): [10]})])
-    assert ratios_missing([study(GRID)]) is None
+    assert ratios.missing(study({(8, 0.0): [10], (64, 0.0): [10]})) == "one sparsity only"
+    assert "no batch size" in ratios.missing(study({(8, 0.0): [None], (8, 0.9): [10]}))
+    assert ratios.missing(study(GRID)) is None

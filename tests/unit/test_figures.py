@@ -4,20 +4,15 @@ import math
 
 import numpy as np
 import optuna
+import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
-from lit_dps.analysis.figures.metaparameters import (
-    _range_axis,
-    draw_metaparameters,
-    metaparameter_axes,
-    metaparameter_rows,
-)
-from lit_dps.analysis.figures.scaling import draw_scaling, scaling_rows
-from lit_dps.analysis.scaling import scaling_of
+from lit_dps.analysis import Analysis, records
+from lit_dps.analysis.figures import metaparameters, scaling
 from lit_dps.space import Range
-from lit_dps.store.read import read_study
-from lit_dps.trial import Cell
+from lit_dps.store import read_study
+from lit_dps.trial import Cell, Series
 from tests.unit.fake_study import SPACE, law_study, result, write_study
 
 
@@ -35,6 +30,7 @@ def exact(missing=()):
 
 
 def columns(rows, *names):
+    rows = records(rows) if isinstance(rows, pd.DataFrame) else rows
     return [tuple(row[name] for name in names) for row in rows]
 
 
@@ -44,10 +40,9 @@ def lines_of(ax):
 
 
 def test_the_scaling_figure_draws_its_rows():
-    record = read(exact())
-    scalings = scaling_of(record)
-    rows = scaling_rows(record, scalings)
-    figure = draw_scaling(rows, scalings)
+    study = Analysis(read(exact()))
+    scalings, drawn = study.scalings, scaling.rows(study)
+    rows, figure = records(drawn), scaling.draw(drawn, study)
     assert [ax.get_title() for ax in figure.axes] == ["sparsity 0", "sparsity 0.9", "all sparsities", "all, normalised"]
     dense, sparse, together, normalised = figure.axes
     assert ([8, 80, 2000], [25200, 2700, 300]) in lines_of(sparse)
@@ -58,7 +53,7 @@ def test_the_scaling_figure_draws_its_rows():
     assert (batch, [row["fit"] for row in of_dense]) in lines_of(dense)
     assert (batch, [row["perfect"] for row in of_dense]) in lines_of(dense)
     assert (batch, [row["normalised_fit"] for row in of_dense]) in lines_of(normalised)
-    assert [text.get_text() for text in dense.texts] == [scalings[0.0].describe()]
+    assert [text.get_text() for text in dense.texts] == [scalings[Series(0.0)].describe()]
     (vertical,) = [x for x, y in lines_of(dense) if y == [0, 1]]
     assert vertical == pytest.approx([1000, 1000], rel=1e-4)  # B_crit
     for ax in figure.axes:
@@ -71,15 +66,16 @@ def test_the_scaling_figure_draws_its_rows():
 
 def test_sparsities_are_told_apart_by_colour_and_marker():
     record = read(batch_sizes=(8, 64), trials=1, laws={s: (1e4, 10) for s in (0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98)})
-    scalings = scaling_of(record)
-    *_, together, _ = draw_scaling(scaling_rows(record, scalings), scalings).axes
+    study = Analysis(record)
+    *_, together, _ = scaling.draw(scaling.rows(study), study).axes
     looks = {(line.get_color(), line.get_marker()) for line in together.get_legend().get_lines()}
     assert len({colour for colour, _ in looks}) == len({marker for _, marker in looks}) == 7
 
 
 def drawn(record, figure=0):
     """One of the metaparameter figures."""
-    return draw_metaparameters(record, metaparameter_rows(record), metaparameter_axes(record)[figure])
+    study = Analysis(record)
+    return metaparameters.draw(metaparameters.rows(study), study, metaparameters.axes_of(record)[figure])
 
 
 def offsets(ax):
@@ -149,23 +145,23 @@ SHORT = [Range(1e-4, 1, "log"), Range(0.01, 0.5, "log"), Range(0.02, 0.1, "log")
 @pytest.mark.parametrize("box", [*SHORT, Range(0.8, 0.95, "reverse_log"), Range(0.9, 0.9999, "reverse_log")])
 def test_an_axis_has_two_to_five_ticks_however_short_its_range(box):
     axis = Figure().subplots().xaxis
-    _range_axis(axis, box)
+    metaparameters._range_axis(axis, box)
     low, high = sorted(axis.get_view_interval())
     assert 2 <= sum(low <= tick <= high for tick in axis.get_majorticklocs()) <= 5
 
 
 def test_ticks_are_measured_batch_sizes_and_never_too_many():
     record = read(batch_sizes=tuple(2**i for i in range(1, 14)), trials=1)
-    scalings = scaling_of(record)
-    (ax, *_) = draw_scaling(scaling_rows(record, scalings), scalings).axes
+    study = Analysis(record)
+    (ax, *_) = scaling.draw(scaling.rows(study), study).axes
     assert list(ax.get_xticks()) == [2, 8, 32, 128, 512, 2048, 8192]
     assert math.prod(ax.get_xlim()) == pytest.approx(2 * 8192)
 
 
 def test_sparsities_without_any_k_star_are_left_out_and_others_keep_their_look():
     record = read(exact(missing=[Cell(b, 0.0) for b in (8, 80, 2000)]))
-    scalings = scaling_of(record)
-    (ax,) = draw_scaling(scaling_rows(record, scalings), scalings).axes  # nothing to lay over, so one panel
+    study = Analysis(record)
+    (ax,) = scaling.draw(scaling.rows(study), study).axes  # nothing to lay over, so one panel
     assert ax.get_title() == "sparsity 0.9"
     assert {line.get_color() for line in ax.lines} == {"#D55E00", "#666666"}
 

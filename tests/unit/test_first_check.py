@@ -5,19 +5,11 @@ import dataclasses
 import optuna
 import pytest
 
-from lit_dps.analysis.goals import at_goal
-from lit_dps.analysis.ratios import bounds, ratios
-from lit_dps.analysis.report import fit_rows, notes, render, table_rows
-from lit_dps.analysis.scaling import FittedStudy, scale, scaling_of
-from lit_dps.analysis.summary import at_first_check, summarize
-from lit_dps.analysis.theory import term_ratio_rows, theory_rows
-from lit_dps.analysis.theory_report import theory_text
-from lit_dps.replication.claims_scaling import diminishing_returns, linear_scaling
-from lit_dps.replication.claims_search import rate_grows
-from lit_dps.replication.claims_sparse import steps_of_sparse
+from lit_dps.analysis import Analysis, at_first_check, at_goal, records, render, scale, summarize, theory_text
+from lit_dps.replication import diminishing_returns, linear_scaling, rate_grows, steps_of_sparse
 from lit_dps.space import Range
-from lit_dps.store.read import read_study
-from lit_dps.trial import Cell
+from lit_dps.store import read_study
+from lit_dps.trial import Cell, Series
 from tests.unit.fake_study import GOAL, result, theory_terms, write_study
 
 NOTE = (
@@ -32,7 +24,7 @@ def study_of(steps, **kw):
     storage = optuna.storages.InMemoryStorage()
     write_study(storage, results, **{"space": {}, **kw})
     record = read_study(storage, "fake")
-    return FittedStudy(record, scaling_of(record, replicates=200))
+    return Analysis(record, replicates=200)
 
 
 DENSE = {(8, 0.0): [800, 960], (64, 0.0): [112, 160], (512, 0.0): [16, 32]}
@@ -73,26 +65,26 @@ def test_too_few_others_give_no_law_and_the_verdict_says_why():
 
 def test_the_table_the_note_and_the_rows():
     study = study_of(DENSE)
-    assert render(*study).splitlines()[2:6] == [
+    assert render(study).splitlines()[2:6] == [
         "  B  S     K*  complete  incomplete  infeasible  on the boundary",
         "  8  0    800         2           0           0  -",
         " 64  0    112         2           0           0  -",
         "512  0  <= 16         2           0           0  -",
     ]
-    assert notes(study.record)[0] == NOTE
-    assert f"note: {NOTE}\n" in render(*study)
-    rows = table_rows(study.record)
+    assert study.notes[0] == NOTE
+    assert f"note: {NOTE}\n" in render(study)
+    rows = records(study.table)
     assert list(rows[0])[2:4] == ["k_star", "floor"]
     assert [(row["k_star"], row["floor"]) for row in rows] == [(800, 0), (112, 0), (16, 1)]
-    assert [row["batch_sizes"] for row in fit_rows(study.scalings)] == [2]
+    assert [row["batch_sizes"] for row in records(study.laws)] == [2]
     assert [cell.at_first_check for cell in summarize(study.record)] == [False, False, True]
 
 
 def test_nothing_is_said_where_there_is_none():
     study = study_of({cell: [k + 16 for k in found] for cell, found in DENSE.items()} | {(4096, 0.0): [None]})
-    assert not any("first check" in line for line in notes(study.record))
-    assert "<=" not in render(*study)
-    assert [row["floor"] for row in table_rows(study.record)] == [0, 0, 0, 0]
+    assert not any("first check" in line for line in study.notes)
+    assert "<=" not in render(study)
+    assert [row["floor"] for row in records(study.table)] == [0, 0, 0, 0]
 
 
 def test_a_further_goal_has_its_own():
@@ -101,7 +93,7 @@ def test_a_further_goal_has_its_own():
     storage = optuna.storages.InMemoryStorage()
     write_study(storage, cells, space={}, goals=[0.3, 0.2])
     record = read_study(storage, "fake")
-    found = {error: scaling_of(at_goal(record, error))[0.0] for error in (0.3, 0.2)}
+    found = {error: Analysis(at_goal(record, error)).scalings[Series(0.0)] for error in (0.3, 0.2)}
     assert (found[0.3].k_star, found[0.3].at_first_check, found[0.3].fit) == ({8: 16, 64: 16}, {8, 64}, None)
     assert (found[0.2].k_star, found[0.2].at_first_check) == ({8: 32, 64: 32}, set())
     assert found[0.2].fit is not None
@@ -112,12 +104,12 @@ SPARSE = {(8, 0.9): [1600, 3200], (64, 0.9): [448, 480], (512, 0.9): [64, 80]}
 
 def test_ratios_are_of_resolved_k_star():
     study = study_of(DENSE | SPARSE | {(64, 0.5): [16, 32], (8, 0.5): [1200, 1200], (512, 0.5): [None, None]})
-    assert [(str(ratio.cell), ratio.value) for ratio in ratios(study.record)] == [
+    assert [(str(ratio.cell), ratio.value) for ratio in study.ratios] == [
         ("B=8 S=0.5", 1.5),
         ("B=8 S=0.9", 2),
         ("B=64 S=0.9", 4),
     ]
-    assert list(map(str, bounds(study.record))) == ["B=64 S=0.5", "B=512 S=0.9"]
+    assert list(map(str, study.ratio_bounds)) == ["B=64 S=0.5", "B=512 S=0.9"]
 
 
 def test_the_theory_compares_resolved_k_star_and_tells_the_others_as_bounds():
@@ -128,12 +120,13 @@ def test_the_theory_compares_resolved_k_star_and_tells_the_others_as_bounds():
     storage = optuna.storages.InMemoryStorage()
     write_study(storage, cells, space={})
     record = read_study(storage, "fake")
-    rows = term_ratio_rows(record, scaling_of(record))
+    study = Analysis(record)
+    rows = records(study.term_ratios)
     assert [row["k_star"] for row in rows] == pytest.approx([2, 4, None, 8**0.5])
     assert (rows[-1]["k_star_low"], rows[-1]["k_star_high"]) == (2, 4)
-    rows = theory_rows(record, scaling_of(record))
+    rows = records(study.theory)
     assert [(row["k_star"], row["floor"]) for row in rows[:3]] == [(800, 0), (112, 0), (16, 1)]
-    lines = theory_text(record, scaling_of(record)).splitlines()
+    lines = theory_text(study).splitlines()
     assert [line.split("  ")[-1].strip() for line in lines[2:5]] == ["800", "112", "<= 16"]
 
 
@@ -174,8 +167,8 @@ def test_the_best_rate_is_that_of_resolved_k_star():
     storage = optuna.storages.InMemoryStorage()
     write_study(storage, cells, space=space)
     record = read_study(storage, "fake")
-    said = rate_grows(FittedStudy(record, scaling_of(record))).measured
+    said = rate_grows(Analysis(record)).measured
     assert said == "S=0: best learning rate 0.0100 at B=8, 0.100 at B=64; rank correlation with B 1 [1, 1]"
     coarse = dataclasses.replace(record, goal=dataclasses.replace(GOAL, check_interval=800))
-    said = rate_grows(FittedStudy(coarse, scaling_of(coarse))).measured
+    said = rate_grows(Analysis(coarse)).measured
     assert said == "S=0: best learning rate at 0 batch sizes"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.optimize import least_squares
 
-from lit_dps.analysis.fit import LOSS_SCALE, Fit, fit_many, fit_scaling, overhead_batch_size
+from lit_dps.analysis import LOSS_SCALE, Fit, fit_many, fit_scaling, overhead_batch_size
 
 POWERS = 2.0 ** np.arange(1, 15)  # the batch sizes of the paper, 2 to 16384
 

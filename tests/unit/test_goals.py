@@ -6,11 +6,10 @@ import math
 
 import pytest
 
-from lit_dps.analysis.goals import at_goal
-from lit_dps.analysis.summary import summarize
+from lit_dps.analysis import at_goal, summarize
 from lit_dps.errors import ConfigError
 from lit_dps.goal import Goal
-from lit_dps.store.read import read_study
+from lit_dps.store import read_study
 from lit_dps.trial import Cell, Status
 from tests.unit.fake_study import result, write_study
 

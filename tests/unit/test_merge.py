@@ -10,7 +10,7 @@ from itertools import permutations
 import optuna
 import pytest
 
-from lit_dps.analysis.report import render
+from lit_dps.analysis import Analysis, render
 from lit_dps.cli.merge import lines
 from lit_dps.errors import StorageError
 from lit_dps.goal import Goal
@@ -114,7 +114,7 @@ def test_parts_of_a_grid_join_to_the_whole_either_way_and_twice_is_once(here, th
         done = merged(target, other)["fake"]
         assert (done.taken, done.known, done.conflicts) == ((16, 8, {}) if target == here else (8, 24, {}))
         record = read_study(target, "fake")
-        tables.append(render(record))
+        tables.append(render(Analysis(record)))
         assert (record.batch_sizes, record.sparsities, record.trials) == ((4, 16), (0.0, 0.5), 16)
         assert (record.goals, record.slack) == ((0.3, 0.2), None)
         once = rows(target)

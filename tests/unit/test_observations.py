@@ -5,11 +5,9 @@ import dataclasses
 import optuna
 import pytest
 
-from lit_dps.analysis.goals import at_goal
-from lit_dps.analysis.observations import observed_notes
-from lit_dps.analysis.report import notes, render
+from lit_dps.analysis import Analysis, at_goal, observed_notes, render
 from lit_dps.racing import cut
-from lit_dps.store.read import read_study
+from lit_dps.store import read_study
 from lit_dps.trial import KEPT, PRUNABLE, RANKS, SHORT_STEPS, STACKED, TRAINED, UNSCORED, Cell
 from tests.unit.fake_study import result, write_study
 
@@ -134,5 +132,5 @@ def test_the_lines_are_notes_below_the_table():
     record = read(trial(0, **{STACKED: 1}), failed(1))
     lines = observed_notes(record)
     assert len(lines) == 2
-    assert [line for line in notes(record) if line in lines] == lines
-    assert all(f"note: {line}\n" in render(record) for line in lines)
+    assert [line for line in Analysis(record).notes if line in lines] == lines
+    assert all(f"note: {line}\n" in render(Analysis(record)) for line in lines)

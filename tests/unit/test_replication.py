@@ -5,13 +5,21 @@ import dataclasses
 import optuna
 import pytest
 
-from lit_dps.analysis.report import render
-from lit_dps.analysis.scaling import FittedStudy, scaling_of
-from lit_dps.analysis.theory_report import theory_text
+from lit_dps.analysis import Analysis, render, theory_text
 from lit_dps.goal import Goal
-from lit_dps.replication.page import Core, Image, Machine, Part, progress, replication_page, table
-from lit_dps.replication.paper import protocol_rows, search_text, workload
-from lit_dps.store.read import read_study
+from lit_dps.replication import (
+    Core,
+    Image,
+    Machine,
+    Part,
+    progress,
+    protocol_rows,
+    replication_page,
+    search_text,
+    table,
+    workload,
+)
+from lit_dps.store import read_study
 from lit_dps.trial import Cell
 from tests.unit.fake_study import law_study, result, theory_terms, write_study
 
@@ -27,7 +35,7 @@ def part(name="mnist", images=(), **kw):
     storage = optuna.storages.InMemoryStorage()
     law_study(storage, name, laws={0.0: (4e4, 60), 0.9: (8e4, 120)}, config=CONFIG, **kw)
     record = read_study(storage, name)
-    return Part(FittedStudy(record, scaling_of(record)), f"lit-dps study --config {name}.yaml", images)
+    return Part(Analysis(record), f"lit-dps study --config {name}.yaml", images)
 
 
 def page(*parts, comparisons=None, date="2020-02-02"):
@@ -51,7 +59,7 @@ def test_how_it_was_made():
             for cell, results in first.study.record.results.items()
         },
     )
-    first = dataclasses.replace(first, study=FittedStudy(slow, first.study.scalings))
+    first = dataclasses.replace(first, study=Analysis(slow))
     made = section(page(first, second), "How it was made")
     assert "`lit-dps replicate`" in made
     assert "This page was made 2020-02-02 on 2 cores of Some CPU, with torch 2.15.0." in made
@@ -94,7 +102,7 @@ def test_the_protocol_stands_beside_the_papers():
 def test_a_study_has_its_table_its_law_and_its_figures():
     shown = part(images=[Image("K* against B", "replication/mnist-scaling.png")])
     text = section(page(shown), "Study mnist")
-    table_and_law = render(*shown.study).partition("\n\nnote: ")[0].rstrip()
+    table_and_law = render(shown.study).partition("\n\nnote: ")[0].rstrip()
     assert f"```\n{table_and_law}\n" in text
     assert "![K* against B](replication/mnist-scaling.png)\n\n*K\\* against B*" in text
     assert "have finished" not in text
@@ -111,8 +119,8 @@ def test_what_has_not_finished_is_told():
     storage = optuna.storages.InMemoryStorage()
     write_study(storage, cells, trials=3, space={})
     record = read_study(storage, "fake")
-    assert progress(record) == (2, 6)
-    text = page(Part(FittedStudy(record, scaling_of(record)), "make"))
+    assert progress(Analysis(record)) == (2, 6)
+    text = page(Part(Analysis(record), "make"))
     assert "**2 of 6 trials have finished**; all of this page is about those." in section(text, "Study fake")
     assert "note: 4 of 6 trials have not finished (0 running or queued)" in text
     assert "| `fake` | digits | 2 of 6 | 2 | 0.00 |" in text
@@ -125,7 +133,7 @@ def test_claims_are_judged_and_repeated_by_verdict():
     storage = optuna.storages.InMemoryStorage()
     write_study(storage, cells, space={})
     record = read_study(storage, "fake")
-    text = page(Part(FittedStudy(record, scaling_of(record)), "make fake"))
+    text = page(Part(Analysis(record), "make fake"))
     claims = section(text, "The paper's claims")
     assert (
         "| steps fall in proportion to batch size where batches are small (Section 3.1, Figure 1) | fake | - | - |"
@@ -153,9 +161,9 @@ def test_the_theory_of_each_study():
     storage = optuna.storages.InMemoryStorage()
     write_study(storage, cells, space={})
     record = read_study(storage, "fake")
-    measured = Part(FittedStudy(record, scaling_of(record)), "make")
+    measured = Part(Analysis(record), "make")
     text = section(page(measured, part("bare")), "Theory")
-    assert f"`fake`:\n\n```\n{theory_text(*measured.study).rstrip()}\n```\n" in text
+    assert f"`fake`:\n\n```\n{theory_text(measured.study).rstrip()}\n```\n" in text
     assert "`bare`: no terms were measured." in text
 
 

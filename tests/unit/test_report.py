@@ -7,12 +7,11 @@ import sys
 import optuna
 import pytest
 
-from lit_dps.analysis.report import fit_rows, notes, render, table_rows, value_text, write_csv
-from lit_dps.analysis.scaling import scaling_of
+from lit_dps.analysis import Analysis, frame, records, render, value_text, write_csv
 from lit_dps.files import replacing
 from lit_dps.space import Range
-from lit_dps.store.read import read_study
-from lit_dps.trial import Cell
+from lit_dps.store import read_study
+from lit_dps.trial import Cell, Series
 from tests.unit.fake_study import law_study, result, write_study
 
 SPACE = {
@@ -70,17 +69,17 @@ note: the best width lies on the high end of its range in 1 of 6 cells: widen it
 
 
 def test_the_text_to_the_letter():
-    assert render(study(running={Cell(2048, 0.9): 1})) == TEXT
+    assert render(Analysis(study(running={Cell(2048, 0.9): 1}))) == TEXT
 
 
 def test_equal_records_give_equal_text():
-    assert render(study()) == render(study())
+    assert render(Analysis(study())) == render(Analysis(study()))
 
 
 def test_without_pending_trials_there_is_no_such_column():
     storage = optuna.storages.InMemoryStorage()
     law_study(storage, trials=3)
-    text = render(read_study(storage, "fake"))
+    text = render(Analysis(read_study(storage, "fake")))
     assert "pending" not in text
     assert "not finished" not in text
 
@@ -89,18 +88,18 @@ def test_outraced_trials_are_counted_where_there_are_any():
     cell = Cell(8, 0.0)
     storage = optuna.storages.InMemoryStorage()
     write_study(storage, {cell: [result(cell, 0, 160), result(cell, 1, 480)]}, slack=2.0)
-    head, row = render(read_study(storage, "fake")).splitlines()[2:4]
+    head, row = render(Analysis(read_study(storage, "fake"))).splitlines()[2:4]
     assert head.split()[3:7] == ["complete", "incomplete", "infeasible", "outraced"]
     assert row.split()[:7] == ["8", "0", "160", "1", "0", "0", "1"]
-    assert "outraced" not in render(study())
+    assert "outraced" not in render(Analysis(study()))
 
 
 def test_an_empty_study_says_so():
     storage = optuna.storages.InMemoryStorage()
     write_study(storage, {Cell(8, 0.0): [], Cell(16, 0.0): []}, trials=5)
     record = read_study(storage, "fake")
-    assert "  S=0  needs complete trials at 2 batch sizes; has 0\n" in render(record)
-    assert notes(record) == [
+    assert "  S=0  needs complete trials at 2 batch sizes; has 0\n" in render(Analysis(record))
+    assert Analysis(record).notes == [
         "no complete trial in any cell yet: no K* and no fit to draw",
         "10 of 10 trials have not finished (0 running or queued)",
     ]
@@ -128,7 +127,7 @@ def test_values_are_told_apart(value, box, text):
 
 def test_csv_holds_the_values_in_full(tmp_path):
     record = study()
-    write_csv(table_rows(record), tmp_path / "table.csv")
+    write_csv(Analysis(record).table, tmp_path / "table.csv")
     with (tmp_path / "table.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == [
@@ -143,19 +142,19 @@ def test_csv_holds_the_values_in_full(tmp_path):
 
 
 def test_fit_rows_hold_the_fits():
-    scalings = scaling_of(study())
-    dense, sparse = fit_rows(scalings)
-    fit = scalings[0.0].fit
+    analysis = Analysis(study())
+    scalings, (dense, sparse) = analysis.scalings, records(analysis.laws)
+    fit = scalings[Series(0.0)].fit
     assert (dense["sparsity"], dense["batch_sizes"], dense["identifiable"]) == (0.0, 3, True)
     assert (dense["c1"], dense["c2"], dense["b_crit"]) == (fit.c1, fit.c2, fit.c1 / fit.c2)
-    assert (dense["c2_low"], dense["c2_high"]) == scalings[0.0].c2
-    assert dense["verdict"] == scalings[0.0].describe()
+    assert (dense["c2_low"], dense["c2_high"]) == scalings[Series(0.0)].c2
+    assert dense["verdict"] == scalings[Series(0.0)].describe()
     assert sparse["verdict"] == "needs complete trials at 2 batch sizes; has 1"
     assert {sparse[f"{name}{end}"] for name in ("c1", "c2", "b_crit") for end in ("", "_low", "_high")} == {None}
 
 
 def test_an_empty_csv_has_its_header(tmp_path):
-    write_csv([], tmp_path / "none.csv", ["point", "status"])
+    write_csv(frame([], ["point", "status"]), tmp_path / "none.csv")
     assert (tmp_path / "none.csv").read_text() == "point,status\n"
 
 
@@ -178,7 +177,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
 def test_reports_need_no_figures_and_no_training():
     code = """
 import sys
-import lit_dps.analysis.report, lit_dps.analysis.scaling, lit_dps.store.read
+import lit_dps.analysis, lit_dps.replication, lit_dps.store.read, lit_dps.cli.analyze
 print(sorted({"matplotlib", "torch", "lightning", "mlflow"} & set(sys.modules)))
 """
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -8,7 +8,7 @@ import numpy as np
 import optuna
 import pytest
 
-from lit_dps.analysis.summary import summarize
+from lit_dps.analysis import summarize
 from lit_dps.errors import StorageError
 from lit_dps.space import Range
 from lit_dps.store import cell_study_name, decode_result, encode_result, list_studies, read_study
@@ -78,7 +78,7 @@ def test_interrupted_attempts_do_not_count_and_of_two_finished_the_first_does(st
     record = read_study(storage, "fake")
     assert [(r.trial.point, r.steps) for r in record.results[A]] == [(0, 640), (1, 480)]
     (summary,) = summarize(record)
-    assert (summary.complete, summary.infeasible, summary.pending, summary.running) == (2, 0, 2, 1)
+    assert (summary.counts, summary.pending, summary.running) == ({"complete": 2}, 2, 1)
 
 
 def test_a_state_without_result_or_a_result_without_state_is_not_finished(storage):
@@ -233,14 +233,14 @@ def test_summaries_count_and_choose(storage):
     assert [c.cell for c in (first, *empty, last)] == [A, Cell(32, 0.0), Cell(16, 0.9), B]
     # Of two equally fast trials the lower point gave K*; it is inside its ranges, the other is not.
     assert (first.k_star, first.best.trial.point, first.boundary) == (160, 2, {})
-    assert (first.complete, first.incomplete, first.infeasible, first.pending) == (3, 1, 1, 1)
+    assert (first.counts, first.pending) == ({"complete": 3, "incomplete": 1, "infeasible": 1}, 1)
     assert (last.k_star, last.boundary) == (16, {"model.momentum": "low"})
     for cell in empty:
         assert (cell.k_star, cell.best, cell.boundary) == (None, None, {})
-        assert (cell.complete, cell.incomplete, cell.infeasible, cell.pending) == (0, 0, 0, 6)
+        assert (cell.counts, cell.pending) == ({}, 6)
 
 
 def test_points_beyond_the_declared_trials_count_but_are_not_missed(storage):
     write_study(storage, {A: [result(A, 0, 640), result(A, 5, 320)]}, trials=2)
     (summary,) = summarize(read_study(storage, "fake"))
-    assert (summary.k_star, summary.complete, summary.pending) == (320, 2, 1)
+    assert (summary.k_star, summary.counts, summary.pending) == (320, {"complete": 2}, 1)

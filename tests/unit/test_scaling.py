@@ -6,9 +6,9 @@ import numpy as np
 import optuna
 import pytest
 
-from lit_dps.analysis.scaling import NEGLIGIBLE, Interval, Scaling, estimate, scale, scaling_of, three_digits
-from lit_dps.store.read import read_study
-from lit_dps.trial import Cell
+from lit_dps.analysis import NEGLIGIBLE, Analysis, Interval, Scaling, estimate, scale, three_digits
+from lit_dps.store import read_study
+from lit_dps.trial import Cell, Series
 from tests.unit.fake_study import law_results, result, write_study
 
 POWERS = 2.0 ** np.arange(1, 15)  # the batch sizes of the paper, 2 to 16384
@@ -168,7 +168,7 @@ def test_scaling_of_a_study_is_by_sparsity():
         cells[cell] = [result(cell, i, round(k * (c1 / cell.batch_size + c2))) for i, k in enumerate((1.2, 1, 1.1))]
     cells[Cell(8, 0.9)] = [result(Cell(8, 0.9), 0, None), result(Cell(8, 0.9), 1, None, "infeasible")]
     write_study(storage, cells)
-    dense, sparse = (scaling_of(read_study(storage, "fake"), replicates=50)[s] for s in (0.0, 0.9))
+    dense, sparse = (Analysis(read_study(storage, "fake"), replicates=50).scalings[Series(s)] for s in (0.0, 0.9))
     assert dense.k_star == {8: 12600, 64: 1662, 512: 295}
     assert [dense.fit.c1, dense.fit.c2] == pytest.approx([1e5, 100], rel=0.01)  # K* are rounded to whole steps
     assert sparse.k_star == {64: 4888, 512: 786}

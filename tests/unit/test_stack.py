@@ -15,7 +15,7 @@ from lit_dps.models import MLP, ResNet8
 from lit_dps.module import ImageClassifier
 from lit_dps.optim import RULES, rule_of
 from lit_dps.pruning import Mask
-from lit_dps.run import Run
+from lit_dps.runs import Run
 from lit_dps.training.early_check import HardestFirst
 
 GIVEN = {"momentum": 0.9, "beta1": 0.8, "beta2": 0.99, "epsilon": 1e-6, "weight_decay": 0.05}

@@ -6,13 +6,9 @@ import math
 import optuna
 import pytest
 
-from lit_dps.analysis.goals import at_goal
-from lit_dps.analysis.report import render
-from lit_dps.analysis.scaling import scaling_of
-from lit_dps.analysis.theory import Terms, paired_terms, term_ratio_rows, terms_of, theory_rows
-from lit_dps.analysis.theory_report import sentence, theory_text
-from lit_dps.store.read import read_study
-from lit_dps.trial import Cell
+from lit_dps.analysis import Analysis, Terms, at_goal, paired_terms, records, render, sentence, terms_of, theory_text
+from lit_dps.store import read_study
+from lit_dps.trial import Cell, Series
 from tests.unit.fake_study import result, theory_terms, write_study
 
 
@@ -85,7 +81,7 @@ def test_a_run_cut_at_a_higher_goal_predicts_only_where_its_rates_are_constant()
     falling = result(Cell(32, 0.0), 0, 200, curve=curve, **kw)
     own = record_of({Cell(8, 0.0): [constant], Cell(32, 0.0): [falling]})
     cut = at_goal(own, 0.2)
-    whole, short = ([row for row in theory_rows(record, scaling_of(record))] for record in (own, cut))
+    whole, short = ([row for row in records(Analysis(record).theory)] for record in (own, cut))
     assert [(row["k_star"], row["lipschitz"], row["rate"]) for row in whole] == [(200, 2, 0.5)] * 2
     assert [(row["k_star"], row["lipschitz"], row["rate"]) for row in short] == [(100, 1, 0.5), (100, 1, None)]
     # Delta = 4, beta = 6, epsilon = 1: constant c1 = 4 L 6; falling c1 = L 6 H / etabar = 2 x 6 x 55 / 0.5
@@ -103,7 +99,7 @@ def test_rows_of_the_k_star_trials():
         Cell(32, 0.9): [],
     }
     record = record_of(cells)
-    rows = theory_rows(record, scaling_of(record))
+    rows = records(Analysis(record).theory)
     assert [(row["batch_size"], row["sparsity"]) for row in rows] == [(8, 0), (32, 0), (8, 0.9), (32, 0.9)]
     # Delta = 2, L = 2, beta = 5, epsilon = 1, rate 0.1: c1 = 20, c2 = 20, K* = 20 / 8 + 20
     assert (rows[0]["point"], rows[0]["k_star"], rows[0]["delta"], rows[0]["rate"]) == (1, 160, 2, 0.1)
@@ -130,7 +126,7 @@ def paper():
 
 def test_ratios_are_geometric_means_over_pairs():
     record = paper()
-    small, large, every = rows = term_ratio_rows(record, scaling_of(record))
+    small, large, every = rows = records(Analysis(record).term_ratios)
     assert [(row["batch_size"], row["pairs"]) for row in rows] == [(8, 2), (32, 2), (None, 4)]
     assert {(row["sparsity"], row["base"]) for row in rows} == {(0.9, 0.0)}
     names = ("delta", "beta", "lipschitz", "epsilon", "predicted_c1", "predicted_c1_measured_epsilon")
@@ -140,7 +136,7 @@ def test_ratios_are_geometric_means_over_pairs():
     assert (every["k_star_low"], every["k_star_high"]) == (2, 4.5)
     # Through (8, 800), (32, 320): c1 = 480 / (3/32) = 5120; sparse (8, 1600), (32, 1440): 160 / (3/32) = 1706.7
     assert every["c1"] == small["c1"] == pytest.approx(1 / 3, rel=1e-6)
-    assert [(pair.batch_size, pair.point) for pair in paired_terms(record, 0.0, 0.9)] == [
+    assert [(pair.batch_size, pair.point) for pair in paired_terms(record, Series(0.0), Series(0.9))] == [
         (8, 0),
         (8, 1),
         (32, 0),
@@ -151,7 +147,7 @@ def test_ratios_are_geometric_means_over_pairs():
 def test_ratios_are_none_where_nothing_pairs():
     cells = {Cell(8, 0.0): [one(Cell(8, 0.0), 0, 100)], Cell(8, 0.5): [one(Cell(8, 0.5), 1, 300)]}
     record = record_of(cells)
-    rows = term_ratio_rows(record, scaling_of(record))
+    rows = records(Analysis(record).term_ratios)
     assert len(rows) == 2
     for row in rows:
         assert (row["pairs"], row["delta"], row["predicted_c1"], row["c1"]) == (0, None, None, None)
@@ -160,7 +156,7 @@ def test_ratios_are_none_where_nothing_pairs():
 
 def test_the_sentence_says_which_way_each_term_moves():
     record = paper()
-    said = sentence(term_ratio_rows(record, scaling_of(record))[-1])
+    said = sentence(Series(0.9), records(Analysis(record).term_ratios)[-1])
     assert said == (
         "  S=0.9: Delta x1.00 (no change), beta x0.540 (falls: fewer steps), L x3.09 (rises: more steps): "
         "predicted c1 x1.67; measured c1 x0.333, K* x2.00 to x4.50"
@@ -169,8 +165,7 @@ def test_the_sentence_says_which_way_each_term_moves():
 
 def test_the_report_has_a_section_between_the_law_and_the_notes_where_terms_are_measured():
     record = paper()
-    scalings = scaling_of(record)
-    text, section = render(record, scalings), theory_text(record, scalings)
+    text, section = render(Analysis(record)), theory_text(Analysis(record))
     head, after = text.split(section)
     assert head.endswith("]\n\n") or head.endswith("size\n\n")
     assert after.startswith("\nnote: ") or after == ""
@@ -197,5 +192,5 @@ def test_the_report_has_a_section_between_the_law_and_the_notes_where_terms_are_
 
 def test_nothing_measured_leaves_the_report_as_it_was():
     record = record_of({Cell(8, 0.0): [result(Cell(8, 0.0), 0, 100)], Cell(8, 0.9): [result(Cell(8, 0.9), 0, 300)]})
-    assert theory_text(record, scaling_of(record)) == ""
-    assert "theory" not in render(record)
+    assert theory_text(Analysis(record)) == ""
+    assert "theory" not in render(Analysis(record))

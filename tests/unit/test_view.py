@@ -9,7 +9,7 @@ import mlflow
 import optuna
 import pytest
 
-from lit_dps.analysis.scaling import scaling_of
+from lit_dps.analysis import Analysis
 from lit_dps.cli import main
 from lit_dps.errors import StorageError
 from lit_dps.store import Logged, Tracker, read_study
@@ -69,7 +69,7 @@ def test_mlflow_that_is_not_there_is_told_once_and_tried_again_at_the_end(record
         view.log(r)
     assert view.tracker is None
     mlflow_.there = True
-    view.sync(record, scaling_of(record), [])
+    view.sync(record, Analysis(record), [])
     assert (mlflow_.connected, mlflow_.trials, mlflow_.outcomes) == (1, results, 1)
     said = capsys.readouterr().err
     assert said.count("warning") == said.count("gone") == 1
@@ -87,7 +87,7 @@ def test_mlflow_that_goes_away_is_not_asked_for_each_trial(record, capsys):
     view.log(results[2])
     assert mlflow_.trials == results[:1]
     mlflow_.there = False
-    view.sync(record, scaling_of(record), [])
+    view.sync(record, Analysis(record), [])
     assert view.tracker is None and mlflow_.outcomes == 0
     assert capsys.readouterr().err.count("warning") == 1
 

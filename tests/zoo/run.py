@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from lit_dps.record import StudyRecord
-from lit_dps.store.read import read_study
+from lit_dps.store import read_study
 from lit_dps.trial import TrialResult
 from tests.e2e.commands import run_here
 from tests.zoo.auditor import Audit, Check, audited
@@ -107,7 +107,7 @@ def study(
     (folder / "zoo.yaml").write_text(yaml.safe_dump(config))
     monitor = config["goal"].get("monitor", "val_error")
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(), audited(monitor, copies or {}) as audits:
-        patch.setattr("lit_dps.analysis.publish.write_all", lambda *args, **kwargs: ([], []))
+        patch.setattr("lit_dps.analysis.publishing.write_all", lambda *args, **kwargs: ([], []))
         patch.setattr("lit_dps.study.run.connect", lambda *args: MagicMock(logged=dict))
         _show_warnings()
         done = run_here(folder, "study", "--config", "zoo.yaml")

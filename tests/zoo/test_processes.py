@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import yaml
 
-from lit_dps.store.read import read_study
+from lit_dps.store import read_study
 from tests.e2e.commands import run
 from tests.zoo.run import Outcome, spec
 from tests.zoo.verify import assert_works

@@ -1,5 +1,15 @@
-"""Draws studies: every figure of the paper as PNG and PDF, each with its rows as CSV beside it."""
+"""Draws studies: every figure of the paper as PNG and PDF, each with its rows as CSV beside it.
 
-from lit_dps.analysis.figures.write import COMPARISONS, FIGURES, write_all, write_comparison
+A figure is a module with
 
-__all__ = ["COMPARISONS", "FIGURES", "write_all", "write_comparison"]
+- NAME, by which it is asked for; PAPER, its numbers in Lee et al. 2021; and CAPTION;
+- `missing(*studies)`, why there is nothing to draw, in a few words, or None; `notes(*studies)`, what a reader should
+  know of it where it is drawn, a line each;
+- `rows(*studies)`, the table behind it, and `draw(rows, *studies)`;
+- where it has several tables or files, `tables(*studies)` and `figures(tables, *studies)` by their names.
+
+and one line in `write.FIGURES` (of one study) or `write.COMPARISONS` (of several).
+"""
+
+from lit_dps.analysis.figures.style import STYLE
+from lit_dps.analysis.figures.write import COMPARISONS, FIGURES, drawn, write_comparison, write_figures

@@ -3,70 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import combinations, product
 
 import matplotlib
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from lit_dps.analysis.figures.entry import Entry, Tables
+from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.figures.style import COLOURS, GREY, K_STAR, STYLE, few_ticks
-from lit_dps.analysis.scaling import FittedStudy
-from lit_dps.analysis.summary import summarize
-from lit_dps.analysis.text import Row
+from lit_dps.analysis.series import cell_of, legend, rows_of
+from lit_dps.analysis.tables import numbers
 from lit_dps.record import StudyRecord
 from lit_dps.space import Range, short_names
 from lit_dps.trial import Cell
 
-
-def metaparameter_rows(record: StudyRecord) -> list[Row]:
-    """Every finished trial, by sparsity, batch size, then point.
-
-    Columns: sparsity, batch_size [examples], point, status, steps (None unless complete), steps_run (the last
-    checked step), k_star (whether it is the trial that gave K*), and each metaparameter by its short name.
-    """
-    names = short_names(list(record.space))
-    rows: list[Row] = []
-    for summary in summarize(record):
-        for result in record.results[summary.cell]:
-            trial = result.trial
-            row: Row = {"sparsity": trial.cell.sparsity, "batch_size": trial.cell.batch_size, "point": trial.point}
-            row |= {"status": str(result.status), "steps": result.steps, "steps_run": result.steps_run}
-            row["k_star"] = result is summary.best
-            rows.append(row | {name: trial.params.get(key) for key, name in names.items()})
-    return rows
-
-
-def metaparameter_axes(record: StudyRecord) -> list[dict[str, Range]]:
-    """The axes of each figure, by short name: every pair of metaparameters, or the one that there is.
-
-    A search of none has the points of its trials as an axis.
-    """
-    space = {name: record.space[key] for key, name in short_names(list(record.space)).items()}
-    if not space:
-        return [{"point": Range(0, max(record.trials - 1, 1))}]
-    return [{name: space[name] for name in names} for names in combinations(space, min(len(space), 2))]
-
-
-def axis_values(values, box: Range) -> np.ndarray:
-    """Where values of a metaparameter go on its axis: on a reverse_log scale the axis shows 1 - value."""
-    values = np.asarray(values, float)
-    return 1 - values if box.scale == "reverse_log" else values
-
-
-def axis_label(name: str, box: Range) -> str:
-    """An axis's label: the name, that it shows 1 - value, and that it is logarithmic."""
-    return {"linear": name, "log": f"{name} (log)", "reverse_log": f"1 - {name} (log, reversed)"}[box.scale]
-
-
-def metaparameters_missing(study: FittedStudy) -> str | None:
-    """Why there is no trial to draw, if so."""
-    return None if any(study.record.results.values()) else "no finished trial yet"
-
-
+NAME, PAPER = "metaparameters", "3, 5, 13-18"
+CAPTION = "how the trials ended over the search space (Figure 3)"
 MOST_COLUMNS = 7  # panels side by side that are legible on a page
 # How a trial is drawn, by how it ended: marker, colour, name. K* is drawn on top of its trial, and ends that hardly any
 # study has are told of only where there are such trials.
@@ -84,19 +40,60 @@ STATUS_MARKS = {
 BANDS = {"incomplete": 1.5, "infeasible": 3}  # where steps are an axis, how many budgets high these trials lie
 
 
+def rows(study: Analysis) -> pd.DataFrame:
+    """Every finished trial (`summary.trial_rows`)."""
+    return study.trials
+
+
+def axes_of(record: StudyRecord) -> list[dict[str, Range]]:
+    """The axes of each figure, by short name: every pair of metaparameters, or the one that there is.
+
+    A search of none has the points of its trials as an axis.
+    """
+    space = {name: record.space[key] for key, name in short_names(list(record.space)).items()}
+    if not space:
+        return [{"point": Range(0, max(record.trials - 1, 1))}]
+    return [{name: space[name] for name in names} for names in combinations(space, min(len(space), 2))]
+
+
+def axis_values(values: np.ndarray, box: Range) -> np.ndarray:
+    """Where values of a metaparameter go on its axis: on a reverse_log scale the axis shows 1 - value."""
+    return 1 - np.asarray(values) if box.scale == "reverse_log" else np.asarray(values)
+
+
+def axis_label(name: str, box: Range) -> str:
+    """An axis's label: the name, that it shows 1 - value, and that it is logarithmic."""
+    return {"linear": name, "log": f"{name} (log)", "reverse_log": f"1 - {name} (log, reversed)"}[box.scale]
+
+
+def missing(study: Analysis) -> str | None:
+    """Why there is no trial to draw, if so."""
+    return None if any(study.record.results.values()) else "no finished trial yet"
+
+
+def notes(study: Analysis) -> list[str]:
+    return []
+
+
+def figures(tables: Mapping[str, pd.DataFrame], study: Analysis) -> Iterator[tuple[str, Figure]]:
+    """A figure for each pair of metaparameters."""
+    for i, axes in enumerate(axes_of(study.record)):
+        yield "-".join([NAME, *(axes if i else ())]), draw(tables[NAME], study, axes)
+
+
 @matplotlib.rc_context(STYLE)
-def draw_metaparameters(record: StudyRecord, rows: Sequence[Row], axes: Mapping[str, Range]) -> Figure:
+def draw(rows: pd.DataFrame, study: Analysis, axes: Mapping[str, Range]) -> Figure:
     """How the trials of each cell ended over two metaparameters.
 
     With one metaparameter the other axis is steps to result; incomplete and infeasible trials lie on bands of their
     own above the budget, all others where they ended, at the first check at least.
 
     Args:
-        record: For the grid and the goal.
-        rows: From `figure_data.metaparameter_rows`.
-        axes: One of `figure_data.metaparameters.metaparameter_axes`.
+        rows: From `rows`.
+        study: For the grid and the goal.
+        axes: One of `axes_of`.
     """
-    boxes = list(axes.values())
+    record, boxes = study.record, list(axes.values())
     figure, panels = _panels(record)
     first, *_ = panels.values()  # all panels share its axes
     _range_axis(first.xaxis, boxes[0])
@@ -104,14 +101,18 @@ def draw_metaparameters(record: StudyRecord, rows: Sequence[Row], axes: Mapping[
         _range_axis(first.yaxis, boxes[1])
     else:
         first.set_yscale("log")
-        ends = [_end(record, row) for row in rows if row["status"] not in BANDS]
-        least = min(ends, default=record.goal.check_interval)
-        first.set_ylim(least / 2, 5 * record.goal.max_steps)
-    absent = SELDOM - {row["status"] for row in rows}
+        ends = _ends(record, rows[~rows["status"].isin(BANDS)])
+        first.set_ylim(min(ends, default=record.goal.check_interval) / 2, 5 * record.goal.max_steps)
+    absent = SELDOM - {*rows["status"]}
     marks = {name: mark for name, mark in STATUS_MARKS.items() if name not in absent}
     for cell, ax in panels.items():
-        of_cell = [row for row in rows if (row["batch_size"], row["sparsity"]) == (cell.batch_size, cell.sparsity)]
-        _draw_cell(ax, record, axes, of_cell, marks)
+        of_cell = rows_of(cell.series, rows[rows["batch_size"] == cell.batch_size])
+        for name, mark in marks.items():
+            part = of_cell[of_cell["k_star"] if name == "K*" else of_cell["status"] == name]
+            places = [axis_values(numbers(part[column]), box) for column, box in axes.items()]
+            ax.scatter(*places, *([_ends(record, part)] if len(axes) == 1 else []), **mark)
+        if len(axes) == 1:
+            ax.axhline(record.goal.max_steps, color=GREY, linestyle=":", linewidth=0.8)
     labels = [axis_label(name, box) for name, box in axes.items()] + [K_STAR.replace(" K*", "")]
     figure.supxlabel(labels[0], fontsize=8)
     figure.supylabel(labels[1], fontsize=8)
@@ -121,13 +122,13 @@ def draw_metaparameters(record: StudyRecord, rows: Sequence[Row], axes: Mapping[
 
 
 def _panels(record: StudyRecord) -> tuple[Figure, dict[Cell, Axes]]:
-    """A panel for each cell, sharing axes: a row per sparsity, a column per batch size.
+    """A panel for each cell, sharing axes: a row per series, a column per batch size.
 
     Many batch sizes go into blocks of rows below each other, so that a page holds the figure in legible size. Placed
     by hand: a layout engine takes seconds for as many panels, and leaves wide gaps between them.
     """
     count = math.ceil(len(record.batch_sizes) / MOST_COLUMNS)
-    columns, lines = math.ceil(len(record.batch_sizes) / count), len(record.sparsities)
+    columns, lines = math.ceil(len(record.batch_sizes) / count), len(record.series)
     blocks = [record.batch_sizes[i : i + columns] for i in range(0, len(record.batch_sizes), columns)]
     high = min(max(6.2 / columns, 0.85), 1.7)  # inches, as all below: text width for all columns
     wide = max(high, 2.3 / columns)  # room for the legend
@@ -136,43 +137,30 @@ def _panels(record: StudyRecord) -> tuple[Figure, dict[Cell, Axes]]:
     height = top + count * lines * (high + gap) + (count - 1) * between + bottom
     figure, panels = Figure(figsize=(width, height), layout="none"), {}
     first = None
-    for (i, block), (j, sparsity) in product(enumerate(blocks), enumerate(record.sparsities)):
+    for (i, block), (j, series) in product(enumerate(blocks), enumerate(record.series)):
         y = height - top - i * between - (i * lines + j + 1) * (high + gap) + gap
         for k, batch_size in enumerate(block):
             place = (left + k * (wide + gap)) / width, y / height, wide / width, high / height
-            ax = panels[Cell(batch_size, sparsity)] = figure.add_axes(place, sharex=first, sharey=first)
+            ax = panels[cell_of(series, batch_size)] = figure.add_axes(place, sharex=first, sharey=first)
             first = first or ax
             ax.tick_params(left=k == 0, labelleft=k == 0, bottom=j == lines - 1, labelbottom=j == lines - 1)
             if j == 0:
                 ax.set_title(f"B = {batch_size}", pad=3)
-        ax.annotate(f"S = {sparsity:g}", (1.06, 0.5), xycoords="axes fraction", rotation=270, va="center")
+        ax.annotate(legend(series), (1.06, 0.5), xycoords="axes fraction", rotation=270, va="center")
     return figure, panels
 
 
-def _draw_cell(
-    ax: Axes, record: StudyRecord, axes: Mapping[str, Range], rows: Sequence[Row], marks: Mapping[str, Mapping]
-) -> None:
-    for name, mark in marks.items():
-        part = [row for row in rows if (row["k_star"] if name == "K*" else row["status"] == name)]
-        places = [axis_values([row[column] for row in part], box) for column, box in axes.items()]
-        if len(axes) == 1:
-            places.append([_end(record, row) for row in part])
-        ax.scatter(*places, **mark)
-    if len(axes) == 1:
-        ax.axhline(record.goal.max_steps, color=GREY, linestyle=":", linewidth=0.8)
-
-
-def _end(record: StudyRecord, row: Row) -> float:
-    """Where a trial goes on an axis of steps."""
-    if row["status"] in BANDS:
-        return BANDS[row["status"]] * record.goal.max_steps
-    return row["steps"] or max(row["steps_run"], record.goal.check_interval)
+def _ends(record: StudyRecord, rows: pd.DataFrame) -> np.ndarray:
+    """Where trials go on an axis of steps."""
+    steps, band = numbers(rows["steps"]), numbers(rows["status"].map(BANDS)) * record.goal.max_steps
+    ended = np.where(np.isnan(steps), np.maximum(numbers(rows["steps_run"]), record.goal.check_interval), steps)
+    return np.where(np.isnan(band), ended, band)
 
 
 def _range_axis(axis, box: Range) -> None:
     """An axis over a range and a little more, on its scale; reversed for reverse_log, so that values still increase."""
     set_scale, set_limits = (getattr(axis.axes, f"set_{axis.axis_name}{what}") for what in ("scale", "lim"))
-    low, high = axis_values([box.low, box.high], box)
+    low, high = axis_values(np.array([box.low, box.high]), box)
     if box.scale == "linear":
         room = 0.08 * (high - low)
         set_limits(low - room, high + room)
@@ -189,18 +177,3 @@ def _range_axis(axis, box: Range) -> None:
         subs = (1, 3) if decades >= 1 else (1, 2, 5) if decades >= 0.5 else (1, 1.5, 2, 3, 5, 7)
         axis.set_major_locator(LogLocator(subs=subs, numticks=4))
         axis.set_major_formatter("{x:g}")
-
-
-def _draw_pairs(study: FittedStudy, tables: Tables) -> Iterator[tuple[str, Figure]]:
-    for i, axes in enumerate(metaparameter_axes(study.record)):
-        name = "-".join(["metaparameters", *(axes if i else ())])
-        yield name, draw_metaparameters(study.record, tables["metaparameters"], axes)
-
-
-METAPARAMETERS = Entry(
-    name="metaparameters",
-    paper="3, 5, 13-18",
-    tables=lambda study: {"metaparameters": metaparameter_rows(study.record)},
-    draw=_draw_pairs,
-    missing=metaparameters_missing,
-)

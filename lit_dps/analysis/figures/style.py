@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
+import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, FixedLocator, LogLocator, MaxNLocator, NullFormatter, NullLocator
+
+from lit_dps.analysis.series import legend
+from lit_dps.trial import Series
 
 # Okabe and Ito (2008), "Color Universal Design": for any colour vision; without yellow, too pale for lines.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
@@ -51,14 +59,15 @@ def batch_size_axis(ax: Axes, batch_sizes: Sequence[int]) -> None:
     ax.set_xlim(batch_sizes[0] / 1.4, batch_sizes[-1] * 1.4)
 
 
-def log_values_axis(ax: Axes, values: Sequence[float], below: float = 2.0, above: float = 1.6) -> None:
+def log_values_axis(ax: Axes, values: Sequence[float] | pd.Series, below: float = 2.0, above: float = 1.6) -> None:
     """A logarithmic vertical axis over some values, with room by these factors; without ticks if there are none."""
-    if not values:
+    values = np.asarray(values, float)
+    if not len(values):
         ax.set_yticks([])
         return
     ax.set_yscale("log")
-    ax.set_ylim(min(values) / below, max(values) * above)
-    span = max(values) / min(values)
+    ax.set_ylim(values.min() / below, values.max() * above)
+    span = values.max() / values.min()
     if span < 30:  # hardly a decade: powers of ten alone would be one tick or none
         ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if span > 8 else (1, 1.5, 2, 3, 5, 7)))
         ax.yaxis.set_major_formatter("{x:g}")
@@ -70,3 +79,16 @@ def few_ticks(axis: Axis, integer: bool = True) -> None:
     axis.set_major_locator(MaxNLocator(3, integer=integer))
     if max(map(abs, axis.get_view_interval())) >= 10_000:
         axis.set_major_formatter(EngFormatter(sep=""))
+
+
+def legend_above(figure: Figure, handles: Sequence[Artist]) -> None:
+    """A legend above all panels: on one line, or as many lines as labels of several axes take."""
+    labels = [str(handle.get_label()) for handle in handles]
+    wide = 0.06 * (max(map(len, labels)) + 6)  # inches: of a character, and of what stands before them
+    columns = max(1, int(figure.get_figwidth() / wide)) if any("," in label for label in labels) else len(labels)
+    figure.legend(handles=handles, loc="outside upper center", ncols=columns, columnspacing=1.2, handlelength=1.5)
+
+
+def series_handles(looks: Mapping[Series, int] | Iterable[tuple[Series, int]]) -> list[Line2D]:
+    """What a legend says of some series, each drawn in the look of its number."""
+    return [Line2D([], [], label=legend(s), linewidth=1, **curve_style(i)) for s, i in dict(looks).items()]

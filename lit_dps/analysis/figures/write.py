@@ -1,101 +1,86 @@
-"""Writes the tables and figures that studies have data for, and says in a line what the others lack."""
+"""Writes the figures that studies have data for, with their tables, and says in a line what the others lack."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 
 import matplotlib
+import pandas as pd
 from matplotlib.figure import Figure
 
-from lit_dps.analysis.figures.entry import Entry, Subject, of_one
-from lit_dps.analysis.figures.lipschitz import LIPSCHITZ
-from lit_dps.analysis.figures.logs import LOGS
-from lit_dps.analysis.figures.metaparameters import METAPARAMETERS
-from lit_dps.analysis.figures.optimizers import OPTIMIZERS
-from lit_dps.analysis.figures.ratios import RATIOS
-from lit_dps.analysis.figures.scaling import SCALING
+import lit_dps.analysis.figures.lipschitz as lipschitz
+import lit_dps.analysis.figures.logs as logs
+import lit_dps.analysis.figures.metaparameters as metaparameters
+import lit_dps.analysis.figures.optimizers as optimizers
+import lit_dps.analysis.figures.ratios as ratios
+import lit_dps.analysis.figures.scaling as scaling
+from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.figures.style import STYLE
-from lit_dps.analysis.report import fit_rows, render, table_rows, write_csv
-from lit_dps.analysis.scaling import FittedStudy, Scaling, scaling_of
-from lit_dps.analysis.theory import term_ratio_rows, theory_rows
+from lit_dps.analysis.tables import write_csv
 from lit_dps.files import replacing
-from lit_dps.record import StudyRecord
 
-FIGURES: tuple[Entry[FittedStudy], ...] = (SCALING, METAPARAMETERS, LIPSCHITZ, LOGS, of_one(RATIOS))  # of one study
-COMPARISONS: tuple[Entry[Sequence[FittedStudy]], ...] = (OPTIMIZERS, RATIOS)  # of several
-
-
-def write_all(
-    record: StudyRecord,
-    folder: Path | str,
-    scalings: Mapping[float, Scaling] | None = None,
-    only: Collection[str] | None = None,
-) -> tuple[list[Path], list[str]]:
-    """Writes the tables and each of `FIGURES`, as .csv, .png and .pdf, into a folder.
-
-    The tables are table.txt, table.csv and fits.csv; where terms of the theory were measured also theory.csv, those of
-    the K* trials, and theory-ratios.csv, sparse over dense.
-
-    Works on unfinished studies too. Each file is replaced in one go.
-
-    Args:
-        record: The study.
-        folder: Made if it is not there.
-        scalings: The study's scaling laws if they are known already.
-        only: Names of figures: these alone are written, and no table.
-
-    Returns:
-        The files' paths, and notes: what the study lacks for the figures left out, and what to know of the others.
-    """
-    folder = Path(folder)
-    study = FittedStudy(record, scaling_of(record) if scalings is None else scalings)
-    tables = _write_tables(study, folder) if only is None else []
-    files, notes = _write_figures(FIGURES, study, folder, only)
-    return [*tables, *files], notes
+FIGURES = (scaling, metaparameters, lipschitz, logs, ratios)  # of one study
+COMPARISONS = (optimizers, ratios)  # of several
 
 
 def write_comparison(
-    studies: Sequence[FittedStudy], folder: Path | str, only: Collection[str] | None = None
+    studies: Sequence[Analysis], folder: Path | str, only: Collection[str] | None = None
 ) -> tuple[list[Path], list[str]]:
-    """Writes each of `COMPARISONS` for some studies; arguments and returned values as of `write_all`."""
-    return _write_figures(COMPARISONS, studies, Path(folder), only)
+    """Writes each of `COMPARISONS` for some studies; arguments and returned values as of `write_figures`."""
+    return write_figures(COMPARISONS, studies, folder, only)
 
 
-def _write_tables(study: FittedStudy, folder: Path) -> list[Path]:
-    with replacing(folder / "table.txt") as temporary:
-        temporary.write_text(render(*study), encoding="utf-8")
-    write_csv(table_rows(study.record), folder / "table.csv")
-    tables = {"table.csv": table_rows(study.record), "fits.csv": fit_rows(study.scalings)}
-    theory, ratios = theory_rows(*study), term_ratio_rows(*study)
-    if any(row["delta"] is not None for row in theory) or any(row["pairs"] for row in ratios):
-        tables |= {"theory.csv": theory, "theory-ratios.csv": ratios}
-    for name, rows in tables.items():
-        if rows:  # no ratios at one sparsity
-            write_csv(rows, folder / name)
-    return [folder / "table.txt", *(folder / name for name, rows in tables.items() if rows)]
-
-
-def _write_figures(
-    entries: Iterable[Entry[Subject]], subject: Subject, folder: Path, only: Collection[str] | None
+def write_figures(
+    figures: Iterable[ModuleType], studies: Sequence[Analysis], folder: Path | str, only: Collection[str] | None = None
 ) -> tuple[list[Path], list[str]]:
+    """Writes figures as .csv, .png and .pdf into a folder, which is made if it is not there.
+
+    Args:
+        figures: Of as many studies.
+        studies: What is drawn, finished or not.
+        folder: Where.
+        only: Names of figures: these alone are written.
+
+    Returns:
+        The files' paths, and notes: what the studies lack for the figures left out, and what to know of the others.
+    """
     files: list[Path] = []
     notes: list[str] = []
     missing: dict[str, list[str]] = {}
-    for entry in entries:
-        if only is not None and entry.name not in only:
+    for figure in figures:
+        if only is not None and figure.NAME not in only:
             continue
-        if (reason := entry.missing(subject)) is not None:
-            missing.setdefault(reason, []).append(entry.name)
+        if (reason := figure.missing(*studies)) is not None:
+            missing.setdefault(reason, []).append(figure.NAME)
             continue
-        tables = entry.tables(subject)
-        for name, rows in tables.items():
-            write_csv(rows, folder / f"{name}.csv")
-            files.append(folder / f"{name}.csv")
-        for name, figure in entry.draw(subject, tables):
-            files += _save(figure, folder, name)
-        notes += entry.notes(subject)
+        tables = _tables(figure, studies)
+        for name, table in tables.items():
+            files.append(Path(folder) / f"{name}.csv")
+            write_csv(table, files[-1])
+        for name, drawing in _drawings(figure, tables, studies):
+            files += _save(drawing, Path(folder), name)
+        notes += figure.notes(*studies)
     return files, [*(f"{reason}: no {' or '.join(names)} figure" for reason, names in missing.items()), *notes]
+
+
+def drawn(figure: ModuleType, *studies: Analysis) -> Figure:
+    """A figure, or the first one of its files."""
+    return next(iter(_drawings(figure, _tables(figure, studies), studies)))[1]
+
+
+def _tables(figure: ModuleType, studies: Sequence[Analysis]) -> Mapping[str, pd.DataFrame]:
+    return figure.tables(*studies) if hasattr(figure, "tables") else {figure.NAME: figure.rows(*studies)}
+
+
+def _drawings(
+    figure: ModuleType, tables: Mapping[str, pd.DataFrame], studies: Sequence[Analysis]
+) -> Iterator[tuple[str, Figure]]:
+    if hasattr(figure, "figures"):
+        yield from figure.figures(tables, *studies)
+    else:
+        yield figure.NAME, figure.draw(tables[figure.NAME], *studies)
 
 
 def _save(figure: Figure, folder: Path, name: str) -> list[Path]:

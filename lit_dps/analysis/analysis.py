@@ -1,0 +1,96 @@
+"""Analysis: all that is computed from the record of a study, each part once, when it is first asked for."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import pandas as pd
+
+from lit_dps.analysis.goals import at_goal
+from lit_dps.analysis.notes import notes
+from lit_dps.analysis.ratios import Ratio, bounds, ratios
+from lit_dps.analysis.scaling import REPLICATES, Scaling, law_rows, scale
+from lit_dps.analysis.summary import CellSummary, cell_rows, summarize, trial_rows
+from lit_dps.analysis.theory import term_ratio_rows, theory_rows
+from lit_dps.record import StudyRecord
+from lit_dps.trial import Cell, Series
+
+
+class Analysis:
+    """What a study shows, finished or not; what has finished counts.
+
+    Args:
+        record: The study.
+        replicates: Resamples that the intervals rest on.
+    """
+
+    def __init__(self, record: StudyRecord, replicates: int = REPLICATES):
+        self.record, self.replicates = record, replicates
+
+    def at_goal(self, error: float) -> Analysis:
+        """The study as it would have ended under a higher goal error (`goals.at_goal`)."""
+        return Analysis(at_goal(self.record, error), self.replicates)
+
+    @cached_property
+    def at_each_goal(self) -> list[Analysis]:
+        """The study at its own goal, then at each of its further ones."""
+        return [self, *map(self.at_goal, self.record.goals)]
+
+    @cached_property
+    def cells(self) -> list[CellSummary]:
+        """A summary of each cell of the grid, by series, then batch size."""
+        return summarize(self.record)
+
+    @cached_property
+    def by_cell(self) -> dict[Cell, CellSummary]:
+        """The same by cell."""
+        return {summary.cell: summary for summary in self.cells}
+
+    @cached_property
+    def scalings(self) -> dict[Series, Scaling]:
+        """The scaling law of each series."""
+        steps: dict[Series, dict[int, list[int | None]]] = {series: {} for series in self.record.series}
+        for summary in self.cells:
+            steps[summary.cell.series][summary.cell.batch_size] = summary.steps
+        interval = self.record.goal.check_interval
+        return {series: scale(trials, self.replicates, check_interval=interval) for series, trials in steps.items()}
+
+    @cached_property
+    def ratios(self) -> list[Ratio]:
+        """K* of sparse over dense cells."""
+        return ratios(self.cells, self.replicates)
+
+    @cached_property
+    def ratio_bounds(self) -> list[Cell]:
+        """The cells whose ratio is left out, as it would only be a bound."""
+        return bounds(self.cells)
+
+    @cached_property
+    def trials(self) -> pd.DataFrame:
+        """A row a finished trial (`summary.trial_rows`)."""
+        return trial_rows(self.record, self.cells)
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """A row a cell (`summary.cell_rows`)."""
+        return cell_rows(self.record, self.cells)
+
+    @cached_property
+    def laws(self) -> pd.DataFrame:
+        """A row a series (`scaling.law_rows`)."""
+        return law_rows(self.scalings)
+
+    @cached_property
+    def theory(self) -> pd.DataFrame:
+        """A row a cell: the terms of the theory and what it predicts from them (`theory.theory_rows`)."""
+        return theory_rows(self.cells, self.scalings)
+
+    @cached_property
+    def term_ratios(self) -> pd.DataFrame:
+        """A row a series above the smallest sparsity and batch size (`theory.term_ratio_rows`)."""
+        return term_ratio_rows(self.record, self.scalings)
+
+    @cached_property
+    def notes(self) -> list[str]:
+        """What a reader should know before trusting the table, a line each (`notes.notes`)."""
+        return notes(self.record, self.cells)

@@ -1,0 +1,69 @@
+"""What a notebook calls: `load` reads a study that is stored, `run` runs one as the command line does."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lit_dps.analysis import Study
+from lit_dps.cli import leave_if_unguarded
+from lit_dps.config import StorageConfig, StudyConfig
+from lit_dps.runtime import INTERRUPTED
+from lit_dps.store.read import read_study
+
+
+def load(study: str, storage: str | Path = "mlruns") -> Study:
+    """Reads a study, finished or not. Needs no torch.
+
+    Args:
+        study: Its name.
+        storage: The folder that it was run in, as storage.folder has it, or an Optuna URL.
+
+    Raises:
+        StorageError: in one line, if it is not there.
+    """
+    url = str(storage) if "://" in str(storage) else StorageConfig(folder=str(storage)).optuna_url
+    return Study(read_study(url, study))
+
+
+def run(config: str | Path | Mapping[str, Any]) -> Study:
+    """Runs a study, or takes it up where it stopped, as `lit-dps study --config FILE` does, and reads it.
+
+    A script calls it below `if __name__ == "__main__":`, since workers may be processes that run the script again.
+
+    Args:
+        config: A configuration file, or what stands in one.
+
+    Returns:
+        The study. Where trials failed, that is told on stderr.
+
+    Raises:
+        UserError: in one line, for configuration, data or storage that do not serve.
+        KeyboardInterrupt: where it was interrupted; what is stored stays stored.
+    """
+    leave_if_unguarded()
+    from lit_dps.cli import study  # torch and Lightning
+
+    text = yaml.safe_dump(_plain(config)) if isinstance(config, Mapping) else Path(config).read_text(encoding="utf-8")
+    before = sys.argv
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        try:
+            code = study.main(["study", "--config", file.name])
+        finally:
+            sys.argv = before
+    if code == INTERRUPTED:
+        raise KeyboardInterrupt
+    found = yaml.safe_load(text)
+    storage = StorageConfig(**(found.get("storage") or {}))
+    return load((found.get("study") or {}).get("name", StudyConfig.name), storage.optuna_url)
+
+
+def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: _plain(value) if isinstance(value, Mapping) else value for key, value in config.items()}
