@@ -13,7 +13,7 @@ from tests import schema
 from tests.postgres import Server, Unavailable, server
 
 NUMBERS = itertools.count()
-LONGEST = ("tests/parity/test_lipschitz", "tests/parity/test_savings", "tests/unit/test_benchmarks")
+LONGEST = ("tests/parity", "tests/e2e/test_checkpoint_study", "tests/e2e/test_ddp", "tests/e2e/test_resume")
 
 torch.set_num_threads(1)
 keep_freed_memory()  # as the commands do
