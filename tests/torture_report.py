@@ -77,7 +77,8 @@ class Report:
         others = "; ".join([f"{len(self.unexpected)} unexpected ends", *self.unexpected])
         return (
             f"{self.storage}: {self.kills.total()} kills ({kinds}) of {self.commands} commands with 2 workers or ranks "
-            f"each, {self.cut_short} trials cut short ({self.share:.0%} of the kills): {found}; {others}; {self.seconds / 60:.0f} minutes"
+            f"each, {self.cut_short} trials cut short ({self.share:.0%} of the kills): {found}; {others}; "
+            f"{self.seconds / 60:.0f} minutes"
         )
 
 
