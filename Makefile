@@ -2,7 +2,7 @@
 PYTHON ?= python3
 PY = .venv/bin/python
 
-.PHONY: setup study replication benchmarks test test-fast torture lint ui clean
+.PHONY: setup study replication benchmarks test test-fast test-all torture lint ui clean
 
 setup: .venv/installed
 
@@ -25,7 +25,12 @@ test: setup lint
 	$(PY) -m pytest --numprocesses auto --dist worksteal --durations 15
 
 test-fast: setup
-	$(PY) -m pytest --numprocesses auto --dist worksteal -m "not slow"
+	$(PY) -m pytest --numprocesses auto --dist worksteal -m "not slow and not long"
+
+# the long forms too: full products, real data sets at length, fuzzing with 300 examples, 100 kills; more than an hour
+test-all: setup lint
+	LIT_DPS_FUZZ=300 $(PY) -m pytest --numprocesses auto --dist worksteal --durations 15 -m "long or not long"
+	$(MAKE) torture
 
 # kills processes of small studies 100 times on each storage; make torture ARGS='--report docs/reliability.md'
 torture: setup

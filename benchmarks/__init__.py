@@ -8,6 +8,7 @@ to the same result differ. To add one, write the module and name it in `SECTIONS
 """
 
 SECTIONS = (
+    "startup",
     "protocol",
     "step",
     "workers",

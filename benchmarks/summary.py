@@ -42,6 +42,12 @@ def put(text: str, readme: str) -> str:
     return f"{before}{BEGIN}\n{text}\n{END}{after}"
 
 
+def _startup(found: Mapping[str, Any]) -> Iterator[Line]:
+    baseline, *rows = found["rows"]
+    for row in rows:
+        yield row["what"], f"`{baseline['what']}`", ratio(row["ratio"]["median"])
+
+
 def _protocol(found: Mapping[str, Any]) -> Iterator[Line]:
     for cell in found["cells"]:
         n, k = sum(cell["counts"].values()), cell["k_star"]
@@ -100,6 +106,7 @@ def _list(rows: list[Mapping[str, Any]]) -> str:
 
 
 LINES: dict[str, Callable[[Mapping[str, Any]], Iterator[Line]]] = {
+    "startup": _startup,
     "protocol": _protocol,
     "step": _step,
     "workers": _workers,

@@ -1,19 +1,25 @@
 """One thread for every test, as trials have it: results do not depend on the machine, and busy cores do no harm."""
 
 import itertools
+import os
 import signal
+import tempfile
 
 import pytest
 import torch
 
 from lit_dps.runtime import keep_freed_memory
+from tests import schema
 from tests.postgres import Server, Unavailable, server
 
 NUMBERS = itertools.count()
-LONGEST = ("tests/parity/test_lipschitz", "tests/parity/test_savings", "tests/unit/test_benchmarks")
+LONGEST = ("tests/parity", "tests/e2e/test_checkpoint_study", "tests/e2e/test_ddp", "tests/e2e/test_resume")
 
 torch.set_num_threads(1)
 keep_freed_memory()  # as the commands do
+schema.use_copies()
+TABLES = tempfile.TemporaryDirectory(prefix="lit_dps-tables-")
+os.environ.setdefault(schema.KEY, f"{TABLES.name}/mlflow.db")  # workers of xdist inherit the first one's
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # by a script's "&": so would all processes that the tests start
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

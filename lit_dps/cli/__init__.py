@@ -18,6 +18,7 @@ VERBS = {
     "merge": ("lit_dps.cli.merge", "take over trials of the same studies that were run elsewhere"),
     "ui": ("lit_dps.cli.ui", "browse studies in MLflow"),
 }
+TRAIN = ("fit", "validate", "test", "study")  # they need PyTorch and Lightning, whose imports take seconds
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -61,6 +62,12 @@ def _run(argv: list[str]) -> int:
     from lit_dps.errors import UserError
 
     try:
+        if argv[0] in TRAIN and sys.stderr.isatty():  # whoever waits at a terminal; a log has no use for it
+            print("lit-dps: reading the configuration and loading PyTorch ...", file=sys.stderr, flush=True)
+        if argv[0] == "study":
+            from lit_dps.cli.keys import refuse_unknown
+
+            refuse_unknown(argv[1:])
         return import_module(VERBS[argv[0]][0]).main(argv) or 0
     except UserError as error:
         return _refuse(str(error))

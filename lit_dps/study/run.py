@@ -12,6 +12,8 @@ from lightning.pytorch import LightningDataModule
 
 from lit_dps.analysis import Analysis, figures_folder, publish
 from lit_dps.config import StorageConfig
+from lit_dps.engines.lean import standard_data
+from lit_dps.errors import StorageError
 from lit_dps.parallel import ranks
 from lit_dps.record import StudyRecord
 from lit_dps.runtime import INTERRUPTED, Interrupted, StopRequest, interruptible, prepare_process
@@ -100,12 +102,29 @@ def check_study(setup: StudySetup) -> LightningDataModule:
         UserError: for what does not serve.
     """
     prepare_process()
-    data = setup.check()
+    data = setup.check(lambda data: _settled(setup, data))
     for place in (setup.storage.optuna_url, setup.storage.mlflow_uri):
         check_place(place)
     check_writable(setup.storage.optuna_url)  # MLflow's may be away: then the study goes on without
     check_unchanged(setup.storage.optuna_url, setup.study.name, setup.identity(data))
     return data
+
+
+def _settled(setup: StudySetup, data: LightningDataModule) -> bool:
+    """Whether a study is stored under this very configuration and data, and no trial of it is left to run."""
+    url, name = setup.storage.optuna_url, setup.study.name
+    check_place(url)
+    try:
+        record = read_study(url, name)
+    except StorageError:  # there is none yet; what else is wrong with it is told where it is declared
+        return False
+    if _left(setup, record):
+        return False
+    if standard_data(data):  # else a trainer alone knows how to set it up, and it has no digest
+        data.prepare_data()
+        data.setup("fit")
+    header.check_unchanged(url, name, setup.identity(data))
+    return True
 
 
 def _train(

@@ -8,7 +8,7 @@ import importlib
 import inspect
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,8 +135,12 @@ class StudySetup:
         share = math.ceil(self.study.trials * len(self.study.sparsities) / self.workers)
         return self.study.slots or min(GPU_SLOTS if self.on_gpu else CPU_SLOTS, share)
 
-    def check(self) -> LightningDataModule:
+    def check(self, settled: Callable[[LightningDataModule], bool] = lambda data: False) -> LightningDataModule:
         """Checks all that can be checked before a trial runs, and creates nothing.
+
+        Args:
+            settled: Whether a study with this data has no trial left to run. Then all that a rehearsal finds out is
+                known: its trials ran, under an equal configuration.
 
         Returns:
             The data module, set up for training.
@@ -162,12 +166,18 @@ class StudySetup:
         if started_by_torchrun() and self.workers > 1:
             raise ConfigError("study.workers", self.workers, "1 under torchrun: start it once for each worker")
         cell = Cell(min(self.study.batch_sizes), 0.0)
-        for end in (0.0, 1.0):  # classes refuse what they do not allow at the ends of the ranges
-            self.workload.build(Trial(cell, 0, {key: box.at(end) for key, box in self.study.space.items()}))
+        # classes refuse what they do not allow at the ends of the ranges
+        data, _ = (self.workload.build(self._trial_at(cell, end)).data for end in (0.0, 1.0))
+        if settled(data):
+            return data
         data = rehearse_ends(self.training(), self.study)
         for line in overruled(self.workload.trainer):
             print(f"note: {line}", file=sys.stderr)
         return data
+
+    def _trial_at(self, cell: Cell, end: float) -> Trial:
+        """A trial at the low or the high end of all ranges, 0 or 1."""
+        return Trial(cell, 0, {key: box.at(end) for key, box in self.study.space.items()})
 
     def identity(self, data: LightningDataModule) -> dict[str, Any]:
         """What decides the results: equal identities give equal tables."""

@@ -1,18 +1,26 @@
-"""Runs the project's commands as a user does: a process of its own, in a folder of its own."""
+"""Runs the project's commands as a user does: a process of its own, in a folder of its own.
+
+The processes are forked from one that has imported everything (`tests.e2e.forks`). What an interpreter of its own does
+is tested by `real` in test_commands.py, test_scripts.py and test_ddp.py.
+"""
 
 from __future__ import annotations
 
 import io
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from contextlib import closing, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
+
+from tests.e2e.forks import Command
 
 ROOT = Path(__file__).parents[2]
 FAST = Path(__file__).with_name("fast.yaml")
@@ -32,9 +40,26 @@ def environment() -> dict[str, str]:
 
 def run(folder: Path, *args: object, timeout: float = 300) -> subprocess.CompletedProcess:
     """Runs a command in a folder to its end."""
-    return subprocess.run(
-        command(*args), cwd=folder, env=environment(), capture_output=True, text=True, timeout=timeout
-    )
+    return run_forked(folder, command(*args)[1:], timeout)
+
+
+def run_forked(folder: Path, argv: list[str], timeout: float = 300) -> subprocess.CompletedProcess:
+    """Runs what would follow `python` in a folder to its end."""
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        process = Command(argv, folder, environment(), out, err, start_new_session=True)
+        try:
+            code = process.wait(timeout)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+        out.seek(0), err.seek(0)
+        return subprocess.CompletedProcess(argv, code, out.read(), err.read())
+
+
+def real(folder: Path, argv: list[str], timeout: float = 300) -> subprocess.CompletedProcess:
+    """The same in an interpreter of its own."""
+    command = [sys.executable, *argv]
+    return subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=timeout)
 
 
 def run_here(folder: Path, *args: object) -> subprocess.CompletedProcess:
@@ -50,12 +75,15 @@ def run_here(folder: Path, *args: object) -> subprocess.CompletedProcess:
     return subprocess.CompletedProcess(argv, code, out.getvalue(), err.getvalue())
 
 
-def start(folder: Path, *args: object) -> subprocess.Popen:
+def start(folder: Path, *args: object) -> Command:
     """Starts a command in a folder, as the leader of a process group."""
-    output = (folder / "output.txt").open("a")
-    return subprocess.Popen(
-        command(*args), cwd=folder, env=environment(), stdout=output, stderr=output, start_new_session=True
-    )
+    return start_forked(folder, command(*args)[1:])
+
+
+def start_forked(folder: Path, argv: list[str]) -> Command:
+    """The same of what would follow `python`."""
+    with (folder / "output.txt").open("a") as output:
+        return Command(argv, folder, environment(), output, output, start_new_session=True)
 
 
 def results(database: Path) -> Counter:
@@ -74,7 +102,7 @@ def results(database: Path) -> Counter:
             return Counter()
 
 
-def wait_for_results(database: Path, n: int, process: subprocess.Popen, timeout: float = 200) -> None:
+def wait_for_results(database: Path, n: int, process: Command, timeout: float = 200) -> None:
     """Waits until n results are stored."""
     end = time.monotonic() + timeout
     while len(results(database)) < n:

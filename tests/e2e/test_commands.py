@@ -13,9 +13,9 @@ import pytest
 import torch
 import yaml
 
-from lit_dps.store.sobol import sobol_point
+from lit_dps.store import sobol_point
 from lit_dps.trial import Trial
-from tests.e2e.commands import FAST, ROOT, environment, run
+from tests.e2e.commands import FAST, ROOT, environment, real, run
 
 BLOCK = """
 import sys
@@ -91,7 +91,7 @@ def test_printed_config_is_a_config(tmp_path):
 
 @pytest.mark.slow
 def test_analyze_needs_neither_torch_nor_mlflow_and_repeats_the_study(tmp_path):
-    done = run(tmp_path, "study", "--config", FAST, "--study.trials", "2")
+    done = real(tmp_path, [str(ROOT / "cli.py"), "study", "--config", str(FAST), "--study.trials", "2"])
     assert done.returncode == 0, done.stderr
     analyzed = run_without({"torch", "lightning", "mlflow", "torchvision"}, tmp_path, "analyze", "--config", str(FAST))
     assert analyzed.returncode == 0, analyzed.stderr

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -15,11 +14,13 @@ from tests.e2e.commands import (
     FAST,
     FAST_TRIALS,
     ROOT,
-    environment,
+    real,
     results,
     run,
+    run_forked,
     run_here,
     start,
+    start_forked,
     table,
     wait_for_results,
 )
@@ -31,15 +32,13 @@ TWO = ("--trainer.devices", 2, "--trainer.strategy", "ddp")
 
 
 def torchrun(n: int, *args: object) -> list[str]:
-    """The command line of torchrun on one machine."""
+    """What follows `python` on the command line of torchrun on one machine."""
     options = ("--nproc-per-node", n, "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--max-restarts", 0)
-    return [sys.executable, "-m", "torch.distributed.run", *map(str, options), str(ROOT / "cli.py"), *map(str, args)]
+    return ["-m", "torch.distributed.run", *map(str, options), str(ROOT / "cli.py"), *map(str, args)]
 
 
 def by_torchrun(folder: Path, n: int, *args: object) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        torchrun(n, *args), cwd=folder, env=environment(), capture_output=True, text=True, timeout=500
-    )
+    return run_forked(folder, torchrun(n, *args))
 
 
 def test_torchrun_ends_with_the_table_of_one_process_and_reruns_nothing(tmp_path, unbroken):
@@ -48,7 +47,7 @@ def test_torchrun_ends_with_the_table_of_one_process_and_reruns_nothing(tmp_path
     assert results(tmp_path / "mlruns" / "study.db") == dict.fromkeys(FAST_TRIALS, 1)
     assert table(tmp_path) == table(unbroken)
     assert done.stdout.count("browse it in MLflow") == 1, "one rank alone reports"
-    again = by_torchrun(tmp_path, 2, *STUDY)
+    again = real(tmp_path, torchrun(2, *STUDY))  # by interpreters of their own
     assert again.returncode == 0, again.stderr
     assert "nothing left to run" in again.stderr
 
@@ -77,13 +76,7 @@ def test_four_ranks_train_on_two_examples(tmp_path):
 @pytest.mark.parametrize(("launcher", "who"), [("torchrun", "first"), ("plain", "last")])
 def test_a_killed_rank_ends_the_job_and_its_trial_is_run_again(tmp_path, unbroken, launcher, who):
     database = tmp_path / "mlruns" / "study.db"
-    if launcher == "plain":
-        process = start(tmp_path, *STUDY, *TWO)
-    else:
-        output = (tmp_path / "output.txt").open("a")
-        process = subprocess.Popen(
-            torchrun(2, *STUDY), cwd=tmp_path, env=environment(), stdout=output, stderr=output, start_new_session=True
-        )
+    process = start(tmp_path, *STUDY, *TWO) if launcher == "plain" else start_forked(tmp_path, torchrun(2, *STUDY))
     wait_for_results(database, 2, process)
     ranks = [process.pid, *forked_by(process.pid)] if launcher == "plain" else started_by_torchrun(process.pid)
     assert len(ranks) == 2
@@ -156,7 +149,6 @@ if __name__ == "__main__":
 
 def test_a_rank_that_dies_before_it_joins_ends_the_job(tmp_path):
     (tmp_path / "stillborn.py").write_text(STILLBORN)
-    command = [sys.executable, "stillborn.py"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=100)
+    done = run_forked(tmp_path, ["stillborn.py"])
     assert done.returncode == 2
     assert done.stderr == "lit-dps: error: another rank ended; the same command goes on\n"

@@ -74,3 +74,19 @@ def test_a_finished_study_changes_nothing_and_one_that_goes_on_ends_later(tmp_pa
         assert (extended[run].end_time > info.end_time) is (run[0] != "trial"), run
     study = extended["study", None, None]
     assert study.end_time >= max(info.end_time for (kind, *_), info in extended.items() if kind == "trial")
+
+
+def test_a_finished_study_is_checked_but_not_rehearsed(unbroken, monkeypatch):
+    def rehearsed(*args) -> None:
+        raise AssertionError("rehearsed")
+
+    monkeypatch.setattr("lit_dps.study.setup.rehearse_ends", rehearsed)
+    done = run_here(unbroken, *STUDY)
+    assert (done.returncode, done.stderr) == (0, "study fast: nothing left to run\n")
+    with pytest.raises(AssertionError, match="rehearsed"):
+        run_here(unbroken, *STUDY, "--study.trials", 5)
+    refused = run_here(unbroken, *STUDY, "--goal.error", 0.3)
+    assert refused.returncode == 2 and "goal.error was 0.2 and is 0.3" in refused.stderr
+    monkeypatch.setattr("lit_dps.data.Digits.digest", "another")
+    refused = run_here(unbroken, *STUDY)
+    assert refused.returncode == 2 and "data_digest was" in refused.stderr

@@ -15,6 +15,7 @@ from pathlib import Path
 import mlflow
 import pytest
 
+from tests import schema
 from tests.e2e.commands import FAST, FAST_TRIALS, results, run, start, table, wait_for_results
 from tests.postgres import free_port
 
@@ -100,7 +101,8 @@ def test_a_database_that_may_not_grow_is_one_line_and_loses_nothing(tmp_path, ca
     assert table(tmp_path) == table(unbroken)
 
 
-def test_three_processes_begin_at_once_in_an_empty_folder(tmp_path, unbroken):
+def test_three_processes_begin_at_once_in_an_empty_folder(tmp_path, unbroken, monkeypatch):
+    monkeypatch.delenv(schema.KEY)
     processes = [start(tmp_path, *STUDY) for _ in range(3)]
     codes = [process.wait(400) for process in processes]
     said = (tmp_path / "output.txt").read_text()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.commands import FAST, environment, results
+from tests.e2e.commands import FAST, real, results, run_forked
 
 pytestmark = pytest.mark.slow
 TWO_RANKS = ["--trainer.devices", "2", "--trainer.strategy", "ddp"]
@@ -19,16 +18,17 @@ COMMANDS = {
 }
 
 
-def run_script(folder: Path, text: str) -> subprocess.CompletedProcess:
+def run_script(folder: Path, text: str, run=run_forked) -> subprocess.CompletedProcess:
     (folder / "script.py").write_text(text)
-    command = [sys.executable, "script.py"]
-    return subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=120)
+    return run(folder, ["script.py"], timeout=120)
 
 
-@pytest.mark.parametrize("argv", COMMANDS.values(), ids=COMMANDS)
-def test_a_script_without_a_guard_is_told_so_once(tmp_path, argv):
+@pytest.mark.parametrize(
+    ("argv", "run"), [(c, real if k == "workers" else run_forked) for k, c in COMMANDS.items()], ids=COMMANDS
+)
+def test_a_script_without_a_guard_is_told_so_once(tmp_path, argv, run):
     call = f"from lit_dps.cli import main\ncode = main({argv!r})\nprint('ended')\nraise SystemExit(code)\n"
-    done = run_script(tmp_path, call)
+    done = run_script(tmp_path, call, run)
     assert done.returncode == 2
     errors = [line for line in done.stderr.splitlines() if line.startswith("lit-dps: error: ")]
     assert len(errors) == 1 and errors[0].endswith("call it below if __name__ == '__main__':")

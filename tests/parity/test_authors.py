@@ -17,9 +17,11 @@ from lit_dps.models import ResNet8, SimpleCNN
 from lit_dps.module import ImageClassifier
 from lit_dps.runs import Run
 from lit_dps.training import GoalErrorCallback, PruningCallback
-from tests.parity.authors import DATA, REFERENCE, load, needs_reference, tensors, with_weights
+from tests.parity.authors import DATA, REFERENCE, load, needs_data, tensors, with_weights
+from tests.parity.condense import digest
 
-pytestmark = [needs_reference, pytest.mark.slow]
+pytestmark = pytest.mark.slow
+LONG = pytest.mark.long
 
 FASHION = "traj-fashion-mnist-simple-cnn-momentum-b128-s{}-lr0.01-seed0"
 CIFAR = "traj-cifar-10-resnet-8-nesterov-b128-s0.0-lr0.05-linear20-0.01-seed0"
@@ -78,11 +80,13 @@ def test_split_and_order_are_the_authors(file, n):
         ("train_epoch1", next(epochs)),
         ("train_epoch2", next(epochs)),
     ]:
-        np.testing.assert_array_equal(ours, recorded[name], err_msg=name)
+        theirs = recorded[name]
+        np.testing.assert_array_equal(theirs if theirs.dtype == np.uint8 else digest(theirs), digest(ours), name)
 
 
 # The dense run amplifies float32 noise at ReLU kinks: with two threads instead of one ours moves by 1.6e-3, and the
 # authors' own numbers are 8.0e-4 off a float64 run. So it is compared in float64, where only their noise is left.
+@needs_data
 @pytest.mark.parametrize(("sparsity", "precision"), [("0.0", "64-true"), ("0.9", "32-true")])
 def test_fashion_mnist_trajectory(sparsity, precision):
     recorded = load(FASHION.format(sparsity))
@@ -107,8 +111,11 @@ def test_fashion_mnist_trajectory(sparsity, precision):
 
 # Two images of 5,000 lie so near a tie that float32 noise decides them: in another memory layout ours moves by one more
 # than the authors' numbers are off a float64 run. So the mistakes are compared in float64, the losses in both.
-@pytest.mark.parametrize("precision", ["32-true", "64-true"])
-def test_cifar10_nesterov_trajectory_with_linear_decay(precision):
+@needs_data
+@pytest.mark.parametrize(
+    ("precision", "steps"), [("32-true", 33), ("64-true", 17), pytest.param("64-true", 33, marks=LONG)]
+)
+def test_cifar10_nesterov_trajectory_with_linear_decay(precision, steps):
     recorded = load(CIFAR)
     network = with_weights(ResNet8(), recorded)
     module = ImageClassifier(
@@ -120,18 +127,20 @@ def test_cifar10_nesterov_trajectory_with_linear_decay(precision):
         decay_steps=20,
         end_factor=0.01,
     )
-    losses, _, check = run(module, CIFAR10(root=str(DATA), batch_size=128), 0.0, 33, precision=precision)
-    np.testing.assert_allclose(losses, recorded["losses"], rtol=1e-3)
+    losses, _, check = run(module, CIFAR10(root=str(DATA), batch_size=128), 0.0, steps, precision=precision)
+    np.testing.assert_allclose(losses, recorded["losses"][:steps], rtol=1e-3)
     if precision == "64-true":
-        np.testing.assert_allclose(check.curve["val_error"], recorded["val_err"], atol=1.5 / 5000)
+        theirs = recorded["val_err"][: steps // 16]
+        np.testing.assert_allclose(check.curve["val_error"], theirs, atol=1.5 / 5000)
 
 
+@needs_data
 @pytest.mark.parametrize(
     ("file", "network", "data"),
     [
         ("mnist-simple-cnn-seed0", SimpleCNN, MNIST),
         ("fashion-mnist-simple-cnn-seed0", SimpleCNN, FashionMNIST),
-        ("cifar-10-resnet-8-seed0", ResNet8, CIFAR10),
+        pytest.param("cifar-10-resnet-8-seed0", ResNet8, CIFAR10, marks=LONG),
     ],
 )
 def test_snip_saliency(file, network, data):
@@ -157,7 +166,20 @@ def _trials():
     return [row for row in rows if row["seed"] == 0]
 
 
-@pytest.mark.parametrize("row", _trials(), ids=lambda row: f"{row['optimizer']}-S{row['sparsity']}")
+# each rule and each sparsity once, and the one trial that is complete; the other pairs are a long form
+BRIEF = {("momentum", 0.0), ("sgd", 0.5), ("momentum", 0.9)}
+TRIALS = [
+    pytest.param(
+        row,
+        id=f"{row['optimizer']}-S{row['sparsity']}",
+        marks=[] if (row["optimizer"], row["sparsity"]) in BRIEF else LONG,
+    )
+    for row in _trials()
+]
+
+
+@needs_data
+@pytest.mark.parametrize("row", TRIALS)
 def test_mnist_trials_end_where_the_authors_did(row):
     network = with_weights(SimpleCNN(), load("mnist-simple-cnn-seed0"))
     module = ImageClassifier(

@@ -43,8 +43,15 @@ def study(folder, data: str, seed: int, workers: int, options) -> StudyRecord:
     return read_study(f"sqlite:///{folder}/mlruns/study.db", "savings")
 
 
-@pytest.mark.parametrize("data", GOALS)
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(
+    ("data", "seed"),
+    [
+        ("fashion-mnist", 0),
+        pytest.param("mnist", 0, marks=pytest.mark.long),
+        pytest.param("mnist", 1, marks=pytest.mark.long),
+        pytest.param("fashion-mnist", 1, marks=pytest.mark.long),
+    ],
+)
 def test_all_savings_on_find_what_all_savings_off_find(tmp_path, data, seed):
     off = study(tmp_path / "off", data, seed, 1, OFF)
     best = [(cell.k_star, cell.best.trial.point if cell.best else None) for cell in summarize(off)]

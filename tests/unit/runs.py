@@ -10,7 +10,7 @@ from lit_dps.engines.engine import Engine, Training
 from lit_dps.engines.loop import IntervalLoop
 from lit_dps.engines.trainer import TrainerEngine
 from lit_dps.runs import Run
-from lit_dps.store.trials import Store
+from lit_dps.store import Store
 from lit_dps.training import GoalErrorCallback
 from lit_dps.training.workload import Workload
 from lit_dps.trial import Cell, Trial, TrialResult

@@ -3,7 +3,6 @@
 import lzma
 import subprocess
 import sys
-from importlib import import_module
 from pathlib import Path
 
 import matplotlib
@@ -41,7 +40,6 @@ print(sorted(heavy & set(sys.modules)))
 
 def test_every_public_name_is_there():
     for name in lit_dps._PUBLIC:
-        import_module("lit_dps.run")  # a module of the name of a function
         assert getattr(lit_dps, name).__name__ == name
         assert name in dir(lit_dps)
     with pytest.raises(AttributeError, match="module 'lit_dps' has no attribute 'fit_all'"):

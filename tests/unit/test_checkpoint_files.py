@@ -13,7 +13,7 @@ import torch
 from lit_dps.config import StudyConfig
 from lit_dps.goal import Goal
 from lit_dps.space import Range
-from lit_dps.store.header import declare
+from lit_dps.store import declare
 from lit_dps.training.checkpoints import clear
 from lit_dps.trial import Cell, Status, Trial, TrialResult
 from tests.unit.runs import train_one

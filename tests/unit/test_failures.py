@@ -9,10 +9,8 @@ import pytest
 
 from lit_dps.goal import Goal
 from lit_dps.racing import longest_attempt
-from lit_dps.store import RESULT_ATTR, attempts, encode_result, read_study
+from lit_dps.store import RESULT_ATTR, SobolSampler, Store, attempts, encode_result, read_study
 from lit_dps.store.attempts import FAILED_AT, ran_to
-from lit_dps.store.sobol import SobolSampler
-from lit_dps.store.trials import Store
 from lit_dps.study.failures import AllFail, Failures
 from lit_dps.study.progress import Progress
 from lit_dps.trial import Cell, Status, Trial, TrialResult

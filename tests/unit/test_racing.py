@@ -10,10 +10,8 @@ import pytest
 from lit_dps.goal import Goal
 from lit_dps.racing import best_steps, last_step, rungs, truncate_at_race_limit
 from lit_dps.space import Range
-from lit_dps.store import read_study
+from lit_dps.store import SobolSampler, Store, read_study
 from lit_dps.store import trials as store_module
-from lit_dps.store.sobol import SobolSampler
-from lit_dps.store.trials import Store
 from lit_dps.trial import Cell, Status, Trial, TrialResult
 from tests.unit.fake_study import result, write_study
 from tests.unit.runs import trials_of

@@ -1,0 +1,94 @@
+"""Refuses a mistyped key at once: what a section takes is read from source, since importing torch takes seconds.
+
+The parser that comes after it checks all the rest, and whatever is not read here.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from collections.abc import Iterator
+from difflib import get_close_matches
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lit_dps.config import StorageConfig, StudyConfig
+from lit_dps.errors import UserError
+
+PACKAGE = Path(__file__).parents[1]
+CALLBACKS = {  # section -> the file and the class whose arguments it takes
+    "goal": ("goal_error.py", "GoalErrorCallback"),
+    "pruning": ("pruning.py", "PruningCallback"),
+    "smoothness": ("smoothness.py", "SmoothnessCallback"),
+}
+CLASSES = {"class_path", "init_args", "dict_kwargs"}  # of sections that name a class
+OPTIONS = {"config", "help", "print_config", "engine", "forecast", "seed_everything"}
+
+
+def refuse_unknown(argv: list[str]) -> None:
+    """Raises UserError for a key of the command `study` that no section has."""
+    known = sections()
+    for dashes, key in given(argv):
+        section, _, rest = key.partition(".")
+        name = rest.partition(".")[0]
+        if section not in known and section not in OPTIONS:
+            _refuse(dashes, section, section, {*known, *OPTIONS})
+        if name and name != "help" and known.get(section) and name not in known[section]:
+            _refuse(dashes, f"{section}.{name}", name, {f"{section}.{other}" for other in known[section]})
+
+
+def sections() -> dict[str, set[str]]:
+    """The keys of each section; none of those that cannot be read here."""
+    found: dict[str, set[str]] = {"model": set(), "data": set()}
+    for section, config in (("study", StudyConfig), ("storage", StorageConfig)):
+        found[section] = {field.name for field in dataclasses.fields(config)}
+    for section, (file, name) in CALLBACKS.items():
+        found[section] = arguments(PACKAGE / "training" / file, name)
+    lightning = find_spec("lightning")  # which imports nothing of it
+    folder = Path(lightning.origin).parent if lightning and lightning.origin else Path()
+    found["trainer"] = arguments(folder / "pytorch" / "trainer" / "trainer.py", "Trainer")
+    return found
+
+
+def arguments(file: Path, name: str) -> set[str]:
+    """The arguments of a class by its source; none if it takes any, or is not there."""
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError):
+        return set()
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            for method in node.body:
+                if isinstance(method, ast.FunctionDef) and method.name == "__init__" and method.args.kwarg is None:
+                    return {argument.arg for argument in (*method.args.args[1:], *method.args.kwonlyargs)}
+    return set()
+
+
+def given(argv: list[str]) -> Iterator[tuple[str, str]]:
+    """The keys of a command line, with dashes, and of its configuration files, as far as their sections have keys."""
+    for i, option in enumerate(argv):
+        name, equals, value = option.partition("=")
+        if name.startswith("--"):
+            yield "--", name[2:].rstrip("+")
+        if name in ("--config", "-c"):
+            file = value if equals else "".join(argv[i + 1 : i + 2])
+            for section, content in _read(file).items():
+                yield "", str(section)
+                if isinstance(content, dict) and not CLASSES & content.keys():
+                    yield from (("", f"{section}.{key}") for key in content if isinstance(key, str))
+
+
+def _read(file: str) -> dict[str, Any]:
+    try:
+        found = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):  # the parser says what is wrong with it
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _refuse(dashes: str, key: str, name: str, known: set[str]) -> None:
+    near = get_close_matches(key, sorted(known), 1, 0.75)
+    raise UserError(f"{dashes}{key}: {name!r} is not accepted" + (f"; did you mean {dashes}{near[0]}?" if near else ""))
