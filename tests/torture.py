@@ -3,9 +3,9 @@
     python -m tests.torture --kills 100 --storage sqlite,postgres --report docs/reliability.md
 
 Several `study` commands share a study: in turn one of two workers, and one of two ranks that train each trial together.
-While trials are trained a command, a worker, a rank, the server that forks them or a whole command with all of them gets
-SIGKILL or SIGTERM (once or twice), or is stopped for a while; what ended is started again. When a study is finished the
-next one begins, until there were kills enough.
+While trials are trained a command, a worker, a rank, the server that forks them or a whole command with all of them
+gets SIGKILL or SIGTERM (once or twice), or is stopped for a while; what ended is started again. When a study is
+finished the next one begins, until there were kills enough.
 """
 
 from __future__ import annotations

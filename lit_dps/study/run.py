@@ -12,7 +12,7 @@ from lightning.pytorch import LightningDataModule
 
 from lit_dps.analysis import Analysis, figures_folder, publish
 from lit_dps.config import StorageConfig
-from lit_dps.engines.lean import standard_data
+from lit_dps.engines.eligible import standard_data
 from lit_dps.errors import StorageError
 from lit_dps.parallel import ranks
 from lit_dps.record import StudyRecord
@@ -123,7 +123,7 @@ def _settled(setup: StudySetup, data: LightningDataModule) -> bool:
     if standard_data(data):  # else a trainer alone knows how to set it up, and it has no digest
         data.prepare_data()
         data.setup("fit")
-    header.check_unchanged(url, name, setup.identity(data))
+    check_unchanged(url, name, setup.identity(data))
     return True
 
 
