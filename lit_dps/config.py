@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal
 
 from lit_dps.errors import ConfigError
+from lit_dps.record import grid
 from lit_dps.space import Range
-from lit_dps.trial import check_sparsity
+from lit_dps.trial import Cell, Series, Value, check_sparsity
 
 EngineName = Literal["auto", "lightning", "fused"]
+SPARSITY_KEY = "pruning.sparsity"
 
 
 @dataclass
@@ -24,6 +26,9 @@ class StudyConfig:
         name: Name of the study in Optuna and of its run in MLflow.
         batch_sizes: Global batch sizes of the grid.
         sparsities: Shares of pruned parameters of the grid, each in [0, 1).
+        grid: Values by configuration key, of further axes of the grid or in place of the two above:
+            {pruning.method: [snip, random], model.network: [lit_dps.models.MLP, lit_dps.models.SimpleCNN]}. Keys are
+            those of the model, the data and the pruning; values are numbers, names or class paths.
         trials: Sobol points, and so trials, of each cell.
         seed: Seed of the search and, with the point, of each trial's initial weights.
         scramble: Owen-scrambled Sobol points. The plain sequence begins with the low end of every range.
@@ -53,6 +58,7 @@ class StudyConfig:
     seed: int = 0
     scramble: bool = True
     space: dict[str, Range] = field(default_factory=dict)
+    grid: dict[str, list[int | float | str]] = field(default_factory=dict)
     goals: list[float] = field(default_factory=list)
     slack: float | None = 2.0
     lean: bool = True
@@ -63,6 +69,26 @@ class StudyConfig:
     workload: str | None = None
     workers: int | None = None
     threads: int = 1
+
+    def __post_init__(self):
+        short = {self.batch_size_key: ("batch_sizes", int), SPARSITY_KEY: ("sparsities", float)}
+        for key, (name, kind) in short.items():
+            if key in self.grid:
+                default = next(f.default_factory() for f in fields(self) if f.name == name)
+                if getattr(self, name) not in (default, self.grid[key]):
+                    raise ConfigError("study.grid", key, f"left out where study.{name} is given")
+                values = [kind(x) if isinstance(x, (int, float)) and kind(x) == x else x for x in self.grid[key]]
+                setattr(self, name, values)
+
+    @property
+    def axes(self) -> dict[str, list[Value]]:
+        """The axes of the grid beside batch size and sparsity: values by configuration key."""
+        return {key: values for key, values in self.grid.items() if key not in (self.batch_size_key, SPARSITY_KEY)}
+
+    @property
+    def cells(self) -> list[Cell]:
+        """The grid, by sparsity, values of further axes, then batch size."""
+        return grid(self.batch_sizes, self.sparsities, self.axes)
 
     def check(self) -> None:
         """Raises ConfigError for a value that is not allowed, whatever the workload."""
@@ -76,6 +102,16 @@ class StudyConfig:
         _nonempty_unique("study.sparsities", self.sparsities)
         for sparsity in self.sparsities:
             check_sparsity("study.sparsities", sparsity)
+        for key, values in self.axes.items():
+            if not key.startswith(("model.", "data.", "pruning.")):
+                raise ConfigError("study.grid", key, "keys of the model, the data or the pruning")
+            _nonempty_unique(f"study.grid.{key}", values)
+            if len({isinstance(value, str) for value in values}) > 1:
+                raise ConfigError(f"study.grid.{key}", values, "numbers alone, or names and class paths alone")
+            names = [str(Series(others=((key, value),))) for value in values]
+            if len(set(names)) < len(names):
+                raise ConfigError(f"study.grid.{key}", values, "values whose last names differ")
+        _nonempty_unique("study.grid", [key.rpartition(".")[2] for key in self.axes] or ["none"])
         counts = {"trials": self.trials, "threads": self.threads, "workers": self.workers, "slots": self.slots}
         for key, value in counts.items():
             if value is not None and value < 1:

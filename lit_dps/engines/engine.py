@@ -56,8 +56,9 @@ class Training:
 
     def pruning_of(self, trial: Trial) -> PruningCallback:
         """How a trial is pruned."""
+        own = {key.removeprefix("pruning."): value for key, value in trial.cell.others if key.startswith("pruning.")}
         seed = trial.seed_for("prune")
-        return PruningCallback(**{**self.pruning, "sparsity": trial.cell.sparsity, "seed": seed})
+        return PruningCallback(**{**self.pruning, **own, "sparsity": trial.cell.sparsity, "seed": seed})
 
     def about(self, run: Run, engine: str) -> dict[str, Any]:
         """What the checkpoint of a run tells of it; see `Checkpoints.about`."""

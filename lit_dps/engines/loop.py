@@ -60,12 +60,12 @@ class IntervalLoop:
     ) -> Iterator[TrialResult]:
         queue, sizes = _Queue(next_run), {}
         while (run := queue.next()) is not None:
-            batch_size = run.trial.cell.batch_size
-            if batch_size not in sizes:
-                sizes[batch_size] = self._size_for(run.trial)
-            if sizes[batch_size] == 0:
+            kind = _kind(run)
+            if kind not in sizes:
+                sizes[kind] = self._size_for(run.trial)
+            if sizes[kind] == 0:
                 yield from TrainerEngine(self.training).train(iter([run, None]).__next__, at_check)
-            elif sizes[batch_size] == 1:
+            elif sizes[kind] == 1:
                 yield self._alone(run, at_check)
             else:
                 yield from self._together(run, queue, at_check)
@@ -111,7 +111,7 @@ class IntervalLoop:
         return self.training.attempt(run, train)
 
     def _together(self, first: Run, queue: _Queue, at_check: Callable[[], None]) -> Iterator[TrialResult]:
-        """Trains a run and those of the same batch size that follow it in the queue."""
+        """Trains a run and those of its kind that follow it in the queue."""
         alone: list[Run] = []
         with isolated():
             built, device = self._build(first.trial)
@@ -119,7 +119,7 @@ class IntervalLoop:
             members = [group.begin(first, built)]
 
             def another() -> Member | None:
-                while (run := queue.next_of(first.trial.cell.batch_size)) is not None:
+                while (run := queue.next_of(_kind(first))) is not None:
                     try:
                         built, _ = self._build(run.trial)
                         if group.takes(built):
@@ -192,7 +192,7 @@ class IntervalLoop:
 
 
 class _Queue:
-    """Runs that are asked for one at a time, when there is room; the first of another batch size waits."""
+    """Runs that are asked for one at a time, when there is room; the first of another kind waits."""
 
     def __init__(self, next_run: Callable[[], Run | None]):
         self._next_run = next_run
@@ -202,9 +202,15 @@ class _Queue:
         run, self._waiting = self._waiting, None
         return run if run is not None else self._next_run()
 
-    def next_of(self, batch_size: int) -> Run | None:
-        """The next run, if it has this batch size."""
+    def next_of(self, kind: tuple) -> Run | None:
+        """The next run, if it is of this kind."""
         self._waiting = self.next()
-        if self._waiting is None or self._waiting.trial.cell.batch_size != batch_size:
+        if self._waiting is None or _kind(self._waiting) != kind:
             return None
         return self.next()
+
+
+def _kind(run: Run) -> tuple:
+    """What runs have in common that may be trained together: all of their cell but how it is pruned."""
+    cell = run.trial.cell
+    return cell.batch_size, tuple(pair for pair in cell.others if not pair[0].startswith("pruning."))

@@ -17,14 +17,14 @@ Key = tuple[int, ...]  # of the pass that scores were taken over: `TrainingPass.
 
 @dataclass(frozen=True)
 class ScoreCache:
-    """Scores by study seed and point, while there is room; they cost as much as an epoch."""
+    """Scores by study seed, point and further axes, while there is room; they cost as much as an epoch."""
 
     workload: Workload
-    _known: dict[tuple[int, int], tuple[Key, dict[str, Tensor]]] = field(default_factory=dict, init=False, repr=False)
+    _known: dict[tuple, tuple[Key, dict[str, Tensor]]] = field(default_factory=dict, init=False, repr=False)
 
     def of(self, trial: Trial) -> tuple[Key, dict[str, Tensor]] | None:
         """The scores of the trial's point, if they are known, and the key of the pass that they were taken over."""
-        return self._known.get((trial.seed, trial.point))
+        return self._known.get((trial.seed, trial.point, trial.cell.others))
 
     def keep(self, trial: Trial, key: Key | None, scores: dict[str, Tensor] | None) -> None:
         """Keeps the scores for the point's other cells, where they are the same there.
@@ -38,7 +38,7 @@ class ScoreCache:
             return
         known = sum(score.numel() for _, kept in self._known.values() for score in kept.values())
         if known + sum(score.numel() for score in scores.values()) <= SCORES_KEPT:
-            self._known[trial.seed, trial.point] = key, scores
+            self._known[trial.seed, trial.point, trial.cell.others] = key, scores
 
 
 def network_is_shared(workload: Workload) -> bool:

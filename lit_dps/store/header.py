@@ -96,7 +96,7 @@ def declare(
                 "config": dict(config),
                 "batch_sizes": study.batch_sizes,
                 "sparsities": study.sparsities,
-                AXES: getattr(study, "axes", {}),
+                AXES: study.axes,
                 "trials": study.trials,
                 "goals": study.goals,
                 "slack": study.slack,

@@ -76,7 +76,7 @@ def read_study(storage: BaseStorage | str, name: str) -> StudyRecord:
                 config=header["config"],
                 results=results,
                 running=running,
-                **({"axes": axes} if "axes" in StudyRecord.__dataclass_fields__ else {}),
+                axes=axes,
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise StorageError(f"study {name!r} is damaged: {first_line(error)}") from error

@@ -8,8 +8,6 @@ in it a run for each study, below that a run for each cell, below that a run for
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 import math
 from collections.abc import Mapping
 from numbers import Integral
@@ -96,10 +94,7 @@ def cell_study_name(name: str, cell: Cell) -> str:
 
 def cells_of(header: Mapping[str, Any]) -> list[Cell]:
     """All cells of the grid of a header: the product of its axes."""
-    axes = sorted(header.get(AXES, {}).items())
-    others = [tuple(zip(dict(axes), values, strict=True)) for values in itertools.product(*dict(axes).values())]
-    cells = grid(header["batch_sizes"], header["sparsities"])
-    return [dataclasses.replace(cell, others=values) for cell in cells for values in others]
+    return grid(header["batch_sizes"], header["sparsities"], header.get(AXES))
 
 
 def encode_result(result: TrialResult) -> dict:

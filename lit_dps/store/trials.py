@@ -228,5 +228,9 @@ class Store:
 
 
 def _distance(one: Cell, other: Cell) -> float:
-    """How much two cells differ: a factor of 2 in batch size counts as much as a quarter of the weights."""
-    return abs(math.log2(one.batch_size / other.batch_size)) + 4 * abs(one.sparsity - other.sparsity)
+    """How much two cells differ: a factor of 2 in batch size counts as much as a quarter of the weights.
+
+    Another value on any further axis counts as much as all of the weights.
+    """
+    sizes, weights = math.log2(one.batch_size / other.batch_size), one.sparsity - other.sparsity
+    return abs(sizes) + 4 * abs(weights) + 4 * len(set(one.others) - set(other.others))

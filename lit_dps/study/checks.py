@@ -22,11 +22,12 @@ def check_keys(study: StudyConfig, workload: Workload) -> None:
     set_by: dict[tuple[int, str], str] = {}
     if "order_seed" in (arguments := specs["data"].get("init_args", {})):
         set_by[id(arguments), "order_seed"] = "study.seed"
-    for source, key in [("study.batch_size_key", workload.batch_size_key), *(("study.space", k) for k in study.space)]:
-        node, name = locate(specs, key, source)
+    keys = [("study.batch_size_key", workload.batch_size_key), *(("study.space", key) for key in study.space)]
+    for source, key in [*keys, *(("study.grid", key) for key in study.axes if not key.startswith("pruning."))]:
+        node, name = locate(specs, key, source, classes=source == "study.grid")
         if (place := (id(node), name)) in set_by:
             raise ConfigError(source, key, f"a key of its own: {set_by[place]} sets this one already")
-        set_by[place] = f"{source} {key}" if source == "study.space" else source
+        set_by[place] = source if source == "study.batch_size_key" else f"{source} {key}"
     for batch_size in study.batch_sizes:
         if batch_size % workload.accumulated:
             multiples = f"multiples of trainer.accumulate_grad_batches = {workload.accumulated}"
@@ -46,12 +47,14 @@ def rehearse_ends(training: Training, study: StudyConfig) -> LightningDataModule
     """
     smallest, largest, sparsity = min(study.batch_sizes), max(study.batch_sizes), max(study.sparsities)
     point = sobol_point(study.space, study.seed, 0, study.scramble)
-    first = rehearse(training, Trial(Cell(smallest, sparsity), 0, point, study.seed))
+    others = dict.fromkeys(cell.others for cell in study.cells)
+    *_, first = (rehearse(training, Trial(Cell(smallest, sparsity, o), 0, point, study.seed)) for o in others)
     if hasattr(first.data, "check_batch_size"):
         for batch_size in study.batch_sizes:
             first.data.check_batch_size(batch_size // training.workload.accumulated)
     if largest > smallest and not standard_data(first.data):  # whose batches and checks are as they have to be
-        last = rehearse(training, Trial(Cell(largest, sparsity), 0, point, study.seed), look_first=False, steps=1)
+        cell = Cell(largest, sparsity, list(others)[-1])
+        last = rehearse(training, Trial(cell, 0, point, study.seed), look_first=False, steps=1)
         if last.validated != first.validated:
             counts = [" + ".join(map(str, found.validated.values())) for found in (first, last)]
             shown = f"{counts[0]} at B = {smallest} and {counts[1]} at B = {largest}"

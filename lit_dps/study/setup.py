@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-import importlib
-import inspect
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch import LightningDataModule
 
 from lit_dps.config import StorageConfig, StudyConfig, cores
 from lit_dps.engines.engine import Engine, Training
@@ -20,33 +17,19 @@ from lit_dps.engines.loop import IntervalLoop
 from lit_dps.engines.trainer import TrainerEngine
 from lit_dps.errors import ConfigError
 from lit_dps.goal import Goal
-from lit_dps.module import ImageClassifier
 from lit_dps.parallel import settings
 from lit_dps.parallel.ranks import started_by_torchrun
 from lit_dps.study.checks import check_keys, rehearse_ends
+from lit_dps.study.identity import identity
 from lit_dps.training import GoalErrorCallback, PruningCallback
 from lit_dps.training.checkpoints import Checkpoints
-from lit_dps.training.protocol import STUDY_TRAINER, check_trainer, overruled
-from lit_dps.training.workload import Workload, class_paths, locate
+from lit_dps.training.protocol import check_trainer, overruled
+from lit_dps.training.workload import Workload
 from lit_dps.trial import Cell, Status, Trial, TrialResult
 
-# How trials of other people's modules are seeded, pruned and accumulated; 1 was never written down
-PROTOCOL = 2
 # Trials in lockstep where study.slots does not say: beyond 16 a core's cache holds nothing of the next network; nothing
 # was measured on a GPU
 CPU_SLOTS, GPU_SLOTS = 16, 64
-# Arguments that decide where and how fast things run, or what is shown, and not what comes out
-_FREE_DATA = ("root", "download", "eval_batch_size", "order_seed", "num_workers", "pin_memory")
-_FREE_TRAINER = {
-    *STUDY_TRAINER,
-    *("accelerator", "devices", "num_nodes", "strategy", "use_distributed_sampler"),
-    *("default_root_dir", "log_every_n_steps", "profiler"),
-    *("val_check_interval", "check_val_every_n_epoch", "max_steps"),  # GoalErrorCallback sets them
-}
-
-
-# Arguments of ImageClassifier that studies of earlier versions were declared without
-_ADDED = ("beta1", "beta2", "epsilon", "weight_decay")
 
 
 @dataclass(frozen=True)
@@ -76,7 +59,7 @@ class StudySetup:
     @property
     def cells(self) -> list[Cell]:
         """The cells to run, in order: those of one batch size together, since they may be trained in lockstep."""
-        return sorted(Cell(b, s) for b in self.study.batch_sizes for s in self.study.sparsities)
+        return sorted(self.study.cells, key=lambda cell: (cell.batch_size, cell.others, cell.sparsity))
 
     def left(self, results: Mapping[Cell, Sequence[TrialResult]]) -> dict[Cell, set[int]]:
         """The points of each cell that have no result yet, or failed."""
@@ -132,7 +115,8 @@ class StudySetup:
         wanted = self.study.engine == "fused" or (self.study.engine == "auto" and self.on_gpu)
         if not wanted:
             return 1
-        share = math.ceil(self.study.trials * len(self.study.sparsities) / self.workers)
+        cells = len(self.study.cells) // len(self.study.batch_sizes)
+        share = math.ceil(self.study.trials * cells / self.workers)
         return self.study.slots or min(GPU_SLOTS if self.on_gpu else CPU_SLOTS, share)
 
     def check(self, settled: Callable[[LightningDataModule], bool] = lambda data: False) -> LightningDataModule:
@@ -165,9 +149,11 @@ class StudySetup:
             raise ConfigError("study.lean", False, "true where study.engine is fused")
         if started_by_torchrun() and self.workers > 1:
             raise ConfigError("study.workers", self.workers, "1 under torchrun: start it once for each worker")
-        cell = Cell(min(self.study.batch_sizes), 0.0)
-        # classes refuse what they do not allow at the ends of the ranges
-        data, _ = (self.workload.build(self._trial_at(cell, end)).data for end in (0.0, 1.0))
+        smallest = dict.fromkeys(replace(cell, batch_size=min(self.study.batch_sizes)) for cell in self.study.cells)
+        for cell in smallest:
+            self.training().pruning_of(Trial(cell, 0))
+            for end in (0.0, 1.0):  # classes refuse what they do not allow at the ends of the ranges
+                data = self.workload.build(self._trial_at(cell, end)).data
         if settled(data):
             return data
         data = rehearse_ends(self.training(), self.study)
@@ -181,37 +167,7 @@ class StudySetup:
 
     def identity(self, data: LightningDataModule) -> dict[str, Any]:
         """What decides the results: equal identities give equal tables."""
-        specs = copy.deepcopy({"model": dict(self.workload.model), "data": dict(self.workload.data)})
-        for name in _FREE_DATA:
-            specs["data"].get("init_args", {}).pop(name, None)
-        for name, default in _added_arguments(self.workload.model["class_path"]).items():
-            if specs["model"]["init_args"].get(name) == default:
-                specs["model"]["init_args"].pop(name)
-        for key in (*self.study.space, self.workload.batch_size_key):  # each trial sets them
-            node, name = locate(specs, key, "study.space")
-            node.pop(name, None)
-        trainer = {key: value for key, value in self.workload.trainer.items() if key not in _FREE_TRAINER}
-        standard = {name: p.default for name, p in inspect.signature(Trainer.__init__).parameters.items()}
-        identity = {
-            **specs,
-            "trainer": {key: value for key, value in trainer.items() if value != standard.get(key)},
-            "goal": {key: value for key, value in self.goal.items() if key != "early_reject"},
-            "pruning": {key: value for key, value in self.pruning.items() if key not in ("sparsity", "seed")},
-            "study": {
-                "seed": self.study.seed,
-                "scramble": self.study.scramble,
-                "space": {key: dataclasses.asdict(range_) for key, range_ in self.study.space.items()},
-            },
-            "data_digest": getattr(data, "digest", None),
-        }
-        if not identity["pruning"].get("exclude"):  # as before there were patterns
-            identity["pruning"].pop("exclude", None)
-        ours = all(path.startswith(("lit_dps.", "torch.")) for path in class_paths(self.workload))
-        if not ours or self.workload.accumulated > 1:
-            identity["protocol"] = PROTOCOL
-        if self.smoothness["interval"] is not None:  # changes no result, but every trial of a study is measured alike
-            identity["smoothness"] = {key: value for key, value in self.smoothness.items() if key != "batch_size"}
-        return identity
+        return identity(self.study, self.workload, self.goal, self.pruning, self.smoothness, data)
 
     def config(self) -> dict[str, Any]:
         """The configuration as plain JSON, as `--config` takes it."""
@@ -237,14 +193,3 @@ class StudySetup:
         if isinstance(rule, str):
             names.append(rule if args.get("schedule", "constant") == "constant" else f"{rule}-{args['schedule']}-decay")
         return "-".join(names)
-
-
-def _added_arguments(class_path: str) -> dict[str, Any]:
-    """The arguments that a module class has from ImageClassifier since a later version, with their defaults."""
-    module, _, name = class_path.rpartition(".")
-    kind = getattr(importlib.import_module(module), name, None)
-    if not (isinstance(kind, type) and issubclass(kind, ImageClassifier)):
-        return {}
-    own = {} if kind.__init__ is ImageClassifier.__init__ else inspect.signature(kind.__init__).parameters
-    defaults = inspect.signature(ImageClassifier.__init__).parameters
-    return {name: defaults[name].default for name in _ADDED if name not in own}

@@ -155,7 +155,8 @@ def measure_trial(setup: StudySetup, batch_size: int, steps: int) -> Measured:
 
 def _run(setup: StudySetup, batch_size: int, steps: int) -> Run:
     params = {key: box.at(0.5) for key, box in setup.study.space.items()}
-    trial = Trial(Cell(batch_size, max(setup.study.sparsities)), 0, params, setup.study.seed)
+    others = setup.study.cells[0].others  # the first values of further axes stand for all
+    trial = Trial(Cell(batch_size, max(setup.study.sparsities), others), 0, params, setup.study.seed)
     goal = dataclasses.replace(setup.goal_of_trials, error=UNREACHED, check_interval=steps, max_steps=steps)
     return Run(trial, goal)
 

@@ -93,6 +93,10 @@ class Workload:
         for key, value in trial.params.items():
             node, name = locate(specs, key, "study.space")
             node[name] = value
+        for key, value in trial.cell.others:
+            if not key.startswith("pruning."):
+                node, name = locate(specs, key, "study.grid", classes=True)
+                node[name] = {"class_path": value} if isinstance(node.get(name), dict) else value
         if "order_seed" in specs["data"].get("init_args", {}):
             specs["data"]["init_args"]["order_seed"] = trial.seed_for("order")
         return specs
@@ -108,8 +112,14 @@ def _of_this_trial(trainer: dict[str, Any], trial: Trial) -> dict[str, Any]:
     return {**trainer, "default_root_dir": os.path.join(root, "trials", str(trial.cell), f"point-{trial.point}")}
 
 
-def locate(specs: Mapping[str, Any], key: str, source: str) -> tuple[dict[str, Any], str]:
+def locate(specs: Mapping[str, Any], key: str, source: str, classes: bool = False) -> tuple[dict[str, Any], str]:
     """The dict that holds a dotted key, below the init_args of each class on the way, and the key's last part.
+
+    Args:
+        specs: The model and the data, as configuration.
+        key: The key.
+        source: Where it comes from, for the error.
+        classes: Whether it may be the key of a class.
 
     Raises:
         ConfigError: naming `source`, if the way does not exist.
@@ -125,8 +135,8 @@ def locate(specs: Mapping[str, Any], key: str, source: str) -> tuple[dict[str, A
             raise ConfigError(source, key, f"{'.'.join([first, *path[:i]])} has no part {name!r}")
         node = node[name]
     node = _arguments(node, last)
-    if isinstance(node.get(last), dict):
-        raise ConfigError(source, key, "the key of a number")
+    if isinstance(node.get(last), dict) and not (classes and "class_path" in node[last]):
+        raise ConfigError(source, key, "the key of a number" + (", a name or a class" if classes else ""))
     return node, last
 
 
