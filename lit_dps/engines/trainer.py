@@ -172,9 +172,9 @@ class LightningEngine:
 class _OwnSignals(Callback):
     """Leaves signals to whoever handles them outside of the run.
 
-    Lightning's handler of SIGTERM ends the process at the next batch, with exit code 0, whatever ours would do.
+    Lightning's handler of SIGTERM ends the process at the next batch, with exit code 0, whatever ours would do. Of
+    several ranks the one that gets it would wait in a broadcast that no other takes part in, for ever.
     """
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        trainer._signal_connector.teardown()
-        trainer._signal_connector.received_sigterm = False
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        trainer._signal_connector.register_signal_handlers = lambda: None  # which comes next, before loaders are made
