@@ -115,5 +115,5 @@ class TrainerEngine:
 class _OwnSignals(Callback):
     """Leaves signals to whoever handles them outside of the run."""
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         lightning_private.leave_signals_alone(trainer)

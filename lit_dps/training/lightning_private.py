@@ -95,6 +95,9 @@ def detects_anomalies(trainer: Trainer) -> bool:
 
 
 def leave_signals_alone(trainer: Trainer) -> None:
-    """Takes back Lightning's signal handlers: its one of SIGTERM ends the process at the next batch, with code 0."""
-    trainer._signal_connector.teardown()
-    trainer._signal_connector.received_sigterm = False
+    """Keeps Lightning from registering signal handlers; to be called in `on_fit_start`, before it does.
+
+    Its handler of SIGTERM ends the process at the next batch, with exit code 0, whatever ours would do. Of several
+    ranks the one that gets it would wait in a broadcast that no other takes part in, for ever.
+    """
+    trainer._signal_connector.register_signal_handlers = lambda: None

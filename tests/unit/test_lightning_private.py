@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import signal
 
 import lightning
 import pytest
@@ -25,8 +26,11 @@ class Uses(Callback):
         self.seen["epochs"] = private.epochs(trainer)
         private.set_epochs(trainer, 9)
 
-    def on_train_start(self, trainer, pl_module):
+    def on_fit_start(self, trainer, pl_module):
         private.leave_signals_alone(trainer)
+
+    def on_train_start(self, trainer, pl_module):
+        self.seen["handler"] = signal.getsignal(signal.SIGTERM)
         self.seen["batches"] = private.batches_of_epoch(trainer)
         self.seen["owner"] = private.owners_of(pl_module)[0] is trainer
         self.seen["before transfer"] = private.before_transfer(pl_module, "batch")
@@ -66,6 +70,7 @@ def test_it_was_written_for_this_version():
 @pytest.mark.parametrize(
     ("what", "expected"),
     [
+        ("handler", signal.getsignal(signal.SIGTERM)),
         ("anomalies", False),
         ("epochs", -1),
         ("batches", 5),
