@@ -231,23 +231,20 @@ def test_a_running_study_goes_on_and_reruns_nothing_that_came(here, there, monke
         written(url, {A: []}, slack=2.0, trials=4)
         stores.append(Store(url, "fake", [A], 4, SobolSampler(SPACE, 0), 0, GOAL, slack=2.0))
     working, elsewhere = stores
-    asked = trials_of(working)
-    mine = next(asked)  # the others wait
+    mine = next(asked := trials_of(working))  # the others wait
     ends = [ran("complete", 96), ran("complete", 32), ran("outraced", 64), ran("failed", 16)]
     for trial in trials_of(elsewhere):
         elsewhere.tell(dataclasses.replace(ends[trial.point], trial=trial))
     locked = []
 
     def watched(*args):
-        locked.append(peers(here).lock("storage").is_locked)
-        return extend(*args)
+        return locked.append(peers(here).lock("storage").is_locked) or extend(*args)
 
     monkeypatch.setattr(merging, "extend", watched)
     assert merged(here, there)["fake"].taken == 4
     assert locked == [True]
     working.tell(dataclasses.replace(ends[0], trial=mine))
-    again = next(asked)
-    assert again.point == 3, "a failed one waits on"
+    assert (again := next(asked)).point == 3, "a failed one waits on"
     working.tell(dataclasses.replace(ran("complete", 48), trial=again))
     assert next(asked, None) is None
     assert [(r.trial.point, r.steps) for r in told(here)[A]] == [(0, None), (1, 32), (2, None), (3, 48)]
