@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 from lit_dps.errors import ConfigError
 from lit_dps.trial import Status
@@ -13,6 +15,8 @@ from lit_dps.trial import Status
 # integers, mistakes <= error x N, for every N below a million, and of any other metric one of float32 numbers.
 # The authors' TensorFlow code compares the rounded floats: there 720 mistakes of 6000 do *not* meet the goal 0.12.
 TOLERANCE = 4e-7
+ERROR = "val_error"  # what a goal is of where nothing else is said: a share of the validation split
+_TAKEN = ("step", "train_loss", "exact")  # what else stands in a run's curve
 
 
 @dataclass(frozen=True)
@@ -20,21 +24,29 @@ class Goal:
     """When a trial stops (Lee et al. 2021, Section 2).
 
     Attributes:
-        error: Goal validation error, in (0, 1).
+        value: Value of the metric that ends a trial, finite.
         check_interval: Optimizer steps between two checks of the entire validation split.
         max_steps: Step budget, a multiple of `check_interval`.
+        metric: What it is a value of.
+        at_least: Whether the metric has to be at least so large; else at most.
 
     Raises:
         ConfigError: for a value out of its range.
     """
 
-    error: float
+    value: float
     check_interval: int = 16
     max_steps: int = 40_000
+    metric: str = ERROR
+    at_least: bool = False
 
     def __post_init__(self):
-        if not 0 < self.error < 1:
-            raise ConfigError("goal.error", self.error, "a validation error strictly between 0 and 1")
+        if self.metric == ERROR and not self.at_least and not 0 < self.value < 1:
+            raise ConfigError("goal.error", self.value, "a validation error strictly between 0 and 1")
+        if not math.isfinite(self.value):
+            raise ConfigError(f"goal.{'at_least' if self.at_least else 'at_most'}", self.value, "a finite number")
+        if self.metric in _TAKEN:
+            raise ConfigError("goal.metric", self.metric, f"another name than {', '.join(_TAKEN)}")
         if self.check_interval < 1:
             raise ConfigError("goal.check_interval", self.check_interval, "at least 1 step")
         if self.max_steps < 1 or self.max_steps % self.check_interval:
@@ -46,26 +58,53 @@ class Goal:
                 f"{max(below, self.check_interval)}: a budget that ends between two checks ends unchecked",
             )
 
-    def reached(self, error: float) -> bool:
-        """Whether a validation error (fraction of the entire split) meets the goal."""
-        return error <= self.error * (1 + TOLERANCE)
+    @classmethod
+    def of_stored(cls, stored: Mapping[str, Any]) -> Goal:
+        """The inverse of `stored`; the goals of earlier versions are validation errors."""
+        plain = dict(stored)
+        return cls(plain.pop("error"), **plain) if "error" in plain else cls(**plain)
+
+    def stored(self) -> dict[str, Any]:
+        """The goal as plain JSON."""
+        steps = {"check_interval": self.check_interval, "max_steps": self.max_steps}
+        if self.metric == ERROR and not self.at_least:
+            return {"error": self.value, **steps}
+        return {"value": self.value, **steps, "metric": self.metric, "at_least": self.at_least}
+
+    def __str__(self) -> str:
+        if self.metric == ERROR and not self.at_least:
+            return f"goal error {self.value:g}"
+        return f"goal {self.metric} {'>=' if self.at_least else '<='} {self.value:g}"
+
+    def at(self, value: float) -> Goal:
+        """The same at another value of the metric."""
+        return replace(self, value=value)
+
+    def easier(self, value: float) -> bool:
+        """Whether another value is met sooner than this one by every run."""
+        return value < self.value if self.at_least else value > self.value
+
+    def reached(self, found: float) -> bool:
+        """Whether a value of the metric (of the entire validation split) meets the goal."""
+        room = TOLERANCE * abs(self.value)
+        return found >= self.value - room if self.at_least else found <= self.value + room
 
     def allowed(self, examples: int) -> int:
-        """The most mistakes among so many examples that meet the goal."""
-        mistakes = int(self.error * (1 + TOLERANCE) * examples)
-        while self.reached((mistakes + 1) / examples):
+        """The most mistakes among so many examples that meet the goal, of one that is a validation error."""
+        mistakes = min(int((self.value + TOLERANCE * abs(self.value)) * examples), examples)
+        while mistakes < examples and self.reached((mistakes + 1) / examples):
             mistakes += 1
-        while not self.reached(mistakes / examples):
+        while mistakes >= 0 and not self.reached(mistakes / examples):
             mistakes -= 1
         return mistakes
 
-    def judge(self, step: int, error: float, loss: float, weights_finite: bool) -> Status | None:
+    def judge(self, step: int, found: float, loss: float, weights_finite: bool) -> Status | None:
         """How a trial ends at the check of this step, or None if it goes on.
 
-        As in the authors' code the goal is asked first, then divergence.
+        As in the authors' code the goal is asked first, then divergence. A metric that is not finite meets no goal.
         """
-        if self.reached(error):
+        if math.isfinite(found) and self.reached(found):
             return Status.COMPLETE
-        if not (math.isfinite(error) and math.isfinite(loss) and weights_finite):
+        if not (math.isfinite(found) and math.isfinite(loss) and weights_finite):
             return Status.INFEASIBLE
         return Status.INCOMPLETE if step >= self.max_steps else None

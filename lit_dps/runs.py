@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from lit_dps.goal import Goal
@@ -18,7 +18,7 @@ class Run:
     Attributes:
         trial: What is run; None outside of a study.
         goal: The goal, its check interval and its budget.
-        further: Further goal errors, above the goal's, whose checks must be exact too.
+        further: Further values of the goal's metric, easier to meet, whose checks must be exact too.
         stop_at: Racing: a run that is not complete by this step cannot beat the cell's best. Asked at each check.
         rung: This attempt pauses here while its cell has no complete trial (`lit_dps.racing.rungs`).
         status: How the run ended; None while it goes on.
@@ -32,7 +32,7 @@ class Run:
     stop_at: Callable[[], float] = lambda: math.inf
     rung: float = math.inf
     status: Status | None = None
-    curve: dict[str, list[float]] = field(default_factory=lambda: {"step": [], "val_error": [], "train_loss": []})
+    curve: dict[str, list[float]] = field(default_factory=dict)
     kept: dict[str, tuple[int, int]] = field(default_factory=dict)
     seconds: float = 0.0
     smoothness: dict[str, list[float]] = field(default_factory=dict)
@@ -40,6 +40,9 @@ class Run:
     observed: dict[str, float] = field(default_factory=dict)
     failure: str = ""
     traceback: str = ""
+
+    def __post_init__(self):
+        self.curve = self.curve or {"step": [], self.goal.metric: [], "train_loss": []}
 
     def stop_early(self) -> None:
         """To be called before the first check if checks may stop early: the curve then says which points are exact."""
@@ -52,18 +55,18 @@ class Run:
 
     def allowed(self, size: int) -> int:
         """The mistakes among so many examples after which the next check may stop: those of the highest unmet goal."""
-        errors = self.curve["val_error"]
+        errors = self.curve[self.goal.metric]
         exact = [e for e, known in zip(errors, self.curve.get("exact", [1] * len(errors)), strict=True) if known]
-        goals = [self.goal, *(replace(self.goal, error=error) for error in self.further)]
+        goals = [self.goal, *map(self.goal.at, self.further)]
         unmet = [goal for goal in goals if not exact or not goal.reached(min(exact))]
-        return max(unmet, key=lambda goal: goal.error).allowed(size)
+        return max(unmet, key=lambda goal: goal.value).allowed(size)
 
-    def record(self, step: int, error: float, exact: bool, loss: float | None, finite: bool) -> Status | None:
+    def record(self, step: int, found: float, exact: bool, loss: float | None, finite: bool) -> Status | None:
         """Takes in a check and decides: the run ends, pauses or goes on.
 
         Args:
             step: Optimizer steps so far.
-            error: Validation error: a fraction of the entire split, or a lower bound of it.
+            found: The goal's metric over the entire validation split, or a lower bound of an error.
             exact: Whether it is no bound.
             loss: Training loss of that step's batch before its update; None if the run knows none.
             finite: Whether every parameter is finite.
@@ -71,11 +74,11 @@ class Run:
         Returns:
             The new status; None if the run goes on.
         """
-        point: dict[str, Any] = {"step": step, "val_error": error, "exact": int(exact)}
+        point: dict[str, Any] = {"step": step, self.goal.metric: found, "exact": int(exact)}
         point["train_loss"] = math.nan if loss is None else loss
         for key, values in self.curve.items():
             values.append(point[key])
-        self.status = self.goal.judge(step, error, 0.0 if loss is None else loss, finite)
+        self.status = self.goal.judge(step, found, 0.0 if loss is None else loss, finite)
         if self.status is None and step >= (limit := self.stop_at()):
             self.status = Status.OUTRACED
         elif self.status is None and step >= self.rung and limit == math.inf:

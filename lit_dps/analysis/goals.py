@@ -1,4 +1,4 @@
-"""A study at a higher goal error: the curve of a run that went on to the lowest goal answers all higher ones."""
+"""A study at an easier goal: the curve of a run that went on to the hardest goal answers all easier ones."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from lit_dps.record import StudyRecord
 from lit_dps.trial import Status, TrialResult
 
 
-def at_goal(record: StudyRecord, error: float) -> StudyRecord:
-    """The study as it would have ended under another goal error, everything else equal.
+def at_goal(record: StudyRecord, value: float) -> StudyRecord:
+    """The study as it would have ended at another value of the goal's metric, everything else equal.
 
     A trial is complete at the first check that meets this goal, whatever became of it afterwards; one that never met
     it ended as it did. Exact, since training knows nothing of the goal but when to stop. Where checks stopped early
@@ -20,11 +20,13 @@ def at_goal(record: StudyRecord, error: float) -> StudyRecord:
     out.
 
     Raises:
-        ConfigError: for a goal below the study's own, whose trials stopped too early to tell.
+        ConfigError: for a goal harder than the study's own, whose trials stopped too early to tell.
     """
-    if error < record.goal.error:
-        raise ConfigError("goals", error, f"at least {record.goal.error:g}, the goal that the trials stopped at")
-    goal = dataclasses.replace(record.goal, error=error)
+    own = record.goal
+    if value != own.value and not own.easier(value):
+        side = "at most" if own.at_least else "at least"
+        raise ConfigError("goals", value, f"{side} {own.value:g}, the goal that the trials stopped at")
+    goal = own.at(value)
     results = {}
     for cell, ended in record.results.items():
         known = [seen for result in ended if (seen := _at(result, goal)) is not None]
@@ -33,7 +35,7 @@ def at_goal(record: StudyRecord, error: float) -> StudyRecord:
 
 
 def _at(result: TrialResult, goal: Goal) -> TrialResult | None:
-    steps, errors = result.curve.get("step", []), result.curve.get("val_error", [])
+    steps, errors = result.curve.get("step", []), result.curve.get(goal.metric, [])
     first = next((i for i, error in enumerate(errors) if goal.reached(error)), None)
     if first is None:
         return result

@@ -40,10 +40,10 @@ def write_goals(study: Analysis, folder: Path, only: Collection[str] | None = No
     """
     files, notes = write_all(study, folder, only)
     for further in study.at_each_goal[1:]:
-        error = further.record.goal.error
-        more, said = write_all(further, goal_folder(folder, error), only)
+        goal = further.record.goal
+        more, said = write_all(further, goal_folder(folder, goal.value), only)
         files += more
-        notes += [f"goal error {error:g}: {note}" for note in said if note not in notes]
+        notes += [f"{goal}: {note}" for note in said if note not in notes]
     return files, notes
 
 

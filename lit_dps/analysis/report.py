@@ -22,7 +22,7 @@ def table_and_law(analysis: Analysis) -> str:
     """The head of the report: what the study is, the table, a line of the scaling law per series."""
     record, goal = analysis.record, analysis.record.goal
     lines = [
-        f"study {record.name}: workload {record.workload}, {record.trials} trials a cell, goal error {goal.error:g} "
+        f"study {record.name}: workload {record.workload}, {record.trials} trials a cell, {goal} "
         f"checked every {goal.check_interval} steps, budget {goal.max_steps} steps",
         "",
         *_table(analysis),

@@ -13,7 +13,7 @@ from lit_dps.analysis.series import columns_of
 from lit_dps.analysis.tables import frame
 from lit_dps.record import StudyRecord
 from lit_dps.space import short_names
-from lit_dps.trial import Cell, Status, TrialResult
+from lit_dps.trial import ENDS, Cell, Status, TrialResult
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def cell_rows(record: StudyRecord, cells: Iterable[CellSummary]) -> pd.DataFrame
             **columns_of(cell.series),
             "k_star": summary.k_star,
             "floor": int(summary.at_first_check),
-            **{str(status): summary.counts[status] for status in Status},
+            **{str(status): summary.counts[status] for status in ENDS},
             "pending": summary.pending,
             "point": None if best is None else best.trial.point,
             **{name: params.get(key) for key, name in names.items()},

@@ -148,7 +148,7 @@ def _tell_end(trainer: Trainer) -> None:
     """Prints how a run of `fit` ended; the goal, the budget or something else, its max_steps say, ended it."""
     goal = next(callback for callback in trainer.callbacks if isinstance(callback, GoalErrorCallback))
     curve = goal.curve
-    error = f"{goal.monitor} {curve['val_error'][-1]:.4f}" if curve["step"] else ""
+    error = f"{goal.monitor} {curve[goal.goal.metric][-1]:.4f}" if curve["step"] else ""
     if goal.status is not None:
         steps = f" after {goal.steps_to_result} steps" if goal.steps_to_result else ""
         print(f"{goal.status}{steps}: {error}")

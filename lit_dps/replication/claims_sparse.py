@@ -75,7 +75,7 @@ def critical_of_momentum(study: Analysis, sgd: Analysis) -> Finding | None:
     """Claim 7; None unless the second study is of SGD and the first of another rule on the same workload."""
     rules = [setting(s.record.config, RULE) for s in (study, sgd)]
     shared = [series for series in study.record.series if series in sgd.scalings]
-    if rules[1] != SGD or rules[0] in (None, SGD) or not shared or study.record.goal.error != sgd.record.goal.error:
+    if rules[1] != SGD or rules[0] in (None, SGD) or not shared or str(study.record.goal) != str(sgd.record.goal):
         return None
     if trained(study.record) != trained(sgd.record):
         return None

@@ -57,7 +57,7 @@ def protocol_rows(record: StudyRecord) -> list[dict[str, str]]:
         ("sparsities", _listed(record.sparsities), _listed(SPARSITIES)),
         *((key, ", ".join(map(str, values)), "-") for key, values in record.axes.items()),
         ("trials a cell", str(record.trials), str(TRIALS)),
-        ("goal validation error", _listed([goal.error, *record.goals]), theirs[0]),
+        ("goal validation error", _listed([goal.value, *record.goals]), theirs[0]),
         ("steps between checks", str(goal.check_interval), theirs[1]),
         ("step budget", f"{goal.max_steps:,}", theirs[2]),
         (

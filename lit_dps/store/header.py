@@ -89,7 +89,7 @@ def declare(
             study.name,
             {
                 "workload": workload,
-                "goal": dataclasses.asdict(goal),
+                "goal": goal.stored(),
                 "seed": study.seed,
                 "space": {key: dataclasses.asdict(range_) for key, range_ in study.space.items()},
                 IDENTITY: dict(identity),

@@ -12,6 +12,7 @@ from typing import Any
 from lightning.pytorch import LightningDataModule, Trainer
 
 from lit_dps.config import StudyConfig
+from lit_dps.goal import ERROR
 from lit_dps.module import ImageClassifier
 from lit_dps.training.protocol import STUDY_TRAINER
 from lit_dps.training.workload import Workload, class_paths, locate
@@ -56,7 +57,7 @@ def identity(
     found = {
         **specs,
         "trainer": {key: value for key, value in trainer.items() if value != standard.get(key)},
-        "goal": {key: value for key, value in goal.items() if key != "early_reject"},
+        "goal": _goal(goal),
         "pruning": {key: value for key, value in pruning.items() if key not in pruned},
         "study": {
             "seed": study.seed,
@@ -74,6 +75,16 @@ def identity(
         found["protocol"] = PROTOCOL
     if smoothness["interval"] is not None:  # changes no result, but every trial of a study is measured alike
         found["smoothness"] = {key: value for key, value in smoothness.items() if key != "batch_size"}
+    return found
+
+
+def _goal(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The goal, alike for all ways to write it; a validation error as before there were other metrics."""
+    found = {key: value for key, value in given.items() if key != "early_reject" and value is not None}
+    if "metric" in found:
+        found["monitor"] = found.pop("metric")
+    if 0 < found.get("at_most", 0) < 1 and found["monitor"] == ERROR:
+        found["error"] = found.pop("at_most")
     return found
 
 

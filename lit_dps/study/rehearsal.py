@@ -110,11 +110,12 @@ def _trainer(arguments: dict[str, Any]) -> Trainer:
 def _refuse_met(goal: GoalErrorCallback) -> None:
     found = goal.untrained
     if found is not None and goal.goal.reached(found):
+        side = "above" if goal.goal.at_least else "below"
+        other = "" if goal.goal.at_least else "; of a metric that is to be maximised set goal.at_least"
         raise ConfigError(
-            "goal.error",
-            goal.goal.error,
-            f"below {found:.4g}, the {goal.monitor} of the untrained network; of a metric that is to be maximised "
-            "let the module log 1 - it, and name that in goal.monitor",
+            "goal.error" if str(goal.goal).startswith("goal error") else "goal.metric",
+            goal.goal.value,
+            f"{side} {found:.4g}, the {goal.monitor} of the untrained network{other}",
         )
 
 

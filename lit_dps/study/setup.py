@@ -135,12 +135,13 @@ class StudySetup:
         """
         self.study.check()
         PruningCallback(**self.pruning)
-        lowest = self.goal_of_trials.error
-        for goal in self.study.goals:
-            if not lowest < goal < 1:
-                raise ConfigError(
-                    "study.goals", goal, f"above goal.error = {lowest:g}, which stops the runs, and below 1"
-                )
+        own = self.goal_of_trials
+        for value in self.study.goals:
+            if not own.easier(value):
+                key = next(k for k in ("error", "at_most", "at_least") if self.goal.get(k) is not None)
+                side = "below" if own.at_least else "above"
+                raise ConfigError("study.goals", value, f"{side} goal.{key} = {own.value:g}, which stops the runs")
+            own.at(value)  # is refused if it is no validation error
         check_trainer(self.workload.trainer)
         check_keys(self.study, self.workload)
         if self.ranks > 1 and self.study.engine == "fused":

@@ -15,6 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from lit_dps.engines.scores import SCORES_KEPT, network_is_shared
 from lit_dps.engines.trainer import TrainerEngine
 from lit_dps.errors import UserError
+from lit_dps.goal import Goal
 from lit_dps.pruning.mask import prunable
 from lit_dps.pruning.scores import SCORES
 from lit_dps.runs import Run
@@ -25,7 +26,7 @@ from lit_dps.training.training_pass import TrainingPass
 from lit_dps.trial import Cell, Status, Trial
 
 SECONDS = 1.0  # of training and of pruning that are timed at each batch size; also the longest step that is
-UNREACHED = 1e-12  # goal error of the trials that are timed
+UNREACHED = 1e300  # of any metric: where trials that are timed are not to end
 
 
 @dataclass(frozen=True)
@@ -157,8 +158,7 @@ def _run(setup: StudySetup, batch_size: int, steps: int) -> Run:
     params = {key: box.at(0.5) for key, box in setup.study.space.items()}
     others = setup.study.cells[0].others  # the first values of further axes stand for all
     trial = Trial(Cell(batch_size, max(setup.study.sparsities), others), 0, params, setup.study.seed)
-    goal = dataclasses.replace(setup.goal_of_trials, error=UNREACHED, check_interval=steps, max_steps=steps)
-    return Run(trial, goal)
+    return Run(trial, Goal(UNREACHED, steps, steps, setup.goal_of_trials.metric, at_least=True))
 
 
 def _now(device: torch.device) -> float:

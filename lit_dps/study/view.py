@@ -145,8 +145,7 @@ def _log_outcome(tracker: Tracker, study: Analysis, files: Sequence[Path]) -> No
     for series, row in zip(sorted(study.scalings), records(study.laws), strict=True):
         names = ["c1", "c2"] + (["b_crit"] if row["identifiable"] else ["b_crit_low"])
         metrics |= {f"{name}/{_name(series)}": row[name] for name in names if row[name] is not None}
-    params = {"goal.error": record.goal.error, "goal.check_interval": record.goal.check_interval}
-    params |= {"goal.max_steps": record.goal.max_steps, "seed": record.seed}
+    params = {f"goal.{key}": value for key, value in record.goal.stored().items()} | {"seed": record.seed}
     params |= {key: f"[{r.low:g}, {r.high:g}] {r.scale}" for key, r in record.space.items()}
     tracker.log_study(
         scaling,

@@ -11,7 +11,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 import lit_dps.training.lightning_private as lightning_private
 from lit_dps.errors import ConfigError
-from lit_dps.goal import Goal
+from lit_dps.goal import ERROR, Goal
 from lit_dps.module import weights_finite
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import SharedBatchDDP
@@ -36,12 +36,15 @@ class GoalErrorCallback(Callback):
     or after a step, where a check has given it a new value since.
 
     Args:
-        error: Goal validation error, in (0, 1).
+        error: Goal validation error, in (0, 1): short for `at_most`.
         check_interval: Optimizer steps between checks.
         max_steps: Step budget, a multiple of `check_interval`.
         monitor: Name that the module logs its validation error under, as a fraction.
         early_reject: Whether a check may stop as soon as the goal is missed for certain (`EarlyCheck`), where module
             and data allow that. No result changes; errors in the curve become lower bounds, and nothing is logged.
+        metric: Name of any other metric that the module logs in validation, such as "val/accuracy".
+        at_most: The metric is to fall to this value.
+        at_least: The metric is to rise to this value.
 
     Attributes:
         steps: Optimizer steps so far, as `StepCount` counts them.
@@ -50,29 +53,37 @@ class GoalErrorCallback(Callback):
         validated: What the checks looked at.
         run: What the checks found, and how the run ended. A study gives its own, by `follow`.
         status, steps_to_result, curve: Of the run.
-        at_check: Called after each check that the run goes on from; may raise, on all ranks, to leave it. Set before a
-            run.
+        at_check: Called after each check that the run goes on from; may raise, on all ranks. Set before a run.
         saved: Whether a run that pauses is saved and left by `at_check`; else it just stops. Set before a run.
 
     Raises:
         ConfigError: for a value out of its range, a trainer that would skip part of the validation split or divide a
-            batch among devices in another way than `SharedBatchDDP`, a `monitor` that is to be maximised, and a module
+            batch among devices in another way than `SharedBatchDDP`, an `at_most` of a metric that rises, and a module
             that does not log it, as the mean over the validation split, at every check.
     """
 
     def __init__(
         self,
-        error: float,
+        error: float | None = None,
         check_interval: int = 16,
         max_steps: int = 40_000,
-        monitor: str = "val_error",
+        monitor: str = ERROR,
         early_reject: bool = False,
+        metric: str | None = None,
+        at_most: float | None = None,
+        at_least: float | None = None,
     ):
-        self.goal, self.monitor, self.early_reject = Goal(error, check_interval, max_steps), monitor, early_reject
-        if rises(monitor):
-            raise ConfigError(
-                "goal.monitor", monitor, "a metric that falls: log 1 - accuracy, say, under a name that tells so"
-            )
+        named = {"error": error, "at_most": at_most, "at_least": at_least}
+        given = {key: value for key, value in named.items() if value is not None}
+        if len(given) != 1:
+            raise ConfigError("goal", given, "one of goal.error, goal.at_most and goal.at_least")
+        self.monitor, steps = metric or monitor, (check_interval, max_steps)
+        if rises(self.monitor) and at_least is None:
+            falls = "a metric that falls; of one that rises set goal.at_least"
+            raise ConfigError(f"goal.{'monitor' if metric is None else 'metric'}", self.monitor, falls)
+        of = ERROR if error is not None else self.monitor
+        self.goal = Goal(*given.values(), *steps, of, at_least is not None)
+        self.early_reject = early_reject and at_least is None
         self.look_first = False
         self.at_check: Callable[[], None] = lambda: None
         self.saved: Callable[[], bool] = lambda: False

@@ -62,5 +62,5 @@ def _assert_straddling(mine: TrialResult, theirs: TrialResult, goal: Goal, examp
     last = min(len(mine.curve["step"]), len(theirs.curve["step"])) - 1
     assert abs(len(mine.curve["step"]) - len(theirs.curve["step"])) <= 1, f"{key}: more than a check apart"
     errors = [r.curve["val_error"][last] for r in (mine, theirs)]
-    assert abs(errors[0] - errors[1]) * examples <= STRADDLE + 0.01, f"{key}: {errors} do not straddle {goal.error}"
+    assert abs(errors[0] - errors[1]) * examples <= STRADDLE + 0.01, f"{key}: {errors} do not straddle {goal.value}"
     assert goal.reached(min(errors)) and not goal.reached(max(errors)), key

@@ -16,7 +16,7 @@ from lit_dps.space import Range
 from lit_dps.store import FORMAT, FORMAT_ATTR, POINT_ATTR, RESULT_ATTR, cell_study_name, encode_result, read_study
 from lit_dps.trial import Cell, Status, Trial, TrialResult
 
-GOAL = Goal(error=0.1, check_interval=16, max_steps=40_000)
+GOAL = Goal(0.1, check_interval=16, max_steps=40_000)
 SPACE = {
     "model.learning_rate": Range(1e-3, 10.0, "log"),
     "model.momentum": Range(0.5, 0.999, "reverse_log"),
@@ -80,9 +80,9 @@ def measured(r: TrialResult, goal: Goal = GOAL, interval: int = 100) -> TrialRes
     checks = range(goal.check_interval, last + 1, goal.check_interval)
     steps = sorted({*checks[:: max(1, len(checks) // 100)], last})
     shape = np.exp(-4 * np.array(steps) / last) * rng.lognormal(0, 0.08, len(steps))
-    error, loss = goal.error * 1.001 + 0.8 * shape, 0.1 + 2.2 * shape * rng.lognormal(0, 0.2, len(steps))
+    error, loss = goal.value * 1.001 + 0.8 * shape, 0.1 + 2.2 * shape * rng.lognormal(0, 0.2, len(steps))
     if r.status is Status.COMPLETE:
-        error[-1] = goal.error
+        error[-1] = goal.value
     if r.status is Status.INFEASIBLE:
         loss[-1] = math.nan
     at = np.arange(interval, last + 1, interval)
@@ -148,7 +148,7 @@ def write_study(
         "trials": max((len(r) for r in results.values()), default=0) if trials is None else trials,
         "seed": 0,
         "goals": [],
-        "goal": vars(goal),
+        "goal": goal.stored(),
         "space": {key: vars(box) for key, box in space.items()},
         "config": {"study": {"name": name}},
     }

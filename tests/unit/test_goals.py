@@ -14,7 +14,7 @@ from lit_dps.trial import Cell, Status
 from tests.unit.fake_study import result, write_study
 
 CELL = Cell(16, 0.0)
-GOAL = Goal(error=0.1, check_interval=16, max_steps=64)
+GOAL = Goal(0.1, check_interval=16, max_steps=64)
 
 
 @pytest.fixture

@@ -169,7 +169,7 @@ def test_analyze_sync_fills_an_empty_view_and_again_changes_nothing(tmp_path, mo
         (study,) = [run for run in runs if run.data.tags["lit_dps.kind"] == "study"]
         curve = client.get_metric_history(study.info.run_id, "K_star/S_0")
         assert len({m.step for m in curve}) == len(curve) > 0
-        assert study.data.params["goal.error"] == str(GOAL.error)
+        assert study.data.params["goal.error"] == str(GOAL.value)
         assert {"table.txt", "config.yaml"} <= {item.path for item in client.list_artifacts(study.info.run_id)}
         shown.append({run.info.run_id for run in runs})
     assert shown[0] == shown[1], "nothing was logged anew"

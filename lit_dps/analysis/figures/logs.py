@@ -13,28 +13,29 @@ from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.figures.style import GREY, STEPS, STYLE, curve_style, few_ticks, legend_above, log_values_axis
 from lit_dps.analysis.series import cell_columns, columns_of, legend, rows_of
 from lit_dps.analysis.tables import frame, numbers
+from lit_dps.goal import ERROR
 
 NAME, PAPER = "logs", "6"
 CAPTION = "training loss and validation error of the K* trials (Figure 6)"
 PANELS = 6  # as many columns as stay legible on a page
-COLUMNS = {"train_loss": "training loss of the batch", "val_error": "validation error"}
+LABELS = {"train_loss": "training loss of the batch", ERROR: "validation error"}
 
 
 def rows(study: Analysis) -> pd.DataFrame:
     """The curve of the K* trial of each cell, by series, batch size, then step; none of a cell without K*.
 
     Columns: sparsity and further axes, batch_size [examples], point, step, train_loss (of that step's batch, before its
-    update) and val_error (share of the entire validation split), missing where the check stopped early and left a lower
-    bound.
+    update) and the goal's metric, val_error (share of the entire validation split) mostly, missing where the check
+    stopped early and left a lower bound.
     """
-    found = []
+    found, metric = [], study.record.goal.metric
     for best in (summary.best for summary in study.cells if summary.best is not None):
         cell, curve = best.trial.cell, best.curve
         names = {**columns_of(cell.series), "batch_size": cell.batch_size, "point": best.trial.point}
-        steps, losses, errors = (curve.get(column, ()) for column in ("step", "train_loss", "val_error"))
+        steps, losses, errors = (curve.get(column, ()) for column in ("step", "train_loss", metric))
         entire = curve.get("exact") or [1] * len(steps)  # whether a check looked at the entire split
         for step, loss, error, exact in zip(steps, losses, errors, entire, strict=True):
-            found.append({**names, "step": step, "train_loss": loss, "val_error": error if exact else None})
+            found.append({**names, "step": step, "train_loss": loss, metric: error if exact else None})
     return frame(found)
 
 
@@ -55,7 +56,7 @@ def missing(study: Analysis) -> str | None:
 
 def notes(study: Analysis) -> list[str]:
     """That the curves of the error have gaps, where they have."""
-    errors = rows(study)["val_error"]
+    errors = rows(study)[study.record.goal.metric]
     if not (bounds := errors.isna().sum()):
         return []
     return [
@@ -71,7 +72,8 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
     (`spread`).
     """
     sizes = spread(sorted(rows["batch_size"].unique()))
-    columns = list(COLUMNS) if _errors_are_known(rows) else ["train_loss"]
+    goal = study.record.goal
+    columns = ["train_loss", *([goal.metric] if _errors_are_known(rows, goal.metric) else [])]
     figure = Figure(figsize=(max(1.2 * len(sizes), 2.6) + 0.7, 0.6 + 1.5 * len(columns)))
     panels = figure.subplots(len(columns), len(sizes), sharex="col", sharey="row", squeeze=False)
     for batch_size, panels_of_size in zip(sizes, panels.T, strict=True):
@@ -85,17 +87,18 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
         panels_of_size[0].set_xlim(left=0)
         few_ticks(panels_of_size[0].xaxis)
     for line, name in zip(panels, columns, strict=True):
-        line[0].set_ylabel(COLUMNS[name])
+        line[0].set_ylabel(LABELS.get(name, name))
         shown = rows[name][rows["batch_size"].isin(sizes) & (rows[name] > 0) & (rows[name] < math.inf)]
         log_values_axis(line[0], shown, 1.3, 1.3)
-        for ax in line if name == "val_error" else ():
-            ax.axhline(study.record.goal.error, color=GREY, linestyle="--", linewidth=0.8, zorder=1, label="goal error")
+        for ax in line if name == goal.metric else ():
+            label = "goal error" if name == ERROR else "goal"
+            ax.axhline(goal.value, color=GREY, linestyle="--", linewidth=0.8, zorder=1, label=label)
     figure.supxlabel(STEPS, fontsize=8)
     legend_above(figure, panels[-1, 0].get_legend_handles_labels()[0])
     return figure
 
 
-def _errors_are_known(rows: pd.DataFrame) -> bool:
+def _errors_are_known(rows: pd.DataFrame, metric: str) -> bool:
     """Not where checks that stopped early leave those alone that met the goal."""
-    known = rows["val_error"].notna().sum()
+    known = rows[metric].notna().sum()
     return known == len(rows) or known > rows.groupby(cell_columns(rows)).ngroups

@@ -72,7 +72,7 @@ def notes(*studies: Analysis) -> list[str]:
     """What, besides the update rule, the studies do not have in common, and how upper bounds are drawn."""
     records = [study.record for study in studies]
     told = {
-        "goal error": [f"{record.goal.error:g}" for record in records],
+        "goal error": [str(record.goal).removeprefix("goal error ") for record in records],
         "number of trials a cell": [f"{record.trials}" for record in records],
     }
     for what, key in IN_COMMON.items():
