@@ -26,8 +26,8 @@ from tests.e2e.commands import ROOT
 
 def ended(point: int, status: Status, steps: int) -> TrialResult:
     """A trial that ended so after so many steps."""
-    curve = {"step": [steps]}
-    return TrialResult(Trial(Cell(16, 0.0), point), status, steps if status is Status.COMPLETE else None, curve)
+    k = steps if status is Status.COMPLETE else None
+    return TrialResult(Trial(Cell(16, 0.0), point), status, k, {"step": [steps]})
 
 
 COMPLETE, INFEASIBLE = ended(0, Status.COMPLETE, 160), ended(1, Status.INFEASIBLE, 48)
@@ -244,9 +244,8 @@ def test_a_newer_table_takes_the_place_of_the_last_one():
 
 def test_what_workers_can_gain_is_bounded_by_what_threads_give():
     ways = {(2, 1): 150.0, (1, 2): 100.0, (1, 1): 80.0}
-    rows = tuple(
-        workers.Row(16, 480, *way, Sample((rate,)), Sample((rate / 100,)), Sample((5.0,))) for way, rate in ways.items()
-    )
+    five = Sample((5.0,))
+    rows = tuple(workers.Row(16, 480, *way, Sample((r,)), Sample((r / 100,)), five) for way, r in ways.items())
     shown = workers.show(workers.Workers("MNIST", 8, rows)).splitlines()
     assert "| 16 | 480 | 2 | 1 | 150 (150 to 150) | x1.50 | x1.8: missed | x1.60 | 5 s |" in shown
     assert "| 16 | 480 | 1 | 2 | 100 (100 to 100) | x1.00 |  |  | 5 s |" in shown
