@@ -58,11 +58,11 @@ class IntervalLoop:
     def train(
         self, next_run: Callable[[], Run | None], at_check: Callable[[], None] = lambda: None
     ) -> Iterator[TrialResult]:
-        queue, sizes = _Queue(next_run), {}
+        queue, sizes, told = _Queue(next_run), {}, set()
         while (run := queue.next()) is not None:
             kind = _kind(run)
             if kind not in sizes:
-                sizes[kind] = self._size_for(run.trial)
+                sizes[kind] = self._size_for(run.trial, told)
             if sizes[kind] == 0:
                 yield from TrainerEngine(self.training).train(iter([run, None]).__next__, at_check)
             elif sizes[kind] == 1:
@@ -70,12 +70,17 @@ class IntervalLoop:
             else:
                 yield from self._together(run, queue, at_check)
 
-    def _size_for(self, trial: Trial) -> int:
-        """How many runs like this one are trained together; 0 where Lightning's loop has to train them."""
+    def _size_for(self, trial: Trial, told: set[str]) -> int:
+        """How many runs like this one are trained together; 0 where Lightning's loop has to train them.
+
+        Why they are not trained together is told once, and added to `told`.
+        """
         if self.size > 1:
             if (reason := self.why_not(trial, side_by_side=True)) is None:
                 return self.size
-            self.say(f"one trial at a time: {reason}")
+            if reason not in told:
+                self.say(f"one trial at a time: {reason}")
+            told.add(reason)
         return int(self.why_not(trial) is None)
 
     def why_not(self, trial: Trial, side_by_side: bool = False) -> str | None:

@@ -206,8 +206,8 @@ class Store:
         return next((known[other] for other in others if known[other]), {})
 
     def _claim(self, cell: Cell) -> Run | None:
-        study = self._study(cell)
         with self._alone():  # ask and the owner's name go together
+            study = self._study(cell)
             waiting = study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
             if not any(trial.user_attrs[POINT_ATTR] < self.points for trial in waiting):
                 return None

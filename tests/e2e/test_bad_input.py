@@ -73,7 +73,10 @@ def box(**space) -> dict:
         ),
         (edited("model/init_args/network/class_path", "lit_dps.models.Nope"), ["model.network", "lit_dps.models.Nope"]),
         (edited("data/class_path", "lit_dps.data.MNITS"), ["data", "lit_dps.data.MNITS"]),
-        (edited("model/init_args/optimizer", "adam"), ["model.optimizer", "'adam'", "'sgd', 'momentum', 'nesterov'"]),
+        (
+            edited("model/init_args/optimizer", "adagrad"),
+            ["model.optimizer", "'adagrad'", "sgd, momentum, nesterov, adam"],
+        ),
         (edited("study/batch_sizes", ["a"]), ["study.batch_sizes", "'a'", "int"]),
         (edited("study/batch_sizes", "many"), ["study.batch_sizes", "'many'", "list"]),
         (edited("study/batch_sizes", []), ["study.batch_sizes", "at least one"]),

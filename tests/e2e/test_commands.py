@@ -13,6 +13,7 @@ import pytest
 import torch
 import yaml
 
+from lit_dps.runs import Run
 from lit_dps.store import sobol_point
 from lit_dps.trial import Trial
 from tests.e2e.commands import FAST, ROOT, environment, real, run
@@ -161,7 +162,8 @@ def test_every_shipped_config_trains(config, small_data, tmp_path, monkeypatch):
     torch.set_num_threads(study.threads)
     setup.check()
     point = sobol_point(study.space, study.seed, 0, study.scramble)
-    (result,) = setup.engine().run([Trial(setup.cells[0], 0, point, study.seed)])
+    run = Run(Trial(setup.cells[0], 0, point, study.seed), setup.goal_of_trials)
+    (result,) = setup.engine().train(iter([run, None]).__next__)
     assert result.steps_run == setup.goal_of_trials.check_interval
     kept, total = map(sum, zip(*result.kept.values(), strict=True))
     assert kept == round(0.1 * total)

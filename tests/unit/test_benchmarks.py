@@ -243,8 +243,7 @@ def test_a_newer_table_takes_the_place_of_the_last_one():
 
 
 def test_what_workers_can_gain_is_bounded_by_what_threads_give():
-    ways = {(2, 1): 150.0, (1, 2): 100.0, (1, 1): 80.0}
-    five = Sample((5.0,))
+    ways, five = {(2, 1): 150.0, (1, 2): 100.0, (1, 1): 80.0}, Sample((5.0,))
     rows = tuple(workers.Row(16, 480, *way, Sample((r,)), Sample((r / 100,)), five) for way, r in ways.items())
     shown = workers.show(workers.Workers("MNIST", 8, rows)).splitlines()
     assert "| 16 | 480 | 2 | 1 | 150 (150 to 150) | x1.50 | x1.8: missed | x1.60 | 5 s |" in shown

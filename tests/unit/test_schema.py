@@ -39,7 +39,7 @@ def test_the_page_names_all_that_a_study_stores(tmp_path):
     url = f"sqlite:///{tmp_path}/study.db"
     config = StudyConfig(name="s", batch_sizes=[4], sparsities=[0.0], trials=2, space=SPACE)
     _, uid = declare(url, config, "digits", Goal(0.1, 16, 96), {}, {})
-    worker = Store(url, "s", [Cell(4)], 2, SobolSampler(SPACE, 0), 0, uid=uid)
+    worker = Store(url, "s", [Cell(4)], 2, SobolSampler(SPACE, 0), 0, Goal(0.1), uid=uid)
     for trial, status in zip(worker.ask(), (Status.COMPLETE, Status.FAILED), strict=False):
         worker.tell(TrialResult(trial, status, 16 if status is Status.COMPLETE else None, failure="no"))
     assert store.claim_report(url, "s") is None
