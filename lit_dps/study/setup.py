@@ -141,7 +141,10 @@ class StudySetup:
                 key = next(k for k in ("error", "at_most", "at_least") if self.goal.get(k) is not None)
                 side = "below" if own.at_least else "above"
                 raise ConfigError("study.goals", value, f"{side} goal.{key} = {own.value:g}, which stops the runs")
-            own.at(value)  # is refused if it is no validation error
+            try:
+                own.at(value)
+            except ConfigError as error:
+                raise ConfigError("study.goals", value, error.allowed) from None
         check_trainer(self.workload.trainer)
         check_keys(self.study, self.workload)
         if self.ranks > 1 and self.study.engine == "fused":

@@ -15,6 +15,7 @@ from lit_dps.goal import Goal
 from lit_dps.space import Range
 from lit_dps.store import AXES, SobolSampler, Store, attributes, cells_of, declare, open_elsewhere, open_storage, schema
 from lit_dps.trial import Cell, Status, TrialResult
+from tests.unit.runs import trials_of
 
 DATABASES = sorted((Path(__file__).parents[2] / "docs" / "replication").glob("*.db.xz"))
 SPACE = {"model.learning_rate": Range(1e-3, 1.0, "log")}
@@ -40,7 +41,7 @@ def test_the_page_names_all_that_a_study_stores(tmp_path):
     config = StudyConfig(name="s", batch_sizes=[4], sparsities=[0.0], trials=2, space=SPACE)
     _, uid = declare(url, config, "digits", Goal(0.1, 16, 96), {}, {})
     worker = Store(url, "s", [Cell(4)], 2, SobolSampler(SPACE, 0), 0, Goal(0.1), uid=uid)
-    for trial, status in zip(worker.ask(), (Status.COMPLETE, Status.FAILED), strict=False):
+    for trial, status in zip(trials_of(worker), (Status.COMPLETE, Status.FAILED), strict=False):
         worker.tell(TrialResult(trial, status, 16 if status is Status.COMPLETE else None, failure="no"))
     assert store.claim_report(url, "s") is None
     assert check(open_storage(url)) == 2
