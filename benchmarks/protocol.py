@@ -127,7 +127,7 @@ def measure(options: Options) -> Protocol:
     ours, zero = sum(cell.ours_seconds for cell in cells), Bounds(0, 0, 0)
     total, total_kept = (sum((p.seconds for p in ps), zero).over(ours) for ps in zip(*map(_papers, cells), strict=True))
     measured = setup.goal_of_trials
-    sizes = (measured.error, measured.check_interval, measured.max_steps, setup.workers)
+    sizes = (measured.value, measured.check_interval, measured.max_steps, setup.workers)
     return Protocol(setup.workload_name(), setup.study.engine, *sizes, tuple(cells), total, total_kept)
 
 

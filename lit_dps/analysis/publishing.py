@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+import lit_dps.analysis.unchanged as unchanged
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.report import render
 from lit_dps.analysis.tables import write_csv
@@ -24,10 +25,16 @@ def goal_folder(folder: Path, error: float) -> Path:
 def publish(study: Analysis, folder: Path) -> tuple[str, list[Path]]:
     """Writes the tables and figures of a study into a folder, those of each further goal into a folder below it.
 
+    Those that are there from an equal study are left as they are (`unchanged`).
+
     Returns:
         The report as text, first of the study's own goal, with the files' paths and notes on them below it; the paths.
     """
-    files, notes = write_goals(study, folder)
+    source = unchanged.made_from(study.record)
+    if (found := unchanged.kept(folder, source)) is None:
+        found = write_goals(study, folder)
+        unchanged.keep(folder, source, *found)
+    files, notes = found
     text = "\n".join(map(render, study.at_each_goal))
     return f"{text}\n{listing(files, notes)}", files
 

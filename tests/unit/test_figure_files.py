@@ -231,3 +231,18 @@ def test_each_pair_of_metaparameters_has_its_files(tmp_path):
         "metaparameters.csv",
         *(f"{s}.{kind}" for s in stems for kind in ("png", "pdf")),
     ]
+
+
+def test_files_of_an_equal_study_are_left_and_others_made_anew(tmp_path):
+    study = exact()
+    text, files = publish(Analysis(read(study)), tmp_path)
+    made = {path: path.stat().st_mtime_ns for path in files}
+    assert publish(Analysis(read(study)), tmp_path) == (text, files)
+    assert made == {path: path.stat().st_mtime_ns for path in files}, "nothing was drawn again"
+    content = files[-1].read_bytes()
+    files[-1].write_bytes(b"somebody's own")
+    files[0].unlink()
+    assert publish(Analysis(read(study)), tmp_path) == (text, files)
+    assert files[-1].read_bytes() == content and files[0].is_file()
+    more = {cell: results[:-1] for cell, results in study.items()}
+    assert publish(Analysis(read(more)), tmp_path)[0] != text

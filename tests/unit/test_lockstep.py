@@ -51,7 +51,7 @@ def test_every_trial_ends_as_alone(rule, schedule, early):
     used = workload(optimizer=rule, schedule=schedule, decay_steps=60, end_factor=0.1, weight_decay=0.01)
     goal = {**GOAL, "early_reject": early}
     ours, reference = both(used, asked, goal, further=(0.4,))
-    assert assert_conform(ours, reference, Goal(**GOAL), EXAMPLES) == []
+    assert assert_conform(ours, reference, Goal.of_stored(GOAL), EXAMPLES) == []
     assert {r.status for r in ours} == {Status.COMPLETE, Status.INCOMPLETE, Status.INFEASIBLE}
 
 
@@ -60,26 +60,26 @@ def test_every_trial_ends_as_alone(rule, schedule, early):
 def test_a_slot_that_is_filled_again_changes_nothing(slots, order):
     asked = trials(Cell(16, 0.0), Cell(16, 0.9))
     ours, reference = both(workload(data={"order": order}), asked, slots=slots)
-    assert assert_conform(ours, reference, Goal(**GOAL), EXAMPLES) == []
+    assert assert_conform(ours, reference, Goal.of_stored(GOAL), EXAMPLES) == []
     assert len({r.steps_run for r in ours}) > 3, "slots became free at different checks"
 
 
 def test_convolutions_and_residual_blocks():
     asked = trials(Cell(20, 0.0), Cell(20, 0.9), rates=[0.01, 0.05], momentum=0.8)
     ours, reference = both(workload(network=RESNET, optimizer="nesterov"), asked, {**GOAL, "max_steps": 8})
-    assert assert_conform(ours, reference, Goal(**GOAL), EXAMPLES) == []
+    assert assert_conform(ours, reference, Goal.of_stored(GOAL), EXAMPLES) == []
 
 
 def test_a_batch_in_parts_is_the_same_batch(monkeypatch):
     monkeypatch.setattr("lit_dps.engines.stack.PART", 7)
     ours, reference = both(workload(), trials(Cell(50, 0.5)))
-    assert assert_conform(ours, reference, Goal(**GOAL), EXAMPLES) == []
+    assert assert_conform(ours, reference, Goal.of_stored(GOAL), EXAMPLES) == []
 
 
 def test_methods_and_biases_of_pruning():
     for pruning in ({"method": "random"}, {"method": "magnitude", "biases": "keep"}, {"batch_size": 300}):
         ours, reference = both(workload(), trials(Cell(16, 0.7), rates=[0.03, 0.05]), pruning=pruning)
-        assert assert_conform(ours, reference, Goal(**GOAL), EXAMPLES) == []
+        assert assert_conform(ours, reference, Goal.of_stored(GOAL), EXAMPLES) == []
         assert all(r.kept for r in ours)
 
 
