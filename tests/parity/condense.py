@@ -1,6 +1,6 @@
 """Condenses the recordings of the authors' code to what the tests compare with, so that they come with the tests.
 
-    python -m tests.parity.condense /work/shared/reference/authors
+    python -m tests.parity.condense FOLDER_OF_THE_RECORDINGS
 
 Each recording becomes NAME.npz.xz in tests/parity/reference. Initial weights are kept to the bit, once where runs share
 them. Saliency and final weights are rounded to a grid that is far finer than what the tests allow, and orders are kept
