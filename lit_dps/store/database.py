@@ -7,7 +7,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -58,8 +58,13 @@ def storage_lock(url: str) -> AbstractContextManager:
     return peers(url).lock("storage")
 
 
-def open_storage(url: str) -> optuna.storages.RDBStorage:
-    """Opens an Optuna storage, making it where there is none; safe for several processes at once.
+def open_storage(url: str, make: bool = True) -> optuna.storages.RDBStorage:
+    """Opens an Optuna storage; safe for several processes at once.
+
+    Args:
+        url: Where it is.
+        make: Whether to make it where there is none. Reading must not turn somebody else's database into an Optuna
+            one; but even so Optuna writes versions into a new one, hence the lock.
 
     Raises:
         StorageError: if it cannot be opened or made.
@@ -69,12 +74,14 @@ def open_storage(url: str) -> optuna.storages.RDBStorage:
     with storage_errors(url):
         file = sqlite_file(url)
         if file is not None:
-            file.parent.mkdir(parents=True, exist_ok=True)
+            if make:
+                file.parent.mkdir(parents=True, exist_ok=True)
             engine = {"connect_args": {"timeout": LOCKED_TIMEOUT}}
         elif is_postgresql(url):  # a connection may lie idle for the hours of a trial
             engine = {"connect_args": CONNECT, "pool_pre_ping": True}
-        with storage_lock(url):
-            return optuna.storages.RDBStorage(url, engine_kwargs=engine)
+        read_only = file is not None and not make and not os.access(file.parent, os.W_OK)  # nobody makes one there
+        with nullcontext() if read_only else storage_lock(url):
+            return optuna.storages.RDBStorage(url, engine_kwargs=engine, skip_table_creation=not make)
 
 
 @contextmanager

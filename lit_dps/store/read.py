@@ -13,7 +13,7 @@ from lit_dps.goal import Goal
 from lit_dps.racing import longest_attempt, truncate_at_race_limit
 from lit_dps.record import StudyRecord
 from lit_dps.space import Range
-from lit_dps.store.database import first_line, place, storage_errors
+from lit_dps.store.database import first_line, open_storage, place, storage_errors
 from lit_dps.store.schema import (
     AXES,
     FORMAT,
@@ -112,8 +112,7 @@ def open_to_read(storage: BaseStorage | str) -> Iterator[BaseStorage]:
     path = sqlite_file(storage)
     if path is not None and not path.is_file():
         raise StorageError(f"no study database at {path}")
-    # Reading must not turn somebody else's database into an Optuna one.
-    opened = optuna.storages.RDBStorage(storage, skip_table_creation=True)
+    opened = open_storage(storage, make=False)
     try:
         yield opened
     finally:
