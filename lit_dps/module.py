@@ -11,7 +11,7 @@ from lightning.pytorch.loggers.logger import DummyLogger
 from torch import Tensor, nn
 
 from lit_dps.errors import ConfigError
-from lit_dps.optim import RULES, Schedule, make_scheduler
+from lit_dps.optim import Schedule, make_scheduler, rule_named
 from lit_dps.parallel import ranks
 
 
@@ -23,7 +23,8 @@ class ImageClassifier(LightningModule):
 
     Args:
         network: Maps images to logits, shape (batch, classes); any `nn.Module`, by class path.
-        optimizer: Name of an update rule of `lit_dps.optim.RULES`: "sgd", "momentum", "nesterov", "adam" or "adamw".
+        optimizer: Name of an update rule of `lit_dps.optim.RULES`, "sgd", "momentum", "nesterov", "adam" or "adamw", or
+            the class path of another `lit_dps.optim.Rule`.
         learning_rate: Initial learning rate, above 0.
         momentum: Momentum in [0, 1), of momentum and nesterov.
         schedule: "constant" or "linear" (see `lit_dps.optim.factor`).
@@ -52,9 +53,9 @@ class ImageClassifier(LightningModule):
         weight_decay: float = 0.0,
     ):
         super().__init__()
-        for key, name, allowed in (("optimizer", optimizer, RULES), ("schedule", schedule, get_args(Schedule))):
-            if name not in allowed:
-                raise ConfigError(f"model.{key}", name, f"one of {', '.join(allowed)}")
+        rule_named(optimizer)
+        if schedule not in get_args(Schedule):
+            raise ConfigError("model.schedule", schedule, f"one of {', '.join(get_args(Schedule))}")
         if not learning_rate > 0:
             raise ConfigError("model.learning_rate", learning_rate, "a number above 0")
         for key, number in (("momentum", momentum), ("beta1", beta1), ("beta2", beta2)):
@@ -131,7 +132,7 @@ class ImageClassifier(LightningModule):
         if not any(p.requires_grad for p in self.parameters()):
             raise ConfigError("model.network", type(self.network).__name__, "a network with parameters to train")
         h = self.hparams
-        rule = RULES[h.optimizer]
+        rule = rule_named(h.optimizer)
         optimizer = rule.make(self.parameters(), h.learning_rate, {name: h[name] for name in rule.hyperparameters})
         if h.schedule == "constant":
             return optimizer

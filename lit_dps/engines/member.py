@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -17,12 +19,12 @@ from lit_dps.data.order import steps
 from lit_dps.engines.eligible import optimizer_of
 from lit_dps.engines.engine import Training
 from lit_dps.module import ImageClassifier
-from lit_dps.pruning import Mask, prunable, take_scores, worth_knowing
+from lit_dps.pruning import Mask, Network, prunable, prune, worth_knowing
 from lit_dps.runs import Run
 from lit_dps.training.checkpoints import CheckpointFile, Checkpoints
 from lit_dps.training.generators import capture, isolated, restore
 from lit_dps.training.module_copy import copy_of
-from lit_dps.training.pruning import mask_from
+from lit_dps.training.pruning import PruningCallback
 from lit_dps.training.workload import Built
 
 
@@ -88,23 +90,27 @@ class Member:
         if pruning.sparsity == 0:
             return
         held = {id(p) for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad}
-        _, scores = training.scores.of(trial) or ((), None)
-        if scores is None:
-            with isolated(self.data):
-                twin, named = copy_of(self.module), prunable(self.module, pruning.biases, pruning.exclude, held)
-                found = dict(twin.named_parameters())
-                losses = ((twin.loss(batch), len(batch[1])) for batch in self._pass(pruning.batch_size))
-                parameters = {name: found[name] for name in named}
-                scores = take_scores(pruning.method, parameters, losses, pruning.batch_size, pruning.seed)
-            training.scores.keep(trial, (), scores)  # the pass of the data module's own
-        self.mask = mask_from(scores, pruning.sparsity, type(self.module).__name__)
+        _, known = training.scores.of(trial) or ((), None)
+        name, copy = type(self.module).__name__, partial(self._copy, pruning, held)
+        self.mask, scores = prune(pruning.pruner, copy, pruning.sparsity, pruning.seed, name, known)
+        training.scores.keep(trial, (), scores)  # the pass of the data module's own
         self.mask.apply_to_weights(self.module)
         trained = sum(p.numel() for p in self.module.parameters() if p.requires_grad and id(p) in held)
-        self.run.observed = worth_knowing(self.mask, scores, trained)
+        self.run.observed = worth_knowing(self.mask, trained)
 
-    def _pass(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        loader = self.data.pruning_dataloader(batch_size)
-        return (self.data.transfer_batch_to_device(batch, self.module.device) for batch in loader)
+    @contextmanager
+    def _copy(self, pruning: PruningCallback, held: Container[int]) -> Iterator[Network]:
+        with isolated(self.data):
+            twin = copy_of(self.module)
+            found = dict(twin.named_parameters())
+            names = prunable(self.module, pruning.biases, pruning.exclude, held)
+            parameters = {name: found[name] for name in names}
+            size = pruning.batch_size
+            yield Network(twin, parameters, size, partial(self._pass, size), lambda batch, i: twin.loss(batch))
+
+    def _pass(self, batch_size: int) -> Iterator[tuple[tuple[Tensor, Tensor], int]]:
+        for batch in self.data.pruning_dataloader(batch_size):
+            yield self.data.transfer_batch_to_device(batch, self.module.device), len(batch[1])
 
     def judge(self, error: float, exact: bool, loss: float, finite: bool) -> None:
         """Takes in the check at the end of an interval; arguments as of `Run.record`."""

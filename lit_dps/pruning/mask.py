@@ -23,15 +23,19 @@ class Mask(Mapping[str, Tensor]):
     Parameters that are not in the mask are not pruned. Masking the weights once and the gradients at every step equals
     masking in the forward pass, also under momentum and weight decay, and needs no wrapper around the network.
 
+    Args:
+        tensors: The mask of each parameter.
+        by_place: Elements that are kept though their score is 0, by their place alone.
+
     Raises:
         ValueError: if a value is not a bool tensor.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor]):
+    def __init__(self, tensors: Mapping[str, Tensor], by_place: int = 0):
         for name, tensor in tensors.items():
             if tensor.dtype is not torch.bool:
                 raise ValueError(f"mask of {name} must be bool, not {tensor.dtype}")
-        self._tensors = dict(tensors)
+        self._tensors, self.by_place = dict(tensors), by_place
 
     def __getitem__(self, name: str) -> Tensor:
         return self._tensors[name]

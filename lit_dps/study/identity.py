@@ -66,8 +66,9 @@ def identity(
         },
         "data_digest": getattr(data, "digest", None),
     }
-    if not found["pruning"].get("exclude"):  # as before there were patterns
-        found["pruning"].pop("exclude", None)
+    for key in ("exclude", "options"):  # where they are empty, as before there were such
+        if not found["pruning"].get(key):
+            found["pruning"].pop(key, None)
     axes = (value for values in study.axes.values() for value in values if "." in str(value))
     paths = [*class_paths(workload), *(value for value in axes if isinstance(value, str))]
     ours = all(path.startswith(("lit_dps.", "torch.")) for path in paths)

@@ -6,6 +6,7 @@ import dataclasses
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,8 +17,7 @@ from lit_dps.engines.scores import SCORES_KEPT, network_is_shared
 from lit_dps.engines.trainer import TrainerEngine
 from lit_dps.errors import UserError
 from lit_dps.goal import Goal
-from lit_dps.pruning.mask import prunable
-from lit_dps.pruning.scores import SCORES
+from lit_dps.pruning import Network, OneShot, prunable, pruner_of
 from lit_dps.runs import Run
 from lit_dps.study.setup import StudySetup
 from lit_dps.training import GoalErrorCallback
@@ -38,7 +38,7 @@ class Measured:
         start: Seconds to build a trial and begin to train.
         step: Seconds an optimizer step, with its data.
         check: Seconds a check of the entire validation split.
-        pruning: Seconds a pass of pruning; 0 if the study does not prune, or its score takes no data.
+        pruning: Seconds that pruning takes; 0 if the study does not prune, or its method takes no data.
         reused: Whether a worker takes the scores of a point for all its cells.
         refusal: Share of a check's examples that are looked at, at least, to find that the goal is missed.
     """
@@ -63,13 +63,14 @@ class PassStopwatch(Callback):
         setup: The study.
 
     Attributes:
-        pruning: Seconds of the pass; 0 if the study does not prune, or its score takes no data.
+        pruning: Seconds that pruning takes; 0 if the study does not prune, or its method takes no data.
         reused: As in `Measured`.
         refusal: As in `Measured`.
     """
 
     def __init__(self, setup: StudySetup):
         self.setup, self.pruning, self.reused, self.refusal = setup, 0.0, False, 1.0
+        self._pruner = pruner_of(setup.pruning["method"], setup.pruning.get("options"))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.reused = self._scores_are_reused(trainer, pl_module)
@@ -80,31 +81,33 @@ class PassStopwatch(Callback):
         raise _Looked
 
     def _pruning_pass(self, trainer: Trainer, module: LightningModule) -> float:
-        """Seconds of the pass, from its first batches."""
-        method, biases, batch_size = (self.setup.pruning[key] for key in ("method", "biases", "batch_size"))
+        """Seconds of the method's passes, from the first batches of each."""
+        biases, batch_size = (self.setup.pruning[key] for key in ("biases", "batch_size"))
         exclude = self.setup.pruning.get("exclude", ())
         run, batches, begin = TrainingPass(trainer, module, batch_size), 0, _now(module.device)
 
-        def first_losses():
+        def first_batches():
             nonlocal batches
-            for loss, size in run.losses(twin):
-                yield loss, size / batch_size
+            for batch in run.batches():
+                yield batch
                 batches += 1
                 if _now(module.device) - begin > SECONDS:
                     return
 
         with run.traceless() as twin:
-            SCORES[method](prunable(twin, biases, exclude), first_losses(), torch.Generator().manual_seed(0))
-        if batches == 0:  # the score takes no data
+            named = prunable(twin, biases, exclude)
+            network = Network(twin, named, batch_size, first_batches, partial(run.loss, twin))
+            self._pruner.mask(network, max(self.setup.study.sparsities), torch.Generator().manual_seed(0))
+        if batches == 0:  # the method takes no data
             return 0.0
         seconds = _now(module.device) - begin
-        return seconds / batches * len(run)
+        return seconds / batches * len(run) * self._pruner.passes
 
     def _scores_are_reused(self, trainer: Trainer, module: LightningModule) -> bool:
         """As `ScoreCache` decides it, of all the points of the study."""
         scores = sum(p.numel() for p in prunable(module, self.setup.pruning["biases"]).values())
         run = TrainingPass(trainer, module, self.setup.pruning["batch_size"])
-        shared = run.key is not None and network_is_shared(self.setup.workload)
+        shared = run.key is not None and network_is_shared(self.setup.workload) and isinstance(self._pruner, OneShot)
         return shared and scores * self.setup.study.trials <= SCORES_KEPT
 
 
@@ -133,7 +136,11 @@ class StepStopwatch(Run):
 
 def measure_trial(setup: StudySetup, batch_size: int, steps: int) -> Measured:
     watch, run = PassStopwatch(setup), _run(setup, batch_size, 1 + steps)
-    pruning = {**setup.pruning, "method": "magnitude"}  # masks without a pass, which the stopwatch times by itself
+    pruning = {
+        **setup.pruning,
+        "method": "magnitude",
+        "options": None,
+    }  # masks without a pass, which the stopwatch times by itself
     with suppress(_Looked):
         training = dataclasses.replace(setup.training(), pruning=pruning)
         TrainerEngine(training, (watch,)).train_one(run)

@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from lit_dps.errors import ConfigError
+from lit_dps.pruning import PRUNERS, Mask, Network, prunable, prune, pruner_of, worth_knowing
 from lit_dps.pruning.copies import copies_of, why_pruned_weights_return, why_unprunable
-from lit_dps.pruning.mask import Biases, Mask, prunable
-from lit_dps.pruning.prune import top_k, worth_knowing
-from lit_dps.pruning.scores import WITHOUT_DATA, take_scores
+from lit_dps.pruning.mask import Biases
+from lit_dps.pruning.pruner import Scores
 from lit_dps.training.training_pass import TrainingPass
 from lit_dps.trial import COPIES, check_sparsity
-
-Method = Literal["snip", "magnitude", "random"]
-Losses = Iterator[tuple[Tensor, int]]  # mean loss of a batch, and its examples
 
 
 class PruningCallback(Callback):
     """Prunes before the first step, in one global top-k, and trains the weights that are left from where they stand.
 
-    The scores are taken over one pass of the training split (`TrainingPass`), on a copy of the module. Pruned are the
+    The method sees a copy of the module and passes over the training split (`TrainingPass`). Pruned are the
     parameters that an optimizer trains and that the loss depends on (`lit_dps.pruning.prunable` says which of them),
     and the copies of them that the module holds, such as a momentum teacher's.
 
@@ -35,7 +33,8 @@ class PruningCallback(Callback):
 
     Args:
         sparsity: Share of the parameters to prune, in [0, 1); 0 prunes nothing.
-        method: Score: "snip" (the paper's), "magnitude" or "random".
+        method: "snip" (the paper's), "magnitude", "random", or the class path of a `lit_dps.pruning.Pruner`.
+        options: Arguments of the method's constructor.
         biases: "paper" prunes over weights and biases, as the authors' code does; "keep" over the weights alone.
         batch_size: Examples a batch of the saliency pass. A last short batch weighs as much as its share, so the
             saliency is the sum over the examples, whatever the batch size.
@@ -45,7 +44,9 @@ class PruningCallback(Callback):
 
     Attributes:
         mask: The mask, once pruned; None before, and at sparsity 0.
-        scores: The scores that the mask was made from; None before, and for a mask from a checkpoint.
+        pruner: The method.
+        scores: The scores that the mask was made from, where they serve other sparsities; None before, and for a mask
+            from a checkpoint.
         key: Of the pass that the scores were taken over (`TrainingPass.key`).
         examples: Take the scores over so many examples, to find out whether they can be taken; None for all. Set before
             a run.
@@ -58,33 +59,34 @@ class PruningCallback(Callback):
     def __init__(
         self,
         sparsity: float = 0.0,
-        method: Method = "snip",
+        method: str = "snip",
         biases: Biases = "paper",
         batch_size: int = 100,
         seed: int = 0,
         exclude: Sequence[str] = (),
+        options: dict[str, Any] | None = None,
     ):
         check_sparsity("pruning.sparsity", sparsity)
-        for key, value, kind in (("method", method, Method), ("biases", biases, Biases)):
-            if value not in get_args(kind):
-                raise ConfigError(f"pruning.{key}", value, f"one of {', '.join(get_args(kind))}")
+        self.pruner = pruner_of(method, options)
+        if biases not in get_args(Biases):
+            raise ConfigError("pruning.biases", biases, f"one of {', '.join(get_args(Biases))}")
         if batch_size < 1:
             raise ConfigError("pruning.batch_size", batch_size, "at least 1 example")
         self.sparsity, self.method, self.biases, self.exclude = sparsity, method, biases, tuple(exclude)
         self.batch_size, self.seed = batch_size, seed
         self.examples: int | None = None
-        self._given: tuple[tuple[int, ...], dict[str, Tensor]] | None = None
+        self._given: tuple[tuple[int, ...], Scores] | None = None
         self._begin()
 
     def _begin(self) -> None:
         self.mask: Mask | None = None
-        self.scores: dict[str, Tensor] | None = None
+        self.scores: Scores | None = None
         self.observed: dict[str, float] = {}
         self.key: tuple[int, ...] | None = None
         self._copies: dict[str, str] = {}
         self._masked: dict[str, tuple[Tensor, Tensor]] = {}  # name -> tensor, its mask as numbers
 
-    def reuse(self, key: tuple[int, ...], scores: dict[str, Tensor]) -> None:
+    def reuse(self, key: tuple[int, ...], scores: Scores) -> None:
         """Takes these scores in the next run instead of computing them, which costs as much as an epoch.
 
         Args:
@@ -116,52 +118,52 @@ class PruningCallback(Callback):
         name = type(module).__name__
         if why := why_unprunable(module):
             raise ConfigError("study.sparsities", self.sparsity, f"0 for {name}: {why}")
-        if not module.automatic_optimization and self.method not in WITHOUT_DATA:
+        if not module.automatic_optimization and self.pruner.passes:
+            without = " or ".join(method for method, kind in PRUNERS.items() if kind.passes == 0)
             raise ConfigError(
                 "pruning.method",
                 self.method,
-                f"{' or '.join(WITHOUT_DATA)} for {name}: with manual optimization its training_step is no loss alone",
+                f"{without} for {name}: with manual optimization its training_step is no loss alone",
             )
         groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
         held = {id(parameter) for group in groups for parameter in group["params"] if parameter.requires_grad}
         trained = sum(p.numel() for p in module.parameters() if p.requires_grad and id(p) in held)
         parameters = prunable(module, self.biases, self.exclude, held)
-        self.scores = self._scores(trainer, module, list(parameters))
-        self.mask = mask_from(self.scores, self.sparsity, name)
+        run = TrainingPass(trainer, module, self.batch_size, self.examples)
+        (key, known), self._given, self.key = self._given or (None, None), None, run.key
+        copy = partial(self._copy, run, module, list(parameters))
+        known = known if key == run.key else None
+        self.mask, self.scores = prune(self.pruner, copy, self.sparsity, self.seed, name, known)
         self._copies = {
             copy: name
             for copy, name in copies_of(module, self.mask, held).items()
             if not any(fnmatchcase(copy, pattern) for pattern in self.exclude)
         }
-        self.observed = worth_knowing(self.mask, self.scores, trained)
+        self.observed = worth_knowing(self.mask, trained)
         if self._copies:
             self.observed[COPIES] = sum(self.mask[name].numel() for name in self._copies.values())
 
-    def _scores(self, trainer: Trainer, module: LightningModule, names: list[str]) -> dict[str, Tensor]:
-        run = TrainingPass(trainer, module, self.batch_size, self.examples)
-        (key, scores), self._given = self._given or (None, None), None
-        self.key = run.key
-        if scores is not None and key == run.key:
-            return scores
+    @contextmanager
+    def _copy(self, run: TrainingPass, module: LightningModule, names: Sequence[str]) -> Iterator[Network]:
+        """A copy of the module, for the method to work on."""
         with run.traceless() as twin:
-            named = dict(twin.named_parameters())
-            parameters = {name: named[name] for name in names}
-            losses = self._own_losses(run.losses(twin), module)
-            return take_scores(self.method, parameters, losses, self.batch_size, self.seed)
 
-    def _own_losses(
-        self, losses: Iterator[tuple[Tensor, int]], module: LightningModule
-    ) -> Iterator[tuple[Tensor, int]]:
-        """The losses of a copy, whose first must not depend on the module that it is a copy of."""
-        for i, (loss, size) in enumerate(losses):
-            originals = [parameter for parameter in module.parameters() if parameter.requires_grad]
-            if i == 0 and any(
-                gradient is not None
-                for gradient in torch.autograd.grad(loss, originals, allow_unused=True, retain_graph=True)
-            ):
-                why = "a copy of it, which the pruning pass runs on, still uses the parameters of the original"
-                raise ConfigError("pruning.method", self.method, f"magnitude for {type(module).__name__}: {why}")
-            yield loss, size
+            def loss_of(batch: Any, i: int) -> Tensor | None:
+                loss = run.loss(twin, batch, i)
+                if i == 0 and loss is not None:
+                    self._refuse_shared(loss, module)
+                return loss
+
+            named = dict(twin.named_parameters())
+            yield Network(twin, {name: named[name] for name in names}, self.batch_size, run.batches, loss_of)
+
+    def _refuse_shared(self, loss: Tensor, module: LightningModule) -> None:
+        """The loss of a copy must not depend on the module that it is a copy of."""
+        originals = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        found = torch.autograd.grad(loss, originals, allow_unused=True, retain_graph=True)
+        if any(gradient is not None for gradient in found):
+            why = "a copy of it, which the pruning pass runs on, still uses the parameters of the original"
+            raise ConfigError("pruning.method", self.method, f"magnitude for {type(module).__name__}: {why}")
 
     def _watch(self, module: LightningModule) -> None:
         """Notes the tensors to be masked, and their masks as numbers: a product costs less than with a bool."""
@@ -206,13 +208,6 @@ class PruningCallback(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.mask = Mask(state_dict["mask"]) if state_dict["mask"] is not None else None
         self._copies, self.observed = state_dict.get("copies", {}), state_dict.get("observed", {})
-
-
-def mask_from(scores: Mapping[str, Tensor], sparsity: float, name: str) -> Mask:
-    """The mask of a module of that name. Raises ConfigError where there is nothing to prune."""
-    if not scores:
-        raise ConfigError("study.sparsities", sparsity, f"0 for {name}: it trains no weights that can be pruned")
-    return top_k(scores, sparsity)
 
 
 def _tensors(module: LightningModule) -> dict[str, Tensor]:

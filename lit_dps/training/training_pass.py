@@ -93,10 +93,14 @@ class TrainingPass:
         Batches that the training step gives no loss for are left out.
         """
         for i, (batch, size) in enumerate(self.batches()):
-            with self.trainer.precision_plugin.train_step_context():
-                loss = loss_of(module, batch, i)
+            loss = self.loss(module, batch, i)
             if loss is not None:
                 yield loss, size
+
+    def loss(self, module: LightningModule, batch: Any, i: int) -> Tensor | None:
+        """The mean loss of batch number i by this copy of the module; None if its training step gives none."""
+        with self.trainer.precision_plugin.train_step_context():
+            return loss_of(module, batch, i)
 
     def _loader(self) -> Any:
         if self._given:

@@ -9,11 +9,24 @@ import torch.nn.functional as F
 from torch import nn
 
 from lit_dps.errors import ConfigError
-from lit_dps.pruning import SCORES, Mask, prunable, signed_saliency, top_k
+from lit_dps.pruning import PRUNERS, Mask, Network, prunable, pruner_of, signed_saliency, top_k
 from tests.unit.tiny import points, two_layers
 
 X, Y = points(10).tensors
 GENERATOR = torch.Generator()
+
+
+def scores_of(method, network, sizes=(10,), forward=None, generator=GENERATOR):
+    """The scores of a method, over one pass of batches of these sizes."""
+
+    def passes():
+        x, y = X.double().split(list(sizes)), Y.split(list(sizes))
+        return ((batch, len(batch[1])) for batch in zip(x, y, strict=True))
+
+    def loss(batch, i):
+        return F.cross_entropy((forward or network)(batch[0]), batch[1])
+
+    return pruner_of(method).scores(Network(network, prunable(network), sizes[0], passes, loss), generator)
 
 
 def batches(network, sizes):
@@ -46,8 +59,8 @@ def test_the_saliency_is_the_derivative_of_the_loss_by_the_mask(sizes):
 
 def test_snip_sums_over_the_batches_before_it_takes_the_absolute_value():
     network = two_layers().double()
-    one = SCORES["snip"](prunable(network), batches(network, [10]), GENERATOR)
-    two = SCORES["snip"](prunable(network), batches(network, [5, 5]), GENERATOR)
+    one = scores_of("snip", network)
+    two = scores_of("snip", network, (5, 5))
     parts = [signed_saliency(prunable(network), [part]) for part in batches(network, [5, 5])]
     for name in one:
         assert (one[name] >= 0).all()
@@ -60,7 +73,7 @@ def test_snip_is_zero_for_biases_that_are_zero_and_leaves_out_parameters_that_th
     network = two_layers().double()
     network.register_parameter("unused", nn.Parameter(torch.ones(2, 2).double()))
     nn.init.zeros_(network[0].bias)
-    scores = SCORES["snip"](prunable(network), ((loss, w) for loss, w in batches(_first(network), [10])), GENERATOR)
+    scores = scores_of("snip", network, forward=_first(network))
     assert not scores["0.bias"].any() and "unused" not in scores
     assert scores["2.bias"].all()
 
@@ -72,15 +85,15 @@ def _first(network):
 def test_scoring_changes_no_weight_and_leaves_no_gradient():
     network = two_layers().double()
     before = {name: parameter.detach().clone() for name, parameter in network.named_parameters()}
-    for score in SCORES.values():
-        score(prunable(network), batches(network, [10]), torch.Generator().manual_seed(0))
+    for method in PRUNERS:
+        scores_of(method, network, generator=torch.Generator().manual_seed(0))
     for name, parameter in network.named_parameters():
         assert torch.equal(parameter, before[name]) and parameter.grad is None
 
 
 def test_magnitude_is_the_absolute_weight():
     network = two_layers()
-    scores = SCORES["magnitude"](prunable(network), iter(()), GENERATOR)
+    scores = scores_of("magnitude", network)
     for name, parameter in network.named_parameters():
         np.testing.assert_array_equal(scores[name], np.abs(parameter.detach().numpy()))
 
@@ -89,7 +102,7 @@ def test_random_scores_come_from_the_generator_alone():
     drawn = []
     for global_seed, seed in ((0, 5), (1, 5), (1, 6)):
         torch.manual_seed(global_seed)
-        scores = SCORES["random"](prunable(two_layers()), iter(()), torch.Generator().manual_seed(seed))
+        scores = scores_of("random", two_layers(), generator=torch.Generator().manual_seed(seed))
         drawn.append(torch.cat([score.flatten() for score in scores.values()]))
     assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[1], drawn[2])
     assert drawn[0].min() >= 0 and drawn[0].max() < 1 and len(drawn[0].unique()) == len(drawn[0])

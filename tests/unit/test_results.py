@@ -3,7 +3,6 @@
 import json
 import math
 import sqlite3
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import optuna
@@ -12,7 +11,7 @@ import pytest
 from lit_dps.analysis import summarize
 from lit_dps.errors import StorageError
 from lit_dps.space import Range
-from lit_dps.store import cell_study_name, decode_result, encode_result, list_studies, read_study, storage_lock
+from lit_dps.store import cell_study_name, decode_result, encode_result, list_studies, read_study
 from lit_dps.trial import Cell, Status, Trial, TrialResult
 from tests.unit.fake_study import GOAL, SPACE, law_study, result, write_study
 
@@ -187,17 +186,6 @@ def test_a_truncated_database_is_one_line(tmp_path):
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     with pytest.raises(StorageError, match=f"^cannot use sqlite:///{path}: database disk image is malformed$"):
         read_study(f"sqlite:///{path}", "fake")
-
-
-def test_who_reads_waits_for_who_makes_the_database(tmp_path):
-    url = f"sqlite:///{tmp_path}/study.db"
-    law_study(url, batch_sizes=(4, 8), trials=4)
-    with ThreadPoolExecutor() as threads:
-        with storage_lock(url):  # of this thread
-            reading = threads.submit(read_study, url, "fake")
-            with pytest.raises(TimeoutError):
-                reading.result(timeout=0.3)
-        assert reading.result(timeout=20).name == "fake"
 
 
 def test_a_locked_database_is_said_so(tmp_path):

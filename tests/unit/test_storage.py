@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from lit_dps.errors import StorageError
-from lit_dps.store import absolute, is_http, is_postgresql, list_studies, scrubbed, storage_errors, without_password
+from lit_dps.store import (
+    absolute,
+    is_http,
+    is_postgresql,
+    list_studies,
+    read_study,
+    scrubbed,
+    storage_errors,
+    storage_lock,
+    without_password,
+)
+from tests.unit.fake_study import law_study
 
 
 @pytest.mark.parametrize(
@@ -71,3 +84,14 @@ def test_a_url_with_the_whole_path_of_its_file(tmp_path, monkeypatch):
     assert absolute("sqlite:///mlruns/a.db?timeout=3") == f"sqlite:///{tmp_path}/mlruns/a.db?timeout=3"
     for url in (f"sqlite:///{tmp_path}/a.db", "http://host:5000", "postgresql://me@host/db"):
         assert absolute(url) == url
+
+
+def test_who_reads_waits_for_who_makes_the_database(tmp_path):
+    url = f"sqlite:///{tmp_path}/study.db"
+    law_study(url, batch_sizes=(4, 8), trials=4)
+    with ThreadPoolExecutor() as threads:
+        with storage_lock(url):  # of this thread
+            reading = threads.submit(read_study, url, "fake")
+            with pytest.raises(TimeoutError):
+                reading.result(timeout=0.3)
+        assert reading.result(timeout=20).name == "fake"

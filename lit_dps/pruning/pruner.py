@@ -1,0 +1,135 @@
+"""Pruner: a pruning method, one file each; and the exact global top-k that they share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor
+
+from lit_dps.errors import ConfigError
+from lit_dps.pruning.mask import Mask
+from lit_dps.pruning.network import Network
+from lit_dps.trial import KEPT, PRUNABLE, TRAINED, UNSCORED, check_sparsity
+
+Scores = Mapping[str, Tensor]  # of each element of the parameters, by name: the highest are kept
+
+
+class Pruner(ABC):
+    """A method that prunes at initialization. Its constructor takes `pruning.options`.
+
+    Attributes:
+        passes: Passes over the training split that it takes; 0 for a method without data.
+    """
+
+    passes: int = 1
+
+    @abstractmethod
+    def mask(self, network: Network, sparsity: float, generator: torch.Generator) -> Mask:
+        """The mask of a network.
+
+        Args:
+            network: A copy of the network, with the weights that are trained from.
+            sparsity: Share to prune, in (0, 1).
+            generator: All that is random comes from it: a CPU one, so that every device draws the same.
+
+        Returns:
+            A mask of the parameters that were scored; of their m elements it keeps exactly round(m (1 - sparsity)).
+        """
+
+
+class OneShot(Pruner):
+    """A method whose scores serve every sparsity: a study takes them once for all the cells of a point."""
+
+    @abstractmethod
+    def scores(self, network: Network, generator: torch.Generator) -> Scores:
+        """The scores of all elements that can be pruned; arguments as of `mask`."""
+
+    def mask(self, network: Network, sparsity: float, generator: torch.Generator) -> Mask:
+        return top_k(self.scores(network, generator), sparsity)
+
+
+def prune(
+    pruner: Pruner,
+    network: Callable[[], AbstractContextManager[Network]],
+    sparsity: float,
+    seed: int,
+    name: str,
+    known: Scores | None = None,
+) -> tuple[Mask, Scores | None]:
+    """The mask that a method gives a network, and the scores behind it if they serve other sparsities.
+
+    Args:
+        pruner: The method.
+        network: Makes the copy that it works on.
+        sparsity: Share to prune.
+        seed: Of the method's generator.
+        name: Of the module, for messages.
+        known: The scores, where they were taken before.
+
+    Raises:
+        ConfigError: where there is nothing to prune, or a mask does not keep what it should.
+    """
+    nothing = ConfigError("study.sparsities", sparsity, f"0 for {name}: it trains no weights that can be pruned")
+    generator = torch.Generator().manual_seed(seed)
+    if isinstance(pruner, OneShot):
+        if known is None:
+            with network() as copy:
+                known = pruner.scores(copy, generator)
+        if not known:
+            raise nothing
+        return top_k(known, sparsity), known
+    with network() as copy:
+        if not copy.parameters:
+            raise nothing
+        mask = pruner.mask(copy, sparsity, generator)
+        _check(mask, copy, sparsity, pruner)
+    return mask, None
+
+
+def _check(mask: Mask, network: Network, sparsity: float, pruner: Pruner) -> None:
+    method, kept = type(pruner).__name__, mask.kept()
+    for name, tensor in mask.items():
+        if name not in network.parameters or tensor.shape != network.parameters[name].shape:
+            raise ConfigError("pruning.method", method, f"a mask of prunable parameters; its {name} is none")
+    keep, total = (sum(counts) for counts in zip(*kept.values(), strict=True)) if kept else (0, 0)
+    if keep == 0:
+        raise ConfigError("pruning.method", method, "a mask that keeps something")
+    if keep != round(total * (1 - sparsity)):
+        raise ConfigError("pruning.method", method, f"a mask that keeps {round(total * (1 - sparsity))}, not {keep}")
+
+
+def top_k(scores: Scores, sparsity: float) -> Mask:
+    """Keeps the round(m (1 - sparsity)) highest of all m scores.
+
+    Python's rounding (half to even); ties go to the lower index in the order of the scores, as TensorFlow's top_k does
+    in the authors' code.
+
+    Raises:
+        ConfigError: if the sparsity is outside [0, 1), or leaves no parameter.
+    """
+    check_sparsity("pruning.sparsity", sparsity)
+    flat = torch.cat([score.flatten() for score in scores.values()])
+    keep = round(len(flat) * (1 - sparsity))
+    if keep == 0:
+        raise ConfigError("pruning.sparsity", sparsity, f"at least one of {len(flat)} parameters must be kept")
+    order = torch.sort(flat, descending=True, stable=True).indices
+    kept = torch.zeros(len(flat), dtype=torch.bool, device=flat.device)
+    kept[order[:keep]] = True
+    parts = kept.split([score.numel() for score in scores.values()])
+    tensors = {name: part.view(scores[name].shape) for name, part in zip(scores, parts, strict=True)}
+    return Mask(tensors, by_place=int((flat[kept] == 0).sum()))
+
+
+def worth_knowing(mask: Mask, trained: int) -> dict[str, float]:
+    """What a reader of the table should know of a mask, as in `TrialResult.observed`; mostly nothing.
+
+    Args:
+        mask: The mask.
+        trained: Elements of all parameters that are trained.
+    """
+    kept, total = (sum(counts) for counts in zip(*mask.kept().values(), strict=True))
+    found = {UNSCORED: mask.by_place, KEPT: kept} if mask.by_place else {}
+    return found | ({PRUNABLE: total, TRAINED: trained} if 2 * total < trained else {})
