@@ -19,8 +19,7 @@ from benchmarks.options import Options
 from benchmarks.setups import UNREACHABLE, devices, middle_trial, on_device, paper_setup, run_trial
 from benchmarks.text import NO_GPU, seconds, table, times
 from lit_dps.data.order import batches
-from lit_dps.pruning.mask import prunable
-from lit_dps.pruning import top_k
+from lit_dps.pruning import prunable, top_k
 from lit_dps.study.setup import StudySetup
 from lit_dps.training.workload import Built, Workload
 from lit_dps.trial import Cell, Trial
