@@ -10,7 +10,8 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.utils.data import DataLoader
 
 from lit_dps.errors import ConfigError
-from lit_dps.parallel import ranks, sharding
+from lit_dps.parallel import ranks
+from lit_dps.parallel.ddp import whole
 from lit_dps.trial import SHORT_STEPS
 
 
@@ -61,7 +62,7 @@ class ExamplesCallback(Callback):
         by_hand = batches > trainer.accumulate_grad_batches  # of a module that says itself when it steps
         if not (self._known or by_hand) or seen == self.batch_size:
             return
-        size, _ = split_of(sharding.whole(trainer.train_dataloader))
+        size, _ = split_of(whole(trainer.train_dataloader))
         if (
             not by_hand
             and self._steps == 1
@@ -88,7 +89,7 @@ class ExamplesCallback(Callback):
 
 def refuse_too_large(trainer: Trainer, batch_size: int) -> None:
     """Raises ConfigError for a batch size above the examples of the training split, where the dataloader tells them."""
-    size, n = split_of(sharding.whole(trainer.train_dataloader))
+    size, n = split_of(whole(trainer.train_dataloader))
     if size is not None and n is not None and n < batch_size:
         raise ConfigError("study.batch_sizes", batch_size, f"at most {n}, the examples of the training split")
 

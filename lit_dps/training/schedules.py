@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import StochasticWeightAveraging
 import lit_dps.training.lightning_private as lightning_private
 from lit_dps.data.loaders import EndlessLoader
 from lit_dps.errors import ConfigError
-from lit_dps.parallel import sharding
+from lit_dps.parallel.ddp import whole
 
 
 def give_the_length(trainer: Trainer, module: LightningModule, begun: Callable[[], int]) -> None:
@@ -50,7 +50,7 @@ def go_beyond(trainer: Trainer) -> None:
 
 def _epochs(trainer: Trainer) -> int:
     """The epochs that the trainer's steps come to; -1 where an epoch has no length."""
-    loader = sharding.whole(trainer.train_dataloader)
+    loader = whole(trainer.train_dataloader)
     if isinstance(loader, EndlessLoader):  # one epoch to Lightning; the examples tell how many to anybody else
         data = trainer.datamodule
         size = getattr(data, "training_size", None)
@@ -71,7 +71,7 @@ def prepare_schedules(trainer: Trainer, module: LightningModule) -> None:
     Raises:
         ConfigError: for a schedule by epochs on one endless epoch.
     """
-    endless = isinstance(sharding.whole(trainer.train_dataloader), EndlessLoader)
+    endless = isinstance(whole(trainer.train_dataloader), EndlessLoader)
     configs = trainer.lr_scheduler_configs if module.automatic_optimization else []
     by_epochs = any(config.interval == "epoch" for config in configs)
     if endless and (by_epochs or any(isinstance(c, StochasticWeightAveraging) for c in trainer.callbacks)):

@@ -23,7 +23,8 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 import lit_dps.training.lightning_private as lightning_private
 from lit_dps.data.order import AUTHORS_SEED
 from lit_dps.errors import ConfigError
-from lit_dps.parallel import ranks, sharding
+from lit_dps.parallel import ranks
+from lit_dps.parallel.ddp import whole
 from lit_dps.training.examples import examples_in
 from lit_dps.training.generators import isolated
 from lit_dps.training.module_copy import copy_of
@@ -49,14 +50,14 @@ class TrainingPass:
 
     def __init__(self, trainer: Trainer, module: LightningModule, batch_size: int, examples: int | None = None):
         self.trainer, self.module, self.batch_size, self.examples = trainer, module, batch_size, examples
-        data, loader = getattr(trainer, "datamodule", None), sharding.whole(trainer.train_dataloader)
+        data, loader = getattr(trainer, "datamodule", None), whole(trainer.train_dataloader)
         self._given = hasattr(data, "pruning_dataloader")
         self.key: tuple[int, ...] | None = () if self._given else _examples_of(loader)
 
     @contextmanager
     def traceless(self) -> Iterator[LightningModule]:
         """In here nothing leaves a trace: gives a copy of the module, whose training steps may be taken."""
-        loader = sharding.whole(self.trainer.train_dataloader)
+        loader = whole(self.trainer.train_dataloader)
         samplers = (getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None))
         with isolated(loader, *samplers, getattr(self.trainer, "datamodule", None)):
             yield copy_of(self.module)
@@ -101,7 +102,7 @@ class TrainingPass:
     def _loader(self) -> Any:
         if self._given:
             return self.trainer.datamodule.pruning_dataloader(self.batch_size)
-        loader = sharding.whole(self.trainer.train_dataloader)
+        loader = whole(self.trainer.train_dataloader)
         if self.key is not None:
             return _anew(loader, self.batch_size)
         if not isinstance(loader, DataLoader) and isinstance(loader, (dict, list, tuple)):

@@ -11,7 +11,8 @@ from torch.utils._pytree import tree_leaves
 
 import lit_dps.training.lightning_private as lightning_private
 from lit_dps.errors import ConfigError
-from lit_dps.parallel import ranks, sharding
+from lit_dps.parallel import ranks
+from lit_dps.parallel.ddp import whole
 from lit_dps.training.examples import examples_in, split_of
 
 
@@ -71,7 +72,7 @@ class ValidationCount:
 
 def refuse_dropped(trainer: Trainer) -> None:
     """Raises ConfigError if a validation dataloader leaves examples out, by `drop_last`."""
-    for loader in map(sharding.whole, tree_leaves(trainer.val_dataloaders)):
+    for loader in map(whole, tree_leaves(trainer.val_dataloaders)):
         size, n = split_of(loader)
         if size and n is not None and getattr(loader, "drop_last", False) and n % size:
             left_out = f"it leaves out {n % size} of {n} examples"
