@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
@@ -18,9 +17,10 @@ from lit_dps.parallel import ranks
 from lit_dps.runs import Run
 from lit_dps.training import GoalErrorCallback, SmoothnessCallback, lightning_private
 from lit_dps.training.checkpoint import CheckpointCallback, Paused
-from lit_dps.training.examples import ExamplesCallback
+from lit_dps.training.checkpoints import CheckpointFile
 from lit_dps.training.generators import isolated
 from lit_dps.training.protocol import screen_callbacks_of
+from lit_dps.training.steps import ExamplesCallback
 from lit_dps.trial import RANKS, TrialResult
 
 
@@ -51,11 +51,11 @@ class TrainerEngine:
             Exception: what the module, its data or a callback raises.
         """
         begin, checkpoints = time.perf_counter(), self.training.checkpoints
-        about = None if checkpoints is None else self.training.about(run, "Trainer")
-        saved = None if about is None else ranks.on_rank_zero(lambda: checkpoints.find(run.trial, about))
+        file = self.training.file_of(run, "Trainer")
+        saved = None if file is None else ranks.on_rank_zero(lambda: checkpoints.find(run.trial, file.about))
         if saved is not None:
             try:
-                self._train(run, at_check, begin, about, saved)
+                self._train(run, at_check, begin, file, saved)
                 return
             except UserError:
                 raise
@@ -66,30 +66,28 @@ class TrainerEngine:
                 if ranks.world() > 1:  # the others may be elsewhere
                     raise
                 why = str(error).split("\n")[0]
-                checkpoints.say(f"{about['name']} begins anew: it cannot go on from its checkpoint ({why})")
+                checkpoints.say(f"{file.about['name']} begins anew: it cannot go on from its checkpoint ({why})")
                 run.restart()
-        self._train(run, at_check, begin, about)
+        self._train(run, at_check, begin, file)
 
     def _train(
         self,
         run: Run,
         at_check: Callable[[], None],
         begin: float,
-        about: Mapping[str, Any] | None,
+        file: CheckpointFile | None,
         saved: Path | None = None,
     ) -> None:
-        """Trains one run; with what there is to tell `about` it, it is saved on its way."""
         training, trial = self.training, run.trial
         built = training.workload.build(trial)
         goal = GoalErrorCallback(**training.goal)
         goal.follow(run)
         goal.at_check, checkpoint = at_check, None
-        if about is not None:
-            files = training.checkpoints
-            checkpoint = CheckpointCallback(files.path(trial), about, files.seconds, run, at_check, files.say_once)
+        if file is not None:
+            checkpoint = CheckpointCallback(file, training.checkpoints.seconds, run, at_check)
             goal.at_check, goal.saved = checkpoint.checked, lambda: checkpoint.can_save
         pruning = training.pruning_of(trial)
-        if (known := training.scores.of(trial)) is not None:
+        if (known := training.known_scores(trial)) is not None:
             pruning.reuse(*known)
         smoothness = SmoothnessCallback(**training.smoothness)
         examples = ExamplesCallback(trial.cell.batch_size, training.workload.batch_size_key)
@@ -104,7 +102,7 @@ class TrainerEngine:
                 trainer.fit(built.module, datamodule=built.data, ckpt_path=saved, weights_only=True)
         if run.status is None:
             run.failure = f"the module or a callback stopped it after {goal.steps} steps"
-        training.scores.keep(trial, pruning.key, pruning.scores)
+        training.keep_scores(trial, pruning.key, pruning.scores)
         run.kept = pruning.mask.kept() if pruning.mask is not None else {}
         run.seconds = time.perf_counter() - begin + (checkpoint.seconds if checkpoint is not None else 0.0)
         run.smoothness, run.theory = (smoothness.curve if smoothness.interval else {}), smoothness.terms

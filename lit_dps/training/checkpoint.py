@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,30 +37,19 @@ class CheckpointCallback(Callback):
     train dataloaders that are made anew, or of several devices in another way than `SharedBatchDDP`: they begin anew.
 
     Args:
-        path: The file.
-        about: What the run is, plain; see `why_unusable`.
+        file: Where the run is saved.
         every: Seconds of training between two files.
         run: Where it pauses, it is saved and left, by `Paused`.
         at_check: Called after each check that the run goes on from. If it raises, on all ranks, the run is saved and
             left. What raises on one alone, anywhere, says so by an attribute `now` that is true.
-        say: Takes notices, in a line.
 
     Attributes:
         can_save: Whether the run can be saved, once it has begun.
         seconds: What the run took before it was taken up; 0 for a new one.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        about: Mapping[str, Any],
-        every: float,
-        run: Run,
-        at_check: Callable[[], None] = lambda: None,
-        say: Callable[[str], None] = print,
-    ):
-        self.about, self.every, self._file = dict(about), every, CheckpointFile(path, about, say)
-        self.run, self.at_check, self.say = run, at_check, say
+    def __init__(self, file: CheckpointFile, every: float, run: Run, at_check: Callable[[], None] = lambda: None):
+        self.file, self.every, self.run, self.at_check = file, every, run, at_check
         self.seconds, self._began, self._saved = 0.0, time.monotonic(), time.monotonic()
         self._loader: ResumableLoader | None = None
         self._position: dict[str, Any] | None = None
@@ -113,7 +102,7 @@ class CheckpointCallback(Callback):
     def _save(self, trainer: Trainer) -> None:
         self._saving = True
         try:
-            self._file.write(lambda part: self._write(trainer, part), type(trainer.lightning_module).__name__)
+            self.file.write(lambda part: self._write(trainer, part), type(trainer.lightning_module).__name__)
         finally:
             self._saving, self._saved = False, time.monotonic()
 
@@ -125,7 +114,7 @@ class CheckpointCallback(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._position is not None and not self._paused:  # a pause is no news
-            self.say(f"{self.about['name']} goes on from step {trainer.global_step}")
+            self.file.say(f"{self.file.about['name']} goes on from step {trainer.global_step}")
         self._position, self._paused = None, False
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -139,7 +128,7 @@ class CheckpointCallback(Callback):
             return {}
         seconds = self.seconds + time.monotonic() - self._began
         positions = ranks.all_gather(self._loader.position())
-        return {"about": self.about, "seconds": seconds, "positions": positions, "paused": self._paused}
+        return {"about": self.file.about, "seconds": seconds, "positions": positions, "paused": self._paused}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._position, self.seconds = state_dict["positions"][ranks.rank()], state_dict["seconds"]

@@ -53,8 +53,8 @@ class Checkpoints:
     def path(self, trial: Trial) -> Path:
         return self.folder / str(trial.cell) / f"point-{trial.point}.ckpt"
 
-    def about(self, trial: Trial, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """What a file tells of its run, plain. Equal runs alone go on from it.
+    def file(self, trial: Trial, settings: Mapping[str, Any]) -> CheckpointFile:
+        """The file of a run of this trial, and what it tells of the run: equal runs alone go on from it.
 
         Args:
             trial: The trial.
@@ -63,13 +63,14 @@ class Checkpoints:
         versions = {"torch": torch.__version__, "lightning": lightning.__version__}
         everything = {**settings, **versions, "threads": torch.get_num_threads(), "ranks": ranks.world()}
         text = json.dumps(everything, sort_keys=True, default=str)
-        return {
+        about = {
             "name": f"{trial.cell} point {trial.point}",
             "study": self.study,
             "seed": trial.seed,
             "params": dict(trial.params),
             "settings": hashlib.sha256(text.encode()).hexdigest(),
         }
+        return CheckpointFile(self.path(trial), about, self.say_once)
 
     def find(self, trial: Trial, about: Mapping[str, Any]) -> Path | None:
         """The file that a trial can go on from. One that does not serve is told of and removed."""
@@ -117,7 +118,7 @@ class CheckpointFile:
     """
 
     def __init__(self, path: Path, about: Mapping[str, Any], say: Callable[[str], None]):
-        self.path, self.about, self.say, self._read_back = path, dict(about), say, False
+        self.path, self.about, self.say, self._read_back = path, about, say, False
 
     def write(self, save: Callable[[Path], None], owner: str) -> None:
         """Replaces the file; what goes wrong is told, and nothing is raised but that a rank is lost.
@@ -131,9 +132,9 @@ class CheckpointFile:
             save(part)
             ranks.on_rank_zero(lambda: self._keep(part, owner), Exception)
         except Exception as error:  # whatever it is (a full disk, a state that cannot be pickled): no reason to stop
-            why = error.strerror if isinstance(error, OSError) and error.strerror else str(error).split("\n")[0]
             if ranks.is_rank_loss(error):
                 raise
+            why = error.strerror if isinstance(error, OSError) and error.strerror else str(error).split("\n")[0]
             self.say(f"warning: cannot save a checkpoint ({why}); training goes on")
             with suppress(OSError):
                 part.unlink(missing_ok=True)
