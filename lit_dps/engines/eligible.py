@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -49,19 +50,15 @@ _EQUAL = 1e-4  # relative: between a loss in one part and in two, or alone and s
 def why_not(built: Built, training: Training, side_by_side: bool = False) -> str | None:
     """Why a trial has to be trained by Lightning's loop, or by itself; None if the interval loop can train it.
 
-    Args:
-        built: The trial, its data set up. It is used up: its loss is taken.
-        training: What the trials have in common.
-        side_by_side: Whether it is to be trained with others in lockstep.
+    The trial is built, its data set up, and it is used up: its loss is taken. `side_by_side` asks whether it can be
+    trained with others in lockstep.
     """
     try:
         trainer = Trainer(**built.trainer)
         trainer.datamodule = built.data
         with isolated(built.module, built.data):
             reason = _why_not_alone(built, trainer, training)
-            if reason is None and side_by_side:
-                reason = _why_not_side_by_side(built, trainer.strategy.root_device)
-        return reason
+            return _why_not_side_by_side(built) if reason is None and side_by_side else reason
     except Exception as error:  # whatever a user's module does here that it need not do in Lightning
         return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
@@ -138,7 +135,7 @@ def _standard_trainer(trainer: Trainer) -> bool:
     )
 
 
-def _why_not_side_by_side(built: Built, device: torch.device) -> str | None:
+def _why_not_side_by_side(built: Built) -> str | None:
     module, name = built.module, type(built.module).__name__
     optimizer, schedule = optimizer_of(module.configure_optimizers())
     if rule_of(optimizer) is None:
@@ -151,13 +148,14 @@ def _why_not_side_by_side(built: Built, device: torch.device) -> str | None:
     trained = {id(p) for p in module.parameters() if p.requires_grad}
     if {id(p) for p in optimizer.param_groups[0]["params"] if p.requires_grad} != trained:
         return "the optimizer and the trained parameters are not the same"
-    return _why_not_its_loss(module, _some(built, device))
+    return _why_not_its_loss(module, _some(built, module.device))
 
 
 def _why_not_its_loss(module: LightningModule, batch: tuple[Tensor, Tensor]) -> str | None:
     name, call, (x, y) = type(module).__name__, Functional(module).call, batch
     parameters = {n: p.detach() for n, p in module.named_parameters()}
     before = {n: b.clone() for n, b in module.named_buffers()}
+    close = partial(torch.allclose, rtol=_EQUAL)
     try:
         with torch.no_grad():
             state = torch.get_rng_state()
@@ -168,16 +166,16 @@ def _why_not_its_loss(module: LightningModule, batch: tuple[Tensor, Tensor]) -> 
                 if not torch.equal(buffer, before[key]):
                     return f"a training step of {name} changes its buffer {key}, as batch normalization does"
             halves = torch.stack([module.loss((x[part], y[part])) for part in _HALVES])
-            if not _close(halves.mean(), loss):
+            if not close(halves.mean(), loss):
                 return f"the loss of {name} is no mean over the examples of a batch"
             two = {key: torch.stack([p, p]) for key, p in {**parameters, **before}.items()}
-            if not _close(vmap(lambda t: call("loss", t, (x, y)))(two), torch.stack([loss, loss])):
+            if not close(vmap(lambda t: call("loss", t, (x, y)))(two), torch.stack([loss, loss])):
                 return f"the loss of {name} is another under torch.vmap"
             module.eval()
             alone = module.wrongness((x, y)).expand(2, -1)
             stacked = vmap(lambda t: call("wrongness", t, (x, y)))(two)
             # the decisions to the bit, whatever is close: they are what a check counts
-            if not (torch.equal(stacked >= 1, alone >= 1) and _close(stacked, alone)):
+            if not (torch.equal(stacked >= 1, alone >= 1) and close(stacked, alone)):
                 return f"the wrongness of {name} is another under torch.vmap"
     except (RuntimeError, TypeError, ValueError) as error:
         return f"{name} does not run under torch.vmap ({str(error).splitlines()[0][:200]})"
@@ -194,10 +192,6 @@ class _NoTrainer:
 
     def __getattr__(self, name: str) -> Any:
         raise RuntimeError(f"it asks the trainer for {name}")
-
-
-def _close(one: Tensor, other: Tensor) -> bool:
-    return torch.allclose(one, other, rtol=_EQUAL)
 
 
 class Functional(nn.Module):

@@ -65,12 +65,9 @@ class Training:
         return self._scores.get((trial.seed, trial.point, trial.cell.others))
 
     def keep_scores(self, trial: Trial, key: Key | None, scores: dict[str, Tensor] | None) -> None:
-        """Keeps scores, which cost as much as an epoch, for the point's other cells, while there is room.
+        """Keeps the scores of a pass, which cost as much as an epoch, for the point's other cells, while there is room.
 
-        Args:
-            trial: The trial.
-            key: Of the pass; None where the batch size of the training decides it.
-            scores: Its scores; None where it has none.
+        The key is None where the batch size of the training decides on the pass.
         """
         if scores is None or key is None or not network_is_shared(self.workload):
             return

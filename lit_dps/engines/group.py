@@ -67,11 +67,7 @@ class Member:
 
     @classmethod
     def begin(cls, run: Run, built: Built, training: Training, device: torch.device) -> Member:
-        """Prunes the network of a run and puts it on its way; where the run was saved, it goes on from there.
-
-        Raises:
-            Exception: what the module or its data raises.
-        """
+        """Prunes the network of a run and puts it on its way; where the run was saved, it goes on from there."""
         file, checkpoints = training.file_of(run, "interval loop"), training.checkpoints
         saved = None if file is None else checkpoints.find(run.trial, file.about)
         module = built.module.to(device)
@@ -176,11 +172,7 @@ class Networks(Protocol):
 class Group:
     """What runs that are trained together share: their data on the device, what a check asks, and the order of batches.
 
-    Args:
-        training: What the trials have in common.
-        built: The first of them, its data set up.
-        device: Where they are trained.
-        size: How many there are at most.
+    It is made from the first of them, built and its data set up, for so many at most.
     """
 
     def __init__(self, training: Training, built: Built, device: torch.device, size: int):

@@ -89,6 +89,7 @@ class IntervalLoop:
         return why_not(built, self.training, side_by_side)
 
     def _build(self, trial: Trial) -> tuple[Built, torch.device]:
+        """A trial, its data set up, and where it is trained."""
         built = self.training.workload.build(trial)
         trainer = Trainer(**built.trainer)
         built.data.trainer = trainer  # other people's setup may ask it

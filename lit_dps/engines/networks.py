@@ -37,7 +37,6 @@ class One:
         self._moves = rule_of(member.optimizer) is None
 
     def train(self, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
-        """Takes optimizer steps, as `Stack.train`."""
         module, optimizer, schedule = self.member.module, self.member.optimizer, self.member.schedule
         for batch in Steps(x, y, index):
             optimizer.zero_grad()
@@ -56,11 +55,9 @@ class One:
         """Nothing: the network is trained where it is."""
 
     def finite(self) -> list[bool]:
-        """Whether every weight is finite."""
         return [weights_finite(self.member.module)]
 
     def wrongness(self, rows: Tensor, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
-        """How wrong the network is about examples, as the module says it: of the index's shape (1, examples)."""
         with evaluating(self.member.module):
             return self.member.module.wrongness((x[index[0]], y[index[0]])).float()[None]
 
@@ -169,11 +166,9 @@ class Stack:
         return {name: part.view(*part.shape[:-1], *shape) for (name, shape), part in parts}
 
     def train(self, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
-        """Takes optimizer steps.
+        """Takes optimizer steps on images and classes of the training split.
 
         Args:
-            x: Images of the training split.
-            y: Their classes.
             index: Examples of each step: (steps, batch), the same for all, or (steps, rows, batch).
 
         Returns:
@@ -190,8 +185,7 @@ class Stack:
     def gradients(self, x: Tensor, y: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
         """Loss and gradient of each network: shapes (rows,) and (rows, parameters). `batch` as a step in `train`.
 
-        Raises:
-            torch.OutOfMemoryError: if not even one example at a time fits.
+        Raises torch.OutOfMemoryError if not even one example at a time fits.
         """
 
         def in_parts() -> tuple[Tensor, Tensor]:
@@ -207,11 +201,7 @@ class Stack:
         return self._fitting(in_parts, "part", batch.shape[-1])
 
     def wrongness(self, rows: Tensor, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
-        """How wrong these rows are about examples, as the module says it: of the index's shape (rows, examples).
-
-        Raises:
-            torch.OutOfMemoryError: if not even one example at a time fits.
-        """
+        """As `Networks.wrongness`. Raises torch.OutOfMemoryError if not even one example at a time fits."""
         weights, buffers = self.weights[rows], {name: buffer[rows] for name, buffer in self.tensors.buffers.items()}
 
         def in_parts() -> Tensor:

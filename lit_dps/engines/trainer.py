@@ -53,10 +53,10 @@ class TrainerEngine:
         begin, checkpoints = time.perf_counter(), self.training.checkpoints
         file = self.training.file_of(run, "Trainer")
         saved = None if file is None else ranks.on_rank_zero(lambda: checkpoints.find(run.trial, file.about))
-        if saved is not None:
+        anew = saved is None
+        if not anew:
             try:
-                self._train(run, at_check, begin, file, saved)
-                return
+                self._train(run, at_check, file, saved)
             except UserError:
                 raise
             except Exception as error:  # of a module that keeps more than it saves, say; a new run tells whose it is
@@ -68,15 +68,13 @@ class TrainerEngine:
                 why = str(error).split("\n")[0]
                 checkpoints.say(f"{file.about['name']} begins anew: it cannot go on from its checkpoint ({why})")
                 run.restart()
-        self._train(run, at_check, begin, file)
+                anew = True
+        if anew:
+            self._train(run, at_check, file)
+        run.seconds += time.perf_counter() - begin
 
     def _train(
-        self,
-        run: Run,
-        at_check: Callable[[], None],
-        begin: float,
-        file: CheckpointFile | None,
-        saved: Path | None = None,
+        self, run: Run, at_check: Callable[[], None], file: CheckpointFile | None, saved: Path | None = None
     ) -> None:
         training, trial = self.training, run.trial
         built = training.workload.build(trial)
@@ -92,8 +90,8 @@ class TrainerEngine:
         smoothness = SmoothnessCallback(**training.smoothness)
         examples = ExamplesCallback(trial.cell.batch_size, training.workload.batch_size_key)
         ours = [_OwnSignals(), pruning, *([smoothness] if smoothness.interval else []), goal]
-        ours += [] if standard_data(built.data) else [examples]
-        ours += [] if checkpoint is None else [checkpoint]
+        ours += [examples] if not standard_data(built.data) else []
+        ours += [checkpoint] if checkpoint is not None else []
         screen_callbacks_of(built.module)
         with isolated(seed=trial.seed_for("order")):  # what a loader, an augmentation or dropout draws is the point's
             callbacks = [*built.trainer["callbacks"], *self.callbacks, *ours]
@@ -104,7 +102,7 @@ class TrainerEngine:
             run.failure = f"the module or a callback stopped it after {goal.steps} steps"
         training.keep_scores(trial, pruning.key, pruning.scores)
         run.kept = pruning.mask.kept() if pruning.mask is not None else {}
-        run.seconds = time.perf_counter() - begin + (checkpoint.seconds if checkpoint is not None else 0.0)
+        run.seconds = checkpoint.seconds if checkpoint is not None else 0.0
         run.smoothness, run.theory = (smoothness.curve if smoothness.interval else {}), smoothness.terms
         together = {RANKS: ranks.world()} if ranks.world() > 1 else {}
         run.observed = {**pruning.observed, **examples.observed, **together}

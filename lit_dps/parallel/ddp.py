@@ -27,7 +27,7 @@ class ShardLoader:
 
     Args:
         whole: The loader. What it draws from torch's global generator is the same on all ranks.
-        shares: Takes, by its index, the share of each training batch that this rank's part is; None for evaluation.
+        shares: Takes the share of each training batch, by index, that this rank's part is; None for evaluation.
 
     Attributes:
         seen: Examples of this rank's parts since the last pass began.
@@ -93,18 +93,13 @@ class Ranks(ClusterEnvironment):
     creates_processes_externally = True
     main_address, main_port = "", 0
 
+    world_size = staticmethod(ranks.world)
+    global_rank = staticmethod(ranks.rank)
+    local_rank = staticmethod(ranks.local_rank)
+
     @staticmethod
     def detect() -> bool:
         return False
-
-    def world_size(self) -> int:
-        return ranks.world()
-
-    def global_rank(self) -> int:
-        return ranks.rank()
-
-    def local_rank(self) -> int:
-        return ranks.local_rank()
 
     def node_rank(self) -> int:
         return ranks.rank() // ranks.local_world()
@@ -179,10 +174,9 @@ class SharedBatchDDP(DDPStrategy):
             return self.lightning_module.validation_step(*args, **kwargs)
 
     def mean_over_examples(self, value: float | None) -> float | None:
-        """The mean of a value over all validation examples, from its mean over each rank's.
+        """The mean of a value over all validation examples, from its mean over each rank's; None without examples.
 
-        Args:
-            value: This rank's; None if it has no examples. A value that is the mean over all already stays so.
+        A value that is the mean over all already stays so.
         """
         seen = sum(loader.seen for loader in tree_leaves(self.lightning_module.trainer.val_dataloaders))
         of_all_ranks = [(v, n) for v, n in ranks.all_gather((value, seen)) if v is not None and n]

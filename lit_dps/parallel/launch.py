@@ -44,11 +44,7 @@ def group_of(world: int, gpu: bool, follow: Callable[..., None], *args: object) 
     """In here this process is one of `world` ranks: the one that torchrun says, else rank 0.
 
     Unless torchrun has started the others, `follow(*args)` runs in processes that are started here, on this machine.
-
-    Args:
-        world: The number of ranks; nothing happens for one, and in a process that is a rank already.
-        gpu: As in `joined`.
-        follow, args: What the other ranks do.
+    Nothing happens for a world of one, and in a process that is a rank already. `gpu` as in `joined`.
 
     Raises:
         RankLost: if another rank died.
@@ -69,13 +65,9 @@ def joined_by_torchrun(gpu: bool) -> Iterator[None]:
 
 @contextmanager
 def joined(store: dist.Store, rank: int, world: int, gpu: bool = False) -> Iterator[None]:
-    """In here this process is one rank of a group.
+    """In here this process is one rank of a group, whose ranks find each other in the store.
 
-    Args:
-        store: Where the ranks find each other.
-        rank: This process's rank.
-        world: The number of ranks.
-        gpu: Whether tensors on GPUs are added up too (NCCL); those on the CPU always are (gloo).
+    With `gpu` tensors on GPUs are added up too (NCCL); those on the CPU always are (gloo).
 
     Raises:
         RankLost: if another rank died.
@@ -143,11 +135,6 @@ class Heartbeat(threading.Thread):
 
     A process that is killed closes its connections, and whoever waits for it with gloo is told. Not so with NCCL, for a
     process that is stopped, or for a machine that loses its power.
-
-    Args:
-        store: Where the ranks show it.
-        rank: This process's rank.
-        world: The number of ranks.
     """
 
     def __init__(self, store: dist.Store, rank: int, world: int):

@@ -47,9 +47,7 @@ def local_world() -> int:
 def shard(n: int, turn: int = 0) -> slice:
     """This rank's part of n examples: all ranks' parts together are all, and sizes differ by 1 at most.
 
-    Args:
-        n: Examples.
-        turn: Which rank takes which part moves on with it, so that many small batches are shared evenly.
+    Which rank takes which part moves on with the turn, so that many small batches are shared evenly.
     """
     place = (rank() + turn) % world()
     return slice(place * n // world(), (place + 1) * n // world())
@@ -81,9 +79,7 @@ def broadcast(value: T) -> T:
 def on_rank_zero(call: Callable[[], T], errors: type[Exception] = UserError) -> T:
     """What a call returns on rank 0, on every rank; only rank 0 makes it.
 
-    Args:
-        call: The call.
-        errors: What is raised on every rank if it is raised there. Anything else ends rank 0 alone.
+    These errors are raised on every rank if they are raised there. Anything else ends rank 0 alone.
     """
     if world() == 1:
         return call()

@@ -162,9 +162,7 @@ class ResumableLoader(CombinedLoader):
     @staticmethod
     def supports(loader: Any) -> bool:
         """Whether a loader gives the same batches from the same states: ours, and a DataLoader that keeps no more."""
-        if isinstance(loader, EndlessLoader):
-            return True
-        return (
+        return isinstance(loader, EndlessLoader) or (
             isinstance(loader, DataLoader)
             and not isinstance(loader.dataset, IterableDataset)
             and not loader.persistent_workers

@@ -47,7 +47,6 @@ class Checkpoints:
 
     @property
     def seconds(self) -> float:
-        """Seconds of training between two files of a trial."""
         return 60 * self.minutes
 
     def path(self, trial: Trial) -> Path:
@@ -56,9 +55,7 @@ class Checkpoints:
     def file(self, trial: Trial, settings: Mapping[str, Any]) -> CheckpointFile:
         """The file of a run of this trial, and what it tells of the run: equal runs alone go on from it.
 
-        Args:
-            trial: The trial.
-            settings: All that the engine was given, also what changes no result but what is in the file.
+        The settings are all that the engine was given, also what changes no result but what is in the file.
         """
         versions = {"torch": torch.__version__, "lightning": lightning.__version__}
         everything = {**settings, **versions, "threads": torch.get_num_threads(), "ranks": ranks.world()}
@@ -77,11 +74,11 @@ class Checkpoints:
         path = self.path(trial)
         if not path.exists():
             return None
-        if found := why_unusable(path, about):
-            self.say(f"{about['name']} begins anew: its checkpoint {found}")
-            self.remove(trial)
-            return None
-        return path
+        if not (found := why_unusable(path, about)):
+            return path
+        self.say(f"{about['name']} begins anew: its checkpoint {found}")
+        self.remove(trial)
+        return None
 
     def say_once(self, text: str) -> None:
         """A notice that is not repeated by this process."""
@@ -92,9 +89,7 @@ class Checkpoints:
     def on_result_stored(self, result: TrialResult, limit: float) -> None:
         """Removes what nobody needs any more, now that a result is stored.
 
-        Args:
-            result: The result.
-            limit: The step that trials of its cell have to reach; one that paused before has to go on.
+        `limit` is the step that trials of its cell have to reach; one that paused before has to go on.
         """
         if settled(result.status, result.steps_run, limit):
             self.remove(result.trial)
@@ -111,21 +106,16 @@ class Checkpoints:
 class CheckpointFile:
     """The file of one run: written whole or not at all, and read back once. Of several ranks the first one's.
 
-    Args:
-        path: The file.
-        about: What the run is, plain; see `why_unusable`.
-        say: Takes notices, in a line.
+    `about` tells what the run is (see `why_unusable`), `say` takes notices, in a line.
     """
 
     def __init__(self, path: Path, about: Mapping[str, Any], say: Callable[[str], None]):
         self.path, self.about, self.say, self._read_back = path, about, say, False
 
     def write(self, save: Callable[[Path], None], owner: str) -> None:
-        """Replaces the file; what goes wrong is told, and nothing is raised but that a rank is lost.
+        """Replaces the file by what `save` writes to a path, on all ranks; a notice names the state's owner.
 
-        Args:
-            save: Writes to a path; called on all ranks.
-            owner: Whose state it is, for the notice.
+        What goes wrong is told, and nothing is raised but that a rank is lost.
         """
         part = self.path.with_suffix(".part")
         try:

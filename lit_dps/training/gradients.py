@@ -146,7 +146,7 @@ class SmoothnessCallback(Callback):
                 null = f"null for {type(module).__name__}: {why}"
                 raise ConfigError("smoothness.interval", self.interval, null) from error
         found = {"loss": moments.loss, "gradient_variance": moments.variance}
-        return {**found, "squared_gradient": moments.squared_gradient}
+        return found | {"squared_gradient": moments.squared_gradient}
 
     def state_dict(self) -> dict[str, Any]:
         return {"curve": self.curve, "terms": self.terms}

@@ -8,7 +8,7 @@ Schedules are told of the length of training, and stepped by the values that che
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any
 
@@ -84,13 +84,12 @@ def overruled(trainer: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def welcome(callbacks: Iterable[Callback], source: str) -> list[Callback]:
+def welcome(callbacks: list[Callback], source: str) -> list[Callback]:
     """The callbacks that run in a study; those that only save or show are left out.
 
     Raises:
         ConfigError: for a callback that contradicts the protocol; `source` is the key that they come from.
     """
-    callbacks = list(callbacks)
     for callback in callbacks:
         for kind, why in _CONTRADICT.items():
             if isinstance(callback, kind):
@@ -98,21 +97,17 @@ def welcome(callbacks: Iterable[Callback], source: str) -> list[Callback]:
     return [callback for callback in callbacks if not isinstance(callback, _NO_EFFECT)]
 
 
+def listed(callbacks: Any) -> list[Callback]:
+    """Callbacks as they may be given: one, several, or None."""
+    return list(callbacks) if isinstance(callbacks, (list, tuple)) else [] if callbacks is None else [callbacks]
+
+
 def screen_callbacks_of(module: LightningModule) -> None:
-    """Lets `configure_callbacks` of this module give the callbacks alone that run in a study.
-
-    Raises:
-        ConfigError: when the trainer asks for them, as `welcome`.
-    """
+    """Lets `configure_callbacks` of this module give the callbacks alone that run in a study, as `welcome` says."""
     given = module.configure_callbacks
-
-    def configure_callbacks() -> list[Callback]:
-        found = given()
-        every = found if isinstance(found, (list, tuple)) else [found]
-        return welcome(every, f"{type(module).__name__}.configure_callbacks")
-
     if type(module).configure_callbacks is not LightningModule.configure_callbacks:
-        module.__dict__["configure_callbacks"] = configure_callbacks
+        source = f"{type(module).__name__}.configure_callbacks"
+        module.__dict__["configure_callbacks"] = lambda: welcome(listed(given()), source)
 
 
 def give_the_length(trainer: Trainer, module: LightningModule, begun: Callable[[], int]) -> None:
@@ -157,11 +152,7 @@ def _epochs(trainer: Trainer) -> int:
 
 
 def prepare_schedules(trainer: Trainer, module: LightningModule) -> None:
-    """Lets a schedule that follows a metric wait for it, and refuses what would never be stepped.
-
-    Raises:
-        ConfigError: for a schedule by epochs on one endless epoch.
-    """
+    """Lets a schedule that follows a metric wait for it. Raises ConfigError for one by epochs on one endless epoch."""
     configs = trainer.lr_scheduler_configs if module.automatic_optimization else []
     by_epochs = any(config.interval == "epoch" for config in configs)
     by_epochs = by_epochs or any(isinstance(c, stock.StochasticWeightAveraging) for c in trainer.callbacks)
@@ -176,12 +167,8 @@ def prepare_schedules(trainer: Trainer, module: LightningModule) -> None:
 def forget_followed_metrics(trainer: Trainer, interval: str, ended: int) -> None:
     """Leaves a schedule that follows a metric, and was stepped by it, without it until there is a new value.
 
-    Otherwise it would take one check for many: checks come by steps, and epochs may be shorter.
-
-    Args:
-        trainer: The trainer.
-        interval: Of the schedules, "epoch" or "step"; to be called when one begins.
-        ended: How many epochs, or batches of the epoch that the last one belonged to, have ended.
+    Otherwise it would take one check for many: checks come by steps, and epochs may be shorter. To be called when an
+    interval of the schedules ("epoch" or "step") begins, with the epochs, or batches of the last epoch, that ended.
     """
     for config in trainer.lr_scheduler_configs:
         if config.reduce_on_plateau and config.interval == interval and ended % config.frequency == 0:

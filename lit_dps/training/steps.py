@@ -44,12 +44,7 @@ class StepCount:
         self._before, self._fired = trainer.global_step, 0
 
     def after_batch(self, trainer: Trainer, skipped: bool) -> bool:
-        """Counts the steps of a batch. Returns whether there were any.
-
-        Args:
-            trainer: The trainer.
-            skipped: Whether the module gave no loss since the last step; not looked at in manual optimization.
-        """
+        """Counts the steps of a batch, unless it was `skipped`: without a loss. Returns whether there were any."""
         lightnings = trainer.global_step - self._before
         fired = self._fired if self._hooked else lightnings
         if trainer.lightning_module.automatic_optimization:

@@ -37,11 +37,8 @@ class TrainingPass:
     dataloader is taken whole, in batches of this size; a train dataloader that cannot be made anew with another batch
     size is taken as it is.
 
-    Args:
-        trainer: The trainer of a running fit.
-        module: Its module.
-        batch_size: Examples a batch.
-        examples: Stop after so many examples, of all ranks together; by default all.
+    The trainer is that of a running fit. The pass stops after so many examples, of all ranks together; by default it
+    takes all.
 
     Attributes:
         key: Equal for passes over the same examples, whatever the batch size of the training; None where the batches
