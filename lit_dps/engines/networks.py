@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -67,6 +67,10 @@ def _multiply(pairs: list[tuple[Tensor, Tensor]]) -> None:
         torch._foreach_mul_(*map(list, zip(*pairs, strict=True)))
 
 
+def _flat(tensors: Iterable[Tensor]) -> Tensor:
+    return torch.cat([tensor.flatten() for tensor in tensors])
+
+
 class _Rows(NamedTuple):
     """What a network brings into a stack: flat tensors (parameters,), hyperparameters (1,), buffers by name.
 
@@ -91,7 +95,7 @@ class Stack:
         part: Examples of a batch that are taken at a time, where it is larger; the gradients of the parts are added up.
 
     Attributes:
-        tensors: All that changes, a network a row.
+        tensors: What each network has of its own, one a row.
     """
 
     def __init__(self, members: Sequence[Member], part: int = PART):
@@ -108,16 +112,14 @@ class Stack:
         trained = {name: parameters[name].detach() for name in self._shapes}
         others = {name: p.detach() for name, p in parameters.items() if name not in trained}
         state = {name: optimizer.state.get(parameters[name], {}) for name in trained}
-        weights = torch.cat([p.flatten() for p in trained.values()])
-        keep = [mask[name].to(p) if name in mask else torch.ones_like(p) for name, p in trained.items()]
         numbers = self.rule.hyperparameters_of(optimizer.param_groups[0])
         given = zip(self.rule.hyperparameters, numbers, strict=True)
-        kept = {key: [state[n].get(key, torch.zeros_like(p)) for n, p in trained.items()] for key in self.rule.state}
+        weights = _flat(trained.values())
         return _Rows(
             weights,
-            torch.cat([k.flatten() for k in keep]),
+            _flat(mask[name].to(p) if name in mask else torch.ones_like(p) for name, p in trained.items()),
             {name: weights.new_tensor([number]) for name, number in given},
-            {key: torch.cat([part.flatten() for part in parts]) for key, parts in kept.items()},
+            {key: _flat(state[n].get(key, torch.zeros_like(p)) for n, p in trained.items()) for key in self.rule.state},
             {**others, **dict(member.module.named_buffers())},
         )
 

@@ -14,6 +14,7 @@ from types import CellType, FunctionType
 from typing import Any
 
 import torch
+from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
@@ -109,7 +110,7 @@ class TrainingPass:
             return _anew(loader, self.batch_size)
         if not isinstance(loader, DataLoader) and isinstance(loader, (dict, list, tuple)):
             loader = _Several(tree_map(_fresh, loader))
-        if not 0 < _length_of(loader) < sys.maxsize:
+        if not 0 < (sized_len(loader) or 0) < sys.maxsize:
             finite = "a pass over the training split, for snip, needs a finite train dataloader or a pruning_dataloader"
             raise ConfigError("data", type(self._data or loader).__name__, finite)
         return loader if isinstance(loader, _Several) else _fresh(loader)
@@ -134,13 +135,6 @@ def loss_of(module: LightningModule, batch: Any, batch_idx: int) -> Tensor | Non
     more = [batch_idx] if is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2) else []
     output = module.training_step(batch, *more)
     return output["loss"] if isinstance(output, dict) else output
-
-
-def _length_of(loader: Any) -> float:
-    try:
-        return len(loader)
-    except TypeError:
-        return float("inf")
 
 
 def _examples_of(loader: Any) -> tuple[int, ...] | None:
