@@ -14,7 +14,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from lit_dps.parallel import ranks
+from lit_dps.parallel import launch
 
 if sys.platform == "linux":
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -50,7 +50,7 @@ def same_on_ranks(world: int, call: Callable[..., Any], *args: Any) -> Any:
 
 def _rank(folder: Path, rank: int, world: int, call: Callable[..., Any], args: tuple) -> None:
     try:
-        with ranks.joined(dist.FileStore(str(folder / "store"), world), rank, world):
+        with launch.joined(dist.FileStore(str(folder / "store"), world), rank, world):
             answer = call(*args)
     except Exception as error:
         traceback.print_exc()

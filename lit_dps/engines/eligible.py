@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from lit_dps.data import ImageData
+from lit_dps.engines.engine import Training
 from lit_dps.module import ImageClassifier, logs
 from lit_dps.optim import RULES, rule_of
 from lit_dps.pruning import prunable
@@ -45,34 +47,25 @@ _HALVES = (slice(0, _EXAMPLES // 2), slice(_EXAMPLES // 2, None))
 _EQUAL = 1e-4  # relative: between a loss in one part and in two, or alone and side by side
 
 
-def why_not(
-    built: Built, smoothness: Mapping[str, Any], goal: GoalErrorCallback, side_by_side: bool = False
-) -> str | None:
+def why_not(built: Built, training: Training, side_by_side: bool = False) -> str | None:
     """Why a trial has to be trained by Lightning's loop, or by itself; None if the interval loop can train it.
 
-    Args:
-        built: The trial, its data set up. It is used up: its loss is taken.
-        smoothness: Arguments of `SmoothnessCallback`.
-        goal: The goal as configured.
-        side_by_side: Whether it is to be trained with others in lockstep.
+    The trial is built, its data set up, and it is used up: its loss is taken. `side_by_side` asks whether it can be
+    trained with others in lockstep.
     """
     try:
         trainer = Trainer(**built.trainer)
         trainer.datamodule = built.data
         with isolated(built.module, built.data):
-            reason = _why_not_alone(built, trainer, smoothness, goal)
-            if reason is None and side_by_side:
-                reason = _why_not_side_by_side(built, trainer.strategy.root_device)
-        return reason
+            reason = _why_not_alone(built, trainer, training)
+            return _why_not_side_by_side(built) if reason is None and side_by_side else reason
     except Exception as error:  # whatever a user's module does here that it need not do in Lightning
         return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
-def _why_not_alone(
-    built: Built, trainer: Trainer, smoothness: Mapping[str, Any], goal: GoalErrorCallback
-) -> str | None:
-    module, name = built.module, type(built.module).__name__
-    if smoothness["interval"] is not None:
+def _why_not_alone(built: Built, trainer: Trainer, training: Training) -> str | None:
+    module, name, goal = built.module, type(built.module).__name__, GoalErrorCallback(**training.goal)
+    if training.smoothness["interval"] is not None:
         return "smoothness is measured in Lightning's loop"
     if trainer.callbacks or not _standard_trainer(trainer):
         return "the trainer's arguments or callbacks are for Lightning's own loop"
@@ -85,10 +78,11 @@ def _why_not_alone(
         return f"{name} validates in a way of its own, more than wrongness"
     if why_unprunable(module) or any(map(is_parametrized, module.modules())):
         return f"{name} makes its weights from other parameters"
-    optimizer, schedule = optimizer_of(module)
+    configured = module.configure_optimizers()
+    optimizer, schedule = optimizer_of(configured)
     if not isinstance(optimizer, torch.optim.Optimizer) or _asks_for_a_closure(optimizer):
         return f"{name} has no optimizer that steps by itself"
-    if schedule is not None and not _of_the_step(module):
+    if schedule is not None and not _of_the_step(configured["lr_scheduler"]):
         return f"the schedule of {name} is not stepped once a step"
     trained = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
     if copies_of(module, prunable(module, held=trained), trained):
@@ -98,17 +92,15 @@ def _why_not_alone(
     return None
 
 
-def optimizer_of(module: LightningModule) -> tuple[Any, LRScheduler | None]:
+def optimizer_of(configured: Any) -> tuple[Any, LRScheduler | None]:
     """The optimizer that a module configures, and its schedule if it has one."""
-    configured = module.configure_optimizers()
     if not isinstance(configured, dict):
         return configured, None
     schedule = configured.get("lr_scheduler")
     return configured["optimizer"], schedule["scheduler"] if isinstance(schedule, Mapping) else schedule
 
 
-def _of_the_step(module: LightningModule) -> bool:
-    schedule = module.configure_optimizers()["lr_scheduler"]
+def _of_the_step(schedule: Any) -> bool:
     if not isinstance(schedule, Mapping) or isinstance(schedule["scheduler"], ReduceLROnPlateau):
         return False
     return schedule.get("interval") == "step" and schedule.get("frequency", 1) == 1
@@ -143,9 +135,9 @@ def _standard_trainer(trainer: Trainer) -> bool:
     )
 
 
-def _why_not_side_by_side(built: Built, device: torch.device) -> str | None:
+def _why_not_side_by_side(built: Built) -> str | None:
     module, name = built.module, type(built.module).__name__
-    optimizer, schedule = optimizer_of(module)
+    optimizer, schedule = optimizer_of(module.configure_optimizers())
     if rule_of(optimizer) is None:
         return f"{type(optimizer).__name__} as configured is none of {', '.join(RULES)}"
     if schedule is not None and type(schedule) is not LambdaLR:
@@ -156,13 +148,14 @@ def _why_not_side_by_side(built: Built, device: torch.device) -> str | None:
     trained = {id(p) for p in module.parameters() if p.requires_grad}
     if {id(p) for p in optimizer.param_groups[0]["params"] if p.requires_grad} != trained:
         return "the optimizer and the trained parameters are not the same"
-    return _why_not_its_loss(module, _some(built, device))
+    return _why_not_its_loss(module, _some(built, module.device))
 
 
 def _why_not_its_loss(module: LightningModule, batch: tuple[Tensor, Tensor]) -> str | None:
-    name, call, (x, y) = type(module).__name__, Call(module), batch
+    name, call, (x, y) = type(module).__name__, Functional(module).call, batch
     parameters = {n: p.detach() for n, p in module.named_parameters()}
     before = {n: b.clone() for n, b in module.named_buffers()}
+    close = partial(torch.allclose, rtol=_EQUAL)
     try:
         with torch.no_grad():
             state = torch.get_rng_state()
@@ -173,16 +166,16 @@ def _why_not_its_loss(module: LightningModule, batch: tuple[Tensor, Tensor]) -> 
                 if not torch.equal(buffer, before[key]):
                     return f"a training step of {name} changes its buffer {key}, as batch normalization does"
             halves = torch.stack([module.loss((x[part], y[part])) for part in _HALVES])
-            if not _close(halves.mean(), loss):
+            if not close(halves.mean(), loss):
                 return f"the loss of {name} is no mean over the examples of a batch"
             two = {key: torch.stack([p, p]) for key, p in {**parameters, **before}.items()}
-            if not _close(vmap(lambda t: call("loss", t, (x, y)))(two), torch.stack([loss, loss])):
+            if not close(vmap(lambda t: call("loss", t, (x, y)))(two), torch.stack([loss, loss])):
                 return f"the loss of {name} is another under torch.vmap"
             module.eval()
             alone = module.wrongness((x, y)).expand(2, -1)
             stacked = vmap(lambda t: call("wrongness", t, (x, y)))(two)
             # the decisions to the bit, whatever is close: they are what a check counts
-            if not (torch.equal(stacked >= 1, alone >= 1) and _close(stacked, alone)):
+            if not (torch.equal(stacked >= 1, alone >= 1) and close(stacked, alone)):
                 return f"the wrongness of {name} is another under torch.vmap"
     except (RuntimeError, TypeError, ValueError) as error:
         return f"{name} does not run under torch.vmap ({str(error).splitlines()[0][:200]})"
@@ -201,23 +194,8 @@ class _NoTrainer:
         raise RuntimeError(f"it asks the trainer for {name}")
 
 
-def _close(one: Tensor, other: Tensor) -> bool:
-    return torch.allclose(one, other, rtol=_EQUAL)
-
-
-class Call:
-    """Calls a method of a module with other parameters and buffers than its own."""
-
-    def __init__(self, module: nn.Module):
-        self._wrapped = _Methods(module)
-
-    def __call__(self, method: str, tensors: Mapping[str, Tensor], batch: Any) -> Tensor:
-        named = {f"module.{name}": tensor for name, tensor in tensors.items()}
-        return functional_call(self._wrapped, named, (method, batch))
-
-
-class _Methods(nn.Module):
-    """`functional_call` calls `forward` alone."""
+class Functional(nn.Module):
+    """A module as a function of its parameters and buffers."""
 
     def __init__(self, module: nn.Module):
         super().__init__()
@@ -225,3 +203,13 @@ class _Methods(nn.Module):
 
     def forward(self, method: str, batch: Any) -> Tensor:
         return getattr(self.module, method)(batch)
+
+    def call(self, method: str, tensors: Mapping[str, Tensor], batch: Any) -> Tensor:
+        """Calls a method with other parameters and buffers than the module's own."""
+        named = {f"module.{name}": tensor for name, tensor in tensors.items()}
+        return functional_call(self, named, (method, batch))
+
+
+def tensors_of(module: nn.Module) -> dict[str, Tensor]:
+    """The parameters and buffers of a module, by name."""
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}

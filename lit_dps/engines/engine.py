@@ -7,14 +7,18 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
-from lit_dps.engines.scores import ScoreCache
+from torch import Tensor
+
 from lit_dps.errors import StorageError, UserError
 from lit_dps.parallel import ranks
 from lit_dps.runs import Run
 from lit_dps.training import PruningCallback
-from lit_dps.training.checkpoints import Checkpoints
+from lit_dps.training.checkpoints import CheckpointFile, Checkpoints
 from lit_dps.training.workload import Workload
 from lit_dps.trial import Status, Trial, TrialResult
+
+SCORES_KEPT = 2**26  # elements: 256 MiB in float32, all 100 points of the paper's networks many times over
+Key = tuple[int, ...]  # of the pass that scores were taken over: `TrainingPass.key`
 
 
 class Engine(Protocol):
@@ -41,7 +45,6 @@ class Training:
         pruning: Arguments of `PruningCallback` but the sparsity, which is the cell's.
         smoothness: Arguments of `SmoothnessCallback`.
         checkpoints: Where long runs are saved and go on from; None begins each anew.
-        scores: The pruning scores of the points so far.
     """
 
     workload: Workload
@@ -49,10 +52,7 @@ class Training:
     pruning: Mapping[str, Any] = field(default_factory=dict)
     smoothness: Mapping[str, Any] = field(default_factory=lambda: {"interval": None})
     checkpoints: Checkpoints | None = None
-    scores: ScoreCache = field(init=False, repr=False)
-
-    def __post_init__(self):
-        object.__setattr__(self, "scores", ScoreCache(self.workload))
+    _scores: dict[tuple, tuple[Key, dict[str, Tensor]]] = field(default_factory=dict, init=False, repr=False)
 
     def pruning_of(self, trial: Trial) -> PruningCallback:
         """How a trial is pruned."""
@@ -60,11 +60,28 @@ class Training:
         seed = trial.seed_for("prune")
         return PruningCallback(**{**self.pruning, **own, "sparsity": trial.cell.sparsity, "seed": seed})
 
-    def about(self, run: Run, engine: str) -> dict[str, Any]:
-        """What the checkpoint of a run tells of it; see `Checkpoints.about`."""
+    def known_scores(self, trial: Trial) -> tuple[Key, dict[str, Tensor]] | None:
+        """The pruning scores of the trial's point, if they were kept, and the key of the pass they were taken over."""
+        return self._scores.get((trial.seed, trial.point, trial.cell.others))
+
+    def keep_scores(self, trial: Trial, key: Key | None, scores: dict[str, Tensor] | None) -> None:
+        """Keeps the scores of a pass, which cost as much as an epoch, for the point's other cells, while there is room.
+
+        The key is None where the batch size of the training decides on the pass.
+        """
+        if scores is None or key is None or not network_is_shared(self.workload):
+            return
+        known = sum(score.numel() for _, kept in self._scores.values() for score in kept.values())
+        if known + sum(score.numel() for score in scores.values()) <= SCORES_KEPT:
+            self._scores[trial.seed, trial.point, trial.cell.others] = key, scores
+
+    def file_of(self, run: Run, engine: str) -> CheckpointFile | None:
+        """Where a run is saved by an engine of this name; None without checkpoints."""
+        if self.checkpoints is None:
+            return None
         given = {key: getattr(self, key) for key in ("goal", "pruning", "smoothness")}
         given |= {"goals": run.further, "engine": engine, "workload": asdict(self.workload)}
-        return self.checkpoints.about(run.trial, given)
+        return self.checkpoints.file(run.trial, given)
 
     def attempt(self, run: Run, train: Callable[[Run], None]) -> TrialResult:
         """The result of a run; what a module, its data or a callback raises makes it a failed trial.
@@ -84,3 +101,8 @@ class Training:
             run.status, run.failure = Status.FAILED, line.strip().splitlines()[0].removesuffix(":")
             run.traceback = "".join(traceback.format_exception(error))
         return run.result()
+
+
+def network_is_shared(workload: Workload) -> bool:
+    """Whether the network of a point is the same at every batch size: it is not told of it."""
+    return workload.batch_size_key.startswith("data.")

@@ -18,13 +18,10 @@ from lightning.pytorch import Trainer
 
 from lit_dps.engines.eligible import why_not
 from lit_dps.engines.engine import Training
-from lit_dps.engines.group import Group
-from lit_dps.engines.member import Member
-from lit_dps.engines.one import One
-from lit_dps.engines.stack import Stack
+from lit_dps.engines.group import Group, Member
+from lit_dps.engines.networks import One, Stack
 from lit_dps.engines.trainer import TrainerEngine
 from lit_dps.runs import Run
-from lit_dps.training import GoalErrorCallback
 from lit_dps.training.checkpoints import MIN_SECONDS_WORTH_SAVING
 from lit_dps.training.early_check import HardestFirst
 from lit_dps.training.generators import isolated
@@ -89,9 +86,10 @@ class IntervalLoop:
             built, _ = self._build(trial)
         except Exception as error:  # told as a failed trial
             return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        return why_not(built, self.training.smoothness, GoalErrorCallback(**self.training.goal), side_by_side)
+        return why_not(built, self.training, side_by_side)
 
     def _build(self, trial: Trial) -> tuple[Built, torch.device]:
+        """A trial, its data set up, and where it is trained."""
         built = self.training.workload.build(trial)
         trainer = Trainer(**built.trainer)
         built.data.trainer = trainer  # other people's setup may ask it

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
@@ -18,9 +17,10 @@ from lit_dps.parallel import ranks
 from lit_dps.runs import Run
 from lit_dps.training import GoalErrorCallback, SmoothnessCallback, lightning_private
 from lit_dps.training.checkpoint import CheckpointCallback, Paused
-from lit_dps.training.examples import ExamplesCallback
+from lit_dps.training.checkpoints import CheckpointFile
 from lit_dps.training.generators import isolated
 from lit_dps.training.protocol import screen_callbacks_of
+from lit_dps.training.steps import ExamplesCallback
 from lit_dps.trial import RANKS, TrialResult
 
 
@@ -51,12 +51,12 @@ class TrainerEngine:
             Exception: what the module, its data or a callback raises.
         """
         begin, checkpoints = time.perf_counter(), self.training.checkpoints
-        about = None if checkpoints is None else self.training.about(run, "Trainer")
-        saved = None if about is None else ranks.on_rank_zero(lambda: checkpoints.find(run.trial, about))
-        if saved is not None:
+        file = self.training.file_of(run, "Trainer")
+        saved = None if file is None else ranks.on_rank_zero(lambda: checkpoints.find(run.trial, file.about))
+        anew = saved is None
+        if not anew:
             try:
-                self._train(run, at_check, begin, about, saved)
-                return
+                self._train(run, at_check, file, saved)
             except UserError:
                 raise
             except Exception as error:  # of a module that keeps more than it saves, say; a new run tells whose it is
@@ -66,36 +66,32 @@ class TrainerEngine:
                 if ranks.world() > 1:  # the others may be elsewhere
                     raise
                 why = str(error).split("\n")[0]
-                checkpoints.say(f"{about['name']} begins anew: it cannot go on from its checkpoint ({why})")
+                checkpoints.say(f"{file.about['name']} begins anew: it cannot go on from its checkpoint ({why})")
                 run.restart()
-        self._train(run, at_check, begin, about)
+                anew = True
+        if anew:
+            self._train(run, at_check, file)
+        run.seconds += time.perf_counter() - begin
 
     def _train(
-        self,
-        run: Run,
-        at_check: Callable[[], None],
-        begin: float,
-        about: Mapping[str, Any] | None,
-        saved: Path | None = None,
+        self, run: Run, at_check: Callable[[], None], file: CheckpointFile | None, saved: Path | None = None
     ) -> None:
-        """Trains one run; with what there is to tell `about` it, it is saved on its way."""
         training, trial = self.training, run.trial
         built = training.workload.build(trial)
         goal = GoalErrorCallback(**training.goal)
         goal.follow(run)
         goal.at_check, checkpoint = at_check, None
-        if about is not None:
-            files = training.checkpoints
-            checkpoint = CheckpointCallback(files.path(trial), about, files.seconds, run, at_check, files.say_once)
+        if file is not None:
+            checkpoint = CheckpointCallback(file, training.checkpoints.seconds, run, at_check)
             goal.at_check, goal.saved = checkpoint.checked, lambda: checkpoint.can_save
         pruning = training.pruning_of(trial)
-        if (known := training.scores.of(trial)) is not None:
+        if (known := training.known_scores(trial)) is not None:
             pruning.reuse(*known)
         smoothness = SmoothnessCallback(**training.smoothness)
         examples = ExamplesCallback(trial.cell.batch_size, training.workload.batch_size_key)
         ours = [_OwnSignals(), pruning, *([smoothness] if smoothness.interval else []), goal]
-        ours += [] if standard_data(built.data) else [examples]
-        ours += [] if checkpoint is None else [checkpoint]
+        ours += [examples] if not standard_data(built.data) else []
+        ours += [checkpoint] if checkpoint is not None else []
         screen_callbacks_of(built.module)
         with isolated(seed=trial.seed_for("order")):  # what a loader, an augmentation or dropout draws is the point's
             callbacks = [*built.trainer["callbacks"], *self.callbacks, *ours]
@@ -104,9 +100,9 @@ class TrainerEngine:
                 trainer.fit(built.module, datamodule=built.data, ckpt_path=saved, weights_only=True)
         if run.status is None:
             run.failure = f"the module or a callback stopped it after {goal.steps} steps"
-        training.scores.keep(trial, pruning.key, pruning.scores)
+        training.keep_scores(trial, pruning.key, pruning.scores)
         run.kept = pruning.mask.kept() if pruning.mask is not None else {}
-        run.seconds = time.perf_counter() - begin + (checkpoint.seconds if checkpoint is not None else 0.0)
+        run.seconds = checkpoint.seconds if checkpoint is not None else 0.0
         run.smoothness, run.theory = (smoothness.curve if smoothness.interval else {}), smoothness.terms
         together = {RANKS: ranks.world()} if ranks.world() > 1 else {}
         run.observed = {**pruning.observed, **examples.observed, **together}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -13,11 +13,78 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 from torch.distributed import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from lit_dps.errors import ConfigError
 from lit_dps.parallel import ranks
-from lit_dps.parallel.sharding import ShardLoader
+
+
+class ShardLoader:
+    """This rank's part of every batch of a loader that is the same on all ranks.
+
+    A rank without a part of a training batch gets the batch's first example, at a share of 0: it has to take part in
+    adding up the gradients. In evaluation such a batch is left out, and nothing is padded.
+
+    Args:
+        whole: The loader. What it draws from torch's global generator is the same on all ranks.
+        shares: Takes the share of each training batch, by index, that this rank's part is; None for evaluation.
+
+    Attributes:
+        seen: Examples of this rank's parts since the last pass began.
+
+    Raises:
+        ConfigError: for batches without tensors, or that are not the same on all ranks.
+    """
+
+    def __init__(self, whole: Iterable[Any], shares: dict[int, float] | None = None):
+        self.whole, self.shares, self.seen = whole, shares, 0
+
+    def __len__(self) -> int:
+        return len(self.whole)  # TypeError where that one has no length, as Lightning expects
+
+    def __iter__(self) -> Iterator[Any]:
+        self.seen, training = 0, self.shares is not None
+        if training:
+            self.shares.clear()
+            # dropout draws differently on parts of different size; the next order must not depend on it
+            torch.set_rng_state(ranks.broadcast(torch.get_rng_state()))
+        for i, batch in enumerate(self.whole):
+            n = _length(batch)
+            mine = ranks.shard(n, turn=0 if training else i)
+            size = mine.stop - mine.start
+            if training:
+                if i == 0:
+                    _check_same(batch)
+                self.shares[i] = size / n
+                if not size:
+                    mine, size = slice(0, 1), 1
+            elif not size:
+                continue
+            self.seen += size
+            yield tree_map(lambda x, n=n, mine=mine: x[mine] if _has_length(x) and len(x) == n else x, batch)
+
+
+def whole(loader: Any) -> Any:
+    """The loader of whole batches."""
+    return loader.whole if isinstance(loader, ShardLoader) else loader
+
+
+def _length(batch: Any) -> int:
+    """The number of examples in a batch: the length of its first tensor."""
+    for leaf in filter(_has_length, tree_leaves(batch)):
+        return len(leaf)
+    raise ConfigError("trainer.strategy", "ddp", "for batches of tensors, with the examples as first dimension")
+
+
+def _has_length(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.ndim > 0
+
+
+def _check_same(batch: Any) -> None:
+    sums = [float(leaf.double().sum()) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+    if len(set(ranks.all_gather(repr(sums)))) > 1:
+        same = "for a train dataloader that is the same on all ranks: its order may come from torch's generator alone"
+        raise ConfigError("trainer.strategy", "ddp", same)
 
 
 class Ranks(ClusterEnvironment):
@@ -26,18 +93,13 @@ class Ranks(ClusterEnvironment):
     creates_processes_externally = True
     main_address, main_port = "", 0
 
+    world_size = staticmethod(ranks.world)
+    global_rank = staticmethod(ranks.rank)
+    local_rank = staticmethod(ranks.local_rank)
+
     @staticmethod
     def detect() -> bool:
         return False
-
-    def world_size(self) -> int:
-        return ranks.world()
-
-    def global_rank(self) -> int:
-        return ranks.rank()
-
-    def local_rank(self) -> int:
-        return ranks.local_rank()
 
     def node_rank(self) -> int:
         return ranks.rank() // ranks.local_world()
@@ -55,7 +117,7 @@ class SharedBatchDDP(DDPStrategy):
     The loss of a module is the mean over its examples. A rank's loss weighs as much as its part of the batch, so that
     the sum of the ranks' gradients is the gradient of the mean over the batch, however it is divided.
 
-    It works in a group that was joined before (`lit_dps.parallel.ranks.joined`).
+    It works in a group that was joined before (`lit_dps.parallel.launch.joined`).
 
     Attributes:
         share: The share of the current training batch that is this rank's part: 0 to 1.
@@ -112,13 +174,11 @@ class SharedBatchDDP(DDPStrategy):
             return self.lightning_module.validation_step(*args, **kwargs)
 
     def mean_over_examples(self, value: float | None) -> float | None:
-        """The mean of a value over all validation examples, from its mean over each rank's.
+        """The mean of a value over all validation examples, from its mean over each rank's; None without examples.
 
-        Args:
-            value: This rank's; None if it has no examples. A value that is the mean over all already stays so.
+        A value that is the mean over all already stays so.
         """
-        loaders = tree_leaves(self.lightning_module.trainer.val_dataloaders)
-        seen = sum(loader.seen for loader in loaders)
+        seen = sum(loader.seen for loader in tree_leaves(self.lightning_module.trainer.val_dataloaders))
         of_all_ranks = [(v, n) for v, n in ranks.all_gather((value, seen)) if v is not None and n]
         if len({v for v, _ in of_all_ranks}) <= 1:
             return of_all_ranks[0][0] if of_all_ranks else value

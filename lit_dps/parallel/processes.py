@@ -45,25 +45,19 @@ def start_server(*functions: Callable[..., Any]) -> None:
     modules = {function.__module__ for function in functions} - {"__main__"}  # a script may do anything when imported
     forkserver.set_forkserver_preload(sorted(modules))
     resource_tracker.ensure_running()  # begun within the next line it would unblock the signals
-    with _signals_blocked(), _same_imports():
+    with _for_the_server():
         forkserver.ensure_running()
 
 
 def start(target: Callable[..., None], name: str, args: tuple, daemon: bool = True) -> BaseProcess:
     """Starts a process that runs `target(*args)`, with this one's environment, and ends when this one does.
 
-    A terminal's Ctrl-C does not reach it: this process decides.
-
-    Args:
-        target: What it runs; the server imports its module, and those of functions among `args`.
-        name: What it is called.
-        args: Arguments, which are pickled.
-        daemon: Whether it may have no processes of its own.
+    The server imports the modules of the target and of functions among the arguments, which are pickled. A terminal's
+    Ctrl-C does not reach the process: this one decides. A daemon may have no processes of its own.
     """
     start_server(target, *filter(callable, args))
-    process = context().Process(
-        target=_begin, name=f"{Unguarded.OURS}{name}", args=(dict(os.environ), target, args), daemon=daemon
-    )
+    begin = {"target": _begin, "args": (dict(os.environ), target, args)}
+    process = context().Process(**begin, name=f"{Unguarded.OURS}{name}", daemon=daemon)
     process.start()
     return process
 
@@ -87,26 +81,18 @@ def _die_with_parent() -> None:
 
 
 @contextmanager
-def _signals_blocked() -> Iterator[None]:
-    """What is started in here gets neither Ctrl-C nor what ends a job, nor do its children until they are ready.
+def _for_the_server() -> Iterator[None]:
+    """What is started in here finds the modules that this process finds.
 
-    Without the server nobody would know how they end.
+    It gets neither Ctrl-C nor what ends a job, nor do its children until they are ready: without the server nobody
+    would know how they end.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextmanager
-def _same_imports() -> Iterator[None]:
-    """What is started in here finds the modules that this process finds."""
-    before = os.environ.get("PYTHONPATH")
+    path, signals = os.environ.get("PYTHONPATH"), signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     try:
         yield
     finally:
         os.environ.pop("PYTHONPATH")
-        if before is not None:
-            os.environ["PYTHONPATH"] = before
+        if path is not None:
+            os.environ["PYTHONPATH"] = path
+        signal.pthread_sigmask(signal.SIG_SETMASK, signals)

@@ -66,8 +66,7 @@ def arguments(trainer: Mapping[str, Any]) -> dict[str, Any]:
         if not any(isinstance(plugin, ClusterEnvironment) for plugin in plugins):
             plugins.append(LightningEnvironment())
         return {**trainer, **one, "plugins": plugins}
-    unused = {"find_unused_parameters": True} if strategy == DDP[2] else {}
-    devices = trainer.get("devices", "auto")
+    unused, devices = {"find_unused_parameters": True} if strategy == DDP[2] else {}, trainer.get("devices", "auto")
     return {
         **trainer,
         "strategy": SharedBatchDDP(**unused),
@@ -88,7 +87,7 @@ def _count(trainer: Mapping[str, Any]) -> int:
     try:
         count = int(devices)
     except ValueError:
-        raise ConfigError("trainer.devices", devices, "auto, or a number of devices") from None
+        count = 0
     if count == -1 and gpus:
         return gpus
     if count < 1:

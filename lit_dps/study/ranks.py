@@ -63,7 +63,7 @@ def follow_torchrun(setup: StudySetup) -> int:
     """Trains what the first rank says, as another of torchrun's ranks. Returns the exit code."""
     stop = StopRequest()
     # a signal while it waits for the first rank, which may have refused the command, ends it at once
-    with ranks.joined_by_torchrun(setup.on_gpu), interruptible(stop):
+    with launch.joined_by_torchrun(setup.on_gpu), interruptible(stop):
         try:
             _follow(setup, stop)
         except Interrupted:

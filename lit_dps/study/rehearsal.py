@@ -19,9 +19,9 @@ from lit_dps.engines.engine import Training
 from lit_dps.errors import ConfigError, UserError, user_error_in
 from lit_dps.runs import Run
 from lit_dps.training import GoalErrorCallback, SmoothnessCallback, lightning_private
-from lit_dps.training.examples import ExamplesCallback, refuse_too_large
 from lit_dps.training.generators import isolated
 from lit_dps.training.protocol import screen_callbacks_of
+from lit_dps.training.steps import ExamplesCallback, refuse_too_large
 from lit_dps.trial import Trial
 
 STEPS = 2  # an epoch ends before the first check, and one after it

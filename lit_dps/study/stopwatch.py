@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from lit_dps.engines.scores import SCORES_KEPT, network_is_shared
+from lit_dps.engines.engine import SCORES_KEPT, network_is_shared
 from lit_dps.engines.trainer import TrainerEngine
 from lit_dps.errors import UserError
 from lit_dps.goal import Goal
@@ -104,7 +104,7 @@ class PassStopwatch(Callback):
         return seconds / batches * len(run) * self._pruner.passes
 
     def _scores_are_reused(self, trainer: Trainer, module: LightningModule) -> bool:
-        """As `ScoreCache` decides it, of all the points of the study."""
+        """As `Training.keep_scores` decides it, of all the points of the study."""
         scores = sum(p.numel() for p in prunable(module, self.setup.pruning["biases"]).values())
         run = TrainingPass(trainer, module, self.setup.pruning["batch_size"])
         shared = run.key is not None and network_is_shared(self.setup.workload) and isinstance(self._pruner, OneShot)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import CombinedLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 import lit_dps.training.lightning_private as lightning_private
+from lit_dps.data.loaders import EndlessLoader
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import SharedBatchDDP
 from lit_dps.runs import Run
 from lit_dps.training.checkpoints import MIN_SECONDS_WORTH_SAVING, CheckpointFile
-from lit_dps.training.position import ResumableLoader
+from lit_dps.training.generators import capture, restore
 from lit_dps.trial import Status
 
 
@@ -27,38 +31,25 @@ class CheckpointCallback(Callback):
 
     With what Lightning saves (weights, optimizer, schedule, steps, the states of module, data module and callbacks) go
     the position in the training data and the states of all random number generators. `Trainer.fit` with the file as
-    `ckpt_path` and a new callback goes on, equal to the last bit.
-
-    Several ranks save together: rank 0 reads and writes the file, and every rank's position is in it.
+    `ckpt_path` and a new callback goes on, equal to the last bit. Several ranks save together, into rank 0's file.
 
     Not saved are runs of loaders that `ResumableLoader` does not serve, with a schedule that follows a metric, with
     train dataloaders that are made anew, or of several devices in another way than `SharedBatchDDP`: they begin anew.
 
     Args:
-        path: The file.
-        about: What the run is, plain; see `why_unusable`.
+        file: Where the run is saved.
         every: Seconds of training between two files.
         run: Where it pauses, it is saved and left, by `Paused`.
         at_check: Called after each check that the run goes on from. If it raises, on all ranks, the run is saved and
             left. What raises on one alone, anywhere, says so by an attribute `now` that is true.
-        say: Takes notices, in a line.
 
     Attributes:
         can_save: Whether the run can be saved, once it has begun.
         seconds: What the run took before it was taken up; 0 for a new one.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        about: Mapping[str, Any],
-        every: float,
-        run: Run,
-        at_check: Callable[[], None] = lambda: None,
-        say: Callable[[str], None] = print,
-    ):
-        self.about, self.every, self._writer = dict(about), every, CheckpointFile(path, about, say)
-        self.run, self.at_check, self.say = run, at_check, say
+    def __init__(self, file: CheckpointFile, every: float, run: Run, at_check: Callable[[], None] = lambda: None):
+        self.file, self.every, self.run, self.at_check = file, every, run, at_check
         self.seconds, self._began, self._saved = 0.0, time.monotonic(), time.monotonic()
         self._loader: ResumableLoader | None = None
         self._position: dict[str, Any] | None = None
@@ -76,9 +67,8 @@ class CheckpointCallback(Callback):
             self.at_check()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage != "fit":
-            return
-        lightning_private.replace_dataloader(trainer, lambda loader: self._resumable(trainer, loader))
+        if stage == "fit":
+            lightning_private.replace_dataloader(trainer, lambda loader: self._resumable(trainer, loader))
 
     def _resumable(self, trainer: Trainer, loader: Any) -> Any:
         ours = trainer.world_size == 1 or isinstance(trainer.strategy, SharedBatchDDP)
@@ -104,19 +94,15 @@ class CheckpointCallback(Callback):
         except BaseException as left:
             self._paused = isinstance(left, Paused)
             if since >= min(MIN_SECONDS_WORTH_SAVING, self.every) and not getattr(left, "now", False):
-                self.save(trainer)
+                self._save(trainer)
             raise
         if since >= self.every:
-            self.save(trainer)
+            self._save(trainer)
 
-    def save(self, trainer: Trainer) -> None:
-        """Writes the file, whole or not at all; what goes wrong is told, and the run goes on.
-
-        To be called between two batches, by all ranks.
-        """
+    def _save(self, trainer: Trainer) -> None:
         self._saving = True
         try:
-            self._writer.write(lambda part: self._write(trainer, part), type(trainer.lightning_module).__name__)
+            self.file.write(lambda part: self._write(trainer, part), type(trainer.lightning_module).__name__)
         finally:
             self._saving, self._saved = False, time.monotonic()
 
@@ -128,7 +114,7 @@ class CheckpointCallback(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._position is not None and not self._paused:  # a pause is no news
-            self.say(f"{self.about['name']} goes on from step {trainer.global_step}")
+            self.file.say(f"{self.file.about['name']} goes on from step {trainer.global_step}")
         self._position, self._paused = None, False
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -142,8 +128,89 @@ class CheckpointCallback(Callback):
             return {}
         seconds = self.seconds + time.monotonic() - self._began
         positions = ranks.all_gather(self._loader.position())
-        return {"about": self.about, "seconds": seconds, "positions": positions, "paused": self._paused}
+        return {"about": self.file.about, "seconds": seconds, "positions": positions, "paused": self._paused}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._position, self.seconds = state_dict["positions"][ranks.rank()], state_dict["seconds"]
         self._paused = state_dict["paused"]
+
+
+class ResumableLoader(CombinedLoader):
+    """Stands around a training loader in Lightning's loop, tells when that is between two batches, and goes on there.
+
+    A position is reached by repeating the pass over the data from the states that the random number generators had
+    when it began, without training on what comes. Of an `EndlessLoader` these are indices alone.
+
+    Args:
+        loader: The loader; `supports` says which.
+        owners: Objects whose generators belong to the position, beside the loader's own.
+        between: Called when all of the last batch is done and nothing of the next one has begun.
+        position: Where to go on, from an earlier `position()` of a loader alike.
+    """
+
+    def __init__(
+        self,
+        loader: Any,
+        owners: tuple[Any, ...] = (),
+        between: Callable[[], None] = lambda: None,
+        position: dict[str, Any] | None = None,
+    ):
+        super().__init__(loader, "max_size_cycle")  # as Lightning's own
+        self.owners, self.between, self._goal = owners, between, position
+        self._now: dict[str, Any] | None = None
+
+    @staticmethod
+    def supports(loader: Any) -> bool:
+        """Whether a loader gives the same batches from the same states: ours, and a DataLoader that keeps no more."""
+        return isinstance(loader, EndlessLoader) or (
+            isinstance(loader, DataLoader)
+            and not isinstance(loader.dataset, IterableDataset)
+            and not loader.persistent_workers
+            and not hasattr(loader, "state_dict")  # Lightning takes these up itself
+        )
+
+    @property
+    def taken(self) -> int:
+        """Batches of this pass that were trained on, between two batches."""
+        return self._given - self._ahead
+
+    def position(self) -> dict[str, Any]:
+        """Where the run stands between two batches: plain numbers and tensors."""
+        return {"start": self._start, "first": self._first, "taken": self.taken, "now": capture(*self._keepers)}
+
+    @property
+    def _keepers(self) -> tuple[Any, ...]:
+        return (*self.owners, self.iterables)  # Lightning may put another loader in place
+
+    def __iter__(self) -> ResumableLoader:
+        self._start = capture(*self._keepers)
+        super().__iter__()
+        self._given = self._fetched = 0
+        self._ahead = 1 if sized_len(self) is None else 0  # Lightning fetches one ahead to find an end
+        return self
+
+    def __next__(self) -> tuple[Any, int, int]:
+        if self._goal is not None:  # not before: a sampler is told its epoch after the loader was begun
+            self._go_on(self._goal)
+        if self._given == 0:
+            self._first = capture(*self._keepers)  # a sampler draws its order here
+        if self._fetched >= self._ahead:
+            if self._now is not None:  # not before: what is drawn when training starts was drawn before
+                restore(self._now, *self._keepers)
+                self._now = None
+            self.between()
+        batch = super().__next__()
+        self._fetched, self._given = self._fetched + 1, self._given + 1
+        return batch
+
+    def _go_on(self, position: dict[str, Any]) -> None:
+        self._goal, self._now = None, position["now"]
+        restore(position["start"], *self._keepers)
+        iter(self)
+        restore(position["first"], *self._keepers)
+        for _ in range(position["taken"]):
+            try:
+                super().__next__()
+            except StopIteration:
+                raise ValueError(f"the training data end before batch {position['taken']}") from None
+        self._given, self._first = position["taken"], position["first"]

@@ -47,40 +47,38 @@ class Checkpoints:
 
     @property
     def seconds(self) -> float:
-        """Seconds of training between two files of a trial."""
         return 60 * self.minutes
 
     def path(self, trial: Trial) -> Path:
         return self.folder / str(trial.cell) / f"point-{trial.point}.ckpt"
 
-    def about(self, trial: Trial, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """What a file tells of its run, plain. Equal runs alone go on from it.
+    def file(self, trial: Trial, settings: Mapping[str, Any]) -> CheckpointFile:
+        """The file of a run of this trial, and what it tells of the run: equal runs alone go on from it.
 
-        Args:
-            trial: The trial.
-            settings: All that the engine was given, also what changes no result but what is in the file.
+        The settings are all that the engine was given, also what changes no result but what is in the file.
         """
         versions = {"torch": torch.__version__, "lightning": lightning.__version__}
         everything = {**settings, **versions, "threads": torch.get_num_threads(), "ranks": ranks.world()}
         text = json.dumps(everything, sort_keys=True, default=str)
-        return {
+        about = {
             "name": f"{trial.cell} point {trial.point}",
             "study": self.study,
             "seed": trial.seed,
             "params": dict(trial.params),
             "settings": hashlib.sha256(text.encode()).hexdigest(),
         }
+        return CheckpointFile(self.path(trial), about, self.say_once)
 
     def find(self, trial: Trial, about: Mapping[str, Any]) -> Path | None:
         """The file that a trial can go on from. One that does not serve is told of and removed."""
         path = self.path(trial)
         if not path.exists():
             return None
-        if found := why_unusable(path, about):
-            self.say(f"{about['name']} begins anew: its checkpoint {found}")
-            self.remove(trial)
-            return None
-        return path
+        if not (found := why_unusable(path, about)):
+            return path
+        self.say(f"{about['name']} begins anew: its checkpoint {found}")
+        self.remove(trial)
+        return None
 
     def say_once(self, text: str) -> None:
         """A notice that is not repeated by this process."""
@@ -91,9 +89,7 @@ class Checkpoints:
     def on_result_stored(self, result: TrialResult, limit: float) -> None:
         """Removes what nobody needs any more, now that a result is stored.
 
-        Args:
-            result: The result.
-            limit: The step that trials of its cell have to reach; one that paused before has to go on.
+        `limit` is the step that trials of its cell have to reach; one that paused before has to go on.
         """
         if settled(result.status, result.steps_run, limit):
             self.remove(result.trial)
@@ -110,30 +106,25 @@ class Checkpoints:
 class CheckpointFile:
     """The file of one run: written whole or not at all, and read back once. Of several ranks the first one's.
 
-    Args:
-        path: The file.
-        about: What the run is, plain; see `why_unusable`.
-        say: Takes notices, in a line.
+    `about` tells what the run is (see `why_unusable`), `say` takes notices, in a line.
     """
 
     def __init__(self, path: Path, about: Mapping[str, Any], say: Callable[[str], None]):
-        self.path, self.about, self.say, self._read_back = path, dict(about), say, False
+        self.path, self.about, self.say, self._read_back = path, about, say, False
 
     def write(self, save: Callable[[Path], None], owner: str) -> None:
-        """Replaces the file; what goes wrong is told, and nothing is raised but that a rank is lost.
+        """Replaces the file by what `save` writes to a path, on all ranks; a notice names the state's owner.
 
-        Args:
-            save: Writes to a path; called on all ranks.
-            owner: Whose state it is, for the notice.
+        What goes wrong is told, and nothing is raised but that a rank is lost.
         """
         part = self.path.with_suffix(".part")
         try:
             save(part)
             ranks.on_rank_zero(lambda: self._keep(part, owner), Exception)
         except Exception as error:  # whatever it is (a full disk, a state that cannot be pickled): no reason to stop
-            why = error.strerror if isinstance(error, OSError) and error.strerror else str(error).split("\n")[0]
             if ranks.is_rank_loss(error):
                 raise
+            why = error.strerror if isinstance(error, OSError) and error.strerror else str(error).split("\n")[0]
             self.say(f"warning: cannot save a checkpoint ({why}); training goes on")
             with suppress(OSError):
                 part.unlink(missing_ok=True)

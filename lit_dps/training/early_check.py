@@ -24,11 +24,9 @@ _VALIDATION_HOOKS = (
 
 
 class Check(NamedTuple):
-    """What a check found.
+    """What a check found: the wrong examples among those looked at.
 
-    Attributes:
-        mistakes: Wrong examples among those looked at.
-        exact: Whether all were looked at; else `mistakes` is a lower bound, above what was allowed.
+    It is exact if all were looked at; else the mistakes are a lower bound, above what was allowed.
     """
 
     mistakes: int
@@ -51,12 +49,8 @@ class HardestFirst:
     costs little more than one example for each mistake that is allowed and one more. The answer is that of a full pass,
     whatever the order.
 
-    Args:
-        size: Examples of the validation split.
-        networks: How many networks are checked side by side.
-        device: Where they are.
-
     Attributes:
+        size: Examples of the validation split.
         priority: How wrong each network was about each example at earlier checks, the last one weighing most: shape
             (networks, size).
     """
@@ -65,13 +59,10 @@ class HardestFirst:
         self.size, self.priority = size, torch.zeros(networks, size, device=device)
 
     def __call__(self, wrongness: Wrongness, rows: Sequence[int], allowed: Sequence[int]) -> list[Check]:
-        """Looks at each network's hardest examples first, until more than allowed are wrong, or at all.
+        """Looks at the hardest examples of these rows first, until more than the mistakes allowed each, or at all.
 
-        Args:
-            wrongness: How wrong some networks are about examples: (rows, index) -> float, of the index's shape
-                (rows, examples), at least 1 where the network is wrong.
-            rows: Which of the networks to check.
-            allowed: The most mistakes of each that meet its goal.
+        `wrongness` tells how wrong some networks are about examples: (rows, index) -> float, of the index's shape
+        (rows, examples), at least 1 where the network is wrong.
         """
         device = self.priority.device
         networks, limits = torch.tensor(rows, device=device), torch.tensor(allowed, device=device)
@@ -98,17 +89,12 @@ class HardestFirst:
 
 
 class EarlyCheck:
-    """`HardestFirst` in Lightning's loop, for the module of a trainer.
+    """`HardestFirst` in Lightning's loop, for the module of a trainer; `priority` is that of a run that is taken up.
 
     It needs a module with `wrongness(batch)`, a tensor of the batch's length that is at least 1 where the example is
     wrong, and a data module with `validation_size` and `validation_batch(index)`; those of lit_dps have them. Training
     goes on as after a full pass, unless that one draws from torch's global generator. Several ranks look at the same
     examples as one would, each at its part of them.
-
-    Args:
-        trainer: The trainer.
-        module: Its module.
-        priority: Of a run that is taken up, as it was left.
     """
 
     def __init__(self, trainer: Trainer, module: LightningModule, priority: torch.Tensor | None = None):
@@ -128,23 +114,15 @@ class EarlyCheck:
         A subclass that validates in a way of its own must say so in `wrongness` too, or one that takes other data for
         it in `validation_batch`, else its own way is taken.
         """
-        data = getattr(trainer, "datamodule", None)
-        if not (hasattr(data, "validation_size") and hasattr(data, "validation_batch")):
-            return False
-        if trainer.world_size > 1 and not isinstance(trainer.strategy, SharedBatchDDP):
-            return False
-        hooks = [name for name in dir(Callback) if name.startswith("on_validation_")]
-        watched = any(
-            getattr(type(c), hook) is not getattr(Callback, hook)
-            for c in trainer.callbacks
-            for hook in hooks
-            if not type(c).__module__.startswith("lit_dps.")
-        )
+        data, hooks = getattr(trainer, "datamodule", None), [n for n in dir(Callback) if n.startswith("on_validation_")]
+        others = [type(c) for c in trainer.callbacks if not type(c).__module__.startswith("lit_dps.")]
         return (
             monitor == "val_error"
-            and not watched
-            and _first_to_define(module, "wrongness", "validation_step", *_VALIDATION_HOOKS) == "wrongness"
-            and _first_to_define(data, "validation_batch", "val_dataloader") == "validation_batch"
+            and hasattr(data, "validation_size")
+            and (trainer.world_size == 1 or isinstance(trainer.strategy, SharedBatchDDP))
+            and all(getattr(kind, hook) is getattr(Callback, hook) for kind in others for hook in hooks)
+            and _first_defines(module, "wrongness", "validation_step", *_VALIDATION_HOOKS)
+            and _first_defines(data, "validation_batch", "val_dataloader")
         )
 
     def __call__(self, allowed: int) -> Check:
@@ -178,11 +156,7 @@ def evaluating(module: nn.Module) -> Iterator[None]:
             part.training = training
 
 
-def _first_to_define(instance: object, wanted: str, *others: str) -> str | None:
-    """The wanted method's name if the most derived class that defines it or one of the others defines it."""
-    for c in type(instance).__mro__:
-        if wanted in c.__dict__:
-            return wanted
-        if any(other in c.__dict__ for other in others):
-            return None
-    return None
+def _first_defines(instance: object, wanted: str, *others: str) -> bool:
+    """Whether the most derived class that defines one of these methods defines the wanted one."""
+    definer = next((c for c in type(instance).__mro__ if {wanted, *others} & c.__dict__.keys()), object)
+    return wanted in definer.__dict__

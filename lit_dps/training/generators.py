@@ -50,9 +50,7 @@ def restore(state: dict[str, Any], *owners: Any) -> None:
 def isolated(*owners: Any, seed: int | None = None) -> Iterator[None]:
     """In here what is drawn leaves no trace in the global generators, nor in those that the owners keep.
 
-    Args:
-        owners: Objects whose generators are put back too.
-        seed: If given, the global generators begin from it: torch's, NumPy's and Python's.
+    With a seed the global generators begin from it: torch's, NumPy's and Python's.
     """
     kept = [(generator, _state(generator)) for generator in generators_in(*owners)]
     state = capture()

@@ -17,9 +17,9 @@ from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import SharedBatchDDP
 from lit_dps.runs import Run
 from lit_dps.training.early_check import EarlyCheck
-from lit_dps.training.schedules import forget_followed_metrics, give_the_length, go_beyond, prepare_schedules
+from lit_dps.training.protocol import forget_followed_metrics, give_the_length, go_beyond, prepare_schedules
 from lit_dps.training.steps import StepCount
-from lit_dps.training.validation import ValidationCount, refuse_dropped, rises, why_no_mean
+from lit_dps.training.validation import ValidationCount, refuse_dropped, rises
 from lit_dps.trial import Status
 
 
@@ -36,7 +36,7 @@ class GoalErrorCallback(Callback):
     or after a step, where a check has given it a new value since.
 
     Args:
-        error: Goal validation error, in (0, 1): short for `at_most`.
+        error: Goal validation error, in (0, 1): short for `at_most` of `monitor`.
         check_interval: Optimizer steps between checks.
         max_steps: Step budget, a multiple of `check_interval`.
         monitor: Name that the module logs its validation error under, as a fraction.
@@ -79,8 +79,8 @@ class GoalErrorCallback(Callback):
             raise ConfigError("goal", given, "one of goal.error, goal.at_most and goal.at_least")
         self.monitor, steps = metric or monitor, (check_interval, max_steps)
         if rises(self.monitor) and at_least is None:
-            falls = "a metric that falls; of one that rises set goal.at_least"
-            raise ConfigError(f"goal.{'monitor' if metric is None else 'metric'}", self.monitor, falls)
+            key = "goal.monitor" if metric is None else "goal.metric"
+            raise ConfigError(key, self.monitor, "a metric that falls; of one that rises set goal.at_least")
         of = ERROR if error is not None else self.monitor
         self.goal = Goal(*given.values(), *steps, of, at_least is not None)
         self.early_reject = early_reject and at_least is None
@@ -157,18 +157,14 @@ class GoalErrorCallback(Callback):
         self._epochs = trainer.current_epoch + 1
         forget_followed_metrics(trainer, "epoch", trainer.current_epoch)
         if self.look_first and self.untrained is None:
-            self.untrained = self._look(trainer)
+            if self._early is not None:
+                self.untrained = self._early(self._early.size).error(self._early.size)
+            else:
+                lightning_private.validate_now(trainer)  # whose end gives it
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._endless and self.status is None:
             go_beyond(trainer)
-
-    def _look(self, trainer: Trainer) -> float:
-        """The validation error now, by a full check that is no check of the run."""
-        if self._early is not None:
-            return self._early(self._early.size).error(self._early.size)
-        lightning_private.validate_now(trainer)
-        return self.error_of(trainer)
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
         if self._stepped:  # the last batch ended a step
@@ -180,8 +176,7 @@ class GoalErrorCallback(Callback):
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if loss is not None:
-            # kept as tensors: no synchronization
-            self._losses.append((loss, getattr(trainer.strategy, "share", 1.0)))
+            self._losses.append((loss, getattr(trainer.strategy, "share", 1.0)))  # a tensor: no synchronization
         if trainer.fast_dev_run:
             return
         # Lightning counts batches; an epoch that ends within an accumulation makes them no measure of steps
@@ -207,19 +202,23 @@ class GoalErrorCallback(Callback):
         looking = self.look_first and self.untrained is None
         if not (self._due or looking):  # whoever stops the trainer gets a validation
             return
+        error = self._logged(trainer)
         if isinstance(trainer.strategy, SharedBatchDDP):
-            # a rank without validation examples logs nothing
-            own = self.error_of(trainer) if self.monitor in trainer.callback_metrics else None
-            error = trainer.strategy.mean_over_examples(own)
-            if error is None:
-                self.error_of(trainer)  # says what is missing
-        else:
-            error = self.error_of(trainer)
+            error = trainer.strategy.mean_over_examples(error)  # a rank without validation examples logs nothing
+        if error is None:
+            logged = ", ".join(sorted(trainer.callback_metrics)) or "nothing"
+            raise ConfigError("goal.monitor", self.monitor, f"the module logs in validation: {logged}")
         self.validated.end(trainer)
-        if why := why_no_mean(trainer, self.monitor, self.validated):
+        if why := self.validated.why_no_mean(trainer, self.monitor):
             raise ConfigError("goal.monitor", self.monitor, f"the mean over the validation split: {why}")
-        if not looking and self.status is None:  # else min_steps or min_epochs keep it running
+        if looking:
+            self.untrained = error
+        elif self.status is None:  # else min_steps or min_epochs keep it running
             self._judge(trainer, pl_module, error, exact=True)
+
+    def _logged(self, trainer: Trainer) -> float | None:
+        value = trainer.callback_metrics.get(self.monitor)
+        return None if value is None else float(value.double() if isinstance(value, torch.Tensor) else value)
 
     def _judge(self, trainer: Trainer, module: LightningModule, error: float, exact: bool) -> None:
         losses, divisor = self._losses, trainer.accumulate_grad_batches  # Lightning divides each by this
@@ -232,14 +231,6 @@ class GoalErrorCallback(Callback):
             self.at_check()
         else:
             trainer.should_stop = True
-
-    def error_of(self, trainer: Trainer) -> float:
-        """The validation error that the module logged last. Raises ConfigError if it logs none."""
-        if self.monitor not in trainer.callback_metrics:
-            logged = ", ".join(sorted(trainer.callback_metrics)) or "nothing"
-            raise ConfigError("goal.monitor", self.monitor, f"the module logs in validation: {logged}")
-        value = trainer.callback_metrics[self.monitor]
-        return float(value.double() if isinstance(value, torch.Tensor) else value)
 
     def state_dict(self) -> dict[str, Any]:
         priority = self._early.priority if self._early is not None else None

@@ -1,18 +1,24 @@
-"""What the protocol leaves of other people's trainer arguments and callbacks: refused, without effect, or as they are.
+"""What the protocol leaves of other people's trainer arguments, callbacks and learning rate schedules.
 
 A trial ends at its goal, at its budget or because it cannot win its race, and its batch size is the cell's. What would
 end it otherwise, lengthen it, or change its batch size is refused; what only shows or saves has no effect in a study.
+Schedules are told of the length of training, and stepped by the values that checks give.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Callable, Mapping
+from functools import wraps
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch import callbacks as stock
 
+import lit_dps.training.lightning_private as lightning_private
+from lit_dps.data.loaders import EndlessLoader
 from lit_dps.errors import ConfigError
+from lit_dps.parallel.ddp import whole
 
 # What a study sets itself. Lightning's own logger would be one more place of results; modules and callbacks that need
 # one get a `DummyLogger`, which takes everything and keeps nothing.
@@ -39,21 +45,14 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "fast_dev_run": ((False, 0, None), "left out of a study"),
     "barebones": ((False, None), "left out of a study: it validates nothing"),
 }
-_OVERRULED = {
-    "max_epochs": "a trial ends at its goal or after goal.max_steps steps",
-    "logger": "a study keeps its results itself and shows them in MLflow",
-    "enable_checkpointing": "a study saves its trials itself",
-    "val_check_interval": "goal.check_interval says when to validate",
-    "check_val_every_n_epoch": "goal.check_interval says when to validate",
+# Argument of the trainer -> the values that nobody misses, and why no other has an effect
+_OVERRULED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "max_epochs": ((-1, None), "a trial ends at its goal or after goal.max_steps steps"),
+    "logger": ((False, None), "a study keeps its results itself and shows them in MLflow"),
+    "enable_checkpointing": ((False, None), "a study saves its trials itself"),
+    "val_check_interval": ((1.0, None), "goal.check_interval says when to validate"),
+    "check_val_every_n_epoch": ((1, None), "goal.check_interval says when to validate"),
 }
-_QUIET = {
-    "max_epochs": (-1, None),
-    "logger": (False, None),
-    "enable_checkpointing": (False, None),
-    "val_check_interval": (1.0, None),
-    "check_val_every_n_epoch": (1, None),
-}
-
 _NO_EFFECT = (stock.Checkpoint, stock.ProgressBar, stock.ModelSummary)
 _CONTRADICT = {
     stock.EarlyStopping: "a trial ends at its goal, its budget or its race alone",
@@ -77,46 +76,100 @@ def check_trainer(trainer: Mapping[str, Any]) -> None:
 def overruled(trainer: Mapping[str, Any]) -> list[str]:
     """A line for each argument of the trainer that has no effect in a study, because the study sets it."""
     lines = []
-    for key, why in _OVERRULED.items():
+    for key, (quiet, why) in _OVERRULED.items():
         value = trainer.get(key)
-        if value not in _QUIET.get(key, (None,)):
+        if value not in quiet:
             shown = value["class_path"] if isinstance(value, Mapping) and "class_path" in value else value
             lines.append(f"trainer.{key} = {shown} has no effect in a study: {why}")
     return lines
 
 
-def welcome(callbacks: Iterable[Callback], source: str) -> list[Callback]:
+def welcome(callbacks: list[Callback], source: str) -> list[Callback]:
     """The callbacks that run in a study; those that only save or show are left out.
 
-    Args:
-        callbacks: Other people's callbacks.
-        source: The key that they come from, for the error.
-
     Raises:
-        ConfigError: for a callback that contradicts the protocol.
+        ConfigError: for a callback that contradicts the protocol; `source` is the key that they come from.
     """
-    kept = []
     for callback in callbacks:
         for kind, why in _CONTRADICT.items():
             if isinstance(callback, kind):
                 raise ConfigError(source, type(callback).__name__, f"left out of a study: {why}")
-        if not isinstance(callback, _NO_EFFECT):
-            kept.append(callback)
-    return kept
+    return [callback for callback in callbacks if not isinstance(callback, _NO_EFFECT)]
+
+
+def listed(callbacks: Any) -> list[Callback]:
+    """Callbacks as they may be given: one, several, or None."""
+    return list(callbacks) if isinstance(callbacks, (list, tuple)) else [] if callbacks is None else [callbacks]
 
 
 def screen_callbacks_of(module: LightningModule) -> None:
-    """Lets `configure_callbacks` of this module give the callbacks alone that run in a study.
-
-    Raises:
-        ConfigError: when the trainer asks for them, as `welcome`.
-    """
+    """Lets `configure_callbacks` of this module give the callbacks alone that run in a study, as `welcome` says."""
     given = module.configure_callbacks
-
-    def configure_callbacks() -> list[Callback]:
-        found = given()
-        every = found if isinstance(found, (list, tuple)) else [found]
-        return welcome(every, f"{type(module).__name__}.configure_callbacks")
-
     if type(module).configure_callbacks is not LightningModule.configure_callbacks:
-        module.__dict__["configure_callbacks"] = configure_callbacks
+        source = f"{type(module).__name__}.configure_callbacks"
+        module.__dict__["configure_callbacks"] = lambda: welcome(listed(given()), source)
+
+
+def give_the_length(trainer: Trainer, module: LightningModule, begun: Callable[[], int]) -> None:
+    """Sets `trainer.max_epochs`, where it is unlimited, to the epochs that `trainer.max_steps` comes to.
+
+    At the time when the module configures its optimizers and schedules: before, the data are not there. Training itself
+    still ends by steps: see `go_beyond`. `begun` gives the epochs that a run which is taken up had begun.
+    """
+    if lightning_private.epochs(trainer) != -1:
+        return
+    configure = module.configure_optimizers
+
+    @wraps(configure)
+    def configure_optimizers() -> Any:
+        module.__dict__.pop("configure_optimizers", None)
+        lightning_private.set_up_data(trainer)
+        found = _epochs(trainer)
+        lightning_private.set_epochs(trainer, found if found == -1 else max(found, begun() + 1))
+        return configure()
+
+    module.__dict__["configure_optimizers"] = configure_optimizers
+
+
+def go_beyond(trainer: Trainer) -> None:
+    """Lets a run go on whose epochs turned out shorter; to be called where one ends, if the limit was set here."""
+    if (limit := lightning_private.epochs(trainer)) != -1:
+        lightning_private.set_epochs(trainer, max(limit, lightning_private.epochs_with_next(trainer)))
+
+
+def _epochs(trainer: Trainer) -> int:
+    """The epochs that the trainer's steps come to; -1 where an epoch has no length."""
+    if isinstance(whole(trainer.train_dataloader), EndlessLoader):
+        # one epoch to Lightning; the examples tell how many to anybody else
+        size = getattr(trainer.datamodule, "training_size", None)
+        if size is None:
+            return -1
+        return math.ceil(trainer.max_steps * trainer.accumulate_grad_batches * trainer.datamodule.batch_size / size)
+    batches = lightning_private.batches_of_epoch(trainer)
+    if not 0 < batches < math.inf:
+        return -1
+    return math.ceil(trainer.max_steps / math.ceil(batches / trainer.accumulate_grad_batches))
+
+
+def prepare_schedules(trainer: Trainer, module: LightningModule) -> None:
+    """Lets a schedule that follows a metric wait for it. Raises ConfigError for one by epochs on one endless epoch."""
+    configs = trainer.lr_scheduler_configs if module.automatic_optimization else []
+    by_epochs = any(config.interval == "epoch" for config in configs)
+    by_epochs = by_epochs or any(isinstance(c, stock.StochasticWeightAveraging) for c in trainer.callbacks)
+    if by_epochs and isinstance(whole(trainer.train_dataloader), EndlessLoader):
+        what = f"the training data of {type(trainer.datamodule).__name__} are one endless epoch"
+        raise ConfigError("model", type(module).__name__, f"a schedule by steps: {what}, so that no epoch ends")
+    for config in configs:
+        if config.reduce_on_plateau:
+            config.strict = False  # an epoch may end before the first check
+
+
+def forget_followed_metrics(trainer: Trainer, interval: str, ended: int) -> None:
+    """Leaves a schedule that follows a metric, and was stepped by it, without it until there is a new value.
+
+    Otherwise it would take one check for many: checks come by steps, and epochs may be shorter. To be called when an
+    interval of the schedules ("epoch" or "step") begins, with the epochs, or batches of the last epoch, that ended.
+    """
+    for config in trainer.lr_scheduler_configs:
+        if config.reduce_on_plateau and config.interval == interval and ended % config.frequency == 0:
+            trainer.callback_metrics.pop(config.monitor, None)

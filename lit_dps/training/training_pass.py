@@ -10,9 +10,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
+from types import CellType, FunctionType
 from typing import Any
 
 import torch
+from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
@@ -23,10 +25,10 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 import lit_dps.training.lightning_private as lightning_private
 from lit_dps.data.order import AUTHORS_SEED
 from lit_dps.errors import ConfigError
-from lit_dps.parallel import ranks, sharding
-from lit_dps.training.examples import examples_in
+from lit_dps.parallel import ranks
+from lit_dps.parallel.ddp import whole
 from lit_dps.training.generators import isolated
-from lit_dps.training.module_copy import copy_of
+from lit_dps.training.steps import examples_in
 
 
 class TrainingPass:
@@ -36,11 +38,8 @@ class TrainingPass:
     dataloader is taken whole, in batches of this size; a train dataloader that cannot be made anew with another batch
     size is taken as it is.
 
-    Args:
-        trainer: The trainer of a running fit.
-        module: Its module.
-        batch_size: Examples a batch.
-        examples: Stop after so many examples, of all ranks together; by default all.
+    The trainer is that of a running fit. The pass stops after so many examples, of all ranks together; by default it
+    takes all.
 
     Attributes:
         key: Equal for passes over the same examples, whatever the batch size of the training; None where the batches
@@ -49,16 +48,20 @@ class TrainingPass:
 
     def __init__(self, trainer: Trainer, module: LightningModule, batch_size: int, examples: int | None = None):
         self.trainer, self.module, self.batch_size, self.examples = trainer, module, batch_size, examples
-        data, loader = getattr(trainer, "datamodule", None), sharding.whole(trainer.train_dataloader)
-        self._given = hasattr(data, "pruning_dataloader")
-        self.key: tuple[int, ...] | None = () if self._given else _examples_of(loader)
+        self._data = getattr(trainer, "datamodule", None)
+        self._given = hasattr(self._data, "pruning_dataloader")
+        self.key: tuple[int, ...] | None = () if self._given else _examples_of(self._training)
+
+    @property
+    def _training(self) -> Any:
+        return whole(self.trainer.train_dataloader)  # which may be made anew between two epochs
 
     @contextmanager
     def traceless(self) -> Iterator[LightningModule]:
         """In here nothing leaves a trace: gives a copy of the module, whose training steps may be taken."""
-        loader = sharding.whole(self.trainer.train_dataloader)
+        loader = self._training
         samplers = (getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None))
-        with isolated(loader, *samplers, getattr(self.trainer, "datamodule", None)):
+        with isolated(loader, *samplers, self._data):
             yield copy_of(self.module)
 
     def __len__(self) -> int:
@@ -80,7 +83,8 @@ class TrainingPass:
             batch = self.trainer.strategy.batch_to_device(batch, self.module.device, 0)
             size = examples_in(batch) or self.batch_size
             if size > left:
-                batch, size = _first(batch, left), left
+                size = left
+                batch = tree_map(lambda x, left=left: x[:left] if isinstance(x, Tensor) else x, batch)
             if ranks.is_mine(i):
                 yield batch, size
             left -= size
@@ -104,18 +108,15 @@ class TrainingPass:
 
     def _loader(self) -> Any:
         if self._given:
-            return self.trainer.datamodule.pruning_dataloader(self.batch_size)
-        loader = sharding.whole(self.trainer.train_dataloader)
+            return self._data.pruning_dataloader(self.batch_size)
+        loader = self._training
         if self.key is not None:
             return _anew(loader, self.batch_size)
         if not isinstance(loader, DataLoader) and isinstance(loader, (dict, list, tuple)):
             loader = _Several(tree_map(_fresh, loader))
-        if not 0 < length_of(loader) < sys.maxsize:
-            raise ConfigError(
-                "data",
-                type(getattr(self.trainer, "datamodule", None) or loader).__name__,
-                "a pass over the training split, for snip, needs a finite train dataloader or a pruning_dataloader",
-            )
+        if not 0 < (sized_len(loader) or 0) < sys.maxsize:
+            finite = "a pass over the training split, for snip, needs a finite train dataloader or a pruning_dataloader"
+            raise ConfigError("data", type(self._data or loader).__name__, finite)
         return loader if isinstance(loader, _Several) else _fresh(loader)
 
 
@@ -138,14 +139,6 @@ def loss_of(module: LightningModule, batch: Any, batch_idx: int) -> Tensor | Non
     more = [batch_idx] if is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2) else []
     output = module.training_step(batch, *more)
     return output["loss"] if isinstance(output, dict) else output
-
-
-def length_of(loader: Any) -> float:
-    """The number of a loader's batches, infinite where it does not know."""
-    try:
-        return len(loader)
-    except TypeError:
-        return float("inf")
 
 
 def _examples_of(loader: Any) -> tuple[int, ...] | None:
@@ -172,15 +165,8 @@ def _anew(loader: DataLoader, batch_size: int) -> DataLoader:
         sampler = RandomSampler(loader.dataset, generator=torch.Generator().manual_seed(AUTHORS_SEED))
     elif type(sampler) is not SequentialSampler:
         sampler = list(islice(sampler, len(sampler)))
-    return DataLoader(
-        loader.dataset,
-        batch_size,
-        sampler=sampler,
-        collate_fn=loader.collate_fn,
-        num_workers=loader.num_workers,
-        worker_init_fn=loader.worker_init_fn,
-        multiprocessing_context=loader.multiprocessing_context,
-    )
+    same = ("collate_fn", "num_workers", "worker_init_fn", "multiprocessing_context")
+    return DataLoader(loader.dataset, batch_size, sampler=sampler, **{name: getattr(loader, name) for name in same})
 
 
 def _fresh(loader: Any) -> Any:
@@ -191,5 +177,48 @@ def _fresh(loader: Any) -> Any:
     return loader
 
 
-def _first(batch: Any, n: int) -> Any:
-    return tree_map(lambda x: x[:n] if isinstance(x, Tensor) else x, batch)
+_STRUCTURE = ("_modules", "_parameters", "_buffers")
+
+
+def copy_of(module: LightningModule) -> LightningModule:
+    """A module of its own parameters, buffers, attributes and generators, equal to the bit, that logs nothing.
+
+    Functions that it keeps, hooks say, refer to the copy where they refer to the module or to what it keeps. It shares
+    the trainer, and what cannot be copied, such as a lock or an open file.
+    """
+    memo: dict[int, Any] = {id(shared): shared for shared in lightning_private.owners_of(module)}
+    cells: list[tuple[CellType, CellType]] = []
+    kept = [value for part in module.modules() for key, value in vars(part).items() if key not in _STRUCTURE]
+    for value in [*kept, *_within(kept)]:
+        if isinstance(value, FunctionType) and value.__closure__:
+            memo[id(value)] = _rebound(value, cells)
+        elif isinstance(value, Tensor) and value.grad_fn is not None:  # what is left from a backward pass
+            memo[id(value)] = value.detach().clone()
+    for value in kept:
+        if id(value) not in memo:
+            try:
+                copy.deepcopy(value, dict(memo))
+            except Exception:  # whatever its class raises: it is shared
+                memo[id(value)] = value
+    twin = copy.deepcopy(module, memo)
+    for old, new in cells:
+        new.cell_contents = memo.get(id(old.cell_contents), old.cell_contents)
+    twin.trainer = lightning_private.owners_of(module)[0]  # Lightning's own copies forget it
+    twin.__dict__["log"] = lambda *args, **kwargs: None
+    return twin
+
+
+def _within(values: list[Any]) -> Iterator[Any]:
+    """What dicts and lists among these values hold."""
+    for value in values:
+        if isinstance(value, (dict, list, tuple)):
+            yield from value.values() if isinstance(value, dict) else value
+
+
+def _rebound(function: FunctionType, cells: list[tuple[CellType, CellType]]) -> FunctionType:
+    """A function with variables of its own in place of those that it encloses; adds the pairs of both to `cells`."""
+    own = tuple(CellType() for _ in function.__closure__)
+    cells.extend(zip(function.__closure__, own, strict=True))
+    new = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, own)
+    new.__kwdefaults__, new.__dict__ = function.__kwdefaults__, dict(function.__dict__)
+    return new

@@ -19,16 +19,12 @@ from lightning.pytorch.loggers.logger import DummyLogger
 from lit_dps.errors import ConfigError, UserError, one_line, user_error_in
 from lit_dps.parallel.settings import arguments
 from lit_dps.training.generators import isolated
-from lit_dps.training.protocol import STUDY_TRAINER, welcome
+from lit_dps.training.protocol import STUDY_TRAINER, listed, welcome
 from lit_dps.trial import Trial
 
 
 class NoLogger(DummyLogger):
-    """For callbacks and modules that talk to a logger: takes everything and keeps nothing.
-
-    Args:
-        folder: What `trainer.log_dir` says.
-    """
+    """Takes everything that callbacks and modules log, and keeps nothing; `trainer.log_dir` is this folder."""
 
     def __init__(self, folder: str):
         super().__init__()
@@ -82,9 +78,12 @@ class Workload:
         data = _instantiate("data", specs["data"], trial.seed_for("order"))
         module = _instantiate("model", specs["model"], trial.seed_for("init"))
         trainer = arguments(_instantiate("trainer", {**self.trainer, **STUDY_TRAINER}, trial.seed_for("order")))
-        trainer["callbacks"] = welcome(_listed(trainer.get("callbacks")), "trainer.callbacks")
-        trainer = _of_this_trial(trainer, trial)
-        return Built(module, data, {**trainer, "logger": NoLogger(trainer["default_root_dir"])})
+        callbacks = welcome(listed(trainer.get("callbacks")), "trainer.callbacks")
+        # a folder of the trial's own: Lightning takes up checkpoints that it finds there
+        root = trainer.get("default_root_dir") or os.getcwd()
+        folder = os.path.join(root, "trials", str(trial.cell), f"point-{trial.point}")
+        own = {"callbacks": callbacks, "default_root_dir": folder, "logger": NoLogger(folder)}
+        return Built(module, data, {**trainer, **own})
 
     def _specs(self, trial: Trial) -> dict[str, Any]:
         specs = {"model": copy.deepcopy(dict(self.model)), "data": copy.deepcopy(dict(self.data))}
@@ -102,27 +101,13 @@ class Workload:
         return specs
 
 
-def _listed(callbacks: Any) -> list[Any]:
-    return list(callbacks) if isinstance(callbacks, (list, tuple)) else [] if callbacks is None else [callbacks]
-
-
-def _of_this_trial(trainer: dict[str, Any], trial: Trial) -> dict[str, Any]:
-    """Trainer arguments with a folder of the trial's own: Lightning takes up checkpoints that it finds there."""
-    root = trainer.get("default_root_dir") or os.getcwd()
-    return {**trainer, "default_root_dir": os.path.join(root, "trials", str(trial.cell), f"point-{trial.point}")}
-
-
 def locate(specs: Mapping[str, Any], key: str, source: str, classes: bool = False) -> tuple[dict[str, Any], str]:
     """The dict that holds a dotted key, below the init_args of each class on the way, and the key's last part.
 
-    Args:
-        specs: The model and the data, as configuration.
-        key: The key.
-        source: Where it comes from, for the error.
-        classes: Whether it may be the key of a class.
+    With `classes` it may be the key of a class.
 
     Raises:
-        ConfigError: naming `source`, if the way does not exist.
+        ConfigError: naming `source`, where the key comes from, if the way does not exist.
     """
     first, *path = key.split(".")
     if first not in specs or not path:
@@ -168,15 +153,13 @@ def _parser(name: str) -> ArgumentParser:
     return parser
 
 
-def _parse(name: str, spec: Mapping[str, Any]):
+def _instantiate(name: str, spec: Mapping[str, Any], seed: int):
     try:
-        return _parser(name).parse_object({name: copy.deepcopy(dict(spec))})  # it puts its own types into what it gets
+        parsed = _parser(name).parse_object(
+            {name: copy.deepcopy(dict(spec))}
+        )  # it puts its own types into what it gets
     except ArgumentError as error:
         raise user_error_in(error) or UserError(one_line(error)) from None
-
-
-def _instantiate(name: str, spec: Mapping[str, Any], seed: int):
-    parsed = _parse(name, spec)
     with isolated(seed=seed):
         try:
             return _parser(name).instantiate_classes(parsed)[name]

@@ -15,8 +15,8 @@ from lit_dps.errors import ConfigError
 from lit_dps.models import MLP, SimpleCNN
 from lit_dps.module import ImageClassifier
 from lit_dps.parallel import ranks
+from lit_dps.parallel.ddp import ShardLoader
 from lit_dps.parallel.settings import arguments
-from lit_dps.parallel.sharding import ShardLoader
 from lit_dps.training import GoalErrorCallback, PruningCallback, SmoothnessCallback
 from lit_dps.training.early_check import EarlyCheck
 from lit_dps.training.workload import Workload

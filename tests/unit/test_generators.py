@@ -11,8 +11,8 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from lit_dps.data.loaders import EndlessLoader
+from lit_dps.training.checkpoint import ResumableLoader
 from lit_dps.training.generators import capture, generators_in, restore
-from lit_dps.training.position import ResumableLoader
 from tests.unit.tiny import points
 
 

@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from lit_dps.engines.networks import Stack
 from lit_dps.goal import Goal
 from lit_dps.training.workload import Workload
 from lit_dps.trial import Cell, Status, Trial
@@ -71,7 +72,7 @@ def test_convolutions_and_residual_blocks():
 
 
 def test_a_batch_in_parts_is_the_same_batch(monkeypatch):
-    monkeypatch.setattr("lit_dps.engines.stack.PART", 7)
+    monkeypatch.setattr(Stack.__init__, "__defaults__", (7,))
     ours, reference = both(workload(), trials(Cell(50, 0.5)))
     assert assert_conform(ours, reference, Goal.of_stored(GOAL), EXAMPLES) == []
 

@@ -5,7 +5,7 @@ import threading
 import torch
 from torch import nn
 
-from lit_dps.training.module_copy import copy_of
+from lit_dps.training.training_pass import copy_of
 from tests.unit.tiny import Plain, points
 
 

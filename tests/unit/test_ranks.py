@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from lit_dps.errors import ConfigError, StorageError
-from lit_dps.parallel import heartbeat, ranks, settings
+from lit_dps.parallel import launch, ranks, settings
 from lit_dps.parallel.ddp import SharedBatchDDP
 from lit_dps.runtime import Interrupted, StopRequest
 from lit_dps.study.ranks import raise_if_any_rank_interrupted
@@ -117,15 +117,15 @@ class Memory:
 @pytest.fixture
 def died(monkeypatch):
     codes = []
-    monkeypatch.setattr(heartbeat, "BEAT", 0.01)
-    monkeypatch.setattr(heartbeat, "BEATS", 10)
-    monkeypatch.setattr(heartbeat.os, "_exit", codes.append)
+    monkeypatch.setattr(launch, "BEAT", 0.01)
+    monkeypatch.setattr(launch, "BEATS", 10)
+    monkeypatch.setattr(launch.os, "_exit", codes.append)
     return codes
 
 
 def test_a_rank_without_pulse_ends_the_process(died, capsys):
     store = Memory()
-    one, other = heartbeat.Heartbeat(store, 0, 2), heartbeat.Heartbeat(store, 1, 2)
+    one, other = launch.Heartbeat(store, 0, 2), launch.Heartbeat(store, 1, 2)
     one.start(), other.start()
     time.sleep(0.5)
     assert died == []
@@ -143,7 +143,7 @@ def test_a_lost_store_ends_the_process(died, capsys):
         def set(self, key, value):
             raise dist.DistNetworkError("Broken pipe")
 
-    thread = heartbeat.Heartbeat(Gone(), 1, 2)
+    thread = launch.Heartbeat(Gone(), 1, 2)
     thread.start()
     thread.join(10)
     assert died == [2]

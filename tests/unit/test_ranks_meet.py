@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from lit_dps.parallel import ranks
+from lit_dps.parallel import launch, ranks
 from tests.ranks import on_ranks, same_on_ranks
 
 CONNECT, LEAVE = dist.init_process_group, dist.destroy_process_group
@@ -81,7 +81,7 @@ def test_a_rank_with_an_error_is_not_waited_for():
     begin = time.monotonic()
     first, other = on_ranks(2, _first_has_an_error)
     assert isinstance(first, ValueError) and other is None
-    assert time.monotonic() - begin < ranks.LEAVE / 2
+    assert time.monotonic() - begin < launch.LEAVE / 2
 
 
 def _first_is_late(done) -> None:
@@ -95,6 +95,6 @@ def test_no_rank_waits_for_ever(monkeypatch, tmp_path):
         assert (tmp_path / "done").exists() is (ranks.rank() == 0)
         LEAVE()
 
-    monkeypatch.setattr(ranks, "LEAVE", 0.1)
+    monkeypatch.setattr(launch, "LEAVE", 0.1)
     monkeypatch.setattr(dist, "destroy_process_group", leave)
     assert on_ranks(2, _first_is_late, tmp_path / "done") == [None, None]

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_dps.engines.member import Member
-from lit_dps.engines.stack import Stack
+from lit_dps.engines.group import Member
+from lit_dps.engines.networks import Stack
 from lit_dps.goal import Goal
 from lit_dps.models import MLP, ResNet8
 from lit_dps.module import ImageClassifier
@@ -153,14 +153,14 @@ def test_pruned_weights_stay_zero_and_rows_come_and_go():
     stack = Stack([member(m, 0.8, "nesterov") for m in modules], 60)
     index = torch.arange(60).view(3, 20)
     stack.train(x, y, index)
-    assert (stack.weights[stack.keep == 0] == 0).all() and (stack.weights[stack.keep == 1] != 0).any()
+    assert (stack.weights[stack.tensors.keep == 0] == 0).all() and (stack.weights[stack.tensors.keep == 1] != 0).any()
     trained = stack.weights[2].clone()
     stack.put(0, member(modules[1], 0.8, "nesterov"))
     stack.take([2, 0])
     assert (
         stack.live == [0, 1]
         and torch.equal(stack.weights[0], trained)
-        and stack.state["momentum_buffer"][1].abs().sum() == 0
+        and stack.tensors.state["momentum_buffer"][1].abs().sum() == 0
     )
     stack.train(x, y, index)
     fresh = Stack([member(modules[1], 0.8, "nesterov")], 60)
@@ -188,7 +188,7 @@ def test_a_row_that_is_written_back_and_put_again_goes_on_to_the_bit(rule):
     for each in (stack, again):
         each.train(x, y, index.flip(0))
     assert torch.equal(stack.weights, again.weights)
-    assert all(torch.equal(tensor, again.state[name]) for name, tensor in stack.state.items())
+    assert all(torch.equal(tensor, again.tensors.state[name]) for name, tensor in stack.tensors.state.items())
 
 
 @pytest.mark.parametrize("allowed", [0, 20, 150, 600, 10_000])

@@ -1,4 +1,4 @@
-"""SmoothnessCallback: measures along a run what the convergence theory is made of."""
+"""Callbacks that measure the gradient along a run, over the unpruned coordinates; training itself is not touched."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
+from torch.distributed import GradBucket
 from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
 from lit_dps import smoothness
 from lit_dps.errors import ConfigError
+from lit_dps.parallel import ranks
+from lit_dps.parallel.ddp import SharedBatchDDP
 from lit_dps.training.pruning import PruningCallback
 from lit_dps.training.training_pass import TrainingPass, loss_of
 
@@ -21,12 +24,12 @@ NOISE_SEED = 0  # dropout draws the same at every gradient, so that all are grad
 
 
 class SmoothnessCallback(Callback):
-    """Measures the local Lipschitz constant of the gradient, and the other terms of the theory.
+    """Measures the local Lipschitz constant of the gradient, and the other terms of the convergence theory.
 
-    Every `interval` steps it takes the full training gradient, over the unpruned coordinates, between the weights
-    before and after that step (Lee et al. 2021, Eq. 11; see `lit_dps.smoothness.local_lipschitz`). Before the first
-    step, after pruning, it takes the training loss and the variance of the per-example gradient. Training itself is
-    not touched. The loss is the module's own `training_step`, in training mode.
+    Every `interval` steps it takes the full training gradient between the weights before and after that step (Lee et
+    al. 2021, Eq. 11; see `lit_dps.smoothness.local_lipschitz`). Before the first step, after pruning, it takes the
+    training loss and the variance of the per-example gradient. The loss is the module's own `training_step`, in
+    training mode.
 
     A measurement costs as many passes over the training split as there are gammas, and one more; the variance costs
     several. `examples` makes that affordable.
@@ -87,8 +90,7 @@ class SmoothnessCallback(Callback):
             raise ConfigError("smoothness.interval", self.interval, f"null for {name}: it has manual optimization")
         self._pass = TrainingPass(trainer, pl_module, self.batch_size, self.examples)
         self._parameters = {name: p for name, p in pl_module.named_parameters() if p.requires_grad}
-        pruning = next((c for c in trainer.callbacks if isinstance(c, PruningCallback) and c.mask is not None), None)
-        self._keep = {} if pruning is None else {n: m.to(self._parameters[n].device) for n, m in pruning.mask.items()}
+        self._keep = _masks(trainer, pl_module)
         if not self.terms:
             self.terms = {**self._initial_terms(pl_module), "floor": self.floor}
             self.terms |= {"steps": 0, "rate_sum": 0.0, "rate_square_sum": 0.0}
@@ -123,9 +125,8 @@ class SmoothnessCallback(Callback):
                 parameter.copy_(part)
         torch.manual_seed(NOISE_SEED)
         gradient = smoothness.mean_gradient(parameters, self._pass.losses(module))
-        parts = smoothness.unflatten(gradient, parameters)
-        named = zip(self._parameters, parts, strict=True)
-        return smoothness.flatten(part * self._keep[name] if name in self._keep else part for name, part in named)
+        parts = zip(self._parameters, smoothness.unflatten(gradient, parameters), strict=True)
+        return smoothness.flatten(part * self._keep[name] if name in self._keep else part for name, part in parts)
 
     def _initial_terms(self, module: LightningModule) -> dict[str, float]:
         parameters = {f"module.{name}": p.detach() for name, p in self._parameters.items()}
@@ -141,17 +142,11 @@ class SmoothnessCallback(Callback):
                 batches = (batch for batch, _ in self._pass.batches())
                 moments = smoothness.gradient_moments(loss, parameters, batches, keep)
             except (RuntimeError, TypeError, ValueError) as error:
-                why = str(error).splitlines()[0][:200]
-                raise ConfigError(
-                    "smoothness.interval",
-                    self.interval,
-                    f"null for {type(module).__name__}: its training_step gives no per-example gradients ({why})",
-                ) from error
-        return {
-            "loss": moments.loss,
-            "gradient_variance": moments.variance,
-            "squared_gradient": moments.squared_gradient,
-        }
+                why = f"its training_step gives no per-example gradients ({str(error).splitlines()[0][:200]})"
+                null = f"null for {type(module).__name__}: {why}"
+                raise ConfigError("smoothness.interval", self.interval, null) from error
+        found = {"loss": moments.loss, "gradient_variance": moments.variance}
+        return found | {"squared_gradient": moments.squared_gradient}
 
     def state_dict(self) -> dict[str, Any]:
         return {"curve": self.curve, "terms": self.terms}
@@ -169,3 +164,70 @@ class _Step(nn.Module):
 
     def forward(self, batch: Any) -> Tensor:
         return loss_of(self.module, batch, 0)
+
+
+class GradientNorms(Callback):
+    """Reads squared norms of the gradient on a rank's part of the batch and on the whole batch.
+
+    The difference of the two tells the noise of the gradient without another pass: on b of a batch's B examples the
+    squared norm is expected to be ||G||^2 + tr(Sigma)/b (McCandlish et al. 2018, Appendix A.1). Each rank keeps its
+    own. It reads gradients as backward() leaves them, so of 16-bit floats scaled ones.
+
+    Args:
+        interval: Optimizer steps between readings.
+
+    Attributes:
+        readings: Equally long lists "step"; "share", of the batch that is this rank's part; "part", the squared norm of
+            the gradient of the mean loss over that part, before it is added up over the ranks (nan for an empty part);
+            and "whole", that of the mean loss over the batch.
+
+    Raises:
+        ConfigError: for an interval below 1, and under gradient accumulation.
+    """
+
+    def __init__(self, interval: int = 1):
+        if interval < 1:
+            raise ConfigError("GradientNorms.interval", interval, "at least 1 step")
+        self.interval = interval
+        self.readings: dict[str, list[float]] = {"step": [], "share": [], "part": [], "whole": []}
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.accumulate_grad_batches != 1:
+            raise ConfigError("trainer.accumulate_grad_batches", trainer.accumulate_grad_batches, "1 for GradientNorms")
+        self._keep: dict[Tensor, Tensor] | None = None
+        if isinstance(trainer.strategy, SharedBatchDDP):
+            trainer.strategy.watch(self._read)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if self._keep is None:  # not before: pruning may come after this callback
+            parameters = dict(pl_module.named_parameters())
+            self._keep = {parameters[name]: mask for name, mask in _masks(trainer, pl_module).items()}
+        self._due = trainer.global_step % self.interval == 0
+        self._part: Tensor | None = None
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer) -> None:
+        if not self._due:
+            return
+        squares = [self._square(p, p.grad) for p in pl_module.parameters() if p.grad is not None]
+        whole, share = float(torch.stack(squares).sum()), getattr(trainer.strategy, "share", 1.0)
+        part = whole
+        if self._part is not None:
+            part = float(self._part) / (share * ranks.world()) ** 2 if share else math.nan
+        for key, value in zip(self.readings, (trainer.global_step, share, part, whole), strict=True):
+            self.readings[key].append(value)
+
+    def _read(self, bucket: GradBucket) -> None:
+        if self._due:
+            squares = [self._square(p, g) for p, g in zip(bucket.parameters(), bucket.gradients(), strict=True)]
+            self._part = torch.stack(squares if self._part is None else [self._part, *squares]).sum()
+
+    def _square(self, parameter: Tensor, gradient: Tensor) -> Tensor:
+        keep = self._keep.get(parameter)
+        return (gradient if keep is None else gradient * keep).double().square().sum()
+
+
+def _masks(trainer: Trainer, module: LightningModule) -> dict[str, Tensor]:
+    """Which elements of each pruned parameter are kept, on its device."""
+    parameters = dict(module.named_parameters())
+    masks = (c.mask for c in trainer.callbacks if isinstance(c, PruningCallback) and c.mask is not None)
+    return {name: keep.to(parameters[name].device) for mask in masks for name, keep in mask.items()}

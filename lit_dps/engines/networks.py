@@ -1,0 +1,234 @@
+"""The networks of the interval loop: a single one as it is, or many as one tensor, trained in lockstep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+from torch.utils._pytree import tree_map, tree_map_
+
+from lit_dps.data.loaders import Steps
+from lit_dps.engines.eligible import Functional
+from lit_dps.engines.group import Member
+from lit_dps.module import weights_finite
+from lit_dps.optim import rule_of
+from lit_dps.training.early_check import CHUNK, evaluating
+
+PART = 256  # examples that fill a device: more at a time are no faster, and hold more memory
+
+
+class One:
+    """Trains one network to the bit as Lightning's loop does: the same calls, of the module's loss and its optimizer.
+
+    Lightning spends 0.4 ms on a batch, near what a step of Simple-CNN takes at a batch size of 2, to ask hooks, loggers
+    and counters. Between two checks nobody needs an answer here. What it does is what a `Stack` of one row does.
+    """
+
+    live = (0,)
+
+    def __init__(self, member: Member):
+        self.members, self.member = [member], member
+        parameters, mask = dict(member.module.named_parameters()), member.mask or {}
+        self._kept = [(parameters[name], keep.to(parameters[name])) for name, keep in mask.items()]
+        # pruned weights of plain SGD do not move under a masked gradient; other rules may move any weight
+        self._moves = rule_of(member.optimizer) is None
+
+    def train(self, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
+        module, optimizer, schedule = self.member.module, self.member.optimizer, self.member.schedule
+        for batch in Steps(x, y, index):
+            optimizer.zero_grad()
+            loss = module.loss(batch)
+            loss.backward()
+            _multiply([(p.grad, keep) for p, keep in self._kept if p.grad is not None])
+            optimizer.step()
+            if self._moves:
+                with torch.no_grad():
+                    _multiply(self._kept)
+            if schedule is not None:
+                schedule.step()
+        return loss.detach()[None]
+
+    def write_back(self, row: int) -> None:
+        """Nothing: the network is trained where it is."""
+
+    def finite(self) -> list[bool]:
+        return [weights_finite(self.member.module)]
+
+    def wrongness(self, rows: Tensor, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
+        with evaluating(self.member.module):
+            return self.member.module.wrongness((x[index[0]], y[index[0]])).float()[None]
+
+
+def _multiply(pairs: list[tuple[Tensor, Tensor]]) -> None:
+    if pairs:
+        torch._foreach_mul_(*map(list, zip(*pairs, strict=True)))
+
+
+def _flat(tensors: Iterable[Tensor]) -> Tensor:
+    return torch.cat([tensor.flatten() for tensor in tensors])
+
+
+class _Rows(NamedTuple):
+    """What a network brings into a stack: flat tensors (parameters,), hyperparameters (1,), buffers by name.
+
+    The untrained parameters are among the buffers. In the stack all have the rows as first dimension.
+    """
+
+    weights: Tensor
+    keep: Tensor
+    given: dict[str, Tensor]
+    state: dict[str, Tensor]
+    buffers: dict[str, Tensor]
+
+
+class Stack:
+    """Networks of one architecture under one update rule, each with its own weights, mask, rate and momentum.
+
+    The networks know nothing of each other and nothing of the stack: `torch.vmap` calls the module's own `loss` and
+    `wrongness` over the first dimension of its stacked parameters.
+
+    Args:
+        members: The networks, one a row; the first one's module stands for all, its own weights are not used.
+        part: Examples of a batch that are taken at a time, where it is larger; the gradients of the parts are added up.
+
+    Attributes:
+        tensors: What each network has of its own, one a row.
+    """
+
+    def __init__(self, members: Sequence[Member], part: int = PART):
+        self.members: list[Member | None] = list(members)
+        self.module, self.rule = members[0].module, rule_of(members[0].optimizer)
+        self.part, self.checked = part, CHUNK
+        self._shapes = {name: p.shape for name, p in self.module.named_parameters() if p.requires_grad}
+        self._sizes = [shape.numel() for shape in self._shapes.values()]
+        self._module = Functional(self.module)
+        self.tensors = tree_map(lambda *tensors: torch.stack(tensors), *map(self._row_of, members))
+
+    def _row_of(self, member: Member) -> _Rows:
+        parameters, mask, optimizer = dict(member.module.named_parameters()), member.mask or {}, member.optimizer
+        trained = {name: parameters[name].detach() for name in self._shapes}
+        others = {name: p.detach() for name, p in parameters.items() if name not in trained}
+        state = {name: optimizer.state.get(parameters[name], {}) for name in trained}
+        numbers = self.rule.hyperparameters_of(optimizer.param_groups[0])
+        given = zip(self.rule.hyperparameters, numbers, strict=True)
+        weights = _flat(trained.values())
+        return _Rows(
+            weights,
+            _flat(mask[name].to(p) if name in mask else torch.ones_like(p) for name, p in trained.items()),
+            {name: weights.new_tensor([number]) for name, number in given},
+            {key: _flat(state[n].get(key, torch.zeros_like(p)) for n, p in trained.items()) for key in self.rule.state},
+            {**others, **dict(member.module.named_buffers())},
+        )
+
+    @property
+    def weights(self) -> Tensor:
+        """The trained parameters of each network: shape (rows, parameters)."""
+        return self.tensors.weights
+
+    @property
+    def live(self) -> list[int]:
+        """The rows whose networks are on their way; the others are trained on, and nobody looks at them."""
+        return [row for row, member in enumerate(self.members) if member is not None]
+
+    def put(self, row: int, member: Member) -> None:
+        """Begins a network in the row of another, or goes on with one that was saved."""
+        self.members[row] = member
+        tree_map_(lambda ours, theirs: ours[row].copy_(theirs), self.tensors, self._row_of(member))
+
+    def take(self, rows: Sequence[int]) -> None:
+        """Goes on with these rows alone, in this order."""
+        self.members = [self.members[row] for row in rows]
+        self.tensors = tree_map(lambda tensor: tensor[rows], self.tensors)
+
+    def write_back(self, row: int) -> None:
+        """Gives the module, optimizer and schedule of a member the state of its row, to be saved."""
+        member = self.members[row]
+        parameters = dict(member.module.named_parameters())
+        with torch.no_grad():
+            for name, weights in self._split(self.weights[row]).items():
+                parameters[name].copy_(weights)
+        group = member.optimizer.param_groups[0]
+        for key, tensor in self.tensors.state.items():
+            for name, part in self._split(tensor[row]).items():
+                state = member.optimizer.state[parameters[name]]
+                state[key] = part.clone()
+                if self.rule.counts:
+                    state["step"] = torch.tensor(float(member.steps))
+        group["lr"] = member.rate(member.steps)
+        if member.schedule is not None:
+            member.schedule.last_epoch, member.schedule._last_lr = member.steps, [group["lr"]]
+            member.schedule._step_count = member.steps + 1
+
+    def _split(self, flat: Tensor) -> dict[str, Tensor]:
+        """Each parameter of flat tensors, shape (parameters,) or (rows, parameters)."""
+        parts = zip(self._shapes.items(), flat.split(self._sizes, dim=-1), strict=True)
+        return {name: part.view(*part.shape[:-1], *shape) for (name, shape), part in parts}
+
+    def train(self, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
+        """Takes optimizer steps on images and classes of the training split.
+
+        Args:
+            index: Examples of each step: (steps, batch), the same for all, or (steps, rows, batch).
+
+        Returns:
+            The loss of each network at the last step, before its update: shape (rows,).
+        """
+        weights, keep, given, state, _ = self.tensors
+        for step, batch in enumerate(index):
+            rates = weights.new_tensor([[0.0 if m is None else m.rate(m.steps + step)] for m in self.members])
+            taken = weights.new_tensor([[1.0 if m is None else m.steps + step + 1.0] for m in self.members])
+            loss, gradients = self.gradients(x, y, batch)
+            self.rule.update_(weights, gradients.mul_(keep), state, rates, given, taken)
+        return loss
+
+    def gradients(self, x: Tensor, y: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
+        """Loss and gradient of each network: shapes (rows,) and (rows, parameters). `batch` as a step in `train`.
+
+        Raises torch.OutOfMemoryError if not even one example at a time fits.
+        """
+
+        def in_parts() -> tuple[Tensor, Tensor]:
+            weights = self.weights.detach().requires_grad_()
+            total = 0.0
+            for part in batch.split(self.part, dim=-1):
+                share = part.shape[-1] / batch.shape[-1]
+                losses = self._over("loss", weights, self.tensors.buffers, x[part], y[part]) * share
+                losses.sum().backward()
+                total = total + losses.detach()
+            return total, weights.grad
+
+        return self._fitting(in_parts, "part", batch.shape[-1])
+
+    def wrongness(self, rows: Tensor, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
+        """As `Networks.wrongness`. Raises torch.OutOfMemoryError if not even one example at a time fits."""
+        weights, buffers = self.weights[rows], {name: buffer[rows] for name, buffer in self.tensors.buffers.items()}
+
+        def in_parts() -> Tensor:
+            parts = index.split(self.checked, 1)
+            with evaluating(self.module):
+                return torch.cat([self._over("wrongness", weights, buffers, x[i], y[i]) for i in parts], 1)
+
+        return self._fitting(in_parts, "checked", index.shape[1])
+
+    def _fitting(self, call: Callable[[], Any], limit: Literal["part", "checked"], size: int) -> Any:
+        """What a call returns that takes examples in parts of `limit`; it is halved while they need too much memory."""
+        while True:
+            try:
+                return call()
+            except torch.OutOfMemoryError:
+                part = min(getattr(self, limit), size)
+                if part == 1:
+                    raise
+                setattr(self, limit, part // 2)
+
+    def finite(self) -> list[bool]:
+        """Whether every weight of each network is finite."""
+        return self.weights.isfinite().all(1).tolist()
+
+    def _over(self, method: str, weights: Tensor, buffers: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        over_batch = None if y.ndim == 1 else 0
+        call = vmap(lambda tensors, x, y: self._module.call(method, tensors, (x, y)), (0, over_batch, over_batch))
+        return call({**self._split(weights), **buffers}, x, y)

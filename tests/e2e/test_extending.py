@@ -1,0 +1,79 @@
+"""docs/extending.md: its files are written as they stand there, its commands run, and what it says comes out."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import pandas as pd
+import pytest
+
+from tests.e2e.commands import ROOT, run
+
+PAGE = (ROOT / "docs" / "extending.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    """A folder with the files of the page, after its commands; what these said."""
+    folder, said = tmp_path_factory.mktemp("project"), []
+    for name, text in re.findall(r"```(?:python|yaml)\n# (\S+)\n(.*?)```", PAGE, re.DOTALL):
+        (folder / name).write_text(text)
+    for block in re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL):
+        for line in block.splitlines():
+            program, *arguments = shlex.split(line)
+            assert program == "lit-dps"
+            done = run(folder, *arguments)
+            assert done.returncode == 0, done.stderr
+            said.append(done.stdout)
+    return folder, said
+
+
+@pytest.mark.slow
+def test_a_project_of_its_own_files_runs_a_study(project):
+    folder, (study, figure) = project
+    table = pd.read_csv(folder / "mlruns/figures/stripes/table.csv")
+    assert len(table) == 12 and table["k_star"].notna().all()
+    assert {*table["method"]} == {"snip", "my_pruner.SnipTwice"}
+    dense = table[table["sparsity"] == 0].pivot(index="batch_size", columns="method", values="k_star")
+    assert (dense["snip"] == dense["my_pruner.SnipTwice"]).all()  # nothing is pruned
+    sparse = table[table["sparsity"] == 0.8].pivot(index="batch_size", columns="method", values="k_star")
+    assert (sparse["snip"] != sparse["my_pruner.SnipTwice"]).any()
+    assert "method=SnipTwice" in study
+
+
+@pytest.mark.slow
+def test_its_figure_is_drawn(project):
+    folder, (study, figure) = project
+    drawn = folder / "mlruns/figures/stripes"
+    assert "success.{csv,png,pdf}" in figure
+    assert (drawn / "success.png").read_bytes().startswith(b"\x89PNG")
+    assert len(pd.read_csv(drawn / "success.csv")) == 12
+    done = run(folder, "figures", "stripes", "--only", "my_rule")
+    assert done.returncode == 2 and "--only: 'my_rule' is not allowed; any of scaling" in done.stderr
+
+
+@pytest.mark.slow
+def test_its_rule_is_trained_alike_by_all_engines(project, monkeypatch):
+    from lit_dps.trial import Cell, Trial
+    from tests.unit.conformance import assert_conform
+    from tests.unit.fake_study import Goal
+    from tests.unit.runs import Workload, train
+
+    monkeypatch.syspath_prepend(project[0])
+    network = {"class_path": "my_network.Tanh"}
+    arguments = {"network": network, "optimizer": "my_rule.SIGN"}
+    workload = Workload(
+        {"class_path": "lit_dps.module.ImageClassifier", "init_args": arguments},
+        {"class_path": "my_data.Stripes", "init_args": {}},
+        {"accelerator": "cpu"},
+    )
+    goal = {"error": 0.2, "check_interval": 8, "max_steps": 64, "early_reject": False}
+    rates = (3e-4, 1e-3, 3e-3)
+    trials = [Trial(Cell(32, 0.8), i, {"model.learning_rate": rate}) for i, rate in enumerate(rates)]
+    lightning, alone, stacked = (
+        train(trials, workload, goal, lean=lean, size=size) for lean, size in ((False, 1), (True, 1), (True, 3))
+    )
+    assert_conform(alone, lightning, Goal(0.2, 8, 64), 150)
+    assert_conform(stacked, lightning, Goal(0.2, 8, 64), 150)
+    assert all("stacked" in result.observed for result in stacked)
