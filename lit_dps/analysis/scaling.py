@@ -11,8 +11,9 @@ import pandas as pd
 
 from lit_dps.analysis.fit import Fit, fit_many, fit_scaling
 from lit_dps.analysis.series import columns_of
-from lit_dps.analysis.summary import at_first_check, fewest
+from lit_dps.analysis.summary import at_first_check
 from lit_dps.analysis.tables import frame, three_digits
+from lit_dps.racing import best_steps
 from lit_dps.trial import Series
 
 REPLICATES = 1000
@@ -124,7 +125,7 @@ def scale(
             u on its steps too, so that cells which are resampled by the same points are not rounded alike.
         check_interval: Steps between two checks; 0 where steps are known exactly.
     """
-    k_star = {b: k for b, steps in sorted(trials.items()) if (k := fewest(steps)) is not None}
+    k_star = {b: k for b, steps in sorted(trials.items()) if (k := best_steps(steps)) is not None}
     bounds = frozenset(b for b, k in k_star.items() if at_first_check(k, check_interval))
     bare = Scaling(k_star, at_first_check=bounds)
     resolved = bare.resolved

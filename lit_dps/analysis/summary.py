@@ -11,6 +11,7 @@ import pandas as pd
 
 from lit_dps.analysis.series import columns_of
 from lit_dps.analysis.tables import frame
+from lit_dps.racing import best_steps
 from lit_dps.record import StudyRecord
 from lit_dps.space import short_names
 from lit_dps.trial import ENDS, Cell, Status, TrialResult
@@ -42,18 +43,13 @@ class CellSummary:
 
     @property
     def k_star(self) -> int | None:
-        """K*: the fewest steps to result of any complete trial (Lee et al. 2021, Section 2); None without one."""
-        return fewest(self.steps)
+        """K*, the steps to result of `best`; None without one."""
+        return None if self.best is None else self.best.steps
 
     @property
     def steps(self) -> list[int | None]:
         """Steps to result of `trials`; None for one that is not complete."""
         return [result.steps for result in self.trials]
-
-
-def fewest(steps: Iterable[int | None]) -> int | None:
-    """K* of some trials by their steps to result, which are None for those that are not complete."""
-    return min((k for k in steps if k is not None), default=None)
 
 
 def at_first_check(k_star: int | None, check_interval: int) -> bool:
@@ -84,7 +80,7 @@ def summarize(record: StudyRecord) -> list[CellSummary]:
 
 def _summarize(record: StudyRecord, cell: Cell) -> CellSummary:
     results, trials = record.results[cell], record.resolved_results(cell)
-    k_star = fewest(result.steps for result in trials)
+    k_star = best_steps(result.steps for result in trials)
     best = min((r for r in trials if r.steps and r.steps == k_star), key=lambda r: r.trial.point, default=None)
     params = {} if best is None else best.trial.params
     ends = {key: box.boundary(params[key]) for key, box in record.space.items() if key in params}
