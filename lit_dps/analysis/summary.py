@@ -9,8 +9,7 @@ from typing import Literal
 
 import pandas as pd
 
-from lit_dps.analysis.series import columns_of
-from lit_dps.analysis.tables import frame
+from lit_dps.analysis.tables import columns_of, frame
 from lit_dps.racing import best_steps
 from lit_dps.record import StudyRecord
 from lit_dps.space import short_names

@@ -34,9 +34,8 @@ import pandas as pd
 
 from lit_dps.analysis.fit import Fit
 from lit_dps.analysis.scaling import Scaling
-from lit_dps.analysis.series import base_of, columns_of
 from lit_dps.analysis.summary import CellSummary, comparable
-from lit_dps.analysis.tables import frame
+from lit_dps.analysis.tables import base_of, columns_of, frame
 from lit_dps.record import StudyRecord
 from lit_dps.trial import Series, TrialResult
 
@@ -59,7 +58,7 @@ class Terms:
         rate: etabar, mean learning rate, in w^2 / nats a step.
         rate_squares: H, sum over the steps of the squared learning rate, in (w^2 / nats)^2.
         steps: Steps that the rates are of: all that the run made, also where it counts only up to a goal that it met
-            before (`lit_dps.analysis.goals`) or to where it was outraced.
+            before (`lit_dps.analysis.at_goal`) or to where it was outraced.
     """
 
     delta: float

@@ -20,9 +20,8 @@ from lit_dps.analysis.figures.style import (
     log_values_axis,
     series_handles,
 )
-from lit_dps.analysis.series import cell_columns, columns_of, rows_of
 from lit_dps.analysis.summary import comparable, setting
-from lit_dps.analysis.tables import frame, significant
+from lit_dps.analysis.tables import cell_columns, columns_of, frame, rows_of, significant
 from lit_dps.record import StudyRecord
 from lit_dps.trial import TrialResult
 

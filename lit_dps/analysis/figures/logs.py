@@ -11,8 +11,7 @@ from matplotlib.figure import Figure
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.figures.style import GREY, STEPS, STYLE, curve_style, few_ticks, legend_above, log_values_axis
-from lit_dps.analysis.series import cell_columns, columns_of, legend, rows_of
-from lit_dps.analysis.tables import frame, numbers
+from lit_dps.analysis.tables import cell_columns, columns_of, frame, legend, numbers, rows_of
 from lit_dps.goal import ERROR
 
 NAME, PAPER = "logs", "6"

@@ -15,8 +15,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.figures.style import COLOURS, GREY, K_STAR, STYLE, few_ticks
-from lit_dps.analysis.series import cell_of, legend, rows_of
-from lit_dps.analysis.tables import numbers
+from lit_dps.analysis.tables import cell_of, legend, numbers, rows_of
 from lit_dps.record import StudyRecord
 from lit_dps.space import Range, short_names
 from lit_dps.trial import Cell

@@ -12,8 +12,8 @@ from matplotlib.lines import Line2D
 import lit_dps.analysis.figures.curves as curves
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.figures.style import BATCH_SIZE, K_STAR, STYLE, batch_size_axis, curve_style, log_values_axis
-from lit_dps.analysis.series import columns_of, rows_of, title
 from lit_dps.analysis.summary import setting
+from lit_dps.analysis.tables import columns_of, rows_of, title
 from lit_dps.record import StudyRecord
 from lit_dps.trial import Series
 

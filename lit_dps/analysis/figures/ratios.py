@@ -21,8 +21,7 @@ from lit_dps.analysis.figures.style import (
     log_values_axis,
     series_handles,
 )
-from lit_dps.analysis.series import columns_of, rows_of
-from lit_dps.analysis.tables import frame, numbers
+from lit_dps.analysis.tables import columns_of, frame, numbers, rows_of
 
 NAME, PAPER = "ratios", "12"
 CAPTION = "K* of sparse over dense networks (Figure 12)"

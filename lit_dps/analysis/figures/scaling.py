@@ -14,7 +14,7 @@ import lit_dps.analysis.figures.curves as curves
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.figures.style import BATCH_SIZE, GREY, K_STAR, STYLE, batch_size_axis, log_values_axis
 from lit_dps.analysis.scaling import Scaling
-from lit_dps.analysis.series import columns_of, legend, listed, rows_of, title
+from lit_dps.analysis.tables import columns_of, legend, listed, rows_of, title
 
 NAME, PAPER = "scaling", "1, 7-11"
 CAPTION = "K* against batch size by sparsity (the paper's Figure 1)"

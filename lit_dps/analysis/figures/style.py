@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, FixedLocator, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
-from lit_dps.analysis.series import legend
+from lit_dps.analysis.tables import legend
 from lit_dps.trial import Series
 
 # Okabe and Ito (2008), "Color Universal Design": for any colour vision; without yellow, too pale for lines.
