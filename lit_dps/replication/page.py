@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from lit_dps.analysis import Analysis, setting, table_and_law, theory_text
-from lit_dps.replication.claims import Judgement, judge, overall
-from lit_dps.replication.paper import protocol_rows, search_text
+from lit_dps.replication.paper import Judgement, judge, overall, protocol_rows, search_text
 from lit_dps.replication.rules import Verdict
 from lit_dps.trial import TrialResult
 
@@ -67,8 +66,7 @@ class Part:
         return sum(result.seconds for result in chosen) / 3600
 
 
-@dataclass(frozen=True)
-class Machine:
+class Machine(NamedTuple):
     """What the page was made on: CPU cores, model of the CPU, version of torch."""
 
     cores: int
@@ -79,15 +77,7 @@ class Machine:
 def replication_page(
     parts: Sequence[Part], comparisons: Mapping[str, Sequence[Image]], machine: Machine, command: str, date: str
 ) -> str:
-    """The whole page.
-
-    Args:
-        parts: At least one study.
-        comparisons: Figures of several studies, by what they have in common.
-        machine: What it is made on.
-        command: What makes it.
-        date: When it is made.
-    """
+    """The whole page, of at least one study; `comparisons` are figures of several, by what they have in common."""
     judgements = judge([part.study for part in parts], {part.study.record.name: part.command for part in parts})
     sections = [
         "# Replication\n",
@@ -117,13 +107,17 @@ def _made(parts: Sequence[Part], machine: Machine, command: str, date: str) -> s
         workers = setting(record.config, "study.workers") or machine.cores
         asked, hours = part.hours(core=True) / workers, part.hours() / workers
         core, elapsed = core + asked, elapsed + hours
-        row = {
-            "study": f"`{record.name}`",
-            "workload": record.workload,
-            "trials": "{} of {}".format(*progress(part.study)),
-        }
-        row |= {"at a time": str(workers), "hours as configured": f"{asked:.2f}", "hours in all": f"{hours:.2f}"}
-        rows.append(row | {"command": f"`{part.command}`"})
+        rows.append(
+            {
+                "study": f"`{record.name}`",
+                "workload": record.workload,
+                "trials": "{} of {}".format(*progress(part.study)),
+                "at a time": str(workers),
+                "hours as configured": f"{asked:.2f}",
+                "hours in all": f"{hours:.2f}",
+                "command": f"`{part.command}`",
+            }
+        )
     made = f"This page was made {date} on {machine.cores} cores of {machine.cpu}, with torch {machine.torch}."
     took = (
         "Hours are those of the trials, on whatever machine ran them, shared by the workers. As configured, the "
