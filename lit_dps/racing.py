@@ -40,9 +40,10 @@ def rungs(check_interval: int, max_steps: int) -> list[float]:
 
 
 def best_steps(steps: Iterable[int | None]) -> int | None:
-    """K* of some trials: their fewest steps to result (Lee et al. 2021, Section 2), None for one that is not complete.
+    """K*: the fewest steps to result of any complete trial (Lee et al. 2021, Section 2); None without one.
 
-    None without a complete one.
+    Args:
+        steps: Steps to result of some trials; None for one that is not complete.
     """
     return min((k for k in steps if k is not None), default=None)
 

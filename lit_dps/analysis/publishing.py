@@ -34,9 +34,7 @@ def goal_folder(folder: Path, error: float) -> Path:
 
 
 def publish(study: Analysis, folder: Path) -> tuple[str, list[Path]]:
-    """Writes the tables and figures of a study into a folder, those of each further goal into a folder below it.
-
-    Those that are there from an equal study are left as they are.
+    """Writes the files of `write_goals`, or leaves those that are there from an equal study as they are.
 
     Returns:
         The report as text, first of the study's own goal, with the files' paths and notes on them below it; the paths.
@@ -79,11 +77,7 @@ def _digest(path: Path) -> str:
 
 
 def write_goals(study: Analysis, folder: Path, only: Collection[str] | None = None) -> Written:
-    """Writes what `publish` writes, or some of the figures alone.
-
-    Returns:
-        The files' paths, and notes on them, each once.
-    """
+    """Writes the files of `write_all` into a folder, those of each further goal into a folder below it."""
     files, notes = write_all(study, folder, only)
     for further in study.at_each_goal[1:]:
         goal = further.record.goal
@@ -94,18 +88,11 @@ def write_goals(study: Analysis, folder: Path, only: Collection[str] | None = No
 
 
 def write_all(study: Analysis, folder: Path | str, only: Collection[str] | None = None) -> Written:
-    """Writes the tables and each figure of a study, as .csv, .png and .pdf, into a folder; also of an unfinished one.
+    """Writes the tables and figures of a study at one goal, finished or not, into a folder, which is made.
 
     The tables are table.txt, table.csv and fits.csv; where terms of the theory were measured also theory.csv, those of
-    the K* trials, and theory-ratios.csv, sparse over dense. Each file is replaced in one go.
-
-    Args:
-        study: The study at one goal.
-        folder: Made if it is not there.
-        only: Names of figures: these alone are written, and no table.
-
-    Returns:
-        The files' paths, and notes: what the study lacks for the figures left out, and what to know of the others.
+    the K* trials, and theory-ratios.csv, sparse over dense. With `only`, names of figures, these alone are written, and
+    no table. The notes are those of `figures.write_figures`. Each file is replaced in one go.
     """
     from lit_dps.analysis.figures import FIGURES, write_figures  # matplotlib, only where something is drawn
 

@@ -45,9 +45,7 @@ class Scaling:
     Attributes:
         k_star: K* of each batch size that has a complete trial, in steps, ascending.
         fit: The law; None with fewer than two batch sizes in `resolved`.
-        c1: Interval of c1, in examples.
-        c2: Interval of c2, in steps.
-        critical: Interval of B_crit = c1 / c2, in examples.
+        c1, c2, critical: Intervals of c1 [examples], c2 [steps] and B_crit = c1 / c2 [examples].
         replicates: (R, 2), c1 and c2 of the resamples that could be fitted.
         at_first_check: The batch sizes of those K* that are only upper bounds (`summary.at_first_check`).
     """
@@ -120,8 +118,8 @@ def scale(
     Args:
         trials: Steps to result of the finished trials by batch size; None for one that is not complete.
         replicates: Number of resamples.
-        seed: Of the resampling. The trials drawn of a cell depend on it, its batch size and its number of trials only;
-            u on its steps too, so that cells which are resampled by the same points are not rounded alike.
+        seed: Of the resampling. u depends on a cell's steps too, so that cells which are resampled by the same points
+            are not rounded alike.
         check_interval: Steps between two checks; 0 where steps are known exactly.
     """
     k_star = {b: k for b, steps in sorted(trials.items()) if (k := best_steps(steps)) is not None}
@@ -150,17 +148,10 @@ def scale(
 
 
 def resample(steps: Sequence[int | None], replicates: int, seed: tuple[int, int]) -> np.ndarray:
-    """K* of resamples of one cell, each of as many trials as it has, drawn with replacement.
+    """K* of resamples of one cell, (R,) in steps, each of as many trials as it has, drawn with replacement.
 
-    Cells with the same number of trials and the same seed are resampled by the same points of the search.
-
-    Args:
-        steps: Steps to result of the finished trials; None for one that is not complete.
-        replicates: Number of resamples R.
-        seed: Seed of the study's resampling, and batch size.
-
-    Returns:
-        (R,) in steps; nan where none of the drawn trials is complete.
+    Nan where none of the drawn trials is complete. The seed is that of the study's resampling, and the batch size:
+    cells with the same one and the same number of trials are resampled by the same points of the search.
     """
     known = np.array([np.inf if k is None else k for k in steps], float)
     drawn = known[np.random.default_rng(seed).integers(len(known), size=(replicates, len(known)))].min(axis=1)
@@ -194,16 +185,11 @@ def law_rows(scalings: Mapping[Series, Scaling]) -> pd.DataFrame:
 class Ratio:
     """K* of a sparse cell over K* of the base cell at the same batch size (Lee et al. 2021, Figure 12).
 
-    Attributes:
-        cell: The sparse cell.
-        base: Sparsity of the base cell.
-        value: The ratio.
-        interval: Its 95 % bootstrap interval over trials, widened to hold the value; None where neither cell has two
-            trials to resample.
+    The interval is over trials, widened to hold the value; None where neither cell has two trials to resample.
     """
 
-    cell: Cell
-    base: float
+    cell: Cell  # the sparse one
+    base: float  # sparsity of the base cell
     value: float
     interval: Interval | None
 

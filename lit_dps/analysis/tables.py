@@ -17,11 +17,9 @@ _DTYPES = {"integer": "Int64", "floating": float, "boolean": bool}  # Int64: int
 
 
 def frame(rows: Iterable[Row], columns: Sequence[str] | None = None) -> pd.DataFrame:
-    """Rows as a data frame; a column of integers, numbers or truth values has their type, a mixed one keeps its values.
+    """Rows, all with the same columns, as a data frame; `columns` names these for a table that may have no rows.
 
-    Args:
-        rows: All with the same columns.
-        columns: Their names, for a table that may have no rows.
+    A column of integers, numbers or truth values has their type, a mixed one keeps its values.
     """
     table = pd.DataFrame(list(rows), columns=columns, dtype=object)
     return table.astype({c: _DTYPES.get(pd.api.types.infer_dtype(table[c], skipna=True), object) for c in table})

@@ -32,7 +32,6 @@ import numpy as np
 import pandas as pd
 
 from lit_dps.analysis import (
-    RATIOS,
     REPLICATES,
     Analysis,
     Pair,
@@ -222,8 +221,7 @@ def _levels(record: StudyRecord, sparse: Series) -> str:
 
 def _log_ratio(pairs: Sequence[Pair], *names: str) -> tuple[float, np.ndarray]:
     """Log of the mean ratio of a product of terms, and its (R,) resamples over points."""
-    places = [RATIOS.index(name) for name in names]
-    logs = np.array([sum(pair.log_ratios[place] for place in places) for pair in pairs])
+    logs = np.array([sum(pair.log_ratios[name] for name in names) for pair in pairs])
     points, index = np.unique([pair.point for pair in pairs], return_inverse=True)
     if len(points) < FEWEST:
         return float(logs.mean()), np.full(REPLICATES, np.nan)

@@ -44,26 +44,17 @@ class Core(NamedTuple):
 
 @dataclass(frozen=True)
 class Part:
-    """A study on the page.
-
-    Attributes:
-        study: The study, finished or not.
-        command: What makes it, in a shell.
-        core: The batch sizes and trials of a cell that its configuration asks for; the study may have been extended.
-        images: Its figures.
-    """
+    """A study on the page, finished or not."""
 
     study: Analysis
-    command: str
+    command: str  # what makes it, in a shell
     images: Sequence[Image] = ()
-    core: Core | None = None
+    core: Core | None = None  # what its configuration asks for; the study may have been extended
 
     def hours(self, core: bool = False) -> float:
         """Hours of training of its trials, or of those that its configuration asks for, one after another."""
-        results = self.study.record.results.values()
-        asked = self.core if core else None
-        chosen = (r for cell in results for r in cell if asked is None or asked.has(r))
-        return sum(result.seconds for result in chosen) / 3600
+        results = (result for cell in self.study.record.results.values() for result in cell)
+        return sum(r.seconds for r in results if not core or self.core is None or self.core.has(r)) / 3600
 
 
 class Machine(NamedTuple):
@@ -133,7 +124,7 @@ def _claims(judgements: Sequence[Judgement]) -> str:
         row = {"claim": f"{claim.text} (Section {claim.source})"}
         short.append(row | {verdict: ", ".join(verdicts.get(verdict, ["-"])) or "no study" for verdict in Verdict})
     for judgement in judgements:
-        row = {"claim": judgement.claim.text, "study": _named(judgement), "paper": judgement.claim.paper}
+        row = {"claim": judgement.claim.text, "study": judgement.where or "-", "paper": judgement.claim.paper}
         row |= {"measured": judgement.measured, "verdict": judgement.verdict}
         rows.append(row | {"command": f"`{judgement.command}`" if judgement.command else "-"})
     return f"## The paper's claims\n\n{_RULES}\n\n{table(short)}\n{table(rows)}"
@@ -146,7 +137,7 @@ def _disagreements(judgements: Sequence[Judgement]) -> str:
         lines.append(f"{said}:{'' if found else ' none.'}\n")
         for judgement in found:
             claim = judgement.claim
-            where = f" ({_named(judgement)})" if judgement.studies else ""
+            where = f" ({judgement.where})" if judgement.studies else ""
             lines.append(f"- {_escaped(f'{claim.text}, in the paper {claim.paper}{where}: {judgement.measured}')}")
         lines += [""] if found else []
     return "\n".join(lines)
@@ -165,14 +156,9 @@ def _part(part: Part) -> str:
 def _theory(parts: Sequence[Part]) -> str:
     lines = ["## Theory\n", f"{_THEORY}\n"]
     for part in parts:
-        text = theory_text(part.study)
-        name = part.study.record.name
+        name, text = part.study.record.name, theory_text(part.study)
         lines.append(f"`{name}`:\n\n{_block(text)}" if text else f"`{name}`: no terms were measured.\n")
     return "\n".join(lines)
-
-
-def _named(judgement: Judgement) -> str:
-    return " against ".join(judgement.studies) or "-"
 
 
 def _images(images: Sequence[Image]) -> str:

@@ -87,19 +87,14 @@ def _listed(values: Iterable[float]) -> str:
 class Claim:
     """A claim of the paper.
 
-    Attributes:
-        text: What it says.
-        source: Where: the section, and figure, of Lee et al. 2021.
-        paper: The paper's number, or how it says it.
-        judge: Maps a study, or two, which may be the same, to a finding; None where the claim does not apply to them.
-        studies: How many studies it takes.
+    `judge` maps a study, or two, which may be the same, to a finding; to None where the claim does not apply to them.
     """
 
     text: str
-    source: str
-    paper: str
+    source: str  # section, and figure, of Lee et al. 2021
+    paper: str  # the paper's number, or how it says it
     judge: Callable[..., Finding | None]
-    studies: int = 1
+    studies: int = 1  # that it takes
 
 
 _REGIMES, _SEARCH = "3.1, Figure 1", "3.2, Figure 3"
@@ -145,30 +140,22 @@ CLAIMS = (
 
 @dataclass(frozen=True)
 class Judgement:
-    """A claim judged on one study or pair of studies.
-
-    Attributes:
-        claim: The claim.
-        studies: Names of the studies; none where it applies to none of them.
-        measured: What they have, in a sentence with numbers.
-        verdict: Whether they show the claim.
-        command: What makes the studies, in a shell.
-    """
+    """A claim judged on one study or pair of studies."""
 
     claim: Claim
-    studies: tuple[str, ...]
-    measured: str
+    studies: tuple[str, ...]  # their names; none where the claim applies to none of them
+    measured: str  # what they have, in a sentence with numbers
     verdict: Verdict
-    command: str
+    command: str  # what makes the studies, in a shell
+
+    @property
+    def where(self) -> str:
+        """The study, or of a pair the one against the other; empty where there is none."""
+        return " against ".join(self.studies)
 
 
 def judge(studies: Sequence[Analysis], commands: Mapping[str, str]) -> list[Judgement]:
-    """All claims on all studies that they apply to, by claim, then study.
-
-    Args:
-        studies: Finished or not; what has finished counts.
-        commands: The command that makes each study, by its name.
-    """
+    """All claims on all studies that they apply to, by claim, then study; `commands` make the studies, by name."""
     found = []
     for claim in CLAIMS:
         judged = [(group, claim.judge(*group)) for group in product(studies, repeat=claim.studies)]
@@ -183,9 +170,9 @@ def judge(studies: Sequence[Analysis], commands: Mapping[str, str]) -> list[Judg
 
 
 def overall(judgements: Sequence[Judgement]) -> dict[Claim, dict[Verdict, list[str]]]:
-    """Each claim's verdicts, with the studies of each: "a" or, of a pair, "a against b"; none where there is none."""
+    """Each claim's verdicts, with where they were found; nowhere, if in no study."""
     found: dict[Claim, dict[Verdict, list[str]]] = {}
     for judgement in judgements:
-        named = [" against ".join(judgement.studies)] if judgement.studies else []
-        found.setdefault(judgement.claim, {}).setdefault(judgement.verdict, []).extend(named)
+        at = found.setdefault(judgement.claim, {}).setdefault(judgement.verdict, [])
+        at += [judgement.where] if judgement.studies else []
     return found

@@ -12,16 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+import lit_dps.analysis.figures.style as look
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.figures.style import (
-    BATCH_SIZE,
-    GREY,
-    K_STAR,
-    STYLE,
-    batch_size_axis,
-    curve_style,
-    log_values_axis,
-)
 from lit_dps.analysis.scaling import Scaling
 from lit_dps.analysis.tables import columns_of, legend, listed, numbers, rows_of, title
 
@@ -59,7 +51,7 @@ def notes(study: Analysis) -> list[str]:
     return told + bound_notes(study.scalings.values())
 
 
-@matplotlib.rc_context(STYLE)
+@matplotlib.rc_context(look.STYLE)
 def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
     """Each series with fit, band and perfect scaling; where there are several, all of them, and all normalised.
 
@@ -73,11 +65,11 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
     figure = Figure(figsize=(max(2.5 * columns, 3.3), 2.2 * lines + (0.3 if count == 1 else 0)))
     axes = [figure.add_subplot(lines, columns, i + 1) for i in range(count)]
     for i, ax in enumerate(axes):
-        batch_size_axis(ax, grid_sizes(rows))
+        look.batch_size_axis(ax, grid_sizes(rows))
         if i % columns == 0:
-            ax.set_ylabel(K_STAR)
+            ax.set_ylabel(look.K_STAR)
         if i + columns >= count:
-            ax.set_xlabel(BATCH_SIZE)
+            ax.set_xlabel(look.BATCH_SIZE)
     for ax, (i, series, part) in zip(axes, parts, strict=False):
         _draw_words(ax, study.scalings[series])
         draw_band(ax, part, i)
@@ -86,7 +78,7 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
         if bounds := bound_handles(part):
             ax.legend(handles=bounds, loc="upper right", handlelength=1.5)
         ax.set_title(title(series))
-        log_values_axis(ax, rows["k_star"].dropna())
+        look.log_values_axis(ax, rows["k_star"].dropna())
     if len(parts) > 1:
         _draw_together(*axes[-2:], rows, parts)
     return figure
@@ -104,8 +96,8 @@ def _draw_together(together: Axes, normalised: Axes, rows: pd.DataFrame, parts: 
     normalised.set_title("all, normalised")
     normalised.legend(loc="upper right", handlelength=2)
     normalised.set_ylabel(normalised_label(rows))
-    log_values_axis(together, rows["k_star"].dropna())
-    log_values_axis(normalised, rows["normalised_k_star"].dropna())
+    look.log_values_axis(together, rows["k_star"].dropna())
+    look.log_values_axis(normalised, rows["normalised_k_star"].dropna())
 
 
 def _draw_words(ax: Axes, scaling: Scaling) -> None:
@@ -114,7 +106,7 @@ def _draw_words(ax: Axes, scaling: Scaling) -> None:
     back = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}
     ax.text(0.04, 0.04, words, transform=ax.transAxes, fontsize=7, va="bottom", zorder=4, bbox=back)
     if scaling.identifiable:
-        ax.axvline(scaling.fit.critical_batch_size, color=GREY, linestyle=":", linewidth=0.8, zorder=1)
+        ax.axvline(scaling.fit.critical_batch_size, color=look.GREY, linestyle=":", linewidth=0.8, zorder=1)
 
 
 def common_batch_size(scalings: Iterable[Scaling]) -> int | None:
@@ -169,16 +161,11 @@ def bound_notes(scalings: Iterable[Scaling]) -> list[str]:
 
 
 def draw_curve(ax: Axes, rows: pd.DataFrame, i: int, prefix: str = "", label: str | None = None) -> None:
-    """K* as markers and the law as a line, in the i-th look; upper bounds as hollow markers with an arrow down.
+    """K* of `curve_rows` as markers and the law as a line, in the i-th look; upper bounds hollow, with an arrow down.
 
-    Args:
-        ax: Where.
-        rows: With the columns of `curve_rows`.
-        i: Number of the curve.
-        prefix: Of the columns: "" or "normalised_".
-        label: For the legend.
+    The prefix is that of the columns, "" or "normalised_".
     """
-    style = curve_style(i)
+    style = look.curve_style(i)
     ax.plot(*_known(rows, f"{prefix}fit"), color=style["color"])
     batch, k_star = _known(rows[rows["floor"] == 0], f"{prefix}k_star")
     ax.plot(batch, k_star, linestyle="none", markeredgecolor="white", markeredgewidth=0.4, **style)
@@ -191,20 +178,20 @@ def draw_curve(ax: Axes, rows: pd.DataFrame, i: int, prefix: str = "", label: st
 
 
 def draw_band(ax: Axes, rows: pd.DataFrame, i: int) -> None:
-    """The 95 % band of the law, in the i-th look; nothing where there is none. Arguments as of `draw_curve`."""
+    """The 95 % band of the law, in the i-th look; nothing where there is none."""
     (batch, low), (_, high) = _known(rows, "fit_low"), _known(rows, "fit_high")
-    ax.fill_between(batch, low, high, color=curve_style(i)["color"], alpha=0.2, linewidth=0)
+    ax.fill_between(batch, low, high, color=look.curve_style(i)["color"], alpha=0.2, linewidth=0)
 
 
 def draw_perfect(ax: Axes, rows: pd.DataFrame, prefix: str = "", label: str | None = None) -> None:
-    """The line that halves the steps with each doubling of the batch size. Arguments as of `draw_curve`."""
-    ax.plot(*_known(rows, f"{prefix}perfect"), "--", color=GREY, linewidth=0.8, zorder=1, label=label)
+    """The line that halves the steps with each doubling of the batch size."""
+    ax.plot(*_known(rows, f"{prefix}perfect"), "--", color=look.GREY, linewidth=0.8, zorder=1, label=label)
 
 
 def bound_handles(rows: pd.DataFrame) -> list[Line2D]:
     """The entry of a legend that explains upper bounds; none where the rows have none."""
-    look = {"color": GREY, "marker": "o", "linestyle": "none", **HOLLOW}
-    return [Line2D([], [], label="upper bound", **look)] if rows["floor"].any() else []
+    hollow = Line2D([], [], label="upper bound", color=look.GREY, marker="o", linestyle="none", **HOLLOW)
+    return [hollow] if rows["floor"].any() else []
 
 
 def normalised_label(rows: pd.DataFrame) -> str:
