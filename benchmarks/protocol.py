@@ -147,7 +147,7 @@ def _cell(setup: StudySetup, kept: Apply, plain: Apply, options: Options) -> Cel
     costs = [Cost.of([*first, *last]) for first, last in zip(before, after, strict=True)]
     shares = len(results), steps, goal.check_interval, workers
     papers = [Paper.of(cost, cost.bounds(*shares), ours_seconds) for cost in costs]
-    k_star = best_steps(results)
+    k_star = best_steps(result.steps for result in results)
     return CellFound(
         batch_size=cell.batch_size,
         k_star=k_star,

@@ -44,7 +44,7 @@ def short_sample(results: Sequence[TrialResult], count: int) -> list[TrialResult
     """The K* trial, and others that ran at most twice as long, evenly spread over the points."""
     if not count:
         return []
-    k_star = best_steps(results)
+    k_star = best_steps(result.steps for result in results)
     best = [result for result in results if k_star is not None and result.steps == k_star][:1]
     longest = 2 * (k_star or min(result.steps_run for result in results))
     others = [result for result in results if result.steps_run <= longest and result not in best]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from lit_dps.trial import SHORT_STEPS, Status, TrialResult
 
@@ -39,9 +39,13 @@ def rungs(check_interval: int, max_steps: int) -> list[float]:
     return [*reversed(steps), math.inf]
 
 
-def best_steps(results: Sequence[TrialResult]) -> int | None:
-    """The fewest steps to result of the complete trials."""
-    return min((r.steps for r in results if r.status is Status.COMPLETE), default=None)
+def best_steps(steps: Iterable[int | None]) -> int | None:
+    """K*: the fewest steps to result of any complete trial (Lee et al. 2021, Section 2); None without one.
+
+    Args:
+        steps: Steps to result of some trials; None for one that is not complete.
+    """
+    return min((k for k in steps if k is not None), default=None)
 
 
 def settled(status: Status, steps_run: float, limit: float) -> bool:
@@ -64,7 +68,7 @@ def truncate_at_race_limit(results: Sequence[TrialResult], slack: float | None) 
     Trials that ended later, however they did, are outraced, and curves end there. Those that are not `settled` are left
     out.
     """
-    limit = last_step(best_steps(results), slack)
+    limit = last_step(best_steps(result.steps for result in results), slack)
     return [_until(result, limit) for result in results if settled(result.status, result.steps_run, limit)]
 
 

@@ -3,26 +3,32 @@
 `Analysis` is the way in; `lit_dps.analysis.figures`, which needs matplotlib, draws it.
 """
 
-from lit_dps.analysis.analysis import Analysis
+from lit_dps.analysis.analysis import Analysis, at_goal
 from lit_dps.analysis.fit import LOSS_SCALE, Fit, fit_many, fit_scaling, overhead_batch_size
-from lit_dps.analysis.goals import at_goal
 from lit_dps.analysis.notes import observed_notes
 from lit_dps.analysis.publishing import figures_folder, goal_folder, listing, publish, write_all, write_goals
-from lit_dps.analysis.ratios import Ratio
-from lit_dps.analysis.report import render, table_and_law, value_text
+from lit_dps.analysis.report import Study, render, sentence, table_and_law, theory_text, value_text
 from lit_dps.analysis.scaling import (
     NEGLIGIBLE,
     PERCENTILES,
     REPLICATES,
     Interval,
+    Ratio,
     Scaling,
     estimate,
     resample,
     scale,
 )
-from lit_dps.analysis.series import base_of, cell_of, columns_of, legend
-from lit_dps.analysis.study import Study
 from lit_dps.analysis.summary import CellSummary, at_first_check, comparable, setting, summarize
-from lit_dps.analysis.tables import frame, records, significant, three_digits, write_csv
+from lit_dps.analysis.tables import (
+    base_of,
+    cell_of,
+    columns_of,
+    frame,
+    legend,
+    records,
+    significant,
+    three_digits,
+    write_csv,
+)
 from lit_dps.analysis.theory import RATIOS, Pair, Terms, measured_terms, paired_terms, terms_of
-from lit_dps.analysis.theory_text import sentence, theory_text

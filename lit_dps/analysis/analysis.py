@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import cached_property
 
 import pandas as pd
 
-from lit_dps.analysis.goals import at_goal
 from lit_dps.analysis.notes import notes
-from lit_dps.analysis.ratios import Ratio, bounds, ratios
-from lit_dps.analysis.scaling import REPLICATES, Scaling, law_rows, scale
+from lit_dps.analysis.scaling import REPLICATES, Ratio, Scaling, law_rows, ratio_bounds, ratios, scale
 from lit_dps.analysis.summary import CellSummary, cell_rows, summarize, trial_rows
 from lit_dps.analysis.theory import term_ratio_rows, theory_rows
+from lit_dps.errors import ConfigError
+from lit_dps.goal import Goal
+from lit_dps.racing import cut, truncate_at_race_limit
 from lit_dps.record import StudyRecord
-from lit_dps.trial import Cell, Series
+from lit_dps.trial import Cell, Series, Status, TrialResult
 
 
 class Analysis:
@@ -28,7 +30,7 @@ class Analysis:
         self.record, self.replicates = record, replicates
 
     def at_goal(self, error: float) -> Analysis:
-        """The study as it would have ended under a higher goal error (`goals.at_goal`)."""
+        """The study as it would have ended under a higher goal error (`at_goal`)."""
         return Analysis(at_goal(self.record, error), self.replicates)
 
     @cached_property
@@ -43,7 +45,6 @@ class Analysis:
 
     @cached_property
     def by_cell(self) -> dict[Cell, CellSummary]:
-        """The same by cell."""
         return {summary.cell: summary for summary in self.cells}
 
     @cached_property
@@ -63,7 +64,7 @@ class Analysis:
     @cached_property
     def ratio_bounds(self) -> list[Cell]:
         """The cells whose ratio is left out, as it would only be a bound."""
-        return bounds(self.cells)
+        return ratio_bounds(self.cells)
 
     @cached_property
     def trials(self) -> pd.DataFrame:
@@ -94,3 +95,37 @@ class Analysis:
     def notes(self) -> list[str]:
         """What a reader should know before trusting the table, a line each (`notes.notes`)."""
         return notes(self.record, self.cells)
+
+
+def at_goal(record: StudyRecord, value: float) -> StudyRecord:
+    """The study as it would have ended at another value of the goal's metric, everything else equal.
+
+    The curve of a run that went on to the hardest goal answers all easier ones: a trial is complete at the first check
+    that meets this goal, whatever became of it afterwards; one that never met it ended as it did. Exact, since training
+    knows nothing of the goal but when to stop. Where checks stopped early (`GoalErrorCallback.early_reject`) and this
+    was no goal of the study then, trials of which nobody can tell are left out.
+
+    Raises:
+        ConfigError: for a goal harder than the study's own, whose trials stopped too early to tell.
+    """
+    own = record.goal
+    if value != own.value and not own.easier(value):
+        side = "at most" if own.at_least else "at least"
+        raise ConfigError("goals", value, f"{side} {own.value:g}, the goal that the trials stopped at")
+    goal = own.at(value)
+    results = {}
+    for cell, ended in record.results.items():
+        known = [seen for result in ended if (seen := _at(result, goal)) is not None]
+        results[cell] = truncate_at_race_limit(known, record.slack)
+    return dataclasses.replace(record, goal=goal, goals=(), results=results)
+
+
+def _at(result: TrialResult, goal: Goal) -> TrialResult | None:
+    steps, errors = result.curve.get("step", []), result.curve.get(goal.metric, [])
+    first = next((i for i, error in enumerate(errors) if goal.reached(error)), None)
+    if first is None:
+        return result
+    if not result.curve.get("exact", [1] * len(errors))[first]:  # the true error lies above this one
+        return None
+    stop = int(steps[first])
+    return cut(dataclasses.replace(result, status=Status.COMPLETE, steps=stop), stop)

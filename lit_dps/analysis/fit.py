@@ -20,15 +20,10 @@ _SMALLEST, _LARGEST, _GRID = 1e-4, 1e3, 48
 
 @dataclass(frozen=True)
 class Fit:
-    """The law K* = c1 / B + c2.
+    """The law K* = c1 / B + c2."""
 
-    Attributes:
-        c1: Examples (steps times batch size) that a run needs where batches are small; above 0.
-        c2: Steps that no batch size can go below; at least 0.
-    """
-
-    c1: float
-    c2: float
+    c1: float  # examples (steps times batch size) that a run needs where batches are small; above 0
+    c2: float  # steps that no batch size can go below; at least 0
 
     @property
     def critical_batch_size(self) -> float:
@@ -46,10 +41,7 @@ def fit_scaling(batch_sizes: Sequence[float], steps: Sequence[float], loss_scale
     Minimises the sum of 2 s^2 (sqrt(1 + (r / s)^2) - 1) over residuals r = log K* - log(c1 / B + c2) ("soft_l1" of
     scipy.optimize.least_squares, s = `loss_scale`) with c1 > 0 and c2 >= 0; the same data always give the same fit.
 
-    Args:
-        batch_sizes: n batch sizes, in examples.
-        steps: n steps to result, in optimizer steps.
-        loss_scale: Scale s; with a large one this is plain least squares of log K*.
+    With a large s this is plain least squares of log K*.
 
     Raises:
         ValueError: for numbers that are not positive and finite, or fewer than two different batch sizes.
@@ -66,7 +58,7 @@ def fit_scaling(batch_sizes: Sequence[float], steps: Sequence[float], loss_scale
 
 
 def fit_many(batch_sizes: np.ndarray, steps: np.ndarray, loss_scale: float = LOSS_SCALE) -> np.ndarray:
-    """The fits of R curves at once, as `fit_scaling` does one.
+    """The fits of R curves at once, as `fit_scaling` does one: (R, 2), c1 and c2.
 
     Given r = c2 / c1, log c1 is the location of log K - log(1 / B + r), a convex problem; only r has to be searched.
     A grid finds the basin of the global minimum (0 included, so c2 may be exactly 0), bisection of the derivative the
@@ -74,10 +66,8 @@ def fit_many(batch_sizes: np.ndarray, steps: np.ndarray, loss_scale: float = LOS
 
     Args:
         batch_sizes: (n,).
-        steps: (R, n); nan where a curve has no point. At least two points a curve.
-
-    Returns:
-        (R, 2): c1 and c2.
+        steps: (R, n), nan where a curve has no point; at least two points a curve.
+        loss_scale: As of `fit_scaling`.
     """
     inverse = 1.0 / batch_sizes
     known = np.isfinite(steps)

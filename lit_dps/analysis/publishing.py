@@ -1,15 +1,26 @@
-"""The report of a study with its files: what `analyze` prints, and what a study ends with."""
+"""The report of a study with its files: what `analyze` prints, and what a study ends with.
+
+Drawing takes seconds, and the same study gives the same files. So beside them lies a stamp, `.made-from`: what they
+were made from, and what they were then.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import pickle
 from collections.abc import Collection, Sequence
+from importlib.metadata import version
 from pathlib import Path
 
-import lit_dps.analysis.unchanged as unchanged
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.report import render
 from lit_dps.analysis.tables import write_csv
 from lit_dps.files import replacing
+from lit_dps.record import StudyRecord
+
+STAMP = ".made-from"
+Written = tuple[list[Path], list[str]]  # the files' paths, and notes on them
 
 
 def figures_folder(folder: str | Path, study: str) -> Path:
@@ -23,28 +34,50 @@ def goal_folder(folder: Path, error: float) -> Path:
 
 
 def publish(study: Analysis, folder: Path) -> tuple[str, list[Path]]:
-    """Writes the tables and figures of a study into a folder, those of each further goal into a folder below it.
-
-    Those that are there from an equal study are left as they are (`unchanged`).
+    """Writes the files of `write_goals`, or leaves those that are there from an equal study as they are.
 
     Returns:
         The report as text, first of the study's own goal, with the files' paths and notes on them below it; the paths.
     """
-    source = unchanged.made_from(study.record)
-    if (found := unchanged.kept(folder, source)) is None:
+    source = _source(study.record)
+    if (found := _kept(folder, source)) is None:
         found = write_goals(study, folder)
-        unchanged.keep(folder, source, *found)
+        stamp = {"source": source, "notes": found[1]}
+        stamp["files"] = {str(path.relative_to(folder)): _digest(path) for path in found[0]}
+        with replacing(folder / STAMP) as temporary:
+            temporary.write_text(json.dumps(stamp), encoding="utf-8")
     files, notes = found
     text = "\n".join(map(render, study.at_each_goal))
     return f"{text}\n{listing(files, notes)}", files
 
 
-def write_goals(study: Analysis, folder: Path, only: Collection[str] | None = None) -> tuple[list[Path], list[str]]:
-    """Writes what `publish` writes, or some of the figures alone.
+def _source(record: StudyRecord) -> str:
+    """A hash of a study, of the code that draws it and of matplotlib's version. Equal ones are equal figures."""
+    found = hashlib.sha256(version("matplotlib").encode())
+    package = Path(__file__).parents[1]
+    for file in sorted((*package.glob("*.py"), *package.glob("analysis/**/*.py"))):
+        found.update(file.read_bytes())
+    found.update(pickle.dumps(vars(record), protocol=5))
+    return found.hexdigest()
 
-    Returns:
-        The files' paths, and notes on them, each once.
-    """
+
+def _kept(folder: Path, source: str) -> Written | None:
+    """What was written of an equal source before; None if nothing was, or a file is gone or another."""
+    try:
+        stamp = json.loads((folder / STAMP).read_text(encoding="utf-8"))
+        files = {folder / name: digest for name, digest in stamp["files"].items()}
+        same = stamp["source"] == source and all(_digest(path) == digest for path, digest in files.items())
+        return (list(files), stamp["notes"]) if same else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # whatever somebody made of it
+        return None
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def write_goals(study: Analysis, folder: Path, only: Collection[str] | None = None) -> Written:
+    """Writes the files of `write_all` into a folder, those of each further goal into a folder below it."""
     files, notes = write_all(study, folder, only)
     for further in study.at_each_goal[1:]:
         goal = further.record.goal
@@ -54,29 +87,21 @@ def write_goals(study: Analysis, folder: Path, only: Collection[str] | None = No
     return files, notes
 
 
-def write_all(study: Analysis, folder: Path | str, only: Collection[str] | None = None) -> tuple[list[Path], list[str]]:
-    """Writes the tables and each figure of a study, as .csv, .png and .pdf, into a folder; also of an unfinished one.
+def write_all(study: Analysis, folder: Path | str, only: Collection[str] | None = None) -> Written:
+    """Writes the tables and figures of a study at one goal, finished or not, into a folder, which is made.
 
     The tables are table.txt, table.csv and fits.csv; where terms of the theory were measured also theory.csv, those of
-    the K* trials, and theory-ratios.csv, sparse over dense. Each file is replaced in one go.
-
-    Args:
-        study: The study at one goal.
-        folder: Made if it is not there.
-        only: Names of figures: these alone are written, and no table.
-
-    Returns:
-        The files' paths, and notes: what the study lacks for the figures left out, and what to know of the others.
+    the K* trials, and theory-ratios.csv, sparse over dense. With `only`, names of figures, these alone are written, and
+    no table. The notes are those of `figures.write_figures`. Each file is replaced in one go.
     """
     from lit_dps.analysis.figures import FIGURES, write_figures  # matplotlib, only where something is drawn
 
-    tables = write_tables(study, Path(folder)) if only is None else []
+    tables = _write_tables(study, Path(folder)) if only is None else []
     files, notes = write_figures(FIGURES, [study], folder, only)
     return [*tables, *files], notes
 
 
-def write_tables(study: Analysis, folder: Path) -> list[Path]:
-    """Writes the tables that `write_all` writes."""
+def _write_tables(study: Analysis, folder: Path) -> list[Path]:
     with replacing(folder / "table.txt") as temporary:
         temporary.write_text(render(study), encoding="utf-8")
     tables = {"table.csv": study.table, "fits.csv": study.laws}

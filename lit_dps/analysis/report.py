@@ -1,15 +1,108 @@
-"""The report of a study as text for the terminal. The same records give the same text."""
+"""The report of a study: text for the terminal; `Study`, with data frames and figures, for a notebook."""
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
+import pandas as pd
+
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.scaling import estimate
-from lit_dps.analysis.series import short_columns
-from lit_dps.analysis.tables import aligned, k_star_text, records, significant
-from lit_dps.analysis.theory_text import theory_text
+from lit_dps.analysis.tables import (
+    Row,
+    aligned,
+    base_of,
+    k_star_text,
+    records,
+    short_columns,
+    significant,
+    three_digits,
+    times,
+)
+from lit_dps.errors import ConfigError
+from lit_dps.record import StudyRecord
 from lit_dps.space import Range, short_names
+from lit_dps.trial import Series
 
 SELDOM = ("outraced", "stopped", "failed", "pending")  # counts that are told where there are any
+NO_CHANGE = 1.1  # a term of the theory within this factor counts as unchanged
+
+# Columns of the two tables of the theory, and what they are called in the report.
+_SIZES = {"delta": "Delta", "lipschitz": "L", "beta": "beta", "epsilon": "epsilon", "rate": "mean rate"}
+_LAWS = {
+    "predicted_c1": "predicted c1",
+    "c1": "fitted c1",
+    "predicted_c2": "predicted c2",
+    "c2": "fitted c2",
+    "predicted_k_star": "predicted K*",
+}
+_DRIVERS = {"delta": "Delta", "beta": "beta", "lipschitz": "L"}  # of c1
+_RATIOS = {
+    **_DRIVERS,
+    "epsilon": "epsilon",
+    "predicted_c1": "predicted c1",
+    "predicted_c1_measured_epsilon": "by epsilon^2",
+    "c1": "fitted c1",
+    "k_star": "K*",
+}
+
+
+class Study:
+    """A study, finished or not, as a notebook reads it: data frames and figures.
+
+    Args:
+        record: What is stored of it.
+
+    Attributes:
+        analysis: All that is computed from it.
+    """
+
+    def __init__(self, record: StudyRecord):
+        self.analysis = Analysis(record)
+
+    def __repr__(self) -> str:
+        record = self.analysis.record
+        return f"Study({record.name!r}: {len(record.cells)} cells, {len(self.trials)} finished trials)"
+
+    def at_goal(self, error: float) -> Study:
+        """The study as it would have ended under a higher goal error."""
+        return Study(self.analysis.at_goal(error).record)
+
+    @property
+    def trials(self) -> pd.DataFrame:
+        """A row a finished trial: its cell, how it ended, its metaparameters (`summary.trial_rows`)."""
+        return self.analysis.trials
+
+    @property
+    def cells(self) -> pd.DataFrame:
+        """A row a cell: K*, how its trials ended, and the best metaparameters (`summary.cell_rows`)."""
+        return self.analysis.table
+
+    @property
+    def law(self) -> pd.DataFrame:
+        """A row a series: c1, c2 and b_crit of K* = c1 / B + c2, each with its 95 % limits (`scaling.law_rows`)."""
+        return self.analysis.laws
+
+    @property
+    def report(self) -> str:
+        """What `lit-dps analyze` prints of it."""
+        return render(self.analysis)
+
+    def plot(self, name: str = "scaling") -> Any:
+        """A figure of the study, a `matplotlib.figure.Figure`: scaling, metaparameters, lipschitz, logs or ratios.
+
+        Raises:
+            ConfigError: for another name, or where the study has nothing to draw yet.
+        """
+        from lit_dps.analysis.figures import FIGURES, drawn  # matplotlib, only where something is drawn
+
+        figures = {figure.NAME: figure for figure in FIGURES}
+        if name not in figures:
+            raise ConfigError("name", name, f"any of {', '.join(figures)}")
+        if (reason := figures[name].missing(self.analysis)) is not None:
+            raise ConfigError("name", name, f"a figure that this study has data for: {reason}")
+        return drawn(figures[name], self.analysis)
 
 
 def render(analysis: Analysis) -> str:
@@ -65,3 +158,54 @@ def _table(analysis: Analysis) -> list[str]:
         ),
         words=True,
     )
+
+
+def theory_text(analysis: Analysis) -> str:
+    """The section of a report on the theory: terms, ratios, a sentence per series; empty if nothing is measured."""
+    record, terms = analysis.record, records(analysis.theory)
+    known = [(cell.series, row) for cell, row in zip(record.cells, terms, strict=True) if row["delta"] is not None]
+    above = [series for series in record.series if base_of(series, record.series) != series]
+    of_rows = (series for series in above for _ in (*record.batch_sizes, None))  # the order of `term_ratio_rows`
+    ratios = zip(of_rows, records(analysis.term_ratios), strict=True)
+    compared = [(series, row) for series, row in ratios if row["pairs"]]
+    if not known and not compared:
+        return ""
+    lines = ["theory (Lee et al. 2021, Section 4; bounds for SGD): terms of the K* trials, predicted and measured"]
+    if known:
+        lines += aligned(_term_row(series, row) for series, row in known)
+    if len(known) < len(terms):
+        lines.append(f"  no K* trial with measured terms in {len(terms) - len(known)} of {len(terms)} cells")
+    if compared:
+        base = f"ratios to S={min(record.sparsities):g}, geometric means over the points measured at both"
+        lines += ["", f"{base}; predicted c1 = Delta x beta x L"]
+        lines += aligned(_ratio_row(series, row) for series, row in compared)
+        lines += [sentence(series, row) for series, row in compared if row["batch_size"] is None]
+    return "\n".join(lines) + "\n"
+
+
+def sentence(series: Series, row: Row) -> str:
+    """Which way each term moves c1, from the row of all batch sizes of a series (`term_ratio_rows`)."""
+    moves = ", ".join(f"{name} {times(row[key])} ({_direction(row[key])})" for key, name in _DRIVERS.items())
+    measured = [f"c1 {times(row['c1'])}"] if row["c1"] is not None else []
+    if row["k_star"] is not None:
+        measured.append(f"K* {times(row['k_star_low'])} to {times(row['k_star_high'])}")
+    words = f"; measured {', '.join(measured)}" if measured else "; no K* at both to compare"
+    return f"  {series}: {moves}: predicted c1 {times(row['predicted_c1'])}{words}"
+
+
+def _direction(ratio: float) -> str:
+    if abs(math.log(ratio)) <= math.log(NO_CHANGE):
+        return "no change"
+    return "rises: more steps" if ratio > 1 else "falls: fewer steps"
+
+
+def _term_row(series: Series, row: Row) -> dict[str, str]:
+    terms = {name: significant(row[key]) for key, name in _SIZES.items()}
+    laws = {name: three_digits(row[key]) for key, name in _LAWS.items()}
+    return {"B": str(row["batch_size"]), **short_columns(series), **terms, **laws, "K*": k_star_text(row)}
+
+
+def _ratio_row(series: Series, row: Row) -> dict[str, str]:
+    batch_size = "all" if row["batch_size"] is None else str(row["batch_size"])
+    ratios = {name: times(row[key]) for key, name in _RATIOS.items()}
+    return {"B": batch_size, **short_columns(series), "pairs": str(row["pairs"]), **ratios}

@@ -1,8 +1,8 @@
-"""The scaling law of one series, its uncertainty, and whether the data can tell the critical batch size at all."""
+"""The scaling law of each series, the ratios of K* between sparsities, and how certain the trials make both."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -10,10 +10,10 @@ import numpy as np
 import pandas as pd
 
 from lit_dps.analysis.fit import Fit, fit_many, fit_scaling
-from lit_dps.analysis.series import columns_of
-from lit_dps.analysis.summary import at_first_check, fewest
-from lit_dps.analysis.tables import frame, three_digits
-from lit_dps.trial import Series
+from lit_dps.analysis.summary import CellSummary, at_first_check
+from lit_dps.analysis.tables import base_of, columns_of, frame, three_digits
+from lit_dps.racing import best_steps
+from lit_dps.trial import Cell, Series
 
 REPLICATES = 1000
 PERCENTILES = (2.5, 97.5)
@@ -45,9 +45,7 @@ class Scaling:
     Attributes:
         k_star: K* of each batch size that has a complete trial, in steps, ascending.
         fit: The law; None with fewer than two batch sizes in `resolved`.
-        c1: Interval of c1, in examples.
-        c2: Interval of c2, in steps.
-        critical: Interval of B_crit = c1 / c2, in examples.
+        c1, c2, critical: Intervals of c1 [examples], c2 [steps] and B_crit = c1 / c2 [examples].
         replicates: (R, 2), c1 and c2 of the resamples that could be fitted.
         at_first_check: The batch sizes of those K* that are only upper bounds (`summary.at_first_check`).
     """
@@ -112,21 +110,20 @@ def scale(
     """Fits the law to the K* of some cells and bootstraps it over their trials and over the rounding of K*.
 
     A cell whose K* is at the first check is left out: that is an upper bound. A resample draws as many trials of each
-    other cell as it has, with replacement, takes K* over the complete ones (a cell without any drops out) and is fitted
-    anew; resamples left with one batch size are left out. K* is observed on the grid of the checks, the goal was met
-    somewhere in (K* - check_interval, K*]: each K* of a resample becomes K* - u check_interval with u uniform in
-    [0, 1). The fit itself is of K* as observed.
+    other cell as it has (`resample`; a cell without a complete one drops out) and is fitted anew; resamples left with
+    one batch size are left out. K* is observed on the grid of the checks, the goal was met somewhere in
+    (K* - check_interval, K*]: each K* of a resample becomes K* - u check_interval with u uniform in [0, 1). The fit
+    itself is of K* as observed.
 
     Args:
         trials: Steps to result of the finished trials by batch size; None for one that is not complete.
         replicates: Number of resamples.
-        seed: Of the resampling. The trials drawn of a cell depend on it, its batch size and its number of trials only;
-            u on its steps too, so that cells which are resampled by the same points are not rounded alike.
+        seed: Of the resampling. u depends on a cell's steps too, so that cells which are resampled by the same points
+            are not rounded alike.
         check_interval: Steps between two checks; 0 where steps are known exactly.
     """
-    k_star = {b: k for b, steps in sorted(trials.items()) if (k := fewest(steps)) is not None}
-    bounds = frozenset(b for b, k in k_star.items() if at_first_check(k, check_interval))
-    bare = Scaling(k_star, at_first_check=bounds)
+    k_star = {b: k for b, steps in sorted(trials.items()) if (k := best_steps(steps)) is not None}
+    bare = Scaling(k_star, at_first_check=frozenset(b for b, k in k_star.items() if at_first_check(k, check_interval)))
     resolved = bare.resolved
     if len(resolved) < 2:
         return bare
@@ -135,45 +132,33 @@ def scale(
     if max(len(trials[b]) for b in resolved) < 2:
         return fitted
 
-    drawn = [
-        resample(trials[b], replicates, (seed, b)) - check_interval * _rounding(trials[b], replicates, (seed, b))
-        for b in resolved
-    ]
+    drawn = []
+    for b in resolved:
+        u = np.random.default_rng((seed, b, *(int(k or 0) for k in trials[b]))).random(replicates)
+        drawn.append(resample(trials[b], replicates, (seed, b)) - check_interval * u)
     steps = np.stack(drawn, axis=1)
     steps = steps[np.isfinite(steps).sum(axis=1) >= 2]
     if not len(steps):
         return fitted
     fits = fit_many(np.array(list(resolved), float), steps)
-    c1, c2 = (percentile_interval(fits[:, i], value) for i, value in enumerate((fit.c1, fit.c2)))
-    inverse = percentile_interval(fits[:, 1] / fits[:, 0], fit.c2 / fit.c1)  # 1 / B_crit: finite where c2 is 0
+    c1, c2 = (_percentile_interval(fits[:, i], value) for i, value in enumerate((fit.c1, fit.c2)))
+    inverse = _percentile_interval(fits[:, 1] / fits[:, 0], fit.c2 / fit.c1)  # 1 / B_crit: finite where c2 is 0
     critical = Interval(*(1 / x if x > 0 else np.inf for x in reversed(inverse)))
     return replace(fitted, c1=c1, c2=c2, critical=critical, replicates=fits)
 
 
 def resample(steps: Sequence[int | None], replicates: int, seed: tuple[int, int]) -> np.ndarray:
-    """K* of resamples of one cell, each of as many trials as it has, drawn with replacement.
+    """K* of resamples of one cell, (R,) in steps, each of as many trials as it has, drawn with replacement.
 
-    Cells with the same number of trials and the same seed are resampled by the same points of the search.
-
-    Args:
-        steps: Steps to result of the finished trials; None for one that is not complete.
-        replicates: Number of resamples R.
-        seed: Seed of the study's resampling, and batch size.
-
-    Returns:
-        (R,) in steps; nan where none of the drawn trials is complete.
+    Nan where none of the drawn trials is complete. The seed is that of the study's resampling, and the batch size:
+    cells with the same one and the same number of trials are resampled by the same points of the search.
     """
     known = np.array([np.inf if k is None else k for k in steps], float)
     drawn = known[np.random.default_rng(seed).integers(len(known), size=(replicates, len(known)))].min(axis=1)
     return np.where(np.isfinite(drawn), drawn, np.nan)
 
 
-def _rounding(steps: Sequence[int | None], replicates: int, seed: tuple[int, int]) -> np.ndarray:
-    """(R,) uniform in [0, 1), from the seed and the steps; other steps give other numbers."""
-    return np.random.default_rng((*seed, *(int(k or 0) for k in steps))).random(replicates)
-
-
-def percentile_interval(values: np.ndarray, estimate: float) -> Interval:
+def _percentile_interval(values: np.ndarray, estimate: float) -> Interval:
     """The 95 % percentile interval of resampled values (n,), widened to hold the estimate."""
     low, high = np.percentile(values, PERCENTILES)
     return Interval(float(min(low, estimate)), float(max(high, estimate)))
@@ -194,3 +179,52 @@ def law_rows(scalings: Mapping[Series, Scaling]) -> pd.DataFrame:
             row[name], (row[f"{name}_low"], row[f"{name}_high"]) = value, interval or (None, None)
         rows.append(row | {"identifiable": scaling.identifiable, "verdict": scaling.describe()})
     return frame(rows)
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """K* of a sparse cell over K* of the base cell at the same batch size (Lee et al. 2021, Figure 12).
+
+    The interval is over trials, widened to hold the value; None where neither cell has two trials to resample.
+    """
+
+    cell: Cell  # the sparse one
+    base: float  # sparsity of the base cell
+    value: float
+    interval: Interval | None
+
+
+def ratios(cells: Iterable[CellSummary], replicates: int = REPLICATES, seed: int = 0) -> list[Ratio]:
+    """The ratio of every cell above the smallest sparsity, the base, by series, then batch size.
+
+    Cells without a K*, or without one at the base, are left out; so are `ratio_bounds`. Both cells are resampled as
+    `scale` does, but as K* is observed; where they have as many trials, by the same points of the search, so that what
+    these points have in common cancels. Resamples in which either has no K* drop out.
+    """
+    found = []
+    for sparse, base in _pairs(cells):
+        if sparse.at_first_check or base.at_first_check:
+            continue
+        value, interval = sparse.k_star / base.k_star, None
+        if max(len(sparse.trials), len(base.trials)) > 1:
+            drawn = [resample(cell.steps, replicates, (seed, cell.cell.batch_size)) for cell in (sparse, base)]
+            quotients = np.divide(*drawn)
+            quotients = quotients[np.isfinite(quotients)]
+            interval = _percentile_interval(quotients, value) if len(quotients) else None
+        found.append(Ratio(sparse.cell, base.cell.sparsity, value, interval))
+    return found
+
+
+def ratio_bounds(cells: Iterable[CellSummary]) -> list[Cell]:
+    """The cells whose ratio would only be a bound, as its K* or that of the base cell is at the first check."""
+    return [sparse.cell for sparse, base in _pairs(cells) if sparse.at_first_check or base.at_first_check]
+
+
+def _pairs(cells: Iterable[CellSummary]) -> Iterator[tuple[CellSummary, CellSummary]]:
+    """Each cell above its base with the base cell at its batch size, where both have a K*."""
+    at = {(summary.cell.batch_size, summary.cell.series): summary for summary in cells}
+    every = {series for _, series in at}
+    for (batch_size, series), sparse in at.items():
+        base = at[batch_size, base_of(series, every)]
+        if sparse is not base and None not in (sparse.k_star, base.k_star):
+            yield sparse, base

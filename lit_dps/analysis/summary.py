@@ -9,8 +9,8 @@ from typing import Literal
 
 import pandas as pd
 
-from lit_dps.analysis.series import columns_of
-from lit_dps.analysis.tables import frame
+from lit_dps.analysis.tables import columns_of, frame
+from lit_dps.racing import best_steps
 from lit_dps.record import StudyRecord
 from lit_dps.space import short_names
 from lit_dps.trial import ENDS, Cell, Status, TrialResult
@@ -18,32 +18,21 @@ from lit_dps.trial import ENDS, Cell, Status, TrialResult
 
 @dataclass(frozen=True)
 class CellSummary:
-    """One cell of the grid.
-
-    Attributes:
-        cell: Batch size and series.
-        trials: Its finished trials but for failed ones: how those would have ended is not known.
-        best: The complete trial of least steps to result, the lowest point among equals; None without complete ones.
-        counts: Finished trials by how they ended, failed ones among them.
-        pending: Declared trials that have not finished, started or not.
-        running: Those of them that are started or queued.
-        boundary: The end of its range that a metaparameter of `best` lies on, for those that do.
-        at_first_check: Whether K* is only an upper bound (`at_first_check`).
-    """
+    """One cell of the grid."""
 
     cell: Cell
-    trials: Sequence[TrialResult]
-    best: TrialResult | None
-    counts: Counter[Status]
-    pending: int
-    running: int
-    boundary: dict[str, Literal["low", "high"]]
-    at_first_check: bool
+    trials: Sequence[TrialResult]  # finished, but for failed ones: how those would have ended is not known
+    best: TrialResult | None  # complete, of least steps to result, the lowest point among equals
+    counts: Counter[Status]  # finished trials by how they ended, failed ones among them
+    pending: int  # declared trials that have not finished, started or not
+    running: int  # those of them that are started or queued
+    boundary: dict[str, Literal["low", "high"]]  # the end of its range that a metaparameter of `best` lies on
+    at_first_check: bool  # whether K* is only an upper bound (`at_first_check`)
 
     @property
     def k_star(self) -> int | None:
-        """K*: the fewest steps to result of any complete trial (Lee et al. 2021, Section 2); None without one."""
-        return fewest(self.steps)
+        """K*, in steps (`racing.best_steps`)."""
+        return best_steps(self.steps)
 
     @property
     def steps(self) -> list[int | None]:
@@ -51,19 +40,10 @@ class CellSummary:
         return [result.steps for result in self.trials]
 
 
-def fewest(steps: Iterable[int | None]) -> int | None:
-    """K* of some trials by their steps to result, which are None for those that are not complete."""
-    return min((k for k in steps if k is not None), default=None)
-
-
 def at_first_check(k_star: int | None, check_interval: int) -> bool:
-    """Whether K* is the step of the first check, so that nothing says how much sooner the goal was met.
+    """Whether K*, in steps, is that of the first check, so that nothing says how much sooner the goal was met.
 
     Any other K* is known to a check interval: the goal was met after the check before it.
-
-    Args:
-        k_star: In steps; None where there is none.
-        check_interval: Steps between two checks.
     """
     return k_star is not None and k_star <= check_interval
 
@@ -79,26 +59,26 @@ def comparable(result: TrialResult) -> bool:
 
 def summarize(record: StudyRecord) -> list[CellSummary]:
     """A summary of each cell of the grid, by series, then batch size."""
-    return [_summarize(record, cell) for cell in record.cells]
-
-
-def _summarize(record: StudyRecord, cell: Cell) -> CellSummary:
-    results, trials = record.results[cell], record.resolved_results(cell)
-    k_star = fewest(result.steps for result in trials)
-    best = min((r for r in trials if r.steps and r.steps == k_star), key=lambda r: r.trial.point, default=None)
-    params = {} if best is None else best.trial.params
-    ends = {key: box.boundary(params[key]) for key, box in record.space.items() if key in params}
-    return CellSummary(
-        cell=cell,
-        trials=trials,
-        best=best,
-        counts=Counter(result.status for result in results),
-        # A study may have been declared smaller than it once was: points beyond its trials are no less finished.
-        pending=record.trials - sum(result.trial.point < record.trials for result in results),
-        running=record.running[cell],
-        boundary={key: end for key, end in ends.items() if end is not None},
-        at_first_check=at_first_check(k_star, record.goal.check_interval),
-    )
+    found = []
+    for cell in record.cells:
+        results, trials = record.results[cell], record.resolved_results(cell)
+        complete = [result for result in trials if result.steps is not None]
+        best = min(complete, key=lambda result: (result.steps, result.trial.point), default=None)
+        params = {} if best is None else best.trial.params
+        ends = {key: box.boundary(params[key]) for key, box in record.space.items() if key in params}
+        summary = CellSummary(
+            cell=cell,
+            trials=trials,
+            best=best,
+            counts=Counter(result.status for result in results),
+            # A study may have been declared smaller than it once was: points beyond its trials are no less finished.
+            pending=record.trials - sum(result.trial.point < record.trials for result in results),
+            running=record.running[cell],
+            boundary={key: end for key, end in ends.items() if end is not None},
+            at_first_check=at_first_check(best_steps(result.steps for result in trials), record.goal.check_interval),
+        )
+        found.append(summary)
+    return found
 
 
 def cell_rows(record: StudyRecord, cells: Iterable[CellSummary]) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""Tables as data frames, as CSV files, and as text for the terminal."""
+"""Tables as data frames, as CSV files and as text; how a series and a number are written in them, and in words."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import numpy as np
 import pandas as pd
 
 from lit_dps.files import replacing
+from lit_dps.space import short_names
+from lit_dps.trial import Cell, Series, Value
 
 Row = Mapping[str, object]  # of a table, by column; None where a value is missing
 _DTYPES = {"integer": "Int64", "floating": float, "boolean": bool}  # Int64: integers stay integers beside missing ones
 
 
 def frame(rows: Iterable[Row], columns: Sequence[str] | None = None) -> pd.DataFrame:
-    """Rows as a data frame; a column of integers, numbers or truth values has their type, a mixed one keeps its values.
+    """Rows, all with the same columns, as a data frame; `columns` names these for a table that may have no rows.
 
-    Args:
-        rows: All with the same columns.
-        columns: Their names, for a table that may have no rows.
+    A column of integers, numbers or truth values has their type, a mixed one keeps its values.
     """
     table = pd.DataFrame(list(rows), columns=columns, dtype=object)
     return table.astype({c: _DTYPES.get(pd.api.types.infer_dtype(table[c], skipna=True), object) for c in table})
@@ -39,6 +39,21 @@ def write_csv(table: pd.DataFrame, path: Path) -> None:
     """Writes a table, missing values as empty fields, numbers in full, replacing `path` in one go."""
     with replacing(path) as temporary:
         table.to_csv(temporary, index=False, lineterminator="\n")
+
+
+def aligned(rows: Iterable[Mapping[str, str]], words: bool = False) -> list[str]:
+    """Rows, at least one and all with the same columns, as right-aligned lines below their header.
+
+    Where the last column holds `words`, these start where it starts.
+    """
+    rows = list(rows)
+    table = [list(rows[0]), *(list(row.values()) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    right = len(widths) - words
+    return [
+        "  ".join(x.rjust(w) if i < right else x for i, (x, w) in enumerate(zip(line, widths, strict=True)))
+        for line in table
+    ]
 
 
 def significant(x: float | None) -> str:
@@ -65,18 +80,53 @@ def k_star_text(row: Row) -> str:
     return "-" if row["k_star"] is None else f"{bound}{row['k_star']}"
 
 
-def aligned(rows: Iterable[Mapping[str, str]], words: bool = False) -> list[str]:
-    """Rows, at least one and all with the same columns, as lines below their header, right-aligned.
+def cell_of(series: Series, batch_size: int) -> Cell:
+    """The cell of a series at a batch size."""
+    return Cell(batch_size, series.sparsity, series.others)
 
-    Args:
-        rows: By column.
-        words: Whether the last column holds words, which start where it starts.
-    """
-    rows = list(rows)
-    table = [list(rows[0]), *(list(row.values()) for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    numbers = len(widths) - words
-    return [
-        "  ".join(x.rjust(w) if i < numbers else x for i, (x, w) in enumerate(zip(line, widths, strict=True)))
-        for line in table
-    ]
+
+def base_of(series: Series, every: Iterable[Series]) -> Series:
+    """What a series is compared with: of those that differ from it in sparsity alone, the one of least sparsity."""
+    return min(other for other in every if other.others == series.others)
+
+
+def columns_of(series: Series) -> dict[str, Value]:
+    """The columns of a table that name a series: sparsity, then each further axis by its short key."""
+    names = short_names([key for key, _ in series.others])
+    return {"sparsity": series.sparsity, **{names[key]: value for key, value in series.others}}
+
+
+def rows_of(series: Series, rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of a series, in a table with its columns."""
+    return rows[np.logical_and.reduce([rows[name] == value for name, value in columns_of(series).items()])]
+
+
+def cell_columns(rows: pd.DataFrame) -> list[str]:
+    """The columns that name a cell, in a table that has them first: those of its series, then batch_size."""
+    return list(rows.columns[: rows.columns.get_loc("batch_size") + 1])
+
+
+def short_columns(series: Series) -> dict[str, str]:
+    """The columns that name a series in a table to read: S, then each further axis."""
+    return {"S" if name == "sparsity" else name: _text(value) for name, value in columns_of(series).items()}
+
+
+def legend(series: Series) -> str:
+    """S = 0.9, method = snip."""
+    return ", ".join(f"{name} = {text}" for name, text in short_columns(series).items())
+
+
+def title(series: Series) -> str:
+    """Sparsity 0.9, method snip, as a panel has it."""
+    return ", ".join(f"{name} {_text(value)}" for name, value in columns_of(series).items())
+
+
+def listed(every: Sequence[Series]) -> str:
+    """Several series in words: S = 0, 0.5, or S = 0, method = snip; S = 0.5, method = snip."""
+    if any(series.others for series in every):
+        return "; ".join(map(legend, every))
+    return f"S = {', '.join(_text(series.sparsity) for series in every)}"
+
+
+def _text(value: Value) -> str:
+    return value.rpartition(".")[2] if isinstance(value, str) else f"{value:g}"

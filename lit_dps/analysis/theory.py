@@ -34,9 +34,8 @@ import pandas as pd
 
 from lit_dps.analysis.fit import Fit
 from lit_dps.analysis.scaling import Scaling
-from lit_dps.analysis.series import base_of, columns_of
 from lit_dps.analysis.summary import CellSummary, comparable
-from lit_dps.analysis.tables import frame
+from lit_dps.analysis.tables import base_of, columns_of, frame
 from lit_dps.record import StudyRecord
 from lit_dps.trial import Series, TrialResult
 
@@ -50,24 +49,16 @@ _EQUAL_RATES = 1e-9
 class Terms:
     """The terms of the theory, measured along one trial. In units of the loss ("nats"), weights w and steps.
 
-    Attributes:
-        delta: Delta = 2 (f(w1) - f_inf) of the training loss after pruning, in nats.
-        lipschitz: L, mean over the run of the local Lipschitz constant of the gradient, in nats / w^2.
-        beta: Trace of the covariance of the per-example gradient before the first step, in (nats / w)^2 examples.
-        epsilon: Mean over the run of the squared norm of the training gradient, in (nats / w)^2; weights all
-            measurements alike, whatever their rate.
-        rate: etabar, mean learning rate, in w^2 / nats a step.
-        rate_squares: H, sum over the steps of the squared learning rate, in (w^2 / nats)^2.
-        steps: Steps that the rates are of: all that the run made, also where it counts only up to a goal that it met
-            before (`lit_dps.analysis.goals`) or to where it was outraced.
+    `steps` are those that the rates are of: all that the run made, also where it counts only up to a goal that it met
+    before (`lit_dps.analysis.at_goal`) or to where it was outraced.
     """
 
-    delta: float
-    lipschitz: float
-    beta: float
-    epsilon: float
-    rate: float
-    rate_squares: float
+    delta: float  # Delta = 2 (f(w1) - f_inf) of the training loss after pruning, in nats
+    lipschitz: float  # L, mean over the run of the local Lipschitz constant of the gradient, in nats / w^2
+    beta: float  # trace of the covariance of the per-example gradient before the first step, in (nats / w)^2 examples
+    epsilon: float  # mean of the squared norm of the training gradient over the measurements, in (nats / w)^2
+    rate: float  # etabar, mean learning rate, in w^2 / nats a step
+    rate_squares: float  # H, sum over the steps of the squared learning rate, in (w^2 / nats)^2
     steps: int
 
     @property
@@ -81,11 +72,6 @@ class Terms:
         return self.delta / (MU * self.rate * self.epsilon)
 
     @property
-    def c1_decaying(self) -> float:
-        """c1 at rates that change, in examples."""
-        return self.lipschitz * self.beta * self.rate_squares / (MU * self.rate * self.epsilon)
-
-    @property
     def decays(self) -> bool:
         """Whether the rate changed along the run: then K H > A^2 (Cauchy and Schwarz)."""
         return self.rate_squares > self.steps * self.rate**2 * (1 + _EQUAL_RATES)
@@ -93,7 +79,8 @@ class Terms:
     @property
     def law(self) -> Fit:
         """The predicted K* = c1 / B + c2, in the form that the run's rates ask for."""
-        return Fit(self.c1_decaying if self.decays else self.c1, self.c2)
+        decaying = self.lipschitz * self.beta * self.rate_squares / (MU * self.rate * self.epsilon)
+        return Fit(decaying if self.decays else self.c1, self.c2)
 
 
 def terms_of(result: TrialResult) -> Terms | None:
@@ -165,16 +152,19 @@ class Pair(NamedTuple):
     sparse: Terms
 
     @property
-    def log_ratios(self) -> list[float]:
-        """Natural logarithms of sparse over base, in the order of `RATIOS`."""
-        return [math.log(getattr(self.sparse, name) / getattr(self.base, name)) for name in RATIOS]
+    def log_ratios(self) -> dict[str, float]:
+        """Natural logarithms of sparse over base, of each of `RATIOS`."""
+        return {name: math.log(getattr(self.sparse, name) / getattr(self.base, name)) for name in RATIOS}
 
 
 def measured_terms(record: StudyRecord, series: Series) -> dict[tuple[int, int], Terms]:
     """The terms of the trials of a series whose means compare (`summary.comparable`), by (batch size, point)."""
-    runs = (r for cell, results in record.results.items() if cell.series == series for r in results if comparable(r))
-    found = {(result.trial.cell.batch_size, result.trial.point): terms_of(result) for result in runs}
-    return {key: terms for key, terms in found.items() if terms is not None}
+    return {
+        (cell.batch_size, result.trial.point): terms
+        for cell, results in record.results.items()
+        for result in results
+        if cell.series == series and comparable(result) and (terms := terms_of(result)) is not None
+    }
 
 
 def paired_terms(record: StudyRecord, base: Series, series: Series) -> list[Pair]:
@@ -212,9 +202,10 @@ def term_ratio_rows(record: StudyRecord, scalings: Mapping[Series, Scaling]) -> 
 
 
 def _term_ratios(pairs: Sequence[Pair]) -> dict[str, float | None]:
-    names = (*RATIOS, "predicted_c1", "predicted_c1_measured_epsilon")
     if not pairs:
-        return dict.fromkeys(names)
-    delta, beta, lipschitz, epsilon = np.exp(np.mean([pair.log_ratios for pair in pairs], axis=0)).tolist()
-    predicted = delta * beta * lipschitz
-    return dict(zip(names, (delta, beta, lipschitz, epsilon, predicted, predicted / epsilon**2), strict=True))
+        return dict.fromkeys((*RATIOS, "predicted_c1", "predicted_c1_measured_epsilon"))
+    logs = np.mean([list(pair.log_ratios.values()) for pair in pairs], axis=0)
+    means = dict(zip(RATIOS, np.exp(logs).tolist(), strict=True))
+    predicted = means["delta"] * means["beta"] * means["lipschitz"]
+    measured = predicted / means["epsilon"] ** 2
+    return {**means, "predicted_c1": predicted, "predicted_c1_measured_epsilon": measured}

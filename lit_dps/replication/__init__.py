@@ -1,12 +1,35 @@
 """The paper's protocol and claims, and the page that judges them."""
 
-from lit_dps.replication.claims import CLAIMS, Claim, Judgement, judge, overall
-from lit_dps.replication.claims_scaling import diminishing_returns, exponent, linear_scaling, plateau
-from lit_dps.replication.claims_search import rank_correlation, rate_grows, region_grows
-from lit_dps.replication.claims_sparse import critical_later, critical_no_earlier, critical_of_momentum, steps_of_sparse
-from lit_dps.replication.claims_theory import lipschitz_rises, loss_stays, theory_tells, variance_falls
+from lit_dps.replication.claims_scaling import (
+    critical_later,
+    critical_no_earlier,
+    critical_of_momentum,
+    diminishing_returns,
+    exponent,
+    linear_scaling,
+    plateau,
+    steps_of_sparse,
+)
+from lit_dps.replication.claims_trials import (
+    lipschitz_rises,
+    loss_stays,
+    rank_correlation,
+    rate_grows,
+    region_grows,
+    theory_tells,
+    variance_falls,
+)
 from lit_dps.replication.page import Core, Image, Machine, Part, progress, replication_page, table
-from lit_dps.replication.paper import protocol_rows, search_text, workload
+from lit_dps.replication.paper import (
+    CLAIMS,
+    Claim,
+    Judgement,
+    judge,
+    overall,
+    protocol_rows,
+    search_text,
+    workload,
+)
 from lit_dps.replication.rules import (
     Estimate,
     Finding,

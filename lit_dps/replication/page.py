@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from lit_dps.analysis import Analysis, setting, table_and_law, theory_text
-from lit_dps.replication.claims import Judgement, judge, overall
-from lit_dps.replication.paper import protocol_rows, search_text
+from lit_dps.replication.paper import Judgement, judge, overall, protocol_rows, search_text
 from lit_dps.replication.rules import Verdict
 from lit_dps.trial import TrialResult
 
@@ -45,30 +44,20 @@ class Core(NamedTuple):
 
 @dataclass(frozen=True)
 class Part:
-    """A study on the page.
-
-    Attributes:
-        study: The study, finished or not.
-        command: What makes it, in a shell.
-        core: The batch sizes and trials of a cell that its configuration asks for; the study may have been extended.
-        images: Its figures.
-    """
+    """A study on the page, finished or not."""
 
     study: Analysis
-    command: str
+    command: str  # what makes it, in a shell
     images: Sequence[Image] = ()
-    core: Core | None = None
+    core: Core | None = None  # what its configuration asks for; the study may have been extended
 
     def hours(self, core: bool = False) -> float:
         """Hours of training of its trials, or of those that its configuration asks for, one after another."""
-        results = self.study.record.results.values()
-        asked = self.core if core else None
-        chosen = (r for cell in results for r in cell if asked is None or asked.has(r))
-        return sum(result.seconds for result in chosen) / 3600
+        results = (result for cell in self.study.record.results.values() for result in cell)
+        return sum(r.seconds for r in results if not core or self.core is None or self.core.has(r)) / 3600
 
 
-@dataclass(frozen=True)
-class Machine:
+class Machine(NamedTuple):
     """What the page was made on: CPU cores, model of the CPU, version of torch."""
 
     cores: int
@@ -79,15 +68,7 @@ class Machine:
 def replication_page(
     parts: Sequence[Part], comparisons: Mapping[str, Sequence[Image]], machine: Machine, command: str, date: str
 ) -> str:
-    """The whole page.
-
-    Args:
-        parts: At least one study.
-        comparisons: Figures of several studies, by what they have in common.
-        machine: What it is made on.
-        command: What makes it.
-        date: When it is made.
-    """
+    """The whole page, of at least one study; `comparisons` are figures of several, by what they have in common."""
     judgements = judge([part.study for part in parts], {part.study.record.name: part.command for part in parts})
     sections = [
         "# Replication\n",
@@ -117,13 +98,17 @@ def _made(parts: Sequence[Part], machine: Machine, command: str, date: str) -> s
         workers = setting(record.config, "study.workers") or machine.cores
         asked, hours = part.hours(core=True) / workers, part.hours() / workers
         core, elapsed = core + asked, elapsed + hours
-        row = {
-            "study": f"`{record.name}`",
-            "workload": record.workload,
-            "trials": "{} of {}".format(*progress(part.study)),
-        }
-        row |= {"at a time": str(workers), "hours as configured": f"{asked:.2f}", "hours in all": f"{hours:.2f}"}
-        rows.append(row | {"command": f"`{part.command}`"})
+        rows.append(
+            {
+                "study": f"`{record.name}`",
+                "workload": record.workload,
+                "trials": "{} of {}".format(*progress(part.study)),
+                "at a time": str(workers),
+                "hours as configured": f"{asked:.2f}",
+                "hours in all": f"{hours:.2f}",
+                "command": f"`{part.command}`",
+            }
+        )
     made = f"This page was made {date} on {machine.cores} cores of {machine.cpu}, with torch {machine.torch}."
     took = (
         "Hours are those of the trials, on whatever machine ran them, shared by the workers. As configured, the "
@@ -139,7 +124,7 @@ def _claims(judgements: Sequence[Judgement]) -> str:
         row = {"claim": f"{claim.text} (Section {claim.source})"}
         short.append(row | {verdict: ", ".join(verdicts.get(verdict, ["-"])) or "no study" for verdict in Verdict})
     for judgement in judgements:
-        row = {"claim": judgement.claim.text, "study": _named(judgement), "paper": judgement.claim.paper}
+        row = {"claim": judgement.claim.text, "study": judgement.where or "-", "paper": judgement.claim.paper}
         row |= {"measured": judgement.measured, "verdict": judgement.verdict}
         rows.append(row | {"command": f"`{judgement.command}`" if judgement.command else "-"})
     return f"## The paper's claims\n\n{_RULES}\n\n{table(short)}\n{table(rows)}"
@@ -152,7 +137,7 @@ def _disagreements(judgements: Sequence[Judgement]) -> str:
         lines.append(f"{said}:{'' if found else ' none.'}\n")
         for judgement in found:
             claim = judgement.claim
-            where = f" ({_named(judgement)})" if judgement.studies else ""
+            where = f" ({judgement.where})" if judgement.studies else ""
             lines.append(f"- {_escaped(f'{claim.text}, in the paper {claim.paper}{where}: {judgement.measured}')}")
         lines += [""] if found else []
     return "\n".join(lines)
@@ -171,14 +156,9 @@ def _part(part: Part) -> str:
 def _theory(parts: Sequence[Part]) -> str:
     lines = ["## Theory\n", f"{_THEORY}\n"]
     for part in parts:
-        text = theory_text(part.study)
-        name = part.study.record.name
+        name, text = part.study.record.name, theory_text(part.study)
         lines.append(f"`{name}`:\n\n{_block(text)}" if text else f"`{name}`: no terms were measured.\n")
     return "\n".join(lines)
-
-
-def _named(judgement: Judgement) -> str:
-    return " against ".join(judgement.studies) or "-"
 
 
 def _images(images: Sequence[Image]) -> str:

@@ -1,12 +1,22 @@
-"""A study's protocol beside that of the paper's workload (Lee et al. 2021, Section 2 and Appendix B)."""
+"""What the paper did and what it claims, beside studies of one's own.
+
+The protocol of its workloads is from Section 2 and Appendix B of Lee et al. 2021. The claims are judged a study, or
+pair of studies, at a time; their rules are fixed in advance, in `claims_scaling` and `claims_trials`, and how a rule
+becomes a verdict is in `rules`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise, product
+from typing import NamedTuple
 
-from lit_dps.analysis import setting
+import lit_dps.replication.claims_scaling as scaling
+import lit_dps.replication.claims_trials as trials
+from lit_dps.analysis import Analysis, setting
 from lit_dps.record import StudyRecord
+from lit_dps.replication.rules import Finding, Verdict
 from lit_dps.space import short_names
 
 BATCH_SIZES = tuple(2**i for i in range(1, 15))
@@ -14,15 +24,8 @@ SPARSITIES = (0.0, 0.5, 0.7, 0.9)
 TRIALS = 100
 
 
-@dataclass(frozen=True)
-class Protocol:
-    """The goal of a workload of the paper.
-
-    Attributes:
-        error: Goal validation error.
-        check_interval: Steps between checks.
-        max_steps: Step budget.
-    """
+class Protocol(NamedTuple):
+    """The goal of a workload of the paper: validation error, steps between checks, step budget."""
 
     error: float
     check_interval: int
@@ -52,6 +55,7 @@ def protocol_rows(record: StudyRecord) -> list[dict[str, str]]:
     """The protocol of a study beside the paper's of that workload, as text. Columns: "", this study, the paper."""
     goal, paper = record.goal, WORKLOADS.get(classes(record.config))
     theirs = ("-",) * 3 if paper is None else (f"{paper.error:g}", str(paper.check_interval), f"{paper.max_steps:,}")
+    slack = "the budget" if record.slack is None else f"{record.slack:g} K* of their cell"
     rows = [
         ("batch sizes", _listed(record.batch_sizes), _listed(BATCH_SIZES)),
         ("sparsities", _listed(record.sparsities), _listed(SPARSITIES)),
@@ -60,11 +64,7 @@ def protocol_rows(record: StudyRecord) -> list[dict[str, str]]:
         ("goal validation error", _listed([goal.value, *record.goals]), theirs[0]),
         ("steps between checks", str(goal.check_interval), theirs[1]),
         ("step budget", f"{goal.max_steps:,}", theirs[2]),
-        (
-            "trials stop at",
-            "the budget" if record.slack is None else f"{record.slack:g} K* of their cell",
-            "the budget",
-        ),
+        ("trials stop at", slack, "the budget"),
     ]
     return [dict(zip(("", "this study", "the paper"), row, strict=True)) for row in rows]
 
@@ -75,9 +75,104 @@ def search_text(record: StudyRecord) -> str:
     return "; ".join(f"{names[key]} [{box.low:g}, {box.high:g}] {box.scale}" for key, box in record.space.items())
 
 
-def _listed(values) -> str:
+def _listed(values: Iterable[float]) -> str:
     """Numbers in a row; 2, 4, ..., 16384 where they are more than six and double."""
     values = list(values)
-    if len(values) > 6 and all(b == 2 * a for a, b in zip(values, values[1:], strict=False)):
+    if len(values) > 6 and all(b == 2 * a for a, b in pairwise(values)):
         return f"{values[0]:g}, {values[1]:g}, ..., {values[-1]}"
     return ", ".join(f"{value}" if isinstance(value, int) else f"{value:g}" for value in values)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim of the paper.
+
+    `judge` maps a study, or two, which may be the same, to a finding; to None where the claim does not apply to them.
+    """
+
+    text: str
+    source: str  # section, and figure, of Lee et al. 2021
+    paper: str  # the paper's number, or how it says it
+    judge: Callable[..., Finding | None]
+    studies: int = 1  # that it takes
+
+
+_REGIMES, _SEARCH = "3.1, Figure 1", "3.2, Figure 3"
+CLAIMS = (
+    Claim(
+        "steps fall in proportion to batch size where batches are small", _REGIMES, "K* ~ 1/B", scaling.linear_scaling
+    ),
+    Claim("larger batches give diminishing returns", _REGIMES, "K* B grows", scaling.diminishing_returns),
+    Claim("the largest batches save no more steps", _REGIMES, "K* constant", scaling.plateau),
+    Claim("90 % sparse networks need more steps", "3.1, Figure 12", "x1.5 to x4.5", scaling.steps_of_sparse),
+    Claim(
+        "the critical batch size of 90 % sparse networks is no smaller",
+        _REGIMES,
+        "same or larger",
+        scaling.critical_no_earlier,
+    ),
+    Claim(
+        "with momentum, the critical batch size of 90 % sparse networks is larger",
+        _REGIMES,
+        "larger",
+        scaling.critical_later,
+    ),
+    Claim(
+        "momentum has a larger critical batch size than SGD",
+        "3.1, Figure 2",
+        "larger",
+        scaling.critical_of_momentum,
+        studies=2,
+    ),
+    Claim("the best learning rate grows with batch size", _SEARCH, "grows", trials.rate_grows),
+    Claim("the region of successful metaparameters grows with batch size", _SEARCH, "grows", trials.region_grows),
+    Claim(
+        "L rises with sparsity",
+        "4, Figure 4",
+        "0.57 / 0.72 / 0.81 / 1.76 at 0 / 50 / 70 / 90 %: x3.09",
+        trials.lipschitz_rises,
+    ),
+    Claim("the gradient variance beta falls at 90 %", "4", "x0.54", trials.variance_falls),
+    Claim("the loss to go Delta is the same at 90 %", "4", "x1.00", trials.loss_stays),
+    Claim("Delta beta L tells the ratio of c1 at 90 %", "4", "x1.67", trials.theory_tells, studies=2),
+)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A claim judged on one study or pair of studies."""
+
+    claim: Claim
+    studies: tuple[str, ...]  # their names; none where the claim applies to none of them
+    measured: str  # what they have, in a sentence with numbers
+    verdict: Verdict
+    command: str  # what makes the studies, in a shell
+
+    @property
+    def where(self) -> str:
+        """The study, or of a pair the one against the other; empty where there is none."""
+        return " against ".join(self.studies)
+
+
+def judge(studies: Sequence[Analysis], commands: Mapping[str, str]) -> list[Judgement]:
+    """All claims on all studies that they apply to, by claim, then study; `commands` make the studies, by name."""
+    found = []
+    for claim in CLAIMS:
+        judged = [(group, claim.judge(*group)) for group in product(studies, repeat=claim.studies)]
+        applied = [(group, finding) for group, finding in judged if finding is not None]
+        for group, finding in applied:
+            names = tuple(dict.fromkeys(study.record.name for study in group))
+            command = " && ".join(commands[name] for name in names)
+            found.append(Judgement(claim, names, finding.measured, finding.verdict, command))
+        if not applied:
+            found.append(Judgement(claim, (), "no study of it", Verdict.UNDECIDABLE, ""))
+    return found
+
+
+def overall(judgements: Sequence[Judgement]) -> dict[Claim, dict[Verdict, list[str]]]:
+    """Each claim's verdicts, with where they were found; nowhere, if in no study."""
+    found: dict[Claim, dict[Verdict, list[str]]] = {}
+    for judgement in judgements:
+        at = found.setdefault(judgement.claim, {}).setdefault(judgement.verdict, [])
+        at += [judgement.where] if judgement.studies else []
+    return found

@@ -19,7 +19,6 @@ import numpy as np
 
 from lit_dps.analysis import PERCENTILES, REPLICATES, Analysis, Interval, Scaling, estimate, resample
 from lit_dps.racing import last_step
-from lit_dps.record import StudyRecord
 from lit_dps.trial import Cell, Series, Status
 
 SEED = 0
@@ -58,13 +57,12 @@ class Estimate(NamedTuple):
 
 
 def estimated(value: float, low: np.ndarray, high: np.ndarray | None = None) -> Estimate:
-    """A number with the interval of its resamples, widened to hold it.
+    """A number from all trials with the interval of its resamples, widened to hold it.
 
     Args:
-        value: From all trials.
-        low: (R,) of the resamples, where the number is only known to lie between two limits the lower one. A resample
-            that is nan could have been anything.
-        high: (R,) the upper limits, if they are others.
+        value: The number.
+        low: (R,) of the resamples; their lower limits, where `high`, (R,), has upper ones. One that is nan could have
+            been anything.
     """
     lowest = np.where(np.isnan(low), -np.inf, low)
     highest = low if high is None else high
@@ -99,30 +97,23 @@ def at_each(every: Iterable[Series], judge: Callable[[Series], Finding]) -> Find
     return Finding(verdict, "; ".join(f"{series}: {finding.measured}" for series, finding in found.items()))
 
 
-def sparse_and_dense(record: StudyRecord) -> dict[Series, Series]:
-    """The dense series beside each sparse one, of the two sparsities that the paper compares."""
-    dense = {series.others: series for series in record.series if series.sparsity == DENSE}
-    return {s: dense[s.others] for s in record.series if s.sparsity == SPARSE and s.others in dense}
-
-
 def at_each_pair(study: Analysis, judge: Callable[[Series, Series], Finding | None]) -> Finding | None:
     """The findings on each sparse series and its dense one as one; None where there is none."""
-    judged = {sparse: judge(sparse, dense) for sparse, dense in sparse_and_dense(study.record).items()}
-    found = {series: finding for series, finding in judged.items() if finding is not None}
+    dense = {series.others: series for series in study.record.series if series.sparsity == DENSE}
+    pairs = {s: dense[s.others] for s in study.record.series if s.sparsity == SPARSE and s.others in dense}
+    found = {s: finding for s, base in pairs.items() if (finding := judge(s, base)) is not None}
     if any(series.others for series in found):
         return at_each(found, lambda series: found[series])
     return next(iter(found.values()), None)
 
 
 def k_star_draws(study: Analysis, cell: Cell) -> tuple[np.ndarray, np.ndarray]:
-    """K* of the resamples of a cell, between limits.
+    """Lower and upper limits, each (R,) in steps, of K* of the resamples of a cell.
 
     The goal was met after the last check that missed it, and a resample without a complete trial would have met it
     after the budget, or where trials were outraced, or where the first was stopped by its module or a callback. Failed
     trials tell nothing. Cells of one batch size with as many trials are resampled by the same points of the search.
-
-    Returns:
-        (R,) lower limits and (R,) upper limits, in steps: 0 and infinity with fewer than `FEWEST` trials.
+    Fewer than `FEWEST` trials give 0 and infinity.
     """
     found, goal = study.by_cell[cell], study.record.goal
     if len(found.trials) < FEWEST:
@@ -143,14 +134,9 @@ def log_ratio(over: tuple[np.ndarray, np.ndarray], under: tuple[np.ndarray, np.n
 def fit_ratio(
     over: Scaling, under: Scaling, value: Callable[[np.ndarray, np.ndarray], np.ndarray]
 ) -> tuple[float, np.ndarray] | None:
-    """The ratio of a number of two fitted laws, and its resamples; None where a law has none.
+    """The ratio of `value` of c1 and c2 of two fitted laws, and its resamples; None where a law has none.
 
     The resamples of the two go together as they come: those of one study at two sparsities are by the same points.
-
-    Args:
-        over: The law above the line.
-        under: The law below it.
-        value: The number from c1 and c2, elementwise.
     """
     count = min(len(over.replicates), len(under.replicates))
     if over.fit is None or under.fit is None or not count:

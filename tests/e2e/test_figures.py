@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lit_dps.analysis.unchanged import STAMP
+from lit_dps.analysis.publishing import STAMP
 from lit_dps.cli import main
 from lit_dps.cli.figures import LONGEST, comparison_name
 from tests.e2e.test_commands import run_without

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lit_dps.analysis import Analysis, records
-from lit_dps.analysis.figures import curves, optimizers, ratios, scaling
+from lit_dps.analysis.figures import optimizers, ratios, scaling
 from lit_dps.trial import Cell
 from tests.unit.fake_study import result
 from tests.unit.test_figures import lines_of, read
@@ -64,8 +64,8 @@ def test_it_is_drawn_hollow_with_an_arrow_down():
         assert marker.get_data()[0].tolist() == [2000]
         assert marker.get_data()[1].tolist() == [16]
         (stem,) = [segment for part in ax.collections for segment in getattr(part, "get_segments", list)()]
-        assert np.asarray(stem) == pytest.approx(np.array([[2000, 16 * (1 - curves.ARROW)], [2000, 16]]))
-        assert ax.get_ylim()[0] < 16 * (1 - curves.ARROW)
+        assert np.asarray(stem) == pytest.approx(np.array([[2000, 16 * (1 - scaling.ARROW)], [2000, 16]]))
+        assert ax.get_ylim()[0] < 16 * (1 - scaling.ARROW)
         assert "upper bound" in legend_of(ax)
     assert legend_of(together) == ["S = 0", "S = 0.9", "upper bound"]
     assert legend_of(sparse) == []

@@ -40,7 +40,7 @@ def race(order, slack, stale: int) -> list[TrialResult]:
     told = []
     for i, point in enumerate(order):
         status, end = FATES[point]
-        limit = last_step(best_steps(told[: max(0, i - stale)]), slack)
+        limit = last_step(best_steps(result.steps for result in told[: max(0, i - stale)]), slack)
         stop = next((s for s in range(INTERVAL, BUDGET + 1, INTERVAL) if s >= limit), math.inf)
         if stop < end or (stop == end and status == "incomplete" and end < BUDGET):
             told.append(trial(point, None, "outraced", run=stop))

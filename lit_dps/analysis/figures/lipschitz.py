@@ -10,19 +10,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+import lit_dps.analysis.figures.style as look
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.figures.style import (
-    STEPS,
-    STYLE,
-    curve_style,
-    few_ticks,
-    legend_above,
-    log_values_axis,
-    series_handles,
-)
-from lit_dps.analysis.series import cell_columns, columns_of, rows_of
 from lit_dps.analysis.summary import comparable, setting
-from lit_dps.analysis.tables import frame, significant
+from lit_dps.analysis.tables import cell_columns, columns_of, frame, rows_of, significant
 from lit_dps.record import StudyRecord
 from lit_dps.trial import TrialResult
 
@@ -36,9 +27,8 @@ def rows(study: Analysis) -> pd.DataFrame:
     """Every measurement, by series, batch size, point, then step.
 
     Columns: sparsity and further axes, batch_size [examples], point, status, step, lipschitz (missing where it is not a
-    number), and drawn: whether it is among those that `mean_rows` takes. These are of the points of `_common_points`,
-    or of all where the series share none; of trials that compare (`summary.comparable`); and above 0 and finite, since
-    others have no logarithm.
+    number), and drawn: whether `mean_rows` takes it. It takes those of the points that all series share, or of all
+    where they share none; of trials that compare (`summary.comparable`); above 0 and finite, others have no logarithm.
     """
     record, found = study.record, []
     for cell in record.cells:
@@ -59,9 +49,6 @@ def mean_rows(rows: pd.DataFrame) -> pd.DataFrame:
     Columns: those of the series, batch_size [examples], step; mean (geometric), low and high (smallest and largest) of
     the trials, and their number; run_mean, the arithmetic mean over the run of each trial (as the theory takes it), of
     these the geometric mean over the trials.
-
-    Args:
-        rows: From `rows`.
     """
     cell, drawn = cell_columns(rows), rows[rows["drawn"]]
     at_step, of_run = (drawn.groupby([*cell, column])["lipschitz"] for column in ("step", "point"))
@@ -98,14 +85,9 @@ def figures(tables: Mapping[str, pd.DataFrame], study: Analysis) -> Iterator[tup
     yield NAME, draw(tables["lipschitz-mean"], study)
 
 
-@matplotlib.rc_context(STYLE)
+@matplotlib.rc_context(look.STYLE)
 def draw(lines: pd.DataFrame, study: Analysis) -> Figure:
-    """A panel per batch size, in it a line per series, with the range of its trials as a band.
-
-    Args:
-        lines: From `mean_rows`.
-        study: For its series.
-    """
+    """A panel per batch size, in it a line per series (`mean_rows`), with the range of its trials as a band."""
     sizes, every = sorted(lines["batch_size"].unique()), study.record.series
     count = math.ceil(len(sizes) / 4)
     columns = math.ceil(len(sizes) / count)
@@ -119,34 +101,34 @@ def draw(lines: pd.DataFrame, study: Analysis) -> Figure:
             if not len(line):
                 continue
             steps, mean, low, high = (line[key].to_numpy(float) for key in ("step", "mean", "low", "high"))
-            style = curve_style(j) | {"markersize": 2.5, "markevery": math.ceil(len(steps) / 8)}
+            style = look.curve_style(j) | {"markersize": 2.5, "markevery": math.ceil(len(steps) / 8)}
             ax.plot(steps, mean, label=significant(line["run_mean"].iloc[0]), linewidth=1, **style)
             ax.fill_between(steps, low, high, color=style["color"], alpha=0.15, linewidth=0)
         ax.set_xlim(left=0)
-        few_ticks(ax.xaxis)
+        look.few_ticks(ax.xaxis)
         ax.tick_params(labelleft=i % columns == 0)
         ax.legend(title="mean over the run", loc="upper right", ncols=2, handlelength=1.2, columnspacing=0.8, **CLOSE)
         if i + columns >= len(sizes):
-            ax.set_xlabel(STEPS)
+            ax.set_xlabel(look.STEPS)
     values = lines["mean"].clip(lower=lines["mean"].max() / SPAN)
     legend = 0.1 * (1.5 + math.ceil(len(every) / 2))  # share of a panel's height that its legend takes
     above = 2 * (values.max() / values.min()) ** (legend / (1 - legend))
-    log_values_axis(figure.axes[0], values, 2, above)
+    look.log_values_axis(figure.axes[0], values, 2, above)
     figure.supylabel("local Lipschitz constant of the gradient", fontsize=8)
-    legend_above(figure, series_handles((s, j) for j, s in enumerate(every) if len(rows_of(s, lines))))
+    look.legend_above(figure, look.series_handles((s, j) for j, s in enumerate(every) if len(rows_of(s, lines))))
     return figure
-
-
-def _common_points(record: StudyRecord, batch_size: int) -> set[int]:
-    """The points measured in every series that has any at this batch size: only these compare series."""
-    points = _points(record, batch_size)
-    return set.intersection(*points) if points else set()
 
 
 def _points(record: StudyRecord, batch_size: int) -> list[set[int]]:
     """The points measured in each series at a batch size, for those that have any."""
     cells = [record.results[cell] for cell in record.cells if cell.batch_size == batch_size]
     return list(filter(None, ({result.trial.point for result in cell if _measured(result)} for cell in cells)))
+
+
+def _common_points(record: StudyRecord, batch_size: int) -> set[int]:
+    """The points measured in all of these: only they compare series."""
+    points = _points(record, batch_size)
+    return set.intersection(*points) if points else set()
 
 
 def _measured(result: TrialResult) -> bool:

@@ -9,10 +9,9 @@ import matplotlib
 import pandas as pd
 from matplotlib.figure import Figure
 
+import lit_dps.analysis.figures.style as look
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.figures.style import GREY, STEPS, STYLE, curve_style, few_ticks, legend_above, log_values_axis
-from lit_dps.analysis.series import cell_columns, columns_of, legend, rows_of
-from lit_dps.analysis.tables import frame, numbers
+from lit_dps.analysis.tables import cell_columns, columns_of, frame, legend, numbers, rows_of
 from lit_dps.goal import ERROR
 
 NAME, PAPER = "logs", "6"
@@ -64,7 +63,7 @@ def notes(study: Analysis) -> list[str]:
     ]
 
 
-@matplotlib.rc_context(STYLE)
+@matplotlib.rc_context(look.STYLE)
 def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
     """Training loss above, validation error with the goal below; a column per batch size, a line per series.
 
@@ -80,21 +79,21 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
         panels_of_size[0].set_title(f"B = {batch_size}")
         for i, series in enumerate(study.record.series):
             line = rows_of(series, rows[rows["batch_size"] == batch_size])
-            style = curve_style(i) | {"markevery": [-1], "linewidth": 0.9, "label": legend(series)}
+            style = look.curve_style(i) | {"markevery": [-1], "linewidth": 0.9, "label": legend(series)}
             for ax, name in zip(panels_of_size, columns, strict=True):
                 known = line.dropna(subset=[name])
                 ax.plot(numbers(known["step"]), numbers(known[name]), **style)
         panels_of_size[0].set_xlim(left=0)
-        few_ticks(panels_of_size[0].xaxis)
+        look.few_ticks(panels_of_size[0].xaxis)
     for line, name in zip(panels, columns, strict=True):
         line[0].set_ylabel(LABELS.get(name, name))
         shown = rows[name][rows["batch_size"].isin(sizes) & (rows[name] > 0) & (rows[name] < math.inf)]
-        log_values_axis(line[0], shown, 1.3, 1.3)
+        look.log_values_axis(line[0], shown, 1.3, 1.3)
         for ax in line if name == goal.metric else ():
             label = "goal error" if name == ERROR else "goal"
-            ax.axhline(goal.value, color=GREY, linestyle="--", linewidth=0.8, zorder=1, label=label)
-    figure.supxlabel(STEPS, fontsize=8)
-    legend_above(figure, panels[-1, 0].get_legend_handles_labels()[0])
+            ax.axhline(goal.value, color=look.GREY, linestyle="--", linewidth=0.8, zorder=1, label=label)
+    figure.supxlabel(look.STEPS, fontsize=8)
+    look.legend_above(figure, panels[-1, 0].get_legend_handles_labels()[0])
     return figure
 
 

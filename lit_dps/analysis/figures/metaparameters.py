@@ -1,4 +1,4 @@
-"""Where in the search space the trials ended how (Lee et al. 2021, Figures 3, 5 and 13 to 18), as rows."""
+"""Where in the search space the trials ended how (Lee et al. 2021, Figures 3, 5 and 13 to 18)."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
+import lit_dps.analysis.figures.style as look
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.figures.style import COLOURS, GREY, K_STAR, STYLE, few_ticks
-from lit_dps.analysis.series import cell_of, legend, rows_of
-from lit_dps.analysis.tables import numbers
+from lit_dps.analysis.tables import cell_of, legend, numbers, rows_of
 from lit_dps.record import StudyRecord
 from lit_dps.space import Range, short_names
 from lit_dps.trial import Cell
@@ -28,13 +27,13 @@ MOST_COLUMNS = 7  # panels side by side that are legible on a page
 # study has are told of only where there are such trials.
 SELDOM = {"outraced", "stopped", "failed"}
 STATUS_MARKS = {
-    "complete": {"marker": "o", "color": COLOURS[0], "s": 11, "linewidths": 0},
-    "incomplete": {"marker": "x", "color": COLOURS[5], "s": 11, "linewidths": 0.9},
-    "infeasible": {"marker": "^", "facecolors": "none", "edgecolors": GREY, "s": 10, "linewidths": 0.6},
-    "outraced": {"marker": "o", "facecolors": "none", "edgecolors": COLOURS[4], "s": 11, "linewidths": 0.7},
-    "stopped": {"marker": "s", "facecolors": "none", "edgecolors": COLOURS[3], "s": 9, "linewidths": 0.7},
-    "failed": {"marker": "+", "color": COLOURS[6], "s": 14, "linewidths": 0.7},
-    "K*": {"marker": "*", "color": COLOURS[1], "s": 70, "edgecolors": "white", "linewidths": 0.5, "zorder": 3},
+    "complete": {"marker": "o", "color": look.COLOURS[0], "s": 11, "linewidths": 0},
+    "incomplete": {"marker": "x", "color": look.COLOURS[5], "s": 11, "linewidths": 0.9},
+    "infeasible": {"marker": "^", "facecolors": "none", "edgecolors": look.GREY, "s": 10, "linewidths": 0.6},
+    "outraced": {"marker": "o", "facecolors": "none", "edgecolors": look.COLOURS[4], "s": 11, "linewidths": 0.7},
+    "stopped": {"marker": "s", "facecolors": "none", "edgecolors": look.COLOURS[3], "s": 9, "linewidths": 0.7},
+    "failed": {"marker": "+", "color": look.COLOURS[6], "s": 14, "linewidths": 0.7},
+    "K*": {"marker": "*", "color": look.COLOURS[1], "s": 70, "edgecolors": "white", "linewidths": 0.5, "zorder": 3},
 }
 
 BANDS = {"incomplete": 1.5, "infeasible": 3}  # where steps are an axis, how many budgets high these trials lie
@@ -81,17 +80,12 @@ def figures(tables: Mapping[str, pd.DataFrame], study: Analysis) -> Iterator[tup
         yield "-".join([NAME, *(axes if i else ())]), draw(tables[NAME], study, axes)
 
 
-@matplotlib.rc_context(STYLE)
+@matplotlib.rc_context(look.STYLE)
 def draw(rows: pd.DataFrame, study: Analysis, axes: Mapping[str, Range]) -> Figure:
     """How the trials of each cell ended over two metaparameters.
 
-    With one metaparameter the other axis is steps to result; incomplete and infeasible trials lie on bands of their
-    own above the budget, all others where they ended, at the first check at least.
-
-    Args:
-        rows: From `rows`.
-        study: For the grid and the goal.
-        axes: One of `axes_of`.
+    With one metaparameter in `axes` (one of `axes_of`) the other axis is steps to result; incomplete and infeasible
+    trials lie on bands of their own above the budget, all others where they ended, at the first check at least.
     """
     record, boxes = study.record, list(axes.values())
     figure, panels = _panels(record)
@@ -112,8 +106,8 @@ def draw(rows: pd.DataFrame, study: Analysis, axes: Mapping[str, Range]) -> Figu
             places = [axis_values(numbers(part[column]), box) for column, box in axes.items()]
             ax.scatter(*places, *([_ends(record, part)] if len(axes) == 1 else []), **mark)
         if len(axes) == 1:
-            ax.axhline(record.goal.max_steps, color=GREY, linestyle=":", linewidth=0.8)
-    labels = [axis_label(name, box) for name, box in axes.items()] + [K_STAR.replace(" K*", "")]
+            ax.axhline(record.goal.max_steps, color=look.GREY, linestyle=":", linewidth=0.8)
+    labels = [axis_label(name, box) for name, box in axes.items()] + [look.K_STAR.replace(" K*", "")]
     figure.supxlabel(labels[0], fontsize=8)
     figure.supylabel(labels[1], fontsize=8)
     handles = [first.scatter([], [], label=name, **mark) for name, mark in marks.items()]
@@ -164,7 +158,7 @@ def _range_axis(axis, box: Range) -> None:
     if box.scale == "linear":
         room = 0.08 * (high - low)
         set_limits(low - room, high + room)
-        few_ticks(axis, box.integer)
+        look.few_ticks(axis, box.integer)
         return
     set_scale("log")
     room = (high / low) ** 0.08

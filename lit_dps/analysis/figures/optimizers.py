@@ -9,11 +9,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-import lit_dps.analysis.figures.curves as curves
+import lit_dps.analysis.figures.scaling as scaling
+import lit_dps.analysis.figures.style as look
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.figures.style import BATCH_SIZE, K_STAR, STYLE, batch_size_axis, curve_style, log_values_axis
-from lit_dps.analysis.series import columns_of, rows_of, title
 from lit_dps.analysis.summary import setting
+from lit_dps.analysis.tables import columns_of, rows_of, title
 from lit_dps.record import StudyRecord
 from lit_dps.trial import Series
 
@@ -38,10 +38,10 @@ def rows(*studies: Analysis) -> pd.DataFrame:
     labels, found = study_labels([study.record for study in studies]), []
     for series in _shared(studies):
         there = [study for study in studies if _has_k_star(study, series)]
-        common = curves.common_batch_size([study.scalings[series] for study in there])
+        common = scaling.common_batch_size([study.scalings[series] for study in there])
         for study in there:
             name = study.record.name
-            curve = curves.curve_rows(study.scalings[series], study.record.batch_sizes, common)
+            curve = scaling.curve_rows(study.scalings[series], study.record.batch_sizes, common)
             found.append(pd.DataFrame({**columns_of(series), "study": name, "label": labels[name], **curve}))
     return pd.concat(found, ignore_index=True)
 
@@ -83,7 +83,7 @@ def notes(*studies: Analysis) -> list[str]:
         if len(set(values)) > 1
     ]
     shared = _shared(studies)
-    return differ + curves.bound_notes(study.scalings[s] for study in studies for s in shared if s in study.scalings)
+    return differ + scaling.bound_notes(study.scalings[s] for study in studies for s in shared if s in study.scalings)
 
 
 def _shared(studies: Sequence[Analysis]) -> list[Series]:
@@ -96,7 +96,7 @@ def _has_k_star(study: Analysis, series: Series) -> bool:
     return series in study.scalings and bool(study.scalings[series].k_star)
 
 
-@matplotlib.rc_context(STYLE)
+@matplotlib.rc_context(look.STYLE)
 def draw(rows: pd.DataFrame, *studies: Analysis) -> Figure:
     """K* of the studies with fit and band above, normalised below; a column per series."""
     shared, labels = _shared(studies), list(rows["label"].unique())
@@ -106,21 +106,21 @@ def draw(rows: pd.DataFrame, *studies: Analysis) -> Figure:
         part = rows_of(series, rows)
         lines = [part[part["label"] == label] for label in labels]
         for i, curve in enumerate(lines):
-            curves.draw_band(steps, curve, i)
-            curves.draw_curve(steps, curve, i)
-            curves.draw_curve(normalised, curve, i, "normalised_")
-        curves.draw_perfect(normalised, next(filter(len, lines)), "normalised_", "perfect scaling")
+            scaling.draw_band(steps, curve, i)
+            scaling.draw_curve(steps, curve, i)
+            scaling.draw_curve(normalised, curve, i, "normalised_")
+        scaling.draw_perfect(normalised, next(filter(len, lines)), "normalised_", "perfect scaling")
         steps.set_title(title(series))
-        normalised.set_xlabel(BATCH_SIZE)
-        normalised.set_ylabel(curves.normalised_label(part))
-    batch_size_axis(panels[0, 0], curves.grid_sizes(rows))
-    log_values_axis(panels[0, 0], rows["k_star"].dropna())
-    log_values_axis(panels[1, 0], rows["normalised_k_star"].dropna())
-    panels[0, 0].set_ylabel(K_STAR)
-    if bounds := curves.bound_handles(rows):
+        normalised.set_xlabel(look.BATCH_SIZE)
+        normalised.set_ylabel(scaling.normalised_label(part))
+    look.batch_size_axis(panels[0, 0], scaling.grid_sizes(rows))
+    look.log_values_axis(panels[0, 0], rows["k_star"].dropna())
+    look.log_values_axis(panels[1, 0], rows["normalised_k_star"].dropna())
+    panels[0, 0].set_ylabel(look.K_STAR)
+    if bounds := scaling.bound_handles(rows):
         panels[0, -1].legend(handles=bounds, loc="upper right", handlelength=1.5)
     panels[1, -1].legend(loc="upper right", handlelength=2)
-    handles = [Line2D([], [], label=label, **curve_style(i)) for i, label in enumerate(labels)]
+    handles = [Line2D([], [], label=label, **look.curve_style(i)) for i, label in enumerate(labels)]
     fit = sum(len(label) + 6 for label in labels) * 0.06 < figure.get_figwidth()  # inches of a character
     figure.legend(handles=handles, loc="outside upper center", ncols=len(labels) if fit else 1, handlelength=1.5)
     return figure

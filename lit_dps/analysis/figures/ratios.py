@@ -10,19 +10,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+import lit_dps.analysis.figures.style as look
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.figures.style import (
-    BATCH_SIZE,
-    GREY,
-    STYLE,
-    batch_size_axis,
-    curve_style,
-    legend_above,
-    log_values_axis,
-    series_handles,
-)
-from lit_dps.analysis.series import columns_of, rows_of
-from lit_dps.analysis.tables import frame, numbers
+from lit_dps.analysis.tables import columns_of, frame, numbers, rows_of
 
 NAME, PAPER = "ratios", "12"
 CAPTION = "K* of sparse over dense networks (Figure 12)"
@@ -68,7 +58,7 @@ def notes(*studies: Analysis) -> list[str]:
     return told
 
 
-@matplotlib.rc_context(STYLE)
+@matplotlib.rc_context(look.STYLE)
 def draw(rows: pd.DataFrame, *studies: Analysis) -> Figure:
     """A panel per study that has a ratio, in it a line per series, with 95 % intervals."""
     drawn = [study for study in studies if study.ratios]
@@ -80,20 +70,20 @@ def draw(rows: pd.DataFrame, *studies: Analysis) -> Figure:
     for panel, study in enumerate(drawn):
         shared = ax = figure.add_subplot(lines, columns, panel + 1, sharey=shared)
         part = rows[rows["study"] == study.record.name]
-        ax.axhline(1, color=GREY, linestyle="--", linewidth=0.8)
+        ax.axhline(1, color=look.GREY, linestyle="--", linewidth=0.8)
         above = sorted({ratio.cell.series for ratio in study.ratios})
         for i, series in enumerate(above):
             dodge = DODGE ** (i - (len(above) - 1) / 2)
-            _draw_line(ax, rows_of(series, part), dodge, curve_style(looks[series]))
-        batch_size_axis(ax, study.record.batch_sizes)
+            _draw_line(ax, rows_of(series, part), dodge, look.curve_style(looks[series]))
+        look.batch_size_axis(ax, study.record.batch_sizes)
         ax.set_ylabel(f"K*(S) / K*(S = {min(study.record.sparsities):g})")
         if panel + columns >= len(drawn):
-            ax.set_xlabel(BATCH_SIZE)
+            ax.set_xlabel(look.BATCH_SIZE)
         if len(studies) > 1:
             ax.set_title(textwrap.fill(study.record.name, 36))
         shown.update(above)
-    log_values_axis(figure.axes[0], [1, *rows[["ratio", "ratio_low", "ratio_high"]].stack().dropna()], 1.15, 1.15)
-    legend_above(figure, series_handles((series, looks[series]) for series in sorted(shown)))
+    look.log_values_axis(figure.axes[0], [1, *rows[["ratio", "ratio_low", "ratio_high"]].stack().dropna()], 1.15, 1.15)
+    look.legend_above(figure, look.series_handles((series, looks[series]) for series in sorted(shown)))
     return figure
 
 

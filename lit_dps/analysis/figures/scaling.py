@@ -1,23 +1,27 @@
-"""K* and the fitted law against batch size (Lee et al. 2021, Figures 1 and 7 to 11)."""
+"""K* and the fitted law against batch size (Lee et al. 2021, Figures 1 and 7 to 11), and how such a curve is drawn."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import matplotlib
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
-import lit_dps.analysis.figures.curves as curves
+import lit_dps.analysis.figures.style as look
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.figures.style import BATCH_SIZE, GREY, K_STAR, STYLE, batch_size_axis, log_values_axis
 from lit_dps.analysis.scaling import Scaling
-from lit_dps.analysis.series import columns_of, legend, listed, rows_of, title
+from lit_dps.analysis.tables import columns_of, legend, listed, numbers, rows_of, title
 
 NAME, PAPER = "scaling", "1, 7-11"
 CAPTION = "K* against batch size by sparsity (the paper's Figure 1)"
+PER_OCTAVE = 8  # points of a fitted curve in each doubling of the batch size
+HOLLOW = {"markerfacecolor": "white", "markeredgewidth": 0.8}  # K* that are upper bounds
+ARROW = 0.35  # length of their arrows, as a share of K*
 
 
 def rows(study: Analysis) -> pd.DataFrame:
@@ -25,8 +29,8 @@ def rows(study: Analysis) -> pd.DataFrame:
 
     They are normalised at the smallest batch size that has a K* in every series that has any (`common_batch_size`).
     """
-    common, sizes = curves.common_batch_size(study.scalings.values()), study.record.batch_sizes
-    found = ((series, curves.curve_rows(scaling, sizes, common)) for series, scaling in study.scalings.items())
+    common, sizes = common_batch_size(study.scalings.values()), study.record.batch_sizes
+    found = ((series, curve_rows(scaling, sizes, common)) for series, scaling in study.scalings.items())
     return pd.concat([pd.DataFrame({**columns_of(series), **curve}) for series, curve in found], ignore_index=True)
 
 
@@ -44,10 +48,10 @@ def notes(study: Analysis) -> list[str]:
     """Series that have no curve, and how upper bounds are drawn."""
     bare = [series for series, scaling in study.scalings.items() if not scaling.k_star]
     told = [f"no complete trial at {listed(bare)}: no curve there"] if bare else []
-    return told + curves.bound_notes(study.scalings.values())
+    return told + bound_notes(study.scalings.values())
 
 
-@matplotlib.rc_context(STYLE)
+@matplotlib.rc_context(look.STYLE)
 def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
     """Each series with fit, band and perfect scaling; where there are several, all of them, and all normalised.
 
@@ -61,20 +65,20 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
     figure = Figure(figsize=(max(2.5 * columns, 3.3), 2.2 * lines + (0.3 if count == 1 else 0)))
     axes = [figure.add_subplot(lines, columns, i + 1) for i in range(count)]
     for i, ax in enumerate(axes):
-        batch_size_axis(ax, curves.grid_sizes(rows))
+        look.batch_size_axis(ax, grid_sizes(rows))
         if i % columns == 0:
-            ax.set_ylabel(K_STAR)
+            ax.set_ylabel(look.K_STAR)
         if i + columns >= count:
-            ax.set_xlabel(BATCH_SIZE)
+            ax.set_xlabel(look.BATCH_SIZE)
     for ax, (i, series, part) in zip(axes, parts, strict=False):
         _draw_words(ax, study.scalings[series])
-        curves.draw_band(ax, part, i)
-        curves.draw_curve(ax, part, i)
-        curves.draw_perfect(ax, part)
-        if bounds := curves.bound_handles(part):
+        draw_band(ax, part, i)
+        draw_curve(ax, part, i)
+        draw_perfect(ax, part)
+        if bounds := bound_handles(part):
             ax.legend(handles=bounds, loc="upper right", handlelength=1.5)
         ax.set_title(title(series))
-        log_values_axis(ax, rows["k_star"].dropna())
+        look.log_values_axis(ax, rows["k_star"].dropna())
     if len(parts) > 1:
         _draw_together(*axes[-2:], rows, parts)
     return figure
@@ -82,19 +86,18 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
 
 def _draw_together(together: Axes, normalised: Axes, rows: pd.DataFrame, parts: Sequence[tuple]) -> None:
     for i, series, part in parts:
-        curves.draw_curve(together, part, i, "", legend(series))
-        curves.draw_curve(normalised, part, i, "normalised_")
-    curves.draw_perfect(
-        normalised, parts[0][2], "normalised_", "perfect scaling"
-    )  # one line for all, as they are normalised
+        draw_curve(together, part, i, "", legend(series))
+        draw_curve(normalised, part, i, "normalised_")
+    # One line for all, as they are normalised.
+    draw_perfect(normalised, parts[0][2], "normalised_", "perfect scaling")
     together.set_title("all series" if any(series.others for _, series, _ in parts) else "all sparsities")
-    handles = [*together.get_legend_handles_labels()[0], *curves.bound_handles(rows)]
+    handles = [*together.get_legend_handles_labels()[0], *bound_handles(rows)]
     together.legend(handles=handles, loc="upper right", handlelength=1.5)
     normalised.set_title("all, normalised")
     normalised.legend(loc="upper right", handlelength=2)
-    normalised.set_ylabel(curves.normalised_label(rows))
-    log_values_axis(together, rows["k_star"].dropna())
-    log_values_axis(normalised, rows["normalised_k_star"].dropna())
+    normalised.set_ylabel(normalised_label(rows))
+    look.log_values_axis(together, rows["k_star"].dropna())
+    look.log_values_axis(normalised, rows["normalised_k_star"].dropna())
 
 
 def _draw_words(ax: Axes, scaling: Scaling) -> None:
@@ -103,4 +106,105 @@ def _draw_words(ax: Axes, scaling: Scaling) -> None:
     back = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}
     ax.text(0.04, 0.04, words, transform=ax.transAxes, fontsize=7, va="bottom", zorder=4, bbox=back)
     if scaling.identifiable:
-        ax.axvline(scaling.fit.critical_batch_size, color=GREY, linestyle=":", linewidth=0.8, zorder=1)
+        ax.axvline(scaling.fit.critical_batch_size, color=look.GREY, linestyle=":", linewidth=0.8, zorder=1)
+
+
+def common_batch_size(scalings: Iterable[Scaling]) -> int | None:
+    """The smallest batch size with a K* beyond the first check in every curve that has any; None without one."""
+    measured = [set(scaling.resolved) for scaling in scalings if scaling.resolved]
+    return min(set.intersection(*measured), default=None) if measured else None
+
+
+def curve_rows(scaling: Scaling, batch_sizes: Sequence[int], common: int | None) -> pd.DataFrame:
+    """K* and the fitted law of one curve, by batch size.
+
+    The batch sizes of the grid are among the rows, those between them draw the curve. Columns, missing where unknown:
+    batch_size [examples]; k_star [steps]; floor, 1 where it is at the first check and so an upper bound, else 0; fit,
+    fit_low, fit_high [steps], the law and its 95 % limits; perfect [steps], K*(b) b / B from the smallest b with a K*;
+    normalised_by, the batch size `common`; k_star, fit and perfect over the K* there as normalised_k_star, _fit and
+    _perfect. Upper bounds are neither normalised nor is perfect drawn from one.
+    """
+    batch, resolved = _curve_points(batch_sizes), scaling.resolved
+    unknown = np.full(len(batch), np.nan)
+    fit = unknown if scaling.fit is None else scaling.fit.steps(batch)
+    low, high = scaling.band(batch) or (unknown, unknown)
+    first, unit = min(resolved, default=0), resolved.get(common, np.nan)
+    return pd.DataFrame(
+        {
+            "batch_size": pd.Series([int(b) if b in batch_sizes else b for b in batch.tolist()], dtype=object),
+            "k_star": pd.array([scaling.k_star.get(b) for b in batch], "Int64"),
+            "floor": [int(b in scaling.at_first_check) for b in batch],
+            "fit": fit,
+            "fit_low": low,
+            "fit_high": high,
+            "perfect": resolved.get(first, np.nan) * first / batch,
+            "normalised_by": pd.array([common] * len(batch), "Int64"),
+            "normalised_k_star": np.array([resolved.get(b, np.nan) for b in batch]) / unit,
+            "normalised_fit": fit / unit,
+            "normalised_perfect": unknown if common is None or not scaling.k_star else common / batch,
+        }
+    )
+
+
+def _curve_points(batch_sizes: Sequence[int]) -> np.ndarray:
+    low, high = min(batch_sizes), max(batch_sizes)
+    between = np.geomspace(low, high, 1 + round(PER_OCTAVE * float(np.log2(high / low))))
+    # Points that rounding puts next to a measured batch size would double it.
+    far = np.abs(np.log(between[:, None] / np.array(batch_sizes))).min(axis=1) > 1e-6
+    return np.sort(np.concatenate([between[far], batch_sizes]))
+
+
+def bound_notes(scalings: Iterable[Scaling]) -> list[str]:
+    """How upper bounds are drawn, where there are any."""
+    drawn = "drawn hollow, with an arrow, and left out where K* is normalised"
+    return [f"K* at the first check are upper bounds: {drawn}"] if any(s.at_first_check for s in scalings) else []
+
+
+def draw_curve(ax: Axes, rows: pd.DataFrame, i: int, prefix: str = "", label: str | None = None) -> None:
+    """K* of `curve_rows` as markers and the law as a line, in the i-th look; upper bounds hollow, with an arrow down.
+
+    The prefix is that of the columns, "" or "normalised_".
+    """
+    style = look.curve_style(i)
+    ax.plot(*_known(rows, f"{prefix}fit"), color=style["color"])
+    batch, k_star = _known(rows[rows["floor"] == 0], f"{prefix}k_star")
+    ax.plot(batch, k_star, linestyle="none", markeredgecolor="white", markeredgewidth=0.4, **style)
+    batch, k_star = _known(rows[rows["floor"] == 1], f"{prefix}k_star")
+    if len(batch):
+        arrows = {"yerr": ARROW * k_star, "uplims": True, "elinewidth": 0.8, "capsize": 2}
+        ax.errorbar(batch, k_star, linestyle="none", **arrows, **style, **HOLLOW)
+    if label is not None:
+        ax.plot([], [], label=label, **style)
+
+
+def draw_band(ax: Axes, rows: pd.DataFrame, i: int) -> None:
+    """The 95 % band of the law, in the i-th look; nothing where there is none."""
+    (batch, low), (_, high) = _known(rows, "fit_low"), _known(rows, "fit_high")
+    ax.fill_between(batch, low, high, color=look.curve_style(i)["color"], alpha=0.2, linewidth=0)
+
+
+def draw_perfect(ax: Axes, rows: pd.DataFrame, prefix: str = "", label: str | None = None) -> None:
+    """The line that halves the steps with each doubling of the batch size."""
+    ax.plot(*_known(rows, f"{prefix}perfect"), "--", color=look.GREY, linewidth=0.8, zorder=1, label=label)
+
+
+def bound_handles(rows: pd.DataFrame) -> list[Line2D]:
+    """The entry of a legend that explains upper bounds; none where the rows have none."""
+    hollow = Line2D([], [], label="upper bound", color=look.GREY, marker="o", linestyle="none", **HOLLOW)
+    return [hollow] if rows["floor"].any() else []
+
+
+def normalised_label(rows: pd.DataFrame) -> str:
+    """What an axis of normalised K* shows."""
+    by = rows["normalised_by"].dropna()
+    return f"K* / K*(B = {by.iloc[0] if len(by) else '?'})"
+
+
+def grid_sizes(rows: pd.DataFrame) -> list[int]:
+    """The batch sizes of the grid among those of the curves."""
+    return sorted({b for b in rows["batch_size"] if isinstance(b, int)})
+
+
+def _known(rows: pd.DataFrame, column: str) -> tuple[np.ndarray, np.ndarray]:
+    known = rows.dropna(subset=[column])
+    return numbers(known["batch_size"]), numbers(known[column])

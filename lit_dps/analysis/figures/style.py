@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pandas as pd
@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, FixedLocator, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
-from lit_dps.analysis.series import legend
+from lit_dps.analysis.tables import legend
 from lit_dps.trial import Series
 
 # Okabe and Ito (2008), "Color Universal Design": for any colour vision; without yellow, too pale for lines.
@@ -89,6 +89,6 @@ def legend_above(figure: Figure, handles: Sequence[Artist]) -> None:
     figure.legend(handles=handles, loc="outside upper center", ncols=columns, columnspacing=1.2, handlelength=1.5)
 
 
-def series_handles(looks: Mapping[Series, int] | Iterable[tuple[Series, int]]) -> list[Line2D]:
+def series_handles(looks: Iterable[tuple[Series, int]]) -> list[Line2D]:
     """What a legend says of some series, each drawn in the look of its number."""
-    return [Line2D([], [], label=legend(s), linewidth=1, **curve_style(i)) for s, i in dict(looks).items()]
+    return [Line2D([], [], label=legend(series), linewidth=1, **curve_style(i)) for series, i in looks]

@@ -28,20 +28,16 @@ COMPARISONS = (optimizers, ratios)  # of several
 def write_comparison(
     studies: Sequence[Analysis], folder: Path | str, only: Collection[str] | None = None
 ) -> tuple[list[Path], list[str]]:
-    """Writes each of `COMPARISONS` for some studies; arguments and returned values as of `write_figures`."""
+    """Writes each of `COMPARISONS` of some studies, as `write_figures` does."""
     return write_figures(COMPARISONS, studies, folder, only)
 
 
 def write_figures(
     figures: Iterable[ModuleType], studies: Sequence[Analysis], folder: Path | str, only: Collection[str] | None = None
 ) -> tuple[list[Path], list[str]]:
-    """Writes figures as .csv, .png and .pdf into a folder, which is made if it is not there.
+    """Writes figures of studies, finished or not, as .csv, .png and .pdf into a folder, which is made.
 
-    Args:
-        figures: Of as many studies.
-        studies: What is drawn, finished or not.
-        folder: Where.
-        only: Names of figures: these alone are written.
+    With `only`, names of figures, these alone are written.
 
     Returns:
         The files' paths, and notes: what the studies lack for the figures left out, and what to know of the others.
