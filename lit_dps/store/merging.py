@@ -15,12 +15,10 @@ from optuna.trial import FrozenTrial, TrialState
 
 from lit_dps.errors import StorageError
 from lit_dps.racing import last_step, longest_attempt
-from lit_dps.store.attempts import ran_to, steps_of
-from lit_dps.store.cells import check_cell, open_cell
+from lit_dps.store.cells import check_cell, open_cell, ran_to, steps_of
 from lit_dps.store.database import storage_errors, storage_for_now, storage_lock
-from lit_dps.store.elsewhere import Elsewhere
 from lit_dps.store.header import StudyChanged, attributes, compare, extend
-from lit_dps.store.read import list_studies, read_study
+from lit_dps.store.read import Elsewhere, list_studies, read_study
 from lit_dps.store.schema import (
     AXES,
     FORMAT_ATTR,

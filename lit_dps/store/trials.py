@@ -21,8 +21,7 @@ from lit_dps.errors import StorageError
 from lit_dps.goal import Goal
 from lit_dps.racing import last_step, rungs
 from lit_dps.runs import Run
-from lit_dps.store.attempts import end, give_up, ran_to, steps_of
-from lit_dps.store.cells import open_cell
+from lit_dps.store.cells import end, give_up, open_cell, ran_to, steps_of
 from lit_dps.store.database import open_storage, peers, storage_errors
 from lit_dps.store.header import uid_of
 from lit_dps.store.schema import OWNER, POINT_ATTR
