@@ -11,8 +11,8 @@ _NAMES = {
     "urls": "absolute check_place check_writable is_http is_postgresql scrubbed sqlite_file without_password",
     "schema": "AXES FAILED_AT FORMAT FORMAT_ATTR IDENTITY MERGED_FROM OWNER POINT_ATTR RESULT_ATTR STATES UID "
     "cell_study_name cells_of decode_result encode_result",
-    "locks": "MachinePeers ServerPeers alive owner",
-    "database": "open_storage peers place storage_errors storage_for_now storage_lock",
+    "locks": "MachinePeers ServerPeers alive owner peers storage_lock",
+    "database": "open_storage place storage_errors storage_for_now",
     "read": "Elsewhere list_studies open_elsewhere open_to_read read_study",
     "header": "StudyChanged attributes check_unchanged claim_report compare declare extend",
     "sobol": "SobolSampler distributions sobol_point",

@@ -1,16 +1,12 @@
-"""The database of a study, opened by one process at a time, and the processes that share it."""
+"""The database of a study, opened by one process at a time, and what is said where that fails."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache
-from pathlib import Path
-from typing import Any, Protocol
+from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import optuna
 from optuna.exceptions import StorageInternalError
@@ -19,43 +15,10 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 
 from lit_dps.errors import StorageError, UserError
-from lit_dps.store.locks import CONNECT, MachinePeers, ServerPeers
+from lit_dps.store.locks import CONNECT, storage_lock
 from lit_dps.store.urls import is_postgresql, scrubbed, sqlite_file, without_password
 
 LOCKED_TIMEOUT = 20  # seconds to wait for a database that another process writes to
-
-
-class Peers(Protocol):
-    """The processes that share a storage, as one of them sees them.
-
-    Attributes:
-        owner: The name of this process, which no other has.
-    """
-
-    owner: str
-
-    def lock(self, name: str) -> AbstractContextManager:
-        """A lock among them; may be taken again by who holds it."""
-
-    def alive(self, who: str | None) -> bool:
-        """Whether the process of that name still runs; nobody does not."""
-
-
-@cache
-def peers(url: str) -> Peers:
-    """The processes that share a storage: on any machines through PostgreSQL, else those of this machine."""
-    if is_postgresql(url):
-        return ServerPeers(url)
-    file = sqlite_file(url)
-    if file is None:
-        digest = hashlib.sha256(url.encode()).hexdigest()[:16]
-        file = Path(tempfile.gettempdir()) / f"lit_dps-{os.getuid()}-{digest}"
-    return MachinePeers(file)
-
-
-def storage_lock(url: str) -> AbstractContextManager:
-    """The lock of all processes that share a storage; may be taken again by who holds it."""
-    return peers(url).lock("storage")
 
 
 def open_storage(url: str, make: bool = True) -> optuna.storages.RDBStorage:

@@ -14,7 +14,8 @@ from optuna.trial import TrialState
 from lit_dps.config import StudyConfig
 from lit_dps.errors import UserError
 from lit_dps.goal import Goal
-from lit_dps.store.database import peers, storage_errors, storage_for_now, storage_lock
+from lit_dps.store.database import storage_errors, storage_for_now
+from lit_dps.store.locks import peers, storage_lock
 from lit_dps.store.schema import AXES, FORMAT, FORMAT_ATTR, IDENTITY, OWNER, REPORTED, RESULT_ATTR, UID
 from lit_dps.store.urls import sqlite_file
 

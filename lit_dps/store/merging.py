@@ -14,10 +14,11 @@ from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from lit_dps.errors import StorageError
-from lit_dps.racing import last_step, longest_attempt
-from lit_dps.store.cells import check_cell, open_cell, ran_to, steps_of
-from lit_dps.store.database import storage_errors, storage_for_now, storage_lock
+from lit_dps.racing import longest_attempt
+from lit_dps.store.cells import check_cell, open_cell, race_limit, ran_to
+from lit_dps.store.database import storage_errors, storage_for_now
 from lit_dps.store.header import StudyChanged, attributes, compare, extend
+from lit_dps.store.locks import storage_lock
 from lit_dps.store.read import Elsewhere, list_studies, read_study
 from lit_dps.store.schema import (
     AXES,
@@ -220,7 +221,7 @@ def _equal(one: _Attempt, other: _Attempt) -> bool:
 def _withdraw(study: optuna.Study, storage: BaseStorage, slack: float | None) -> None:
     """Ends trials that wait to be run and need not be any more; a worker declares anew what it still needs."""
     trials = study.get_trials(deepcopy=False)
-    limit = last_step(min(steps_of(study).values(), default=None), slack)
+    limit = race_limit(study, slack)
     ran: dict[int, float] = {}
     for trial in trials:
         result = trial.user_attrs.get(RESULT_ATTR)

@@ -21,9 +21,10 @@ from lit_dps.errors import StorageError
 from lit_dps.goal import Goal
 from lit_dps.racing import last_step, rungs
 from lit_dps.runs import Run
-from lit_dps.store.cells import end, give_up, open_cell, ran_to, steps_of
-from lit_dps.store.database import open_storage, peers, storage_errors
+from lit_dps.store.cells import end, give_up, open_cell, race_limit, ran_to, steps_of
+from lit_dps.store.database import open_storage, storage_errors
 from lit_dps.store.header import uid_of
+from lit_dps.store.locks import peers
 from lit_dps.store.schema import OWNER, POINT_ATTR
 from lit_dps.store.sobol import SobolSampler, distributions
 from lit_dps.trial import Cell, Trial, TrialResult
@@ -68,8 +69,8 @@ class Store:
         self.storage, self.peers, self.uid, self.began = open_storage(url), peers(url), uid, began
         self.url, self.name, self.cells, self.points, self.sampler, self.seed = url, name, cells, points, sampler, seed
         self.goal, self.further, self.slack = goal, further, slack
-        found = rungs(goal.check_interval, goal.max_steps) if levels is None else levels
-        self.rungs = (math.inf,) if slack is None else found
+        levels = levels or rungs(goal.check_interval, goal.max_steps)
+        self.rungs = (math.inf,) if slack is None else levels
         self.distributions = distributions(sampler.space)
         self._claims: dict[tuple[Cell, int], optuna.Trial] = {}
         self._studies: dict[Cell, optuna.Study] = {}
@@ -123,7 +124,7 @@ class Store:
         asked, limit = self._limits.get(cell, (-math.inf, math.inf))
         if time.monotonic() - asked > POLL:
             with storage_errors(self.url):
-                limit = last_step(min(steps_of(self._study(cell)).values(), default=None), self.slack)
+                limit = race_limit(self._study(cell), self.slack)
             self._limits[cell] = time.monotonic(), limit
         return limit
 
@@ -171,15 +172,15 @@ class Store:
                 ran[point] = max(ran.get(point, -math.inf), ran_to(trial.user_attrs, self.began))
             else:
                 running.add(point)
-        best = min(steps_of(study).values(), default=None)
-        for limit in self.rungs if best is None else [last_step(best, self.slack)]:
+        raced = race_limit(study, self.slack)
+        for limit in self.rungs if raced == math.inf else [raced]:
             missing = {p for p in range(self.points) if p not in running and ran.get(p, -math.inf) < limit}
             if missing:
                 break
         steps, room = self._steps_nearby(cell), max(0, MAX_QUEUED - waiting)
         for point in sorted(missing, key=lambda point: (steps.get(point, math.inf), point))[:room]:
             study.enqueue_trial({}, user_attrs={POINT_ATTR: point})
-        return len(missing) > room or (best is None and limit < math.inf)
+        return len(missing) > room or limit < raced
 
     def _study(self, cell: Cell) -> optuna.Study:
         """The cell's Optuna study, the same object while the cell is run: a new one reads all its trials anew."""

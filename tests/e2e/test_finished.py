@@ -80,7 +80,7 @@ def test_a_finished_study_is_checked_but_not_rehearsed(unbroken, monkeypatch):
     def rehearsed(*args) -> None:
         raise AssertionError("rehearsed")
 
-    monkeypatch.setattr("lit_dps.study.setup.rehearse_ends", rehearsed)
+    monkeypatch.setattr("lit_dps.study.checks.rehearse_ends", rehearsed)
     done = run_here(unbroken, *STUDY)
     assert (done.returncode, done.stderr) == (0, "study fast: nothing left to run\n")
     with pytest.raises(AssertionError, match="rehearsed"):
