@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 
 from lit_dps.errors import StorageError
-from lit_dps.store import absolute, is_http, is_postgresql, list_studies, scrubbed, storage_errors, without_password
+from lit_dps.store import (
+    absolute,
+    is_http,
+    is_postgresql,
+    list_studies,
+    read_study,
+    scrubbed,
+    storage_errors,
+    without_password,
+)
 
 
 @pytest.mark.parametrize(
@@ -71,3 +80,18 @@ def test_a_url_with_the_whole_path_of_its_file(tmp_path, monkeypatch):
     assert absolute("sqlite:///mlruns/a.db?timeout=3") == f"sqlite:///{tmp_path}/mlruns/a.db?timeout=3"
     for url in (f"sqlite:///{tmp_path}/a.db", "http://host:5000", "postgresql://me@host/db"):
         assert absolute(url) == url
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("mlruns/study.db", "'mlruns/study.db' is not a storage URL such as sqlite:///"),
+        ("nosuch://me:secret@host/db", "'host/db' is not a storage URL"),
+        ("postgresql://me:secret@127.0.0.1:1/db", r"cannot use postgresql://me:\*\*\*@127.0.0.1:1/db: "),
+    ],
+)
+def test_a_bad_url_is_one_line_without_password(url, said):
+    with pytest.raises(StorageError, match=f"^{said}") as error:
+        read_study(url, "fake")
+    assert "\n" not in str(error.value)
+    assert "secret" not in str(error.value)
