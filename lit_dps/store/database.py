@@ -22,15 +22,12 @@ LOCKED_TIMEOUT = 20  # seconds to wait for a database that another process write
 
 
 def open_storage(url: str, make: bool = True) -> optuna.storages.RDBStorage:
-    """Opens an Optuna storage; safe for several processes at once.
+    """Opens an Optuna storage; safe for several processes at once. Raises StorageError if that cannot be.
 
     Args:
         url: Where it is.
         make: Whether to make it where there is none. Reading must not turn somebody else's database into an Optuna
             one; but even so Optuna writes versions into a new one, hence the lock.
-
-    Raises:
-        StorageError: if it cannot be opened or made.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     engine: dict[str, Any] = {}

@@ -61,12 +61,8 @@ TRIAL_ATTRS = {
 # A trial WAITs from when its point is enqueued and is RUNNING from when a worker claims it.
 STATES = {
     Status.COMPLETE: TrialState.COMPLETE,
-    Status.INCOMPLETE: TrialState.PRUNED,
-    Status.OUTRACED: TrialState.PRUNED,
-    Status.PAUSED: TrialState.PRUNED,
-    Status.INFEASIBLE: TrialState.FAIL,
-    Status.STOPPED: TrialState.FAIL,
-    Status.FAILED: TrialState.FAIL,
+    **dict.fromkeys((Status.INCOMPLETE, Status.OUTRACED, Status.PAUSED), TrialState.PRUNED),
+    **dict.fromkeys((Status.INFEASIBLE, Status.STOPPED, Status.FAILED), TrialState.FAIL),
 }
 
 # ---- Tags of MLflow's runs -------------------------------------------------------------------------------------------

@@ -1,8 +1,7 @@
 """The Optuna side of a study: declares its trials, hands them out, takes their results.
 
-The layout is in `lit_dps.store.read`. A point is declared by enqueueing a trial that holds its index; whoever
-asks takes the first waiting one. All of that happens under one lock of the processes that share the storage, since
-sqlite alone lets two of them take the same waiting trial.
+A point is declared by enqueueing a trial that holds its index; whoever asks takes the first waiting one. All of that
+happens under one lock of the processes that share the storage: sqlite lets two of them take the same waiting trial.
 """
 
 from __future__ import annotations
@@ -99,19 +98,16 @@ class Store:
     def tell(self, result: TrialResult) -> TrialResult:
         """Stores a result for good, unless this process was taken for dead and its trial given up.
 
-        Returns:
-            The result with the number of its attempt.
-
-        Raises:
-            StorageError: if it cannot be written.
+        Returns the result with the number of its attempt. Raises StorageError if it cannot be written.
         """
-        trial = self._claims[(result.trial.cell, result.trial.point)]
+        cell, point = result.trial.cell, result.trial.point
+        trial = self._claims[cell, point]
         with self._alone():
             if self._still_mine(trial):
                 end(trial, result)
-        del self._claims[(result.trial.cell, result.trial.point)]
-        asked, limit = self._limits.get(result.trial.cell, (-math.inf, math.inf))
-        self._limits[result.trial.cell] = asked, min(limit, last_step(result.steps, self.slack))
+        del self._claims[cell, point]
+        asked, limit = self._limits.get(cell, (-math.inf, math.inf))
+        self._limits[cell] = asked, min(limit, last_step(result.steps, self.slack))
         return dataclasses.replace(result, attempt=trial.number)
 
     def limit(self, cell: Cell) -> float:
@@ -138,11 +134,7 @@ class Store:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """In here no other process changes the study, and it is the one that this process knows.
-
-        Raises:
-            StorageError: if it is another one, or gone.
-        """
+        """In here no other process changes the study. StorageError if it is not the one that this process knows."""
         with storage_errors(self.url), self.peers.lock("storage"):
             if self.uid is not None and uid_of(self.storage, self.name) != self.uid:
                 raise StorageError(f"study {self.name!r} was deleted or made anew while this process worked on it")
@@ -156,8 +148,7 @@ class Store:
     def _declare(self, cell: Cell) -> bool:
         """Enqueues the next points of a cell that nobody has run or is running, also those of dead processes.
 
-        Returns:
-            Whether more are missing: Optuna reads all that wait whenever one is taken.
+        Not all at once, since Optuna reads all that wait whenever one is taken. Returns whether more are missing.
         """
         study = self._study(cell)
         running, ran, waiting = set(), {}, 0
@@ -215,7 +206,7 @@ class Store:
             claimed.set_user_attr(OWNER, self.peers.owner)
             rung = self._next_rung(study, claimed.user_attrs[POINT_ATTR])
         trial = Trial(cell, claimed.user_attrs[POINT_ATTR], dict(claimed.params), self.seed)
-        self._claims[(cell, trial.point)] = claimed
+        self._claims[cell, trial.point] = claimed
         return Run(trial, self.goal, self.further, partial(self.limit, cell), rung)
 
     def _next_rung(self, study: optuna.Study, point: int) -> float:

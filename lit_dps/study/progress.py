@@ -6,7 +6,7 @@ import dataclasses
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
@@ -25,11 +25,10 @@ class Progress:
 
     Args:
         results: Results of an earlier run of the study, by cell; its failed trials are run again.
-        cells: Cells of this run.
-        points: Trials of each cell.
+        cells, points: Of this run, and how many in each.
         workers: Trials that run at the same time.
         slack: The study's; a trial that stopped and has to go on is not finished.
-        stream: Where to write.
+        stream: Where to write; by default stderr.
         every: Seconds between two lines where the stream is no terminal.
     """
 
@@ -97,21 +96,28 @@ class Progress:
 
         For a batch size that no trial has finished at yet, the nearest smaller one stands: K* falls as the batch grows,
         so a trial costs about as much until the critical batch size, and more beyond it.
-
-        Args:
-            finished: Trials of each cell that ran as far as they have to.
         """
-        times: dict[int, list[float]] = {}
-        for cell, results in self.done.items():
-            times.setdefault(cell.batch_size, []).extend(r.seconds for r in results.values())
-        known = {b: sum(t) / len(t) for b, t in times.items() if t}
-        if not known:
+        seconds = {cell: [r.seconds for r in results.values()] for cell, results in self.done.items()}
+        mean = mean_of_nearest_batch_size(seconds, self.done)
+        if mean is None:
             return None
-        left = 0.0
-        for cell in self.done:
-            nearest = min(known, key=lambda b: (abs(b - cell.batch_size), b))
-            left += known[nearest] * (self.points - finished[cell])
-        return left / self.workers
+        return sum(mean[cell] * (self.points - finished[cell]) for cell in self.done) / self.workers
+
+
+def mean_of_nearest_batch_size(
+    known: Mapping[Cell, Iterable[float]], cells: Iterable[Cell]
+) -> dict[Cell, float] | None:
+    """For each cell the mean of what is known of the nearest batch size, the smaller of two equally near ones.
+
+    None where nothing is known of any.
+    """
+    by_size: dict[int, list[float]] = {}
+    for cell, values in known.items():
+        by_size.setdefault(cell.batch_size, []).extend(values)
+    mean = {batch_size: sum(values) / len(values) for batch_size, values in by_size.items() if values}
+    if not mean:
+        return None
+    return {cell: mean[min(mean, key=lambda b, cell=cell: (abs(b - cell.batch_size), b))] for cell in cells}
 
 
 def _end(result: TrialResult) -> TrialResult:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from functools import partial
 
 from lightning.pytorch import LightningDataModule
@@ -70,7 +70,7 @@ def run_study(setup: StudySetup) -> int:
     try:
         with interruptible(stop, LEAVING):
             if left:
-                _train(setup, record, min(setup.workers, left), stop, [view.log, failures.on_result_stored])
+                _train(setup, record, min(setup.workers, left), stop, view.log, failures.on_result_stored)
             else:
                 print(f"study {name}: nothing left to run", file=sys.stderr)
                 if ranks.started_by_torchrun():
@@ -134,20 +134,16 @@ def _train(
     record: StudyRecord,
     workers: int,
     stop: StopRequest,
-    tell: Sequence[Callable[[TrialResult], None]],
+    *listeners: Callable[[TrialResult], None],
 ) -> None:
     progress = Progress(record.results, setup.cells, setup.study.trials, workers, setup.study.slack)
-    trials = "1 trial" if workers == 1 else f"{workers} trials"
-    print(
-        f"study {record.name}: {trials} at a time in {without_password(setup.storage.optuna_url)}",
-        file=sys.stderr,
-        flush=True,
-    )
+    trials, url = "1 trial" if workers == 1 else f"{workers} trials", without_password(setup.storage.optuna_url)
+    print(f"study {record.name}: {trials} at a time in {url}", file=sys.stderr, flush=True)
     progress.show()
-    results: Iterator[TrialResult] = work(setup, stop) if workers == 1 else work_in_processes(setup, workers, stop)
+    results = work(setup, stop) if workers == 1 else work_in_processes(setup, workers, stop)
     try:
         for result in results:
-            for listener in (progress.update, *tell):
+            for listener in (progress.update, *listeners):
                 listener(result)
     finally:
         progress.close()
