@@ -69,6 +69,7 @@ def run_study(setup: StudySetup) -> int:
         view.sync(record, goes_on=True)
     try:
         with interruptible(stop, LEAVING):
+            meanwhile = left or ranks.started_by_torchrun()  # time in which others may have stored results
             if left:
                 _train(setup, record, min(setup.workers, left), stop, view.log, failures.on_result_stored)
             else:
@@ -79,7 +80,7 @@ def run_study(setup: StudySetup) -> int:
             if left and (others := claim_report(url, name)) is not None:
                 print(f"study {name}: {others}")
             else:
-                _finish(setup, view, read_study(url, name) if left else record)
+                _finish(setup, view, read_study(url, name) if meanwhile else record)
     except Interrupted as signal:
         left = _left(setup, read_study(url, name))
         print(f"\ninterrupted by {signal}: {left} trials are left, the others are stored; the same command goes on")
