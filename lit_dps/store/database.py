@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import optuna
@@ -39,8 +40,9 @@ def open_storage(url: str, make: bool = True) -> optuna.storages.RDBStorage:
             engine = {"connect_args": {"timeout": LOCKED_TIMEOUT}}
         elif is_postgresql(url):  # a connection may lie idle for the hours of a trial
             engine = {"connect_args": CONNECT, "pool_pre_ping": True}
-        read_only = file is not None and not make and not os.access(file.parent, os.W_OK)  # nobody makes one there
-        with nullcontext() if read_only else storage_lock(url):
+        # who makes a file has locked it before: where no lock lies, as beside a copy, none is left either
+        made = file is not None and not make and not (os.access(file.parent, os.W_OK) and Path(f"{file}.lock").exists())
+        with nullcontext() if made else storage_lock(url):
             return optuna.storages.RDBStorage(url, engine_kwargs=engine, skip_table_creation=not make)
 
 
