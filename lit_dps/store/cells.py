@@ -1,34 +1,27 @@
-"""The cells of a study in an Optuna storage, and whom they belong to."""
+"""The cells of a study in an Optuna storage: whom they belong to, and the attempts at their points."""
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Mapping
 from typing import Any
 
 import optuna
 from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage
+from optuna.trial import TrialState
 
 from lit_dps.errors import StorageError
-from lit_dps.store.schema import AXES, UID, cell_study_name
-from lit_dps.trial import Cell
+from lit_dps.racing import last_step, settled
+from lit_dps.store.schema import AXES, FAILED_AT, POINT_ATTR, RESULT_ATTR, STATES, UID, cell_study_name, encode_result
+from lit_dps.trial import Cell, Status, TrialResult
 
 
 def open_cell(
     storage: BaseStorage, name: str, cell: Cell, uid: str | None, sampler: BaseSampler | None = None
 ) -> optuna.Study:
-    """The Optuna study of a cell, made where there is none.
-
-    Args:
-        storage: The study's storage.
-        name: The study's name.
-        cell: Which cell.
-        uid: The study's uid; None asks nothing.
-        sampler: Where its points lie.
-
-    Raises:
-        StorageError: if it belongs to an earlier study of that name.
-    """
+    """The Optuna study of a cell of study `name`, made where there is none; as `check_cell`."""
     study = optuna.create_study(
         study_name=cell_study_name(name, cell),
         storage=storage,
@@ -47,9 +40,56 @@ def open_cell(
 
 
 def check_cell(attrs: Mapping[str, Any], name: str, cell: Cell, uid: str | None) -> None:
-    """Raises StorageError if a cell, by its user attributes, belongs to an earlier study of that name."""
+    """Raises StorageError if a cell, by its user attributes, belongs to an earlier study of that name than `uid`."""
     if None not in (uid, attrs.get(UID)) and attrs[UID] != uid:
         raise StorageError(
             f"{cell_study_name(name, cell)!r} belongs to an earlier study {name!r}, which was deleted without it: "
             "delete it too, or give the new one another study.name"
         )
+
+
+def steps_of(study: optuna.Study) -> dict[int, int]:
+    """Steps to result of a cell's complete trials, by point."""
+    complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    return {trial.user_attrs[POINT_ATTR]: int(trial.value) for trial in complete}
+
+
+def race_limit(study: optuna.Study, slack: float | None) -> float:
+    """The step that the trials of a cell have to reach by its complete ones; infinite where nothing is raced yet."""
+    return last_step(min(steps_of(study).values(), default=None), slack)
+
+
+def ran_to(user_attrs: Mapping[str, Any], began: float = 0.0) -> float:
+    """The step up to which an attempt tells how a trial goes, if it was stopped there and may be run again.
+
+    One that was cut short has no result and tells nothing. One that failed before `began`, in seconds since the epoch,
+    may be run again; others that ended are final, which is infinity.
+    """
+    result = user_attrs.get(RESULT_ATTR)
+    if result is None:
+        return -math.inf
+    run = max(result["curve"].get("step", ()), default=-math.inf)
+    again = result["status"] == Status.FAILED and user_attrs.get(FAILED_AT, -math.inf) < began
+    return run if again or not settled(Status(result["status"]), run, math.inf) else math.inf
+
+
+def end(trial: optuna.Trial, result: TrialResult) -> None:
+    """Stores a result and ends its trial."""
+    if result.status is Status.FAILED:
+        trial.set_user_attr(FAILED_AT, time.time())  # first: no failed result is without it
+    trial.set_user_attr(RESULT_ATTR, encode_result(result))
+    finish(trial.study, trial.number, result.status, result.steps)
+
+
+def finish(study: optuna.Study, number: int, status: Status, steps: int | None) -> None:
+    """Ends a trial whose result is stored."""
+    study.tell(number, values=steps, state=STATES[status], skip_if_finished=True)
+
+
+def give_up(study: optuna.Study, number: int, user_attrs: Mapping[str, Any]) -> None:
+    """Ends a trial that was cut short: with its result if that was stored already, else as failed without one."""
+    result = user_attrs.get(RESULT_ATTR)
+    if result is not None:
+        finish(study, number, Status(result["status"]), result["steps"])
+    else:
+        study.tell(number, state=TrialState.FAIL, skip_if_finished=True)

@@ -1,16 +1,13 @@
-"""The database of a study, opened by one process at a time, and the processes that share it."""
+"""The database of a study, opened by one process at a time, and what is said where that fails."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import optuna
 from optuna.exceptions import StorageInternalError
@@ -19,55 +16,19 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 
 from lit_dps.errors import StorageError, UserError
-from lit_dps.store.locks import CONNECT, MachinePeers, ServerPeers
+from lit_dps.store.locks import CONNECT, storage_lock
 from lit_dps.store.urls import is_postgresql, scrubbed, sqlite_file, without_password
 
 LOCKED_TIMEOUT = 20  # seconds to wait for a database that another process writes to
 
 
-class Peers(Protocol):
-    """The processes that share a storage, as one of them sees them.
-
-    Attributes:
-        owner: The name of this process, which no other has.
-    """
-
-    owner: str
-
-    def lock(self, name: str) -> AbstractContextManager:
-        """A lock among them; may be taken again by who holds it."""
-
-    def alive(self, who: str | None) -> bool:
-        """Whether the process of that name still runs; nobody does not."""
-
-
-@cache
-def peers(url: str) -> Peers:
-    """The processes that share a storage: on any machines through PostgreSQL, else those of this machine."""
-    if is_postgresql(url):
-        return ServerPeers(url)
-    file = sqlite_file(url)
-    if file is None:
-        digest = hashlib.sha256(url.encode()).hexdigest()[:16]
-        file = Path(tempfile.gettempdir()) / f"lit_dps-{os.getuid()}-{digest}"
-    return MachinePeers(file)
-
-
-def storage_lock(url: str) -> AbstractContextManager:
-    """The lock of all processes that share a storage; may be taken again by who holds it."""
-    return peers(url).lock("storage")
-
-
 def open_storage(url: str, make: bool = True) -> optuna.storages.RDBStorage:
-    """Opens an Optuna storage; safe for several processes at once.
+    """Opens an Optuna storage; safe for several processes at once. Raises StorageError if that cannot be.
 
     Args:
         url: Where it is.
         make: Whether to make it where there is none. Reading must not turn somebody else's database into an Optuna
             one; but even so Optuna writes versions into a new one, hence the lock.
-
-    Raises:
-        StorageError: if it cannot be opened or made.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     engine: dict[str, Any] = {}
@@ -79,8 +40,9 @@ def open_storage(url: str, make: bool = True) -> optuna.storages.RDBStorage:
             engine = {"connect_args": {"timeout": LOCKED_TIMEOUT}}
         elif is_postgresql(url):  # a connection may lie idle for the hours of a trial
             engine = {"connect_args": CONNECT, "pool_pre_ping": True}
-        read_only = file is not None and not make and not os.access(file.parent, os.W_OK)  # nobody makes one there
-        with nullcontext() if read_only else storage_lock(url):
+        # who makes a file has locked it before: where no lock lies, as beside a copy, none is left either
+        made = file is not None and not make and not (os.access(file.parent, os.W_OK) and Path(f"{file}.lock").exists())
+        with nullcontext() if made else storage_lock(url):
             return optuna.storages.RDBStorage(url, engine_kwargs=engine, skip_table_creation=not make)
 
 

@@ -14,7 +14,8 @@ from optuna.trial import TrialState
 from lit_dps.config import StudyConfig
 from lit_dps.errors import UserError
 from lit_dps.goal import Goal
-from lit_dps.store.database import peers, storage_errors, storage_for_now, storage_lock
+from lit_dps.store.database import storage_errors, storage_for_now
+from lit_dps.store.locks import peers, storage_lock
 from lit_dps.store.schema import AXES, FORMAT, FORMAT_ATTR, IDENTITY, OWNER, REPORTED, RESULT_ATTR, UID
 from lit_dps.store.urls import sqlite_file
 
@@ -45,14 +46,16 @@ def check_unchanged(url: str, name: str, identity: Mapping[str, Any]) -> None:
     if file is not None and not file.exists():
         return
     with storage_errors(url), storage_for_now(url) as storage:
-        if name not in optuna.get_all_study_names(storage):
-            return
-        attrs = optuna.load_study(study_name=name, storage=storage).user_attrs
-        if FORMAT_ATTR in attrs and (differences := compare(attrs[IDENTITY], identity)):
-            raise StudyChanged(
-                f"study {name!r} was made with another configuration: {'; '.join(differences)}; "
-                "restore it, or give the new one another study.name"
-            )
+        _refuse_changed(storage, name, identity)
+
+
+def _refuse_changed(storage: BaseStorage, name: str, identity: Mapping[str, Any]) -> None:
+    attrs = attributes(storage, name)
+    if FORMAT_ATTR in attrs and (differences := compare(attrs[IDENTITY], identity)):
+        raise StudyChanged(
+            f"study {name!r} was made with another configuration: {'; '.join(differences)}; "
+            "restore it, or give the new one another study.name"
+        )
 
 
 def declare(
@@ -82,37 +85,30 @@ def declare(
         StudyChanged: naming every key that differs.
         StorageError: if the storage cannot be used.
     """
+    attrs = {
+        "workload": workload,
+        "goal": goal.stored(),
+        "seed": study.seed,
+        "space": {key: dataclasses.asdict(range_) for key, range_ in study.space.items()},
+        IDENTITY: dict(identity),
+        "config": dict(config),
+        "batch_sizes": study.batch_sizes,
+        "sparsities": study.sparsities,
+        AXES: study.axes,
+        "trials": study.trials,
+        "goals": study.goals,
+        "slack": study.slack,
+    }
     with storage_errors(url), storage_for_now(url) as storage, storage_lock(url):
-        check_unchanged(url, study.name, identity)
-        written = extend(
-            storage,
-            study.name,
-            {
-                "workload": workload,
-                "goal": goal.stored(),
-                "seed": study.seed,
-                "space": {key: dataclasses.asdict(range_) for key, range_ in study.space.items()},
-                IDENTITY: dict(identity),
-                "config": dict(config),
-                "batch_sizes": study.batch_sizes,
-                "sparsities": study.sparsities,
-                AXES: study.axes,
-                "trials": study.trials,
-                "goals": study.goals,
-                "slack": study.slack,
-            },
-        )
+        _refuse_changed(storage, study.name, identity)
+        written = extend(storage, study.name, attrs)
     return written["slack"], written[UID]
 
 
 def extend(storage: BaseStorage, name: str, attrs: Mapping[str, Any]) -> dict[str, Any]:
-    """Writes the header of a new study, or extends that of an existing one, under the storage's lock.
+    """As `declare`, from the header's user attributes but for uid and format, under the storage's lock.
 
-    Args:
-        storage: The study's storage.
-        name: The study's name.
-        attrs: The header's user attributes, but for uid and format. What of them neither extends nor is part of the
-            identity takes the place of what was there.
+    What of them neither extends nor is part of the identity takes the place of what was there.
 
     Returns:
         The header's user attributes.
@@ -146,18 +142,14 @@ def _union(one: Iterable, other: Iterable) -> list:
 
 def _larger(one: float | None, other: float | None) -> float | None:
     """The larger slack; None is the largest."""
-    return None if one is None or other is None else max(one, other)
+    return None if None in (one, other) else max(one, other)
 
 
 def compare(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """The dotted keys whose values differ, each with both values."""
     before, after = flatten(was), flatten(now)
-    absent = "(absent)"
-    return [
-        f"{key} was {before.get(key, absent)!r} and is {after.get(key, absent)!r}"
-        for key in sorted(before.keys() | after.keys())
-        if before.get(key, absent) != after.get(key, absent)
-    ]
+    pairs = {key: (before.get(key, "(absent)"), after.get(key, "(absent)")) for key in sorted(before | after)}
+    return [f"{key} was {old!r} and is {new!r}" for key, (old, new) in pairs.items() if old != new]
 
 
 def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -173,10 +165,6 @@ def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def claim_report(url: str, name: str) -> str | None:
     """Of several processes that work on a study, the last one to finish writes the analysis, once.
-
-    Args:
-        url: Optuna storage URL.
-        name: The study's name.
 
     Returns:
         Why the analysis is left to another process; None if it is this one's, which has then taken it upon itself.

@@ -1,7 +1,7 @@
-"""Locks that processes on any machines share through a PostgreSQL server, and who of these processes still lives.
+"""The processes that share a storage: the locks among them, and who of them still lives.
 
-Both are advisory locks of a session: the server frees them when the process ends, however it ends, or when it has not
-heard of its machine for a minute.
+On a PostgreSQL server both are advisory locks of a session: it frees them when the process ends, however it ends, or
+when it has not heard of its machine for a minute. On one machine they are files, and process ids.
 """
 
 from __future__ import annotations
@@ -10,13 +10,17 @@ import hashlib
 import os
 import secrets
 import socket
+import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import cache
 from pathlib import Path
 
 from filelock import FileLock
 from sqlalchemy import Connection, NullPool, create_engine, text
+
+from lit_dps.store.urls import is_postgresql, sqlite_file
 
 # How both ends find out that the other one is gone: asked after 30 seconds of silence, given up 30 seconds later.
 CONNECT = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3, "connect_timeout": 30}
@@ -90,29 +94,6 @@ def _key(name: str) -> int:
     return int.from_bytes(hashlib.sha256(f"lit_dps {name}".encode()).digest()[:8], signed=True)
 
 
-class MachinePeers:
-    """The processes that share a storage on one machine, as one of them sees them.
-
-    Args:
-        file: Beside it lie the lock files.
-
-    Attributes:
-        owner: The name of this process.
-    """
-
-    def __init__(self, file: Path):
-        self.owner, self._file = owner(), file
-
-    def lock(self, name: str) -> FileLock:
-        """A lock; may be taken again by the thread that holds it."""
-        middle = "" if name == "storage" else f".{name}"
-        return FileLock(f"{self._file}{middle}.lock", is_singleton=True)
-
-    def alive(self, who: str | None) -> bool:
-        """Whether the process of that name still runs; nobody does not."""
-        return alive(who)
-
-
 def owner() -> str:
     """This process as host:pid:start, which no later process with the same number shares."""
     return f"{socket.gethostname()}:{os.getpid()}:{_started(os.getpid())}"
@@ -145,3 +126,34 @@ def _started(pid: int) -> str:
         return ""
     state, *fields = stat.rsplit(")", 1)[1].split()
     return "dead" if state == "Z" else fields[18]
+
+
+class MachinePeers:
+    """The processes that share a storage on one machine: as `ServerPeers`, by lock files beside a file."""
+
+    alive = staticmethod(alive)
+
+    def __init__(self, file: Path):
+        self.owner, self._file = owner(), file
+
+    def lock(self, name: str) -> FileLock:
+        """A lock; may be taken again by the thread that holds it."""
+        middle = "" if name == "storage" else f".{name}"
+        return FileLock(f"{self._file}{middle}.lock", is_singleton=True)
+
+
+@cache
+def peers(url: str) -> ServerPeers | MachinePeers:
+    """The processes that share a storage: on any machines through PostgreSQL, else those of this machine."""
+    if is_postgresql(url):
+        return ServerPeers(url)
+    file = sqlite_file(url)
+    if file is None:
+        digest = hashlib.sha256(url.encode()).hexdigest()[:16]
+        file = Path(tempfile.gettempdir()) / f"lit_dps-{os.getuid()}-{digest}"
+    return MachinePeers(file)
+
+
+def storage_lock(url: str) -> AbstractContextManager:
+    """The lock of all processes that share a storage; may be taken again by who holds it."""
+    return peers(url).lock("storage")

@@ -14,59 +14,36 @@ from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from lit_dps.errors import StorageError
-from lit_dps.racing import last_step, longest_attempt
-from lit_dps.store.attempts import ran_to, steps_of
-from lit_dps.store.cells import check_cell, open_cell
-from lit_dps.store.database import storage_errors, storage_for_now, storage_lock
-from lit_dps.store.elsewhere import Elsewhere
+from lit_dps.racing import longest_attempt
+from lit_dps.store import schema
+from lit_dps.store.cells import check_cell, open_cell, race_limit, ran_to
+from lit_dps.store.database import storage_errors, storage_for_now
 from lit_dps.store.header import StudyChanged, attributes, compare, extend
-from lit_dps.store.read import list_studies, read_study
-from lit_dps.store.schema import (
-    AXES,
-    FORMAT_ATTR,
-    IDENTITY,
-    MERGED_FROM,
-    POINT_ATTR,
-    RESULT_ATTR,
-    UID,
-    cell_study_name,
-    cells_of,
-    decode_result,
-)
+from lit_dps.store.locks import storage_lock
+from lit_dps.store.read import Elsewhere, list_studies, read_study
 from lit_dps.store.urls import without_password
 from lit_dps.trial import Cell, Status, Trial, TrialResult
 
-_RECORDS = ("workload", "goal", "seed", "space", IDENTITY, "config")  # of a header: an existing study keeps its own
+# What an existing study keeps of its own header
+_RECORDS = ("workload", "goal", "seed", "space", schema.IDENTITY, "config")
 
 
 @dataclass(frozen=True)
 class Conflict:
-    """A trial that ended otherwise elsewhere.
-
-    Attributes:
-        point: Its point.
-        place: Where it did.
-        k_differs: Whether its steps to result are others, or it has some in one of the two alone.
-    """
+    """A trial that ended otherwise elsewhere."""
 
     point: int
     place: str
-    k_differs: bool
+    k_differs: bool  # whether its steps to result are others, or it has some in one of the two alone
 
 
 @dataclass
 class Merged:
-    """What became of the trials of a study.
+    """What became of the trials of a study."""
 
-    Attributes:
-        taken: Trials of which something was taken over.
-        known: Trials of which nothing was new.
-        conflicts: By cell, those that ended otherwise: what was there is kept.
-    """
-
-    taken: int = 0
-    known: int = 0
-    conflicts: dict[Cell, list[Conflict]] = field(default_factory=dict)
+    taken: int = 0  # trials of which something was taken over
+    known: int = 0  # trials of which nothing was new
+    conflicts: dict[Cell, list[Conflict]] = field(default_factory=dict)  # that ended otherwise: what was there is kept
 
 
 @dataclass(frozen=True)
@@ -76,12 +53,12 @@ class _Attempt:
 
 
 def merge(url: str, others: Sequence[Elsewhere], only: str | None = None) -> dict[str, Merged]:
-    """Takes over what other storages know of their studies. What is stored already stays.
+    """Takes over what other storages know of their studies, of one or all. What is stored already stays.
 
     Args:
         url: Optuna storage URL; the storage is made where there is none.
         others: The other storages.
-        only: The name of the one study to take over; by default all of them.
+        only: The name of the one study to take over.
 
     Returns:
         What became of each study, by name.
@@ -114,19 +91,19 @@ def _header(storage: BaseStorage, name: str) -> Mapping[str, Any]:
     """The user attributes of a study. Raises StorageError if anything of it is missing or damaged."""
     read_study(storage, name)
     header = attributes(storage, name)
-    if IDENTITY not in header:
+    if schema.IDENTITY not in header:
         raise StorageError(f"study {name!r} is damaged: it has no identity")
-    _check_cells(storage, name, header, header.get(UID))
+    _check_cells(storage, name, header, header.get(schema.UID))
     return header
 
 
 def _check_cells(storage: BaseStorage, name: str, header: Mapping[str, Any], uid: str | None) -> None:
-    for cell in cells_of(header):
-        check_cell(attributes(storage, cell_study_name(name, cell)), name, cell, uid)
+    for cell in schema.cells_of(header):
+        check_cell(attributes(storage, schema.cell_study_name(name, cell)), name, cell, uid)
 
 
 def _check_same(name: str, here: str, ours: Mapping, there: str, theirs: Mapping) -> None:
-    if differences := compare(ours[IDENTITY], theirs[IDENTITY]):
+    if differences := compare(ours[schema.IDENTITY], theirs[schema.IDENTITY]):
         raise StudyChanged(
             f"study {name!r} of {there} was made with another configuration than that of {here}: "
             f"{'; '.join(differences)}"
@@ -135,19 +112,19 @@ def _check_same(name: str, here: str, ours: Mapping, there: str, theirs: Mapping
 
 def _check_target(storage: BaseStorage, place: str, other: Elsewhere, name: str) -> None:
     ours, theirs = attributes(storage, name), attributes(other.storage, name)
-    whole = FORMAT_ATTR in ours
+    whole = schema.FORMAT_ATTR in ours
     if whole:
         _check_same(name, place, _header(storage, name), other.place, theirs)
-    _check_cells(storage, name, theirs, ours.get(UID, None if whole else "none yet"))
+    _check_cells(storage, name, theirs, ours.get(schema.UID, None if whole else "none yet"))
 
 
 def _merge_study(storage: BaseStorage, other: Elsewhere, name: str, merged: Merged) -> None:
     ours, theirs = attributes(storage, name), attributes(other.storage, name)
-    kept = ours if FORMAT_ATTR in ours else theirs
+    kept = ours if schema.FORMAT_ATTR in ours else theirs
     grown = {key: theirs[key] for key in ("batch_sizes", "sparsities", "trials")}
-    grown |= {"goals": theirs.get("goals", []), "slack": theirs.get("slack"), AXES: theirs.get(AXES, {})}
+    grown |= {"goals": theirs.get("goals", []), "slack": theirs.get("slack"), schema.AXES: theirs.get(schema.AXES, {})}
     header = extend(storage, name, {**{key: kept[key] for key in _RECORDS}, **grown})
-    for cell in cells_of(theirs):
+    for cell in schema.cells_of(theirs):
         _merge_cell(storage, other, name, cell, header, merged)
 
 
@@ -157,17 +134,17 @@ def _merge_cell(
     there = _attempts(other.storage, name, cell)
     if not there:
         return
-    here, study = _attempts(storage, name, cell), open_cell(storage, name, cell, header[UID])
+    here, study = _attempts(storage, name, cell), open_cell(storage, name, cell, header[schema.UID])
     for point, attempts in sorted(there.items()):
         new = _news(here.get(point, []), attempts)
         if new is None:
-            steps = {_telling(each).result.steps for each in (here[point], attempts)}
-            conflict = Conflict(point, other.place, len(steps) > 1)
-            merged.conflicts.setdefault(cell, []).append(conflict)
+            k_differs = _telling(here[point]).result.steps != _telling(attempts).result.steps
+            merged.conflicts.setdefault(cell, []).append(Conflict(point, other.place, k_differs))
             continue
         for attempt in new:
             trial = copy.deepcopy(attempt.stored)
-            trial.user_attrs = {MERGED_FROM: other.place, **trial.user_attrs}  # the first place, if there are several
+            # the first place, if there are several
+            trial.user_attrs = {schema.MERGED_FROM: other.place, **trial.user_attrs}
             study.add_trial(trial)
         merged.taken += bool(new)
         merged.known += not new
@@ -177,13 +154,13 @@ def _merge_cell(
 def _attempts(storage: BaseStorage, name: str, cell: Cell) -> dict[int, list[_Attempt]]:
     """The finished attempts of a cell that have a result, by point, oldest first."""
     found: dict[int, list[_Attempt]] = {}
-    study = cell_study_name(name, cell)
+    study = schema.cell_study_name(name, cell)
     if study not in optuna.get_all_study_names(storage):
         return found
     for trial in storage.get_all_trials(storage.get_study_id_from_name(study), deepcopy=False):
-        if trial.state.is_finished() and RESULT_ATTR in trial.user_attrs:
-            point = trial.user_attrs[POINT_ATTR]
-            result = decode_result(trial.user_attrs[RESULT_ATTR], Trial(cell, point, trial.params))
+        if trial.state.is_finished() and schema.RESULT_ATTR in trial.user_attrs:
+            point = trial.user_attrs[schema.POINT_ATTR]
+            result = schema.decode_result(trial.user_attrs[schema.RESULT_ATTR], Trial(cell, point, trial.params))
             found.setdefault(point, []).append(_Attempt(trial, result))
     return found
 
@@ -215,20 +192,20 @@ def _alike(one: _Attempt, other: _Attempt) -> bool:
 
 
 def _equal(one: _Attempt, other: _Attempt) -> bool:
-    ours, theirs = one.stored.user_attrs[RESULT_ATTR], other.stored.user_attrs[RESULT_ATTR]
+    ours, theirs = one.stored.user_attrs[schema.RESULT_ATTR], other.stored.user_attrs[schema.RESULT_ATTR]
     return _alike(one, other) and all(ours[key] == theirs[key] for key in ("status", "steps", "curve"))
 
 
 def _withdraw(study: optuna.Study, storage: BaseStorage, slack: float | None) -> None:
     """Ends trials that wait to be run and need not be any more; a worker declares anew what it still needs."""
     trials = study.get_trials(deepcopy=False)
-    limit = last_step(min(steps_of(study).values(), default=None), slack)
+    limit = race_limit(study, slack)
     ran: dict[int, float] = {}
     for trial in trials:
-        result = trial.user_attrs.get(RESULT_ATTR)
+        result = trial.user_attrs.get(schema.RESULT_ATTR)
         if trial.state.is_finished() and result is not None and result["status"] != Status.FAILED:
-            point = trial.user_attrs[POINT_ATTR]
+            point = trial.user_attrs[schema.POINT_ATTR]
             ran[point] = max(ran.get(point, -math.inf), ran_to(trial.user_attrs))
     for trial in trials:
-        if trial.state is TrialState.WAITING and ran.get(trial.user_attrs[POINT_ATTR], -math.inf) >= limit:
+        if trial.state is TrialState.WAITING and ran.get(trial.user_attrs[schema.POINT_ATTR], -math.inf) >= limit:
             storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)

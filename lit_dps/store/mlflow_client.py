@@ -7,7 +7,7 @@ import os
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from lit_dps.errors import StorageError, UserError
@@ -31,15 +31,10 @@ logging.getLogger("alembic").setLevel(logging.WARNING)
 
 
 def open_experiment(uri: str, folder: str, name: str) -> tuple[mlflow.MlflowClient, str]:
-    """A client and the experiment's id, made where there is none; safe for several processes at once.
+    """A client and the experiment's id, made where there is none, restored where it was deleted.
 
-    Args:
-        uri: Tracking URI.
-        folder: Folder of the artifacts, unless the URI is a server that keeps them itself.
-        name: Name of the experiment. One that was deleted is restored.
-
-    Raises:
-        StorageError: if MLflow cannot be used.
+    Safe for several processes at once. The artifacts go to the folder, unless the tracking URI is a server that keeps
+    them itself. Raises StorageError if MLflow cannot be used.
     """
     root = Path(folder).absolute()
     with mlflow_errors(uri), _lock(uri):
@@ -79,13 +74,9 @@ def page_address(uri: str, experiment_id: str, run_id: str | None = None, port: 
 
 
 def log_artifacts(client: mlflow.MlflowClient, run: str, files: Sequence[Path], texts: Mapping[str, str]) -> None:
-    """Logs files, and texts by their names, unless they are there with the same content.
+    """Logs files, and texts by their names, to a run unless they are there with the same content.
 
-    Args:
-        client: Where.
-        run: The run's id.
-        files: They keep their places below the folder that holds them all.
-        texts: By name, without a folder.
+    Files keep their places below the folder that holds them all; texts have none.
     """
     root = os.path.commonpath([path.parent for path in files]) if files else ""
     folders: dict[str, dict[str, int]] = {}  # the sizes of what is there
@@ -124,10 +115,12 @@ def mlflow_errors(uri: str) -> Iterator[None]:
 @contextmanager
 def _lock(uri: str) -> Iterator[None]:
     """What keeps two processes from making the tables at once; a server sees to that itself."""
-    with ExitStack() as stack:
-        if (file := sqlite_file(uri)) is not None:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(FileLock(file.with_name(f".{file.stem}.lock")))
-        elif is_postgresql(uri):
-            stack.enter_context(stack.enter_context(closing(ServerPeers(uri))).lock("mlflow"))
+    if (file := sqlite_file(uri)) is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(file.with_name(f".{file.stem}.lock")):
+            yield
+    elif is_postgresql(uri):
+        with closing(ServerPeers(uri)) as server, server.lock("mlflow"):
+            yield
+    else:
         yield

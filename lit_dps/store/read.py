@@ -1,30 +1,26 @@
-"""Reads a study back from an Optuna storage as a `StudyRecord`."""
+"""Reads studies back from Optuna storages, also from those of other machines, as `StudyRecord`s."""
 
 from __future__ import annotations
 
+import lzma
+import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
 
 import optuna
 from optuna.storages import BaseStorage
 
-from lit_dps.errors import StorageError
+from lit_dps.errors import ConfigError, StorageError
 from lit_dps.goal import Goal
 from lit_dps.racing import longest_attempt, truncate_at_race_limit
 from lit_dps.record import StudyRecord
 from lit_dps.space import Range
+from lit_dps.store import schema
 from lit_dps.store.database import first_line, open_storage, place, storage_errors
-from lit_dps.store.schema import (
-    AXES,
-    FORMAT,
-    FORMAT_ATTR,
-    POINT_ATTR,
-    RESULT_ATTR,
-    cell_study_name,
-    cells_of,
-    decode_result,
-)
-from lit_dps.store.urls import sqlite_file
+from lit_dps.store.urls import check_place, sqlite_file, without_password
 from lit_dps.trial import Cell, Trial, TrialResult
 
 
@@ -49,16 +45,14 @@ def read_study(storage: BaseStorage | str, name: str) -> StudyRecord:
         if name not in headers:
             known = ", ".join(sorted(headers)) or "none"
             raise StorageError(f"no study {name!r} in {place(storage)}; studies there: {known}")
+        header, stored_format = headers[name], headers[name][schema.FORMAT_ATTR]
+        if stored_format != schema.FORMAT:
+            raise StorageError(f"study {name!r} has format {stored_format!r}; this version reads {schema.FORMAT}")
         existing = set(optuna.get_all_study_names(opened))
-        header = headers[name]
-        if header[FORMAT_ATTR] != FORMAT:
-            raise StorageError(f"study {name!r} has format {header[FORMAT_ATTR]!r}; this version reads {FORMAT}")
         try:
-            cells = cells_of(header)
-            axes = {key: tuple(values) for key, values in sorted(header.get(AXES, {}).items())}
-            results, running = dict.fromkeys(cells), dict.fromkeys(cells)
-            for cell in cells:
-                study = cell_study_name(name, cell)
+            results, running = {}, {}
+            for cell in schema.cells_of(header):
+                study = schema.cell_study_name(name, cell)
                 trials = optuna.load_study(study_name=study, storage=opened).trials if study in existing else []
                 found, running[cell] = _read_cell(trials, cell, header["seed"])
                 results[cell] = truncate_at_race_limit(found, header.get("slack"))
@@ -76,7 +70,7 @@ def read_study(storage: BaseStorage | str, name: str) -> StudyRecord:
                 config=header["config"],
                 results=results,
                 running=running,
-                axes=axes,
+                axes={key: tuple(values) for key, values in sorted(header.get(schema.AXES, {}).items())},
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise StorageError(f"study {name!r} is damaged: {first_line(error)}") from error
@@ -84,28 +78,25 @@ def read_study(storage: BaseStorage | str, name: str) -> StudyRecord:
 
 def _headers(storage: BaseStorage) -> dict[str, dict]:
     summaries = optuna.get_all_study_summaries(storage, include_best_trial=False)
-    return {s.study_name: s.user_attrs for s in summaries if FORMAT_ATTR in s.user_attrs}
+    return {s.study_name: s.user_attrs for s in summaries if schema.FORMAT_ATTR in s.user_attrs}
 
 
 def _read_cell(trials: list[optuna.trial.FrozenTrial], cell: Cell, seed: int) -> tuple[list[TrialResult], int]:
     finished, started = {}, set()
     for trial in sorted(trials, key=lambda t: t.number):
-        point = trial.user_attrs.get(POINT_ATTR)
+        point = trial.user_attrs.get(schema.POINT_ATTR)
         if not trial.state.is_finished():
             started.add(trial.number if point is None else point)
-        elif RESULT_ATTR in trial.user_attrs:
-            result = decode_result(trial.user_attrs[RESULT_ATTR], Trial(cell, point, trial.params, seed), trial.number)
+        elif schema.RESULT_ATTR in trial.user_attrs:
+            stored = trial.user_attrs[schema.RESULT_ATTR]
+            result = schema.decode_result(stored, Trial(cell, point, trial.params, seed), trial.number)
             finished[point] = longest_attempt(finished.get(point), result)
     return [finished[point] for point in sorted(finished)], len(started - finished.keys())
 
 
 @contextmanager
 def open_to_read(storage: BaseStorage | str) -> Iterator[BaseStorage]:
-    """An Optuna storage, or the one at a URL, for the time of the body; makes none where there is none.
-
-    Raises:
-        StorageError: if there is no such file.
-    """
+    """An Optuna storage, or the one at a URL, for the time of the body. StorageError if there is no such file."""
     if not isinstance(storage, str):
         yield storage
         return
@@ -117,3 +108,55 @@ def open_to_read(storage: BaseStorage | str) -> Iterator[BaseStorage]:
         yield opened
     finally:
         opened.engine.dispose()  # a server has so many connections
+
+
+class Elsewhere(NamedTuple):
+    """A storage to take trials over from: what it was called, without passwords, and opened to be read alone."""
+
+    place: str
+    storage: BaseStorage
+
+
+@contextmanager
+def open_elsewhere(other: str, url: str) -> Iterator[Elsewhere]:
+    """Another storage, for the time of the body.
+
+    Args:
+        other: Its URL, or the path of a sqlite file, which may be compressed: .db.xz.
+        url: The URL of the study's own storage.
+
+    Raises:
+        ConfigError: if both are the same.
+        StorageError: if it cannot be read.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        theirs = other if "://" in other else f"sqlite:///{other}"
+        if (file := sqlite_file(theirs)) is not None and not file.is_file():
+            raise StorageError(f"no study database at {file}")
+        if _same(theirs, url):
+            allowed = f"another storage than --storage.optuna = {without_password(url)} expected"
+            raise ConfigError("OTHER", without_password(other), allowed)
+        if file is not None and file.suffix == ".xz":
+            theirs = f"sqlite:///{folder}/study.db"
+            _decompress(file, Path(folder) / "study.db")
+        try:
+            check_place(theirs)
+            with storage_errors(theirs), open_to_read(theirs) as storage:
+                yield Elsewhere(without_password(other), storage)
+        except StorageError as error:  # nobody knows a temporary file
+            raise StorageError(str(error).replace(f"sqlite:///{folder}/study.db", other)) from error
+
+
+def _same(one: str, other: str) -> bool:
+    files = sqlite_file(one), sqlite_file(other)
+    if None in files:
+        return one == other
+    return files[1].exists() and files[0].samefile(files[1])
+
+
+def _decompress(file: Path, to: Path) -> None:
+    try:
+        with lzma.open(file) as packed, to.open("wb") as plain:
+            shutil.copyfileobj(packed, plain)
+    except (lzma.LZMAError, EOFError, OSError) as error:
+        raise StorageError(f"cannot read {file}: {error}") from error

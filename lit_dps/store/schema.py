@@ -53,7 +53,7 @@ CELL_ATTRS = {
 POINT_ATTR, OWNER, RESULT_ATTR, FAILED_AT, MERGED_FROM = "point", "owner", "result", "failed_at", "merged_from"
 TRIAL_ATTRS = {
     POINT_ATTR: "Index into the study's Sobol sequence.",
-    OWNER: "Process that runs it, or did: `Peers.owner`. Absent while it waits.",
+    OWNER: "Process that runs it, or did: `owner` of its `peers`. Absent while it waits.",
     RESULT_ATTR: "How it ended, by `encode_result`. A finished trial without one was cut short: its point runs again.",
     FAILED_AT: "When an attempt of status failed ended, in seconds since the epoch.",
     MERGED_FROM: "Where `merge` took it over from.",
@@ -61,12 +61,8 @@ TRIAL_ATTRS = {
 # A trial WAITs from when its point is enqueued and is RUNNING from when a worker claims it.
 STATES = {
     Status.COMPLETE: TrialState.COMPLETE,
-    Status.INCOMPLETE: TrialState.PRUNED,
-    Status.OUTRACED: TrialState.PRUNED,
-    Status.PAUSED: TrialState.PRUNED,
-    Status.INFEASIBLE: TrialState.FAIL,
-    Status.STOPPED: TrialState.FAIL,
-    Status.FAILED: TrialState.FAIL,
+    **dict.fromkeys((Status.INCOMPLETE, Status.OUTRACED, Status.PAUSED), TrialState.PRUNED),
+    **dict.fromkeys((Status.INFEASIBLE, Status.STOPPED, Status.FAILED), TrialState.FAIL),
 }
 
 # ---- Tags of MLflow's runs -------------------------------------------------------------------------------------------

@@ -88,8 +88,7 @@ class Tracker:
     def log_trial(self, result: TrialResult) -> None:
         """A run with the trial's metaparameters, status, steps to result, curves and kept weights, in few requests.
 
-        It takes the place of the runs of other attempts at the same point, and of one that was cut short. Nothing
-        happens if this attempt is logged already.
+        It takes the place of the runs of other attempts at the point, and of one cut short. Nothing is logged twice.
         """
         trial, cell = result.trial, result.trial.cell
         with mlflow_errors(self.uri), self.lock():
@@ -99,8 +98,10 @@ class Tracker:
             for run in (self.run_id, parent):
                 self._resume(run)
             tags = _tags(cell, trial.point) | {NAME_TAG: self.study, STATUS_TAG: str(result.status), PARENT: parent}
-            tags |= {} if result.attempt is None else {ATTEMPT_TAG: str(result.attempt)}
-            tags |= {FAILURE_TAG: result.failure[:LONGEST]} if result.failure else {}
+            if result.attempt is not None:
+                tags[ATTEMPT_TAG] = str(result.attempt)
+            if result.failure:
+                tags[FAILURE_TAG] = result.failure[:LONGEST]
             run = self.client.create_run(
                 self.experiment_id,
                 start_time=int((time.time() - result.seconds) * 1000),
@@ -108,7 +109,8 @@ class Tracker:
                 run_name=f"{cell} point {trial.point}",
             ).info.run_id
             metrics = {"seconds": result.seconds}
-            metrics |= {} if result.steps is None else {"steps_to_result": result.steps}
+            if result.steps is not None:
+                metrics["steps_to_result"] = result.steps
             metrics |= {f"kept/{name}": kept for name, (kept, _) in result.kept.items()}
             metrics |= {f"theory/{name}": value for name, value in result.theory.items()}
             metrics |= {f"observed/{name}": value for name, value in result.observed.items()}
@@ -139,8 +141,7 @@ class Tracker:
 
         Args:
             scaling: Metric name -> {batch size: value}; with step = batch size, the UI's chart is a scaling curve.
-            metrics, params: Of the study.
-            files, texts: Artifacts, as `log_artifacts` takes them.
+            metrics, params, files, texts: Of the study; artifacts as `log_artifacts` takes them.
             finished: Whether no trial is left to run.
         """
         with mlflow_errors(self.uri):
@@ -191,9 +192,9 @@ class Tracker:
         self._running.add(run)
 
     def _find(self, tags: Mapping[str, str]) -> Iterator[Run]:
-        """The study's runs with these tags, the rarest first: MLflow's database has no index of a tag's values.
+        """The study's runs with these tags, the rarest first.
 
-        It goes through all runs for the first, and looks up the others in those that have it.
+        MLflow's database has no index of a tag's values: it goes through all runs for the first tag.
         """
         query = " and ".join(f"tags.`{key}` = '{value}'" for key, value in {**tags, NAME_TAG: self.study}.items())
         token = None

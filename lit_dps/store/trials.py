@@ -1,8 +1,7 @@
 """The Optuna side of a study: declares its trials, hands them out, takes their results.
 
-The layout is in `lit_dps.store.read`. A point is declared by enqueueing a trial that holds its index; whoever
-asks takes the first waiting one. All of that happens under one lock of the processes that share the storage, since
-sqlite alone lets two of them take the same waiting trial.
+A point is declared by enqueueing a trial that holds its index; whoever asks takes the first waiting one. All of that
+happens under one lock of the processes that share the storage: sqlite lets two of them take the same waiting trial.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from lit_dps.errors import StorageError
 from lit_dps.goal import Goal
 from lit_dps.racing import last_step, rungs
 from lit_dps.runs import Run
-from lit_dps.store.attempts import end, give_up, ran_to, steps_of
-from lit_dps.store.cells import open_cell
-from lit_dps.store.database import open_storage, peers, storage_errors
+from lit_dps.store.cells import end, give_up, open_cell, race_limit, ran_to, steps_of
+from lit_dps.store.database import open_storage, storage_errors
 from lit_dps.store.header import uid_of
+from lit_dps.store.locks import peers
 from lit_dps.store.schema import OWNER, POINT_ATTR
 from lit_dps.store.sobol import SobolSampler, distributions
 from lit_dps.trial import Cell, Trial, TrialResult
@@ -69,8 +68,8 @@ class Store:
         self.storage, self.peers, self.uid, self.began = open_storage(url), peers(url), uid, began
         self.url, self.name, self.cells, self.points, self.sampler, self.seed = url, name, cells, points, sampler, seed
         self.goal, self.further, self.slack = goal, further, slack
-        found = rungs(goal.check_interval, goal.max_steps) if levels is None else levels
-        self.rungs = (math.inf,) if slack is None else found
+        levels = levels or rungs(goal.check_interval, goal.max_steps)
+        self.rungs = (math.inf,) if slack is None else levels
         self.distributions = distributions(sampler.space)
         self._claims: dict[tuple[Cell, int], optuna.Trial] = {}
         self._studies: dict[Cell, optuna.Study] = {}
@@ -99,19 +98,16 @@ class Store:
     def tell(self, result: TrialResult) -> TrialResult:
         """Stores a result for good, unless this process was taken for dead and its trial given up.
 
-        Returns:
-            The result with the number of its attempt.
-
-        Raises:
-            StorageError: if it cannot be written.
+        Returns the result with the number of its attempt. Raises StorageError if it cannot be written.
         """
-        trial = self._claims[(result.trial.cell, result.trial.point)]
+        cell, point = result.trial.cell, result.trial.point
+        trial = self._claims[cell, point]
         with self._alone():
             if self._still_mine(trial):
                 end(trial, result)
-        del self._claims[(result.trial.cell, result.trial.point)]
-        asked, limit = self._limits.get(result.trial.cell, (-math.inf, math.inf))
-        self._limits[result.trial.cell] = asked, min(limit, last_step(result.steps, self.slack))
+        del self._claims[cell, point]
+        asked, limit = self._limits.get(cell, (-math.inf, math.inf))
+        self._limits[cell] = asked, min(limit, last_step(result.steps, self.slack))
         return dataclasses.replace(result, attempt=trial.number)
 
     def limit(self, cell: Cell) -> float:
@@ -124,7 +120,7 @@ class Store:
         asked, limit = self._limits.get(cell, (-math.inf, math.inf))
         if time.monotonic() - asked > POLL:
             with storage_errors(self.url):
-                limit = last_step(min(steps_of(self._study(cell)).values(), default=None), self.slack)
+                limit = race_limit(self._study(cell), self.slack)
             self._limits[cell] = time.monotonic(), limit
         return limit
 
@@ -138,11 +134,7 @@ class Store:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """In here no other process changes the study, and it is the one that this process knows.
-
-        Raises:
-            StorageError: if it is another one, or gone.
-        """
+        """In here no other process changes the study. StorageError if it is not the one that this process knows."""
         with storage_errors(self.url), self.peers.lock("storage"):
             if self.uid is not None and uid_of(self.storage, self.name) != self.uid:
                 raise StorageError(f"study {self.name!r} was deleted or made anew while this process worked on it")
@@ -156,8 +148,7 @@ class Store:
     def _declare(self, cell: Cell) -> bool:
         """Enqueues the next points of a cell that nobody has run or is running, also those of dead processes.
 
-        Returns:
-            Whether more are missing: Optuna reads all that wait whenever one is taken.
+        Not all at once, since Optuna reads all that wait whenever one is taken. Returns whether more are missing.
         """
         study = self._study(cell)
         running, ran, waiting = set(), {}, 0
@@ -172,15 +163,15 @@ class Store:
                 ran[point] = max(ran.get(point, -math.inf), ran_to(trial.user_attrs, self.began))
             else:
                 running.add(point)
-        best = min(steps_of(study).values(), default=None)
-        for limit in self.rungs if best is None else [last_step(best, self.slack)]:
+        raced = race_limit(study, self.slack)
+        for limit in self.rungs if raced == math.inf else [raced]:
             missing = {p for p in range(self.points) if p not in running and ran.get(p, -math.inf) < limit}
             if missing:
                 break
         steps, room = self._steps_nearby(cell), max(0, MAX_QUEUED - waiting)
         for point in sorted(missing, key=lambda point: (steps.get(point, math.inf), point))[:room]:
             study.enqueue_trial({}, user_attrs={POINT_ATTR: point})
-        return len(missing) > room or (best is None and limit < math.inf)
+        return len(missing) > room or limit < raced
 
     def _study(self, cell: Cell) -> optuna.Study:
         """The cell's Optuna study, the same object while the cell is run: a new one reads all its trials anew."""
@@ -215,7 +206,7 @@ class Store:
             claimed.set_user_attr(OWNER, self.peers.owner)
             rung = self._next_rung(study, claimed.user_attrs[POINT_ATTR])
         trial = Trial(cell, claimed.user_attrs[POINT_ATTR], dict(claimed.params), self.seed)
-        self._claims[(cell, trial.point)] = claimed
+        self._claims[cell, trial.point] = claimed
         return Run(trial, self.goal, self.further, partial(self.limit, cell), rung)
 
     def _next_rung(self, study: optuna.Study, point: int) -> float:

@@ -15,6 +15,7 @@ from lit_dps.racing import rungs
 from lit_dps.record import grid
 from lit_dps.replication import paper
 from lit_dps.store import list_studies, read_study, sqlite_file
+from lit_dps.study.progress import mean_of_nearest_batch_size
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.timing import Timing, measure
 from lit_dps.training import SmoothnessCallback
@@ -54,16 +55,11 @@ def expected(
 ) -> dict[Cell, Work] | None:
     """The work of each cell at the mean steps of the finished trials, however they ended, of the nearest batch size.
 
-    Of two batch sizes equally near, the smaller stands. None without finished trials: nothing else tells.
+    None without finished trials: nothing else tells.
     """
-    taken: dict[int, list[float]] = {}
-    for cell, finished in results.items():
-        taken.setdefault(cell.batch_size, []).extend(result.steps_run for result in finished)
-    mean = {batch_size: sum(steps) / len(steps) for batch_size, steps in taken.items() if steps}
-    if not mean:
-        return None
-    nearest = {cell: min(mean, key=lambda b, cell=cell: (abs(b - cell.batch_size), b)) for cell in points}
-    return work(points, {cell: mean[nearest[cell]] for cell in points}, check_interval)
+    steps = {cell: [result.steps_run for result in finished] for cell, finished in results.items()}
+    mean = mean_of_nearest_batch_size(steps, points)
+    return None if mean is None else work(points, mean, check_interval)
 
 
 def pruning_passes(points: Points, workers: int, reused: bool) -> dict[int, int]:
@@ -72,12 +68,10 @@ def pruning_passes(points: Points, workers: int, reused: bool) -> dict[int, int]
     Reused, the scores of a point are computed once by each worker; those passes know no batch size and stand under
     the smallest one.
     """
-    sparse = {cell: set(left) for cell, left in points.items() if cell.sparsity > 0 and left}
-    passes = Counter()
-    for cell, left in sparse.items():
-        passes[cell.batch_size] += len(left)
+    sparse = [(cell.batch_size, point) for cell, left in points.items() if cell.sparsity > 0 for point in left]
+    passes = Counter(batch_size for batch_size, _ in sparse)
     if reused and sparse:
-        return {min(passes): min(workers * len(set().union(*sparse.values())), passes.total())}
+        return {min(passes): min(workers * len({point for _, point in sparse}), len(sparse))}
     return dict(passes)
 
 
@@ -95,13 +89,7 @@ def pruning_seconds(passes: Mapping[int, int], timing: Timing) -> float:
 
 
 def forecast(setup: StudySetup) -> str:
-    """What is left of a study, by a short timing on this machine; changes nothing in the storage.
-
-    Args:
-        setup: A study that was checked.
-
-    Returns:
-        Text for the terminal.
+    """What is left of a study that was checked, as text, by a short timing here; changes nothing in the storage.
 
     Raises:
         StorageError: if the study is there and cannot be read.

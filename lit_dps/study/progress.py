@@ -1,4 +1,4 @@
-"""The live progress line of a study."""
+"""What is told of the results of a study while it runs: the live progress line, and files of its failed trials."""
 
 from __future__ import annotations
 
@@ -6,11 +6,18 @@ import dataclasses
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import TextIO
 
+from lit_dps.errors import StorageError, UserError
+from lit_dps.files import replacing
 from lit_dps.racing import longest_attempt, truncate_at_race_limit
 from lit_dps.trial import Cell, Status, TrialResult
+
+FIRST = 3  # results of which one at least has to be none of a failed trial
+FAILED = 1  # exit code of a study with failed trials
 
 
 class Progress:
@@ -18,11 +25,10 @@ class Progress:
 
     Args:
         results: Results of an earlier run of the study, by cell; its failed trials are run again.
-        cells: Cells of this run.
-        points: Trials of each cell.
+        cells, points: Of this run, and how many in each.
         workers: Trials that run at the same time.
         slack: The study's; a trial that stopped and has to go on is not finished.
-        stream: Where to write.
+        stream: Where to write; by default stderr.
         every: Seconds between two lines where the stream is no terminal.
     """
 
@@ -90,21 +96,28 @@ class Progress:
 
         For a batch size that no trial has finished at yet, the nearest smaller one stands: K* falls as the batch grows,
         so a trial costs about as much until the critical batch size, and more beyond it.
-
-        Args:
-            finished: Trials of each cell that ran as far as they have to.
         """
-        times: dict[int, list[float]] = {}
-        for cell, results in self.done.items():
-            times.setdefault(cell.batch_size, []).extend(r.seconds for r in results.values())
-        known = {b: sum(t) / len(t) for b, t in times.items() if t}
-        if not known:
+        seconds = {cell: [r.seconds for r in results.values()] for cell, results in self.done.items()}
+        mean = mean_of_nearest_batch_size(seconds, self.done)
+        if mean is None:
             return None
-        left = 0.0
-        for cell in self.done:
-            nearest = min(known, key=lambda b: (abs(b - cell.batch_size), b))
-            left += known[nearest] * (self.points - finished[cell])
-        return left / self.workers
+        return sum(mean[cell] * (self.points - finished[cell]) for cell in self.done) / self.workers
+
+
+def mean_of_nearest_batch_size(
+    known: Mapping[Cell, Iterable[float]], cells: Iterable[Cell]
+) -> dict[Cell, float] | None:
+    """For each cell the mean of what is known of the nearest batch size, the smaller of two equally near ones.
+
+    None where nothing is known of any.
+    """
+    by_size: dict[int, list[float]] = {}
+    for cell, values in known.items():
+        by_size.setdefault(cell.batch_size, []).extend(values)
+    mean = {batch_size: sum(values) / len(values) for batch_size, values in by_size.items() if values}
+    if not mean:
+        return None
+    return {cell: mean[min(mean, key=lambda b, cell=cell: (abs(b - cell.batch_size), b))] for cell in cells}
 
 
 def _end(result: TrialResult) -> TrialResult:
@@ -116,3 +129,48 @@ def _clock(seconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d}"
+
+
+class AllFail(UserError):
+    """The first trials of a run of a study failed, every one."""
+
+
+class Failures:
+    """Takes all results of one run of a study.
+
+    Args:
+        folder: Gets the traceback of each failed trial, "CELL point-N.txt", and loses it when the trial succeeds.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self._told, self._failed = 0, set[tuple[Cell, int]]()
+
+    def on_result_stored(self, result: TrialResult) -> None:
+        """Takes a result. Raises AllFail if it is one more failure and there was nothing else so far."""
+        trial, self._told = result.trial, self._told + 1
+        path = self.folder / f"{trial.cell} point-{trial.point}.txt"
+        if result.status is not Status.FAILED:
+            self._failed.discard((trial.cell, trial.point))
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+                self.folder.rmdir()
+                self.folder.parent.rmdir()
+            return
+        self._failed.add((trial.cell, trial.point))
+        with suppress(StorageError), replacing(path) as temporary:  # the storage has it, and MLflow
+            temporary.write_text(result.traceback or result.failure, encoding="utf-8")
+        if self._told == len(self._failed) == FIRST:
+            raise AllFail(
+                f"the first {FIRST} trials failed, the last with {result.failure}; tracebacks in {self.folder}"
+            )
+
+    def summary(self) -> str:
+        """What to tell of the trials that failed, in a sentence; nothing if none did."""
+        match len(self._failed):
+            case 0:
+                return ""
+            case 1:
+                return f"1 trial failed, its traceback is in {self.folder}; the same command runs it again"
+            case n:
+                return f"{n} trials failed, their tracebacks are in {self.folder}; the same command runs them again"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from functools import partial
 
 from lightning.pytorch import LightningDataModule
@@ -28,12 +28,11 @@ from lit_dps.store import (
     read_study,
     without_password,
 )
-from lit_dps.study.failures import FAILED, AllFail, Failures
-from lit_dps.study.progress import Progress
-from lit_dps.study.ranks import follow_torchrun, group_of
+from lit_dps.study.checks import check
+from lit_dps.study.progress import FAILED, AllFail, Failures, Progress
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.view import View, connect, environment_tags
-from lit_dps.study.workers import warm_up, work, work_in_processes
+from lit_dps.study.workers import first_of_ranks, follow_torchrun, warm_up, work, work_in_processes
 from lit_dps.training.checkpoints import clear
 from lit_dps.trial import TrialResult
 
@@ -66,20 +65,22 @@ def run_study(setup: StudySetup) -> int:
     left, stop, failures = _left(setup, record), StopRequest(), Failures(setup.storage.failures(name))
     if min(setup.workers, left) > 1:
         warm_up()
-    view.sync(record, goes_on=left > 0)
+    if left:  # else `_finish` brings all of it in step
+        view.sync(record, goes_on=True)
     try:
         with interruptible(stop, LEAVING):
+            meanwhile = left or ranks.started_by_torchrun()  # time in which others may have stored results
             if left:
-                _train(setup, record, min(setup.workers, left), stop, [view.log, failures.on_result_stored])
+                _train(setup, record, min(setup.workers, left), stop, view.log, failures.on_result_stored)
             else:
                 print(f"study {name}: nothing left to run", file=sys.stderr)
                 if ranks.started_by_torchrun():
-                    with group_of(setup):  # the others wait to be told
+                    with first_of_ranks(setup):  # the others wait to be told
                         pass
             if left and (others := claim_report(url, name)) is not None:
                 print(f"study {name}: {others}")
             else:
-                _finish(setup, view)
+                _finish(setup, view, read_study(url, name) if meanwhile else record)
     except Interrupted as signal:
         left = _left(setup, read_study(url, name))
         print(f"\ninterrupted by {signal}: {left} trials are left, the others are stored; the same command goes on")
@@ -102,7 +103,7 @@ def check_study(setup: StudySetup) -> LightningDataModule:
         UserError: for what does not serve.
     """
     prepare_process()
-    data = setup.check(lambda data: _settled(setup, data))
+    data = check(setup, lambda data: _settled(setup, data))
     for place in (setup.storage.optuna_url, setup.storage.mlflow_uri):
         check_place(place)
     check_writable(setup.storage.optuna_url)  # MLflow's may be away: then the study goes on without
@@ -111,7 +112,10 @@ def check_study(setup: StudySetup) -> LightningDataModule:
 
 
 def _settled(setup: StudySetup, data: LightningDataModule) -> bool:
-    """Whether a study is stored under this very configuration and data, and no trial of it is left to run."""
+    """Whether a study is stored and no trial of it is left to run; that its configuration is this one is checked next.
+
+    Sets the data up as far as that needs.
+    """
     url, name = setup.storage.optuna_url, setup.study.name
     check_place(url)
     try:
@@ -123,7 +127,6 @@ def _settled(setup: StudySetup, data: LightningDataModule) -> bool:
     if standard_data(data):  # else a trainer alone knows how to set it up, and it has no digest
         data.prepare_data()
         data.setup("fit")
-    check_unchanged(url, name, setup.identity(data))
     return True
 
 
@@ -132,29 +135,24 @@ def _train(
     record: StudyRecord,
     workers: int,
     stop: StopRequest,
-    tell: Sequence[Callable[[TrialResult], None]],
+    *listeners: Callable[[TrialResult], None],
 ) -> None:
     progress = Progress(record.results, setup.cells, setup.study.trials, workers, setup.study.slack)
-    trials = "1 trial" if workers == 1 else f"{workers} trials"
-    print(
-        f"study {record.name}: {trials} at a time in {without_password(setup.storage.optuna_url)}",
-        file=sys.stderr,
-        flush=True,
-    )
+    trials, url = "1 trial" if workers == 1 else f"{workers} trials", without_password(setup.storage.optuna_url)
+    print(f"study {record.name}: {trials} at a time in {url}", file=sys.stderr, flush=True)
     progress.show()
-    results: Iterator[TrialResult] = work(setup, stop) if workers == 1 else work_in_processes(setup, workers, stop)
+    results = work(setup, stop) if workers == 1 else work_in_processes(setup, workers, stop)
     try:
         for result in results:
-            for listener in (progress.update, *tell):
+            for listener in (progress.update, *listeners):
                 listener(result)
     finally:
         progress.close()
         results.close()
 
 
-def _finish(setup: StudySetup, view: View) -> None:
+def _finish(setup: StudySetup, view: View, record: StudyRecord) -> None:
     storage, name = setup.storage, setup.study.name
-    record = read_study(storage.optuna_url, name)
     if not any(record.running.values()) and all(len(r) >= record.trials for r in record.results.values()):
         clear(storage.checkpoints(name))
     analysis = Analysis(record)

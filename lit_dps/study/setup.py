@@ -1,35 +1,47 @@
-"""StudySetup: the whole configuration of a study as plain data, checked before anything is created."""
+"""StudySetup: the whole configuration of a study as plain data, and all of it that decides results."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import importlib
+import inspect
 import math
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from lightning.pytorch import LightningDataModule
+from lightning.pytorch import LightningDataModule, Trainer
 
 from lit_dps.config import StorageConfig, StudyConfig, cores
 from lit_dps.engines.engine import Engine, Training
 from lit_dps.engines.loop import IntervalLoop
 from lit_dps.engines.trainer import TrainerEngine
-from lit_dps.errors import ConfigError
-from lit_dps.goal import Goal
+from lit_dps.goal import ERROR, Goal
+from lit_dps.module import ImageClassifier
 from lit_dps.parallel import settings
 from lit_dps.parallel.ranks import started_by_torchrun
-from lit_dps.study.checks import check_keys, rehearse_ends
-from lit_dps.study.identity import identity
-from lit_dps.training import GoalErrorCallback, PruningCallback
+from lit_dps.training import GoalErrorCallback
 from lit_dps.training.checkpoints import Checkpoints
-from lit_dps.training.protocol import check_trainer, overruled
-from lit_dps.training.workload import Workload
-from lit_dps.trial import Cell, Status, Trial, TrialResult
+from lit_dps.training.protocol import STUDY_TRAINER
+from lit_dps.training.workload import Workload, class_paths, locate
+from lit_dps.trial import Cell, Status, TrialResult
 
 # Trials in lockstep where study.slots does not say: beyond 16 a core's cache holds nothing of the next network; nothing
 # was measured on a GPU
 CPU_SLOTS, GPU_SLOTS = 16, 64
+# How trials of other people's modules are seeded, pruned and accumulated; 1 was never written down
+PROTOCOL = 2
+# Arguments that decide where and how fast things run, or what is shown, and not what comes out
+_FREE_DATA = ("root", "download", "eval_batch_size", "order_seed", "num_workers", "pin_memory")
+_FREE_TRAINER = {
+    *STUDY_TRAINER,
+    *("accelerator", "devices", "num_nodes", "strategy", "use_distributed_sampler"),
+    *("default_root_dir", "log_every_n_steps", "profiler"),
+    *("val_check_interval", "check_val_every_n_epoch", "max_steps"),  # GoalErrorCallback sets them
+}
+# Arguments of ImageClassifier that studies of earlier versions were declared without
+_ADDED = ("beta1", "beta2", "epsilon", "weight_decay")
 
 
 @dataclass(frozen=True)
@@ -63,9 +75,11 @@ class StudySetup:
 
     def left(self, results: Mapping[Cell, Sequence[TrialResult]]) -> dict[Cell, set[int]]:
         """The points of each cell that have no result yet, or failed."""
-        told = {cell: [r for r in results.get(cell, ()) if r.status is not Status.FAILED] for cell in self.cells}
-        done = {cell: {result.trial.point for result in told[cell]} for cell in self.cells}
-        return {cell: set(range(self.study.trials)) - points for cell, points in done.items()}
+        points = set(range(self.study.trials))
+        return {
+            cell: points - {r.trial.point for r in results.get(cell, ()) if r.status is not Status.FAILED}
+            for cell in self.cells
+        }
 
     @property
     def goal_of_trials(self) -> Goal:
@@ -119,60 +133,6 @@ class StudySetup:
         share = math.ceil(self.study.trials * cells / self.workers)
         return self.study.slots or min(GPU_SLOTS if self.on_gpu else CPU_SLOTS, share)
 
-    def check(self, settled: Callable[[LightningDataModule], bool] = lambda data: False) -> LightningDataModule:
-        """Checks all that can be checked before a trial runs, and creates nothing.
-
-        Args:
-            settled: Whether a study with this data has no trial left to run. Then all that a rehearsal finds out is
-                known: its trials ran, under an equal configuration.
-
-        Returns:
-            The data module, set up for training.
-
-        Raises:
-            ConfigError: naming the key, the value and what is allowed.
-            DataError: if the data cannot be read.
-        """
-        self.study.check()
-        PruningCallback(**self.pruning)
-        own = self.goal_of_trials
-        for value in self.study.goals:
-            if not own.easier(value):
-                key = next(k for k in ("error", "at_most", "at_least") if self.goal.get(k) is not None)
-                side = "below" if own.at_least else "above"
-                raise ConfigError("study.goals", value, f"{side} goal.{key} = {own.value:g}, which stops the runs")
-            try:
-                own.at(value)
-            except ConfigError as error:
-                raise ConfigError("study.goals", value, error.allowed) from None
-        check_trainer(self.workload.trainer)
-        check_keys(self.study, self.workload)
-        if self.ranks > 1 and self.study.engine == "fused":
-            raise ConfigError("study.engine", "fused", f"lightning or auto where {self.ranks} ranks train each trial")
-        if self.study.engine == "fused" and not self.study.lean:
-            raise ConfigError("study.lean", False, "true where study.engine is fused")
-        if started_by_torchrun() and self.workers > 1:
-            raise ConfigError("study.workers", self.workers, "1 under torchrun: start it once for each worker")
-        smallest = dict.fromkeys(replace(cell, batch_size=min(self.study.batch_sizes)) for cell in self.study.cells)
-        for cell in smallest:
-            self.training().pruning_of(Trial(cell, 0))
-            for end in (0.0, 1.0):  # classes refuse what they do not allow at the ends of the ranges
-                data = self.workload.build(self._trial_at(cell, end)).data
-        if settled(data):
-            return data
-        data = rehearse_ends(self.training(), self.study)
-        for line in overruled(self.workload.trainer):
-            print(f"note: {line}", file=sys.stderr)
-        return data
-
-    def _trial_at(self, cell: Cell, end: float) -> Trial:
-        """A trial at the low or the high end of all ranges, 0 or 1."""
-        return Trial(cell, 0, {key: box.at(end) for key, box in self.study.space.items()})
-
-    def identity(self, data: LightningDataModule) -> dict[str, Any]:
-        """What decides the results: equal identities give equal tables."""
-        return identity(self.study, self.workload, self.goal, self.pruning, self.smoothness, data)
-
     def config(self) -> dict[str, Any]:
         """The configuration as plain JSON, as `--config` takes it."""
         return {
@@ -197,3 +157,69 @@ class StudySetup:
         if isinstance(rule, str):
             names.append(rule if args.get("schedule", "constant") == "constant" else f"{rule}-{args['schedule']}-decay")
         return "-".join(names)
+
+    def identity(self, data: LightningDataModule | None) -> dict[str, Any]:
+        """All of the configuration that decides results, as plain JSON: equal identities give equal tables.
+
+        Args:
+            data: The data module, set up.
+        """
+        study, workload = self.study, self.workload
+        specs = copy.deepcopy({"model": dict(workload.model), "data": dict(workload.data)})
+        for name in _FREE_DATA:
+            specs["data"].get("init_args", {}).pop(name, None)
+        arguments = specs["model"].get("init_args", {})
+        for name, default in _added_arguments(workload.model["class_path"]).items():
+            if arguments.get(name) == default:
+                arguments.pop(name)
+        varied = [key for key in study.axes if not key.startswith("pruning.")]
+        for key in (*study.space, *varied, workload.batch_size_key):  # each trial sets them
+            node, name = locate(specs, key, "study.grid", classes=True)
+            node.pop(name, None)
+        pruned = {"sparsity", "seed", *(key.removeprefix("pruning.") for key in study.axes)}
+        trainer = {key: value for key, value in workload.trainer.items() if key not in _FREE_TRAINER}
+        standard = {name: p.default for name, p in inspect.signature(Trainer.__init__).parameters.items()}
+        found = {
+            **specs,
+            "trainer": {key: value for key, value in trainer.items() if value != standard.get(key)},
+            "goal": _goal(self.goal),
+            "pruning": {key: value for key, value in self.pruning.items() if key not in pruned},
+            "study": {
+                "seed": study.seed,
+                "scramble": study.scramble,
+                "space": {key: dataclasses.asdict(range_) for key, range_ in study.space.items()},
+            },
+            "data_digest": getattr(data, "digest", None),
+        }
+        for key in ("exclude", "options"):  # where they are empty, as before there were such
+            if not found["pruning"].get(key):
+                found["pruning"].pop(key, None)
+        axes = (value for values in study.axes.values() for value in values if "." in str(value))
+        paths = [*class_paths(workload), *(value for value in axes if isinstance(value, str))]
+        ours = all(path.startswith(("lit_dps.", "torch.")) for path in paths)
+        if not ours or workload.accumulated > 1:
+            found["protocol"] = PROTOCOL
+        if self.smoothness["interval"] is not None:  # changes no result, but every trial of a study is measured alike
+            found["smoothness"] = {key: value for key, value in self.smoothness.items() if key != "batch_size"}
+        return found
+
+
+def _goal(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The goal, alike for all ways to write it; a validation error as before there were other metrics."""
+    found = {key: value for key, value in given.items() if key != "early_reject" and value is not None}
+    if "metric" in found:
+        found["monitor"] = found.pop("metric")
+    if 0 < found.get("at_most", 0) < 1 and found["monitor"] == ERROR:
+        found["error"] = found.pop("at_most")
+    return found
+
+
+def _added_arguments(class_path: str) -> dict[str, Any]:
+    """The arguments that a module class has from ImageClassifier since a later version, with their defaults."""
+    module, _, name = class_path.rpartition(".")
+    kind = getattr(importlib.import_module(module), name, None)
+    if not (isinstance(kind, type) and issubclass(kind, ImageClassifier)):
+        return {}
+    own = {} if kind.__init__ is ImageClassifier.__init__ else inspect.signature(kind.__init__).parameters
+    defaults = inspect.signature(ImageClassifier.__init__).parameters
+    return {name: defaults[name].default for name in _ADDED if name not in own}

@@ -1,20 +1,61 @@
-"""How long a step, a check and a pruning pass take on this machine: a short timing of real trials."""
+"""How long a step, a check and a pruning pass take on this machine: a short timing of trials, whoever trains them."""
 
 from __future__ import annotations
 
+import dataclasses
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
 from scipy.optimize import nnls
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from lit_dps.engines.engine import SCORES_KEPT, network_is_shared
+from lit_dps.engines.trainer import TrainerEngine
+from lit_dps.errors import UserError
+from lit_dps.goal import Goal
+from lit_dps.pruning import Network, OneShot, Pruner, prunable, pruner_of
+from lit_dps.runs import Run
 from lit_dps.study.setup import StudySetup
-from lit_dps.study.stopwatch import SECONDS, Measured, measure_trial
+from lit_dps.training import GoalErrorCallback
+from lit_dps.training.early_check import EarlyCheck, fewest
+from lit_dps.training.training_pass import TrainingPass
+from lit_dps.trial import Cell, Status, Trial
 
+SECONDS = 1.0  # of training and of pruning that are timed at each batch size; also the longest step that is
 SIZES = 3  # batch sizes that are timed
 SMALLER_BY = 8  # where the grid gives no second batch size to time, one smaller by this factor is
 SHORTEST = 1e-9  # seconds: keeps the fit defined where something takes no time
+UNREACHED = 1e300  # of any metric: where trials that are timed are not to end
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Seconds at one batch size.
+
+    Attributes:
+        batch_size: Global batch size, in examples.
+        start: Seconds to build a trial and begin to train.
+        step: Seconds an optimizer step, with its data.
+        check: Seconds a check of the entire validation split.
+        pruning: Seconds that pruning takes; 0 if the study does not prune, or its method takes no data.
+        reused: Whether a worker takes the scores of a point for all its cells.
+        refusal: Share of a check's examples that are looked at, at least, to find that the goal is missed.
+    """
+
+    batch_size: int
+    start: float
+    step: float
+    check: float
+    pruning: float
+    reused: bool
+    refusal: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -34,13 +75,11 @@ class Timing:
 
     Attributes:
         measured: The measurements, by batch size.
-        start: Seconds to build a trial and begin to train.
         step: Seconds a step, over the batch size B: an overhead and a cost an example.
         check: Seconds a check, over 1 / B: a cost for all examples and, where the validation loader takes batches of
             the training's size, an overhead a batch.
-        pruning: Seconds a pass of pruning, over 1 / B, likewise.
-        reused: Whether a worker takes the scores of a point for all its cells.
-        refusal: As in `Measured`.
+        pruning: Seconds that pruning takes, over 1 / B, likewise.
+        start, reused, refusal: As in `Measured`.
     """
 
     measured: tuple[Measured, ...]
@@ -76,17 +115,17 @@ def measure(setup: StudySetup) -> Timing:
     """
     torch.set_num_threads(setup.study.threads)
     sizes = sorted(setup.study.batch_sizes)
-    warm = measure_trial(setup, sizes[0], 1)
-    found = [measure_trial(setup, sizes[0], _steps(warm.step))]
+    warm = _measure_trial(setup, sizes[0], 1)
+    found = [_measure_trial(setup, sizes[0], _steps(warm.step))]
     while len(found) < SIZES:
         last = found[-1]
         bounds = {size: last.step * size / last.batch_size for size in sizes if size > last.batch_size}
         fitting = [size for size, seconds in bounds.items() if seconds <= SECONDS]
         if not fitting:
             break
-        found.append(measure_trial(setup, fitting[-1], _steps(bounds[fitting[-1]])))
+        found.append(_measure_trial(setup, fitting[-1], _steps(bounds[fitting[-1]])))
     if len(found) == 1 and sizes[0] > 1:
-        found.insert(0, measure_trial(setup, max(1, sizes[0] // SMALLER_BY), _steps(found[0].step)))
+        found.insert(0, _measure_trial(setup, max(1, sizes[0] // SMALLER_BY), _steps(found[0].step)))
     batch_sizes = [m.batch_size for m in found]
     inverse = [1 / size for size in batch_sizes]
     return Timing(
@@ -114,3 +153,98 @@ def fit_line(x: Sequence[float], y: Sequence[float]) -> Line:
 def _steps(seconds: float) -> int:
     """How many steps of so many seconds to time."""
     return max(2, round(SECONDS / max(seconds, SHORTEST)))
+
+
+def _measure_trial(setup: StudySetup, batch_size: int, steps: int) -> Measured:
+    params = {key: box.at(0.5) for key, box in setup.study.space.items()}
+    others = setup.study.cells[0].others  # the first values of further axes stand for all
+    trial = Trial(Cell(batch_size, max(setup.study.sparsities), others), 0, params, setup.study.seed)
+    run = Run(trial, Goal(UNREACHED, 1 + steps, 1 + steps, setup.goal_of_trials.metric, at_least=True))
+    passes, pruning = _PassStopwatch(setup), {**setup.pruning, "method": "magnitude", "options": None}  # without a pass
+    with suppress(_Looked):
+        TrainerEngine(dataclasses.replace(setup.training(), pruning=pruning), (passes,)).train_one(run)
+
+    goal = {**setup.goal, "check_interval": 1 + steps, "max_steps": 1 + steps, "early_reject": False}
+    study = dataclasses.replace(setup.study, engine="lightning")
+    timed = dataclasses.replace(setup, goal=goal, pruning=pruning, study=study)
+    clock, begin = _StepStopwatch(run.trial, run.goal), time.perf_counter()
+    hook = register_optimizer_step_post_hook(clock.on_update)
+    try:
+        for result in timed.engine().train(iter([clock, None]).__next__):
+            if result.status is Status.FAILED:
+                raise UserError(f"cannot time a trial: {result.failure}")
+    finally:
+        hook.remove()
+    step, check = (clock.last - clock.first) / steps, clock.checked - clock.last
+    start = max(clock.first - begin - step, 0.0)
+    return Measured(batch_size, start, step, check, passes.pruning, passes.reused, passes.refusal)
+
+
+class _Looked(Exception):
+    """The stopwatch has seen what it needs of a run."""
+
+
+class _PassStopwatch(Callback):
+    """Times the pruning pass of a run, and finds out how it is checked; then ends the run."""
+
+    def __init__(self, setup: StudySetup):
+        self.setup, self.pruning, self.reused, self.refusal = setup, 0.0, False, 1.0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        setup, run = self.setup, TrainingPass(trainer, pl_module, self.setup.pruning["batch_size"])
+        pruner = pruner_of(setup.pruning["method"], setup.pruning.get("options"))
+        # as `Training.keep_scores` decides it, of all the points of the study
+        scores = sum(p.numel() for p in prunable(pl_module, setup.pruning["biases"]).values()) * setup.study.trials
+        shared = run.key is not None and network_is_shared(setup.workload) and isinstance(pruner, OneShot)
+        self.reused = shared and scores <= SCORES_KEPT
+        if GoalErrorCallback(**setup.goal).early_reject and EarlyCheck.supports(trainer, pl_module):
+            self.refusal = fewest(setup.goal_of_trials, trainer.datamodule.validation_size)
+        if max(setup.study.sparsities) > 0:
+            self.pruning = self._pruning(pruner, run, pl_module.device)
+        raise _Looked
+
+    def _pruning(self, pruner: Pruner, run: TrainingPass, device: torch.device) -> float:
+        """Seconds of the method's passes, from the first batches of each."""
+        given, batches, begin = self.setup.pruning, 0, _now(device)
+
+        def first_batches():
+            nonlocal batches
+            for batch in run.batches():
+                yield batch
+                batches += 1
+                if _now(device) - begin > SECONDS:
+                    return
+
+        with run.traceless() as twin:
+            weights = prunable(twin, given["biases"], given.get("exclude", ()))
+            network = Network(twin, weights, given["batch_size"], first_batches, partial(run.loss, twin))
+            pruner.mask(network, max(self.setup.study.sparsities), torch.Generator().manual_seed(0))
+        # a method that takes no data has looked at none
+        return (_now(device) - begin) / batches * len(run) * pruner.passes if batches else 0.0
+
+
+class _StepStopwatch(Run):
+    """A run that is timed, whoever trains it: from the first update to the last one, and from there to its check's end.
+
+    Its only check is its last step.
+    """
+
+    first = last = checked = 0.0
+    updates = 0
+
+    def on_update(self, optimizer: torch.optim.Optimizer, *args: object) -> None:
+        """To be called after every update."""
+        self.updates += 1
+        if self.updates in (1, self.goal.max_steps):
+            seconds = _now(optimizer.param_groups[0]["params"][0].device)
+            self.first, self.last = (seconds, 0.0) if self.updates == 1 else (self.first, seconds)
+
+    def record(self, *found: Any) -> Status | None:
+        self.checked = time.perf_counter()
+        return super().record(*found)
+
+
+def _now(device: torch.device) -> float:
+    if device.type != "cpu":
+        torch.accelerator.synchronize()  # what was called there is done
+    return time.perf_counter()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -31,24 +32,15 @@ class View:
 
     Args:
         connect: Makes the tracker.
-
-    Attributes:
-        tracker: The tracker; None where MLflow cannot be used.
     """
 
     def __init__(self, connect: Callable[[], Tracker]):
-        self.tracker: Tracker | None = None
+        self.tracker: Tracker | None = None  # None where MLflow cannot be used
         self._connect, self._warned = connect, False
 
-    def sync(
-        self,
-        record: StudyRecord,
-        study: Analysis | None = None,
-        files: Sequence[Path] = (),
-        goes_on: bool = False,
-    ) -> None:
-        """As `sync` below; tried also if MLflow has failed before, since it may be back by now."""
-        self._try(lambda: sync(self._connected(), record, study, files, goes_on=goes_on))
+    def sync(self, *args: Any, **kw: Any) -> None:
+        """As `sync` below but for the tracker; tried also if MLflow has failed before: it may be back by now."""
+        self._try(lambda: sync(self._connected(), *args, **kw))
 
     def log(self, result: TrialResult) -> None:
         """Logs a result, if MLflow has not failed so far."""
@@ -93,8 +85,7 @@ def sync(
     Args:
         tracker: Where.
         record: The study.
-        study: What was computed of it, to log the outcome too; None while it is not analyzed.
-        files: Artifacts of the outcome.
+        study, files: What was computed of it, and artifacts, to log the outcome too.
         goes_on: Whether trials of it are run now.
         logged: What was logged before `record` was read. If given, the runs of trials that are not stored are deleted:
             the database was put back from a copy, or the study made anew.

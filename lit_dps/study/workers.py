@@ -1,22 +1,27 @@
-"""Workers: processes that ask a study for trials, train them and tell the results."""
+"""Workers: processes that ask a study for trials, train them and tell the results.
+
+Where several ranks train each trial, a worker is the first of them: it asks and tells, the others train with it.
+"""
 
 from __future__ import annotations
 
 import sys
 import time
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 import torch
 
+from lit_dps.engines.engine import Engine
 from lit_dps.errors import Unguarded, UserError
-from lit_dps.parallel import processes
-from lit_dps.runtime import Interrupted, StopRequest, interruptible, prepare_process
+from lit_dps.parallel import launch, processes, ranks
+from lit_dps.runs import Run
+from lit_dps.runtime import INTERRUPTED, Interrupted, StopRequest, interruptible, prepare_process
 from lit_dps.store import SobolSampler, Store
-from lit_dps.study.ranks import group_of, raise_if_any_rank_interrupted
 from lit_dps.study.setup import StudySetup
 from lit_dps.trial import TrialResult
 
@@ -34,8 +39,6 @@ class WorkerDied(UserError):
 def work(setup: StudySetup, stop: StopRequest) -> Iterator[TrialResult]:
     """Runs trials of the study in this process until none is left, storing each result before it is yielded.
 
-    Where several ranks train each trial this is the first of them, and starts the others unless torchrun did.
-
     Raises:
         Interrupted: at the end of a check or a trial, if `stop` says so. The trial is given back.
         RankLost: if another rank died. Likewise.
@@ -48,9 +51,9 @@ def work(setup: StudySetup, stop: StopRequest) -> Iterator[TrialResult]:
     what = (config.name, setup.cells, config.trials, sampler, config.seed, setup.goal_of_trials, config.goals)
     store = Store(url, *what, config.slack, uid=setup.uid, began=setup.began)
     try:
-        with group_of(setup) as group:
+        with first_of_ranks(setup) as train:
             checkpoints, at_check = setup.checkpoints(), raise_if_any_rank_interrupted(stop)
-            for result in group.train(setup.engine(checkpoints), store.next_run, at_check):
+            for result in train(setup.engine(checkpoints), store.next_run, at_check):
                 result = store.tell(result)
                 if checkpoints is not None:
                     checkpoints.on_result_stored(result, store.limit(result.trial.cell))
@@ -137,3 +140,79 @@ def _end(started: Iterable[BaseProcess], grace: float) -> None:
     for process in started:
         process.join(max(0.0, end - time.monotonic()))
         process.kill()
+
+
+@contextmanager
+def first_of_ranks(setup: StudySetup) -> Iterator[Callable[..., Iterator[TrialResult]]]:
+    """In here this process is the first of the ranks that train the trials of a study; it may be the only one.
+
+    Starts the others on this machine, unless torchrun has started them. Gives what trains as `Engine.train` does, with
+    the engine as the first argument, each run by all ranks.
+
+    Raises:
+        RankLost: if one of them died.
+    """
+    told = False  # whether the others train a trial; else they wait to be told one
+
+    def train(
+        engine: Engine, next_run: Callable[[], Run | None], at_check: Callable[[], None]
+    ) -> Iterator[TrialResult]:
+        nonlocal told
+
+        def next_told() -> Run | None:
+            nonlocal told
+            if (run := next_run()) is not None:
+                ranks.broadcast(run.trial)
+                told = True
+            return run
+
+        for result in engine.train(next_told, at_check):
+            told = False
+            yield result
+
+    with launch.group_of(setup.ranks, setup.on_gpu, _follow_parent, setup):
+        try:
+            yield train
+        finally:
+            if not told:  # within a trial they find out there that there is none any more
+                ranks.broadcast(None)
+
+
+def follow_torchrun(setup: StudySetup) -> int:
+    """Trains what the first rank says, as another of torchrun's ranks. Returns the exit code."""
+    stop = StopRequest()
+    # a signal while it waits for the first rank, which may have refused the command, ends it at once
+    with launch.joined_by_torchrun(setup.on_gpu), interruptible(stop):
+        try:
+            _follow(setup, stop)
+        except Interrupted:
+            return INTERRUPTED
+    return 0
+
+
+def raise_if_any_rank_interrupted(stop: StopRequest) -> Callable[[], None]:
+    """Raises Interrupted on all ranks if one of them was asked to stop; all ask at the same checks."""
+
+    def check() -> None:
+        if int(ranks.all_reduce_sum(torch.tensor(int(bool(stop))))):
+            raise Interrupted(stop.signal or "another process")
+
+    return check
+
+
+def _follow_parent(setup: StudySetup) -> None:
+    stop = StopRequest()
+    with interruptible(stop), suppress(Interrupted):
+        _follow(setup, stop)
+
+
+def _follow(setup: StudySetup, stop: StopRequest) -> None:
+    prepare_process()
+    torch.set_num_threads(setup.study.threads)
+
+    def next_run() -> Run | None:
+        trial = ranks.broadcast(None)
+        return None if trial is None else Run(trial, setup.goal_of_trials, setup.study.goals)
+
+    for _ in setup.engine(setup.checkpoints()).train(next_run, raise_if_any_rank_interrupted(stop)):
+        pass

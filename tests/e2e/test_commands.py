@@ -15,6 +15,7 @@ import yaml
 
 from lit_dps.runs import Run
 from lit_dps.store import sobol_point
+from lit_dps.study.checks import check
 from lit_dps.trial import Trial
 from tests.e2e.commands import FAST, ROOT, environment, real, run
 
@@ -160,7 +161,7 @@ def test_every_shipped_config_trains(config, small_data, tmp_path, monkeypatch):
     setup = StudyCLI(run=False, seed_everything_default=False).setup()
     study = setup.study
     torch.set_num_threads(study.threads)
-    setup.check()
+    check(setup)
     point = sobol_point(study.space, study.seed, 0, study.scramble)
     run = Run(Trial(setup.cells[0], 0, point, study.seed), setup.goal_of_trials)
     (result,) = setup.engine().train(iter([run, None]).__next__)

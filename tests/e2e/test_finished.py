@@ -9,6 +9,7 @@ from pathlib import Path
 
 import mlflow
 import pytest
+from optuna.storages import RDBStorage
 
 from tests.e2e.commands import FAST, run_here
 
@@ -80,9 +81,18 @@ def test_a_finished_study_is_checked_but_not_rehearsed(unbroken, monkeypatch):
     def rehearsed(*args) -> None:
         raise AssertionError("rehearsed")
 
-    monkeypatch.setattr("lit_dps.study.setup.rehearse_ends", rehearsed)
-    done = run_here(unbroken, *STUDY)
+    monkeypatch.setattr("lit_dps.study.checks.rehearse_ends", rehearsed)
+    opened, open_once = [], RDBStorage.__init__
+
+    def counted(storage: RDBStorage, url: str, *args, **kw) -> None:
+        opened.append(url)
+        open_once(storage, url, *args, **kw)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RDBStorage, "__init__", counted)
+        done = run_here(unbroken, *STUDY)
     assert (done.returncode, done.stderr) == (0, "study fast: nothing left to run\n")
+    assert len(opened) == 4, "to see that nothing is left, to compare, to declare, and to read what then counts"
     with pytest.raises(AssertionError, match="rehearsed"):
         run_here(unbroken, *STUDY, "--study.trials", 5)
     refused = run_here(unbroken, *STUDY, "--goal.error", 0.3)

@@ -9,10 +9,9 @@ import pytest
 
 from lit_dps.goal import Goal
 from lit_dps.racing import longest_attempt
-from lit_dps.store import RESULT_ATTR, SobolSampler, Store, attempts, encode_result, read_study
-from lit_dps.store.attempts import FAILED_AT, ran_to
-from lit_dps.study.failures import AllFail, Failures
-from lit_dps.study.progress import Progress
+from lit_dps.store import RESULT_ATTR, SobolSampler, Store, cells, encode_result, read_study
+from lit_dps.store.cells import FAILED_AT, ran_to
+from lit_dps.study.progress import AllFail, Failures, Progress
 from lit_dps.trial import Cell, Status, Trial, TrialResult
 from tests.unit.runs import trials_of
 from tests.unit.test_store import SPACE, cell_trials, ended
@@ -75,7 +74,7 @@ def test_other_ends_are_final(url, status):
 def test_a_failed_trial_whose_process_was_killed_at_its_end_counts_from_when_it_failed(url, monkeypatch):
     first = opened(url)
     trial = next(trials_of(first))
-    monkeypatch.setattr(attempts, "finish", lambda *args: None)  # killed before
+    monkeypatch.setattr(cells, "finish", lambda *args: None)  # killed before
     first.tell(failed(trial))
     monkeypatch.undo()
     began = time.time()

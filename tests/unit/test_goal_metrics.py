@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -10,7 +11,6 @@ from lit_dps.analysis import figures
 from lit_dps.cli.fit import CALLBACKS
 from lit_dps.errors import ConfigError
 from lit_dps.goal import Goal
-from lit_dps.study.identity import identity
 from lit_dps.training import GoalErrorCallback
 from lit_dps.trial import Cell, Status
 from tests.unit.fake_study import analysis_of, result
@@ -85,7 +85,7 @@ def test_all_ways_to_write_a_validation_error_are_one_identity():
     empty = {"error": None, "metric": None, "at_most": None, "at_least": None}
 
     def of(**goal):
-        return identity(made.study, made.workload, base | empty | goal, made.pruning, made.smoothness, None)["goal"]
+        return dataclasses.replace(made, goal=base | empty | goal).identity(None)["goal"]
 
     assert of(error=0.1) == of(at_most=0.1) == of(metric="val_error", at_most=0.1)
     assert of(error=0.1) == {"error": 0.1, "check_interval": 4, "max_steps": 16, "monitor": "val_error"}

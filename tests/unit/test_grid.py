@@ -10,6 +10,7 @@ from lit_dps.config import StorageConfig, StudyConfig
 from lit_dps.errors import ConfigError
 from lit_dps.models import MLP, SimpleCNN
 from lit_dps.space import Range
+from lit_dps.study.checks import check
 from lit_dps.study.setup import StudySetup
 from lit_dps.training.workload import Workload
 from lit_dps.trial import Cell, Series, Trial
@@ -70,7 +71,7 @@ def test_cells_are_the_product_of_all_axes():
 )
 def test_values_that_are_not_allowed_are_one_line(grid, said):
     with pytest.raises(Exception, match=said):
-        setup(grid, batch_sizes=[16], sparsities=[0.5]).check()
+        check(setup(grid, batch_sizes=[16], sparsities=[0.5]))
 
 
 def test_numbers_names_and_classes_reach_what_they_name():

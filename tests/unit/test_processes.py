@@ -107,7 +107,7 @@ def test_the_server_asks_no_gpu_for_anything():
 import torch
 def asked(*args, **kw): raise SystemExit("a GPU was asked")
 torch._C._cuda_getDeviceCount = torch.cuda.is_available = torch.cuda.device_count = asked
-import lit_dps.cli.fit, lit_dps.parallel.launch, lit_dps.study.ranks, lit_dps.study.workers
+import lit_dps.cli.fit, lit_dps.parallel.launch, lit_dps.study.workers
 """
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, env=ENVIRONMENT, timeout=100)
 

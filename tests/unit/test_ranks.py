@@ -13,7 +13,7 @@ from lit_dps.errors import ConfigError, StorageError
 from lit_dps.parallel import launch, ranks, settings
 from lit_dps.parallel.ddp import SharedBatchDDP
 from lit_dps.runtime import Interrupted, StopRequest
-from lit_dps.study.ranks import raise_if_any_rank_interrupted
+from lit_dps.study.workers import raise_if_any_rank_interrupted
 from tests.ranks import on_ranks, same_on_ranks
 
 

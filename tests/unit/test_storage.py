@@ -95,3 +95,18 @@ def test_who_reads_waits_for_who_makes_the_database(tmp_path):
             with pytest.raises(TimeoutError):
                 reading.result(timeout=0.3)
         assert reading.result(timeout=20).name == "fake"
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("mlruns/study.db", "'mlruns/study.db' is not a storage URL such as sqlite:///"),
+        ("nosuch://me:secret@host/db", "'host/db' is not a storage URL"),
+        ("postgresql://me:secret@127.0.0.1:1/db", r"cannot use postgresql://me:\*\*\*@127.0.0.1:1/db: "),
+    ],
+)
+def test_a_bad_url_is_one_line_without_password(url, said):
+    with pytest.raises(StorageError, match=f"^{said}") as error:
+        read_study(url, "fake")
+    assert "\n" not in str(error.value)
+    assert "secret" not in str(error.value)

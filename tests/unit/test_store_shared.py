@@ -20,10 +20,11 @@ from lit_dps.store import (
     Store,
     cell_study_name,
     claim_report,
-    database,
     declare,
     open_storage,
+    peers,
     read_study,
+    storage_lock,
 )
 from tests.unit.runs import trials_of
 from tests.unit.test_store import CELLS, SPACE, _claim_all, ended
@@ -128,7 +129,7 @@ def test_trials_of_the_dead_do_not_keep_others_from_reporting(url):
     one = opened(url, declared(url))
     trial = next(trials_of(one))
     one._claims[trial.cell, trial.point].set_user_attr(OWNER, "nohost:1:1")
-    here = database.peers(url)
+    here = peers(url)
     if not isinstance(here, ServerPeers):  # this machine knows of its own processes alone
         one._claims[trial.cell, trial.point].set_user_attr(OWNER, here.owner.replace(":", ":9999", 1))
     assert claim_report(url, "s") is None
@@ -142,7 +143,7 @@ def test_a_database_put_back_is_run_to_the_same_end(tmp_path):
     asked = trials_of(first)
     first.tell(ended(next(asked)))
     lost = next(asked)
-    first._claims[lost.cell, lost.point].set_user_attr(OWNER, database.peers(url).owner.replace(":", ":9999", 1))
+    first._claims[lost.cell, lost.point].set_user_attr(OWNER, peers(url).owner.replace(":", ":9999", 1))
     shutil.copy(tmp_path / "study.db", tmp_path / "copy.db")
     first._claims.clear()
     rest = opened(url, uid)
@@ -197,7 +198,7 @@ def test_a_lost_connection_is_one_line_and_the_study_goes_on(postgres):
 
 def test_sqlite_files_of_two_studies_do_not_wait_for_each_other(tmp_path):
     one, other = (f"sqlite:///{tmp_path}/{name}.db" for name in "ab")
-    with database.storage_lock(one):
+    with storage_lock(one):
         open_storage(other)
     assert {path.name for path in tmp_path.iterdir()} == {"a.db.lock", "b.db", "b.db.lock"}
     with sqlite3.connect(tmp_path / "b.db") as connection:

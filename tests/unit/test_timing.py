@@ -16,8 +16,7 @@ from lit_dps.config import StorageConfig, StudyConfig
 from lit_dps.errors import ConfigError
 from lit_dps.space import Range
 from lit_dps.study.setup import StudySetup
-from lit_dps.study.stopwatch import Measured
-from lit_dps.study.timing import Line, Timing, fit_line, measure
+from lit_dps.study.timing import Line, Measured, Timing, fit_line, measure
 from lit_dps.training.workload import Workload
 from tests.unit.tiny import points
 
@@ -122,8 +121,7 @@ def study(data: type = Plain, batch_sizes=(4, 16), sparsities=(0.0,), method="sn
 
 
 def set_seconds(patch: pytest.MonkeyPatch, seconds: float) -> None:
-    for module in ("timing", "stopwatch"):
-        patch.setattr(f"lit_dps.study.{module}.SECONDS", seconds)
+    patch.setattr("lit_dps.study.timing.SECONDS", seconds)
 
 
 @pytest.fixture(autouse=True, scope="module")
