@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from importlib.util import find_spec
 from os.path import commonprefix
 from pathlib import Path
 
 from lit_dps.analysis import Analysis, figures_folder, goal_folder, listing, write_goals
-from lit_dps.analysis.figures import COMPARISONS, FIGURES, write_comparison
+from lit_dps.analysis.figures import COMPARISONS, FIGURES, of_others, write_comparison
 from lit_dps.cli.parser import CommandError, PlainParser
 from lit_dps.config import StorageConfig
 from lit_dps.errors import ConfigError
 from lit_dps.store import list_studies, read_study
 
+ONLY = "Some figures, with commas between: modules of your own (docs/extending.md), and of "
 LONGEST = 100  # characters of a comparison's folder name
 
 
@@ -21,7 +23,7 @@ def main(argv: list[str]) -> int:
     """Runs the verb; argv[0] is "figures"."""
     parser = PlainParser(prog="lit-dps figures", description=__doc__)
     parser.add_argument("names", type=str, nargs="*", metavar="NAME", help="Names of studies.")
-    parser.add_argument("--only", type=str, help="Some figures, with commas between: of " + ", ".join(_figures(2)))
+    parser.add_argument("--only", type=str, help=ONLY + ", ".join(_figures(2)))
     parser.add_argument("--goal", type=float, help="Goal error to evaluate at, above the studies' own.")
     parser.add_argument(
         "--output",
@@ -80,7 +82,10 @@ def _figures(studies: int) -> list[str]:
 def _chosen(only: str, studies: int) -> list[str]:
     names, known = [name.strip() for name in only.split(",")], _figures(studies)
     for name in names:
-        if name not in known:
+        if name in known:
+            continue
+        if name in _figures(2) or not find_spec(name.partition(".")[0]):
             several = " (it compares several studies)" if name in _figures(2) else ""
             raise ConfigError("--only", name, f"any of {', '.join(known)}, with commas between{several}")
+        of_others(name)
     return names

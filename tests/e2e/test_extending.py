@@ -46,11 +46,11 @@ def test_a_project_of_its_own_files_runs_a_study(project):
 def test_its_figure_is_drawn(project):
     folder, (study, figure) = project
     drawn = folder / "mlruns/figures/stripes"
-    assert "success.{csv,png,pdf}" in figure
+    assert "success.{csv,png,pdf}" in figure and "note: trials that were outraced count as misses" in figure
     assert (drawn / "success.png").read_bytes().startswith(b"\x89PNG")
     assert len(pd.read_csv(drawn / "success.csv")) == 12
     done = run(folder, "figures", "stripes", "--only", "my_rule")
-    assert done.returncode == 2 and "--only: 'my_rule' is not allowed; any of scaling" in done.stderr
+    assert done.returncode == 2 and "a figure, which has NAME, missing and notes; it has no NAME" in done.stderr
 
 
 @pytest.mark.slow

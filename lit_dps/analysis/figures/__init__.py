@@ -8,8 +8,9 @@ A figure is a module with
 - `rows(*studies)`, the table behind it, and `draw(rows, *studies)`;
 - where it has several tables or files, `tables(*studies)` and `figures(tables, *studies)` by their names.
 
-and one line in `write.FIGURES` (of one study) or `write.COMPARISONS` (of several).
+and one line in `write.FIGURES` (of one study) or `write.COMPARISONS` (of several). Somebody else's goes by the name of
+its module.
 """
 
 from lit_dps.analysis.figures.style import STYLE
-from lit_dps.analysis.figures.write import COMPARISONS, FIGURES, drawn, write_comparison, write_figures
+from lit_dps.analysis.figures.write import COMPARISONS, FIGURES, drawn, of_others, write_comparison, write_figures

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
@@ -19,10 +20,12 @@ import lit_dps.analysis.figures.scaling as scaling
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.figures.style import STYLE
 from lit_dps.analysis.tables import write_csv
+from lit_dps.errors import ConfigError
 from lit_dps.files import replacing
 
 FIGURES = (scaling, metaparameters, lipschitz, logs, ratios)  # of one study
 COMPARISONS = (optimizers, ratios)  # of several
+NAMES = {figure.NAME for figure in (*FIGURES, *COMPARISONS)}
 
 
 def write_comparison(
@@ -37,7 +40,7 @@ def write_figures(
 ) -> tuple[list[Path], list[str]]:
     """Writes figures of studies, finished or not, as .csv, .png and .pdf into a folder, which is made.
 
-    With `only`, names of figures, these alone are written.
+    With `only`, names of figures, these alone are written, and those of modules of others that it names (`of_others`).
 
     Returns:
         The files' paths, and notes: what the studies lack for the figures left out, and what to know of the others.
@@ -45,9 +48,9 @@ def write_figures(
     files: list[Path] = []
     notes: list[str] = []
     missing: dict[str, list[str]] = {}
+    if only is not None:
+        figures = [*(figure for figure in figures if figure.NAME in only), *map(of_others, set(only) - NAMES)]
     for figure in figures:
-        if only is not None and figure.NAME not in only:
-            continue
         if (reason := figure.missing(*studies)) is not None:
             missing.setdefault(reason, []).append(figure.NAME)
             continue
@@ -59,6 +62,17 @@ def write_figures(
             files += _save(drawing, Path(folder), name)
         notes += figure.notes(*studies)
     return files, [*(f"{reason}: no {' or '.join(names)} figure" for reason, names in missing.items()), *notes]
+
+
+def of_others(name: str) -> ModuleType:
+    """The figure that a module of somebody else's is. Raises ConfigError if it is none."""
+    try:
+        module = import_module(name)
+    except ImportError as error:
+        raise ConfigError("--only", name, f"any of {', '.join(sorted(NAMES))}, or a module: {error}") from error
+    if lacking := [part for part in ("NAME", "missing", "notes") if not hasattr(module, part)]:
+        raise ConfigError("--only", name, f"a figure, which has NAME, missing and notes; it has no {lacking[0]}")
+    return module
 
 
 def drawn(figure: ModuleType, *studies: Analysis) -> Figure:
