@@ -45,7 +45,7 @@ class Series:
     others: tuple[tuple[str, Value], ...] = ()
 
     def __str__(self) -> str:
-        return " ".join([f"S={self.sparsity:g}", *(f"{_short(key)}={_text(value)}" for key, value in self.others)])
+        return " ".join([f"S={self.sparsity:g}", *(f"{_short(key)}={text_of(value)}" for key, value in self.others)])
 
 
 @dataclass(frozen=True, order=True)
@@ -73,7 +73,8 @@ def _short(key: str) -> str:
     return key.rpartition(".")[2]
 
 
-def _text(value: Value) -> str:
+def text_of(value: Value) -> str:
+    """A value of an axis as tables and figures have it: of a class path the last name."""
     return value.rpartition(".")[2] if isinstance(value, str) else f"{value:g}"
 
 

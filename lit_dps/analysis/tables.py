@@ -10,7 +10,7 @@ import pandas as pd
 
 from lit_dps.files import replacing
 from lit_dps.space import short_names
-from lit_dps.trial import Cell, Series, Value
+from lit_dps.trial import Cell, Series, Value, text_of
 
 Row = Mapping[str, object]  # of a table, by column; None where a value is missing
 _DTYPES = {"integer": "Int64", "floating": float, "boolean": bool}  # Int64: integers stay integers beside missing ones
@@ -108,7 +108,7 @@ def cell_columns(rows: pd.DataFrame) -> list[str]:
 
 def short_columns(series: Series) -> dict[str, str]:
     """The columns that name a series in a table to read: S, then each further axis."""
-    return {"S" if name == "sparsity" else name: _text(value) for name, value in columns_of(series).items()}
+    return {"S" if name == "sparsity" else name: text_of(value) for name, value in columns_of(series).items()}
 
 
 def legend(series: Series) -> str:
@@ -118,15 +118,11 @@ def legend(series: Series) -> str:
 
 def title(series: Series) -> str:
     """Sparsity 0.9, method snip, as a panel has it."""
-    return ", ".join(f"{name} {_text(value)}" for name, value in columns_of(series).items())
+    return ", ".join(f"{name} {text_of(value)}" for name, value in columns_of(series).items())
 
 
 def listed(every: Sequence[Series]) -> str:
     """Several series in words: S = 0, 0.5, or S = 0, method = snip; S = 0.5, method = snip."""
     if any(series.others for series in every):
         return "; ".join(map(legend, every))
-    return f"S = {', '.join(_text(series.sparsity) for series in every)}"
-
-
-def _text(value: Value) -> str:
-    return value.rpartition(".")[2] if isinstance(value, str) else f"{value:g}"
+    return f"S = {', '.join(text_of(series.sparsity) for series in every)}"

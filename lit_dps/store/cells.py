@@ -13,7 +13,7 @@ from optuna.storages import BaseStorage
 from optuna.trial import TrialState
 
 from lit_dps.errors import StorageError
-from lit_dps.racing import last_step, settled
+from lit_dps.racing import best_steps, last_step, settled
 from lit_dps.store.schema import AXES, FAILED_AT, POINT_ATTR, RESULT_ATTR, STATES, UID, cell_study_name, encode_result
 from lit_dps.trial import Cell, Status, TrialResult
 
@@ -56,7 +56,7 @@ def steps_of(study: optuna.Study) -> dict[int, int]:
 
 def race_limit(study: optuna.Study, slack: float | None) -> float:
     """The step that the trials of a cell have to reach by its complete ones; infinite where nothing is raced yet."""
-    return last_step(min(steps_of(study).values(), default=None), slack)
+    return last_step(best_steps(steps_of(study).values()), slack)
 
 
 def ran_to(user_attrs: Mapping[str, Any], began: float = 0.0) -> float:
