@@ -104,8 +104,14 @@ class Member:
         with isolated(self.data):
             twin = copy_of(self.module)
             found = dict(twin.named_parameters())
-            parameters = {name: found[name] for name in names}
-            yield Network(twin, parameters, size, partial(self._pass, size), lambda batch, i: twin.loss(batch))
+            yield Network(
+                module=twin,
+                parameters={name: found[name] for name in names},
+                batch_size=size,
+                length=lambda: len(self.data.pruning_dataloader(size)),
+                batches=partial(self._pass, size),
+                loss_of=lambda batch, i: twin.loss(batch),
+            )
 
     def _pass(self, batch_size: int) -> Iterator[tuple[tuple[Tensor, Tensor], int]]:
         for batch in self.data.pruning_dataloader(batch_size):

@@ -3,35 +3,37 @@
 To add one: a file beside `snip.py`, and its class in `PRUNERS`. Somebody else's goes by its class path.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
-from lit_dps.errors import ConfigError
-from lit_dps.plugins import named
+from lit_dps.pruning.grasp import Grasp
+from lit_dps.pruning.iterative import Force, IterativeSnip, SnipIt
+from lit_dps.pruning.layerwise import RandomLayerwise, SmartRatio
 from lit_dps.pruning.magnitude import Magnitude
 from lit_dps.pruning.mask import Mask, prunable
-from lit_dps.pruning.network import Network, gradient_sum
-from lit_dps.pruning.pruner import OneShot, Pruner, prune, top_k, worth_knowing
+from lit_dps.pruning.network import Network, gradient_sum, saliency
+from lit_dps.pruning.pruner import PRUNERS, OneShot, Pruner, prune, pruner_of, top_k, worth_knowing
 from lit_dps.pruning.random import Random
+from lit_dps.pruning.shuffle import Shuffle
+from lit_dps.pruning.snap import Snap, SnapIt
 from lit_dps.pruning.snip import Snip, signed_saliency
+from lit_dps.pruning.synflow import SynFlow
 
-PRUNERS: dict[str, type[Pruner]] = {"snip": Snip, "magnitude": Magnitude, "random": Random}
-
-
-def pruner_of(method: str, options: Mapping[str, Any] | None = None) -> Pruner:
-    """The pruning method of a name or class path, with these options of its constructor.
-
-    Raises:
-        ConfigError: if there is none, or it does not take the options.
-    """
-    kind = named("pruning.method", method, PRUNERS, "Pruner", lambda f: isinstance(f, type) and issubclass(f, Pruner))
-    try:
-        return kind(**(options or {}))
-    except TypeError as error:
-        raise ConfigError("pruning.options", dict(options or {}), f"what {method} takes: {error}") from error
+PRUNERS |= {
+    "snip": Snip,
+    "magnitude": Magnitude,
+    "random": Random,
+    "snip_it": SnipIt,
+    "iterative_snip": IterativeSnip,
+    "force": Force,
+    "grasp": Grasp,
+    "synflow": SynFlow,
+    "snap": Snap,
+    "snap_it": SnapIt,
+    "random_layerwise": RandomLayerwise,
+    "smart_ratio": SmartRatio,
+    "shuffle": Shuffle,
+}
 
 
 __all__ = [
     *("PRUNERS", "Mask", "Network", "OneShot", "Pruner", "gradient_sum", "prunable", "prune", "pruner_of"),
-    *("signed_saliency", "top_k", "worth_knowing"),
+    *("saliency", "signed_saliency", "top_k", "worth_knowing"),
 ]

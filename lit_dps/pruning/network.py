@@ -10,11 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lit_dps.errors import UserError
 from lit_dps.parallel import ranks
 from lit_dps.pruning.mask import Mask
 
 Parameters = Mapping[str, nn.Parameter]
 Losses = Iterable[tuple[Tensor, float]]  # mean loss of a batch, and the batch's weight in the sum
+Batches = Iterable[tuple[Any, int]]  # a batch, and its number of examples
 
 
 @dataclass(frozen=True)
@@ -25,14 +27,16 @@ class Network:
         module: The copy, in training mode.
         parameters: What can be pruned, by name (`prunable`).
         batch_size: Examples of a full batch.
-        batches: Begins a pass over the training split: this rank's batches, on the module's device, each with its
-            number of examples.
+        length: Gives the batches of a pass, of all ranks together.
+        batches: Begins a pass over the training split: this rank's batches, in turn with the others', on the module's
+            device, each with its number of examples.
         loss_of: (batch, its index) -> the module's own mean training loss, or None where it gives none.
     """
 
     module: nn.Module
     parameters: Parameters
     batch_size: int
+    length: Callable[[], int]
     batches: Callable[[], Iterator[tuple[Any, int]]]
     loss_of: Callable[[Any, int], Tensor | None]
 
@@ -40,38 +44,91 @@ class Network:
         """The network's output for an input of the caller's."""
         return self.module(x)
 
-    def losses(self) -> Iterator[tuple[Tensor, float]]:
-        """One pass: the mean loss of each batch, and its weight, which is less than 1 for a short batch alone."""
-        for i, (batch, size) in enumerate(self.batches()):
+    def losses(self, batches: Batches | None = None) -> Iterator[tuple[Tensor, float]]:
+        """The mean loss of each batch, and its weight, which is less than 1 for a short batch alone.
+
+        Args:
+            batches: Some batches (`stream`); by default those of one pass.
+        """
+        for i, (batch, size) in enumerate(self.batches() if batches is None else batches):
             loss = self.loss_of(batch, i)
             if loss is not None:
                 yield loss, size / self.batch_size
 
-    def gradients(self) -> dict[str, Tensor]:
-        """The gradient of the loss, summed over one pass (`gradient_sum`)."""
-        return gradient_sum(self.parameters, self.losses())
+    def gradients(self, batches: Batches | None = None) -> dict[str, Tensor]:
+        """The gradient of the loss, summed over batches of all ranks (`gradient_sum`); arguments as of `losses`."""
+        return gradient_sum(self.parameters, self.losses(batches))
+
+    def stream(self) -> Callable[[int], Batches]:
+        """n -> this rank's among the next n batches of all ranks; passes follow each other without an end."""
+        taken, current, length = 0, iter(()), self.length()
+
+        def take(n: int) -> Batches:
+            nonlocal taken, current
+            for _ in range(n):
+                i = taken % length
+                current = self.batches() if i == 0 else current
+                taken += 1
+                if ranks.is_mine(i):
+                    batch = next(current, None)
+                    if batch is None:  # a pass that is cut short, where it is only timed
+                        current = self.batches()
+                        batch = next(current)
+                    yield batch
+
+        return take
+
+    def logits(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """The output, shape (batch, classes), and the classes, shape (batch,), of a classifier.
+
+        Raises:
+            UserError: for another kind of batch or output.
+        """
+        if isinstance(batch, (tuple, list)) and len(batch) == 2:
+            x, y = batch
+            z = self.forward(x)
+            if isinstance(z, Tensor) and z.ndim == 2 and isinstance(y, Tensor) and y.shape == z.shape[:1]:
+                return z, y
+        raise UserError("its batches are not (inputs, classes), or its output is not (batch, classes)")
 
     @contextmanager
-    def under(self, mask: Mask) -> Iterator[None]:
+    def under(self, mask: Mask | None) -> Iterator[None]:
         """In here the network has the pruned weights at zero; gradients are those of all weights, also of pruned ones.
 
         Raises:
             ValueError: if the mask is of another network.
         """
-        before = {name: self.parameters[name].detach().clone() for name in mask if name in self.parameters}
+        named, mask = dict(self.module.named_parameters()), mask or Mask({})
+        before = {name: named[name].detach().clone() for name in mask if name in named}
         mask.apply_to_weights(self.module)
         try:
             yield
         finally:
             with torch.no_grad():
                 for name, weights in before.items():
-                    self.parameters[name].copy_(weights)
+                    named[name].copy_(weights)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """In here the network is in evaluation mode."""
+        modes = {module: module.training for module in self.module.modules()}
+        self.module.eval()
+        try:
+            yield
+        finally:
+            for module, mode in modes.items():
+                module.training = mode
 
 
-def gradient_sum(parameters: Parameters, losses: Losses) -> dict[str, Tensor]:
+def gradient_sum(parameters: Parameters, losses: Losses, absolute: bool = False) -> dict[str, Tensor]:
     """The weighted sum over the batches of all ranks of dL/dw, of the parameters that the loss depends on.
 
     In float64, so that a mask does not depend on how the batches are divided among the ranks.
+
+    Args:
+        parameters: By name.
+        losses: As `Network.losses` gives them.
+        absolute: Whether the absolute value of each batch's gradient is taken before the sum.
     """
     tensors = list(parameters.values())
     sums = [torch.zeros_like(p, dtype=torch.float64) for p in tensors]
@@ -80,7 +137,13 @@ def gradient_sum(parameters: Parameters, losses: Losses) -> dict[str, Tensor]:
         gradients = torch.autograd.grad(loss, tensors, allow_unused=True)
         found = [i for i, gradient in enumerate(gradients) if gradient is not None]
         used[found] = 1
-        torch._foreach_add_([sums[i] for i in found], [gradients[i] for i in found], alpha=weight)
+        parts = [gradients[i].abs() if absolute else gradients[i] for i in found]
+        torch._foreach_add_([sums[i] for i in found], parts, alpha=weight)
     used = ranks.all_reduce_sum(used)  # a rank without a batch knows of none
     named = zip(parameters, map(ranks.all_reduce_sum, sums), used.tolist(), strict=True)
     return {name: total for name, total, reached in named if reached}
+
+
+def saliency(gradients: Mapping[str, Tensor], parameters: Parameters) -> dict[str, Tensor]:
+    """Weight times gradient, of the weight's type: how the loss changes with an element of the mask."""
+    return {name: (g * parameters[name].detach()).to(parameters[name].dtype) for name, g in gradients.items()}

@@ -5,11 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lit_dps.errors import ConfigError
+from lit_dps.plugins import named
 from lit_dps.pruning.mask import Mask
 from lit_dps.pruning.network import Network
 from lit_dps.trial import KEPT, PRUNABLE, TRAINED, UNSCORED, check_sparsity
@@ -21,10 +23,13 @@ class Pruner(ABC):
     """A method that prunes at initialization. Its constructor takes `pruning.options`.
 
     Attributes:
-        passes: Passes over the training split that it takes; 0 for a method without data.
+        passes: Passes over the training split that it takes, at most; 0 for a method without data.
+        exact: Whether a mask keeps exactly round(m (1 - sparsity)) of its m elements. Where it cannot, as with whole
+            nodes, the table says what it keeps.
     """
 
     passes: int = 1
+    exact: bool = True
 
     @abstractmethod
     def mask(self, network: Network, sparsity: float, generator: torch.Generator) -> Mask:
@@ -36,7 +41,8 @@ class Pruner(ABC):
             generator: All that is random comes from it: a CPU one, so that every device draws the same.
 
         Returns:
-            A mask of the parameters that were scored; of their m elements it keeps exactly round(m (1 - sparsity)).
+            A mask of the parameters that were scored; of their m elements it keeps exactly round(m (1 - sparsity)), if
+            the method is `exact`.
         """
 
 
@@ -49,6 +55,22 @@ class OneShot(Pruner):
 
     def mask(self, network: Network, sparsity: float, generator: torch.Generator) -> Mask:
         return top_k(self.scores(network, generator), sparsity)
+
+
+PRUNERS: dict[str, type[Pruner]] = {}  # by name: `lit_dps.pruning` enters them
+
+
+def pruner_of(method: str, options: Mapping[str, Any] | None = None) -> Pruner:
+    """The pruning method of a name or class path, with these options of its constructor.
+
+    Raises:
+        ConfigError: if there is none, or it does not take the options.
+    """
+    kind = named("pruning.method", method, PRUNERS, "Pruner", lambda f: isinstance(f, type) and issubclass(f, Pruner))
+    try:
+        return kind(**(options or {}))
+    except TypeError as error:
+        raise ConfigError("pruning.options", dict(options or {}), f"what {method} takes: {error}") from error
 
 
 def prune(
@@ -91,13 +113,14 @@ def prune(
 
 def _check(mask: Mask, network: Network, sparsity: float, pruner: Pruner) -> None:
     method, kept = type(pruner).__name__, mask.kept()
+    allowed = network.parameters if pruner.exact else dict(network.module.named_parameters())
     for name, tensor in mask.items():
-        if name not in network.parameters or tensor.shape != network.parameters[name].shape:
+        if name not in allowed or tensor.shape != allowed[name].shape:
             raise ConfigError("pruning.method", method, f"a mask of prunable parameters; its {name} is none")
     keep, total = (sum(counts) for counts in zip(*kept.values(), strict=True)) if kept else (0, 0)
     if keep == 0:
         raise ConfigError("pruning.method", method, "a mask that keeps something")
-    if keep != round(total * (1 - sparsity)):
+    if pruner.exact and keep != round(total * (1 - sparsity)):
         raise ConfigError("pruning.method", method, f"a mask that keeps {round(total * (1 - sparsity))}, not {keep}")
 
 

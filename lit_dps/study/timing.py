@@ -217,7 +217,7 @@ class _PassStopwatch(Callback):
 
         with run.traceless() as twin:
             weights = prunable(twin, given["biases"], given.get("exclude", ()))
-            network = Network(twin, weights, given["batch_size"], first_batches, partial(run.loss, twin))
+            network = Network(twin, weights, given["batch_size"], run.__len__, first_batches, partial(run.loss, twin))
             pruner.mask(network, max(self.setup.study.sparsities), torch.Generator().manual_seed(0))
         # a method that takes no data has looked at none
         return (_now(device) - begin) / batches * len(run) * pruner.passes if batches else 0.0

@@ -155,7 +155,8 @@ class PruningCallback(Callback):
                 return loss
 
             named = dict(twin.named_parameters())
-            yield Network(twin, {name: named[name] for name in names}, self.batch_size, run.batches, loss_of)
+            parameters = {name: named[name] for name in names}
+            yield Network(twin, parameters, self.batch_size, run.__len__, run.batches, loss_of)
 
     def _refuse_shared(self, loss: Tensor, module: LightningModule) -> None:
         """The loss of a copy must not depend on the module that it is a copy of."""

@@ -65,8 +65,9 @@ class TrainingPass:
             yield copy_of(self.module)
 
     def __len__(self) -> int:
-        """The batches of the whole pass, of all ranks together."""
-        return len(self._loader())
+        """The batches of the pass, of all ranks together."""
+        whole = len(self._loader())
+        return whole if self.examples is None else min(whole, -(-self.examples // self.batch_size))
 
     def batches(self) -> Iterator[tuple[Any, int]]:
         """Each batch on the module's device, with its number of examples.

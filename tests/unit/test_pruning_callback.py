@@ -167,7 +167,7 @@ def test_an_endless_loader_without_a_pruning_dataloader_is_refused_unless_nothin
         ({"sparsity": 1.0}, "pruning.sparsity"),
         ({"sparsity": -0.1}, "pruning.sparsity"),
         ({"batch_size": 0}, "pruning.batch_size"),
-        ({"method": "grasp"}, "pruning.method"),
+        ({"method": "graasp"}, "pruning.method"),
         ({"biases": "none"}, "pruning.biases"),
     ],
 )

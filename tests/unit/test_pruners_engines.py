@@ -1,0 +1,45 @@
+"""Every pruning method prunes alike by Lightning's loop, by the interval loop, and among stacked trials of others."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from lit_dps.pruning import PRUNERS
+from lit_dps.training.workload import Workload
+from lit_dps.trial import Cell, Trial
+from tests.unit.runs import train, train_one
+
+MODEL = {
+    "class_path": "lit_dps.module.ImageClassifier",
+    "init_args": {
+        "network": {"class_path": "lit_dps.models.MLP", "init_args": {"hidden": [24, 12]}},
+        "optimizer": "momentum",
+    },
+}
+WORKLOAD = Workload(MODEL, {"class_path": "lit_dps.data.Digits", "init_args": {}}, {"accelerator": "cpu"})
+GOAL = {"error": 0.05, "check_interval": 4, "max_steps": 8}
+PARAMS = {"model.learning_rate": 0.1, "model.momentum": 0.9}
+
+
+@pytest.mark.parametrize("method", PRUNERS)
+def test_a_method_prunes_and_trains_the_same_to_the_bit_in_both_engines(method):
+    trial = Trial(Cell(16, 0.8), 1, PARAMS)
+    ours, theirs = (train_one(trial, WORKLOAD, GOAL, lean=lean, pruning={"method": method}) for lean in (True, False))
+    assert dataclasses.replace(ours, seconds=0.0) == dataclasses.replace(theirs, seconds=0.0)
+    kept, total = (sum(counts) for counts in zip(*ours.kept.values(), strict=True))
+    assert 0 < kept < total and (kept == round(0.2 * total)) is PRUNERS[method].exact
+
+
+def test_stacked_trials_may_be_pruned_by_different_methods():
+    methods = ["snip", "grasp", "snap", "synflow", "shuffle"]
+    trials = [Trial(Cell(16, 0.8, (("pruning.method", method),)), 1, PARAMS) for method in methods]
+    stacked = train(trials, WORKLOAD, GOAL, size=len(methods))
+    alone = [train_one(trial, WORKLOAD, GOAL) for trial in trials]
+    by_cell = {result.trial.cell: result for result in stacked}
+    assert all("stacked" in result.observed for result in stacked)
+    for result in alone:
+        other = by_cell[result.trial.cell]
+        assert other.kept == result.kept
+        assert other.curve["train_loss"] == pytest.approx(result.curve["train_loss"], rel=1e-4)
