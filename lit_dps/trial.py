@@ -168,6 +168,7 @@ SHORT_STEPS = "short_steps"  # optimizer steps on fewer examples than the batch 
 UNSCORED = "kept_with_score_0"  # kept elements whose pruning score is 0: kept by their place, not by the pruner
 KEPT = "kept"  # kept elements, where there are unscored ones
 PRUNABLE = "prunable"  # elements that the pruner chose among, where they are fewer than half of those trained
+BY_NODES = "by_nodes"  # 1 where sparsity is a share of nodes, not of weights
 TRAINED = "trained"  # elements of the parameters that an optimizer trains, where PRUNABLE is told
 COPIES = "copies"  # elements of tensors that were masked as copies of pruned parameters
 STACKED = "stacked"  # 1 where the trial was trained stacked with others

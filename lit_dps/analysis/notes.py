@@ -9,7 +9,20 @@ from itertools import groupby
 from lit_dps.analysis.summary import CellSummary
 from lit_dps.record import StudyRecord
 from lit_dps.space import short_names
-from lit_dps.trial import COPIES, KEPT, PRUNABLE, RANKS, SHORT_STEPS, STACKED, TRAINED, UNSCORED, Status, TrialResult
+from lit_dps.trial import (
+    BY_NODES,
+    COPIES,
+    KEPT,
+    PRUNABLE,
+    RANKS,
+    SHORT_STEPS,
+    STACKED,
+    TRAINED,
+    UNSCORED,
+    Series,
+    Status,
+    TrialResult,
+)
 
 LISTED = 3  # failed trials, or parameters, that are told one by one
 
@@ -72,6 +85,13 @@ def observed_notes(record: StudyRecord) -> list[str]:
             told.append(f"{series}: up to {most[UNSCORED]:.0f} of {most[KEPT]:.0f}")
         how = "they were kept by their place in the network, not by the pruner"
         lines.append(f"{', '.join(told)} kept weights have pruning score 0: {how}")
+    if by_nodes := having(BY_NODES):
+        left: dict[Series, list[float]] = {}
+        for result in by_nodes:
+            kept, total = (sum(counts) for counts in zip(*result.kept.values(), strict=True))
+            left.setdefault(result.trial.cell.series, []).append(kept / total)
+        told = (f"{series}: {_percent(min(s))} to {_percent(max(s))}" for series, s in sorted(left.items()))
+        lines.append(f"sparsity counts nodes, not weights; of the weights are left: {'; '.join(told)}")
     if few := having(TRAINED):
         least = min(few, key=lambda result: result.observed[PRUNABLE] / result.observed[TRAINED])
         prunable, trained = least.observed[PRUNABLE], least.observed[TRAINED]

@@ -96,7 +96,7 @@ class Member:
         training.keep_scores(trial, (), scores)  # the pass of the data module's own
         self.mask.apply_to_weights(self.module)
         trained = sum(p.numel() for p in self.module.parameters() if p.requires_grad and id(p) in held)
-        self.run.observed = worth_knowing(self.mask, trained)
+        self.run.observed = worth_knowing(self.mask, pruning.pruner, trained)
 
     @contextmanager
     def _copy(self, pruning: PruningCallback, held: Container[int]) -> Iterator[Network]:

@@ -14,7 +14,7 @@ from lit_dps.errors import ConfigError
 from lit_dps.plugins import named
 from lit_dps.pruning.mask import Mask
 from lit_dps.pruning.network import Network
-from lit_dps.trial import KEPT, PRUNABLE, TRAINED, UNSCORED, check_sparsity
+from lit_dps.trial import BY_NODES, KEPT, PRUNABLE, TRAINED, UNSCORED, check_sparsity
 
 Scores = Mapping[str, Tensor]  # of each element of the parameters, by name: the highest are kept
 
@@ -146,13 +146,15 @@ def top_k(scores: Scores, sparsity: float) -> Mask:
     return Mask(tensors, by_place=int((flat[kept] == 0).sum()))
 
 
-def worth_knowing(mask: Mask, trained: int) -> dict[str, float]:
+def worth_knowing(mask: Mask, pruner: Pruner, trained: int) -> dict[str, float]:
     """What a reader of the table should know of a mask, as in `TrialResult.observed`; mostly nothing.
 
     Args:
         mask: The mask.
+        pruner: The method that made it.
         trained: Elements of all parameters that are trained.
     """
     kept, total = (sum(counts) for counts in zip(*mask.kept().values(), strict=True))
     found = {UNSCORED: mask.by_place, KEPT: kept} if mask.by_place else {}
+    found |= {} if pruner.exact else {BY_NODES: 1}
     return found | ({PRUNABLE: total, TRAINED: trained} if 2 * total < trained else {})

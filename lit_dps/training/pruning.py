@@ -139,7 +139,7 @@ class PruningCallback(Callback):
             for copy, name in copies_of(module, self.mask, held).items()
             if not any(fnmatchcase(copy, pattern) for pattern in self.exclude)
         }
-        self.observed = worth_knowing(self.mask, trained)
+        self.observed = worth_knowing(self.mask, self.pruner, trained)
         if self._copies:
             self.observed[COPIES] = sum(self.mask[name].numel() for name in self._copies.values())
 

@@ -8,7 +8,7 @@ import pytest
 from lit_dps.analysis import Analysis, at_goal, observed_notes, render
 from lit_dps.racing import cut
 from lit_dps.store import read_study
-from lit_dps.trial import KEPT, PRUNABLE, RANKS, SHORT_STEPS, STACKED, TRAINED, UNSCORED, Cell
+from lit_dps.trial import BY_NODES, KEPT, PRUNABLE, RANKS, SHORT_STEPS, STACKED, TRAINED, UNSCORED, Cell
 from tests.unit.fake_study import result, write_study
 
 DENSE, SPARSE = Cell(8, 0.0), Cell(8, 0.9)
@@ -61,6 +61,15 @@ def test_weights_kept_without_a_score():
     assert observed_notes(read_study(storage, "fake")) == [
         "S=0.5: up to 7 of 50, S=0.9: up to 36818 of 74316 kept weights have pruning score 0: they were kept by their "
         "place in the network, not by the pruner"
+    ]
+
+
+def test_pruned_nodes_are_told_with_the_weights_that_are_left():
+    by_nodes = [trial(i, cell=SPARSE, **{BY_NODES: 1}) for i in range(2)]
+    kept = ({"a.w": (10, 100), "b.w": (5, 100)}, {"a.w": (20, 100), "b.w": (1, 100)})
+    found = [dataclasses.replace(r, kept=k) for r, k in zip(by_nodes, kept, strict=True)]
+    assert observed_notes(read(*found, trial(0))) == [
+        "sparsity counts nodes, not weights; of the weights are left: S=0.9: 7.5 % to 10.5 %"
     ]
 
 
