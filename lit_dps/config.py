@@ -28,7 +28,7 @@ class StudyConfig:
         sparsities: Shares of pruned parameters of the grid, each in [0, 1).
         grid: Values by configuration key, of further axes of the grid or in place of the two above:
             {pruning.method: [snip, random], model.network: [lit_dps.models.MLP, lit_dps.models.SimpleCNN]}. Keys are
-            those of the model, the data and the pruning; values are numbers, names or class paths.
+            those of the model, the data, the pruning and optim; values are numbers, names or class paths.
         trials: Sobol points, and so trials, of each cell.
         seed: Seed of the search and, with the point, of each trial's initial weights.
         scramble: Owen-scrambled Sobol points. The plain sequence begins with the low end of every range.
@@ -103,8 +103,8 @@ class StudyConfig:
         for sparsity in self.sparsities:
             check_sparsity("study.sparsities", sparsity)
         for key, values in self.axes.items():
-            if not key.startswith(("model.", "data.", "pruning.")):
-                raise ConfigError("study.grid", key, "keys of the model, the data or the pruning")
+            if not key.startswith(("model.", "data.", "pruning.", "optim.")):
+                raise ConfigError("study.grid", key, "keys of the model, the data, the pruning or optim")
             _nonempty_unique(f"study.grid.{key}", values)
             if len({isinstance(value, str) for value in values}) > 1:
                 raise ConfigError(f"study.grid.{key}", values, "numbers alone, or names and class paths alone")

@@ -25,7 +25,7 @@ SEES = {
     "smoothness": NOUNS | {"parallel"},
     "module": NOUNS | {"parallel", "optim", "models"},
     "data": NOUNS | {"parallel"},
-    "training": NOUNS | {"parallel", "pruning", "smoothness", "module", "data"},
+    "training": NOUNS | {"parallel", "optim", "pruning", "smoothness", "module", "data"},
     "engines": NOUNS | {"parallel", "optim", "pruning", "module", "data", "training"},
     "store": NOUNS,
     "analysis": NOUNS,

@@ -22,9 +22,14 @@ from lit_dps.errors import ConfigError, DataError
 from lit_dps.parallel import launch, ranks, settings
 from lit_dps.runtime import keep_freed_memory
 from lit_dps.store import is_http, without_password
-from lit_dps.training import GoalErrorCallback, PruningCallback, SmoothnessCallback
+from lit_dps.training import DelayCallback, GoalErrorCallback, PruningCallback, SmoothnessCallback
 
-CALLBACKS = {"goal": GoalErrorCallback, "pruning": PruningCallback, "smoothness": SmoothnessCallback}
+CALLBACKS = {
+    "goal": GoalErrorCallback,
+    "pruning": PruningCallback,
+    "optim": DelayCallback,
+    "smoothness": SmoothnessCallback,
+}
 SETTINGS = {"study": StudyConfig, "storage": StorageConfig}
 KEYWORDS = ("best", "last", "hpc")  # checkpoints that Lightning finds itself
 

@@ -22,6 +22,7 @@ PACKAGE = Path(__file__).parents[1]
 CALLBACKS = {  # section -> the file and the class whose arguments it takes
     "goal": ("goal_error.py", "GoalErrorCallback"),
     "pruning": ("pruning.py", "PruningCallback"),
+    "optim": ("delay.py", "DelayCallback"),
     "smoothness": ("gradients.py", "SmoothnessCallback"),
 }
 CLASSES = {"class_path", "init_args", "dict_kwargs"}  # of sections that name a class

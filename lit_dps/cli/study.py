@@ -9,7 +9,7 @@ from typing import Any, get_args
 import yaml
 from lightning.pytorch.cli import LightningArgumentParser
 
-from lit_dps.cli.fit import DPSCLI
+from lit_dps.cli.fit import CALLBACKS, DPSCLI
 from lit_dps.cli.parser import CommandError
 from lit_dps.config import EngineName
 from lit_dps.errors import one_line, user_error_in
@@ -50,7 +50,7 @@ class StudyCLI(DPSCLI):
             raise user_error_in(error) or CommandError(one_line(error)) from error
         plain: dict[str, Any] = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
         workload = Workload(plain["model"], plain["data"], plain["trainer"], init.study.batch_size_key)
-        return StudySetup(init.study, init.storage, workload, plain["goal"], plain["pruning"], plain["smoothness"])
+        return StudySetup(init.study, init.storage, workload, **{key: plain[key] for key in CALLBACKS})
 
 
 def main(argv: list[str]) -> int:

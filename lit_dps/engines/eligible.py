@@ -6,7 +6,6 @@ asks once a step, a check or a fit. Networks trained side by side have to be, ea
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
@@ -28,6 +27,7 @@ from lit_dps.optim import RULES, rule_of
 from lit_dps.pruning import prunable
 from lit_dps.pruning.copies import copies_of, why_unprunable
 from lit_dps.training import GoalErrorCallback, lightning_private
+from lit_dps.training.delay import asks_for_a_closure
 from lit_dps.training.early_check import EarlyCheck
 from lit_dps.training.generators import isolated
 from lit_dps.training.workload import Built
@@ -80,7 +80,7 @@ def _why_not_alone(built: Built, trainer: Trainer, training: Training) -> str | 
         return f"{name} makes its weights from other parameters"
     configured = module.configure_optimizers()
     optimizer, schedule = optimizer_of(configured)
-    if not isinstance(optimizer, torch.optim.Optimizer) or _asks_for_a_closure(optimizer):
+    if not isinstance(optimizer, torch.optim.Optimizer) or asks_for_a_closure(optimizer):
         return f"{name} has no optimizer that steps by itself"
     if schedule is not None and not _of_the_step(configured["lr_scheduler"]):
         return f"the schedule of {name} is not stepped once a step"
@@ -104,11 +104,6 @@ def _of_the_step(schedule: Any) -> bool:
     if not isinstance(schedule, Mapping) or isinstance(schedule["scheduler"], ReduceLROnPlateau):
         return False
     return schedule.get("interval") == "step" and schedule.get("frequency", 1) == 1
-
-
-def _asks_for_a_closure(optimizer: torch.optim.Optimizer) -> bool:
-    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
-    return closure is not None and closure.default is inspect.Parameter.empty
 
 
 def standard_data(data: LightningDataModule | None) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor
 from lit_dps.errors import StorageError, UserError
 from lit_dps.parallel import ranks
 from lit_dps.runs import Run
-from lit_dps.training import PruningCallback
+from lit_dps.training import DelayCallback, PruningCallback
 from lit_dps.training.checkpoints import CheckpointFile, Checkpoints
 from lit_dps.training.workload import Workload
 from lit_dps.trial import Status, Trial, TrialResult
@@ -44,6 +44,7 @@ class Training:
         goal: Arguments of `GoalErrorCallback`.
         pruning: Arguments of `PruningCallback` but the sparsity, which is the cell's.
         smoothness: Arguments of `SmoothnessCallback`.
+        optim: Arguments of `DelayCallback`.
         checkpoints: Where long runs are saved and go on from; None begins each anew.
     """
 
@@ -51,6 +52,7 @@ class Training:
     goal: Mapping[str, Any]
     pruning: Mapping[str, Any] = field(default_factory=dict)
     smoothness: Mapping[str, Any] = field(default_factory=lambda: {"interval": None})
+    optim: Mapping[str, Any] = field(default_factory=dict)
     checkpoints: Checkpoints | None = None
     _scores: dict[tuple, tuple[Key, dict[str, Tensor]]] = field(default_factory=dict, init=False, repr=False)
 
@@ -59,6 +61,11 @@ class Training:
         own = {key.removeprefix("pruning."): value for key, value in trial.cell.others if key.startswith("pruning.")}
         seed = trial.seed_for("prune")
         return PruningCallback(**{**self.pruning, **own, "sparsity": trial.cell.sparsity, "seed": seed})
+
+    def delay_of(self, trial: Trial) -> DelayCallback:
+        """How stale the gradients of a trial are."""
+        own = {key.removeprefix("optim."): value for key, value in trial.cell.others if key.startswith("optim.")}
+        return DelayCallback(**{**self.optim, **own})
 
     def known_scores(self, trial: Trial) -> tuple[Key, dict[str, Tensor]] | None:
         """The pruning scores of the trial's point, if they were kept, and the key of the pass they were taken over."""
@@ -80,6 +87,7 @@ class Training:
         if self.checkpoints is None:
             return None
         given = {key: getattr(self, key) for key in ("goal", "pruning", "smoothness")}
+        given |= {"optim": self.optim} if self.optim.get("delay") else {}
         given |= {"goals": run.further, "engine": engine, "workload": asdict(self.workload)}
         return self.checkpoints.file(run.trial, given)
 

@@ -50,6 +50,7 @@ class Member:
         steps: Optimizer steps so far.
         seconds: What it took before it was taken up.
         priority: Of its checks, as they were left (`HardestFirst.priority`); None for a new run.
+        delay: Of its gradients, in steps (`lit_dps.optim.delay`).
     """
 
     run: Run
@@ -63,6 +64,7 @@ class Member:
     steps: int = 0
     seconds: float = 0.0
     priority: Tensor | None = None
+    delay: int = 0
 
     def __post_init__(self):
         self._began = self.saved = time.monotonic()
@@ -76,7 +78,8 @@ class Member:
         optimizer, schedule = optimizer_of(module.configure_optimizers())
         module.on_fit_start()
         batches = steps(built.data.epochs(), built.data.batch_size, run.goal.check_interval)
-        member = cls(run, module, built.data, optimizer, schedule, None, file, batches)
+        delay = training.delay_of(run.trial).delay
+        member = cls(run, module, built.data, optimizer, schedule, None, file, batches, delay=delay)
         if saved is not None:
             member._go_on(torch.load(saved, map_location=device, weights_only=True), checkpoints)
         else:

@@ -19,7 +19,8 @@ from lightning.pytorch import Trainer
 from lit_dps.engines.eligible import why_not
 from lit_dps.engines.engine import Training
 from lit_dps.engines.group import Group, Member
-from lit_dps.engines.networks import One, Stack
+from lit_dps.engines.one import One
+from lit_dps.engines.stack import Stack
 from lit_dps.engines.trainer import TrainerEngine
 from lit_dps.runs import Run
 from lit_dps.training.checkpoints import MIN_SECONDS_WORTH_SAVING

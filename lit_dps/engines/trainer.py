@@ -89,7 +89,9 @@ class TrainerEngine:
             pruning.reuse(*known)
         smoothness = SmoothnessCallback(**training.smoothness)
         examples = ExamplesCallback(trial.cell.batch_size, training.workload.batch_size_key)
-        ours = [_OwnSignals(), pruning, *([smoothness] if smoothness.interval else []), goal]
+        delay = training.delay_of(trial)
+        asked = [*([delay] if delay.delay else []), *([smoothness] if smoothness.interval else [])]
+        ours = [_OwnSignals(), pruning, *asked, goal]
         ours += [examples] if not standard_data(built.data) else []
         ours += [checkpoint] if checkpoint is not None else []
         screen_callbacks_of(built.module)

@@ -27,7 +27,7 @@ from lit_dps.parallel.ranks import started_by_torchrun
 from lit_dps.runs import Run
 from lit_dps.store import sobol_point
 from lit_dps.study.setup import StudySetup
-from lit_dps.training import GoalErrorCallback, PruningCallback, SmoothnessCallback, lightning_private
+from lit_dps.training import DelayCallback, GoalErrorCallback, PruningCallback, SmoothnessCallback, lightning_private
 from lit_dps.training.generators import isolated
 from lit_dps.training.protocol import check_trainer, overruled, screen_callbacks_of
 from lit_dps.training.steps import ExamplesCallback, refuse_too_large
@@ -61,6 +61,7 @@ def check(
     study, trainer = setup.study, setup.workload.trainer
     study.check()
     PruningCallback(**setup.pruning)
+    DelayCallback(**setup.optim)
     _check_goals(setup)
     check_trainer(trainer)
     _check_keys(setup)
@@ -72,6 +73,7 @@ def check(
         raise ConfigError("study.workers", setup.workers, "1 under torchrun: start it once for each worker")
     for cell in dict.fromkeys(replace(cell, batch_size=min(study.batch_sizes)) for cell in study.cells):
         setup.training().pruning_of(Trial(cell, 0))
+        setup.training().delay_of(Trial(cell, 0))
         for end in (0.0, 1.0):  # classes refuse what they do not allow at the ends of the ranges
             params = {key: box.at(end) for key, box in study.space.items()}
             data = setup.workload.build(Trial(cell, 0, params)).data
@@ -104,7 +106,7 @@ def _check_keys(setup: StudySetup) -> None:
     if "order_seed" in (arguments := specs["data"].get("init_args", {})):
         set_by[id(arguments), "order_seed"] = "study.seed"
     keys = [("study.batch_size_key", workload.batch_size_key), *(("study.space", key) for key in study.space)]
-    for source, key in [*keys, *(("study.grid", key) for key in study.axes if not key.startswith("pruning."))]:
+    for source, key in [*keys, *(("study.grid", key) for key in study.axes if key.startswith(("model.", "data.")))]:
         node, name = locate(specs, key, source, classes=source == "study.grid")
         if (place := (id(node), name)) in set_by:
             raise ConfigError(source, key, f"a key of its own: {set_by[place]} sets this one already")
@@ -170,7 +172,7 @@ def _rehearse(
     goal.follow(Run(trial, goal.goal, stop_at=lambda: 0))
     pruning = training.pruning_of(trial)
     pruning.examples = PASS * pruning.batch_size
-    ours = [pruning, goal, watch]
+    ours = [pruning, training.delay_of(trial), goal, watch]
     if training.smoothness["interval"] is not None:
         ours.insert(1, SmoothnessCallback(**{**training.smoothness, "interval": 1, "examples": 2}))
     screen_callbacks_of(built.module)

@@ -8,7 +8,7 @@ import importlib
 import inspect
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from lightning.pytorch import LightningDataModule, Trainer
@@ -55,6 +55,7 @@ class StudySetup:
         goal: Arguments of `GoalErrorCallback`.
         pruning: Arguments of `PruningCallback`.
         smoothness: Arguments of `SmoothnessCallback`.
+        optim: Arguments of `DelayCallback`.
         uid: Of the study as declared; see `lit_dps.store.header.declare`.
         began: When this run of the study began, in seconds since the epoch.
     """
@@ -65,6 +66,7 @@ class StudySetup:
     goal: Mapping[str, Any]
     pruning: Mapping[str, Any]
     smoothness: Mapping[str, Any]
+    optim: Mapping[str, Any] = field(default_factory=dict)
     uid: str | None = None
     began: float = 0.0
 
@@ -114,7 +116,7 @@ class StudySetup:
 
     def training(self, checkpoints: Checkpoints | None = None) -> Training:
         """What the trials have in common."""
-        return Training(self.workload, self.goal, self.pruning, self.smoothness, checkpoints)
+        return Training(self.workload, self.goal, self.pruning, self.smoothness, self.optim, checkpoints)
 
     def engine(self, checkpoints: Checkpoints | None = None) -> Engine:
         """Who trains the trials."""
@@ -142,6 +144,7 @@ class StudySetup:
             "goal": dict(self.goal),
             "pruning": dict(self.pruning),
             "smoothness": dict(self.smoothness),
+            "optim": dict(self.optim),
             "study": dataclasses.asdict(self.study),
         }
 
@@ -172,7 +175,7 @@ class StudySetup:
         for name, default in _added_arguments(workload.model["class_path"]).items():
             if arguments.get(name) == default:
                 arguments.pop(name)
-        varied = [key for key in study.axes if not key.startswith("pruning.")]
+        varied = [key for key in study.axes if key.startswith(("model.", "data."))]
         for key in (*study.space, *varied, workload.batch_size_key):  # each trial sets them
             node, name = locate(specs, key, "study.grid", classes=True)
             node.pop(name, None)
@@ -199,6 +202,8 @@ class StudySetup:
         ours = all(path.startswith(("lit_dps.", "torch.")) for path in paths)
         if not ours or workload.accumulated > 1:
             found["protocol"] = PROTOCOL
+        if self.optim.get("delay") and "optim.delay" not in study.axes:  # as before there was one
+            found["optim"] = dict(self.optim)
         if self.smoothness["interval"] is not None:  # changes no result, but every trial of a study is measured alike
             found["smoothness"] = {key: value for key, value in self.smoothness.items() if key != "batch_size"}
         return found

@@ -93,7 +93,7 @@ class Workload:
             node, name = locate(specs, key, "study.space")
             node[name] = value
         for key, value in trial.cell.others:
-            if not key.startswith("pruning."):
+            if key.startswith(("model.", "data.")):
                 node, name = locate(specs, key, "study.grid", classes=True)
                 node[name] = {"class_path": value} if isinstance(node.get(name), dict) else value
         if "order_seed" in specs["data"].get("init_args", {}):

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from lit_dps.engines.networks import Stack
+from lit_dps.engines.stack import Stack
 from lit_dps.goal import Goal
 from lit_dps.training.workload import Workload
 from lit_dps.trial import Cell, Status, Trial

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lit_dps.engines.group import Member
-from lit_dps.engines.networks import Stack
+from lit_dps.engines.stack import Stack
 from lit_dps.goal import Goal
 from lit_dps.models import MLP, ResNet8
 from lit_dps.module import ImageClassifier

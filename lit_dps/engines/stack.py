@@ -1,4 +1,4 @@
-"""The networks of the interval loop: a single one as it is, or many as one tensor, trained in lockstep."""
+"""Stack: the networks of many trials as one tensor, trained in lockstep."""
 
 from __future__ import annotations
 
@@ -10,61 +10,13 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import tree_map, tree_map_
 
-from lit_dps.data.loaders import Steps
 from lit_dps.engines.eligible import Functional
 from lit_dps.engines.group import Member
-from lit_dps.module import weights_finite
 from lit_dps.optim import rule_of
+from lit_dps.optim.delay import KEY
 from lit_dps.training.early_check import CHUNK, evaluating
 
 PART = 256  # examples that fill a device: more at a time are no faster, and hold more memory
-
-
-class One:
-    """Trains one network to the bit as Lightning's loop does: the same calls, of the module's loss and its optimizer.
-
-    Lightning spends 0.4 ms on a batch, near what a step of Simple-CNN takes at a batch size of 2, to ask hooks, loggers
-    and counters. Between two checks nobody needs an answer here. What it does is what a `Stack` of one row does.
-    """
-
-    live = (0,)
-
-    def __init__(self, member: Member):
-        self.members, self.member = [member], member
-        parameters, mask = dict(member.module.named_parameters()), member.mask or {}
-        self._kept = [(parameters[name], keep.to(parameters[name])) for name, keep in mask.items()]
-        # pruned weights of plain SGD do not move under a masked gradient; other rules may move any weight
-        self._moves = rule_of(member.optimizer) is None
-
-    def train(self, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
-        module, optimizer, schedule = self.member.module, self.member.optimizer, self.member.schedule
-        for batch in Steps(x, y, index):
-            optimizer.zero_grad()
-            loss = module.loss(batch)
-            loss.backward()
-            _multiply([(p.grad, keep) for p, keep in self._kept if p.grad is not None])
-            optimizer.step()
-            if self._moves:
-                with torch.no_grad():
-                    _multiply(self._kept)
-            if schedule is not None:
-                schedule.step()
-        return loss.detach()[None]
-
-    def write_back(self, row: int) -> None:
-        """Nothing: the network is trained where it is."""
-
-    def finite(self) -> list[bool]:
-        return [weights_finite(self.member.module)]
-
-    def wrongness(self, rows: Tensor, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
-        with evaluating(self.member.module):
-            return self.member.module.wrongness((x[index[0]], y[index[0]])).float()[None]
-
-
-def _multiply(pairs: list[tuple[Tensor, Tensor]]) -> None:
-    if pairs:
-        torch._foreach_mul_(*map(list, zip(*pairs, strict=True)))
 
 
 def _flat(tensors: Iterable[Tensor]) -> Tensor:
@@ -74,7 +26,8 @@ def _flat(tensors: Iterable[Tensor]) -> Tensor:
 class _Rows(NamedTuple):
     """What a network brings into a stack: flat tensors (parameters,), hyperparameters (1,), buffers by name.
 
-    The untrained parameters are among the buffers. In the stack all have the rows as first dimension.
+    The untrained parameters are among the buffers. The gradients that wait, shape (delay, parameters), stand at the
+    number of their step modulo the delay. In the stack all have the rows as first dimension.
     """
 
     weights: Tensor
@@ -82,6 +35,7 @@ class _Rows(NamedTuple):
     given: dict[str, Tensor]
     state: dict[str, Tensor]
     buffers: dict[str, Tensor]
+    waiting: Tensor
 
 
 class Stack:
@@ -121,7 +75,17 @@ class Stack:
             {name: weights.new_tensor([number]) for name, number in given},
             {key: _flat(state[n].get(key, torch.zeros_like(p)) for n, p in trained.items()) for key in self.rule.state},
             {**others, **dict(member.module.named_buffers())},
+            self._waiting_of(member, trained),
         )
+
+    def _waiting_of(self, member: Member, trained: Mapping[str, Tensor]) -> Tensor:
+        places = {id(p): i for i, p in enumerate(member.optimizer.param_groups[0]["params"])}
+        parameters, saved = dict(member.module.named_parameters()), member.optimizer.state.get(KEY, [])
+        waiting = _flat(trained.values()).new_zeros(member.delay, sum(self._sizes))
+        for step, gradients in enumerate(saved, start=member.steps - len(saved)):
+            found = [(t, gradients[places[id(parameters[name])]]) for name, t in trained.items()]
+            waiting[step % member.delay] = _flat(torch.zeros_like(t) if g is None else g for t, g in found)
+        return waiting
 
     @property
     def weights(self) -> Tensor:
@@ -157,6 +121,11 @@ class Stack:
                 state[key] = part.clone()
                 if self.rule.counts:
                     state["step"] = torch.tensor(float(member.steps))
+        if member.delay:
+            known = range(max(0, member.steps - member.delay), member.steps)
+            rows = [self._split(self.tensors.waiting[row, step % member.delay].clone()) for step in known]
+            names = {id(parameter): name for name, parameter in parameters.items()}
+            member.optimizer.state[KEY] = [[part.get(names[id(p)]) for p in group["params"]] for part in rows]
         group["lr"] = member.rate(member.steps)
         if member.schedule is not None:
             member.schedule.last_epoch, member.schedule._last_lr = member.steps, [group["lr"]]
@@ -176,12 +145,21 @@ class Stack:
         Returns:
             The loss of each network at the last step, before its update: shape (rows,).
         """
-        weights, keep, given, state, _ = self.tensors
+        weights, keep, given, state, _, waiting = self.tensors
+        delay = waiting.shape[1]
         for step, batch in enumerate(index):
-            rates = weights.new_tensor([[0.0 if m is None else m.rate(m.steps + step)] for m in self.members])
-            taken = weights.new_tensor([[1.0 if m is None else m.steps + step + 1.0] for m in self.members])
+            taken = [0 if m is None else m.steps + step for m in self.members]
+            rates = [0.0 if m is None or t < delay else m.rate(t) for m, t in zip(self.members, taken, strict=True)]
             loss, gradients = self.gradients(x, y, batch)
-            self.rule.update_(weights, gradients.mul_(keep), state, rates, given, taken)
+            gradients.mul_(keep)
+            if delay:  # those that wait are zero, and the rates with them, until the first one is there
+                rows = torch.arange(len(taken), device=weights.device)
+                places = torch.tensor([t % delay for t in taken], device=weights.device)
+                stale = waiting[rows, places]
+                waiting[rows, places] = gradients
+                gradients = stale
+            updates = weights.new_tensor([[max(t - delay, 0) + 1.0] for t in taken])
+            self.rule.update_(weights, gradients, state, weights.new_tensor(rates)[:, None], given, updates)
         return loss
 
     def gradients(self, x: Tensor, y: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
