@@ -84,7 +84,7 @@ def _chosen(only: str, studies: int) -> list[str]:
     for name in names:
         if name in known:
             continue
-        if name in _figures(2) or not find_spec(name.partition(".")[0]):
+        if name in _figures(2) or not (module := name.partition(".")[0]) or not find_spec(module):
             several = " (it compares several studies)" if name in _figures(2) else ""
             raise ConfigError("--only", name, f"any of {', '.join(known)}, with commas between{several}")
         of_others(name)
