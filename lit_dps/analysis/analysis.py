@@ -7,6 +7,7 @@ from functools import cached_property
 
 import pandas as pd
 
+from lit_dps.analysis.delay import DelayLaw, delay_laws, delay_rows
 from lit_dps.analysis.notes import notes
 from lit_dps.analysis.scaling import REPLICATES, Ratio, Scaling, law_rows, ratio_bounds, ratios, scale
 from lit_dps.analysis.summary import CellSummary, cell_rows, summarize, trial_rows
@@ -80,6 +81,16 @@ class Analysis:
     def laws(self) -> pd.DataFrame:
         """A row a series (`scaling.law_rows`)."""
         return law_rows(self.scalings)
+
+    @cached_property
+    def delay_laws(self) -> list[DelayLaw]:
+        """The law of batch size and delay of each series that has delays (`delay.delay_laws`)."""
+        return delay_laws(self.cells, self.record.goal.check_interval, self.replicates)
+
+    @cached_property
+    def delays(self) -> pd.DataFrame:
+        """A row a series and delay (`delay.delay_rows`)."""
+        return delay_rows(self.delay_laws, self.scalings)
 
     @cached_property
     def theory(self) -> pd.DataFrame:

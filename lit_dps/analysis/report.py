@@ -108,7 +108,8 @@ class Study:
 def render(analysis: Analysis) -> str:
     """The report: the table, a line of the scaling law per series, the theory, notes."""
     noted = "".join(f"note: {line}\n" for line in analysis.notes)
-    return "\n".join(part for part in (table_and_law(analysis), theory_text(analysis), noted) if part)
+    parts = (table_and_law(analysis), delay_text(analysis), theory_text(analysis), noted)
+    return "\n".join(part for part in parts if part)
 
 
 def table_and_law(analysis: Analysis) -> str:
@@ -128,6 +129,20 @@ def table_and_law(analysis: Analysis) -> str:
             c1, c2 = estimate(scaling.fit.c1, scaling.c1), estimate(scaling.fit.c2, scaling.c2)
             parts = [f"c1 = {c1}", f"c2 = {c2}", *parts]
         lines.append(f"  {series}  " + "  ".join(parts))
+    return "\n".join(lines) + "\n"
+
+
+def delay_text(analysis: Analysis) -> str:
+    """The section of a report on stale gradients: a line a series; empty if there are none."""
+    laws = [law for law in analysis.delay_laws if law.fit]
+    if not laws:
+        return ""
+    lines = ["K* = c1 / B + c2 / sin(pi / (2 (2 tau + 1))), all delays tau together"]
+    for law in laws:
+        smallest, largest = min(b for b, _ in law.k_star), max(b for b, _ in law.k_star)
+        doubles = " and ".join(f"{estimate(*law.doubling(b))} at B={b}" for b in dict.fromkeys((smallest, largest)))
+        fitted = f"c1 = {three_digits(law.fit.c1)}  c2 = {three_digits(law.fit.c2)}  misfit {law.misfit:.0%}"
+        lines.append(f"  {law.series}  {fitted}  the delay that doubles K*: {doubles}")
     return "\n".join(lines) + "\n"
 
 

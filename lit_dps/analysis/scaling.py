@@ -141,8 +141,8 @@ def scale(
     if not len(steps):
         return fitted
     fits = fit_many(np.array(list(resolved), float), steps)
-    c1, c2 = (_percentile_interval(fits[:, i], value) for i, value in enumerate((fit.c1, fit.c2)))
-    inverse = _percentile_interval(fits[:, 1] / fits[:, 0], fit.c2 / fit.c1)  # 1 / B_crit: finite where c2 is 0
+    c1, c2 = (percentile_interval(fits[:, i], value) for i, value in enumerate((fit.c1, fit.c2)))
+    inverse = percentile_interval(fits[:, 1] / fits[:, 0], fit.c2 / fit.c1)  # 1 / B_crit: finite where c2 is 0
     critical = Interval(*(1 / x if x > 0 else np.inf for x in reversed(inverse)))
     return replace(fitted, c1=c1, c2=c2, critical=critical, replicates=fits)
 
@@ -158,7 +158,7 @@ def resample(steps: Sequence[int | None], replicates: int, seed: tuple[int, int]
     return np.where(np.isfinite(drawn), drawn, np.nan)
 
 
-def _percentile_interval(values: np.ndarray, estimate: float) -> Interval:
+def percentile_interval(values: np.ndarray, estimate: float) -> Interval:
     """The 95 % percentile interval of resampled values (n,), widened to hold the estimate."""
     low, high = np.percentile(values, PERCENTILES)
     return Interval(float(min(low, estimate)), float(max(high, estimate)))
@@ -210,7 +210,7 @@ def ratios(cells: Iterable[CellSummary], replicates: int = REPLICATES, seed: int
             drawn = [resample(cell.steps, replicates, (seed, cell.cell.batch_size)) for cell in (sparse, base)]
             quotients = np.divide(*drawn)
             quotients = quotients[np.isfinite(quotients)]
-            interval = _percentile_interval(quotients, value) if len(quotients) else None
+            interval = percentile_interval(quotients, value) if len(quotients) else None
         found.append(Ratio(sparse.cell, base.cell.sparsity, value, interval))
     return found
 

@@ -6,6 +6,7 @@ A figure is a module with
 - `missing(*studies)`, why there is nothing to draw, in a few words, or None; `notes(*studies)`, what a reader should
   know of it where it is drawn, a line each;
 - `rows(*studies)`, the table behind it, and `draw(rows, *studies)`;
+- AXIS, the key of an axis of the grid without which it is left out;
 - where it has several tables or files, `tables(*studies)` and `figures(tables, *studies)` by their names.
 
 and one line in `write.FIGURES` (of one study) or `write.COMPARISONS` (of several). Somebody else's goes by the name of

@@ -11,6 +11,7 @@ import matplotlib
 import pandas as pd
 from matplotlib.figure import Figure
 
+import lit_dps.analysis.figures.delay as delay
 import lit_dps.analysis.figures.lipschitz as lipschitz
 import lit_dps.analysis.figures.logs as logs
 import lit_dps.analysis.figures.metaparameters as metaparameters
@@ -23,7 +24,7 @@ from lit_dps.analysis.tables import write_csv
 from lit_dps.errors import ConfigError
 from lit_dps.files import replacing
 
-FIGURES = (scaling, metaparameters, lipschitz, logs, ratios)  # of one study
+FIGURES = (scaling, metaparameters, lipschitz, logs, ratios, delay)  # of one study
 COMPARISONS = (optimizers, ratios)  # of several
 NAMES = {figure.NAME for figure in (*FIGURES, *COMPARISONS)}
 
@@ -50,7 +51,10 @@ def write_figures(
     missing: dict[str, list[str]] = {}
     if only is not None:
         figures = [*(figure for figure in figures if figure.NAME in only), *map(of_others, set(only) - NAMES)]
+    axes = {None, *(key for study in studies for key in study.record.axes)}
     for figure in figures:
+        if getattr(figure, "AXIS", None) not in axes:
+            continue
         if (reason := figure.missing(*studies)) is not None:
             missing.setdefault(reason, []).append(figure.NAME)
             continue
