@@ -39,7 +39,7 @@ def publish(study: Analysis, folder: Path) -> tuple[str, list[Path]]:
     Returns:
         The report as text, first of the study's own goal, with the files' paths and notes on them below it; the paths.
     """
-    source = _source(study.record)
+    source = source_of(study.record)
     if (found := _kept(folder, source)) is None:
         found = write_goals(study, folder)
         stamp = {"source": source, "notes": found[1]}
@@ -51,7 +51,7 @@ def publish(study: Analysis, folder: Path) -> tuple[str, list[Path]]:
     return f"{text}\n{listing(files, notes)}", files
 
 
-def _source(record: StudyRecord) -> str:
+def source_of(record: StudyRecord) -> str:
     """A hash of a study, of the code that draws it and of matplotlib's version. Equal ones are equal figures."""
     found = hashlib.sha256(version("matplotlib").encode())
     package = Path(__file__).parents[1]

@@ -68,6 +68,11 @@ def _run(argv: list[str]) -> int:
             from lit_dps.cli.keys import refuse_unknown
 
             refuse_unknown(argv[1:])
+            from lit_dps.study.finished import repeat, watch
+
+            if repeat(argv[1:]):
+                return 0
+            watch(argv[1:])
         return import_module(VERBS[argv[0]][0]).main(argv) or 0
     except UserError as error:
         return _refuse(str(error))

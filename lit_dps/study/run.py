@@ -28,6 +28,7 @@ from lit_dps.store import (
     read_study,
     without_password,
 )
+from lit_dps.study import finished
 from lit_dps.study.checks import check
 from lit_dps.study.progress import FAILED, AllFail, Failures, Progress
 from lit_dps.study.setup import StudySetup
@@ -80,7 +81,8 @@ def run_study(setup: StudySetup) -> int:
             if left and (others := claim_report(url, name)) is not None:
                 print(f"study {name}: {others}")
             else:
-                _finish(setup, view, read_study(url, name) if meanwhile else record)
+                seen = getattr(data, "digest", None) is None or type(data).__module__.startswith("lit_dps.")
+                _finish(setup, view, read_study(url, name) if meanwhile else record, seen)
     except Interrupted as signal:
         left = _left(setup, read_study(url, name))
         print(f"\ninterrupted by {signal}: {left} trials are left, the others are stored; the same command goes on")
@@ -151,7 +153,8 @@ def _train(
         results.close()
 
 
-def _finish(setup: StudySetup, view: View, record: StudyRecord) -> None:
+def _finish(setup: StudySetup, view: View, record: StudyRecord, seen: bool) -> None:
+    """Writes, logs and prints the outcome; it may be noted if all files were `seen` that decide it."""
     storage, name = setup.storage, setup.study.name
     if not any(record.running.values()) and all(len(r) >= record.trials for r in record.results.values()):
         clear(storage.checkpoints(name))
@@ -159,7 +162,10 @@ def _finish(setup: StudySetup, view: View, record: StudyRecord) -> None:
     text, files = publish(analysis, figures_folder(storage.folder, name))
     view.sync(record, analysis, files)
     sys.stderr.flush()
-    print(f"\n{text}\n{_pages(storage, view.tracker)}", flush=True)
+    pages = _pages(storage, view.tracker)
+    print(f"\n{text}\n{pages}", flush=True)
+    if seen and view.tracker is not None and not _left(setup, record) and not any(record.running.values()):
+        finished.keep(storage, record, pages)
 
 
 def _pages(storage: StorageConfig, tracker: Tracker | None) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -11,7 +13,10 @@ import mlflow
 import pytest
 from optuna.storages import RDBStorage
 
-from tests.e2e.commands import FAST, run_here
+from lit_dps.study.finished import NOTE
+from tests.e2e.commands import FAST, run, run_here
+from tests.e2e.test_commands import run_without
+from tests.unit.tiny import gray, write_idx
 
 pytestmark = pytest.mark.slow
 STUDY = ("study", "--config", FAST)
@@ -71,8 +76,8 @@ def test_a_finished_study_changes_nothing_and_one_that_goes_on_ends_later(tmp_pa
     extended = runs(tmp_path)
     assert len(extended) == 1 + 4 + 12
     assert {info.status for info in extended.values()} == {"FINISHED"}
-    for run, info in ended.items():
-        assert (extended[run].end_time > info.end_time) is (run[0] != "trial"), run
+    for kind, info in ended.items():
+        assert (extended[kind].end_time > info.end_time) is (kind[0] != "trial"), kind
     study = extended["study", None, None]
     assert study.end_time >= max(info.end_time for (kind, *_), info in extended.items() if kind == "trial")
 
@@ -81,6 +86,7 @@ def test_a_finished_study_is_checked_but_not_rehearsed(unbroken, monkeypatch):
     def rehearsed(*args) -> None:
         raise AssertionError("rehearsed")
 
+    (unbroken / "mlruns" / "figures" / "fast" / NOTE).unlink(missing_ok=True)  # else it is not even checked
     monkeypatch.setattr("lit_dps.study.checks.rehearse_ends", rehearsed)
     opened, open_once = [], RDBStorage.__init__
 
@@ -97,6 +103,74 @@ def test_a_finished_study_is_checked_but_not_rehearsed(unbroken, monkeypatch):
         run_here(unbroken, *STUDY, "--study.trials", 5)
     refused = run_here(unbroken, *STUDY, "--goal.error", 0.3)
     assert refused.returncode == 2 and "goal.error was 0.2 and is 0.3" in refused.stderr
+    (unbroken / "mlruns" / "figures" / "fast" / NOTE).unlink()
     monkeypatch.setattr("lit_dps.data.Digits.digest", "another")
     refused = run_here(unbroken, *STUDY)
     assert refused.returncode == 2 and "data_digest was" in refused.stderr
+
+
+CODE = """
+from lit_dps.module import ImageClassifier
+
+
+class Mine(ImageClassifier):
+    pass
+"""
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished study of a module and of data files of its own; its command, and what this said."""
+    folder = tmp_path_factory.mktemp("finished")
+    write_idx(folder / "data" / "MNIST" / "raw", gray(600, 0), gray(50, 1))
+    (folder / "mine.py").write_text(CODE)
+    text = FAST.read_text().replace("lit_dps.module.ImageClassifier", "mine.Mine")
+    (folder / "mine.yaml").write_text(text.replace("lit_dps.data.Digits", "lit_dps.data.MNIST"))
+    command = ("study", "--config", "mine.yaml", "--study.trials", "1")
+    done = run(folder, *command)
+    assert done.returncode == 0, done.stderr
+    return folder, command, done.stdout
+
+
+def test_the_same_command_says_so_at_once_without_torch(finished):
+    folder, command, said = finished
+    before = content(folder)
+    done = run_without({"torch", "mlflow"}, folder, *command)
+    assert (done.returncode, done.stderr) == (0, "study fast: nothing left to run\n")
+    assert done.stdout == said[said.index("\nstudy fast: workload") :]
+    assert content(folder) == before
+
+
+@pytest.mark.parametrize(
+    "change", ["option", "configuration", "module", "data", "storage", "tracking", "note", "folder"]
+)
+def test_whatever_changed_the_long_way_is_taken(finished, tmp_path, change):
+    folder, command, _ = finished
+    changed = {
+        "configuration": folder / "mine.yaml",
+        "module": folder / "mine.py",
+        "data": next((folder / "data").rglob("train-labels*")),
+        "storage": folder / "mlruns" / "study.db",
+        "tracking": folder / "mlruns" / "mlflow.db",
+        "note": folder / "mlruns" / "figures" / "fast" / NOTE,
+    }.get(change)
+    if change == "folder":
+        shutil.copytree(folder, tmp_path / "copy")
+        folder = tmp_path / "copy"
+    elif change == "option":
+        command = (*command, "--study.threads", "1")
+    else:
+        kept = tmp_path / "kept"
+        shutil.copy2(changed, kept)
+        if change == "storage":
+            with closing(sqlite3.connect(changed)) as connection, connection:
+                connection.execute("delete from trials where trial_id = (select max(trial_id) from trials)")
+        elif change in ("tracking", "note"):
+            changed.unlink()
+        else:
+            os.utime(changed)
+    done = run_without({"torch"}, folder, *command)
+    assert done.returncode != 0 and "blocked" in done.stderr, done.stderr
+    if changed is not None:
+        shutil.copy2(kept, changed)
+        assert run_without({"torch"}, folder, *command).returncode == 0

@@ -1,0 +1,107 @@
+"""Says at once that a study has nothing left to run, where nothing has changed since the same command said so.
+
+To know what a command asks for takes PyTorch, the user's classes and the data: seconds, to find that nothing is left.
+So, as make does, it is noted beside the study's files, in `.finished`: the command, every file that Python read or
+imported to find out, and the study as it was stored. Where all of these are as they were, so is the answer. Where
+anything is not, or cannot be told, the long way is taken, which needs no note. A file that a library in C reads by
+itself is not seen: `lit_dps.data` opens all of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from pathlib import Path
+
+import yaml
+
+from lit_dps.analysis import Analysis, figures_folder, publish, source_of
+from lit_dps.config import StorageConfig, StudyConfig
+from lit_dps.errors import StorageError
+from lit_dps.files import replacing
+from lit_dps.record import StudyRecord
+from lit_dps.store import read_study, sqlite_file
+
+NOTE = ".finished"
+ENVIRONMENT = ("LIT_DPS_DATA", "PYTHONPATH", "CUDA_VISIBLE_DEVICES", "WORLD_SIZE")
+_watched: tuple[str, set[str]] | None = None  # the command, by its hash, and the files that were opened since
+
+
+def watch(argv: list[str]) -> None:
+    """Begins to note the files that this process opens, on behalf of a command."""
+    global _watched
+    if _watched is None:
+        sys.addaudithook(_opened)  # for good: there is no way to take one away
+    _watched = _hash(argv), set()
+
+
+def _opened(event: str, arguments: tuple) -> None:
+    if event == "open" and _watched is not None:
+        path, mode, _ = arguments
+        if isinstance(path, (str, os.PathLike)) and (mode is None or "r" in mode):
+            _watched[1].add(os.path.abspath(path))
+
+
+def _hash(argv: list[str]) -> str:
+    asked = [argv, os.getcwd(), sys.version, {key: os.environ.get(key) for key in ENVIRONMENT}]
+    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()
+
+
+def keep(storage: StorageConfig, record: StudyRecord, pages: str) -> None:
+    """Notes that the command which is watched has nothing left to run, and where its study is seen in MLflow."""
+    if _watched is None:
+        return
+    own = os.path.abspath(storage.folder) + os.sep
+    modules = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    files = {path for path in (*_watched[1], *modules) if path and not path.startswith((own, "/proc", "/sys", "/dev"))}
+    known = {path: stat for path in sorted(files) if "__pycache__" not in path and (stat := _stat(path))}
+    note = {"command": _watched[0], "files": known, "source": source_of(record), "pages": pages}
+    with replacing(figures_folder(storage.folder, record.name) / NOTE) as temporary:
+        temporary.write_text(json.dumps(note), encoding="utf-8")
+
+
+def repeat(argv: list[str]) -> bool:
+    """Prints what the command said when it ended, if it would say it again; returns whether it did."""
+    try:
+        study, storage = _asked(argv)
+        folder = figures_folder(storage.folder, study)
+        note = json.loads((folder / NOTE).read_text(encoding="utf-8"))
+        logged = sqlite_file(storage.mlflow_uri)
+        same = note["command"] == _hash(argv) and all(_stat(path) == stat for path, stat in note["files"].items())
+        if not same or not (logged is None or logged.is_file()):
+            return False
+        record = read_study(storage.optuna_url, study)
+        if source_of(record) != note["source"]:
+            return False
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, StorageError, yaml.YAMLError):
+        return False
+    text, _ = publish(Analysis(record), folder)
+    print(f"study {study}: nothing left to run", file=sys.stderr, flush=True)
+    print(f"\n{text}\n{note['pages']}", flush=True)
+    return True
+
+
+def _stat(path: str) -> list[int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return [found.st_size, found.st_mtime_ns]
+
+
+def _asked(argv: list[str]) -> tuple[str, StorageConfig]:
+    """The study that a command names, and its storage, as far as the plain reading of a command goes."""
+    found = {"study": {}, "storage": {}}
+    for i, option in enumerate(argv):
+        name, equals, value = option.partition("=")
+        value = value if equals else "".join(argv[i + 1 : i + 2])
+        if name in ("--config", "-c"):
+            content = yaml.safe_load(Path(value).read_text(encoding="utf-8"))
+            for section in found:
+                found[section] |= content.get(section) or {}
+        section, _, key = name.removeprefix("--").partition(".")
+        if section in found and key:
+            found[section][key] = value
+    return found["study"].get("name", StudyConfig.name), StorageConfig(**found["storage"])
