@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from lit_dps.analysis import render
+from lit_dps.analysis import render, write_all
 from lit_dps.analysis.delay import KEY, delay_of, stable_share
 from lit_dps.analysis.figures import FIGURES, drawn, write_figures
 from lit_dps.goal import Goal
@@ -107,6 +107,9 @@ def test_table_report_and_figure(tmp_path):
     assert "the delay that doubles K*: " in text and " at B=16 and " in text
     files, notes = write_figures([FIGURE], [found], tmp_path)
     assert {path.name for path in files} == {"delay.csv", "delay.png", "delay.pdf"} and notes == []
+    names = [path.name for path in write_all(found, tmp_path / "all")[0]]
+    assert {"delay-law.csv", "delay.csv"} < {*names} and len(names) == len({*names})
+    assert "own_c2" in (tmp_path / "all" / "delay-law.csv").read_text()
     left, right = drawn(FIGURE, found).axes
     assert left.get_legend_handles_labels()[1] == [f"B = {b}" for b in BATCH_SIZES]
     assert right.get_xlabel() == "B / s(delay) [examples]"
