@@ -127,6 +127,9 @@ def _remarks(setup: StudySetup, timing: Timing) -> list[str]:
         lines[-1] += f", within {timing.misfit:.0%} of what was timed"
     if max(setup.study.batch_sizes) > max(sizes):
         lines[-1] += f"; above B = {max(sizes)} that is extrapolated"
+    if setup.study.axes:
+        first = ", ".join(f"{key} = {value}" for key, value in setup.study.cells[0].others)
+        lines.append(f"timed at {first}, pruning as the mean over its methods: other values may take longer")
     if setup.study.engine != "lightning":
         lines.append(f"timed one trial at a time; study.engine {setup.study.engine} may be faster")
     if setup.workers > 1:

@@ -20,7 +20,7 @@ from lit_dps.engines.engine import SCORES_KEPT, network_is_shared
 from lit_dps.engines.trainer import TrainerEngine
 from lit_dps.errors import UserError
 from lit_dps.goal import Goal
-from lit_dps.pruning import Network, OneShot, Pruner, prunable, pruner_of
+from lit_dps.pruning import Network, OneShot, Pruner, prunable
 from lit_dps.runs import Run
 from lit_dps.study.setup import StudySetup
 from lit_dps.training import GoalErrorCallback
@@ -44,7 +44,7 @@ class Measured:
         start: Seconds to build a trial and begin to train.
         step: Seconds an optimizer step, with its data.
         check: Seconds a check of the entire validation split.
-        pruning: Seconds that pruning takes; 0 if the study does not prune, or its method takes no data.
+        pruning: Seconds that pruning takes, the mean over its methods; 0 without any that takes data.
         reused: Whether a worker takes the scores of a point for all its cells.
         refusal: Share of a check's examples that are looked at, at least, to find that the goal is missed.
     """
@@ -157,10 +157,11 @@ def _steps(seconds: float) -> int:
 
 def _measure_trial(setup: StudySetup, batch_size: int, steps: int) -> Measured:
     params = {key: box.at(0.5) for key, box in setup.study.space.items()}
-    others = setup.study.cells[0].others  # the first values of further axes stand for all
+    # the first values of further axes stand for all; pruning is timed by itself
+    others = tuple(pair for pair in setup.study.cells[0].others if not pair[0].startswith("pruning."))
     trial = Trial(Cell(batch_size, max(setup.study.sparsities), others), 0, params, setup.study.seed)
     run = Run(trial, Goal(UNREACHED, 1 + steps, 1 + steps, setup.goal_of_trials.metric, at_least=True))
-    passes, pruning = _PassStopwatch(setup), {**setup.pruning, "method": "magnitude", "options": None}  # without a pass
+    passes, pruning = _PassStopwatch(setup), {**setup.pruning, "method": "magnitude", "options": None}
     with suppress(_Looked):
         TrainerEngine(dataclasses.replace(setup.training(), pruning=pruning), (passes,)).train_one(run)
 
@@ -192,15 +193,16 @@ class _PassStopwatch(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         setup, run = self.setup, TrainingPass(trainer, pl_module, self.setup.pruning["batch_size"])
-        pruner = pruner_of(setup.pruning["method"], setup.pruning.get("options"))
+        ways = {tuple(p for p in cell.others if p[0].startswith("pruning.")): cell for cell in setup.study.cells}
+        pruners = [setup.training().pruning_of(Trial(cell, 0)).pruner for cell in ways.values()]
         # as `Training.keep_scores` decides it, of all the points of the study
         scores = sum(p.numel() for p in prunable(pl_module, setup.pruning["biases"]).values()) * setup.study.trials
-        shared = run.key is not None and network_is_shared(setup.workload) and isinstance(pruner, OneShot)
-        self.reused = shared and scores <= SCORES_KEPT
+        shared = run.key is not None and network_is_shared(setup.workload) and scores <= SCORES_KEPT
+        self.reused = shared and all(isinstance(pruner, OneShot) for pruner in pruners)
         if GoalErrorCallback(**setup.goal).early_reject and EarlyCheck.supports(trainer, pl_module):
             self.refusal = fewest(setup.goal_of_trials, trainer.datamodule.validation_size)
         if max(setup.study.sparsities) > 0:
-            self.pruning = self._pruning(pruner, run, pl_module.device)
+            self.pruning = float(np.mean([self._pruning(p, run, pl_module.device) for p in pruners]))
         raise _Looked
 
     def _pruning(self, pruner: Pruner, run: TrainingPass, device: torch.device) -> float:
@@ -224,10 +226,7 @@ class _PassStopwatch(Callback):
 
 
 class _StepStopwatch(Run):
-    """A run that is timed, whoever trains it: from the first update to the last one, and from there to its check's end.
-
-    Its only check is its last step.
-    """
+    """A run that is timed, whoever trains it: from its first update to its last, and to the end of its only check."""
 
     first = last = checked = 0.0
     updates = 0

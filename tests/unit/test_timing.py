@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections.abc import Iterator
@@ -192,6 +193,14 @@ def test_a_long_pruning_pass_is_scaled_from_its_first_batches(monkeypatch):
 
 def test_scores_that_take_no_data_need_no_pass():
     assert measure(study(WithPass, sparsities=(0.5,), method="magnitude")).pruning == Line(0.0, 0.0)
+
+
+def test_several_methods_cost_their_mean():
+    both = study(WithPass, sparsities=(0.5,), method="magnitude")
+    grid = {"pruning.method": ["snip", "magnitude"]}
+    both = dataclasses.replace(both, study=dataclasses.replace(both.study, grid=grid))
+    found, half = measure(both).pruning.at(1 / 4), BATCHES * STEP / 2
+    assert half <= found < SLOWER * half
 
 
 def test_scores_are_reused_where_neither_pass_nor_network_knows_the_batch_size(timing, monkeypatch):
