@@ -129,7 +129,7 @@ def test_only_some_figures(two_sparsities, tmp_path):
 
 
 def test_figures_of_the_paper_are_all_there():
-    numbers = {figure.NAME: figure.PAPER for figure in (*figures.FIGURES, *figures.COMPARISONS)}
+    numbers = {figure.NAME: figure.PAPER for figure in (*figures.FIGURES, *figures.COMPARISONS) if figure.PAPER}
     assert numbers == {
         "scaling": "1, 7-11",
         "optimizers": "2",
