@@ -19,6 +19,13 @@ from lit_dps.pruning.network import Network, saliency
 from lit_dps.pruning.pruner import Pruner, top_k
 
 
+def halving(sparsity: float, rounds: int) -> list[float]:
+    """Half first, then half of the way that is left in each round, then all of it; below 0.5 one round."""
+    if sparsity < 0.5:
+        return [sparsity]
+    return [*(sparsity - (sparsity - 0.5) * 0.5**i for i in range(rounds)), sparsity]
+
+
 class Rounds(Pruner):
     """Scores |w * dL/dw| under the mask of the round before.
 
@@ -29,7 +36,7 @@ class Rounds(Pruner):
 
     returning = False  # whether what was pruned may return: then its score is that of the weight it had
 
-    def __init__(self, rounds: int, batches: int):
+    def __init__(self, rounds: int = 50, batches: int = 1):
         for key, value in (("rounds", rounds), ("batches", batches)):
             if value < 1:
                 raise ConfigError(f"pruning.options.{key}", value, "at least 1")
@@ -53,29 +60,13 @@ class Rounds(Pruner):
 
 
 class IterativeSnip(Rounds):
-    """SNIP in rounds; what is pruned stays pruned (de Jorge et al. 2021, Section 4).
-
-    Args:
-        rounds: How many.
-        batches: Of each round.
-    """
-
-    def __init__(self, rounds: int = 50, batches: int = 1):
-        super().__init__(rounds, batches)
+    """SNIP in rounds; what is pruned stays pruned (de Jorge et al. 2021, Section 4)."""
 
 
 class Force(Rounds):
-    """FORCE: what was pruned may return: its gradient is that of the masked network (de Jorge et al. 2021, Eq. 8).
-
-    Args:
-        rounds: How many.
-        batches: Of each round.
-    """
+    """FORCE: what was pruned may return: its gradient is that of the masked network (de Jorge et al. 2021, Eq. 8)."""
 
     returning = True
-
-    def __init__(self, rounds: int = 50, batches: int = 1):
-        super().__init__(rounds, batches)
 
 
 class SnipIt(Rounds):
@@ -92,9 +83,7 @@ class SnipIt(Rounds):
         super().__init__(rounds, batches)
 
     def schedule(self, sparsity: float) -> Iterable[float]:
-        if sparsity < 0.5:
-            return [sparsity]
-        return [*(sparsity - (sparsity - 0.5) * 0.5**i for i in range(self.rounds)), sparsity]
+        return halving(sparsity, self.rounds)
 
     def mask(self, network: Network, sparsity: float, generator: torch.Generator) -> Mask:
         with network.evaluating():

@@ -11,6 +11,7 @@ from torch import Tensor, fx, nn
 
 from lit_dps.errors import ConfigError
 from lit_dps.parallel import ranks
+from lit_dps.pruning.iterative import halving
 from lit_dps.pruning.mask import Mask
 from lit_dps.pruning.network import Network
 from lit_dps.pruning.pruner import Pruner
@@ -91,9 +92,7 @@ class SnapIt(Snap):
         self.rounds = rounds
 
     def schedule(self, sparsity: float) -> list[float]:
-        if sparsity < 0.5:
-            return [sparsity]
-        return [*(sparsity - (sparsity - 0.5) * 0.5**i for i in range(self.rounds)), sparsity]
+        return halving(sparsity, self.rounds)
 
 
 def hidden_layers(module: nn.Module) -> list[Hidden]:
