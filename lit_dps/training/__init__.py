@@ -1,8 +1,16 @@
-"""Lightning callbacks: the goal, pruning, stale gradients, smoothness, gradient norms. They work on any module."""
+"""Lightning callbacks: the goal, pruning, stale gradients, smoothness, gradient norms, noise. They work on any module."""
 
 from lit_dps.training.delay import DelayCallback
 from lit_dps.training.goal_error import GoalErrorCallback
 from lit_dps.training.gradients import GradientNorms, SmoothnessCallback
+from lit_dps.training.noise_scale import NoiseScaleCallback
 from lit_dps.training.pruning import PruningCallback
 
-__all__ = ["DelayCallback", "GoalErrorCallback", "GradientNorms", "PruningCallback", "SmoothnessCallback"]
+__all__ = [
+    "DelayCallback",
+    "GoalErrorCallback",
+    "GradientNorms",
+    "NoiseScaleCallback",
+    "PruningCallback",
+    "SmoothnessCallback",
+]

@@ -90,7 +90,7 @@ class SmoothnessCallback(Callback):
             raise ConfigError("smoothness.interval", self.interval, f"null for {name}: it has manual optimization")
         self._pass = TrainingPass(trainer, pl_module, self.batch_size, self.examples)
         self._parameters = {name: p for name, p in pl_module.named_parameters() if p.requires_grad}
-        self._keep = _masks(trainer, pl_module)
+        self._keep = masks_of(trainer, pl_module)
         if not self.terms:
             self.terms = {**self._initial_terms(pl_module), "floor": self.floor}
             self.terms |= {"steps": 0, "rate_sum": 0.0, "rate_square_sum": 0.0}
@@ -175,6 +175,7 @@ class GradientNorms(Callback):
 
     Args:
         interval: Optimizer steps between readings.
+        start: The first step that is read.
 
     Attributes:
         readings: Equally long lists "step"; "share", of the batch that is this rank's part; "part", the squared norm of
@@ -185,10 +186,10 @@ class GradientNorms(Callback):
         ConfigError: for an interval below 1, and under gradient accumulation.
     """
 
-    def __init__(self, interval: int = 1):
+    def __init__(self, interval: int = 1, start: int = 0):
         if interval < 1:
             raise ConfigError("GradientNorms.interval", interval, "at least 1 step")
-        self.interval = interval
+        self.interval, self.start = interval, start
         self.readings: dict[str, list[float]] = {"step": [], "share": [], "part": [], "whole": []}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -201,8 +202,9 @@ class GradientNorms(Callback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if self._keep is None:  # not before: pruning may come after this callback
             parameters = dict(pl_module.named_parameters())
-            self._keep = {parameters[name]: mask for name, mask in _masks(trainer, pl_module).items()}
-        self._due = trainer.global_step % self.interval == 0
+            self._keep = {parameters[name]: mask for name, mask in masks_of(trainer, pl_module).items()}
+        since = trainer.global_step - self.start
+        self._due = since >= 0 and since % self.interval == 0
         self._part: Tensor | None = None
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer) -> None:
@@ -226,7 +228,7 @@ class GradientNorms(Callback):
         return (gradient if keep is None else gradient * keep).double().square().sum()
 
 
-def _masks(trainer: Trainer, module: LightningModule) -> dict[str, Tensor]:
+def masks_of(trainer: Trainer, module: LightningModule) -> dict[str, Tensor]:
     """Which elements of each pruned parameter are kept, on its device."""
     parameters = dict(module.named_parameters())
     masks = (c.mask for c in trainer.callbacks if isinstance(c, PruningCallback) and c.mask is not None)
