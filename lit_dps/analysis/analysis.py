@@ -7,6 +7,7 @@ from functools import cached_property
 
 import pandas as pd
 
+from lit_dps.analysis.budgets import budget_rows
 from lit_dps.analysis.delay import DelayLaw, delay_laws, delay_rows
 from lit_dps.analysis.notes import notes
 from lit_dps.analysis.scaling import REPLICATES, Ratio, Scaling, law_rows, ratio_bounds, ratios, scale
@@ -91,6 +92,11 @@ class Analysis:
     def delays(self) -> pd.DataFrame:
         """A row a series and delay (`delay.delay_rows`)."""
         return delay_rows(self.delay_laws, self.scalings)
+
+    @cached_property
+    def budgets(self) -> pd.DataFrame:
+        """A row a cell and budget of steps or examples: the best metric within it (`budgets.budget_rows`)."""
+        return budget_rows(self.record, self.cells)
 
     @cached_property
     def theory(self) -> pd.DataFrame:

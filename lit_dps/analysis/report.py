@@ -85,6 +85,11 @@ class Study:
         return self.analysis.laws
 
     @property
+    def budgets(self) -> pd.DataFrame:
+        """The best metric within budgets of steps and of examples (`budgets.budget_rows`)."""
+        return self.analysis.budgets
+
+    @property
     def report(self) -> str:
         """What `lit-dps analyze` prints of it."""
         return render(self.analysis)

@@ -6,6 +6,7 @@ A figure is a module with
 - `missing(*studies)`, why there is nothing to draw, in a few words, or None; `notes(*studies)`, what a reader should
   know of it where it is drawn, a line each;
 - `rows(*studies)`, the table behind it, and `draw(rows, *studies)`;
+- `by_default(*studies)`, whether it is drawn where no figure is asked for; where there is no such function, always;
 - AXIS, the key of an axis of the grid without which it is left out;
 - where it has several tables or files, `tables(*studies)` and `figures(tables, *studies)` by their names.
 

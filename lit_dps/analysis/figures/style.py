@@ -74,6 +74,14 @@ def log_values_axis(ax: Axes, values: Sequence[float] | pd.Series, below: float 
     ax.yaxis.set_minor_formatter(NullFormatter())
 
 
+def bounds(ax: Axes, x: np.ndarray, y: np.ndarray, color: str, marker: str, up: bool = False) -> None:
+    """Values that are only bounds: hollow, without a line, with an arrow to where the truth may lie."""
+    ax.plot(x, y, linestyle="none", color=color, marker=marker, markerfacecolor="white", markeredgewidth=0.8)
+    for place in zip(x, y, strict=True):
+        shift = {"xytext": (0, 9 if up else -9), "textcoords": "offset points"}
+        ax.annotate("", place, **shift, arrowprops={"arrowstyle": "<-", "color": color, "linewidth": 0.7})
+
+
 def few_ticks(axis: Axis, integer: bool = True) -> None:
     """At most 4 ticks on a linear axis of a small panel, thousands written as 30k."""
     axis.set_major_locator(MaxNLocator(3, integer=integer))

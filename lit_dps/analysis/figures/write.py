@@ -11,6 +11,7 @@ import matplotlib
 import pandas as pd
 from matplotlib.figure import Figure
 
+import lit_dps.analysis.figures.budgets as budgets
 import lit_dps.analysis.figures.delay as delay
 import lit_dps.analysis.figures.lipschitz as lipschitz
 import lit_dps.analysis.figures.logs as logs
@@ -24,7 +25,7 @@ from lit_dps.analysis.tables import write_csv
 from lit_dps.errors import ConfigError
 from lit_dps.files import replacing
 
-FIGURES = (scaling, metaparameters, lipschitz, logs, ratios, delay)  # of one study
+FIGURES = (scaling, metaparameters, lipschitz, logs, ratios, delay, budgets)  # of one study
 COMPARISONS = (optimizers, ratios)  # of several
 NAMES = {figure.NAME for figure in (*FIGURES, *COMPARISONS)}
 
@@ -54,6 +55,8 @@ def write_figures(
     axes = {None, *(key for study in studies for key in study.record.axes)}
     for figure in figures:
         if getattr(figure, "AXIS", None) not in axes:
+            continue
+        if only is None and hasattr(figure, "by_default") and not figure.by_default(*studies):
             continue
         if (reason := figure.missing(*studies)) is not None:
             missing.setdefault(reason, []).append(figure.NAME)
