@@ -33,7 +33,7 @@ SEES = {
     "runtime": NOUNS,
     "parallel": NOUNS | {"runtime"},
     "optim": NOUNS,
-    "models": NOUNS,
+    "models": NOUNS | {"optim"},
     "pruning": NOUNS | {"parallel"},
     "smoothness": NOUNS | {"parallel"},
     "module": NOUNS | {"parallel", "optim", "models"},

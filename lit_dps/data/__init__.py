@@ -2,5 +2,6 @@
 
 from lit_dps.data.digits import Digits
 from lit_dps.data.images import CIFAR10, MNIST, FashionMNIST, ImageData
+from lit_dps.data.quadratic import GradientNoise
 
-__all__ = ["CIFAR10", "MNIST", "Digits", "FashionMNIST", "ImageData"]
+__all__ = ["CIFAR10", "MNIST", "Digits", "FashionMNIST", "GradientNoise", "ImageData"]
