@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -60,7 +61,9 @@ class Training:
         """How a trial is pruned."""
         own = {key.removeprefix("pruning."): value for key, value in trial.cell.others if key.startswith("pruning.")}
         seed = trial.seed_for("prune")
-        return PruningCallback(**{**self.pruning, **own, "sparsity": trial.cell.sparsity, "seed": seed})
+        found = PruningCallback(**{**self.pruning, **own, "sparsity": trial.cell.sparsity, "seed": seed})
+        found.redraw = partial(self.workload.module, trial)
+        return found
 
     def delay_of(self, trial: Trial) -> DelayCallback:
         """How stale the gradients of a trial are."""
@@ -69,7 +72,7 @@ class Training:
 
     def known_scores(self, trial: Trial) -> tuple[Key, dict[str, Tensor]] | None:
         """The pruning scores of the trial's point, if they were kept, and the key of the pass they were taken over."""
-        return self._scores.get((trial.seed, trial.point, trial.cell.others))
+        return self._scores.get(_scored(trial))
 
     def keep_scores(self, trial: Trial, key: Key | None, scores: dict[str, Tensor] | None) -> None:
         """Keeps the scores of a pass, which cost as much as an epoch, for the point's other cells, while there is room.
@@ -80,13 +83,14 @@ class Training:
             return
         known = sum(score.numel() for _, kept in self._scores.values() for score in kept.values())
         if known + sum(score.numel() for score in scores.values()) <= SCORES_KEPT:
-            self._scores[trial.seed, trial.point, trial.cell.others] = key, scores
+            self._scores[_scored(trial)] = key, scores
 
     def file_of(self, run: Run, engine: str) -> CheckpointFile | None:
         """Where a run is saved by an engine of this name; None without checkpoints."""
         if self.checkpoints is None:
             return None
         given = {key: getattr(self, key) for key in ("goal", "pruning", "smoothness")}
+        given["pruning"] = {k: v for k, v in self.pruning.items() if (k, v) != ("init", "original")}  # as before
         given |= {"optim": self.optim} if self.optim.get("delay") else {}
         given |= {"goals": run.further, "engine": engine, "workload": asdict(self.workload)}
         return self.checkpoints.file(run.trial, given)
@@ -109,6 +113,11 @@ class Training:
             run.status, run.failure = Status.FAILED, line.strip().splitlines()[0].removesuffix(":")
             run.traceback = "".join(traceback.format_exception(error))
         return run.result()
+
+
+def _scored(trial: Trial) -> tuple:
+    """What the scores of a trial's network depend on: not on the weights that it is trained from."""
+    return trial.seed, trial.point, tuple(pair for pair in trial.cell.others if pair[0] != "pruning.init")
 
 
 def network_is_shared(workload: Workload) -> bool:

@@ -22,6 +22,7 @@ from lit_dps.engines.engine import Training
 from lit_dps.module import ImageClassifier
 from lit_dps.optim import rule_of
 from lit_dps.pruning import Mask, Network, prunable, prune, worth_knowing
+from lit_dps.pruning.start import start
 from lit_dps.runs import Run
 from lit_dps.training import GoalErrorCallback
 from lit_dps.training.checkpoints import CheckpointFile, Checkpoints
@@ -97,9 +98,9 @@ class Member:
         name, copy = type(self.module).__name__, partial(self._copy, pruning, held)
         self.mask, scores = prune(pruning.pruner, copy, pruning.sparsity, pruning.seed, name, known)
         training.keep_scores(trial, (), scores)  # the pass of the data module's own
-        self.mask.apply_to_weights(self.module)
         trained = sum(p.numel() for p in self.module.parameters() if p.requires_grad and id(p) in held)
-        self.run.observed = worth_knowing(self.mask, pruning.pruner, trained)
+        found = start(pruning.init, self.module, self.mask, copy, pruning.redraw)
+        self.run.observed = worth_knowing(self.mask, pruning.pruner, trained) | found
 
     @contextmanager
     def _copy(self, pruning: PruningCallback, held: Container[int]) -> Iterator[Network]:

@@ -60,13 +60,13 @@ class OneShot(Pruner):
 PRUNERS: dict[str, type[Pruner]] = {}  # by name: `lit_dps.pruning` enters them
 
 
-def pruner_of(method: str, options: Mapping[str, Any] | None = None) -> Pruner:
-    """The pruning method of a name or class path, with these options of its constructor.
+def pruner_of(method: str, options: Mapping[str, Any] | None = None, key: str = "pruning.method") -> Pruner:
+    """The pruning method of a name or class path, as a key of the configuration has it, with its constructor's options.
 
     Raises:
         ConfigError: if there is none, or it does not take the options.
     """
-    kind = named("pruning.method", method, PRUNERS, "Pruner", lambda f: isinstance(f, type) and issubclass(f, Pruner))
+    kind = named(key, method, PRUNERS, "Pruner", lambda f: isinstance(f, type) and issubclass(f, Pruner))
     try:
         return kind(**(options or {}))
     except TypeError as error:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from lit_dps.errors import ConfigError
 from lit_dps.pruning.mask import Mask
 from lit_dps.pruning.network import Network
 from lit_dps.pruning.pruner import Pruner, pruner_of
@@ -21,8 +22,10 @@ class Shuffle(Pruner):
     """
 
     def __init__(self, of: str = "snip", options: Mapping[str, Any] | None = None):
-        self.of = pruner_of(of, options)
-        self.passes = self.of.passes
+        if of in ("shuffle", None):
+            raise ConfigError("pruning.options.of", of, "the method whose mask is permuted, such as snip")
+        self.of = pruner_of(of, options, "pruning.options.of")
+        self.passes, self.exact = self.of.passes, self.of.exact
 
     def mask(self, network: Network, sparsity: float, generator: torch.Generator) -> Mask:
         mask = self.of.mask(network, sparsity, generator)

@@ -53,6 +53,7 @@ class Snap(Pruner):
     """
 
     exact = False
+    name = "snap"  # in messages
 
     def __init__(self, batches: int = 5):
         if batches < 1:
@@ -64,7 +65,7 @@ class Snap(Pruner):
         return [sparsity]
 
     def mask(self, network: Network, sparsity: float, generator: torch.Generator) -> Mask:
-        layers, take = hidden_layers(network.module), network.stream()
+        layers, take = hidden_layers(network.module, self.name), network.stream()
         modules = dict(network.module.named_modules())
         kept = {layer.name: torch.ones(len(modules[layer.name].weight), dtype=torch.bool) for layer in layers}
         total, mask = sum(map(len, kept.values())), None
@@ -85,6 +86,8 @@ class SnapIt(Snap):
         batches: Of each round.
     """
 
+    name = "snap_it"
+
     def __init__(self, rounds: int = 6, batches: int = 5):
         super().__init__(batches)
         if rounds < 1:
@@ -95,7 +98,7 @@ class SnapIt(Snap):
         return halving(sparsity, self.rounds)
 
 
-def hidden_layers(module: nn.Module) -> list[Hidden]:
+def hidden_layers(module: nn.Module, method: str = "snap") -> list[Hidden]:
     """The layers of a network whose nodes can be cut, in the order of the forward pass.
 
     Raises:
@@ -107,22 +110,24 @@ def hidden_layers(module: nn.Module) -> list[Hidden]:
     try:
         graph = fx.symbolic_trace(network).graph
     except Exception as error:  # whatever its forward pass raises on a proxy
-        raise _cannot(network, f"it cannot be traced: {str(error).splitlines()[0]}") from error
+        raise _cannot(method, network, f"it cannot be traced: {str(error).splitlines()[0]}") from error
     modules = dict(network.named_modules())
     layers = [n for n in graph.nodes if n.op == "call_module" and isinstance(modules[n.target], _LAYERS)]
     if len({n.target for n in layers}) < len(layers):
-        raise _cannot(network, "it uses a layer twice")
+        raise _cannot(method, network, "it uses a layer twice")
     found = []
     for node in layers:
-        norms, after = _follow(node, modules, network)
+        norms, after = _follow(node, modules, network, method)
         if after:
             found.append(Hidden(prefix + node.target, *(tuple(prefix + name for name in x) for x in (norms, after))))
     if not found:
-        raise _cannot(network, "it has no hidden layer")
+        raise _cannot(method, network, "it has no hidden layer")
     return found
 
 
-def _follow(node: fx.Node, modules: dict[str, nn.Module], network: nn.Module) -> tuple[list[str], list[str]]:
+def _follow(
+    node: fx.Node, modules: dict[str, nn.Module], network: nn.Module, method: str
+) -> tuple[list[str], list[str]]:
     """Batch normalizations and layers that a layer's nodes come to; none where they are the output."""
     norms, after, strange, ahead = [], [], None, list(node.users)
     for user in ahead:
@@ -130,7 +135,7 @@ def _follow(node: fx.Node, modules: dict[str, nn.Module], network: nn.Module) ->
         name = user.target if isinstance(user.target, str) else getattr(user.target, "__name__", "")
         if isinstance(module, _LAYERS):
             if isinstance(module, nn.Conv2d) and module.groups > 1:
-                raise _cannot(network, f"{name} has groups")
+                raise _cannot(method, network, f"{name} has groups")
             after.append(user.target)
             continue
         if isinstance(module, _NORMS):
@@ -139,12 +144,12 @@ def _follow(node: fx.Node, modules: dict[str, nn.Module], network: nn.Module) ->
             strange = strange or name
         ahead.extend(user.users)
     if after and strange:  # where nothing comes after, they are the output
-        raise _cannot(network, f"the nodes of {node.target} go through {strange}")
+        raise _cannot(method, network, f"the nodes of {node.target} go through {strange}")
     return norms, after
 
 
-def _cannot(network: nn.Module, why: str) -> ConfigError:
-    return ConfigError("pruning.method", "snap", f"an unstructured method for {type(network).__name__}: {why}")
+def _cannot(method: str, network: nn.Module, why: str) -> ConfigError:
+    return ConfigError("pruning.method", method, f"an unstructured method for {type(network).__name__}: {why}")
 
 
 @contextmanager

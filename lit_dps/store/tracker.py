@@ -113,7 +113,7 @@ class Tracker:
                 metrics["steps_to_result"] = result.steps
             metrics |= {f"kept/{name}": kept for name, (kept, _) in result.kept.items()}
             metrics |= {f"theory/{name}": value for name, value in result.theory.items()}
-            metrics |= {f"observed/{name}": value for name, value in result.observed.items()}
+            metrics |= {f"observed/{name}": value for name, value in result.observed.items() if math.isfinite(value)}
             params = _params(cell) | {"point": trial.point, **trial.params}
             params |= {f"total/{name}": total for name, (_, total) in result.kept.items()}
             single = [(name, value, 0) for name, value in metrics.items()]

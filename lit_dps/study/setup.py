@@ -197,6 +197,8 @@ class StudySetup:
         for key in ("exclude", "options"):  # where they are empty, as before there were such
             if not found["pruning"].get(key):
                 found["pruning"].pop(key, None)
+        if found["pruning"].get("init") == "original":
+            found["pruning"].pop("init")
         axes = (value for values in study.axes.values() for value in values if "." in str(value))
         paths = [*class_paths(workload), *(value for value in axes if isinstance(value, str))]
         ours = all(path.startswith(("lit_dps.", "torch.")) for path in paths)

@@ -7,31 +7,25 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
 from scipy.optimize import nnls
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from lit_dps.engines.engine import SCORES_KEPT, network_is_shared
 from lit_dps.engines.trainer import TrainerEngine
 from lit_dps.errors import UserError
 from lit_dps.goal import Goal
-from lit_dps.pruning import Network, OneShot, Pruner, prunable
 from lit_dps.runs import Run
 from lit_dps.study.setup import StudySetup
-from lit_dps.training import GoalErrorCallback
-from lit_dps.training.early_check import EarlyCheck, fewest
-from lit_dps.training.training_pass import TrainingPass
+from lit_dps.study.timing_pruning import SHORTEST, Looked, PassStopwatch, now
 from lit_dps.trial import Cell, Status, Trial
 
-SECONDS = 1.0  # of training and of pruning that are timed at each batch size; also the longest step that is
+SECONDS = 1.0  # of training that are timed at each batch size; also the longest step that is
 SIZES = 3  # batch sizes that are timed
 SMALLER_BY = 8  # where the grid gives no second batch size to time, one smaller by this factor is
-SHORTEST = 1e-9  # seconds: keeps the fit defined where something takes no time
+PLAIN = {"method": "magnitude", "options": None, "init": "original"}  # pruning that takes no time
 UNREACHED = 1e300  # of any metric: where trials that are timed are not to end
 
 
@@ -161,8 +155,8 @@ def _measure_trial(setup: StudySetup, batch_size: int, steps: int) -> Measured:
     others = tuple(pair for pair in setup.study.cells[0].others if not pair[0].startswith("pruning."))
     trial = Trial(Cell(batch_size, max(setup.study.sparsities), others), 0, params, setup.study.seed)
     run = Run(trial, Goal(UNREACHED, 1 + steps, 1 + steps, setup.goal_of_trials.metric, at_least=True))
-    passes, pruning = _PassStopwatch(setup), {**setup.pruning, "method": "magnitude", "options": None}
-    with suppress(_Looked):
+    passes, pruning = PassStopwatch(setup), {**setup.pruning, **PLAIN}
+    with suppress(Looked):
         TrainerEngine(dataclasses.replace(setup.training(), pruning=pruning), (passes,)).train_one(run)
 
     goal = {**setup.goal, "check_interval": 1 + steps, "max_steps": 1 + steps, "early_reject": False}
@@ -181,50 +175,6 @@ def _measure_trial(setup: StudySetup, batch_size: int, steps: int) -> Measured:
     return Measured(batch_size, start, step, check, passes.pruning, passes.reused, passes.refusal)
 
 
-class _Looked(Exception):
-    """The stopwatch has seen what it needs of a run."""
-
-
-class _PassStopwatch(Callback):
-    """Times the pruning pass of a run, and finds out how it is checked; then ends the run."""
-
-    def __init__(self, setup: StudySetup):
-        self.setup, self.pruning, self.reused, self.refusal = setup, 0.0, False, 1.0
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        setup, run = self.setup, TrainingPass(trainer, pl_module, self.setup.pruning["batch_size"])
-        ways = {tuple(p for p in cell.others if p[0].startswith("pruning.")): cell for cell in setup.study.cells}
-        pruners = [setup.training().pruning_of(Trial(cell, 0)).pruner for cell in ways.values()]
-        # as `Training.keep_scores` decides it, of all the points of the study
-        scores = sum(p.numel() for p in prunable(pl_module, setup.pruning["biases"]).values()) * setup.study.trials
-        shared = run.key is not None and network_is_shared(setup.workload) and scores <= SCORES_KEPT
-        self.reused = shared and all(isinstance(pruner, OneShot) for pruner in pruners)
-        if GoalErrorCallback(**setup.goal).early_reject and EarlyCheck.supports(trainer, pl_module):
-            self.refusal = fewest(setup.goal_of_trials, trainer.datamodule.validation_size)
-        if max(setup.study.sparsities) > 0:
-            self.pruning = float(np.mean([self._pruning(p, run, pl_module.device) for p in pruners]))
-        raise _Looked
-
-    def _pruning(self, pruner: Pruner, run: TrainingPass, device: torch.device) -> float:
-        """Seconds of the method's passes, from the first batches of each."""
-        given, batches, begin = self.setup.pruning, 0, _now(device)
-
-        def first_batches():
-            nonlocal batches
-            for batch in run.batches():
-                yield batch
-                batches += 1
-                if _now(device) - begin > SECONDS:
-                    return
-
-        with run.traceless() as twin:
-            weights = prunable(twin, given["biases"], given.get("exclude", ()))
-            network = Network(twin, weights, given["batch_size"], run.__len__, first_batches, partial(run.loss, twin))
-            pruner.mask(network, max(self.setup.study.sparsities), torch.Generator().manual_seed(0))
-        # a method that takes no data has looked at none
-        return (_now(device) - begin) / batches * len(run) * pruner.passes if batches else 0.0
-
-
 class _StepStopwatch(Run):
     """A run that is timed, whoever trains it: from its first update to its last, and to the end of its only check."""
 
@@ -235,15 +185,9 @@ class _StepStopwatch(Run):
         """To be called after every update."""
         self.updates += 1
         if self.updates in (1, self.goal.max_steps):
-            seconds = _now(optimizer.param_groups[0]["params"][0].device)
+            seconds = now(optimizer.param_groups[0]["params"][0].device)
             self.first, self.last = (seconds, 0.0) if self.updates == 1 else (self.first, seconds)
 
     def record(self, *found: Any) -> Status | None:
         self.checked = time.perf_counter()
         return super().record(*found)
-
-
-def _now(device: torch.device) -> float:
-    if device.type != "cpu":
-        torch.accelerator.synchronize()  # what was called there is done
-    return time.perf_counter()

@@ -15,8 +15,10 @@ from torch import Tensor
 from lit_dps.errors import ConfigError
 from lit_dps.pruning import PRUNERS, Mask, Network, prunable, prune, pruner_of, worth_knowing
 from lit_dps.pruning.copies import copies_of, why_pruned_weights_return, why_unprunable
+from lit_dps.pruning.isometry import STEPS
 from lit_dps.pruning.mask import Biases
 from lit_dps.pruning.pruner import Scores
+from lit_dps.pruning.start import Init, Redraw, check_init, start
 from lit_dps.training.training_pass import TrainingPass
 from lit_dps.trial import COPIES, check_sparsity
 
@@ -34,13 +36,16 @@ class PruningCallback(Callback):
     Args:
         sparsity: Share of the parameters to prune, in [0, 1); 0 prunes nothing.
         method: "snip" (the paper's), "magnitude", "random", or the class path of a `lit_dps.pruning.Pruner`.
-        options: Arguments of the method's constructor.
         biases: "paper" prunes over weights and biases, as the authors' code does; "keep" over the weights alone.
         batch_size: Examples a batch of the saliency pass. A last short batch weighs as much as its share, so the
             saliency is the sum over the examples, whatever the batch size.
         seed: Seed of the "random" score.
         exclude: Patterns of names of parameters that stay dense, such as "head.*", "*.cls_token", or "teacher.*" for a
             copy of the pruned network.
+        options: Arguments of the method's constructor.
+        init: The weights that are trained from under the mask (`lit_dps.pruning.start`): the "original" ones that were
+            scored; "reinit", new ones drawn by the network's own initialization, in a study; "isometry", the original
+            ones moved towards orthogonal layers (Lee et al. 2020). At sparsity 0 they are always the original ones.
 
     Attributes:
         mask: The mask, once pruned; None before, and at sparsity 0.
@@ -50,6 +55,7 @@ class PruningCallback(Callback):
         key: Of the pass that the scores were taken over (`TrainingPass.key`).
         examples: Take the scores over so many examples, to find out whether they can be taken; None for all. Set before
             a run.
+        redraw: Builds the module, for "reinit"; None where nobody can. Set before a run.
         observed: What a reader of the table should know of the mask, as in `TrialResult.observed`.
 
     Raises:
@@ -65,6 +71,7 @@ class PruningCallback(Callback):
         seed: int = 0,
         exclude: Sequence[str] = (),
         options: dict[str, Any] | None = None,
+        init: Init = "original",
     ):
         check_sparsity("pruning.sparsity", sparsity)
         self.pruner = pruner_of(method, options)
@@ -73,7 +80,9 @@ class PruningCallback(Callback):
         if batch_size < 1:
             raise ConfigError("pruning.batch_size", batch_size, "at least 1 example")
         self.sparsity, self.method, self.biases, self.exclude = sparsity, method, biases, tuple(exclude)
-        self.batch_size, self.seed = batch_size, seed
+        check_init(init)
+        self.batch_size, self.seed, self.init = batch_size, seed, init
+        self.redraw: Redraw | None = None
         self.examples: int | None = None
         self._given: tuple[tuple[int, ...], Scores] | None = None
         self._begin()
@@ -140,8 +149,18 @@ class PruningCallback(Callback):
             if not any(fnmatchcase(copy, pattern) for pattern in self.exclude)
         }
         self.observed = worth_knowing(self.mask, self.pruner, trained)
+        steps = STEPS if self.examples is None else 1
+        self.observed |= start(self.init, module, self.mask, copy, self.redraw, steps)
+        self._follow(module)
         if self._copies:
             self.observed[COPIES] = sum(self.mask[name].numel() for name in self._copies.values())
+
+    def _follow(self, module: LightningModule) -> None:
+        """Copies of pruned parameters follow where these were moved."""
+        state = _tensors(module)
+        with torch.no_grad():
+            for copy, name in self._copies.items():
+                state[copy].copy_(state[name])
 
     @contextmanager
     def _copy(self, run: TrainingPass, module: LightningModule, names: Sequence[str]) -> Iterator[Network]:

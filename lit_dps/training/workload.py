@@ -76,7 +76,7 @@ class Workload:
         """
         specs = self._specs(trial)
         data = _instantiate("data", specs["data"], trial.seed_for("order"))
-        module = _instantiate("model", specs["model"], trial.seed_for("init"))
+        module = self.module(trial)
         trainer = arguments(_instantiate("trainer", {**self.trainer, **STUDY_TRAINER}, trial.seed_for("order")))
         callbacks = welcome(listed(trainer.get("callbacks")), "trainer.callbacks")
         # a folder of the trial's own: Lightning takes up checkpoints that it finds there
@@ -84,6 +84,10 @@ class Workload:
         folder = os.path.join(root, "trials", str(trial.cell), f"point-{trial.point}")
         own = {"callbacks": callbacks, "default_root_dir": folder, "logger": NoLogger(folder)}
         return Built(module, data, {**trainer, **own})
+
+    def module(self, trial: Trial, purpose: str = "init") -> LightningModule:
+        """A fresh module for a trial, drawn under the point's seed for a purpose; raises as `build`."""
+        return _instantiate("model", self._specs(trial)["model"], trial.seed_for(purpose))
 
     def _specs(self, trial: Trial) -> dict[str, Any]:
         specs = {"model": copy.deepcopy(dict(self.model)), "data": copy.deepcopy(dict(self.data))}

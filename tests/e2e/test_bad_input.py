@@ -122,6 +122,8 @@ def box(**space) -> dict:
             ["study.engine", "2 ranks"],
         ),
         (edited("pruning", {"method": "lottery"}), ["pruning.method", "'lottery'", "snip"]),
+        (edited("pruning", {"init": "anew"}), ["pruning.init: 'anew' is not allowed", "reinit", "isometry"]),
+        (edited("pruning", {"method": "shuffle", "options": {"of": "lottery"}}), ["pruning.options.of", "'lottery'"]),
         (edited("data/init_args", {"order": "missing.npy"}), ["data.order", "missing.npy"]),
         ("a: [1", ["config"]),
     ],

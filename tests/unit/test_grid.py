@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
 from lit_dps.config import StorageConfig, StudyConfig
 from lit_dps.errors import ConfigError
 from lit_dps.models import MLP, SimpleCNN
+from lit_dps.runs import Run
 from lit_dps.space import Range
 from lit_dps.study.checks import check
 from lit_dps.study.setup import StudySetup
+from lit_dps.training.checkpoints import Checkpoints
 from lit_dps.training.workload import Workload
 from lit_dps.trial import Cell, Series, Trial
 from tests.unit.runs import train
@@ -63,6 +66,10 @@ def test_cells_are_the_product_of_all_axes():
         ({"model.no_such": [1]}, "model: .*no_such"),
         ({"pruning.method": ["snip", "snap-it"]}, "pruning.method: 'snap-it' is not allowed"),
         (
+            {"pruning.init": ["original", "new"]},
+            "pruning.init: 'new' is not allowed; one of original, reinit, isometry",
+        ),
+        (
             {"model.learning_rate": [0.1, 0.2]},
             "a key of its own: study.space model.learning_rate sets this",
         ),
@@ -104,6 +111,19 @@ def test_the_identity_knows_of_the_axes_but_not_of_their_values():
     assert "network" not in network["model"]["init_args"] and "protocol" not in network
     foreign = setup({"model.network": ["torch.nn.Identity", "tests.unit.test_eligible.Branching"]}).identity(data)
     assert "protocol" in foreign
+
+
+def test_the_original_start_is_that_of_studies_without_the_key():
+    plain = setup({}, batch_sizes=[16], sparsities=[0.5])
+    data = plain.workload.build(Trial(Cell(16), 0, {})).data
+    data.setup("fit")
+    starts = [dataclasses.replace(plain, pruning={**plain.pruning, "init": init}) for init in ("original", "reinit")]
+    assert starts[0].identity(data) == plain.identity(data) != starts[1].identity(data)
+    assert starts[1].identity(data)["pruning"]["init"] == "reinit"
+    (run,) = [Run(Trial(Cell(16, 0.5), 0, PARAMS), plain.goal_of_trials)]
+    saved = Checkpoints(Path(), "a", 1.0, print)
+    files = [setup.training(saved).file_of(run, "interval loop").about for setup in (plain, *starts)]
+    assert files[0] == files[1] != files[2], "files of earlier versions are gone on from"
 
 
 def test_cells_are_run_in_groups_that_can_be_trained_together():

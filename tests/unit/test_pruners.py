@@ -54,7 +54,10 @@ def test_scores_are_finite_in_float32(method):
         ("grasp", {"temperature": 0}, "pruning.options.temperature: 0 is not allowed"),
         ("synflow", {"rounds": -1}, "pruning.options.rounds: -1"),
         ("snap_it", {"rounds": 0}, "pruning.options.rounds: 0"),
-        ("shuffle", {"of": "snipp"}, "pruning.method: 'snipp' is not allowed; one of snip"),
+        ("shuffle", {"of": "snipp"}, "pruning.options.of: 'snipp' is not allowed; one of snip"),
+        ("shuffle", {"of": None}, "pruning.options.of: None is not allowed; the method whose mask is permuted"),
+        ("shuffle", {"of": "shuffle"}, "pruning.options.of: 'shuffle' is not allowed; the method whose mask"),
+        ("snipp", {}, "pruning.method: 'snipp' is not allowed; one of snip, magnitude, random"),
     ],
 )
 def test_options_out_of_their_range_are_refused(method, options, said):

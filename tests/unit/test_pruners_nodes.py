@@ -70,11 +70,26 @@ def test_every_layer_keeps_a_node_and_the_count_is_that_of_nodes():
         assert sum(nodes) == 6 and min(nodes) >= 1
 
 
+class Bare(nn.Module):
+    """Uses a layer twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.last = nn.Linear(64, 64), nn.Linear(64, 3)
+
+    def forward(self, x):
+        return self.last(self.layer(self.layer(x.flatten(1))))
+
+
 def test_what_cannot_be_cut_is_refused():
     with pytest.raises(
         ConfigError, match="'snap' is not allowed; an unstructured method for ResNet8: the nodes of .*add"
     ):
         hidden_layers(ResNet8())
+    with pytest.raises(
+        ConfigError, match="'snap_it' is not allowed; an unstructured method for Bare: it uses a layer twi"
+    ):
+        mask("snap_it", network(Bare()), 0.5)
     with pytest.raises(ConfigError, match="for Sequential: it has no hidden layer"):
         hidden_layers(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)))
     assert [layer.name for layer in hidden_layers(SimpleCNN())] == ["conv1", "conv2"]
