@@ -1,4 +1,4 @@
-"""Lightning callbacks: the goal, pruning, stale gradients, smoothness, gradient norms, noise. They work on any module."""
+"""Lightning callbacks: the goal, pruning, stale gradients, smoothness, gradient noise. They work on any module."""
 
 from lit_dps.training.delay import DelayCallback
 from lit_dps.training.goal_error import GoalErrorCallback
