@@ -54,6 +54,7 @@ ONLY_IN = {
     "sqlalchemy": {"store"},
     "mlflow": {"store"},
     "matplotlib": {"analysis.figures"},
+    "plotly": {"analysis.page"},
     "torchvision": {"data"},
     "sklearn": {"data"},
     "pyarrow": {"data"},

@@ -52,8 +52,8 @@ def publish(study: Analysis, folder: Path) -> tuple[str, list[Path]]:
 
 
 def source_of(record: StudyRecord) -> str:
-    """A hash of a study, of the code that draws it and of matplotlib's version. Equal ones are equal figures."""
-    found = hashlib.sha256(version("matplotlib").encode())
+    """A hash of a study, of the code that draws it and of what it draws with. Equal ones are equal files."""
+    found = hashlib.sha256(f"{version('matplotlib')} {version('plotly')}".encode())
     package = Path(__file__).parents[1]
     for file in sorted((*package.glob("*.py"), *package.glob("analysis/**/*.py"))):
         found.update(file.read_bytes())
@@ -77,8 +77,13 @@ def _digest(path: Path) -> str:
 
 
 def write_goals(study: Analysis, folder: Path, only: Collection[str] | None = None) -> Written:
-    """Writes the files of `write_all` into a folder, those of each further goal into a folder below it."""
+    """Writes the files of `write_all` into a folder, those of each further goal into a folder below it.
+
+    Without `only` also report.html, the page of the study at all its goals.
+    """
     files, notes = write_all(study, folder, only)
+    if only is None:
+        files.append(_write_page(study, folder / "report.html"))
     for further in study.at_each_goal[1:]:
         goal = further.record.goal
         more, said = write_all(further, goal_folder(folder, goal.value), only)
@@ -100,6 +105,14 @@ def write_all(study: Analysis, folder: Path | str, only: Collection[str] | None 
     tables = _write_tables(study, Path(folder)) if only is None else []
     files, notes = write_figures(FIGURES, [study], folder, only)
     return [*tables, *files], notes
+
+
+def _write_page(study: Analysis, path: Path) -> Path:
+    from lit_dps.analysis.page import page  # plotly, only where something is drawn
+
+    with replacing(path) as temporary:
+        temporary.write_text(page(study), encoding="utf-8")
+    return path
 
 
 def _write_tables(study: Analysis, folder: Path) -> list[Path]:
