@@ -15,9 +15,9 @@ import plotly.graph_objects as go
 import plotly.io as io
 import yaml
 
+import lit_dps.analysis.page.charts as charts
 from lit_dps import __version__
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.page import charts
 from lit_dps.analysis.report import render, table_and_law, theory_text, value_text
 from lit_dps.analysis.tables import records, three_digits
 from lit_dps.space import Range, short_names
