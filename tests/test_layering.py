@@ -43,6 +43,7 @@ SEES = {
     "store": NOUNS,
     "analysis": NOUNS,
     "replication": NOUNS | {"analysis"},
+    "advice": NOUNS | {"analysis"},
 }
 SEES["study"] = {*SEES}
 SEES["cli"] = {*SEES}
@@ -66,6 +67,7 @@ NO_TORCH = {*NOUNS, "api"} | {
     "store",
     "analysis",
     "replication",
+    "advice",
     "api",
     "cli",
     "cli.analyze",

@@ -17,6 +17,8 @@ LOSS_SCALE = 0.1
 # is flat to 0.1 % and c1 cannot be told from 0; below the first positive point c2 adds 0.01 % at the largest batch.
 _SMALLEST, _LARGEST, _GRID = 1e-4, 1e3, 48
 
+AT_LEAST, AT_MOST = 1, -1  # what steps are that do not say K* itself: the side on which a residual counts
+
 
 @dataclass(frozen=True)
 class Fit:
@@ -35,7 +37,13 @@ class Fit:
         return self.c1 / batch_size + self.c2
 
 
-def fit_scaling(batch_sizes: Sequence[float], steps: Sequence[float], loss_scale: float = LOSS_SCALE) -> Fit:
+def fit_scaling(
+    batch_sizes: Sequence[float],
+    steps: Sequence[float],
+    loss_scale: float = LOSS_SCALE,
+    weights: Sequence[float] | None = None,
+    bounds: Sequence[int] | None = None,
+) -> Fit:
     """The law that fits K* at some batch sizes best, by a robust fit of log K*.
 
     Minimises the sum of 2 s^2 (sqrt(1 + (r / s)^2) - 1) over residuals r = log K* - log(c1 / B + c2) ("soft_l1" of
@@ -43,21 +51,36 @@ def fit_scaling(batch_sizes: Sequence[float], steps: Sequence[float], loss_scale
 
     With a large s this is plain least squares of log K*.
 
+    Args:
+        batch_sizes, steps: (n,).
+        loss_scale: s.
+        weights: (n,), factors of the terms of the sum; by default 1.
+        bounds: (n,): 0 where K* is known, `AT_LEAST` where the steps are a lower bound of it, `AT_MOST` where they are
+            an upper one. A bound that the law keeps adds nothing to the sum.
+
     Raises:
-        ValueError: for numbers that are not positive and finite, or fewer than two different batch sizes.
+        ValueError: for numbers that are not positive and finite, or fewer than two different batch sizes with a K*.
     """
     batch, k = np.asarray(batch_sizes, float), np.asarray(steps, float)
     if batch.ndim != 1 or batch.shape != k.shape:
         raise ValueError(f"as many batch sizes as steps are needed, not shapes {batch.shape} and {k.shape}")
     if not (np.isfinite(batch) & np.isfinite(k) & (batch > 0) & (k > 0)).all():
         raise ValueError("batch sizes and steps must be positive and finite")
-    if np.unique(batch).size < 2:
-        raise ValueError(f"a fit needs at least 2 different batch sizes, not {np.unique(batch).size}")
-    ((c1, c2),) = fit_many(batch, k[None], loss_scale)
+    side = np.zeros(len(batch), int) if bounds is None else np.asarray(bounds)
+    if (known := np.unique(batch[side == 0]).size) < 2:
+        raise ValueError(f"a fit needs at least 2 different batch sizes, not {known}")
+    factors = None if weights is None else np.asarray(weights, float)
+    ((c1, c2),) = fit_many(batch, k[None], loss_scale, factors, side)
     return Fit(float(c1), float(c2))
 
 
-def fit_many(batch_sizes: np.ndarray, steps: np.ndarray, loss_scale: float = LOSS_SCALE) -> np.ndarray:
+def fit_many(
+    batch_sizes: np.ndarray,
+    steps: np.ndarray,
+    loss_scale: float = LOSS_SCALE,
+    weights: np.ndarray | None = None,
+    bounds: np.ndarray | None = None,
+) -> np.ndarray:
     """The fits of R curves at once, as `fit_scaling` does one: (R, 2), c1 and c2.
 
     Given r = c2 / c1, log c1 is the location of log K - log(1 / B + r), a convex problem; only r has to be searched.
@@ -65,30 +88,35 @@ def fit_many(batch_sizes: np.ndarray, steps: np.ndarray, loss_scale: float = LOS
     minimum in it.
 
     Args:
-        batch_sizes: (n,).
+        batch_sizes: (n,), or (R, n) where each curve has its own.
         steps: (R, n), nan where a curve has no point; at least two points a curve.
-        loss_scale: As of `fit_scaling`.
+        loss_scale, weights, bounds: As of `fit_scaling`, the same for all curves.
     """
-    inverse = 1.0 / batch_sizes
+    inverse = np.broadcast_to(1.0 / batch_sizes, steps.shape)
     known = np.isfinite(steps)
     log_k = np.log(np.where(known, steps, 1.0))
+    counted = known if weights is None else known * weights
+    side = np.zeros(steps.shape[1], int) if bounds is None else bounds
 
     def profile(r):  # r: (R, ...) -> location, loss and derivative of the loss, each of r's shape
         extra = (slice(None), *(None,) * (r.ndim - 1))
-        y, w = log_k[extra] - np.log(inverse + r[..., None]), known[extra]
-        theta = _location(y, w, loss_scale)
-        z = (y - theta[..., None]) / loss_scale
+        law, w = inverse[extra] + r[..., None], counted[extra]
+        y = log_k[extra] - np.log(law)
+        theta = _location(y, known[extra], w, side, loss_scale)
+        z = _felt(y - theta[..., None], side) / loss_scale
         root = np.sqrt(1 + z * z)
-        loss = np.sum(z * z / (1 + root), axis=-1, where=w)  # sqrt(1 + z^2) - 1 without its cancellation
-        slope = -np.sum(z / root / (inverse + r[..., None]), axis=-1, where=w)
+        loss = np.sum(w * z * z / (1 + root), axis=-1)  # sqrt(1 + z^2) - 1 without its cancellation
+        slope = -np.sum(w * z / root / law, axis=-1)
         return theta, loss, slope
 
-    positive = np.geomspace(_SMALLEST * inverse.min(), _LARGEST * inverse.max(), _GRID)
-    grid = np.concatenate([[0.0], positive])
-    best = profile(np.broadcast_to(grid, (len(steps), grid.size)))[1].argmin(axis=1)
-    low, high = grid[np.maximum(best - 1, 0)], grid[np.minimum(best + 1, grid.size - 1)]
+    lowest, highest = inverse.min(axis=1), inverse.max(axis=1)
+    positive = np.geomspace(_SMALLEST * lowest, _LARGEST * highest, _GRID, axis=1)
+    grid = np.concatenate([np.zeros((len(steps), 1)), positive], axis=1)
+    rows = np.arange(len(steps))
+    best = profile(grid)[1].argmin(axis=1)
+    low, high = grid[rows, np.maximum(best - 1, 0)], grid[rows, np.minimum(best + 1, _GRID)]
     at_zero = (best == 0) & (profile(np.zeros(len(steps)))[2] >= 0)
-    middle = grid[best]  # first, the side of the best grid point that falls off from it
+    middle = grid[rows, best]  # first, the side of the best grid point that falls off from it
     for _ in range(48):
         rising = profile(middle)[2] > 0
         low, high = np.where(rising, low, middle), np.where(rising, middle, high)
@@ -98,17 +126,24 @@ def fit_many(batch_sizes: np.ndarray, steps: np.ndarray, loss_scale: float = LOS
     return np.stack([c1, c1 * r], axis=1)
 
 
-def _location(y: np.ndarray, known: np.ndarray, scale: float) -> np.ndarray:
+def _felt(residual: np.ndarray, side: np.ndarray) -> np.ndarray:
+    """Residuals (..., n), 0 where they are those of a bound (n,) that the law keeps."""
+    return np.where(side * residual < 0, 0.0, residual)
+
+
+def _location(y: np.ndarray, known: np.ndarray, weights: np.ndarray, side: np.ndarray, scale: float) -> np.ndarray:
     """The theta that minimises the soft_l1 loss of y - theta over the last axis, by Newton steps kept in a bracket."""
+    exact = known & (side == 0)
     low = np.min(y, axis=-1, where=known, initial=np.inf)
     high = np.max(y, axis=-1, where=known, initial=-np.inf)
-    theta = np.mean(y, axis=-1, where=known)
+    theta = np.mean(y, axis=-1, where=exact)
     for _ in range(100):
-        z = (y - theta[..., None]) / scale
+        z = _felt(y - theta[..., None], side) / scale
         inner = 1 / np.sqrt(1 + z * z)
-        pull = np.sum(z * inner, axis=-1, where=known)
+        pull = np.sum(weights * z * inner, axis=-1)
         low, high = np.where(pull >= 0, theta, low), np.where(pull <= 0, theta, high)
-        newton = theta + scale * pull / np.sum(inner**3, axis=-1, where=known)
+        felt = weights * ((side == 0) | (z != 0))
+        newton = theta + scale * pull / np.sum(felt * inner**3, axis=-1)
         step = np.where((newton >= low) & (newton <= high), newton, (low + high) / 2) - theta
         theta = theta + step
         if np.all(np.abs(step) <= 1e-8 * scale):  # a Newton step of 1e-8 leaves an error of its square

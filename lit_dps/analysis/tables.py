@@ -69,6 +69,11 @@ def three_digits(x: float | None) -> str:
     return f"{float(rounded):.0f}" if 100 <= abs(float(rounded)) < 1e7 else rounded
 
 
+def listed_numbers(values: Iterable[float]) -> str:
+    """4, 8, 16."""
+    return ", ".join(f"{value:g}" for value in values)
+
+
 def times(x: float | None) -> str:
     """A ratio: x1.67; "-" for None."""
     return "-" if x is None else f"x{significant(x)}"

@@ -1,0 +1,10 @@
+"""Which batch size, how many devices, how long, at what cost: the thinking, from numbers that were measured.
+
+`answer` is the way in. Law, rates and observations are those of `lit_dps.analysis`. No torch, no database.
+"""
+
+from lit_dps.advice.answer import Answer, Checks, answer
+from lit_dps.advice.noise import PRIOR_SPREAD, NoiseScale, noise_scale, pessimistic, steps_ratio
+from lit_dps.advice.probe import Probe, explore, next_probe, probes
+from lit_dps.advice.step_time import Link, Seconds, StepTime, Timed, fit_step_time
+from lit_dps.advice.text import render

@@ -1,0 +1,235 @@
+"""Seconds of an optimizer step on one or several devices: fitted where it was timed, predicted where it was not.
+
+On a device, t(m) = (a^p + (b m)^p)^(1/p) over the local batch m: p = 1 is a line, a larger p a flat stretch up to a
+knee at m = a / b and a line beyond it. Several devices exchange gradients while they compute, (t(m)^q + s^q)^(1/q),
+with s = alpha + beta (n - 2) for n devices, of one node or of several: the form of Pollux (Qiao et al. 2021).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from scipy.optimize import least_squares
+
+SHARPEST = 16.0  # p and q; beyond, the knee is a corner
+KNEE_FROM = 4  # local batch sizes that a knee needs, which is one constant more than a line
+BETTER = 0.8  # a knee is taken where it lowers the misfit below this share of the line's
+TYPICAL_ERROR = 0.05  # of log t: the least that a prediction is uncertain by (docs/advice-law.md)
+PER_DOUBLING = 0.1  # what is added to it for each doubling beyond what was timed
+
+
+class Timed(NamedTuple):
+    """A step as it was timed: examples a device takes at once, seconds, devices, nodes, and micro-batches a step."""
+
+    local_batch: float
+    seconds: float
+    devices: int = 1
+    nodes: int = 1
+    accumulation: int = 1
+
+
+@dataclass(frozen=True)
+class Link:
+    """What is assumed of a connection that was not timed: a ring all-reduce of all gradients, nothing overlapped.
+
+    Attributes:
+        parameters: Of the network.
+        bandwidth: Bytes a second between neighbours of the ring.
+        latency: Seconds of a message.
+        bytes_each: Of a gradient element.
+    """
+
+    parameters: int
+    bandwidth: float
+    latency: float = 1e-5
+    bytes_each: int = 4
+
+    def seconds(self, devices: int) -> float:
+        """2 (n - 1) messages, each of 1 / n of the gradients (Patarasuk and Yuan 2009)."""
+        if devices == 1:
+            return 0.0
+        message = self.parameters * self.bytes_each / devices / self.bandwidth + self.latency
+        return 2 * (devices - 1) * message
+
+    def __str__(self) -> str:
+        size = self.parameters * self.bytes_each / 1e6
+        return (
+            f"a ring all-reduce of {size:.3g} MB at {self.bandwidth / 1e9:.3g} GB/s and {self.latency * 1e6:.3g} us, "
+            "nothing overlapped"
+        )
+
+
+class Seconds(NamedTuple):
+    """Of a step, with 95 % limits; `known`: fitted, extrapolated (beyond what was timed) or predicted (`Link`)."""
+
+    value: float
+    low: float
+    high: float
+    known: str
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of a step.
+
+    Attributes:
+        a, b, p: Of one device [seconds, seconds an example, -].
+        misfit: Root mean square of the residuals of log t on one device, over the points less the constants; nan with
+            as many points as constants.
+        local: The smallest and largest local batch that was timed on one device.
+        exchange: alpha, beta [seconds] of one node (False) and of several (True), as far as they were timed.
+        q: Overlap of computing and exchange; 1 is none.
+        devices: Most devices timed, of one node (False) and of several (True).
+        together: As `misfit`, of steps on several devices.
+        link: What is assumed where no exchange was timed.
+        largest: The largest local batch that fits the memory; a larger one is accumulated.
+        node: Devices a node has; None where all are in one.
+    """
+
+    a: float
+    b: float
+    p: float
+    misfit: float
+    local: tuple[float, float]
+    exchange: dict[bool, tuple[float, float]]
+    q: float = 1.0
+    devices: dict[bool, int] | None = None
+    together: float = math.nan
+    link: Link | None = None
+    largest: int | None = None
+    node: int | None = None
+
+    def of_device(self, local_batch):
+        """Seconds of one device for a local batch (number or array), nothing exchanged."""
+        return _either(self.a, self.b * np.asarray(local_batch, float), self.p)
+
+    def at(self, batch_size: float, devices: int = 1) -> Seconds | None:
+        """A step of a global batch on so many devices; None where it is not known, or devices outnumber examples.
+
+        A local batch above `largest` is accumulated in the fewest equal parts; only the last one exchanges.
+        """
+        local = batch_size / devices
+        if local < 1:
+            return None
+        parts = 1 if self.largest is None else math.ceil(local / self.largest)
+        single = float(self.of_device(local / parts))
+        beyond = max(0.0, math.log2(local / parts / self.local[1]), math.log2(self.local[0] * parts / local))
+        known, misfits = "fitted" if beyond == 0 else "extrapolated", [self.misfit]
+        seconds, spread = parts * single, TYPICAL_ERROR
+        if devices > 1:
+            far = self.node is not None and devices > self.node
+            if far in self.exchange:
+                alpha, beta = self.exchange[far]
+                last = float(_either(single, alpha + beta * (devices - 2), self.q))
+                misfits.append(self.together)
+                if (more := devices / self.devices[far]) > 1:
+                    known, beyond = "extrapolated", beyond + math.log2(more)
+            elif self.link is not None:
+                last, known = single + self.link.seconds(devices), "predicted"
+                spread = math.hypot(spread, math.log(2) * self.link.seconds(devices) / last / 2)  # within a factor of 2
+            else:
+                return None
+            seconds += last - single
+        spread = math.hypot(max(spread, *(m for m in misfits if not math.isnan(m)), 0.0), PER_DOUBLING * beyond)
+        wide = math.exp(1.96 * spread)
+        return Seconds(seconds, seconds / wide, seconds * wide, known)
+
+    def describe(self) -> str:
+        """The model in a line."""
+        kind = "a line" if self.p == 1 else f"flat up to about {self.a / self.b:.3g} examples, then a line"
+        misfit = "" if math.isnan(self.misfit) else f", misfit {self.misfit:.1%}"
+        least, most = self.local
+        timed = f"timed at {least:g} to {most:g} examples a device"
+        return f"a step takes {self.a:.3g} s and {self.b:.3g} s an example: {kind}{misfit}, {timed}"
+
+
+def fit_step_time(
+    timed: Sequence[Timed], link: Link | None = None, largest: int | None = None, node: int | None = None
+) -> StepTime:
+    """The model of some timed steps, by least squares of log t.
+
+    Args:
+        timed: At least two local batch sizes on one device; several devices as far as there are any.
+        link, largest, node: As in `StepTime`.
+
+    Raises:
+        ValueError: for fewer, or numbers that are not positive and finite.
+    """
+    rows = [Timed(*row) for row in timed]
+    if not all(math.isfinite(x) and x > 0 for row in rows for x in row):
+        raise ValueError("what was timed must be positive and finite")
+    alone = [row for row in rows if row.devices == 1]
+    if len({row.local_batch for row in alone}) < 2:
+        raise ValueError("a model of the step time needs 2 local batch sizes timed on one device")
+    m, t, parts = (
+        np.array([getattr(r, key) for r in alone], float) for key in ("local_batch", "seconds", "accumulation")
+    )
+    a, b, p, misfit = _device(m, t / parts)
+    model = StepTime(a, b, p, misfit, (m.min(), m.max()), {}, link=link, largest=largest, node=node)
+    several = [row for row in rows if row.devices > 1]
+    return _with_exchange(model, several) if several else model
+
+
+def _either(x, y, p):
+    """(x^p + y^p)^(1/p) without overflow."""
+    most, least = np.maximum(x, y), np.minimum(x, y)
+    return most * (1 + (least / most) ** p) ** (1 / p)
+
+
+def _device(m: np.ndarray, t: np.ndarray) -> tuple[float, float, float, float]:
+    """a, b, p and the misfit of one device."""
+    begin = np.log([t.min() / 2, np.median(t / m) / 2])
+
+    def misfit(x):
+        return np.log(_either(math.exp(x[0]), math.exp(x[1]) * m, x[2] if len(x) > 2 else 1.0) / t)
+
+    def spread(found):
+        free = len(m) - len(found.x)
+        return math.sqrt(float((found.fun**2).sum()) / free) if free > 0 else math.nan
+
+    best = least_squares(misfit, begin)
+    if np.unique(m).size >= KNEE_FROM:
+        limits = ([-np.inf, -np.inf, 1], [np.inf, np.inf, SHARPEST])
+        bent = min((least_squares(misfit, [*begin, p], bounds=limits) for p in (1.5, 4)), key=lambda found: found.cost)
+        if spread(bent) < BETTER * spread(best):
+            best = bent
+    p = float(best.x[2]) if len(best.x) > 2 else 1.0
+    return float(np.exp(best.x[0])), float(np.exp(best.x[1])), p, spread(best)
+
+
+def _with_exchange(model: StepTime, rows: Sequence[Timed]) -> StepTime:
+    """The model with alpha and beta of each kind of connection that was timed, and their common q."""
+    kinds = sorted({row.nodes > 1 for row in rows})
+    far = np.array([kinds.index(row.nodes > 1) for row in rows])
+    n, m, t, parts = (
+        np.array([getattr(r, key) for r in rows], float)
+        for key in ("devices", "local_batch", "seconds", "accumulation")
+    )
+    single = model.of_device(m)
+    sloped = [len({row.devices for row in rows if (row.nodes > 1) == kind}) > 1 for kind in kinds]
+    scale = float(np.median(single))
+
+    def misfit(x):
+        alpha, beta = np.exp(x[1 : 1 + len(kinds)]), np.where(sloped, np.exp(x[1 + len(kinds) :]), 0.0)
+        exchange = scale * (alpha[far] + beta[far] * (n - 2))
+        return np.log(((parts - 1) * single + _either(single, exchange, x[0])) / t)
+
+    low, high = [1, *(2 * len(kinds)) * [-14]], [SHARPEST, *(2 * len(kinds)) * [7]]
+    starts = [[q, *len(kinds) * [-1.0], *len(kinds) * [-5.0]] for q in (1.2, 4.0)]
+    best = min((least_squares(misfit, x, bounds=(low, high)) for x in starts), key=lambda found: found.cost)
+    alpha, beta = scale * np.exp(best.x[1 : 1 + len(kinds)]), scale * np.exp(best.x[1 + len(kinds) :])
+    free = len(t) - 1 - len(kinds) - sum(sloped)
+    most = {kind: max(row.devices for row in rows if (row.nodes > 1) == kind) for kind in kinds}
+    return StepTime(
+        **{
+            **vars(model),
+            "exchange": {k: (float(alpha[i]), float(beta[i]) if sloped[i] else 0.0) for i, k in enumerate(kinds)},
+            "q": float(best.x[0]),
+            "devices": most,
+            "together": math.sqrt(float((best.fun**2).sum()) / free) if free > 0 else math.nan,
+        }
+    )

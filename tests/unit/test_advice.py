@@ -1,0 +1,99 @@
+"""The answer: times, costs, the front, the interval of batch sizes, and what it says it rests on."""
+
+import math
+
+import numpy as np
+import pytest
+
+from lit_dps.advice import Checks, Link, Timed, answer, fit_step_time, render
+from lit_dps.analysis import Observation, law_of, rate_law
+
+BATCH = [8, 16, 32, 64, 128, 256, 512, 1024]
+LAW = law_of([Observation(b, 4e4 / b + 200) for b in BATCH])
+LINE = fit_step_time([Timed(m, 0.01 + 1e-4 * m) for m in (8, 16, 64, 256)])
+
+
+def test_times_and_costs_are_those_of_law_and_step():
+    found = answer(LAW, LINE, BATCH, price=2.0, checks=Checks(seconds=1.0, interval=100))
+    row = found.table.iloc[3]
+    seconds = (4e4 / 64 + 200) * (0.01 + 64e-4 + 0.01)
+    assert row["hours"] == pytest.approx(seconds / 3600, rel=1e-4)
+    assert row["cost"] == pytest.approx(2 * seconds / 3600, rel=1e-4)
+    assert row["hours_low"] < row["hours"] < row["hours_high"]
+    assert row["examples"] == pytest.approx(4e4 + 200 * 64, rel=1e-4)
+
+
+def test_the_fastest_batch_size_is_that_of_calculus():
+    # (c1 / B + c2) (a + b B) is least at B = sqrt(c1 a / (c2 b)) = 141
+    found = answer(LAW, LINE, BATCH)
+    assert found.fastest["batch_size"] == 128
+    low, high = found.interval
+    optimum = math.sqrt(4e4 * 0.01 / (200 * 1e-4))
+
+    def time(b):
+        return (4e4 / b + 200) * (0.01 + 1e-4 * b)
+
+    assert low < optimum < high
+    for end in (low, high):
+        assert time(end) == pytest.approx(1.1 * time(optimum), rel=0.03)
+    assert found.cut == (False, False)
+
+
+def test_the_front_is_what_nothing_beats():
+    timed = [Timed(m, 0.01 + 1e-4 * m) for m in (8, 32, 128, 512)]
+    step = fit_step_time(timed, link=Link(parameters=10**6, bandwidth=1e10))
+    found = answer(LAW, step, BATCH, devices=(1, 2, 4, 8))
+    table = found.table
+    for _, row in table.iterrows():
+        beaten = ((table["hours"] < row["hours"]) & (table["device_hours"] < row["device_hours"])).any()
+        assert not (row["pareto"] and beaten)
+        assert (
+            row["pareto"]
+            or ((table["hours"] <= row["hours"]) & (table["device_hours"] <= row["device_hours"])).sum() > 1
+        )
+    assert set(table.loc[table["devices"] > 1, "step_known"]) == {"predicted"}
+    assert any("ring all-reduce of 4 MB at 10 GB/s" in line for line in found.assumed)
+    assert found.best["hours"] <= 1.1 * found.fastest["hours"]
+    assert found.best["device_hours"] <= found.fastest["device_hours"]
+
+
+def test_without_a_link_several_devices_are_left_out():
+    assert set(answer(LAW, LINE, BATCH, devices=(1, 4)).table["devices"]) == {1}
+
+
+def test_limits():
+    free, tight = answer(LAW, LINE, BATCH, price=1.0), None
+    tight = answer(LAW, LINE, BATCH, price=1.0, cost_at_most=float(free.table["cost"].min()) / 2)
+    assert tight.best is None
+    assert "no answer: nothing is within the limits" in render(tight)
+
+
+def test_a_refused_law_answers_at_what_was_measured_alone():
+    law = law_of([Observation(b, k) for b, k in zip((8, 16, 32, 64), (900, 480, 250, 400), strict=True)])
+    found = answer(law, LINE, [8, 12, 32, 64, 128])
+    assert found.table["batch_size"].tolist() == [8, 32, 64]
+    assert found.best["batch_size"] == 32
+    assert "not identifiable, because K rises" in render(found)
+
+
+def test_the_text_has_the_answer_first():
+    rate = rate_law(BATCH[:4], [0.01 * math.sqrt(b) for b in BATCH[:4]])
+    text = render(answer(LAW, LINE, BATCH, price=3.0, rate=rate))
+    assert text.startswith("run B = ")
+    assert "is within 10 % of the best time on 1 device" in text
+    assert "learning_rate ~ B^0.50" in text
+    assert "assumed:" in text
+    wide = render(answer(LAW, LINE, [8, 4096]))
+    assert "~" in wide
+    assert "extrapolated" in wide
+
+
+def test_rates_follow_their_power_law_within_what_was_measured():
+    batch = np.array([8, 32, 128])
+    law = rate_law(batch, 0.1 * batch**0.7)
+    assert law.exponent == pytest.approx(0.7)
+    assert law.at(64) == pytest.approx(0.1 * 64**0.7)
+    assert law.at(256) is None
+    assert rate_law([8], [0.1]) is None
+    with pytest.raises(ValueError, match="positive and finite"):
+        rate_law([8, 16], [0.1, 0.0])
