@@ -48,7 +48,7 @@ def posterior(
 
     def density(ratios):
         """Log density (shapes, places), with c2 / c1 and c3 / c1 of the shapes, and log c1 of all."""
-        bends = bends_of(batch_sizes) if bent else np.zeros(1)
+        bends = bends_of(batch_sizes[sure]) if bent else np.zeros(1)
         r, s = (x.ravel() for x in np.meshgrid(ratios, bends, indexing="ij"))
         left = y - np.log(1 / batch_sizes + r[:, None] + s[:, None] / batch_sizes**2)  # (shapes, n)
         centre = (left * precision).sum(axis=1) / precision.sum()
@@ -62,7 +62,7 @@ def posterior(
             log = log + stats.norm.logpdf((np.log(r) + math.log(value)) / spread)[:, None]
         return log, r, s, place
 
-    wide = np.geomspace(0.01 / batch_sizes.max(), 100 / batch_sizes.min(), _RATIOS)
+    wide = np.geomspace(0.01 / batch_sizes[sure].max(), 100 / batch_sizes[sure].min(), _RATIOS)
     log, *_ = density(wide)
     mass = np.exp(log - log.max())
     width = 10 / math.sqrt(precision.sum())  # of the places: c1's share of the evidence
