@@ -16,6 +16,7 @@ from lit_dps.trial import Cell, Series, Value, check_sparsity
 
 EngineName = Literal["auto", "lightning", "fused"]
 SPARSITY_KEY = "pruning.sparsity"
+SAMPLERS = ("sobol", "tpe", "gp")
 
 
 @dataclass
@@ -29,7 +30,9 @@ class StudyConfig:
         grid: Values by configuration key, of further axes of the grid or in place of the two above:
             {pruning.method: [snip, random], model.network: [lit_dps.models.MLP, lit_dps.models.SimpleCNN]}. Keys are
             those of the model, the data, the pruning and optim; values are numbers, names or class paths.
-        trials: Sobol points, and so trials, of each cell.
+        trials: Points, and so trials, of each cell.
+        sampler: "sobol" draws the points of the paper's protocol, the same in every cell. "tpe" and "gp" (Optuna's), or
+            the class path of another sampler of Optuna's, draw them from the results of the cell so far.
         seed: Seed of the search and, with the point, of each trial's initial weights.
         scramble: Owen-scrambled Sobol points. The plain sequence begins with the low end of every range.
         space: Searched metaparameters by configuration key, such as model.learning_rate.
@@ -37,6 +40,8 @@ class StudyConfig:
         slack: A trial is stopped once it has run this many times as long as the best complete trial of its cell needed:
             K* is the same, and found sooner. 1 or more; null runs every trial to the step budget, as the paper does,
             which tells how large a part of the search box is successful.
+        noise_scale: Whether a run of seconds, before the study, tells its gradient noise scale: a first guess of the
+            critical batch size.
         lean: Whether Lightning is asked once a check, not once a step, where nobody else listens: the same to the bit.
         engine: "lightning" trains one trial at a time, "fused" many in lockstep where they can be stacked, and "auto"
             whichever a short timing finds faster at each batch size. Gradients differ by rounding, which training
@@ -57,10 +62,12 @@ class StudyConfig:
     trials: int = 100
     seed: int = 0
     scramble: bool = True
+    sampler: str = "sobol"
     space: dict[str, Range] = field(default_factory=dict)
     grid: dict[str, list[int | float | str]] = field(default_factory=dict)
     goals: list[float] = field(default_factory=list)
     slack: float | None = 2.0
+    noise_scale: bool = True
     lean: bool = True
     engine: EngineName = "lightning"
     checkpoint_minutes: float | None = 10.0
@@ -116,6 +123,8 @@ class StudyConfig:
         for key, value in counts.items():
             if value is not None and value < 1:
                 raise ConfigError(f"study.{key}", value, "at least 1")
+        if self.sampler not in SAMPLERS and "." not in self.sampler:
+            raise ConfigError("study.sampler", self.sampler, f"one of {', '.join(SAMPLERS)}, or a class path")
         if self.seed < 0:
             raise ConfigError("study.seed", self.seed, "0 or more")
         if self.slack is not None and not 1 <= self.slack < math.inf:

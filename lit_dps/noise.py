@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from scipy.stats import t as student
+if TYPE_CHECKING:  # a configuration is read without them, in no time
+    import numpy as np
 
 BLOCKS = 8  # of neighbouring readings, whose means are taken to be independent
 LEVEL = 0.95
@@ -52,6 +53,20 @@ class NoiseScale:
         """tr(Sigma) / |G|^2, in examples; nan where it is not resolved."""
         return self.variance / self.squared_gradient if self.resolved else math.nan
 
+    def stored(self) -> dict[str, Any]:
+        """The fields as plain JSON; without a finite upper limit that is null."""
+        return asdict(self) | {"high": self.high if self.resolved else None}
+
+    @property
+    def sentence(self) -> str:
+        """What a study says of it."""
+        return f"noise scale {self} by {self.readings} readings at B = {self.batch_size}: a first guess of B_crit"
+
+    @classmethod
+    def of_stored(cls, stored: Mapping[str, Any]) -> NoiseScale:
+        """The inverse of `stored`."""
+        return cls(**{**stored, "high": math.inf if stored["high"] is None else stored["high"]})
+
     def __str__(self) -> str:
         if self.resolved:
             return f"{self.value:.3g} [{self.low:.3g}, {self.high:.3g}]"
@@ -84,6 +99,9 @@ def noise_scale(readings: Mapping[str, Sequence[float]], batch_size: int) -> Noi
         readings: Equally long "squared_gradient" and "variance", as `two_sizes` gives them.
         batch_size: Examples of an optimizer step.
     """
+    import numpy as np
+    from scipy.stats import t as student
+
     pairs = np.array([readings["variance"], readings["squared_gradient"]], dtype=float).reshape(2, -1)
     pairs = pairs[:, np.isfinite(pairs).all(axis=0)]
     count = pairs.shape[1]

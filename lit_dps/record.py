@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import product
 
 from lit_dps.goal import Goal
+from lit_dps.noise import NoiseScale
 from lit_dps.space import Range
 from lit_dps.trial import Cell, Series, Status, TrialResult, Value
 
@@ -31,6 +32,7 @@ class StudyRecord:
             where none has.
         running: Trials of each cell that are started or queued and not yet finished.
         axes: Values of each further axis of the grid by configuration key.
+        noise: The noise scale of a short run before the first trial; None without one.
     """
 
     name: str
@@ -47,6 +49,7 @@ class StudyRecord:
     results: dict[Cell, list[TrialResult]]
     running: dict[Cell, int]
     axes: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
+    noise: NoiseScale | None = None
 
     @property
     def cells(self) -> list[Cell]:

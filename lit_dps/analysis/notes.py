@@ -44,6 +44,12 @@ def notes(record: StudyRecord, cells: Sequence[CellSummary]) -> list[str]:
             f"K* is at the first check in {bounds} of {len(cells)} cells: an upper bound, left out of the law; lower "
             "goal.check_interval to resolve it"
         )
+    if (sampler := record.config.get("study", {}).get("sampler", "sobol")) != "sobol":
+        lines.append(
+            f"study.sampler {sampler} drew the points from earlier results, which is not of the paper's protocol: they "
+            "differ between cells, and intervals over trials, which take them to be independent, are too narrow; it is "
+            "repeatable by one worker without an interruption alone"
+        )
     lines += observed_notes(record)
     ends = Counter((key, end) for cell in cells for key, end in cell.boundary.items())
     for (key, end), count in sorted(ends.items()):

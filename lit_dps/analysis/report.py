@@ -134,6 +134,8 @@ def table_and_law(analysis: Analysis) -> str:
             c1, c2 = estimate(scaling.fit.c1, scaling.c1), estimate(scaling.fit.c2, scaling.c2)
             parts = [f"c1 = {c1}", f"c2 = {c2}", *parts]
         lines.append(f"  {series}  " + "  ".join(parts))
+    if record.noise is not None:
+        lines.append(f"  {record.noise.sentence}")
     return "\n".join(lines) + "\n"
 
 

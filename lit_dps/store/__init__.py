@@ -9,13 +9,14 @@ from typing import Any
 
 _NAMES = {
     "urls": "absolute check_place check_writable is_http is_postgresql scrubbed sqlite_file without_password",
-    "schema": "AXES FAILED_AT FORMAT FORMAT_ATTR IDENTITY MERGED_FROM OWNER POINT_ATTR RESULT_ATTR STATES UID "
+    "schema": "AXES FAILED_AT FORMAT FORMAT_ATTR IDENTITY MERGED_FROM NOISE OWNER POINT_ATTR RESULT_ATTR STATES UID "
     "cell_study_name cells_of decode_result encode_result",
     "locks": "MachinePeers ServerPeers alive owner peers storage_lock",
     "database": "open_storage place storage_errors storage_for_now",
     "read": "Elsewhere list_studies open_elsewhere open_to_read read_study",
-    "header": "StudyChanged attributes check_unchanged claim_report compare declare extend",
+    "header": "StudyChanged attributes check_unchanged claim_report compare declare extend keep_noise_scale",
     "sobol": "SobolSampler distributions sobol_point",
+    "search": "SearchSampler sampler_of",
     "cells": "ran_to steps_of",
     "trials": "MAX_QUEUED Store",
     "merging": "Conflict Merged merge",

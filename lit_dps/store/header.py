@@ -14,9 +14,10 @@ from optuna.trial import TrialState
 from lit_dps.config import StudyConfig
 from lit_dps.errors import UserError
 from lit_dps.goal import Goal
+from lit_dps.noise import NoiseScale
 from lit_dps.store.database import storage_errors, storage_for_now
 from lit_dps.store.locks import peers, storage_lock
-from lit_dps.store.schema import AXES, FORMAT, FORMAT_ATTR, IDENTITY, OWNER, REPORTED, RESULT_ATTR, UID
+from lit_dps.store.schema import AXES, FORMAT, FORMAT_ATTR, IDENTITY, NOISE, OWNER, REPORTED, RESULT_ATTR, UID
 from lit_dps.store.urls import sqlite_file
 
 
@@ -133,6 +134,12 @@ def extend(storage: BaseStorage, name: str, attrs: Mapping[str, Any]) -> dict[st
         if key not in known or known[key] != value:
             header.set_user_attr(key, value)
     return new
+
+
+def keep_noise_scale(url: str, name: str, noise: NoiseScale) -> None:
+    """Stores the noise scale of a declared study, beside what it declares. StorageError if that cannot be."""
+    with storage_errors(url), storage_for_now(url) as storage, storage_lock(url):
+        optuna.load_study(study_name=name, storage=storage).set_user_attr(NOISE, noise.stored())
 
 
 def _union(one: Iterable, other: Iterable) -> list:

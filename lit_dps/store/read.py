@@ -15,6 +15,7 @@ from optuna.storages import BaseStorage
 
 from lit_dps.errors import ConfigError, StorageError
 from lit_dps.goal import Goal
+from lit_dps.noise import NoiseScale
 from lit_dps.racing import longest_attempt, truncate_at_race_limit
 from lit_dps.record import StudyRecord
 from lit_dps.space import Range
@@ -70,6 +71,7 @@ def read_study(storage: BaseStorage | str, name: str) -> StudyRecord:
                 config=header["config"],
                 results=results,
                 running=running,
+                noise=NoiseScale.of_stored(header[schema.NOISE]) if schema.NOISE in header else None,
                 axes={key: tuple(values) for key, values in sorted(header.get(schema.AXES, {}).items())},
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -21,6 +21,7 @@ from lit_dps.trial import Cell, Status, Trial, TrialResult
 # ---- User attributes of the header -----------------------------------------------------------------------------------
 FORMAT = 1
 FORMAT_ATTR, UID, IDENTITY, AXES, REPORTED = "lit_dps_format", "uid", "identity", "axes", "reported"
+NOISE = "noise_scale"
 HEADER_ATTRS = {
     FORMAT_ATTR: "Version of this layout: 1. It is written last; a header without it was cut short.",
     UID: "Tells the study from all others, also from a deleted one of the same name. Absent in the oldest studies.",
@@ -36,6 +37,7 @@ HEADER_ATTRS = {
     "trials": "Trials of each cell: points 0 to trials - 1.",
     "goals": "Further values of the goal's metric, sorted. Absent in the oldest studies: none.",
     "slack": "Trials run to slack x K* of their cell; null, or absent in the oldest studies: to the step budget.",
+    NOISE: "As `lit_dps.noise.NoiseScale.stored` gives it, of a short run before the first trial; absent without one.",
     REPORTED: "How many results the last analysis at the end of a run was made from.",
 }
 
@@ -52,7 +54,7 @@ CELL_ATTRS = {
 # result. The number of a trial identifies the attempt: a point may have several.
 POINT_ATTR, OWNER, RESULT_ATTR, FAILED_AT, MERGED_FROM = "point", "owner", "result", "failed_at", "merged_from"
 TRIAL_ATTRS = {
-    POINT_ATTR: "Index into the study's Sobol sequence.",
+    POINT_ATTR: "The point: index into the study's Sobol sequence, or in the order of another sampler.",
     OWNER: "Process that runs it, or did: `owner` of its `peers`. Absent while it waits.",
     RESULT_ATTR: "How it ended, by `encode_result`. A finished trial without one was cut short: its point runs again.",
     FAILED_AT: "When an attempt of status failed ended, in seconds since the epoch.",
@@ -80,7 +82,7 @@ RUN_TAGS = {
 }
 # Metrics of a trial's run: steps_to_result, seconds, kept/TENSOR, theory/TERM, observed/COUNT, and by step val_error,
 # train_loss, lipschitz, squared_gradient. Of a cell's: K_star, a count for each status, theory/TERM. Of a study's: by
-# batch size K_star/S_0.9, and c1/S_0.9, c2/S_0.9, b_crit/S_0.9 of the fitted laws.
+# batch size K_star/S_0.9, and c1/S_0.9, c2/S_0.9, b_crit/S_0.9 of the fitted laws, noise_scale and noise_scale_low.
 
 
 def cell_study_name(name: str, cell: Cell) -> str:

@@ -25,6 +25,7 @@ from lit_dps.store.database import open_storage, storage_errors
 from lit_dps.store.header import uid_of
 from lit_dps.store.locks import peers
 from lit_dps.store.schema import OWNER, POINT_ATTR
+from lit_dps.store.search import SearchSampler
 from lit_dps.store.sobol import SobolSampler, distributions
 from lit_dps.trial import Cell, Trial, TrialResult
 
@@ -56,7 +57,7 @@ class Store:
         name: str,
         cells: Sequence[Cell],
         points: int,
-        sampler: SobolSampler,
+        sampler: SobolSampler | SearchSampler,
         seed: int,
         goal: Goal,
         further: Sequence[float] = (),

@@ -25,7 +25,7 @@ from lit_dps.engines.engine import Training
 from lit_dps.errors import ConfigError, UserError, user_error_in
 from lit_dps.parallel.ranks import started_by_torchrun
 from lit_dps.runs import Run
-from lit_dps.store import sobol_point
+from lit_dps.store import sampler_of, sobol_point
 from lit_dps.study.setup import StudySetup
 from lit_dps.training import DelayCallback, GoalErrorCallback, PruningCallback, SmoothnessCallback, lightning_private
 from lit_dps.training.generators import isolated
@@ -63,6 +63,7 @@ def check(
     PruningCallback(**setup.pruning)
     DelayCallback(**setup.optim)
     _check_goals(setup)
+    sampler_of(study, setup.goal_of_trials)
     check_trainer(trainer)
     _check_keys(setup)
     if setup.ranks > 1 and study.engine == "fused":

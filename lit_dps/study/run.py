@@ -24,12 +24,14 @@ from lit_dps.store import (
     check_writable,
     claim_report,
     declare,
+    keep_noise_scale,
     page_address,
     read_study,
     without_password,
 )
 from lit_dps.study import finished
 from lit_dps.study.checks import check
+from lit_dps.study.noise import first_guess
 from lit_dps.study.progress import FAILED, AllFail, Failures, Progress
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.view import View, connect, environment_tags
@@ -72,6 +74,7 @@ def run_study(setup: StudySetup) -> int:
         with interruptible(stop, LEAVING):
             meanwhile = left or ranks.started_by_torchrun()  # time in which others may have stored results
             if left:
+                record = _guessed(setup, record, stop)
                 _train(setup, record, min(setup.workers, left), stop, view.log, failures.on_result_stored)
             else:
                 print(f"study {name}: nothing left to run", file=sys.stderr)
@@ -130,6 +133,19 @@ def _settled(setup: StudySetup, data: LightningDataModule) -> bool:
         data.prepare_data()
         data.setup("fit")
     return True
+
+
+def _guessed(setup: StudySetup, record: StudyRecord, stop: StopRequest) -> StudyRecord:
+    """Tells and stores the noise scale of a study that does not know it yet, unless it is switched off."""
+    if record.noise is not None or not setup.study.noise_scale:
+        return record
+    found = first_guess(setup, stop.check)
+    if isinstance(found, str):
+        print(f"study {record.name}: noise scale not measured: {found}", file=sys.stderr, flush=True)
+        return record
+    print(f"study {record.name}: {found.sentence}", file=sys.stderr, flush=True)
+    keep_noise_scale(setup.storage.optuna_url, record.name, found)
+    return dataclasses.replace(record, noise=found)
 
 
 def _train(

@@ -194,6 +194,8 @@ class StudySetup:
             },
             "data_digest": getattr(data, "digest", None),
         }
+        if study.sampler != "sobol":  # as before there were others
+            found["study"]["sampler"] = study.sampler
         for key in ("exclude", "options"):  # where they are empty, as before there were such
             if not found["pruning"].get(key):
                 found["pruning"].pop(key, None)

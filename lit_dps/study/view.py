@@ -136,6 +136,9 @@ def _log_outcome(tracker: Tracker, study: Analysis, files: Sequence[Path]) -> No
     for series, row in zip(sorted(study.scalings), records(study.laws), strict=True):
         names = ["c1", "c2"] + (["b_crit"] if row["identifiable"] else ["b_crit_low"])
         metrics |= {f"{name}/{_name(series)}": row[name] for name in names if row[name] is not None}
+    if record.noise is not None:
+        named = {"noise_scale": record.noise.value, "noise_scale_low": record.noise.low}
+        metrics |= named if record.noise.resolved else {"noise_scale_low": record.noise.low}
     params = {f"goal.{key}": value for key, value in record.goal.stored().items()} | {"seed": record.seed}
     params |= {key: f"[{r.low:g}, {r.high:g}] {r.scale}" for key, r in record.space.items()}
     tracker.log_study(

@@ -21,7 +21,7 @@ from lit_dps.errors import Unguarded, UserError
 from lit_dps.parallel import launch, processes, ranks
 from lit_dps.runs import Run
 from lit_dps.runtime import INTERRUPTED, Interrupted, StopRequest, interruptible, prepare_process
-from lit_dps.store import SobolSampler, Store
+from lit_dps.store import Store, sampler_of
 from lit_dps.study.setup import StudySetup
 from lit_dps.trial import TrialResult
 
@@ -46,7 +46,7 @@ def work(setup: StudySetup, stop: StopRequest) -> Iterator[TrialResult]:
     prepare_process()
     torch.set_num_threads(setup.study.threads)
     config = setup.study
-    sampler = SobolSampler(config.space, config.seed, config.scramble)
+    sampler = sampler_of(config, setup.goal_of_trials)
     url = setup.storage.optuna_url
     what = (config.name, setup.cells, config.trials, sampler, config.seed, setup.goal_of_trials, config.goals)
     store = Store(url, *what, config.slack, uid=setup.uid, began=setup.began)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import numpy as np
@@ -15,7 +16,7 @@ from lit_dps.data import Digits
 from lit_dps.errors import ConfigError
 from lit_dps.models import MLP
 from lit_dps.module import ImageClassifier
-from lit_dps.noise import noise_scale, two_sizes
+from lit_dps.noise import NoiseScale, noise_scale, two_sizes
 from lit_dps.parallel.settings import arguments
 from lit_dps.training import NoiseScaleCallback
 from tests.ranks import on_ranks
@@ -122,6 +123,14 @@ def test_limits_cover_the_truth_as_often_as_they_say():
         found = noise_scale(readings, 16)
         hits += found.low <= 20 <= found.high
     assert 0.92 <= hits / 400 <= 0.98
+
+
+def test_it_is_stored_whole():
+    rng = np.random.default_rng(2)
+    for gradient in (0.0, 1.0):
+        found = noise_scale({"variance": rng.normal(10, 1, 64), "squared_gradient": rng.normal(gradient, 0.1, 64)}, 16)
+        stored = json.loads(json.dumps(found.stored(), allow_nan=False))
+        assert NoiseScale.of_stored(stored) == found and (stored["high"] is None) == (gradient == 0)
 
 
 def test_without_a_gradient_it_is_not_resolved_but_bounded():

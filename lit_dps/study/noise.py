@@ -1,0 +1,80 @@
+"""The noise scale of a study before it starts: a short run of its dense network, as a first guess of B_crit."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from lit_dps.engines.trainer import TrainerEngine
+from lit_dps.errors import UserError
+from lit_dps.goal import Goal
+from lit_dps.noise import NoiseScale
+from lit_dps.runs import Run
+from lit_dps.study.setup import StudySetup
+from lit_dps.training import NoiseScaleCallback
+from lit_dps.trial import Cell, Trial
+
+STEPS = 64  # of the short run, every one of them read
+SMALL = 32  # examples: the smallest batch size of the grid that is no smaller is run
+PATIENCE = 20.0  # seconds after which a slow run is left with what it has read
+UNREACHED = 1e300  # of any metric
+
+
+def first_guess(setup: StudySetup, go_on: Callable[[], None] = lambda: None) -> NoiseScale | str:
+    """The noise scale along the first steps of a study's dense network; why there is none, if so, in one line.
+
+    Metaparameters are those at the middle of their ranges, seeds those of point 0. It is run in this process, by one
+    device, and stores nothing.
+
+    Args:
+        setup: A study that was checked.
+        go_on: Called at every step; may raise to leave.
+    """
+    batch_size = min((b for b in setup.study.batch_sizes if b >= SMALL), default=max(setup.study.batch_sizes))
+    params = {key: box.at(0.5) for key, box in setup.study.space.items()}
+    return short_run(setup, batch_size, params, STEPS, PATIENCE, go_on)
+
+
+def short_run(
+    setup: StudySetup,
+    batch_size: int,
+    params: dict[str, float],
+    steps: int,
+    seconds: float,
+    go_on: Callable[[], None] = lambda: None,
+) -> NoiseScale | str:
+    """As `first_guess`, of a run of so many steps at a batch size, or of as many as fit into so many seconds."""
+    torch.set_num_threads(setup.study.threads)
+    others = tuple(pair for pair in setup.study.cells[0].others if not pair[0].startswith("pruning."))
+    trial = Trial(Cell(batch_size, 0.0, others), 0, params, setup.study.seed)
+    run = Run(trial, Goal(UNREACHED, 1 + steps, 1 + steps, setup.goal_of_trials.metric, at_least=True))
+    reads, watch = NoiseScaleCallback(), _Watch(steps, seconds, go_on)
+    training = setup.training()
+    try:
+        TrainerEngine(training, (reads, watch)).train_one(run)
+    except _Read:
+        pass
+    except UserError as error:
+        return str(error)
+    except Exception as error:  # of a module that cannot take a part of its batch, say; its trials tell what else fails
+        return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+    return reads.scale() or f"{len(reads.readings['step'])} readings in {seconds:g} s are too few"
+
+
+class _Read(Exception):
+    """All steps were read."""
+
+
+class _Watch(Callback):
+    """Ends a run after so many steps or seconds."""
+
+    def __init__(self, steps: int, seconds: float, go_on: Callable[[], None]):
+        self.steps, self.end, self.go_on = steps, time.monotonic() + seconds, go_on
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: object) -> None:
+        self.go_on()
+        if trainer.global_step >= self.steps or time.monotonic() > self.end:
+            raise _Read
