@@ -19,6 +19,7 @@ _PUBLIC = {
     "TrialResult": "lit_dps.trial",
     "Status": "lit_dps.trial",
     "Goal": "lit_dps.goal",
+    "Choices": "lit_dps.space",
     "Range": "lit_dps.space",
     "StudyRecord": "lit_dps.record",
     "Analysis": "lit_dps.analysis",

@@ -7,16 +7,17 @@ import os
 import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from lit_dps.errors import ConfigError
 from lit_dps.record import grid
-from lit_dps.space import Range
+from lit_dps.space import box_of
 from lit_dps.trial import Cell, Series, Value, check_sparsity
 
 EngineName = Literal["auto", "lightning", "fused"]
 SPARSITY_KEY = "pruning.sparsity"
 SAMPLERS = ("sobol", "tpe", "gp")
+SLACK = 2.0  # of racing, where nothing else is said
 
 
 @dataclass
@@ -35,11 +36,15 @@ class StudyConfig:
             the class path of another sampler of Optuna's, draw them from the results of the cell so far.
         seed: Seed of the search and, with the point, of each trial's initial weights.
         scramble: Owen-scrambled Sobol points. The plain sequence begins with the low end of every range.
-        space: Searched metaparameters by configuration key, such as model.learning_rate.
+        space: Searched metaparameters by configuration key, such as model.learning_rate: ranges, or
+            {choices: [0.0, 0.01, 0.1]} of numbers, names or class paths.
         goals: Further goal errors, above goal.error, that the same runs answer: each gets its own table and figures.
         slack: A trial is stopped once it has run this many times as long as the best complete trial of its cell needed:
             K* is the same, and found sooner. 1 or more; null runs every trial to the step budget, as the paper does,
             which tells how large a part of the search box is successful.
+        run_on: Whether a trial that met its goal goes on to the step budget: K* is the same, and whole curves tell the
+            best metric under every smaller budget of steps or examples. Nothing is raced then (slack is null) and no
+            check stops early.
         noise_scale: Whether a run of seconds, before the study, tells its gradient noise scale: a first guess of the
             critical batch size.
         lean: Whether Lightning is asked once a check, not once a step, where nobody else listens: the same to the bit.
@@ -63,10 +68,11 @@ class StudyConfig:
     seed: int = 0
     scramble: bool = True
     sampler: str = "sobol"
-    space: dict[str, Range] = field(default_factory=dict)
+    space: dict[str, Any] = field(default_factory=dict)
     grid: dict[str, list[int | float | str]] = field(default_factory=dict)
     goals: list[float] = field(default_factory=list)
-    slack: float | None = 2.0
+    slack: float | None = SLACK
+    run_on: bool = False
     noise_scale: bool = True
     lean: bool = True
     engine: EngineName = "lightning"
@@ -86,6 +92,14 @@ class StudyConfig:
                     raise ConfigError("study.grid", key, f"left out where study.{name} is given")
                 values = [kind(x) if isinstance(x, (int, float)) and kind(x) == x else x for x in self.grid[key]]
                 setattr(self, name, values)
+        self.space = {key: box_of(f"study.space.{key}", box) for key, box in self.space.items()}
+        if self.run_on and self.slack == SLACK:
+            self.slack = None
+
+    @property
+    def whole_curves(self) -> bool:
+        """Whether every check of a trial is a full one."""
+        return self.run_on
 
     @property
     def axes(self) -> dict[str, list[Value]]:
@@ -129,14 +143,18 @@ class StudyConfig:
             raise ConfigError("study.seed", self.seed, "0 or more")
         if self.slack is not None and not 1 <= self.slack < math.inf:
             raise ConfigError("study.slack", self.slack, "1 or more, or null for no racing")
+        if self.run_on and self.slack is not None:
+            raise ConfigError(
+                "study.slack", self.slack, "null, or left out, where study.run_on runs trials to the budget"
+            )
         if self.checkpoint_minutes is not None and not 0 < self.checkpoint_minutes < math.inf:
             raise ConfigError("study.checkpoint_minutes", self.checkpoint_minutes, "above 0, or null for none")
         if not self.space:
             raise ConfigError(
                 "study.space", {}, "at least one range, such as model.learning_rate: {low: 1e-4, high: 1}"
             )
-        for key, range_ in self.space.items():
-            range_.check(f"study.space.{key}")
+        for key, box in self.space.items():
+            box.check(f"study.space.{key}")
 
 
 @dataclass

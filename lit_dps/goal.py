@@ -85,9 +85,9 @@ class Goal:
         return value < self.value if self.at_least else value > self.value
 
     def reached(self, found: float) -> bool:
-        """Whether a value of the metric (of the entire validation split) meets the goal."""
+        """Whether a value of the metric (of the entire validation split) meets the goal; one not finite does not."""
         room = TOLERANCE * abs(self.value)
-        return found >= self.value - room if self.at_least else found <= self.value + room
+        return math.isfinite(found) and (found >= self.value - room if self.at_least else found <= self.value + room)
 
     def allowed(self, examples: int) -> int:
         """The most mistakes among so many examples that meet the goal, of one that is a validation error."""
@@ -98,13 +98,18 @@ class Goal:
             mistakes -= 1
         return mistakes
 
-    def judge(self, step: int, found: float, loss: float, weights_finite: bool) -> Status | None:
+    def judge(
+        self, step: int, found: float, loss: float, weights_finite: bool, run_on: bool = False, met: bool = False
+    ) -> Status | None:
         """How a trial ends at the check of this step, or None if it goes on.
 
-        As in the authors' code the goal is asked first, then divergence. A metric that is not finite meets no goal.
+        As in the authors' code the goal is asked first, then divergence. With `run_on` a trial that meets its goal ends
+        as complete too, but goes on to the budget or its divergence; `met` says whether an earlier check met it.
         """
-        if math.isfinite(found) and self.reached(found):
-            return Status.COMPLETE
-        if not (math.isfinite(found) and math.isfinite(loss) and weights_finite):
+        diverged = not (math.isfinite(found) and math.isfinite(loss) and weights_finite)
+        goes_on = not diverged and step < self.max_steps
+        if met or self.reached(found):
+            return None if run_on and goes_on else Status.COMPLETE
+        if diverged:
             return Status.INFEASIBLE
-        return Status.INCOMPLETE if step >= self.max_steps else None
+        return None if goes_on else Status.INCOMPLETE

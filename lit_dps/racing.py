@@ -93,6 +93,11 @@ def cut(result: TrialResult, limit: float) -> TrialResult:
     return ended
 
 
+def to_goal(result: TrialResult) -> TrialResult:
+    """A complete result up to its goal, also where its run went on; any other as it is."""
+    return result if result.steps is None else cut(result, result.steps)
+
+
 def longest_attempt(first: TrialResult | None, second: TrialResult) -> TrialResult:
     """Of two attempts at a point, the one that tells more: an outraced one may be run again and further.
 

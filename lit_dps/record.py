@@ -8,7 +8,7 @@ from itertools import product
 
 from lit_dps.goal import Goal
 from lit_dps.noise import NoiseScale
-from lit_dps.space import Range
+from lit_dps.space import Box
 from lit_dps.trial import Cell, Series, Status, TrialResult, Value
 
 
@@ -20,7 +20,7 @@ class StudyRecord:
         name: Name of the study.
         workload: Name of the workload.
         goal: When a trial stops.
-        space: Range of each metaparameter by configuration key.
+        space: Range or choices of each metaparameter by configuration key.
         batch_sizes: Batch sizes of the grid, in examples.
         sparsities: Sparsities of the grid, in [0, 1).
         trials: Trials declared for each cell: points 0 to trials - 1.
@@ -33,12 +33,13 @@ class StudyRecord:
         running: Trials of each cell that are started or queued and not yet finished.
         axes: Values of each further axis of the grid by configuration key.
         noise: The noise scale of a short run before the first trial; None without one.
+        run_on: Whether trials that met their goal went on to the step budget.
     """
 
     name: str
     workload: str
     goal: Goal
-    space: dict[str, Range]
+    space: dict[str, Box]
     batch_sizes: tuple[int, ...]
     sparsities: tuple[float, ...]
     trials: int
@@ -50,6 +51,7 @@ class StudyRecord:
     running: dict[Cell, int]
     axes: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
     noise: NoiseScale | None = None
+    run_on: bool = False
 
     @property
     def cells(self) -> list[Cell]:

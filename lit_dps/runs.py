@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,8 @@ class Run:
         further: Further values of the goal's metric, easier to meet, whose checks must be exact too.
         stop_at: Racing: a run that is not complete by this step cannot beat the cell's best. Asked at each check.
         rung: This attempt pauses here while its cell has no complete trial (`lit_dps.racing.rungs`).
+        run_on: Whether it goes on to the budget after its goal.
+        metrics: Further metrics of validation that its curve keeps.
         status: How the run ended; None while it goes on.
         curve: As `lit_dps.trial.TrialResult.curve`; with "exact" once `stop_early` was called.
         kept, seconds, smoothness, theory, observed, failure, traceback: As in `TrialResult`; engines fill them in.
@@ -31,6 +33,8 @@ class Run:
     further: Sequence[float] = ()
     stop_at: Callable[[], float] = lambda: math.inf
     rung: float = math.inf
+    run_on: bool = False
+    metrics: Sequence[str] = ()
     status: Status | None = None
     curve: dict[str, list[float]] = field(default_factory=dict)
     kept: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -42,7 +46,7 @@ class Run:
     traceback: str = ""
 
     def __post_init__(self):
-        self.curve = self.curve or {"step": [], self.goal.metric: [], "train_loss": []}
+        self.curve = self.curve or {key: [] for key in ("step", self.goal.metric, "train_loss", *self.metrics)}
 
     def stop_early(self) -> None:
         """To be called before the first check if checks may stop early: the curve then says which points are exact."""
@@ -50,8 +54,14 @@ class Run:
 
     @property
     def steps_to_result(self) -> int | None:
-        """The step of the check that met the goal, or None."""
-        return int(self.curve["step"][-1]) if self.status is Status.COMPLETE else None
+        """The step of the first check that met the goal, of a run that is complete; else None."""
+        return self._met if self.status is Status.COMPLETE else None
+
+    @property
+    def _met(self) -> int | None:
+        """The step of the first check that met the goal: known from the curve, so that nothing else is saved of it."""
+        pairs = zip(self.curve["step"], self.curve[self.goal.metric], strict=True)
+        return next((int(step) for step, found in pairs if self.goal.reached(found)), None)
 
     def allowed(self, size: int) -> int:
         """The mistakes among so many examples after which the next check may stop: those of the highest unmet goal."""
@@ -61,7 +71,15 @@ class Run:
         unmet = [goal for goal in goals if not exact or not goal.reached(min(exact))]
         return max(unmet, key=lambda goal: goal.value).allowed(size)
 
-    def record(self, step: int, found: float, exact: bool, loss: float | None, finite: bool) -> Status | None:
+    def record(
+        self,
+        step: int,
+        found: float,
+        exact: bool,
+        loss: float | None,
+        finite: bool,
+        metrics: Mapping[str, float] | None = None,
+    ) -> Status | None:
         """Takes in a check and decides: the run ends, pauses or goes on.
 
         Args:
@@ -70,15 +88,17 @@ class Run:
             exact: Whether it is no bound.
             loss: Training loss of that step's batch before its update; None if the run knows none.
             finite: Whether every parameter is finite.
+            metrics: Values of the further metrics of the run.
 
         Returns:
             The new status; None if the run goes on.
         """
-        point: dict[str, Any] = {"step": step, self.goal.metric: found, "exact": int(exact)}
+        met = self.run_on and self._met is not None
+        point: dict[str, Any] = {**(metrics or {}), "step": step, self.goal.metric: found, "exact": int(exact)}
         point["train_loss"] = math.nan if loss is None else loss
         for key, values in self.curve.items():
             values.append(point[key])
-        self.status = self.goal.judge(step, found, 0.0 if loss is None else loss, finite)
+        self.status = self.goal.judge(step, found, 0.0 if loss is None else loss, finite, self.run_on, met)
         if self.status is None and step >= (limit := self.stop_at()):
             self.status = Status.OUTRACED
         elif self.status is None and step >= self.rung and limit == math.inf:
@@ -87,14 +107,16 @@ class Run:
 
     def restart(self) -> None:
         """Forgets all checks: the attempt begins anew, by another engine."""
-        fresh = Run(self.trial, self.goal, self.further, self.stop_at, self.rung)
+        fresh = Run(self.trial, self.goal, self.further, self.stop_at, self.rung, self.run_on, self.metrics)
         vars(self).update(vars(fresh))
 
     def result(self) -> TrialResult:
-        """What is kept of the attempt."""
+        """What is kept of the attempt. One that was stopped after it had met its goal is complete."""
+        if self.status is None:
+            self.status = Status.STOPPED if self._met is None else Status.COMPLETE
         return TrialResult(
             trial=self.trial,
-            status=self.status or Status.STOPPED,
+            status=self.status,
             steps=self.steps_to_result,
             curve=self.curve,
             kept=self.kept,

@@ -1,13 +1,14 @@
-"""Ranges of metaparameters: from the unit interval to a value and back."""
+"""Where metaparameters are searched, ranges and choices: from the unit interval to a value and back."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
 
 from lit_dps.errors import ConfigError
+from lit_dps.trial import Value, text_of
 
 Scale = Literal["linear", "log", "reverse_log"]
 
@@ -32,6 +33,14 @@ class Range:
     high: float
     scale: Scale = "linear"
     integer: bool = False
+
+    def __str__(self) -> str:
+        return f"[{self.low:g}, {self.high:g}] {self.scale}"
+
+    @property
+    def extremes(self) -> list[float | int]:
+        """Values that together show whether all of them are accepted: both ends."""
+        return [self.at(0.0), self.at(1.0)]
 
     def check(self, key: str) -> None:
         """Raises ConfigError, naming `key`, if the range is empty, inverted or off its scale."""
@@ -79,7 +88,100 @@ class Range:
         return -math.expm1(-w) if self.scale == "reverse_log" else w
 
 
-Space = Mapping[str, Range]  # by configuration key, e.g. "model.learning_rate"
+@dataclass(frozen=True)
+class Choices:
+    """A few values, each as likely as the others: a discrete metaparameter (Shallue et al. 2019 search label smoothing
+    in 0, 0.01 and 0.1 so).
+
+    Attributes:
+        choices: Numbers alone, or names and class paths alone.
+    """
+
+    choices: list[int | float | str]
+
+    def __str__(self) -> str:
+        return f"one of {', '.join(map(text_of, self.choices))}"
+
+    @property
+    def extremes(self) -> list[Value]:
+        """Values that together show whether all of them are accepted: each of them."""
+        return list(self.choices)
+
+    def check(self, key: str) -> None:
+        """Raises ConfigError, naming `key`, for fewer than two values, equal ones, mixed kinds, and none finite."""
+        if len(self.choices) < 2:
+            raise ConfigError(f"{key}.choices", self.choices, "at least two values")
+        if len({isinstance(value, str) for value in self.choices}) > 1:
+            raise ConfigError(f"{key}.choices", self.choices, "numbers alone, or names and class paths alone")
+        if not all(isinstance(value, str) or math.isfinite(value) for value in self.choices):
+            raise ConfigError(f"{key}.choices", self.choices, "finite numbers")
+        if len(set(map(text_of, self.choices))) < len(self.choices):
+            raise ConfigError(f"{key}.choices", self.choices, "values that differ, names in their last part")
+
+    def at(self, u: float) -> Value:
+        """The value at u in [0, 1): each owns an equal part, in their order; 1 is the last one."""
+        return self.choices[min(int(u * len(self.choices)), len(self.choices) - 1)]
+
+    def unit(self, value: Value) -> float:
+        """The middle of a value's part."""
+        return (self.choices.index(value) + 0.5) / len(self.choices)
+
+    def boundary(self, value: Value) -> None:
+        """Nothing: choices have no ends."""
+
+
+Box = Range | Choices
+Space = Mapping[str, Box]  # by configuration key, e.g. "model.learning_rate"
+
+
+def box_of(key: str, given: Any) -> Box:
+    """A range or choices as a configuration has it, {low: 1e-4, high: 1, scale: log} or {choices: [0, 0.1]}.
+
+    Raises:
+        ConfigError: naming `key`, for anything else.
+    """
+    if isinstance(given, Box):
+        return given
+    if not isinstance(given, Mapping) or not given:
+        raise ConfigError(key, given, "a range, such as {low: 1e-4, high: 1}, or {choices: [0, 0.1]}")
+    kind, plain = (Choices if "choices" in given else Range), dict(given)
+    names = [field.name for field in fields(kind)]
+    for name, value in plain.items():
+        if name not in names:
+            raise ConfigError(f"{key}.{name}", value, f"left out: there are {', '.join(names)}")
+    for name in ("low", "high") if kind is Range else ("choices",):
+        if name not in plain:
+            raise ConfigError(key, plain, f"{name} is needed too")
+    if kind is Range:
+        for name in ("low", "high"):
+            if not _is(plain[name], int, float):
+                raise ConfigError(f"{key}.{name}", plain[name], "a number")
+            plain[name] = float(plain[name])
+        if not isinstance(plain.get("integer", False), bool):
+            raise ConfigError(f"{key}.integer", plain["integer"], "true or false")
+    elif not (isinstance(plain["choices"], list) and all(_is(value, int, float, str) for value in plain["choices"])):
+        raise ConfigError(f"{key}.choices", plain["choices"], "a list of numbers, or of names and class paths")
+    return kind(**plain)
+
+
+def _is(value: Any, *types: type) -> bool:
+    return isinstance(value, types) and not isinstance(value, bool)
+
+
+def extremes(space: Space) -> list[dict[str, Value]]:
+    """Points that together have both ends of every range and each of the choices, as few as that takes."""
+    ends = {key: box.extremes for key, box in space.items()}
+    return [{key: e[min(i, len(e) - 1)] for key, e in ends.items()} for i in range(max(map(len, ends.values())))]
+
+
+def stored(space: Space) -> dict[str, dict[str, Any]]:
+    """A space as plain JSON."""
+    return {key: asdict(box) for key, box in space.items()}
+
+
+def of_stored(space: Mapping[str, Mapping[str, Any]]) -> dict[str, Box]:
+    """The inverse of `stored`."""
+    return {key: (Choices if "choices" in fields else Range)(**fields) for key, fields in space.items()}
 
 
 def short_names(keys: list[str]) -> dict[str, str]:

@@ -50,12 +50,26 @@ def notes(record: StudyRecord, cells: Sequence[CellSummary]) -> list[str]:
             "differ between cells, and intervals over trials, which take them to be independent, are too narrow; it is "
             "repeatable by one worker without an interruption alone"
         )
+    lines += run_on_notes(record)
     lines += observed_notes(record)
     ends = Counter((key, end) for cell in cells for key, end in cell.boundary.items())
     for (key, end), count in sorted(ends.items()):
         where = f"on the {end} end of its range in {count} of {len(cells)} cells"
         lines.append(f"the best {names[key]} lies {where}: widen it")
     return lines
+
+
+def run_on_notes(record: StudyRecord) -> list[str]:
+    """That runs which went on after their goal ended before the budget, if some did: they are complete."""
+    results = [result for cell in record.cells for result in record.results[cell]] if record.run_on else []
+    short = [r for r in results if r.status is Status.COMPLETE and r.steps_run < record.goal.max_steps]
+    diverged, stopped = [r for r in short if not r.failure], [r for r in short if r.failure]
+    ends = ((diverged, "diverged"), (stopped, "stopped by the module or a callback"))
+    return [
+        f"{_were(some) if how != 'diverged' else _count(some)} {how} after the goal: complete, the curve ends there"
+        for some, how in ends
+        if some
+    ]
 
 
 def observed_notes(record: StudyRecord) -> list[str]:

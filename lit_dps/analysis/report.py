@@ -22,8 +22,8 @@ from lit_dps.analysis.tables import (
 )
 from lit_dps.errors import ConfigError
 from lit_dps.record import StudyRecord
-from lit_dps.space import Range, short_names
-from lit_dps.trial import Series
+from lit_dps.space import Box, Choices, short_names
+from lit_dps.trial import Series, Value, text_of
 
 SELDOM = ("outraced", "stopped", "failed", "pending")  # counts that are told where there are any
 NO_CHANGE = 1.1  # a term of the theory within this factor counts as unchanged
@@ -122,7 +122,8 @@ def table_and_law(analysis: Analysis) -> str:
     record, goal = analysis.record, analysis.record.goal
     lines = [
         f"study {record.name}: workload {record.workload}, {record.trials} trials a cell, {goal} "
-        f"checked every {goal.check_interval} steps, budget {goal.max_steps} steps",
+        f"checked every {goal.check_interval} steps, budget {goal.max_steps} steps"
+        f"{', run on to it' if record.run_on else ''}",
         "",
         *_table(analysis),
         "",
@@ -153,8 +154,10 @@ def delay_text(analysis: Analysis) -> str:
     return "\n".join(lines) + "\n"
 
 
-def value_text(value: float | int | None, box: Range) -> str:
+def value_text(value: Value | None, box: Box) -> str:
     """A metaparameter for reading: 3 significant digits, of 1 - value on a reverse_log scale: 0.9990 is not 0.9999."""
+    if isinstance(box, Choices):
+        return "-" if value is None else text_of(value)
     if value is None or not box.integer and box.scale != "reverse_log":
         return significant(value)
     if box.integer:

@@ -36,6 +36,7 @@ from lit_dps.analysis.fit import Fit
 from lit_dps.analysis.scaling import Scaling
 from lit_dps.analysis.summary import CellSummary, comparable
 from lit_dps.analysis.tables import base_of, columns_of, frame
+from lit_dps.racing import to_goal
 from lit_dps.record import StudyRecord
 from lit_dps.trial import Series, TrialResult
 
@@ -84,11 +85,11 @@ class Terms:
 
 
 def terms_of(result: TrialResult) -> Terms | None:
-    """The terms of a trial, means taken over the finite measurements.
+    """The terms of a trial, means taken over the finite measurements up to its goal.
 
     None where a term was not measured (a run may end before its first measurement of L) or is not positive and finite.
     """
-    measured, curve = result.theory, result.smoothness
+    measured, curve = result.theory, to_goal(result).smoothness
     lipschitz = _finite(curve.get("lipschitz", ()))
     if not measured or not lipschitz or not measured["steps"]:
         return None

@@ -72,7 +72,7 @@ def protocol_rows(record: StudyRecord) -> list[dict[str, str]]:
 def search_text(record: StudyRecord) -> str:
     """The search space of a study in a line."""
     names = short_names(list(record.space))
-    return "; ".join(f"{names[key]} [{box.low:g}, {box.high:g}] {box.scale}" for key, box in record.space.items())
+    return "; ".join(f"{names[key]} {box}" for key, box in record.space.items())
 
 
 def _listed(values: Iterable[float]) -> str:

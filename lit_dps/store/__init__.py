@@ -9,7 +9,8 @@ from typing import Any
 
 _NAMES = {
     "urls": "absolute check_place check_writable is_http is_postgresql scrubbed sqlite_file without_password",
-    "schema": "AXES FAILED_AT FORMAT FORMAT_ATTR IDENTITY MERGED_FROM NOISE OWNER POINT_ATTR RESULT_ATTR STATES UID "
+    "schema": "AXES FAILED_AT FORMAT FORMAT_ATTR IDENTITY MERGED_FROM NOISE OWNER POINT_ATTR RESULT_ATTR RUN_ON STATES "
+    "UID "
     "cell_study_name cells_of decode_result encode_result",
     "locks": "MachinePeers ServerPeers alive owner peers storage_lock",
     "database": "open_storage place storage_errors storage_for_now",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import uuid
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -15,9 +14,10 @@ from lit_dps.config import StudyConfig
 from lit_dps.errors import UserError
 from lit_dps.goal import Goal
 from lit_dps.noise import NoiseScale
+from lit_dps.space import stored
 from lit_dps.store.database import storage_errors, storage_for_now
 from lit_dps.store.locks import peers, storage_lock
-from lit_dps.store.schema import AXES, FORMAT, FORMAT_ATTR, IDENTITY, NOISE, OWNER, REPORTED, RESULT_ATTR, UID
+from lit_dps.store.schema import AXES, FORMAT, FORMAT_ATTR, IDENTITY, NOISE, OWNER, REPORTED, RESULT_ATTR, RUN_ON, UID
 from lit_dps.store.urls import sqlite_file
 
 
@@ -90,7 +90,7 @@ def declare(
         "workload": workload,
         "goal": goal.stored(),
         "seed": study.seed,
-        "space": {key: dataclasses.asdict(range_) for key, range_ in study.space.items()},
+        "space": stored(study.space),
         IDENTITY: dict(identity),
         "config": dict(config),
         "batch_sizes": study.batch_sizes,
@@ -99,6 +99,7 @@ def declare(
         "trials": study.trials,
         "goals": study.goals,
         "slack": study.slack,
+        **({RUN_ON: True} if study.run_on else {}),
     }
     with storage_errors(url), storage_for_now(url) as storage, storage_lock(url):
         _refuse_changed(storage, study.name, identity)

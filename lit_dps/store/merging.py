@@ -22,10 +22,10 @@ from lit_dps.store.header import StudyChanged, attributes, compare, extend
 from lit_dps.store.locks import storage_lock
 from lit_dps.store.read import Elsewhere, list_studies, read_study
 from lit_dps.store.urls import without_password
-from lit_dps.trial import Cell, Status, Trial, TrialResult
+from lit_dps.trial import Cell, Status, Trial, TrialResult, Value
 
 # What an existing study keeps of its own header
-_RECORDS = ("workload", "goal", "seed", "space", schema.IDENTITY, "config")
+_RECORDS = ("workload", "goal", "seed", "space", schema.IDENTITY, "config", schema.RUN_ON)
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def _merge_study(storage: BaseStorage, other: Elsewhere, name: str, merged: Merg
     kept = ours if schema.FORMAT_ATTR in ours else theirs
     grown = {key: theirs[key] for key in ("batch_sizes", "sparsities", "trials")}
     grown |= {"goals": theirs.get("goals", []), "slack": theirs.get("slack"), schema.AXES: theirs.get(schema.AXES, {})}
-    header = extend(storage, name, {**{key: kept[key] for key in _RECORDS}, **grown})
+    header = extend(storage, name, {**{key: kept[key] for key in _RECORDS if key in kept}, **grown})
     for cell in schema.cells_of(theirs):
         _merge_cell(storage, other, name, cell, header, merged)
 
@@ -188,7 +188,11 @@ def _telling(attempts: Sequence[_Attempt]) -> _Attempt:
 def _alike(one: _Attempt, other: _Attempt) -> bool:
     """Whether two attempts have the same metaparameters, but for how a machine rounds its logarithms."""
     ours, theirs = one.stored.params, other.stored.params
-    return ours.keys() == theirs.keys() and all(math.isclose(ours[key], theirs[key], rel_tol=1e-9) for key in ours)
+    return ours.keys() == theirs.keys() and all(_close(ours[key], theirs[key]) for key in ours)
+
+
+def _close(one: Value, other: Value) -> bool:
+    return one == other or (not isinstance(one, str) and math.isclose(one, other, rel_tol=1e-9))
 
 
 def _equal(one: _Attempt, other: _Attempt) -> bool:

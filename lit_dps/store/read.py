@@ -18,7 +18,7 @@ from lit_dps.goal import Goal
 from lit_dps.noise import NoiseScale
 from lit_dps.racing import longest_attempt, truncate_at_race_limit
 from lit_dps.record import StudyRecord
-from lit_dps.space import Range
+from lit_dps.space import of_stored
 from lit_dps.store import schema
 from lit_dps.store.database import first_line, open_storage, place, storage_errors
 from lit_dps.store.urls import check_place, sqlite_file, without_password
@@ -61,7 +61,7 @@ def read_study(storage: BaseStorage | str, name: str) -> StudyRecord:
                 name=name,
                 workload=header["workload"],
                 goal=Goal.of_stored(header["goal"]),
-                space={key: Range(**value) for key, value in header["space"].items()},
+                space=of_stored(header["space"]),
                 batch_sizes=tuple(sorted(header["batch_sizes"])),
                 sparsities=tuple(sorted(header["sparsities"])),
                 trials=header["trials"],
@@ -72,6 +72,7 @@ def read_study(storage: BaseStorage | str, name: str) -> StudyRecord:
                 results=results,
                 running=running,
                 noise=NoiseScale.of_stored(header[schema.NOISE]) if schema.NOISE in header else None,
+                run_on=header.get(schema.RUN_ON, False),
                 axes={key: tuple(values) for key, values in sorted(header.get(schema.AXES, {}).items())},
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:

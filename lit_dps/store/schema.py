@@ -22,6 +22,7 @@ from lit_dps.trial import Cell, Status, Trial, TrialResult
 FORMAT = 1
 FORMAT_ATTR, UID, IDENTITY, AXES, REPORTED = "lit_dps_format", "uid", "identity", "axes", "reported"
 NOISE = "noise_scale"
+RUN_ON = "run_on"
 HEADER_ATTRS = {
     FORMAT_ATTR: "Version of this layout: 1. It is written last; a header without it was cut short.",
     UID: "Tells the study from all others, also from a deleted one of the same name. Absent in the oldest studies.",
@@ -30,7 +31,7 @@ HEADER_ATTRS = {
     "workload": "Name of the workload, and of MLflow's experiment.",
     "goal": "As `lit_dps.goal.Goal.stored` gives it.",
     "seed": "The study's seed, from which those of its trials are derived.",
-    "space": "Metaparameter, by configuration key -> the fields of `lit_dps.space.Range`.",
+    "space": "Metaparameter, by configuration key -> the fields of `lit_dps.space.Range` or `Choices`.",
     "batch_sizes": "Batch sizes of the grid, sorted. This and what follows can be extended, never reduced.",
     "sparsities": "Sparsities of the grid, sorted.",
     AXES: "Further axes of the grid: configuration key -> list of values. Absent where there is none.",
@@ -38,6 +39,7 @@ HEADER_ATTRS = {
     "goals": "Further values of the goal's metric, sorted. Absent in the oldest studies: none.",
     "slack": "Trials run to slack x K* of their cell; null, or absent in the oldest studies: to the step budget.",
     NOISE: "As `lit_dps.noise.NoiseScale.stored` gives it, of a short run before the first trial; absent without one.",
+    RUN_ON: "True where trials went on to the step budget after their goal; else absent.",
     REPORTED: "How many results the last analysis at the end of a run was made from.",
 }
 

@@ -18,10 +18,10 @@ from lit_dps.config import SAMPLERS, StudyConfig
 from lit_dps.errors import ConfigError
 from lit_dps.goal import Goal
 from lit_dps.plugins import named
-from lit_dps.space import Range
+from lit_dps.space import Box
 from lit_dps.store.schema import POINT_ATTR, RESULT_ATTR
 from lit_dps.store.sobol import SobolSampler, distributions, sobol_point
-from lit_dps.trial import Status, derive_seed
+from lit_dps.trial import Status, Value, derive_seed
 
 UNIT = FloatDistribution(0.0, 1.0)
 INFEASIBLE = 2.0  # of a logarithm of steps: how much worse than one that spent its budget
@@ -100,7 +100,7 @@ class SearchSampler(BaseSampler):
     def _known(self, trial: FrozenTrial) -> bool:
         return trial.params.keys() == self.space.keys()
 
-    def _draw(self, point: int, others: list[FrozenTrial]) -> dict[str, float | int]:
+    def _draw(self, point: int, others: list[FrozenTrial]) -> dict[str, Value]:
         values: dict[int, tuple[FrozenTrial, float | None]] = {}
         for t in others:  # of several attempts at a point the last one that ended
             value = self.value(t)
@@ -134,5 +134,5 @@ class SearchSampler(BaseSampler):
         return spent + left / (1 + left)
 
 
-def _at(box: Range, u: float) -> float | int:
+def _at(box: Box, u: float) -> Value:
     return box.at(min(u, math.nextafter(1.0, 0.0)))

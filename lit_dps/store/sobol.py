@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from typing import Any
 
-from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import QMCSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial
 from scipy.stats import qmc
 
-from lit_dps.space import Range
+from lit_dps.space import Box, Choices, Space
 from lit_dps.store.schema import POINT_ATTR
+from lit_dps.trial import Value
 
 
-def sobol_point(space: Mapping[str, Range], seed: int, index: int, scramble: bool = True) -> dict[str, float | int]:
+def sobol_point(space: Space, seed: int, index: int, scramble: bool = True) -> dict[str, Value]:
     """Point `index` of the Sobol sequence over the space: depends on these arguments alone.
 
     Dimensions go by sorted key. `seed=` and not `rng=`: the latter draws another sequence, and the former is what
@@ -34,14 +34,17 @@ def sobol_point(space: Mapping[str, Range], seed: int, index: int, scramble: boo
     return {key: space[key].at(float(x)) for key, x in zip(keys, u, strict=True)}
 
 
-def distributions(space: Mapping[str, Range]) -> dict[str, BaseDistribution]:
-    """The ranges as Optuna distributions. Optuna has no reverse-log one: it stores the value, the sampler scales it."""
-    return {
-        key: IntDistribution(int(r.low), int(r.high))
-        if r.integer
-        else FloatDistribution(r.low, r.high, log=r.scale == "log")
-        for key, r in sorted(space.items())
-    }
+def distributions(space: Space) -> dict[str, BaseDistribution]:
+    """The space as Optuna distributions. Optuna has no reverse-log one: it stores the value, the sampler scales it."""
+    return {key: _distribution(box) for key, box in sorted(space.items())}
+
+
+def _distribution(box: Box) -> BaseDistribution:
+    if isinstance(box, Choices):
+        return CategoricalDistribution(box.choices)
+    if box.integer:
+        return IntDistribution(int(box.low), int(box.high))
+    return FloatDistribution(box.low, box.high, log=box.scale == "log")
 
 
 class SobolSampler(QMCSampler):
@@ -51,7 +54,7 @@ class SobolSampler(QMCSampler):
     repeat and skip some. Here the index is the trial's user attribute `POINT_ATTR`, which a retried trial keeps.
     """
 
-    def __init__(self, space: Mapping[str, Range], seed: int, scramble: bool = True):
+    def __init__(self, space: Space, seed: int, scramble: bool = True):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)
             super().__init__(qmc_type="sobol", scramble=scramble, seed=seed)

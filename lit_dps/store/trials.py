@@ -48,6 +48,8 @@ class Store:
         slack: How far beyond the best of its cell a trial has to run; see `lit_dps.racing`.
         levels: Rungs, ending with infinity; by default those of `lit_dps.racing.rungs`.
         uid: What `lit_dps.store.header.declare` said of the study; None asks nothing.
+        run_on: Whether its runs go on to the budget after their goal.
+        metrics: Further metrics that their curves keep.
         began: When this run of the study began, in seconds since the epoch: trials that failed before are run again.
     """
 
@@ -65,10 +67,13 @@ class Store:
         levels: Sequence[float] | None = None,
         uid: str | None = None,
         began: float = 0.0,
+        run_on: bool = False,
+        metrics: Sequence[str] = (),
     ):
         self.storage, self.peers, self.uid, self.began = open_storage(url), peers(url), uid, began
         self.url, self.name, self.cells, self.points, self.sampler, self.seed = url, name, cells, points, sampler, seed
         self.goal, self.further, self.slack = goal, further, slack
+        self.run_on, self.metrics = run_on, metrics
         levels = levels or rungs(goal.check_interval, goal.max_steps)
         self.rungs = (math.inf,) if slack is None else levels
         self.distributions = distributions(sampler.space)
@@ -208,7 +213,7 @@ class Store:
             rung = self._next_rung(study, claimed.user_attrs[POINT_ATTR])
         trial = Trial(cell, claimed.user_attrs[POINT_ATTR], dict(claimed.params), self.seed)
         self._claims[cell, trial.point] = claimed
-        return Run(trial, self.goal, self.further, partial(self.limit, cell), rung)
+        return Run(trial, self.goal, self.further, partial(self.limit, cell), rung, self.run_on, self.metrics)
 
     def _next_rung(self, study: optuna.Study, point: int) -> float:
         """The first rung that a point has not been run through."""

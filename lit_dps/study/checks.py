@@ -25,6 +25,7 @@ from lit_dps.engines.engine import Training
 from lit_dps.errors import ConfigError, UserError, user_error_in
 from lit_dps.parallel.ranks import started_by_torchrun
 from lit_dps.runs import Run
+from lit_dps.space import Choices, extremes
 from lit_dps.store import sampler_of, sobol_point
 from lit_dps.study.setup import StudySetup
 from lit_dps.training import DelayCallback, GoalErrorCallback, PruningCallback, SmoothnessCallback, lightning_private
@@ -75,8 +76,7 @@ def check(
     for cell in dict.fromkeys(replace(cell, batch_size=min(study.batch_sizes)) for cell in study.cells):
         setup.training().pruning_of(Trial(cell, 0))
         setup.training().delay_of(Trial(cell, 0))
-        for end in (0.0, 1.0):  # classes refuse what they do not allow at the ends of the ranges
-            params = {key: box.at(end) for key, box in study.space.items()}
+        for params in extremes(study.space):  # classes refuse what they do not allow
             data = setup.workload.build(Trial(cell, 0, params)).data
     if settled(data):
         return data
@@ -89,7 +89,7 @@ def check(
 def _check_goals(setup: StudySetup) -> None:
     own = setup.goal_of_trials
     for value in setup.study.goals:
-        if not own.easier(value):
+        if not own.easier(value) and not setup.study.run_on:
             key = next(k for k in ("error", "at_most", "at_least") if setup.goal.get(k) is not None)
             side = "below" if own.at_least else "above"
             raise ConfigError("study.goals", value, f"{side} goal.{key} = {own.value:g}, which stops the runs")
@@ -108,16 +108,15 @@ def _check_keys(setup: StudySetup) -> None:
         set_by[id(arguments), "order_seed"] = "study.seed"
     keys = [("study.batch_size_key", workload.batch_size_key), *(("study.space", key) for key in study.space)]
     for source, key in [*keys, *(("study.grid", key) for key in study.axes if key.startswith(("model.", "data.")))]:
-        node, name = locate(specs, key, source, classes=source == "study.grid")
+        classes = source == "study.grid" or isinstance(study.space.get(key), Choices)
+        node, name = locate(specs, key, source, classes)
         if (place := (id(node), name)) in set_by:
             raise ConfigError(source, key, f"a key of its own: {set_by[place]} sets this one already")
         set_by[place] = source if source == "study.batch_size_key" else f"{source} {key}"
     for batch_size in study.batch_sizes:
         if batch_size % workload.accumulated:
             multiples = f"multiples of trainer.accumulate_grad_batches = {workload.accumulated}"
-            raise ConfigError(
-                "study.batch_sizes", batch_size, f"{multiples}: they are the examples of an optimizer step"
-            )
+            raise ConfigError("study.batch_sizes", batch_size, f"{multiples}: the examples of an optimizer step")
 
 
 def rehearse_ends(setup: StudySetup) -> LightningDataModule:

@@ -21,6 +21,7 @@ from lit_dps.goal import ERROR, Goal
 from lit_dps.module import ImageClassifier
 from lit_dps.parallel import settings
 from lit_dps.parallel.ranks import started_by_torchrun
+from lit_dps.space import Choices, stored
 from lit_dps.training import GoalErrorCallback
 from lit_dps.training.checkpoints import Checkpoints
 from lit_dps.training.protocol import STUDY_TRAINER
@@ -69,6 +70,10 @@ class StudySetup:
     optim: Mapping[str, Any] = field(default_factory=dict)
     uid: str | None = None
     began: float = 0.0
+
+    def __post_init__(self):
+        if self.study.whole_curves and self.goal.get("early_reject"):
+            object.__setattr__(self, "goal", {**self.goal, "early_reject": False})
 
     @property
     def cells(self) -> list[Cell]:
@@ -190,18 +195,21 @@ class StudySetup:
             "study": {
                 "seed": study.seed,
                 "scramble": study.scramble,
-                "space": {key: dataclasses.asdict(range_) for key, range_ in study.space.items()},
+                "space": stored(study.space),
             },
             "data_digest": getattr(data, "digest", None),
         }
         if study.sampler != "sobol":  # as before there were others
             found["study"]["sampler"] = study.sampler
+        if study.run_on:
+            found["study"]["run_on"] = True
         for key in ("exclude", "options"):  # where they are empty, as before there were such
             if not found["pruning"].get(key):
                 found["pruning"].pop(key, None)
         if found["pruning"].get("init") == "original":
             found["pruning"].pop("init")
-        axes = (value for values in study.axes.values() for value in values if "." in str(value))
+        choices = (box.choices for box in study.space.values() if isinstance(box, Choices))
+        axes = (value for values in (*study.axes.values(), *choices) for value in values if "." in str(value))
         paths = [*class_paths(workload), *(value for value in axes if isinstance(value, str))]
         ours = all(path.startswith(("lit_dps.", "torch.")) for path in paths)
         if not ours or workload.accumulated > 1:

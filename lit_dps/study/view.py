@@ -140,7 +140,7 @@ def _log_outcome(tracker: Tracker, study: Analysis, files: Sequence[Path]) -> No
         named = {"noise_scale": record.noise.value, "noise_scale_low": record.noise.low}
         metrics |= named if record.noise.resolved else {"noise_scale_low": record.noise.low}
     params = {f"goal.{key}": value for key, value in record.goal.stored().items()} | {"seed": record.seed}
-    params |= {key: f"[{r.low:g}, {r.high:g}] {r.scale}" for key, r in record.space.items()}
+    params |= {key: str(box) for key, box in record.space.items()}
     tracker.log_study(
         scaling,
         metrics,

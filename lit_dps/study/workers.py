@@ -49,7 +49,7 @@ def work(setup: StudySetup, stop: StopRequest) -> Iterator[TrialResult]:
     sampler = sampler_of(config, setup.goal_of_trials)
     url = setup.storage.optuna_url
     what = (config.name, setup.cells, config.trials, sampler, config.seed, setup.goal_of_trials, config.goals)
-    store = Store(url, *what, config.slack, uid=setup.uid, began=setup.began)
+    store = Store(url, *what, config.slack, uid=setup.uid, began=setup.began, run_on=config.run_on)
     try:
         with first_of_ranks(setup) as train:
             checkpoints, at_check = setup.checkpoints(), raise_if_any_rank_interrupted(stop)
@@ -212,7 +212,8 @@ def _follow(setup: StudySetup, stop: StopRequest) -> None:
 
     def next_run() -> Run | None:
         trial = ranks.broadcast(None)
-        return None if trial is None else Run(trial, setup.goal_of_trials, setup.study.goals)
+        own = setup.goal_of_trials, setup.study.goals
+        return None if trial is None else Run(trial, *own, run_on=setup.study.run_on)
 
     for _ in setup.engine(setup.checkpoints()).train(next_run, raise_if_any_rank_interrupted(stop)):
         pass

@@ -93,12 +93,10 @@ class Workload:
         specs = {"model": copy.deepcopy(dict(self.model)), "data": copy.deepcopy(dict(self.data))}
         node, name = locate(specs, self.batch_size_key, "study.batch_size_key")
         node[name] = trial.cell.batch_size // self.accumulated
-        for key, value in trial.params.items():
-            node, name = locate(specs, key, "study.space")
-            node[name] = value
-        for key, value in trial.cell.others:
-            if key.startswith(("model.", "data.")):
-                node, name = locate(specs, key, "study.grid", classes=True)
+        axes = [(key, value) for key, value in trial.cell.others if key.startswith(("model.", "data."))]
+        for source, pairs in (("study.space", trial.params.items()), ("study.grid", axes)):
+            for key, value in pairs:
+                node, name = locate(specs, key, source, classes=isinstance(value, str))
                 node[name] = {"class_path": value} if isinstance(node.get(name), dict) else value
         if "order_seed" in specs["data"].get("init_args", {}):
             specs["data"]["init_args"]["order_seed"] = trial.seed_for("order")

@@ -14,6 +14,7 @@ from lit_dps.goal import Goal
 from lit_dps.record import grid
 from lit_dps.space import Range
 from lit_dps.store import FORMAT, FORMAT_ATTR, POINT_ATTR, RESULT_ATTR, cell_study_name, encode_result, read_study
+from lit_dps.store import distributions as store_distributions
 from lit_dps.trial import Cell, Status, Trial, TrialResult
 
 GOAL = Goal(0.1, check_interval=16, max_steps=40_000)
@@ -171,12 +172,7 @@ def write_study(
 
 def _add(study, state, user_attrs, params, space, value=None):
     state = optuna.trial.TrialState[state] if isinstance(state, str) else state
-    distributions = {
-        key: (optuna.distributions.IntDistribution if space[key].integer else optuna.distributions.FloatDistribution)(
-            space[key].low, space[key].high
-        )
-        for key in params
-    }
+    distributions = store_distributions({key: space[key] for key in params})
     study.add_trial(
         optuna.trial.create_trial(
             state=state, value=value, params=dict(params), distributions=distributions, user_attrs=user_attrs

@@ -15,6 +15,8 @@ from lit_dps.training import GoalErrorCallback
 from lit_dps.training.workload import Workload
 from lit_dps.trial import Cell, Trial, TrialResult
 
+ASKED = ("further", "limit", "pause", "run_on", "metrics")  # of the runs, all else is of the engine
+
 
 def engine(workload: Workload, goal: dict, lean: bool = True, size: int = 1, say=print, **common: Any) -> Engine:
     """The interval loop, or Lightning's; `common` are further arguments of `Training`."""
@@ -28,6 +30,7 @@ def runs(
     further: Iterable[float] = (),
     limit: Callable[[Cell], float] = lambda cell: math.inf,
     pause: Callable[[Cell], float] = lambda cell: math.inf,
+    **of_run: Any,
 ) -> Callable[[], Run | None]:
     """Trials as an engine asks for them.
 
@@ -37,9 +40,10 @@ def runs(
         further: Further goal errors.
         limit: The step that the trials of a cell have to reach.
         pause: The step at which they pause.
+        of_run: Further arguments of `Run`.
     """
     stop = GoalErrorCallback(**goal).goal
-    made = (Run(t, stop, tuple(further), lambda cell=t.cell: limit(cell), pause(t.cell)) for t in trials)
+    made = (Run(t, stop, tuple(further), lambda cell=t.cell: limit(cell), pause(t.cell), **of_run) for t in trials)
     return lambda: next(made, None)
 
 
@@ -47,7 +51,7 @@ def train(
     trials: Iterable[Trial], workload: Workload, goal: dict, *, at_check: Callable[[], None] = lambda: None, **options
 ) -> list[TrialResult]:
     """The results of trials; options of `runs` and `engine`."""
-    asked = {key: options.pop(key) for key in ("further", "limit", "pause") if key in options}
+    asked = {key: options.pop(key) for key in ASKED if key in options}
     return list(engine(workload, goal, **options).train(runs(trials, goal, **asked), at_check))
 
 

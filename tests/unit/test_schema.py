@@ -13,7 +13,18 @@ from lit_dps import store
 from lit_dps.config import StudyConfig
 from lit_dps.goal import Goal
 from lit_dps.space import Range
-from lit_dps.store import AXES, SobolSampler, Store, attributes, cells_of, declare, open_elsewhere, open_storage, schema
+from lit_dps.store import (
+    AXES,
+    RUN_ON,
+    SobolSampler,
+    Store,
+    attributes,
+    cells_of,
+    declare,
+    open_elsewhere,
+    open_storage,
+    schema,
+)
 from lit_dps.trial import Cell, Status, TrialResult
 from tests.unit.runs import trials_of
 
@@ -46,7 +57,7 @@ def test_the_page_names_all_that_a_study_stores(tmp_path):
     assert store.claim_report(url, "s") is None
     assert check(open_storage(url)) == 2
     header = attributes(open_storage(url), "s")
-    assert header.keys() == schema.HEADER_ATTRS.keys() - {AXES, schema.NOISE}, "what the page names is stored"
+    assert header.keys() == schema.HEADER_ATTRS.keys() - {AXES, RUN_ON, schema.NOISE}, "what the page names is stored"
 
 
 @pytest.mark.skipif(not DATABASES, reason="the databases of the replication are not there")

@@ -14,6 +14,7 @@ import lit_dps.analysis.figures.style as look
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.summary import comparable, setting
 from lit_dps.analysis.tables import cell_columns, columns_of, frame, rows_of, significant
+from lit_dps.racing import to_goal
 from lit_dps.record import StudyRecord
 from lit_dps.trial import TrialResult
 
@@ -24,7 +25,7 @@ SPAN = 1e4  # that the axis spans at most: where a network has died, its constan
 
 
 def rows(study: Analysis) -> pd.DataFrame:
-    """Every measurement, by series, batch size, point, then step.
+    """Every measurement up to the goal, by series, batch size, point, then step.
 
     Columns: sparsity and further axes, batch_size [examples], point, status, step, lipschitz (missing where it is not a
     number), and drawn: whether `mean_rows` takes it. It takes those of the points that all series share, or of all
@@ -33,7 +34,7 @@ def rows(study: Analysis) -> pd.DataFrame:
     record, found = study.record, []
     for cell in record.cells:
         common = _common_points(record, cell.batch_size)
-        for result in record.results[cell]:
+        for result in map(to_goal, record.results[cell]):
             point = result.trial.point
             names = {**columns_of(cell.series), "batch_size": cell.batch_size, "point": point}
             names["status"] = str(result.status)

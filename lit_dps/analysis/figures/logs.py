@@ -13,6 +13,7 @@ import lit_dps.analysis.figures.style as look
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.tables import cell_columns, columns_of, frame, legend, numbers, rows_of
 from lit_dps.goal import ERROR
+from lit_dps.racing import to_goal
 
 NAME, PAPER = "logs", "6"
 CAPTION = "training loss and validation error of the K* trials (Figure 6)"
@@ -21,7 +22,9 @@ LABELS = {"train_loss": "training loss of the batch", ERROR: "validation error"}
 
 
 def rows(study: Analysis) -> pd.DataFrame:
-    """The curve of the K* trial of each cell, by series, batch size, then step; none of a cell without K*.
+    """The curve of the K* trial of each cell up to its goal, by series, batch size, then step.
+
+    None of a cell without K*.
 
     Columns: sparsity and further axes, batch_size [examples], point, step, train_loss (of that step's batch, before its
     update) and the goal's metric, val_error (share of the entire validation split) mostly, missing where the check
@@ -29,7 +32,7 @@ def rows(study: Analysis) -> pd.DataFrame:
     """
     found, metric = [], study.record.goal.metric
     for best in (summary.best for summary in study.cells if summary.best is not None):
-        cell, curve = best.trial.cell, best.curve
+        cell, curve = best.trial.cell, to_goal(best).curve
         names = {**columns_of(cell.series), "batch_size": cell.batch_size, "point": best.trial.point}
         steps, losses, errors = (curve.get(column, ()) for column in ("step", "train_loss", metric))
         entire = curve.get("exact") or [1] * len(steps)  # whether a check looked at the entire split

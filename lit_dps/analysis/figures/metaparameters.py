@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import combinations, product
 
 import matplotlib
@@ -17,8 +17,8 @@ import lit_dps.analysis.figures.style as look
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.tables import cell_of, legend, numbers, rows_of
 from lit_dps.record import StudyRecord
-from lit_dps.space import Range, short_names
-from lit_dps.trial import Cell
+from lit_dps.space import Box, Choices, Range, short_names
+from lit_dps.trial import Cell, text_of
 
 NAME, PAPER = "metaparameters", "3, 5, 13-18"
 CAPTION = "how the trials ended over the search space (Figure 3)"
@@ -44,7 +44,7 @@ def rows(study: Analysis) -> pd.DataFrame:
     return study.trials
 
 
-def axes_of(record: StudyRecord) -> list[dict[str, Range]]:
+def axes_of(record: StudyRecord) -> list[dict[str, Box]]:
     """The axes of each figure, by short name: every pair of metaparameters, or the one that there is.
 
     A search of none has the points of its trials as an axis.
@@ -55,13 +55,21 @@ def axes_of(record: StudyRecord) -> list[dict[str, Range]]:
     return [{name: space[name] for name in names} for names in combinations(space, min(len(space), 2))]
 
 
-def axis_values(values: np.ndarray, box: Range) -> np.ndarray:
-    """Where values of a metaparameter go on its axis: on a reverse_log scale the axis shows 1 - value."""
-    return 1 - np.asarray(values) if box.scale == "reverse_log" else np.asarray(values)
+def axis_values(values: Iterable, box: Box) -> np.ndarray:
+    """Where values of a metaparameter go on its axis: on a reverse_log scale it shows 1 - value, of choices the place.
+
+    A few missing values are nan.
+    """
+    if isinstance(box, Choices):
+        return np.array([box.choices.index(value) if value in box.choices else math.nan for value in values])
+    values = numbers(pd.Series(values, dtype=object))
+    return 1 - values if box.scale == "reverse_log" else values
 
 
-def axis_label(name: str, box: Range) -> str:
+def axis_label(name: str, box: Box) -> str:
     """An axis's label: the name, that it shows 1 - value, and that it is logarithmic."""
+    if isinstance(box, Choices):
+        return name
     return {"linear": name, "log": f"{name} (log)", "reverse_log": f"1 - {name} (log, reversed)"}[box.scale]
 
 
@@ -81,7 +89,7 @@ def figures(tables: Mapping[str, pd.DataFrame], study: Analysis) -> Iterator[tup
 
 
 @matplotlib.rc_context(look.STYLE)
-def draw(rows: pd.DataFrame, study: Analysis, axes: Mapping[str, Range]) -> Figure:
+def draw(rows: pd.DataFrame, study: Analysis, axes: Mapping[str, Box]) -> Figure:
     """How the trials of each cell ended over two metaparameters.
 
     With one metaparameter in `axes` (one of `axes_of`) the other axis is steps to result; incomplete and infeasible
@@ -103,7 +111,7 @@ def draw(rows: pd.DataFrame, study: Analysis, axes: Mapping[str, Range]) -> Figu
         of_cell = rows_of(cell.series, rows[rows["batch_size"] == cell.batch_size])
         for name, mark in marks.items():
             part = of_cell[of_cell["k_star"] if name == "K*" else of_cell["status"] == name]
-            places = [axis_values(numbers(part[column]), box) for column, box in axes.items()]
+            places = [axis_values(part[column], box) for column, box in axes.items()]
             ax.scatter(*places, *([_ends(record, part)] if len(axes) == 1 else []), **mark)
         if len(axes) == 1:
             ax.axhline(record.goal.max_steps, color=look.GREY, linestyle=":", linewidth=0.8)
@@ -151,10 +159,17 @@ def _ends(record: StudyRecord, rows: pd.DataFrame) -> np.ndarray:
     return np.where(np.isnan(band), ended, band)
 
 
-def _range_axis(axis, box: Range) -> None:
-    """An axis over a range and a little more, on its scale; reversed for reverse_log, so that values still increase."""
+def _range_axis(axis, box: Box) -> None:
+    """An axis over a range and a little more, on its scale; reversed for reverse_log, so that values still increase.
+
+    Choices stand side by side.
+    """
     set_scale, set_limits = (getattr(axis.axes, f"set_{axis.axis_name}{what}") for what in ("scale", "lim"))
-    low, high = axis_values(np.array([box.low, box.high]), box)
+    if isinstance(box, Choices):
+        set_limits(-0.5, len(box.choices) - 0.5)
+        axis.set_ticks(range(len(box.choices)), list(map(text_of, box.choices)))
+        return
+    low, high = axis_values([box.low, box.high], box)
     if box.scale == "linear":
         room = 0.08 * (high - low)
         set_limits(low - room, high + room)

@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.scaling import Scaling
 from lit_dps.analysis.tables import legend, numbers
-from lit_dps.space import Range, short_names
+from lit_dps.space import Box, Range, short_names
 from lit_dps.trial import Series, Status
 
 # Okabe and Ito (2008), as in `lit_dps.analysis.figures.style`, which needs matplotlib
@@ -125,7 +125,7 @@ def parallel(study: Analysis) -> go.Figure | None:
     return figure
 
 
-def _scaled(name: str, values: pd.Series, box: Range) -> dict[str, object]:
+def _scaled(name: str, values: pd.Series, box: Box) -> dict[str, object]:
     if not isinstance(box, Range):
         return _levels(name, values.astype(str))
     known = numbers(values)

@@ -20,7 +20,7 @@ from lit_dps import __version__
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.report import render, table_and_law, theory_text, value_text
 from lit_dps.analysis.tables import records, three_digits
-from lit_dps.space import Range, short_names
+from lit_dps.space import Box, short_names
 
 SHOWN = 3000  # trials in the table at most; the page says so where there are more
 # plotly's button that uploads a chart to a server of its makers is no part of an offline page
@@ -118,7 +118,7 @@ def _trials(study: Analysis) -> str:
     return f'<p class="of">{said}</p><div class="scroll">{table_html}</div>'
 
 
-def _field(value: object, box: Range | None) -> str:
+def _field(value: object, box: Box | None) -> str:
     if value is None:
         return '<td data-value="">-</td>'
     plain = three_digits(value) if isinstance(value, float) else str(value)
