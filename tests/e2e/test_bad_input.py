@@ -102,7 +102,6 @@ def box(**space) -> dict:
         (box(low=0.1, high=1, scale="cubic"), ["study.space", "'cubic'", "linear, log, reverse_log"]),
         (box(low="x", high=1), ["study.space.model.learning_rate.low", "'x'", "a number"]),
         (box(low=0.1), ["study.space", "high"]),
-        (box(choices=[0.1]), ["study.space.model.learning_rate.choices", "[0.1]", "at least two values"]),
         (edited("goal/error", 0), ["goal.error", "0", "between 0 and 1"]),
         (edited("goal/error", 1.0), ["goal.error", "1.0", "between 0 and 1"]),
         (edited("goal/error", "low"), ["goal.error", "'low'", "float"]),
