@@ -1,4 +1,7 @@
-"""replicate: run the studies of the replication, or take them up again, and write docs/replication.md from them."""
+"""replicate: run the studies of the replication, or take them up again, and write docs/replication.md from them.
+
+With --full those at the paper's own scale too, which take days: they go on from the trials that the repository holds.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
@@ -23,10 +27,14 @@ from lit_dps.config import StorageConfig, StudyConfig, cores
 from lit_dps.errors import ConfigError, StorageError
 from lit_dps.files import replacing
 from lit_dps.record import StudyRecord
-from lit_dps.replication import Core, Image, Machine, Part, replication_page, workload
-from lit_dps.store import read_study, without_password
+from lit_dps.replication import Core, Image, Machine, Part, appendix_page, replication_page, workload
+from lit_dps.store import check_place, merge, open_elsewhere, read_study, without_password
 
-PAGE = "replication"  # the page, and beside it the folder of its images
+PAGE = "replication"  # the page, and beside it the folder of its images and of stored trials
+FULL = (
+    "Also the studies in the folder `full` below, of the paper's own scale. First the trials that are stored beside "
+    "the page, replication/*.db.xz, are taken over."
+)
 _CHILD = "import sys; from lit_dps.cli import main; sys.exit(main())"
 
 
@@ -35,19 +43,32 @@ def main(argv: list[str]) -> int:
     parser = PlainParser(prog="lit-dps replicate", description=__doc__)
     parser.add_argument("--configs", type=str, default="configs/replication", help="Folder of a file for each study.")
     parser.add_argument("--output", type=str, default="docs", help=f"Folder of {PAGE}.md and, below it, its figures.")
+    parser.add_argument("--full", type=bool, default=False, help=FULL)
     parser.add_argument("--report_only", type=bool, default=False, help="Run nothing: write the page from storage.")
     parser.add_class_arguments(StorageConfig, "storage")
     config = parser.instantiate_classes(parser.parse_args(argv[1:]))
-    studies = studies_in(Path(config.configs))
+    output, studies = Path(config.output), studies_in(Path(config.configs))
+    if config.full:
+        studies |= studies_in(Path(config.configs) / "full")
+        take_over(output / PAGE, config.storage)
     storage = [f"--storage.{key}={value}" for key, value in vars(config.storage).items() if value is not None]
     if not config.report_only:
         for file in studies:
             if code := _run(["study", "--config", str(file), *storage]):
                 return code
     command = " ".join(["lit-dps", *(shlex.quote(without_password(arg)) for arg in argv)])
-    path = write_page(studies, config.storage, Path(config.output), command)
-    print(f"written: {path}")
+    for path in write_pages(studies, config.storage, output, command):
+        print(f"written: {path}")
     return 0
+
+
+def take_over(folder: Path, storage: StorageConfig) -> None:
+    """Takes over the trials of the databases in a folder, *.db.xz; those that are known already change nothing."""
+    with ExitStack() as stack:
+        others = [stack.enter_context(open_elsewhere(str(path), storage.optuna_url)) for path in folder.glob("*.db.xz")]
+        if others:
+            check_place(storage.optuna_url)
+            merge(storage.optuna_url, others, None)
 
 
 def studies_in(folder: Path) -> dict[Path, str]:
@@ -68,8 +89,8 @@ def studies_in(folder: Path) -> dict[Path, str]:
     return found
 
 
-def write_page(named: dict[Path, str], storage: StorageConfig, output: Path, command: str) -> Path:
-    """Writes the page and its images from storage; a study that is not there is told of and left out.
+def write_pages(named: dict[Path, str], storage: StorageConfig, output: Path, command: str) -> list[Path]:
+    """Writes the page, its appendix and their images from storage; a study that is not there is told of and left out.
 
     Raises:
         StorageError: if none is there.
@@ -95,10 +116,12 @@ def write_page(named: dict[Path, str], storage: StorageConfig, output: Path, com
     for name, studies in groups.items():
         files, _ = write_comparison(studies, figures_folder(storage.folder, f"compare {name}"))
         comparisons[name] = _copied(files, COMPARISONS, images, name)
-    page = replication_page(parts, comparisons, _machine(), command, datetime.date.today().isoformat())
-    with replacing(output / f"{PAGE}.md") as temporary:
-        temporary.write_text(page, encoding="utf-8")
-    return output / f"{PAGE}.md"
+    made = _machine(), command, datetime.date.today().isoformat()
+    pages = {PAGE: replication_page, f"{PAGE}-appendix": appendix_page}
+    for name, write in pages.items():
+        with replacing(output / f"{name}.md") as temporary:
+            temporary.write_text(write(parts, comparisons, *made), encoding="utf-8")
+    return [output / f"{name}.md" for name in pages]
 
 
 def _core(file: Path) -> Core:
@@ -125,7 +148,7 @@ def _copied(files: Sequence[Path], figures: Iterable[ModuleType], folder: Path, 
         if file := own.get(f"{figure.NAME}.png"):
             target = folder / f"{figures_folder('', name).name}-{figure.NAME}.png"
             shutil.copyfile(file, target)
-            shown.append(Image(figure.CAPTION, f"{folder.name}/{target.name}"))
+            shown.append(Image(figure.CAPTION, f"{folder.name}/{target.name}", figure.NAME))
     return shown
 
 

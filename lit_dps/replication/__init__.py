@@ -1,5 +1,6 @@
-"""The paper's protocol and claims, and the page that judges them."""
+"""The paper's protocol and claims, and the pages that judge them."""
 
+from lit_dps.replication.appendix import Core, Image, Machine, Part, appendix_page, progress, table
 from lit_dps.replication.claims_scaling import (
     critical_later,
     critical_no_earlier,
@@ -19,7 +20,7 @@ from lit_dps.replication.claims_trials import (
     theory_tells,
     variance_falls,
 )
-from lit_dps.replication.page import Core, Image, Machine, Part, progress, replication_page, table
+from lit_dps.replication.page import headlines, replication_page, scale
 from lit_dps.replication.paper import (
     CLAIMS,
     Claim,

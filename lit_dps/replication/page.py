@@ -1,180 +1,133 @@
-"""The page of the replication as Markdown, from studies alone: nothing on it is written by hand.
+"""The page of the replication, short: each claim at the largest scale measured, the paper's figures, what disagrees.
 
-The same studies give the same page but for its date, its command and the machine that it was made on.
+Nothing on it is written by hand but the sentences below, which are about the paper, and the same whatever was measured.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
-from lit_dps.analysis import Analysis, setting, table_and_law, theory_text
-from lit_dps.replication.paper import Judgement, judge, overall, protocol_rows, search_text
+from lit_dps.replication.appendix import Image, Machine, Part, escaped, judge_parts, progress, table
+from lit_dps.replication.paper import WORKLOADS, Claim, Judgement, classes, workload
 from lit_dps.replication.rules import Verdict
-from lit_dps.trial import TrialResult
 
-_THEORY = """\
-K\\* = c1/B + c2 with c1 proportional to Delta x beta x L at equal epsilon: the loss to go, the variance of the gradient
-at initialization, and the mean local Lipschitz constant along the run. The paper's ratios for 90 % sparse over dense
-Simple-CNN on MNIST are 1.00 x 0.54 x 3.09 = 1.67. `lit_dps/analysis/theory.py` has the derivation."""
+_ABOUT = (
+    "Lee, Ajanthan, Torr and Jaggi, [Understanding the Effects of Data Parallelism and Sparsity on Neural Network "
+    "Training](https://arxiv.org/abs/2003.11316) (ICLR 2021), measured again by lit_dps on real data."
+)
 _RULES = """\
-A claim is a number in a range, both fixed beforehand (`lit_dps/replication/`). It is seen where the 95 %
-bootstrap interval over trials, in brackets, lies in the range, not seen where all of it lies outside, else not
-decidable at this scale; and what a study's batch sizes cannot reach, it cannot refute. Claims are judged at a study's
-own goal, from the trials that have finished."""
-
-
-class Image(NamedTuple):
-    """A figure of the page: what it shows, and its path from the page's folder."""
-
-    caption: str
-    path: str
-
-
-class Core(NamedTuple):
-    """Batch sizes of a study, and trials of each cell."""
-
-    batch_sizes: Sequence[int]
-    trials: int
-
-    def has(self, result: TrialResult) -> bool:
-        return result.trial.cell.batch_size in self.batch_sizes and result.trial.point < self.trials
-
-
-@dataclass(frozen=True)
-class Part:
-    """A study on the page, finished or not."""
-
-    study: Analysis
-    command: str  # what makes it, in a shell
-    images: Sequence[Image] = ()
-    core: Core | None = None  # what its configuration asks for; the study may have been extended
-
-    def hours(self, core: bool = False) -> float:
-        """Hours of training of its trials, or of those that its configuration asks for, one after another."""
-        results = (result for cell in self.study.record.results.values() for result in cell)
-        return sum(r.seconds for r in results if not core or self.core is None or self.core.has(r)) / 3600
-
-
-class Machine(NamedTuple):
-    """What the page was made on: CPU cores, model of the CPU, version of torch."""
-
-    cores: int
-    cpu: str
-    torch: str
+A claim is a number in a range, both fixed beforehand (`lit_dps/replication/`). It is seen where the 95 % interval, in
+brackets, lies in the range, not seen where all of it lies outside, else not decidable. The table has each claim at the
+largest study that decides it, those at the paper's own goal first; where none does, at the largest. Beside the verdict
+stands how many studies agree with it, of those that decide the claim at all."""
+# What each figure of the paper shows, by the figure of ours that repeats it
+FIGURES = {
+    "scaling": (
+        "Figure 1",
+        "K\\* falls in proportion to 1/B, bends and goes flat, at every sparsity; sparser networks need more steps.",
+    ),
+    "optimizers": ("Figure 2", "Momentum and Nesterov go on scaling to larger batches than plain SGD does."),
+    "metaparameters": (
+        "Figure 3",
+        "Larger batches succeed in a larger region of learning rate and momentum, at higher effective rates.",
+    ),
+    "lipschitz": ("Figure 4", "The local Lipschitz constant along training is larger where networks are sparser."),
+    "ratios": ("Figure 12", "A 90 % sparse network needs about 1.5 to 4.5 times the steps of the dense one."),
+}
 
 
 def replication_page(
     parts: Sequence[Part], comparisons: Mapping[str, Sequence[Image]], machine: Machine, command: str, date: str
 ) -> str:
-    """The whole page, of at least one study; `comparisons` are figures of several, by what they have in common."""
-    judgements = judge([part.study for part in parts], {part.study.record.name: part.command for part in parts})
+    """The page, of at least one study; `comparisons` are figures of several, by workload."""
+    judgements = judge_parts(parts)
+    chosen = headlines(judgements, parts)
     sections = [
         "# Replication\n",
-        "Lee, Ajanthan, Torr and Jaggi, [Understanding the Effects of Data Parallelism and Sparsity on Neural Network "
-        "Training](https://arxiv.org/abs/2003.11316) (ICLR 2021), as far as the studies below reach. This page is "
-        "computed from their stored trials.\n",
-        _made(parts, machine, command, date),
-        _claims(judgements),
-        _disagreements(judgements),
-        *(f"## {name}\n\n{_images(images)}" for name, images in comparisons.items() if images),
-        *(_part(part) for part in parts),
-        _theory(parts),
+        f"{_ABOUT} {_summary(chosen, parts)} [The appendix](replication-appendix.md) has every study and verdict.\n",
+        _table(chosen, judgements),
+        f"{_RULES}\n",
+        *_figures(parts, comparisons),
+        _disagreements(chosen),
+        f"## How it was made\n\n`{command}`\n\nThis page was made {date} on {machine.cores} cores of {machine.cpu}, "
+        f"with torch {machine.torch}, from stored trials; the commands that made these are in the appendix.\n",
     ]
     return "\n".join(sections)
 
 
-def progress(study: Analysis) -> tuple[int, int]:
-    """How many of a study's trials have finished, and how many it has."""
-    declared = study.record.trials * len(study.cells)
-    return declared - sum(cell.pending for cell in study.cells), declared
+def scale(part: Part) -> tuple[bool, int]:
+    """How large a study is: whether its goal is the paper's for its workload or harder, then its finished trials."""
+    record = part.study.record
+    paper = WORKLOADS.get(classes(record.config))
+    own = paper is not None and (
+        record.goal.value == paper.error or record.goal.at(paper.error).easier(record.goal.value)
+    )
+    return own, progress(part.study)[0]
 
 
-def _made(parts: Sequence[Part], machine: Machine, command: str, date: str) -> str:
-    rows, core, elapsed = [], 0.0, 0.0
+def headlines(judgements: Iterable[Judgement], parts: Sequence[Part]) -> dict[Claim, Judgement]:
+    """Each claim's verdict at the largest scale (`scale`, of a pair the smaller one's) among those that decide it."""
+    sizes = {part.study.record.name: scale(part) for part in parts}
+    found: dict[Claim, Judgement] = {}
+
+    def rank(judgement: Judgement) -> tuple:
+        decides = judgement.verdict is not Verdict.UNDECIDABLE
+        return decides, min((sizes[name] for name in judgement.studies), default=(False, 0))
+
+    for judgement in judgements:
+        if judgement.claim not in found or rank(judgement) > rank(found[judgement.claim]):
+            found[judgement.claim] = judgement
+    return found
+
+
+def _summary(chosen: Mapping[Claim, Judgement], parts: Sequence[Part]) -> str:
+    counts = Counter(judgement.verdict for judgement in chosen.values())
+    trials, steps = 0, 0
     for part in parts:
-        record = part.study.record
-        workers = setting(record.config, "study.workers") or machine.cores
-        asked, hours = part.hours(core=True) / workers, part.hours() / workers
-        core, elapsed = core + asked, elapsed + hours
+        for results in part.study.record.results.values():
+            trials, steps = trials + len(results), steps + sum(result.steps_run for result in results)
+    told = ", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict)
+    return f"Of the paper's {len(chosen)} claims: {told}; by {len(parts)} studies, {trials:,} trials, {steps:,} steps."
+
+
+def _table(chosen: Mapping[Claim, Judgement], judgements: Sequence[Judgement]) -> str:
+    rows = []
+    for claim, judgement in chosen.items():
+        decided = [j.verdict for j in judgements if j.claim is claim and j.verdict is not Verdict.UNDECIDABLE]
+        agree = f" ({decided.count(judgement.verdict)} of {len(decided)})" if decided else ""
         rows.append(
             {
-                "study": f"`{record.name}`",
-                "workload": record.workload,
-                "trials": "{} of {}".format(*progress(part.study)),
-                "at a time": str(workers),
-                "hours as configured": f"{asked:.2f}",
-                "hours in all": f"{hours:.2f}",
-                "command": f"`{part.command}`",
+                "claim": f"{claim.text} ({claim.source})",
+                "paper": claim.paper,
+                "ours": judgement.measured,
+                "study": f"`{judgement.where}`" if judgement.studies else "-",
+                "verdict": f"{judgement.verdict}{agree}",
             }
         )
-    made = f"This page was made {date} on {machine.cores} cores of {machine.cpu}, with torch {machine.torch}."
-    took = (
-        "Hours are those of the trials, on whatever machine ran them, shared by the workers. As configured, the "
-        f"studies take {core:.2f} hours; extended as their commands say, {elapsed:.2f} hours. Attempts that a later "
-        "one of the same trial went beyond do not count."
-    )
-    return f"## How it was made\n\n`{command}`\n\n{made} {took}\n\n{table(rows)}"
+    return table(rows)
 
 
-def _claims(judgements: Sequence[Judgement]) -> str:
-    short, rows = [], []
-    for claim, verdicts in overall(judgements).items():
-        row = {"claim": f"{claim.text} (Section {claim.source})"}
-        short.append(row | {verdict: ", ".join(verdicts.get(verdict, ["-"])) or "no study" for verdict in Verdict})
-    for judgement in judgements:
-        row = {"claim": judgement.claim.text, "study": judgement.where or "-", "paper": judgement.claim.paper}
-        row |= {"measured": judgement.measured, "verdict": judgement.verdict}
-        rows.append(row | {"command": f"`{judgement.command}`" if judgement.command else "-"})
-    return f"## The paper's claims\n\n{_RULES}\n\n{table(short)}\n{table(rows)}"
+def _figures(parts: Sequence[Part], comparisons: Mapping[str, Sequence[Image]]) -> list[str]:
+    """Each figure of the paper from the largest study, or workload, that has it."""
+    largest = sorted(parts, key=scale, reverse=True)
+    images = [image for part in largest for image in part.images]
+    names = dict.fromkeys(" ".join(workload(part.study.record)) for part in largest)
+    by_workload = [image for name in names for image in comparisons.get(name, ())]
+    sections = []
+    for name, (number, shows) in FIGURES.items():
+        image = next((image for image in (*images, *by_workload) if image.name == name), None)
+        if image is not None:
+            sections.append(f"## {number}\n\nThe paper: {shows}\n\n![{image.caption}]({image.path})\n")
+    return sections
 
 
-def _disagreements(judgements: Sequence[Judgement]) -> str:
-    lines = ["## What disagrees and what is not decidable\n"]
-    for verdict, said in ((Verdict.NOT_SEEN, "Not seen"), (Verdict.UNDECIDABLE, "Not decidable at this scale")):
-        found = [judgement for judgement in judgements if judgement.verdict is verdict]
-        lines.append(f"{said}:{'' if found else ' none.'}\n")
-        for judgement in found:
-            claim = judgement.claim
-            where = f" ({judgement.where})" if judgement.studies else ""
-            lines.append(f"- {_escaped(f'{claim.text}, in the paper {claim.paper}{where}: {judgement.measured}')}")
-        lines += [""] if found else []
-    return "\n".join(lines)
-
-
-def _part(part: Part) -> str:
-    record, (done, declared) = part.study.record, progress(part.study)
-    lines = [f"## Study {record.name}\n", f"Workload {record.workload}, made by `{part.command}`.\n"]
-    if done < declared:
-        lines.append(f"**{done} of {declared} trials have finished**; all of this page is about those.\n")
-    lines += [f"Searched: {search_text(record)}.\n", table(protocol_rows(record))]
-    lines.append(_block("\n".join([table_and_law(part.study), *(f"note: {line}" for line in part.study.notes)])))
-    return "\n".join([*lines, *([_images(part.images)] if part.images else [])])
-
-
-def _theory(parts: Sequence[Part]) -> str:
-    lines = ["## Theory\n", f"{_THEORY}\n"]
-    for part in parts:
-        name, text = part.study.record.name, theory_text(part.study)
-        lines.append(f"`{name}`:\n\n{_block(text)}" if text else f"`{name}`: no terms were measured.\n")
-    return "\n".join(lines)
-
-
-def _images(images: Sequence[Image]) -> str:
-    return "\n".join(f"![{image.caption}]({image.path})\n\n*{_escaped(image.caption)}*\n" for image in images)
-
-
-def _block(text: str) -> str:
-    return f"```\n{text.rstrip()}\n```\n"
-
-
-def table(rows: Sequence[Mapping[str, str]]) -> str:
-    """Rows, all with the same columns, as a Markdown table; at least one."""
-    lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
-    return "\n".join(f"| {' | '.join(map(_escaped, line))} |" for line in lines) + "\n"
-
-
-def _escaped(text: str) -> str:
-    """Text in which K* and | mean nothing to Markdown; code stays code."""
-    return text if text.startswith("`") else text.replace("|", "\\|").replace("*", "\\*")
+def _disagreements(chosen: Mapping[Claim, Judgement]) -> str:
+    lines = ["## Where it disagrees\n"]
+    for claim, judgement in chosen.items():
+        if judgement.verdict is Verdict.NOT_SEEN:
+            lines.append(
+                f"- **{escaped(claim.text)}**: the paper {escaped(claim.paper)}; {escaped(judgement.measured)}. "
+            )
+            lines[-1] += claim.explained or "We have no explanation."
+    return "\n".join([*lines, *([] if len(lines) > 1 else ["Nowhere, among the claims that are decided."]), ""])

@@ -1,5 +1,6 @@
 """The verb replicate: which studies it runs, how it ends, and what it writes."""
 
+import lzma
 import os
 import signal
 import subprocess
@@ -12,6 +13,8 @@ import yaml
 
 from lit_dps.cli import main, replicate
 from lit_dps.errors import ConfigError
+from lit_dps.store import IDENTITY, read_study
+from lit_dps.trial import Cell
 from tests.unit.fake_study import law_study
 
 CONFIG = {
@@ -52,14 +55,15 @@ def test_a_study_that_was_extended_says_by_which_options(folder):
         text = yaml.safe_dump({"study": {"name": "one: a", **study}})
         (folder / "configs" / "a.yaml").write_text(text)
         assert verb("--report_only", "true") == 0
-        assert f"made by `lit-dps study --config configs/{said}" in (folder / "docs" / "replication.md").read_text()
+        text = (folder / "docs" / "replication-appendix.md").read_text()
+        assert f"made by `lit-dps study --config configs/{said}" in text
 
 
 def test_the_report_alone_is_written_from_storage(folder, capsys):
     stored(folder, "one: a", "two")
     assert verb("--report_only", "true") == 0
-    assert capsys.readouterr().out == "written: docs/replication.md\n"
-    page = (folder / "docs" / "replication.md").read_text()
+    assert capsys.readouterr().out == "written: docs/replication.md\nwritten: docs/replication-appendix.md\n"
+    page = (folder / "docs" / "replication-appendix.md").read_text()
     assert "`lit-dps replicate --configs configs --report_only true`" in page
     assert page.index("## Study one: a") < page.index("## Study two")
     assert "made by `lit-dps study --config configs/a.yaml`" in page
@@ -76,7 +80,7 @@ def test_a_study_that_is_not_there_is_told_and_left_out(folder, capsys):
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1
     assert said[0].startswith("left out: no study 'one: a' in sqlite:///mlruns/study.db")
-    page = (folder / "else" / "where" / "replication.md").read_text()
+    page = (folder / "else" / "where" / "replication-appendix.md").read_text()
     assert "## Study two" in page
     assert "one: a" not in page
 
@@ -174,3 +178,23 @@ sys.exit(main(["replicate", "--configs", "configs"]))
 def test_a_child_that_a_signal_ends(folder, monkeypatch):
     monkeypatch.setattr(replicate, "_CHILD", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     assert verb() == 137
+
+
+def test_the_full_form_goes_on_from_the_trials_in_the_repository(folder, capsys):
+    """Studies of the folder `full` below, from a compressed database beside the page, with nothing stored before."""
+    (folder / "configs" / "full").mkdir()
+    (folder / "configs" / "full" / "c.yaml").write_text(yaml.safe_dump({"study": {"name": "three"}}))
+    stored(folder, "three")
+    optuna.load_study(study_name="three", storage=f"sqlite:///{folder}/mlruns/study.db").set_user_attr(
+        IDENTITY, {"a": 1}
+    )
+    (folder / "docs" / "replication").mkdir(parents=True)
+    database = folder / "mlruns" / "study.db"
+    with lzma.open(folder / "docs" / "replication" / "full.db.xz", "wb") as packed:
+        packed.write(database.read_bytes())
+    database.unlink()
+    for _ in range(2):  # a second time there is nothing new
+        assert verb("--full", "true", "--report_only", "true") == 0
+        assert "## Study three" in (folder / "docs" / "replication-appendix.md").read_text()
+    assert "`three`" in (folder / "docs" / "replication.md").read_text()
+    assert len(read_study(f"sqlite:///{database}", "three").results[Cell(4, 0.0)]) == 6

@@ -1,4 +1,4 @@
-"""The page of the replication, from made-up studies."""
+"""The pages of the replication, from made-up studies."""
 
 import dataclasses
 
@@ -12,6 +12,9 @@ from lit_dps.replication import (
     Image,
     Machine,
     Part,
+    appendix_page,
+    headlines,
+    judge,
     progress,
     protocol_rows,
     replication_page,
@@ -39,7 +42,11 @@ def part(name="mnist", images=(), **kw):
 
 
 def page(*parts, comparisons=None, date="2020-02-02"):
-    return replication_page(parts, comparisons or {}, MACHINE, "lit-dps replicate", date)
+    return appendix_page(parts, comparisons or {}, MACHINE, "lit-dps replicate", date)
+
+
+def front(*parts, comparisons=None):
+    return replication_page(parts, comparisons or {}, MACHINE, "lit-dps replicate", "2020-02-02")
 
 
 def section(text, title):
@@ -134,7 +141,7 @@ def test_claims_are_judged_and_repeated_by_verdict():
     write_study(storage, cells, space={})
     record = read_study(storage, "fake")
     text = page(Part(Analysis(record), "make fake"))
-    claims = section(text, "The paper's claims")
+    claims = section(text, "The paper's claims, on every study")
     assert (
         "| steps fall in proportion to batch size where batches are small (Section 3.1, Figure 1) | fake | - | - |"
         in claims
@@ -147,13 +154,41 @@ def test_claims_are_judged_and_repeated_by_verdict():
     said = "S=0: x1 [0.997, 1] the examples at B=16384 as at 2"
     assert row == f"| larger batches give diminishing returns | fake | K\\* B grows | {said} | not seen | `make fake` |"
 
-    disagrees, undecided = section(text, "What disagrees and what is not decidable").split(
-        "Not decidable at this scale:"
-    )
-    assert f"- larger batches give diminishing returns, in the paper K\\* B grows (fake): {said}" in disagrees
-    assert "small" not in disagrees
-    assert "- L rises with sparsity, in the paper 0.57 / 0.72 / 0.81 / 1.76" in undecided
-    assert "diminishing" not in undecided
+    disagrees = section(front(Part(Analysis(record), "make fake")), "Where it disagrees")
+    assert f"- **larger batches give diminishing returns**: the paper K\\* B grows; {said}." in disagrees
+    assert "small" not in disagrees and "L rises" not in disagrees
+
+
+def k_stars(name, factor, trials):
+    """A study of one series, all of whose trials need factor / B steps."""
+    cells = {Cell(b, 0.0): [result(Cell(b, 0.0), i, round(factor / b)) for i in range(trials)] for b in (2, 8, 32)}
+    storage = optuna.storages.InMemoryStorage()
+    write_study(storage, cells, name, trials=trials, space={}, config=CONFIG)
+    return Part(Analysis(read_study(storage, name)), f"make {name}")
+
+
+def test_a_claim_stands_at_the_largest_study_that_decides_it():
+    small, large, undecided = k_stars("small", 1e6, 5), k_stars("large", 1e6, 7), k_stars("few", 1e6, 2)
+    parts = [small, large, undecided]
+    judgements = judge([part.study for part in parts], {part.study.record.name: part.command for part in parts})
+    at = {claim.text: judgement for claim, judgement in headlines(judgements, parts).items()}
+    linear = at["steps fall in proportion to batch size where batches are small"]
+    assert (linear.where, linear.verdict) == ("large", "seen")
+    text = front(*parts)
+    assert "| `large` | seen (2 of 2) |" in text
+    nowhere = at["momentum has a larger critical batch size than SGD"]
+    assert nowhere.where == "" and nowhere.verdict == "not decidable at this scale"
+
+
+def test_the_front_page_has_the_papers_figures_from_the_largest_study_and_is_short():
+    shown = [Image("curve", f"{name}.png", "scaling") for name in ("small", "large")]
+    small, large = k_stars("small", 1e6, 5), k_stars("large", 1e6, 7)
+    small, large = (dataclasses.replace(p, images=[image]) for p, image in zip((small, large), shown, strict=True))
+    theirs = {"MNIST SimpleCNN": [Image("ratios", "ratios.png", "ratios")], "other": []}
+    text = front(small, large, comparisons=theirs)
+    assert "![curve](large.png)" in section(text, "Figure 1") and "small.png" not in text
+    assert "![ratios](ratios.png)" in section(text, "Figure 12") and "## Figure 4" not in text
+    assert "2 studies, 36 trials" in text and len(text.split()) < 1500
 
 
 def test_the_theory_of_each_study():

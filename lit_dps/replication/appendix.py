@@ -1,0 +1,165 @@
+"""The appendix of the replication's page: every study, every verdict, how they were made. From studies alone.
+
+The same studies give the same pages but for their date, command and the machine that they were made on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from lit_dps.analysis import Analysis, setting, table_and_law, theory_text
+from lit_dps.replication.paper import Judgement, judge, overall, protocol_rows, search_text
+from lit_dps.replication.rules import Verdict
+from lit_dps.trial import TrialResult
+
+_THEORY = """\
+K\\* = c1/B + c2 with c1 proportional to Delta x beta x L at equal epsilon: the loss to go, the variance of the gradient
+at initialization, and the mean local Lipschitz constant along the run. The paper's ratios for 90 % sparse over dense
+Simple-CNN on MNIST are 1.00 x 0.54 x 3.09 = 1.67. `lit_dps/analysis/theory.py` has the derivation."""
+
+
+class Image(NamedTuple):
+    """A figure of the page: what it shows, its path from the page's folder, and the name of its kind."""
+
+    caption: str
+    path: str
+    name: str = ""
+
+
+class Core(NamedTuple):
+    """Batch sizes of a study, and trials of each cell."""
+
+    batch_sizes: Sequence[int]
+    trials: int
+
+    def has(self, result: TrialResult) -> bool:
+        return result.trial.cell.batch_size in self.batch_sizes and result.trial.point < self.trials
+
+
+@dataclass(frozen=True)
+class Part:
+    """A study on the page, finished or not."""
+
+    study: Analysis
+    command: str  # what makes it, in a shell
+    images: Sequence[Image] = ()
+    core: Core | None = None  # what its configuration asks for; the study may have been extended
+
+    def hours(self, core: bool = False) -> float:
+        """Hours of training of its trials, or of those that its configuration asks for, one after another."""
+        results = (result for cell in self.study.record.results.values() for result in cell)
+        return sum(r.seconds for r in results if not core or self.core is None or self.core.has(r)) / 3600
+
+
+class Machine(NamedTuple):
+    """What the page was made on: CPU cores, model of the CPU, version of torch."""
+
+    cores: int
+    cpu: str
+    torch: str
+
+
+def appendix_page(
+    parts: Sequence[Part], comparisons: Mapping[str, Sequence[Image]], machine: Machine, command: str, date: str
+) -> str:
+    """All that the page leaves out, of at least one study; `comparisons` are figures of several, by workload."""
+    judgements = judge_parts(parts)
+    sections = [
+        "# Replication: all studies, all verdicts\n",
+        "What [the page of the replication](replication.md) rests on, computed from the stored trials.\n",
+        _made(parts, machine, command, date),
+        _claims(judgements),
+        *(f"## {name}\n\n{_images(images)}" for name, images in comparisons.items() if images),
+        *(_part(part) for part in parts),
+        _theory(parts),
+    ]
+    return "\n".join(sections)
+
+
+def judge_parts(parts: Sequence[Part]) -> list[Judgement]:
+    """All claims on all studies of the page."""
+    return judge([part.study for part in parts], {part.study.record.name: part.command for part in parts})
+
+
+def progress(study: Analysis) -> tuple[int, int]:
+    """How many of a study's trials have finished, and how many it has."""
+    declared = study.record.trials * len(study.cells)
+    return declared - sum(cell.pending for cell in study.cells), declared
+
+
+def _made(parts: Sequence[Part], machine: Machine, command: str, date: str) -> str:
+    rows, core, elapsed = [], 0.0, 0.0
+    for part in parts:
+        record = part.study.record
+        workers = setting(record.config, "study.workers") or machine.cores
+        asked, hours = part.hours(core=True) / workers, part.hours() / workers
+        core, elapsed = core + asked, elapsed + hours
+        rows.append(
+            {
+                "study": f"`{record.name}`",
+                "workload": record.workload,
+                "trials": "{} of {}".format(*progress(part.study)),
+                "at a time": str(workers),
+                "hours as configured": f"{asked:.2f}",
+                "hours in all": f"{hours:.2f}",
+                "command": f"`{part.command}`",
+            }
+        )
+    made = f"This page was made {date} on {machine.cores} cores of {machine.cpu}, with torch {machine.torch}."
+    took = (
+        "Hours are those of the trials, on whatever machine ran them, shared by the workers. As configured, the "
+        f"studies take {core:.2f} hours; extended as their commands say, {elapsed:.2f} hours. Attempts that a later "
+        "one of the same trial went beyond do not count."
+    )
+    return f"## How it was made\n\n`{command}`\n\n{made} {took}\n\n{table(rows)}"
+
+
+def _claims(judgements: Sequence[Judgement]) -> str:
+    short, rows = [], []
+    for claim, verdicts in overall(judgements).items():
+        row = {"claim": f"{claim.text} (Section {claim.source})"}
+        short.append(row | {verdict: ", ".join(verdicts.get(verdict, ["-"])) or "no study" for verdict in Verdict})
+    for judgement in judgements:
+        row = {"claim": judgement.claim.text, "study": judgement.where or "-", "paper": judgement.claim.paper}
+        row |= {"measured": judgement.measured, "verdict": judgement.verdict}
+        rows.append(row | {"command": f"`{judgement.command}`" if judgement.command else "-"})
+    return f"## The paper's claims, on every study\n\n{table(short)}\n{table(rows)}"
+
+
+def _part(part: Part) -> str:
+    record, (done, declared) = part.study.record, progress(part.study)
+    lines = [f"## Study {record.name}\n", f"Workload {record.workload}, made by `{part.command}`.\n"]
+    if done < declared:
+        lines.append(f"**{done} of {declared} trials have finished**; all of this page is about those.\n")
+    lines += [f"Searched: {search_text(record)}.\n", table(protocol_rows(record))]
+    lines.append(_block("\n".join([table_and_law(part.study), *(f"note: {line}" for line in part.study.notes)])))
+    return "\n".join([*lines, *([_images(part.images)] if part.images else [])])
+
+
+def _theory(parts: Sequence[Part]) -> str:
+    lines = ["## Theory\n", f"{_THEORY}\n"]
+    for part in parts:
+        name, text = part.study.record.name, theory_text(part.study)
+        lines.append(f"`{name}`:\n\n{_block(text)}" if text else f"`{name}`: no terms were measured.\n")
+    return "\n".join(lines)
+
+
+def _images(images: Sequence[Image]) -> str:
+    return "\n".join(f"![{image.caption}]({image.path})\n\n*{escaped(image.caption)}*\n" for image in images)
+
+
+def _block(text: str) -> str:
+    return f"```\n{text.rstrip()}\n```\n"
+
+
+def table(rows: Sequence[Mapping[str, str]]) -> str:
+    """Rows, all with the same columns, as a Markdown table; at least one."""
+    lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
+    return "\n".join(f"| {' | '.join(map(escaped, line))} |" for line in lines) + "\n"
+
+
+def escaped(text: str) -> str:
+    """Text in which K* and | mean nothing to Markdown; code stays code."""
+    return text if text.startswith("`") else text.replace("|", "\\|").replace("*", "\\*")
