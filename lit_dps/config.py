@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from lit_dps.errors import ConfigError
 from lit_dps.record import grid
+from lit_dps.repeats import RepeatPlan
 from lit_dps.space import box_of
 from lit_dps.trial import Cell, Series, Value, check_sparsity
 
@@ -47,6 +48,11 @@ class StudyConfig:
             check stops early.
         noise_scale: Whether a run of seconds, before the study, tells its gradient noise scale: a first guess of the
             critical batch size.
+        repeats: The best point of each cell is run again on so many fresh seeds, of its initial weights, mask and order
+            of examples, once the search is through: the median K over seeds tells how much of K* is luck.
+        repeat_points: How many of the best points of each cell are repeated.
+        repeat_slack: A repeat that has not met the goal is stopped after this many times K*, and counts as missed; null
+            runs it to the step budget. 1 or more.
         lean: Whether Lightning is asked once a check, not once a step, where nobody else listens: the same to the bit.
         engine: "lightning" trains one trial at a time, "fused" many in lockstep where they can be stacked, and "auto"
             whichever a short timing finds faster at each batch size. Gradients differ by rounding, which training
@@ -74,6 +80,9 @@ class StudyConfig:
     slack: float | None = SLACK
     run_on: bool = False
     noise_scale: bool = True
+    repeats: int = 0
+    repeat_points: int = 1
+    repeat_slack: float | None = 8.0
     lean: bool = True
     engine: EngineName = "lightning"
     checkpoint_minutes: float | None = 10.0
@@ -107,6 +116,11 @@ class StudyConfig:
         return {key: values for key, values in self.grid.items() if key not in (self.batch_size_key, SPARSITY_KEY)}
 
     @property
+    def repeat_plan(self) -> RepeatPlan:
+        """Which points of a cell are repeated, how often, and for how long."""
+        return RepeatPlan(self.repeats, self.repeat_points, self.repeat_slack)
+
+    @property
     def cells(self) -> list[Cell]:
         """The grid, by sparsity, values of further axes, then batch size."""
         return grid(self.batch_sizes, self.sparsities, self.axes)
@@ -134,6 +148,7 @@ class StudyConfig:
                 raise ConfigError(f"study.grid.{key}", values, "values whose last names differ")
         _nonempty_unique("study.grid", [key.rpartition(".")[2] for key in self.axes] or ["none"])
         counts = {"trials": self.trials, "threads": self.threads, "workers": self.workers, "slots": self.slots}
+        counts |= {"repeat_points": self.repeat_points}
         for key, value in counts.items():
             if value is not None and value < 1:
                 raise ConfigError(f"study.{key}", value, "at least 1")
@@ -141,12 +156,16 @@ class StudyConfig:
             raise ConfigError("study.sampler", self.sampler, f"one of {', '.join(SAMPLERS)}, or a class path")
         if self.seed < 0:
             raise ConfigError("study.seed", self.seed, "0 or more")
+        if self.repeats < 0:
+            raise ConfigError("study.repeats", self.repeats, "0 or more")
         if self.slack is not None and not 1 <= self.slack < math.inf:
             raise ConfigError("study.slack", self.slack, "1 or more, or null for no racing")
         if self.run_on and self.slack is not None:
             raise ConfigError(
                 "study.slack", self.slack, "null, or left out, where study.run_on runs trials to the budget"
             )
+        if self.repeat_slack is not None and not 1 <= self.repeat_slack < math.inf:
+            raise ConfigError("study.repeat_slack", self.repeat_slack, "1 or more, or null for the step budget")
         if self.checkpoint_minutes is not None and not 0 < self.checkpoint_minutes < math.inf:
             raise ConfigError("study.checkpoint_minutes", self.checkpoint_minutes, "above 0, or null for none")
         if not self.space:

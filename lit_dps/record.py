@@ -8,6 +8,7 @@ from itertools import product
 
 from lit_dps.goal import Goal
 from lit_dps.noise import NoiseScale
+from lit_dps.repeats import RepeatPlan
 from lit_dps.space import Box
 from lit_dps.trial import Cell, Series, Status, TrialResult, Value
 
@@ -30,7 +31,10 @@ class StudyRecord:
         config: The configuration it was started with.
         results: Finished trials of every cell of the grid, by point, as they stood at step slack x K*; an empty list
             where none has.
-        running: Trials of each cell that are started or queued and not yet finished.
+        running: Trials and repeats of each cell that are started or queued and not yet finished.
+        repeats: Finished repeats of every cell of the grid, by point and number, also of points that are not among its
+            best any more.
+        plan: What was asked to be repeated.
         axes: Values of each further axis of the grid by configuration key.
         noise: The noise scale of a short run before the first trial; None without one.
         run_on: Whether trials that met their goal went on to the step budget.
@@ -52,6 +56,8 @@ class StudyRecord:
     axes: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
     noise: NoiseScale | None = None
     run_on: bool = False
+    repeats: Mapping[Cell, list[TrialResult]] = field(default_factory=dict)
+    plan: RepeatPlan = RepeatPlan()
 
     @property
     def cells(self) -> list[Cell]:

@@ -102,16 +102,32 @@ class Trial:
         point: Index into the Sobol sequence, from 0.
         params: Metaparameters by configuration key, e.g. {"model.learning_rate": 0.1}.
         seed: The study's seed.
+        repeat: 0 for the trial of the search; its repeats on fresh seeds count from 1.
     """
 
     cell: Cell
     point: int
     params: Mapping[str, float | int] = field(default_factory=dict)
     seed: int = 0
+    repeat: int = 0
 
     def seed_for(self, purpose: str) -> int:
-        """The seed of this trial for a purpose; see `derive_seed`."""
+        """The seed of this trial for a purpose; see `derive_seed`.
+
+        Of a repeat the cell decides too: those of two cells are independent, also where one point is the best of both,
+        as the resampling of the law takes them to be.
+        """
+        if self.repeat:
+            return derive_seed(self.seed, f"{purpose}/{self.cell}/repeat {self.repeat}", self.point)
         return derive_seed(self.seed, purpose, self.point)
+
+    def __str__(self) -> str:
+        return f"{self.cell} point {self.point}" + (f" repeat {self.repeat}" if self.repeat else "")
+
+    @property
+    def file_name(self) -> str:
+        """What files of this trial are called in the folder of its cell."""
+        return f"repeat-{self.repeat}-of-point-{self.point}" if self.repeat else f"point-{self.point}"
 
 
 @dataclass(frozen=True)

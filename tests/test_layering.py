@@ -13,20 +13,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "lit_dps"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
-NOUNS = {
-    "lit_dps",
-    "errors",
-    "plugins",
-    "files",
-    "trial",
-    "goal",
-    "space",
-    "racing",
-    "runs",
-    "record",
-    "config",
-    "noise",
-}
+NOUNS = {"lit_dps", "errors", "plugins", "files", "trial", "goal", "space"}
+NOUNS |= {"racing", "repeats", "runs", "record", "config", "noise"}
 # What each room may import, beside itself: the house on one page. No room sees one that stands above it.
 SEES = {
     **dict.fromkeys(NOUNS, NOUNS),

@@ -10,6 +10,7 @@ import pandas as pd
 from lit_dps.analysis.budgets import budget_rows
 from lit_dps.analysis.delay import DelayLaw, delay_laws, delay_rows
 from lit_dps.analysis.notes import notes
+from lit_dps.analysis.repeats import RepeatSummary, repeat_notes, repeat_rows, summarize_repeats
 from lit_dps.analysis.scaling import REPLICATES, Ratio, Scaling, law_rows, ratio_bounds, ratios, scale
 from lit_dps.analysis.summary import CellSummary, cell_rows, summarize, trial_rows
 from lit_dps.analysis.theory import term_ratio_rows, theory_rows
@@ -57,6 +58,16 @@ class Analysis:
             steps[summary.cell.series][summary.cell.batch_size] = summary.steps
         interval = self.record.goal.check_interval
         return {series: scale(trials, self.replicates, check_interval=interval) for series, trials in steps.items()}
+
+    @cached_property
+    def repeats(self) -> list[RepeatSummary]:
+        """The repeats of each cell's best points (`repeats.summarize_repeats`)."""
+        return summarize_repeats(self.record, self.cells)
+
+    @cached_property
+    def seeds(self) -> pd.DataFrame:
+        """A row a repeated point (`repeats.repeat_rows`)."""
+        return repeat_rows(self.record, self.repeats)
 
     @cached_property
     def ratios(self) -> list[Ratio]:
@@ -111,7 +122,7 @@ class Analysis:
     @cached_property
     def notes(self) -> list[str]:
         """What a reader should know before trusting the table, a line each (`notes.notes`)."""
-        return notes(self.record, self.cells)
+        return [*notes(self.record, self.cells), *repeat_notes(self.record, self.repeats)]
 
 
 def at_goal(record: StudyRecord, value: float) -> StudyRecord:
@@ -131,11 +142,12 @@ def at_goal(record: StudyRecord, value: float) -> StudyRecord:
         side = "at most" if own.at_least else "at least"
         raise ConfigError("goals", value, f"{side} {own.value:g}, the goal that the trials stopped at")
     goal = own.at(value)
-    results = {}
-    for cell, ended in record.results.items():
-        known = [seen for result in ended if (seen := _at(result, goal, record.run_on)) is not None]
-        results[cell] = truncate_at_race_limit(known, record.slack)
-    return dataclasses.replace(record, goal=goal, goals=(), results=results)
+    results, repeats = (
+        {cell: [seen for r in ended if (seen := _at(r, goal, on)) is not None] for cell, ended in every.items()}
+        for every, on in ((record.results, record.run_on), (record.repeats, False))
+    )
+    results = {cell: truncate_at_race_limit(known, record.slack) for cell, known in results.items()}
+    return dataclasses.replace(record, goal=goal, goals=(), results=results, repeats=repeats)
 
 
 def _at(result: TrialResult, goal: Goal, run_on: bool) -> TrialResult | None:

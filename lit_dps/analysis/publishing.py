@@ -96,9 +96,9 @@ def write_all(study: Analysis, folder: Path | str, only: Collection[str] | None 
     """Writes the tables and figures of a study at one goal, finished or not, into a folder, which is made.
 
     The tables are table.txt, table.csv and fits.csv; where terms of the theory were measured also theory.csv, those of
-    the K* trials, and theory-ratios.csv, sparse over dense; where gradients were stale delay-law.csv. With `only`,
-    names of figures, these alone are written, and no table. The notes are those of `figures.write_figures`. Each file
-    is replaced in one go.
+    the K* trials, and theory-ratios.csv, sparse over dense; where gradients were stale delay-law.csv; where points were
+    repeated repeats.csv. With `only`, names of figures, these alone are written, and no table. The notes are those of
+    `figures.write_figures`. Each file is replaced in one go.
     """
     from lit_dps.analysis.figures import FIGURES, write_figures  # matplotlib, only where something is drawn
 
@@ -121,6 +121,8 @@ def _write_tables(study: Analysis, folder: Path) -> list[Path]:
     tables = {"table.csv": study.table, "fits.csv": study.laws}
     if study.theory["delta"].notna().any() or study.term_ratios["pairs"].any():
         tables |= {"theory.csv": study.theory, "theory-ratios.csv": study.term_ratios}
+    if len(study.seeds):
+        tables |= {"repeats.csv": study.seeds}
     if len(study.delays):
         tables |= {"delay-law.csv": study.delays}
     tables = {folder / name: table for name, table in tables.items() if len(table)}  # no ratios at one sparsity

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from lit_dps.analysis.analysis import Analysis
+from lit_dps.analysis.repeats import repeats_text
 from lit_dps.analysis.scaling import estimate
 from lit_dps.analysis.tables import (
     Row,
@@ -90,6 +91,11 @@ class Study:
         return self.analysis.budgets
 
     @property
+    def repeats(self) -> pd.DataFrame:
+        """A row a repeated point: the median K over fresh seeds and its spread (`repeats.repeat_rows`)."""
+        return self.analysis.seeds
+
+    @property
     def report(self) -> str:
         """What `lit-dps analyze` prints of it."""
         return render(self.analysis)
@@ -113,7 +119,8 @@ class Study:
 def render(analysis: Analysis) -> str:
     """The report: the table, a line of the scaling law per series, the theory, notes."""
     noted = "".join(f"note: {line}\n" for line in analysis.notes)
-    parts = (table_and_law(analysis), delay_text(analysis), theory_text(analysis), noted)
+    repeated = repeats_text(analysis.record, analysis.repeats)
+    parts = (table_and_law(analysis), repeated, delay_text(analysis), theory_text(analysis), noted)
     return "\n".join(part for part in parts if part)
 
 

@@ -46,9 +46,10 @@ def lines(name: str, study: Merged) -> list[str]:
 def _conflict_line(study: Merged, cell: Cell) -> str:
     conflicts = study.conflicts[cell]
     first, differ = conflicts[0], sum(conflict.k_differs for conflict in conflicts)
+    again = f" repeat {first.repeat}" if first.repeat else ""
     return (
-        f"  {cell}: {_count(len(conflicts), 'trial')} ended otherwise elsewhere, the first at point {first.point} in "
-        f"{first.place}; what was here is kept; K differs in {differ}"
+        f"  {cell}: {_count(len(conflicts), 'trial')} ended otherwise elsewhere, the first at point "
+        f"{first.point}{again} in {first.place}; what was here is kept; K differs in {differ}"
     )
 
 

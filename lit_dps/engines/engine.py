@@ -72,14 +72,15 @@ class Training:
 
     def known_scores(self, trial: Trial) -> tuple[Key, dict[str, Tensor]] | None:
         """The pruning scores of the trial's point, if they were kept, and the key of the pass they were taken over."""
-        return self._scores.get(_scored(trial))
+        return None if trial.repeat else self._scores.get(_scored(trial))
 
     def keep_scores(self, trial: Trial, key: Key | None, scores: dict[str, Tensor] | None) -> None:
         """Keeps the scores of a pass, which cost as much as an epoch, for the point's other cells, while there is room.
 
-        The key is None where the batch size of the training decides on the pass.
+        The key is None where the batch size of the training decides on the pass. A repeat has a network of its own in
+        each cell.
         """
-        if scores is None or key is None or not network_is_shared(self.workload):
+        if scores is None or key is None or trial.repeat or not network_is_shared(self.workload):
             return
         known = sum(score.numel() for _, kept in self._scores.values() for score in kept.values())
         if known + sum(score.numel() for score in scores.values()) <= SCORES_KEPT:

@@ -22,7 +22,8 @@ _NAMES = {
     "trials": "MAX_QUEUED Store",
     "merging": "Conflict Merged merge",
     "mlflow_client": "experiments mlflow_errors open_experiment page_address",
-    "tracker": "Logged Tracker",
+    "places": "Logged Place place",
+    "tracker": "Tracker",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 __all__ = sorted(_MODULES)

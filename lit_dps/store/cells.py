@@ -14,16 +14,31 @@ from optuna.trial import TrialState
 
 from lit_dps.errors import StorageError
 from lit_dps.racing import best_steps, last_step, settled
-from lit_dps.store.schema import AXES, FAILED_AT, POINT_ATTR, RESULT_ATTR, STATES, UID, cell_study_name, encode_result
+from lit_dps.store.schema import (
+    AXES,
+    FAILED_AT,
+    POINT_ATTR,
+    RESULT_ATTR,
+    STATES,
+    UID,
+    cell_study_name,
+    encode_result,
+    repeats_study_name,
+)
 from lit_dps.trial import Cell, Status, TrialResult
 
 
 def open_cell(
-    storage: BaseStorage, name: str, cell: Cell, uid: str | None, sampler: BaseSampler | None = None
+    storage: BaseStorage,
+    name: str,
+    cell: Cell,
+    uid: str | None,
+    sampler: BaseSampler | None = None,
+    repeats: bool = False,
 ) -> optuna.Study:
-    """The Optuna study of a cell of study `name`, made where there is none; as `check_cell`."""
+    """The Optuna study of a cell of study `name`, or that of its repeats, made where there is none; as `check_cell`."""
     study = optuna.create_study(
-        study_name=cell_study_name(name, cell),
+        study_name=repeats_study_name(name, cell) if repeats else cell_study_name(name, cell),
         storage=storage,
         sampler=sampler,
         direction="minimize",
@@ -93,3 +108,12 @@ def give_up(study: optuna.Study, number: int, user_attrs: Mapping[str, Any]) -> 
         finish(study, number, Status(result["status"]), result["steps"])
     else:
         study.tell(number, state=TrialState.FAIL, skip_if_finished=True)
+
+
+def distance(one: Cell, other: Cell) -> float:
+    """How much two cells differ: a factor of 2 in batch size counts as much as a quarter of the weights.
+
+    Another value on any further axis counts as much as all of the weights.
+    """
+    sizes, weights = math.log2(one.batch_size / other.batch_size), one.sparsity - other.sparsity
+    return abs(sizes) + 4 * abs(weights) + 4 * len(set(one.others) - set(other.others))

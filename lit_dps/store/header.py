@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import uuid
 from collections.abc import Iterable, Mapping
+from functools import reduce
 from typing import Any
 
 import optuna
@@ -14,10 +16,23 @@ from lit_dps.config import StudyConfig
 from lit_dps.errors import UserError
 from lit_dps.goal import Goal
 from lit_dps.noise import NoiseScale
+from lit_dps.repeats import RepeatPlan
 from lit_dps.space import stored
 from lit_dps.store.database import storage_errors, storage_for_now
 from lit_dps.store.locks import peers, storage_lock
-from lit_dps.store.schema import AXES, FORMAT, FORMAT_ATTR, IDENTITY, NOISE, OWNER, REPORTED, RESULT_ATTR, RUN_ON, UID
+from lit_dps.store.schema import (
+    AXES,
+    FORMAT,
+    FORMAT_ATTR,
+    IDENTITY,
+    NOISE,
+    OWNER,
+    REPEATS,
+    REPORTED,
+    RESULT_ATTR,
+    RUN_ON,
+    UID,
+)
 from lit_dps.store.urls import sqlite_file
 
 
@@ -100,6 +115,7 @@ def declare(
         "goals": study.goals,
         "slack": study.slack,
         **({RUN_ON: True} if study.run_on else {}),
+        REPEATS: dataclasses.asdict(study.repeat_plan),
     }
     with storage_errors(url), storage_for_now(url) as storage, storage_lock(url):
         _refuse_changed(storage, study.name, identity)
@@ -129,6 +145,9 @@ def extend(storage: BaseStorage, name: str, attrs: Mapping[str, Any]) -> dict[st
         "slack": _larger(was.get("slack"), attrs["slack"]) if FORMAT_ATTR in was else attrs["slack"],
         FORMAT_ATTR: FORMAT,  # last: a header without it was cut short and is written anew
     }
+    plans = [RepeatPlan(**plan) for plan in (was.get(REPEATS), new.pop(REPEATS, None)) if plan and plan["count"]]
+    if plans:
+        new = {REPEATS: dataclasses.asdict(reduce(RepeatPlan.extended, plans)), **new}
     if not new[AXES]:
         del new[AXES]
     for key, value in new.items():

@@ -15,6 +15,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from lit_dps.errors import StorageError
 from lit_dps.racing import longest_attempt
+from lit_dps.repeats import Repeated
 from lit_dps.store import schema
 from lit_dps.store.cells import check_cell, open_cell, race_limit, ran_to
 from lit_dps.store.database import storage_errors, storage_for_now
@@ -34,6 +35,7 @@ class Conflict:
 
     point: int
     place: str
+    repeat: int  # 0 for a trial of the search
     k_differs: bool  # whether its steps to result are others, or it has some in one of the two alone
 
 
@@ -99,7 +101,8 @@ def _header(storage: BaseStorage, name: str) -> Mapping[str, Any]:
 
 def _check_cells(storage: BaseStorage, name: str, header: Mapping[str, Any], uid: str | None) -> None:
     for cell in schema.cells_of(header):
-        check_cell(attributes(storage, schema.cell_study_name(name, cell)), name, cell, uid)
+        for study in (schema.cell_study_name(name, cell), schema.repeats_study_name(name, cell)):
+            check_cell(attributes(storage, study), name, cell, uid)
 
 
 def _check_same(name: str, here: str, ours: Mapping, there: str, theirs: Mapping) -> None:
@@ -122,24 +125,34 @@ def _merge_study(storage: BaseStorage, other: Elsewhere, name: str, merged: Merg
     ours, theirs = attributes(storage, name), attributes(other.storage, name)
     kept = ours if schema.FORMAT_ATTR in ours else theirs
     grown = {key: theirs[key] for key in ("batch_sizes", "sparsities", "trials")}
+    grown |= {schema.REPEATS: theirs.get(schema.REPEATS)}
     grown |= {"goals": theirs.get("goals", []), "slack": theirs.get("slack"), schema.AXES: theirs.get(schema.AXES, {})}
     header = extend(storage, name, {**{key: kept[key] for key in _RECORDS if key in kept}, **grown})
     for cell in schema.cells_of(theirs):
-        _merge_cell(storage, other, name, cell, header, merged)
+        for repeats in (False, True):
+            _merge_cell(storage, other, name, cell, header, merged, repeats)
 
 
 def _merge_cell(
-    storage: BaseStorage, other: Elsewhere, name: str, cell: Cell, header: Mapping[str, Any], merged: Merged
+    storage: BaseStorage,
+    other: Elsewhere,
+    name: str,
+    cell: Cell,
+    header: Mapping[str, Any],
+    merged: Merged,
+    repeats: bool,
 ) -> None:
-    there = _attempts(other.storage, name, cell)
+    studies = schema.repeats_study_name if repeats else schema.cell_study_name
+    there = _attempts(other.storage, studies(name, cell), cell)
     if not there:
         return
-    here, study = _attempts(storage, name, cell), open_cell(storage, name, cell, header[schema.UID])
-    for point, attempts in sorted(there.items()):
-        new = _news(here.get(point, []), attempts)
+    here = _attempts(storage, studies(name, cell), cell)
+    study = open_cell(storage, name, cell, header[schema.UID], repeats=repeats)
+    for each, attempts in sorted(there.items()):
+        new = _news(here.get(each, []), attempts)
         if new is None:
-            k_differs = _telling(here[point]).result.steps != _telling(attempts).result.steps
-            merged.conflicts.setdefault(cell, []).append(Conflict(point, other.place, k_differs))
+            k_differs = _telling(here[each]).result.steps != _telling(attempts).result.steps
+            merged.conflicts.setdefault(cell, []).append(Conflict(each[0], other.place, each[1], k_differs))
             continue
         for attempt in new:
             trial = copy.deepcopy(attempt.stored)
@@ -148,20 +161,20 @@ def _merge_cell(
             study.add_trial(trial)
         merged.taken += bool(new)
         merged.known += not new
-    _withdraw(study, storage, header["slack"])
+    if not repeats:  # no repeat waits
+        _withdraw(study, storage, header["slack"])
 
 
-def _attempts(storage: BaseStorage, name: str, cell: Cell) -> dict[int, list[_Attempt]]:
-    """The finished attempts of a cell that have a result, by point, oldest first."""
-    found: dict[int, list[_Attempt]] = {}
-    study = schema.cell_study_name(name, cell)
+def _attempts(storage: BaseStorage, study: str, cell: Cell) -> dict[Repeated, list[_Attempt]]:
+    """The finished attempts in an Optuna study of a cell that have a result, by point and repeat, oldest first."""
+    found: dict[Repeated, list[_Attempt]] = {}
     if study not in optuna.get_all_study_names(storage):
         return found
     for trial in storage.get_all_trials(storage.get_study_id_from_name(study), deepcopy=False):
         if trial.state.is_finished() and schema.RESULT_ATTR in trial.user_attrs:
-            point = trial.user_attrs[schema.POINT_ATTR]
+            point, repeat = trial.user_attrs[schema.POINT_ATTR], trial.user_attrs.get(schema.REPEAT_ATTR, 0)
             result = schema.decode_result(trial.user_attrs[schema.RESULT_ATTR], Trial(cell, point, trial.params))
-            found.setdefault(point, []).append(_Attempt(trial, result))
+            found.setdefault((point, repeat), []).append(_Attempt(trial, result))
     return found
 
 

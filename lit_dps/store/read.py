@@ -18,6 +18,7 @@ from lit_dps.goal import Goal
 from lit_dps.noise import NoiseScale
 from lit_dps.racing import longest_attempt, truncate_at_race_limit
 from lit_dps.record import StudyRecord
+from lit_dps.repeats import RepeatPlan
 from lit_dps.space import of_stored
 from lit_dps.store import schema
 from lit_dps.store.database import first_line, open_storage, place, storage_errors
@@ -51,11 +52,14 @@ def read_study(storage: BaseStorage | str, name: str) -> StudyRecord:
             raise StorageError(f"study {name!r} has format {stored_format!r}; this version reads {schema.FORMAT}")
         existing = set(optuna.get_all_study_names(opened))
         try:
-            results, running = {}, {}
+            results, repeats, running = {}, {}, {}
             for cell in schema.cells_of(header):
-                study = schema.cell_study_name(name, cell)
-                trials = optuna.load_study(study_name=study, storage=opened).trials if study in existing else []
-                found, running[cell] = _read_cell(trials, cell, header["seed"])
+                studies = schema.cell_study_name(name, cell), schema.repeats_study_name(name, cell)
+                (found, searched), (repeats[cell], repeated) = (
+                    _read_cell(_trials(opened, study) if study in existing else [], cell, header["seed"])
+                    for study in studies
+                )
+                running[cell] = searched + repeated
                 results[cell] = truncate_at_race_limit(found, header.get("slack"))
             return StudyRecord(
                 name=name,
@@ -73,6 +77,8 @@ def read_study(storage: BaseStorage | str, name: str) -> StudyRecord:
                 running=running,
                 noise=NoiseScale.of_stored(header[schema.NOISE]) if schema.NOISE in header else None,
                 run_on=header.get(schema.RUN_ON, False),
+                repeats=repeats,
+                plan=RepeatPlan(**header.get(schema.REPEATS, {})),
                 axes={key: tuple(values) for key, values in sorted(header.get(schema.AXES, {}).items())},
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -84,17 +90,21 @@ def _headers(storage: BaseStorage) -> dict[str, dict]:
     return {s.study_name: s.user_attrs for s in summaries if schema.FORMAT_ATTR in s.user_attrs}
 
 
+def _trials(storage: BaseStorage, study: str) -> list[optuna.trial.FrozenTrial]:
+    return optuna.load_study(study_name=study, storage=storage).trials
+
+
 def _read_cell(trials: list[optuna.trial.FrozenTrial], cell: Cell, seed: int) -> tuple[list[TrialResult], int]:
     finished, started = {}, set()
     for trial in sorted(trials, key=lambda t: t.number):
-        point = trial.user_attrs.get(schema.POINT_ATTR)
+        point, repeat = trial.user_attrs.get(schema.POINT_ATTR), trial.user_attrs.get(schema.REPEAT_ATTR, 0)
         if not trial.state.is_finished():
-            started.add(trial.number if point is None else point)
+            started.add(trial.number if point is None else (point, repeat))
         elif schema.RESULT_ATTR in trial.user_attrs:
             stored = trial.user_attrs[schema.RESULT_ATTR]
-            result = schema.decode_result(stored, Trial(cell, point, trial.params, seed), trial.number)
-            finished[point] = longest_attempt(finished.get(point), result)
-    return [finished[point] for point in sorted(finished)], len(started - finished.keys())
+            result = schema.decode_result(stored, Trial(cell, point, trial.params, seed, repeat), trial.number)
+            finished[point, repeat] = longest_attempt(finished.get((point, repeat)), result)
+    return [finished[each] for each in sorted(finished)], len(started - finished.keys())
 
 
 @contextmanager

@@ -2,8 +2,9 @@
 
 Optuna holds the truth. A study NAME is one Optuna study of that name, its *header*, which has user attributes and no
 trials, and one Optuna study for each *cell* of its grid, "NAME | B=16 S=0.9", whose trials are the attempts at the
-cell's points. MLflow holds a view that can be made anew from it (`analyze --sync`): an experiment for each workload,
-in it a run for each study, below that a run for each cell, below that a run for each trial.
+cell's points. Repeats of a cell's best points on fresh seeds are in "NAME | B=16 S=0.9 | repeats", which no reader of
+K* looks into. MLflow holds a view that can be made anew from it (`analyze --sync`): an experiment for each workload, in
+it a run for each study, below that a run for each cell, below that a run for each trial and each repeat.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ FORMAT = 1
 FORMAT_ATTR, UID, IDENTITY, AXES, REPORTED = "lit_dps_format", "uid", "identity", "axes", "reported"
 NOISE = "noise_scale"
 RUN_ON = "run_on"
+REPEATS = "repeats"
 HEADER_ATTRS = {
     FORMAT_ATTR: "Version of this layout: 1. It is written last; a header without it was cut short.",
     UID: "Tells the study from all others, also from a deleted one of the same name. Absent in the oldest studies.",
@@ -40,6 +42,7 @@ HEADER_ATTRS = {
     "slack": "Trials run to slack x K* of their cell; null, or absent in the oldest studies: to the step budget.",
     NOISE: "As `lit_dps.noise.NoiseScale.stored` gives it, of a short run before the first trial; absent without one.",
     RUN_ON: "True where trials went on to the step budget after their goal; else absent.",
+    REPEATS: "The fields of `lit_dps.repeats.RepeatPlan`, the largest asked for. Absent where nothing is repeated.",
     REPORTED: "How many results the last analysis at the end of a run was made from.",
 }
 
@@ -55,8 +58,10 @@ CELL_ATTRS = {
 # The parameters of a trial are its metaparameters by configuration key; the value of a complete one is its steps to
 # result. The number of a trial identifies the attempt: a point may have several.
 POINT_ATTR, OWNER, RESULT_ATTR, FAILED_AT, MERGED_FROM = "point", "owner", "result", "failed_at", "merged_from"
+REPEAT_ATTR = "repeat"
 TRIAL_ATTRS = {
     POINT_ATTR: "The point: index into the study's Sobol sequence, or in the order of another sampler.",
+    REPEAT_ATTR: "Number of the repeat, from 1. On repeats alone.",
     OWNER: "Process that runs it, or did: `owner` of its `peers`. Absent while it waits.",
     RESULT_ATTR: "How it ended, by `encode_result`. A finished trial without one was cut short: its point runs again.",
     FAILED_AT: "When an attempt of status failed ended, in seconds since the epoch.",
@@ -70,26 +75,33 @@ STATES = {
 }
 
 # ---- Tags of MLflow's runs -------------------------------------------------------------------------------------------
-NAME_TAG, KIND_TAG, CELL_TAG, POINT_TAG, ATTEMPT_TAG, STATUS_TAG, FAILURE_TAG = (
-    f"lit_dps.{key}" for key in ("study", "kind", "cell", "point", "attempt", "status", "failure")
+NAME_TAG, KIND_TAG, CELL_TAG, POINT_TAG, REPEAT_TAG, ATTEMPT_TAG, STATUS_TAG, FAILURE_TAG = (
+    f"lit_dps.{key}" for key in ("study", "kind", "cell", "point", "repeat", "attempt", "status", "failure")
 )
 RUN_TAGS = {
     NAME_TAG: "Name of the study, on all runs.",
-    KIND_TAG: "study, cell or trial.",
-    CELL_TAG: "The cell as `str(Cell)` has it, on runs of cells and trials. What follows is on runs of trials.",
+    KIND_TAG: "study, cell, trial or repeat.",
+    CELL_TAG: "The cell as `str(Cell)` has it, on runs of cells and below. What follows is on trials and repeats.",
     POINT_TAG: "The point.",
+    REPEAT_TAG: "The number of the repeat, on runs of repeats.",
     ATTEMPT_TAG: "The attempt that the run shows: the number of its trial in Optuna. Earlier versions logged none.",
     STATUS_TAG: "The trial's `Status`.",
     FAILURE_TAG: "Why it failed or was stopped, in one line.",
 }
 # Metrics of a trial's run: steps_to_result, seconds, kept/TENSOR, theory/TERM, observed/COUNT, and by step val_error,
-# train_loss, lipschitz, squared_gradient. Of a cell's: K_star, a count for each status, theory/TERM. Of a study's: by
-# batch size K_star/S_0.9, and c1/S_0.9, c2/S_0.9, b_crit/S_0.9 of the fitted laws, noise_scale and noise_scale_low.
+# train_loss, lipschitz, squared_gradient. Of a cell's: K_star, a count for each status, theory/TERM, and of its repeats
+# K_median, repeats, missed. Of a study's: by batch size K_star/S_0.9 and K_median/S_0.9, and c1/S_0.9, c2/S_0.9,
+# b_crit/S_0.9 of the fitted laws, noise_scale and noise_scale_low.
 
 
 def cell_study_name(name: str, cell: Cell) -> str:
     """Name of the Optuna study that holds a cell's trials."""
     return f"{name} | {cell}"
+
+
+def repeats_study_name(name: str, cell: Cell) -> str:
+    """Name of the Optuna study that holds the repeats of a cell."""
+    return f"{cell_study_name(name, cell)} | repeats"
 
 
 def cells_of(header: Mapping[str, Any]) -> list[Cell]:

@@ -12,13 +12,13 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 
 from mlflow.entities import Metric, Param, Run, RunTag
 
 from lit_dps.store.mlflow_client import log_artifacts, mlflow_errors, open_experiment
-from lit_dps.store.schema import ATTEMPT_TAG, CELL_TAG, FAILURE_TAG, KIND_TAG, NAME_TAG, POINT_TAG, STATUS_TAG
+from lit_dps.store.places import Logged, Place, logged_in, place, place_of, tags_of
+from lit_dps.store.schema import ATTEMPT_TAG, CELL_TAG, FAILURE_TAG, KIND_TAG, NAME_TAG, STATUS_TAG
 from lit_dps.trial import Cell, Status, TrialResult
 
 BATCH = 1000  # metrics that MLflow takes in one request
@@ -27,22 +27,6 @@ LONGEST = 5000  # characters of a tag's value that every MLflow takes
 # How a trial's run ends in MLflow, where not as FINISHED
 RUN_STATES = {Status.INFEASIBLE: "FAILED", Status.FAILED: "FAILED", Status.STOPPED: "KILLED"}
 Point = tuple[str, float, int]  # a metric's name, value and step
-
-
-@dataclass(frozen=True)
-class Logged:
-    """The attempt that the run of a trial shows: its number, None where an earlier version logged it, and its time."""
-
-    attempt: int | None
-    seconds: float
-
-    def shows(self, result: TrialResult) -> bool:
-        """Whether it is the attempt of a result.
-
-        Attempts of a database that was put back from a copy get the numbers of lost ones: their seconds differ.
-        """
-        other = None not in (self.attempt, result.attempt) and self.attempt != result.attempt
-        return not other and math.isclose(self.seconds, result.seconds)
 
 
 class Tracker:
@@ -79,11 +63,11 @@ class Tracker:
             self._resume(self.run_id)
             self._batch(self.run_id, tags=self.tags)
 
-    def logged(self) -> dict[tuple[str, int], Logged]:
-        """(cell, point) -> the attempt that is shown, of all trials that are logged whole."""
+    def logged(self) -> dict[Place, Logged]:
+        """The attempts that are shown, of all trials and repeats that are logged whole."""
         with mlflow_errors(self.uri):
-            runs = [run for run in self._find({KIND_TAG: "trial"}) if run.info.status != "RUNNING"]
-        return {(run.data.tags[CELL_TAG], int(run.data.tags[POINT_TAG])): _logged(run) for run in runs}
+            runs = [run for kind in ("trial", "repeat") for run in self._find({KIND_TAG: kind})]
+        return {place_of(run.data.tags): logged_in(run) for run in runs if run.info.status != "RUNNING"}
 
     def log_trial(self, result: TrialResult) -> None:
         """A run with the trial's metaparameters, status, steps to result, curves and kept weights, in few requests.
@@ -97,7 +81,7 @@ class Tracker:
             parent = self._cell_run(cell)
             for run in (self.run_id, parent):
                 self._resume(run)
-            tags = _tags(cell, trial.point) | {NAME_TAG: self.study, STATUS_TAG: str(result.status), PARENT: parent}
+            tags = tags_of(place(trial)) | {NAME_TAG: self.study, STATUS_TAG: str(result.status), PARENT: parent}
             if result.attempt is not None:
                 tags[ATTEMPT_TAG] = str(result.attempt)
             if result.failure:
@@ -106,7 +90,7 @@ class Tracker:
                 self.experiment_id,
                 start_time=int((time.time() - result.seconds) * 1000),
                 tags=tags,
-                run_name=f"{cell} point {trial.point}",
+                run_name=str(trial),
             ).info.run_id
             metrics = {"seconds": result.seconds}
             if result.steps is not None:
@@ -115,6 +99,7 @@ class Tracker:
             metrics |= {f"theory/{name}": value for name, value in result.theory.items()}
             metrics |= {f"observed/{name}": value for name, value in result.observed.items() if math.isfinite(value)}
             params = _params(cell) | {"point": trial.point, **trial.params}
+            params |= {"repeat": trial.repeat} if trial.repeat else {}
             params |= {f"total/{name}": total for name, (_, total) in result.kept.items()}
             single = [(name, value, 0) for name, value in metrics.items()]
             self._batch(run, [*single, *_along(result.curve), *_along(result.smoothness)], params)
@@ -122,10 +107,10 @@ class Tracker:
                 self.client.log_text(run, result.traceback, "traceback.txt")
             self.client.set_terminated(run, RUN_STATES.get(result.status, "FINISHED"))
 
-    def delete_trial(self, cell: str, point: int) -> None:
-        """Deletes the runs of a point."""
+    def delete_trial(self, where: Place) -> None:
+        """Deletes the runs of a trial or a repeat."""
         with mlflow_errors(self.uri), self.lock():
-            for run in self._find(_tags(cell, point)):
+            for run in self._find(tags_of(where)):
                 self.client.delete_run(run.info.run_id)
 
     def log_study(
@@ -161,8 +146,8 @@ class Tracker:
     def _logged_else_cleared(self, result: TrialResult) -> bool:
         """Whether a result is logged; runs of its point that are not of this attempt are deleted."""
         found = False
-        for run in self._find(_tags(result.trial.cell, result.trial.point)):
-            same = run.data.tags[STATUS_TAG] == result.status and _logged(run).shows(result)
+        for run in self._find(tags_of(place(result.trial))):
+            same = run.data.tags[STATUS_TAG] == result.status and logged_in(run).shows(result)
             if same and not found and run.info.status != "RUNNING":
                 found = True
             else:
@@ -224,10 +209,6 @@ class Tracker:
             self.client.log_batch(run, metrics[start : start + BATCH])
 
 
-def _tags(cell: Cell | str, point: int) -> dict[str, str]:
-    return {POINT_TAG: str(point), CELL_TAG: str(cell), KIND_TAG: "trial"}
-
-
 def _params(cell: Cell) -> dict[str, object]:
     return {"batch_size": cell.batch_size, "sparsity": cell.sparsity, **dict(cell.others)}
 
@@ -243,8 +224,3 @@ def _same(value: float, stored: float | None) -> bool:
     """Whether MLflow, which stores infinity as the largest float, was told a value before."""
     kept = max(-sys.float_info.max, min(value, sys.float_info.max))
     return stored is not None and (kept == stored or (math.isnan(value) and math.isnan(stored)))
-
-
-def _logged(run: Run) -> Logged:
-    attempt = run.data.tags.get(ATTEMPT_TAG)
-    return Logged(None if attempt is None else int(attempt), run.data.metrics.get("seconds", math.inf))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -19,12 +19,14 @@ from optuna.trial import TrialState
 from lit_dps.errors import StorageError
 from lit_dps.goal import Goal
 from lit_dps.racing import last_step, rungs
+from lit_dps.repeats import RepeatPlan
 from lit_dps.runs import Run
-from lit_dps.store.cells import end, give_up, open_cell, race_limit, ran_to, steps_of
+from lit_dps.store.cells import distance, end, give_up, open_cell, race_limit, ran_to, steps_of
 from lit_dps.store.database import open_storage, storage_errors
 from lit_dps.store.header import uid_of
 from lit_dps.store.locks import peers
-from lit_dps.store.schema import OWNER, POINT_ATTR
+from lit_dps.store.repeating import Repeats
+from lit_dps.store.schema import OWNER, POINT_ATTR, REPEAT_ATTR
 from lit_dps.store.search import SearchSampler
 from lit_dps.store.sobol import SobolSampler, distributions
 from lit_dps.trial import Cell, Trial, TrialResult
@@ -50,6 +52,7 @@ class Store:
         uid: What `lit_dps.store.header.declare` said of the study; None asks nothing.
         run_on: Whether its runs go on to the budget after their goal.
         metrics: Further metrics that their curves keep.
+        plan: What is repeated on fresh seeds once the search is through.
         began: When this run of the study began, in seconds since the epoch: trials that failed before are run again.
     """
 
@@ -69,25 +72,27 @@ class Store:
         began: float = 0.0,
         run_on: bool = False,
         metrics: Sequence[str] = (),
+        plan: RepeatPlan = RepeatPlan(),  # noqa: B008 (it is frozen)
     ):
         self.storage, self.peers, self.uid, self.began = open_storage(url), peers(url), uid, began
         self.url, self.name, self.cells, self.points, self.sampler, self.seed = url, name, cells, points, sampler, seed
         self.goal, self.further, self.slack = goal, further, slack
         self.run_on, self.metrics = run_on, metrics
-        levels = levels or rungs(goal.check_interval, goal.max_steps)
-        self.rungs = (math.inf,) if slack is None else levels
+        self.rungs = (math.inf,) if slack is None else levels or rungs(goal.check_interval, goal.max_steps)
         self.distributions = distributions(sampler.space)
-        self._claims: dict[tuple[Cell, int], optuna.Trial] = {}
+        self.repeats = Repeats(self.storage, name, uid, self.peers, plan, self.distributions, began)
+        self._claims: dict[tuple[Cell, int, int], optuna.Trial] = {}
         self._studies: dict[Cell, optuna.Study] = {}
         self._left: dict[Cell, dict[int, int]] = {}
         self._limits: dict[Cell, tuple[float, float]] = {}
+        self._repeated, self._ends = 0, dict[Cell, float]()  # whose repeats are handed out; where those end
         self._at, self._more = -1, False  # the cell whose points are handed out; whether it may have more to declare
 
     def next_run(self) -> Run | None:
         """The next trial to run; None if no point is left that nobody has run or is running.
 
         Cells come in their order, and once more from the first: a process that died meanwhile left its trials behind,
-        and a run that paused may have to go on.
+        and a run that paused may have to go on. After them come the repeats.
         """
         for entered in range(len(self.cells) + 1):
             if entered or self._at < 0:
@@ -99,22 +104,45 @@ class Store:
                     self._more = self._declare(cell)
             if run is not None:
                 return run
+        return self._next_repeat() if self.repeats.plan.count else None
+
+    def _next_repeat(self) -> Run | None:
+        for i in range(self._repeated, self._repeated + len(self.cells)):
+            self._repeated = i % len(self.cells)
+            cell = self.cells[self._repeated]
+            self._leave_others(cell)
+            with self._alone():
+                found = self.repeats.claim(cell, self._study(cell))
+            if found is not None:
+                claimed, self._ends[cell] = found
+                return self._run(cell, claimed, partial(self._ends.__getitem__, cell))
         return None
+
+    def _run(self, cell: Cell, claimed: optuna.Trial, limit: Callable[[], float], *searched: float | bool) -> Run:
+        point, repeat = claimed.user_attrs[POINT_ATTR], claimed.user_attrs.get(REPEAT_ATTR, 0)
+        self._claims[cell, point, repeat] = claimed
+        trial = Trial(cell, point, dict(claimed.params), self.seed, repeat)
+        return Run(trial, self.goal, self.further, limit, *searched, metrics=self.metrics)
 
     def tell(self, result: TrialResult) -> TrialResult:
         """Stores a result for good, unless this process was taken for dead and its trial given up.
 
         Returns the result with the number of its attempt. Raises StorageError if it cannot be written.
         """
-        cell, point = result.trial.cell, result.trial.point
-        trial = self._claims[cell, point]
+        cell, claim = result.trial.cell, (result.trial.cell, result.trial.point, result.trial.repeat)
+        trial = self._claims[claim]
         with self._alone():
             if self._still_mine(trial):
                 end(trial, result)
-        del self._claims[cell, point]
-        asked, limit = self._limits.get(cell, (-math.inf, math.inf))
-        self._limits[cell] = asked, min(limit, last_step(result.steps, self.slack))
+        del self._claims[claim]
+        if not result.trial.repeat:
+            asked, limit = self._limits.get(cell, (-math.inf, math.inf))
+            self._limits[cell] = asked, min(limit, last_step(result.steps, self.slack))
         return dataclasses.replace(result, attempt=trial.number)
+
+    def limit_of(self, trial: Trial) -> float:
+        """The step that a trial which was handed out has to reach, by what is stored so far; see `limit`."""
+        return self._ends[trial.cell] if trial.repeat else self.limit(trial.cell)
 
     def limit(self, cell: Cell) -> float:
         """The step that trials of a cell have to reach, by what all workers have stored of it so far.
@@ -187,7 +215,7 @@ class Store:
 
     def _leave_others(self, cell: Cell) -> None:
         """Keeps the steps to result alone of other cells that are not run any more: Optuna keeps all curves it read."""
-        running = {other for other, _ in self._claims} | {cell}
+        running = {other for other, *_ in self._claims} | {cell}
         for other in self._studies.keys() - running:
             self._left[other] = steps_of(self._studies.pop(other))
 
@@ -199,7 +227,7 @@ class Store:
         if self.slack is None:
             return {}
         known = self._left | {other: steps_of(study) for other, study in self._studies.items()}
-        others = sorted(known.keys() - {cell}, key=lambda other: (_distance(other, cell), other))
+        others = sorted(known.keys() - {cell}, key=lambda other: (distance(other, cell), other))
         return next((known[other] for other in others if known[other]), {})
 
     def _claim(self, cell: Cell) -> Run | None:
@@ -211,9 +239,7 @@ class Store:
             claimed = study.ask(fixed_distributions=self.distributions)
             claimed.set_user_attr(OWNER, self.peers.owner)
             rung = self._next_rung(study, claimed.user_attrs[POINT_ATTR])
-        trial = Trial(cell, claimed.user_attrs[POINT_ATTR], dict(claimed.params), self.seed)
-        self._claims[cell, trial.point] = claimed
-        return Run(trial, self.goal, self.further, partial(self.limit, cell), rung, self.run_on, self.metrics)
+        return self._run(cell, claimed, partial(self.limit, cell), rung, self.run_on)
 
     def _next_rung(self, study: optuna.Study, point: int) -> float:
         """The first rung that a point has not been run through."""
@@ -222,12 +248,3 @@ class Store:
         earlier = study.get_trials(deepcopy=False, states=(TrialState.PRUNED,))
         ran = [ran_to(t.user_attrs) for t in earlier if t.user_attrs[POINT_ATTR] == point]
         return next((rung for rung in self.rungs if rung > max(ran, default=-math.inf)), math.inf)
-
-
-def _distance(one: Cell, other: Cell) -> float:
-    """How much two cells differ: a factor of 2 in batch size counts as much as a quarter of the weights.
-
-    Another value on any further axis counts as much as all of the weights.
-    """
-    sizes, weights = math.log2(one.batch_size / other.batch_size), one.sparsity - other.sparsity
-    return abs(sizes) + 4 * abs(weights) + 4 * len(set(one.others) - set(other.others))

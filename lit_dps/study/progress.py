@@ -14,6 +14,7 @@ from typing import TextIO
 from lit_dps.errors import StorageError, UserError
 from lit_dps.files import replacing
 from lit_dps.racing import longest_attempt, truncate_at_race_limit
+from lit_dps.repeats import RepeatPlan, repeats_left
 from lit_dps.trial import Cell, Status, TrialResult
 
 FIRST = 3  # results of which one at least has to be none of a failed trial
@@ -28,6 +29,7 @@ class Progress:
         cells, points: Of this run, and how many in each.
         workers: Trials that run at the same time.
         slack: The study's; a trial that stopped and has to go on is not finished.
+        plan, repeats: What is repeated after the search, and the repeats of an earlier run, by cell.
         stream: Where to write; by default stderr.
         every: Seconds between two lines where the stream is no terminal.
     """
@@ -39,6 +41,8 @@ class Progress:
         points: int,
         workers: int,
         slack: float | None = None,
+        plan: RepeatPlan = RepeatPlan(),  # noqa: B008 (it is frozen)
+        repeats: Mapping[Cell, Sequence[TrialResult]] | None = None,
         stream: TextIO | None = None,
         every: float = 15.0,
     ):
@@ -46,12 +50,16 @@ class Progress:
         self.every, self.points, self.workers, self.slack = every, points, workers, slack
         earlier = {cell: [r for r in results.get(cell, ()) if r.status is not Status.FAILED] for cell in cells}
         self.done = {cell: {r.trial.point: _end(r) for r in earlier[cell] if r.trial.point < points} for cell in cells}
+        self.plan, self.repeats = plan, {cell: list(map(_end, (repeats or {}).get(cell, ()))) for cell in cells}
         self._shown = 0.0
 
     def update(self, result: TrialResult) -> None:
         """Takes a new result into account and shows the line."""
         done = self.done[result.trial.cell]
-        done[result.trial.point] = longest_attempt(done.get(result.trial.point), _end(result))
+        if result.trial.repeat:
+            self.repeats[result.trial.cell].append(_end(result))
+        else:
+            done[result.trial.point] = longest_attempt(done.get(result.trial.point), _end(result))
         self.show(result.trial.cell)
 
     def show(self, cell: Cell | None = None) -> None:
@@ -78,6 +86,9 @@ class Progress:
         finished = {each: self._finished(each) for each in self.done}
         full = sum(n >= self.points for n in finished.values())
         parts = [f"cells {full}/{len(self.done)}", f"trials {sum(finished.values())}/{len(self.done) * self.points}"]
+        if self.plan.count:
+            done, left = map(sum, zip(*(self._repeats(each) for each in self.done), strict=True))
+            parts.append(f"repeats {done}/{done + left}")
         if cell is not None:
             steps = [r.steps for r in self.done[cell].values() if r.status is Status.COMPLETE]
             parts.append(f"{cell}: best K {min(steps) if steps else '-'}")
@@ -91,6 +102,16 @@ class Progress:
         """Trials of a cell that ran as far as they have to, by what is known of the race."""
         return len(truncate_at_race_limit(list(self.done[cell].values()), self.slack))
 
+    def _repeats(self, cell: Cell) -> tuple[int, int]:
+        """Repeats of a cell that are done, and those that are left; as if it had a K*, while nobody knows better."""
+        done, plan, repeats = self.done[cell].values(), self.plan, self.repeats[cell]
+        complete = [(r.steps, r.trial.point) for r in done if r.steps is not None]
+        if not complete:
+            return 0, plan.count * plan.points * (self._finished(cell) < self.points)
+        ended = [r for r in repeats if r.status is not Status.FAILED]
+        left = len(repeats_left(plan, done, ended))
+        return plan.count * len(plan.best(complete)) - left, left
+
     def seconds_left(self, finished: Mapping[Cell, int]) -> float | None:
         """Mean seconds of a finished trial of the nearest batch size, summed over what is left, shared by the workers.
 
@@ -101,7 +122,8 @@ class Progress:
         mean = mean_of_nearest_batch_size(seconds, self.done)
         if mean is None:
             return None
-        return sum(mean[cell] * (self.points - finished[cell]) for cell in self.done) / self.workers
+        left = {cell: self.points - finished[cell] + self._repeats(cell)[1] for cell in self.done}
+        return sum(mean[cell] * left[cell] for cell in self.done) / self.workers
 
 
 def mean_of_nearest_batch_size(
@@ -144,20 +166,20 @@ class Failures:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self._told, self._failed = 0, set[tuple[Cell, int]]()
+        self._told, self._failed = 0, set[tuple[Cell, str]]()
 
     def on_result_stored(self, result: TrialResult) -> None:
         """Takes a result. Raises AllFail if it is one more failure and there was nothing else so far."""
         trial, self._told = result.trial, self._told + 1
-        path = self.folder / f"{trial.cell} point-{trial.point}.txt"
+        path = self.folder / f"{trial.cell} {trial.file_name}.txt"
         if result.status is not Status.FAILED:
-            self._failed.discard((trial.cell, trial.point))
+            self._failed.discard((trial.cell, trial.file_name))
             with suppress(OSError):
                 path.unlink(missing_ok=True)
                 self.folder.rmdir()
                 self.folder.parent.rmdir()
             return
-        self._failed.add((trial.cell, trial.point))
+        self._failed.add((trial.cell, trial.file_name))
         with suppress(StorageError), replacing(path) as temporary:  # the storage has it, and MLflow
             temporary.write_text(result.traceback or result.failure, encoding="utf-8")
         if self._told == len(self._failed) == FIRST:

@@ -155,7 +155,8 @@ def _train(
     stop: StopRequest,
     *listeners: Callable[[TrialResult], None],
 ) -> None:
-    progress = Progress(record.results, setup.cells, setup.study.trials, workers, setup.study.slack)
+    asked = {"slack": setup.study.slack, "plan": setup.study.repeat_plan, "repeats": record.repeats}
+    progress = Progress(record.results, setup.cells, setup.study.trials, workers, **asked)
     trials, url = "1 trial" if workers == 1 else f"{workers} trials", without_password(setup.storage.optuna_url)
     print(f"study {record.name}: {trials} at a time in {url}", file=sys.stderr, flush=True)
     progress.show()
@@ -196,5 +197,5 @@ def _pages(storage: StorageConfig, tracker: Tracker | None) -> str:
 
 
 def _left(setup: StudySetup, record: StudyRecord) -> int:
-    """Trials of this configuration that have no result yet, or failed."""
-    return sum(map(len, setup.left(record.results).values()))
+    """Trials and repeats of this configuration that have no result yet, or failed."""
+    return sum(map(len, setup.left(record.results).values())) + setup.repeats_left(record)

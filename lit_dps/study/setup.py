@@ -21,6 +21,8 @@ from lit_dps.goal import ERROR, Goal
 from lit_dps.module import ImageClassifier
 from lit_dps.parallel import settings
 from lit_dps.parallel.ranks import started_by_torchrun
+from lit_dps.record import StudyRecord
+from lit_dps.repeats import repeats_left
 from lit_dps.space import Choices, stored
 from lit_dps.training import GoalErrorCallback
 from lit_dps.training.checkpoints import Checkpoints
@@ -87,6 +89,11 @@ class StudySetup:
             cell: points - {r.trial.point for r in results.get(cell, ()) if r.status is not Status.FAILED}
             for cell in self.cells
         }
+
+    def repeats_left(self, record: StudyRecord) -> int:
+        """The repeats that are left to run: those of the best points so far, of cells that have one."""
+        found = ((record.results.get(cell, ()), record.repeats.get(cell, ())) for cell in self.cells)
+        return sum(len(repeats_left(self.study.repeat_plan, *results)) for results in found)
 
     @property
     def goal_of_trials(self) -> Goal:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import platform
 import re
 import subprocess
@@ -19,7 +20,7 @@ from lit_dps.analysis import Analysis, records
 from lit_dps.config import StorageConfig
 from lit_dps.errors import StorageError
 from lit_dps.record import StudyRecord
-from lit_dps.store import Logged, Tracker, peers
+from lit_dps.store import Logged, Place, Tracker, peers, place
 from lit_dps.trial import ENDS, Series, TrialResult
 
 PACKAGES = ("lit_dps", "torch", "torchvision", "lightning", "optuna", "mlflow", "numpy", "scipy")
@@ -75,7 +76,7 @@ def sync(
     files: Sequence[Path] = (),
     *,
     goes_on: bool = False,
-    logged: Mapping[tuple[str, int], Logged] | None = None,
+    logged: Mapping[Place, Logged] | None = None,
 ) -> None:
     """Logs all that MLflow does not know yet of a study; what it knows is not logged again.
 
@@ -91,13 +92,12 @@ def sync(
             the database was put back from a copy, or the study made anew.
     """
     known, stored = tracker.logged() if logged is None else logged, set()
-    for result in itertools.chain.from_iterable(record.results.values()):
-        place = str(result.trial.cell), result.trial.point
-        stored.add(place)
-        if place not in known or not known[place].shows(result):
+    for result in itertools.chain(*record.results.values(), *record.repeats.values()):
+        stored.add(where := place(result.trial))
+        if where not in known or not known[where].shows(result):
             tracker.log_trial(result)
-    for cell, point in () if logged is None else logged.keys() - stored:
-        tracker.delete_trial(cell, point)
+    for where in () if logged is None else logged.keys() - stored:
+        tracker.delete_trial(where)
     if goes_on:
         tracker.go_on()
     if study is not None:
@@ -128,6 +128,11 @@ def _log_outcome(tracker: Tracker, study: Analysis, files: Sequence[Path]) -> No
         counts = {status: cell.counts[status] for status in ENDS}
         if cell.at_first_check:  # then K* is no more than an upper bound
             counts["K_star_at_first_check"] = 1
+        for each in (each for each in study.repeats if each.cell == cell.cell and each.rank == 1):
+            counts |= {"repeats": len(each.results), "missed": each.missed}
+            if each.median is not None and math.isfinite(each.median):
+                counts["K_median"] = each.median
+                scaling.setdefault(f"K_median/{_name(cell.cell.series)}", {})[cell.cell.batch_size] = each.median
         measured = {f"theory/{name}": terms[name] for name in THEORY if terms[name] is not None}
         tracker.log_cell(cell.cell, cell.k_star, {**counts, **measured})
         if cell.k_star is not None:
@@ -147,7 +152,8 @@ def _log_outcome(tracker: Tracker, study: Analysis, files: Sequence[Path]) -> No
         params,
         files,
         {"config.yaml": yaml.safe_dump(record.config, sort_keys=False)},
-        finished=not any(cell.pending for cell in study.cells),
+        finished=not any(cell.pending for cell in study.cells)
+        and all(len(each.results) >= each.asked for each in study.repeats),
     )
 
 

@@ -49,14 +49,15 @@ def work(setup: StudySetup, stop: StopRequest) -> Iterator[TrialResult]:
     sampler = sampler_of(config, setup.goal_of_trials)
     url = setup.storage.optuna_url
     what = (config.name, setup.cells, config.trials, sampler, config.seed, setup.goal_of_trials, config.goals)
-    store = Store(url, *what, config.slack, uid=setup.uid, began=setup.began, run_on=config.run_on)
+    asked = {"run_on": config.run_on, "plan": config.repeat_plan}
+    store = Store(url, *what, config.slack, uid=setup.uid, began=setup.began, **asked)
     try:
         with first_of_ranks(setup) as train:
             checkpoints, at_check = setup.checkpoints(), raise_if_any_rank_interrupted(stop)
             for result in train(setup.engine(checkpoints), store.next_run, at_check):
                 result = store.tell(result)
                 if checkpoints is not None:
-                    checkpoints.on_result_stored(result, store.limit(result.trial.cell))
+                    checkpoints.on_result_stored(result, store.limit_of(result.trial))
                 yield result
                 stop.check()
     finally:
@@ -213,7 +214,7 @@ def _follow(setup: StudySetup, stop: StopRequest) -> None:
     def next_run() -> Run | None:
         trial = ranks.broadcast(None)
         own = setup.goal_of_trials, setup.study.goals
-        return None if trial is None else Run(trial, *own, run_on=setup.study.run_on)
+        return None if trial is None else Run(trial, *own, run_on=setup.study.run_on and not trial.repeat)
 
     for _ in setup.engine(setup.checkpoints()).train(next_run, raise_if_any_rank_interrupted(stop)):
         pass

@@ -50,7 +50,7 @@ class Checkpoints:
         return 60 * self.minutes
 
     def path(self, trial: Trial) -> Path:
-        return self.folder / str(trial.cell) / f"point-{trial.point}.ckpt"
+        return self.folder / str(trial.cell) / f"{trial.file_name}.ckpt"
 
     def file(self, trial: Trial, settings: Mapping[str, Any]) -> CheckpointFile:
         """The file of a run of this trial, and what it tells of the run: equal runs alone go on from it.
@@ -61,7 +61,7 @@ class Checkpoints:
         everything = {**settings, **versions, "threads": torch.get_num_threads(), "ranks": ranks.world()}
         text = json.dumps(everything, sort_keys=True, default=str)
         about = {
-            "name": f"{trial.cell} point {trial.point}",
+            "name": str(trial),
             "study": self.study,
             "seed": trial.seed,
             "params": dict(trial.params),
@@ -93,7 +93,7 @@ class Checkpoints:
         """
         if settled(result.status, result.steps_run, limit):
             self.remove(result.trial)
-        if result.status is Status.COMPLETE:
+        if result.status is Status.COMPLETE and not result.trial.repeat:  # repeats do not race
             for path in self.path(result.trial).parent.glob("point-*.ckpt"):
                 if (steps_saved(path) or 0) >= limit:
                     _remove(path)
@@ -161,8 +161,9 @@ def steps_saved(path: Path) -> int | None:
 
 def clear(folder: Path) -> None:
     """Removes all that `Checkpoints` wrote into a study's folder, and the folder if it is empty then."""
-    for path in folder.glob("B=* S=*/point-*.*"):
-        _remove(path)
+    for name in ("point-*.*", "repeat-*.*"):
+        for path in folder.glob(f"B=* S=*/{name}"):
+            _remove(path)
     with suppress(OSError):
         folder.rmdir()
         folder.parent.rmdir()

@@ -16,6 +16,7 @@ from jsonargparse import ArgumentError, ArgumentParser
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.loggers.logger import DummyLogger
 
+from lit_dps.data import ImageData
 from lit_dps.errors import ConfigError, UserError, one_line, user_error_in
 from lit_dps.parallel.settings import arguments
 from lit_dps.training.generators import isolated
@@ -76,12 +77,14 @@ class Workload:
         """
         specs = self._specs(trial)
         data = _instantiate("data", specs["data"], trial.seed_for("order"))
+        if trial.repeat and isinstance(data, ImageData):  # others draw from the seed that they are made and run under
+            data.order_anew(trial.seed_for("order"))
         module = self.module(trial)
         trainer = arguments(_instantiate("trainer", {**self.trainer, **STUDY_TRAINER}, trial.seed_for("order")))
         callbacks = welcome(listed(trainer.get("callbacks")), "trainer.callbacks")
         # a folder of the trial's own: Lightning takes up checkpoints that it finds there
         root = trainer.get("default_root_dir") or os.getcwd()
-        folder = os.path.join(root, "trials", str(trial.cell), f"point-{trial.point}")
+        folder = os.path.join(root, "trials", str(trial.cell), trial.file_name)
         own = {"callbacks": callbacks, "default_root_dir": folder, "logger": NoLogger(folder)}
         return Built(module, data, {**trainer, **own})
 

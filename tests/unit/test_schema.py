@@ -49,7 +49,7 @@ def check(storage) -> int:
 
 def test_the_page_names_all_that_a_study_stores(tmp_path):
     url = f"sqlite:///{tmp_path}/study.db"
-    config = StudyConfig(name="s", batch_sizes=[4], sparsities=[0.0], trials=2, space=SPACE)
+    config = StudyConfig(name="s", batch_sizes=[4], sparsities=[0.0], trials=2, space=SPACE, repeats=1)
     _, uid = declare(url, config, "digits", Goal(0.1, 16, 96), {}, {})
     worker = Store(url, "s", [Cell(4)], 2, SobolSampler(SPACE, 0), 0, Goal(0.1), uid=uid)
     for trial, status in zip(trials_of(worker), (Status.COMPLETE, Status.FAILED), strict=False):

@@ -117,7 +117,7 @@ def test_a_result_that_was_stored_before_the_end_is_kept(url):
     """Killed between writing the result and ending the trial: the result counts and the point is not run again."""
     s = store(url, points=1, cells=CELLS[:1])
     trial = next(trials_of(s))
-    s._claims[(trial.cell, trial.point)].set_user_attr(RESULT_ATTR, encode_result(ended(trial)))
+    s._claims[trial.cell, trial.point, 0].set_user_attr(RESULT_ATTR, encode_result(ended(trial)))
     s.abandon()
     assert [(t.state.name, t.values) for t in cell_trials(url, CELLS[0])] == [("COMPLETE", [16.0])]
     assert list(trials_of(store(url, points=1, cells=CELLS[:1]))) == []
@@ -149,7 +149,7 @@ def test_a_dead_process_loses_its_trial_and_a_living_one_keeps_it(url, who):
             query = text("delete from trial_user_attributes where trial_id = :id and key = :key")
             connection.execute(query, {"id": trial._trial_id, "key": OWNER})
     else:
-        s._claims[(lost.cell, lost.point)].set_user_attr(OWNER, owner().replace(f":{os.getpid()}:", ":999999999:"))
+        s._claims[lost.cell, lost.point, 0].set_user_attr(OWNER, owner().replace(f":{os.getpid()}:", ":999999999:"))
     taken = list(
         trial.point for trial, _ in zip(trials_of(store(url, points=2, cells=CELLS[:1])), range(1), strict=False)
     )

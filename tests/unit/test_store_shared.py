@@ -103,7 +103,7 @@ def test_a_trial_that_was_given_to_another_is_not_told(url):
     uid = declared(url)
     one = opened(url, uid)
     trial = next(trials_of(one))
-    one._claims[trial.cell, trial.point].study.tell(0, state=optuna.trial.TrialState.FAIL)
+    one._claims[trial.cell, trial.point, 0].study.tell(0, state=optuna.trial.TrialState.FAIL)
     other = opened(url, uid)
     taken = next(t for t in trials_of(other) if t.point == trial.point)
     one.tell(ended(trial))
@@ -128,10 +128,10 @@ def test_the_last_one_out_reports_once(url):
 def test_trials_of_the_dead_do_not_keep_others_from_reporting(url):
     one = opened(url, declared(url))
     trial = next(trials_of(one))
-    one._claims[trial.cell, trial.point].set_user_attr(OWNER, "nohost:1:1")
+    one._claims[trial.cell, trial.point, 0].set_user_attr(OWNER, "nohost:1:1")
     here = peers(url)
     if not isinstance(here, ServerPeers):  # this machine knows of its own processes alone
-        one._claims[trial.cell, trial.point].set_user_attr(OWNER, here.owner.replace(":", ":9999", 1))
+        one._claims[trial.cell, trial.point, 0].set_user_attr(OWNER, here.owner.replace(":", ":9999", 1))
     assert claim_report(url, "s") is None
 
 
@@ -143,7 +143,7 @@ def test_a_database_put_back_is_run_to_the_same_end(tmp_path):
     asked = trials_of(first)
     first.tell(ended(next(asked)))
     lost = next(asked)
-    first._claims[lost.cell, lost.point].set_user_attr(OWNER, peers(url).owner.replace(":", ":9999", 1))
+    first._claims[lost.cell, lost.point, 0].set_user_attr(OWNER, peers(url).owner.replace(":", ":9999", 1))
     shutil.copy(tmp_path / "study.db", tmp_path / "copy.db")
     first._claims.clear()
     rest = opened(url, uid)

@@ -70,7 +70,7 @@ def test_runs_are_nested_and_found_again(empty):
     first.log_trial(result(0))
     second = tracker(empty, "nested")  # the study is taken up by another process
     assert second.run_id == first.run_id
-    assert second.logged() == {(str(CELL), 0): Logged(None, result(0).seconds)}
+    assert second.logged() == {(str(CELL), 0, 0): Logged(None, result(0).seconds)}
     second.log_trial(result(1, Status.INFEASIBLE))
     _, (study,) = runs(empty, "study", "nested")
     _, (cell,) = runs(empty, "cell", "nested")

@@ -31,7 +31,7 @@ class Away:
 
     def logged(self):
         self._ask()
-        return {(str(r.trial.cell), r.trial.point): Logged(r.attempt, r.seconds) for r in self.trials}
+        return {(str(r.trial.cell), r.trial.point, 0): Logged(r.attempt, r.seconds) for r in self.trials}
 
     def go_on(self):
         self._ask()
@@ -117,7 +117,7 @@ def test_a_result_is_logged_once_by_two_processes_and_one_put_back_is_replaced(t
     sync(one, again)
     assert trials(tmp_path) == {(str(cell), 0): 1.0, (str(cell), 1): 9.0, (str(cell), 2): 3.0}
     logged = one.logged()
-    assert {point: shown.seconds for point, shown in logged.items()} == trials(tmp_path)
+    assert {(on, point): shown.seconds for (on, point, _), shown in logged.items()} == trials(tmp_path)
     sync(one, again, logged=logged)
     assert trials(tmp_path) == {(str(cell), 0): 1.0, (str(cell), 1): 9.0}
 
@@ -145,7 +145,7 @@ def test_attempts_are_told_apart_by_their_number(tmp_path):
         assert now["0"][0] == str(number) and (now["0"] != before["0"]) is anew
         assert now["1"] == before["1"] and now["1"][0] is None
         before = now
-    assert tracker.logged()[str(cell), 0] == Logged(7, 61.0)
+    assert tracker.logged()[str(cell), 0, 0] == Logged(7, 61.0)
 
 
 @pytest.mark.slow

@@ -1,0 +1,180 @@
+"""What repeats of a cell's best points on fresh seeds say: the median K over seeds, its spread, and the luck in K*.
+
+K* is the least of many trials, so it is lucky in its seed as well as good in its metaparameters: run again on other
+seeds, its point usually needs more steps. K* over the median of its own point tells how much.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import pandas as pd
+
+from lit_dps.analysis.summary import CellSummary, at_first_check
+from lit_dps.analysis.tables import aligned, columns_of, frame, short_columns, three_digits
+from lit_dps.record import StudyRecord
+from lit_dps.trial import Cell, Status, TrialResult
+
+
+@dataclass(frozen=True)
+class RepeatSummary:
+    """The repeats of one point of a cell.
+
+    Attributes:
+        cell: The cell.
+        point, steps: The point, and its steps to result in the search, which it was chosen by.
+        rank: 1 for the point of K*, 2 for the next best one.
+        results: Its finished repeats but for failed ones, the search's own trial not among them.
+        asked: How many of them there will be.
+        check_interval: Steps between two checks.
+    """
+
+    cell: Cell
+    point: int
+    steps: int
+    rank: int
+    results: Sequence[TrialResult]
+    asked: int
+    check_interval: int
+
+    @cached_property
+    def known(self) -> list[float]:
+        """Steps to result, ascending; infinite for a repeat that did not meet the goal in its time: censored."""
+        return sorted(math.inf if result.steps is None else result.steps for result in self.results)
+
+    @property
+    def missed(self) -> int:
+        """Repeats that did not meet the goal: stopped at their limit, out of budget, or not finite."""
+        return sum(map(math.isinf, self.known))
+
+    def quantile(self, q: float) -> float | None:
+        """A quantile of the steps to result, linear between them; infinite where it falls on missed ones.
+
+        None without repeats.
+        """
+        return quantile(self.known, q) if self.known else None
+
+    @property
+    def median(self) -> float | None:
+        return self.quantile(0.5)
+
+    @property
+    def bias(self) -> float | None:
+        """Steps in the search over the median: below 1 the search was lucky. None where either is only a bound."""
+        bound = at_first_check(self.steps, self.check_interval)
+        if self.median is None or not math.isfinite(self.median) or bound or self.median <= self.check_interval:
+            return None
+        return self.steps / self.median
+
+
+def quantile(ascending: Sequence[float], q: float) -> float:
+    """A quantile of some values, linear between neighbours, of which the last ones may be infinite."""
+    at = q * (len(ascending) - 1)
+    low, share = ascending[math.floor(at)], at - math.floor(at)
+    return low if share == 0 else low + share * (ascending[math.floor(at) + 1] - low) if low < math.inf else low
+
+
+def summarize_repeats(record: StudyRecord, cells: Iterable[CellSummary]) -> list[RepeatSummary]:
+    """The repeats of each cell's best points as they are now, by series, batch size, then rank."""
+    found = []
+    for summary in cells:
+        steps = {result.trial.point: result.steps for result in summary.trials if result.steps is not None}
+        best = record.plan.best((k, point) for point, k in steps.items()) if record.plan.count else []
+        for rank, point in enumerate(best, 1):
+            repeats = [r for r in record.repeats.get(summary.cell, ()) if r.trial.point == point]
+            ended = [r for r in repeats if r.status is not Status.FAILED]
+            asked, interval = max(record.plan.count, len(ended)), record.goal.check_interval
+            found.append(RepeatSummary(summary.cell, point, steps[point], rank, ended, asked, interval))
+    return found
+
+
+def repeat_rows(record: StudyRecord, repeats: Iterable[RepeatSummary]) -> pd.DataFrame:
+    """One row a repeated point, by series, batch size, then rank.
+
+    Columns: sparsity and further axes, batch_size [examples], rank (1: the point of K*), point, steps (its steps to
+    result in the search), repeats, missed; least, lower, median, upper and most (the quartiles) [steps] over seeds, inf
+    where that is a missed one; floor (1 where the median is at the first check, an upper bound); bias, steps / median.
+    """
+    quantiles = {"least": 0.0, "lower": 0.25, "median": 0.5, "upper": 0.75, "most": 1.0}
+    columns = ["batch_size", "rank", "point", "steps", "repeats", "missed", *quantiles, "floor", "bias"]
+    return frame(
+        (
+            {
+                **columns_of(each.cell.series),
+                "batch_size": each.cell.batch_size,
+                "rank": each.rank,
+                "point": each.point,
+                "steps": each.steps,
+                "repeats": len(each.results),
+                "missed": each.missed,
+                **{name: each.quantile(q) for name, q in quantiles.items()},
+                "floor": int(each.median is not None and each.median <= each.check_interval),
+                "bias": each.bias,
+            }
+            for each in repeats
+        ),
+        [*columns_of(record.series[0]), *columns],
+    )
+
+
+def repeats_text(record: StudyRecord, repeats: Sequence[RepeatSummary]) -> str:
+    """The section of a report on repeats; empty where nothing is repeated."""
+    if not repeats:
+        return ""
+    plan, interval = record.plan, record.goal.check_interval
+    which = "the point of K*" if plan.points == 1 else f"the {plan.points} best points"
+    until = "the step budget" if plan.slack is None else f"{plan.slack:g} x K*"
+    seeds = f"{plan.count} fresh seed{'s' * (plan.count > 1)} (initial weights, mask and order of examples)"
+    lines = [f"repeats: {which} on {seeds}, to {until} at most"]
+
+    def steps(x: float | None) -> str:
+        if x is None:
+            return "-"
+        return "missed" if math.isinf(x) else f"<= {interval}" if x <= interval else three_digits(x)
+
+    lines += aligned(
+        {
+            "B": str(each.cell.batch_size),
+            **short_columns(each.cell.series),
+            **({"point": str(each.point)} if plan.points > 1 else {}),
+            "K in the search" if plan.points > 1 else "K*": steps(each.steps),
+            "median": steps(each.median),
+            "quartiles": f"{steps(each.quantile(0.25))} to {steps(each.quantile(0.75))}" if each.known else "-",
+            "all": f"{steps(each.quantile(0))} to {steps(each.quantile(1))}" if each.known else "-",
+            "repeats": str(len(each.results)),
+            "missed": str(each.missed),
+            "K / median": "-" if each.bias is None else f"{each.bias:.2f}",
+        }
+        for each in repeats
+    )
+    known = [each.bias for each in repeats if each.rank == 1 and each.bias is not None]
+    if known:
+        mean = math.exp(sum(map(math.log, known)) / len(known))
+        lines.append(
+            f"  K* is x{mean:.2f} the median of its own point over seeds, in the geometric mean of {len(known)} cells: "
+            "the luck of the least of many trials"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def repeat_notes(record: StudyRecord, repeats: Sequence[RepeatSummary]) -> list[str]:
+    """What a reader should know of the repeats, a line each."""
+    if not record.plan.count:
+        return []
+    lines, every = [], [result for results in record.repeats.values() for result in results]
+    missing = sum(each.asked - len(each.results) for each in repeats)
+    if missing:
+        lines.append(f"{missing} of {sum(each.asked for each in repeats)} repeats of the best points have not finished")
+    old = {(each.cell, each.point) for each in repeats}
+    if left_over := sum((r.trial.cell, r.trial.point) not in old for r in every):
+        lines.append(f"{left_over} repeats of points that are not the best any more are kept and not counted")
+    if failed := [r for r in every if r.status is Status.FAILED]:
+        lines.append(f"{len(failed)} repeats failed, the first with {failed[0].failure}: the next run repeats them")
+    data = record.config.get("data", {})
+    order = data.get("init_args", {}).get("order", "authors") if isinstance(data, dict) else "authors"
+    if str(order) not in ("authors", "per_trial"):
+        lines.append(f"data.order {order} is a file: all repeats take their examples in that one order")
+    return lines
