@@ -34,6 +34,7 @@ SEES = {
     "advice": NOUNS | {"analysis"},
 }
 SEES["study"] = {*SEES}
+SEES["advising"] = {*SEES}
 SEES["cli"] = {*SEES}
 SEES["api"] = {*SEES}
 
@@ -62,7 +63,7 @@ NO_TORCH = {*NOUNS, "api"} | {
     "cli.figures",
     "cli.merge",
 }
-TORCH = {"cli.fit", "cli.study"}
+TORCH = {"cli.advise", "cli.fit", "cli.study"}
 
 
 def name_of(path: Path) -> str:

@@ -12,13 +12,15 @@ VERBS = {
     "validate": ("lit_dps.cli.fit", "evaluate a checkpoint on the validation split"),
     "test": ("lit_dps.cli.fit", "evaluate a checkpoint on the test split"),
     "study": ("lit_dps.cli.study", "run a study of batch sizes and sparsities, or take it up again"),
+    "advise": ("lit_dps.cli.advise", "which batch size, how many devices, how long, at what cost"),
+    "calibration": ("lit_dps.cli.calibration", "how well advice predicted the runs of fit that followed it"),
     "analyze": ("lit_dps.cli.analyze", "table, scaling law and figures of a study, also while it runs"),
     "replicate": ("lit_dps.cli.replicate", "run the studies of the replication and write its page"),
     "figures": ("lit_dps.cli.figures", "the figures of a study, or of several and how they compare"),
     "merge": ("lit_dps.cli.merge", "take over trials of the same studies that were run elsewhere"),
     "ui": ("lit_dps.cli.ui", "browse studies in MLflow"),
 }
-TRAIN = ("fit", "validate", "test", "study")  # they need PyTorch and Lightning, whose imports take seconds
+TRAIN = ("fit", "validate", "test", "study", "advise")  # they need PyTorch and Lightning, whose imports take seconds
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -31,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
         print(__version__)
         return 0
     if not argv or argv[0] in ("-h", "--help"):
-        verbs = "\n".join(f"  {verb:9} {text}" for verb, (_, text) in VERBS.items())
+        verbs = "\n".join(f"  {verb:11} {text}" for verb, (_, text) in VERBS.items())
         print(
             "usage: lit-dps VERB [--config FILE] [--KEY VALUE ...]\n\n"
             f"How batch size and sparsity rule the steps that training takes.\n\n{verbs}\n\n"

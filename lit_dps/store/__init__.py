@@ -18,6 +18,7 @@ _NAMES = {
     "header": "StudyChanged attributes check_unchanged claim_report compare declare extend keep_noise_scale",
     "sobol": "SobolSampler distributions sobol_point",
     "search": "SearchSampler sampler_of",
+    "advice": "AdviceStore list_advice",
     "cells": "ran_to steps_of",
     "trials": "MAX_QUEUED Store",
     "merging": "Conflict Merged merge",

@@ -46,6 +46,20 @@ HEADER_ATTRS = {
     REPORTED: "How many results the last analysis at the end of a run was made from.",
 }
 
+# ---- User attributes of advice on a study, an Optuna study of its own without trials ---------------------------------
+ADVICE_SUFFIX = " (advice)"  # behind the study's name; no study's own name has brackets
+ADVICE_ATTRS = {
+    "configuration": "What the advice is on: the identity of the study that probes, but for its trials.",
+    "spent": "Seconds that asking has taken, all runs of the command together.",
+    "timed": "Steps that were timed: lists of the fields of `lit_dps.advice.Timed`.",
+    "check": "Seconds of a check of the validation split, as it was timed.",
+    "largest": "The largest batch of one device, and why no larger one was timed.",
+    "parameters": "Of the network.",
+    "noise": "As `lit_dps.noise.NoiseScale.stored` gives it.",
+    "branches": "Of the method branch: a dict a fork (`lit_dps.training.branch.Fork.stored`).",
+    "outcomes": "Predicted and real steps and hours of runs of `fit` with a recommended configuration.",
+}
+
 # ---- User attributes of a cell ---------------------------------------------------------------------------------------
 CELL_ATTRS = {
     "batch_size": "Global batch size, in examples.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from lit_dps.goal import Goal
 from lit_dps.runs import Run
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.timing_pruning import SHORTEST, Looked, PassStopwatch, now
+from lit_dps.study.workers import first_of_ranks
 from lit_dps.trial import Cell, Status, Trial
 
 SECONDS = 1.0  # of training that are timed at each batch size; also the longest step that is
@@ -159,20 +160,42 @@ def _measure_trial(setup: StudySetup, batch_size: int, steps: int) -> Measured:
     with suppress(Looked):
         TrainerEngine(dataclasses.replace(setup.training(), pruning=pruning), (passes,)).train_one(run)
 
+    start, step, check = timed_run(dataclasses.replace(setup, pruning=pruning), trial, steps)
+    return Measured(batch_size, start, step, check, passes.pruning, passes.reused, passes.refusal)
+
+
+def timed_run(setup: StudySetup, trial: Trial, steps: int, together: bool = False) -> tuple[float, float, float]:
+    """Times so many steps of a trial and a full check, as the study's engine runs them.
+
+    Args:
+        together: Whether the ranks that the trainer asks for train it; else this process does by itself.
+
+    Returns:
+        Seconds to build it and begin, of a step, of the check.
+
+    Raises:
+        UserError: if it fails.
+    """
     goal = {**setup.goal, "check_interval": 1 + steps, "max_steps": 1 + steps, "early_reject": False}
     study = dataclasses.replace(setup.study, engine="lightning")
-    timed = dataclasses.replace(setup, goal=goal, pruning=pruning, study=study)
-    clock, begin = _StepStopwatch(run.trial, run.goal), time.perf_counter()
-    hook = register_optimizer_step_post_hook(clock.on_update)
-    try:
-        for result in timed.engine().train(iter([clock, None]).__next__):
-            if result.status is Status.FAILED:
-                raise UserError(f"cannot time a trial: {result.failure}")
-    finally:
-        hook.remove()
+    timed = dataclasses.replace(setup, goal=goal, study=study)
+    metric = setup.goal_of_trials.metric
+    clock = _StepStopwatch(trial, Goal(UNREACHED, 1 + steps, 1 + steps, metric, at_least=True))
+    with ExitStack() as group:
+        train = group.enter_context(first_of_ranks(timed)) if together else type(timed.engine()).train
+        hook, begin = register_optimizer_step_post_hook(clock.on_update), time.perf_counter()
+        try:
+            for result in train(timed.engine(), iter([clock, None]).__next__, lambda: None):
+                if result.status is Status.FAILED:
+                    raise UserError(f"cannot time a trial: {result.failure}")
+        finally:
+            hook.remove()
+    if clock.updates <= steps:
+        raise UserError(
+            f"cannot time a trial: {clock.updates} of {1 + steps} steps at {trial.cell}: is it above the split?"
+        )
     step, check = (clock.last - clock.first) / steps, clock.checked - clock.last
-    start = max(clock.first - begin - step, 0.0)
-    return Measured(batch_size, start, step, check, passes.pruning, passes.reused, passes.refusal)
+    return max(clock.first - begin - step, 0.0), step, check
 
 
 class _StepStopwatch(Run):

@@ -48,6 +48,11 @@ class View:
         if self.tracker is not None:
             self._try(lambda: self.tracker.log_trial(result))
 
+    def metrics(self, metrics: Mapping[str, float]) -> None:
+        """Logs further metrics of the study, if MLflow has not failed so far."""
+        if self.tracker is not None:
+            self._try(lambda: self.tracker.log_study({}, metrics, {}, (), {}, finished=True))
+
     def _connected(self) -> Tracker:
         self.tracker = self.tracker or self._connect()
         return self.tracker

@@ -1,5 +1,6 @@
 """Lightning callbacks: the goal, pruning, stale gradients, smoothness, gradient noise. They work on any module."""
 
+from lit_dps.training.adam_scaling import AdamScalingCallback
 from lit_dps.training.delay import DelayCallback
 from lit_dps.training.goal_error import GoalErrorCallback
 from lit_dps.training.gradients import GradientNorms, SmoothnessCallback
@@ -7,6 +8,7 @@ from lit_dps.training.noise_scale import NoiseScaleCallback
 from lit_dps.training.pruning import PruningCallback
 
 __all__ = [
+    "AdamScalingCallback",
     "DelayCallback",
     "GoalErrorCallback",
     "GradientNorms",

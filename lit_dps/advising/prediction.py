@@ -1,0 +1,50 @@
+"""PredictionCallback: keeps what was predicted of a run beside what became of it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from lit_dps.parallel import ranks
+from lit_dps.store import AdviceStore
+from lit_dps.training import GoalErrorCallback
+
+
+class PredictionCallback(Callback):
+    """Logs predicted and real steps and hours of a run to goal, and stores the pair where `calibration` finds it.
+
+    Times are of training with its checks, from its first step to its end.
+
+    Args:
+        storage: Optuna storage URL of the study whose advice this is.
+        study: Its name.
+        batch_size: Examples of an optimizer step.
+        devices: Number of devices.
+        steps, hours: Lower 95 % limit, value and upper limit of the prediction.
+    """
+
+    def __init__(self, storage: str, study: str, batch_size: int, devices: int, steps: list[float], hours: list[float]):
+        self.storage, self.study, self.batch_size, self.devices = storage, study, batch_size, devices
+        self.steps, self.hours, self._began = steps, hours, 0.0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._began = time.monotonic()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if ranks.rank():
+            return
+        goal = next((c for c in trainer.callbacks if isinstance(c, GoalErrorCallback)), None)
+        real: dict[str, Any] = {
+            "reached": goal is not None and goal.steps_to_result is not None,
+            "steps": trainer.global_step,
+            "hours": (time.monotonic() - self._began) / 3600,
+        }
+        given = {"batch_size": self.batch_size, "devices": self.devices}
+        predicted = {"predicted_steps": self.steps, "predicted_hours": self.hours}
+        for logger in trainer.loggers:
+            shown = {"real/steps": real["steps"], "real/hours": real["hours"], "real/reached": int(real["reached"])}
+            shown |= {"predicted/steps": self.steps[1], "predicted/hours": self.hours[1]}
+            logger.log_metrics(shown, step=trainer.global_step)
+        AdviceStore(self.storage, self.study).append("outcomes", {**given, **predicted, **real, "ended": time.time()})

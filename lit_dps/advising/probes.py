@@ -1,0 +1,123 @@
+"""Probes of K at a batch size: ordinary trials of an ordinary study, until a time is over."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from contextlib import closing
+from functools import partial
+
+import numpy as np
+from lightning.pytorch import LightningDataModule
+
+from lit_dps.analysis import AT_LEAST, AT_MOST, Analysis, CellSummary, Observation, RateLaw, rate_law, resample
+from lit_dps.errors import StorageError
+from lit_dps.record import StudyRecord
+from lit_dps.runtime import Interrupted, StopRequest
+from lit_dps.space import short_names
+from lit_dps.store import declare, read_study
+from lit_dps.study.progress import Failures
+from lit_dps.study.setup import StudySetup
+from lit_dps.study.view import View, connect, environment_tags
+from lit_dps.study.workers import warm_up, work, work_in_processes
+from lit_dps.trial import Status
+
+REPLICATES = 200
+
+
+class Probes:
+    """The study that probes, as far as it was run.
+
+    Args:
+        setup: Of it, checked.
+        data: Its data module, set up.
+    """
+
+    def __init__(self, setup: StudySetup, data: LightningDataModule):
+        self.setup, self.data = setup, data
+        storage, digest = setup.storage, getattr(data, "digest", None)
+        self.url, self.name = storage.optuna_url, setup.study.name
+        self.view = View(partial(connect, storage, setup.workload_name(), self.name, environment_tags(digest)))
+        self.failures = Failures(storage.failures(self.name))
+
+    def run(self, batch_size: int, end: float, stop: StopRequest) -> bool:
+        """Runs the trials of a batch size until they are done, or until `end` on the monotonic clock.
+
+        A trial leaves at its next check; it is stored, or goes on in the next run. Returns whether all are done.
+
+        Raises:
+            Interrupted: if the user asked to leave.
+            AllFail: if the first trials all fail.
+        """
+        study = dataclasses.replace(self.setup.study, batch_sizes=[batch_size])
+        setup = dataclasses.replace(self.setup, study=study)
+        goal, identity = setup.goal_of_trials, setup.identity(self.data)
+        slack, uid = declare(self.url, study, setup.workload_name(), goal, identity, setup.config())
+        study = dataclasses.replace(study, slack=slack)
+        setup = dataclasses.replace(setup, study=study, uid=uid, began=time.time())
+        record = read_study(self.url, self.name)
+        left = sum(map(len, setup.left(record.results).values()))
+        if not left:
+            return True
+        self.view.sync(record, goes_on=True)
+        until = StopRequest(lambda: bool(stop) or time.monotonic() > end)
+        workers = min(setup.workers, left)
+        if workers > 1:
+            warm_up()
+        results = work(setup, until) if workers == 1 else work_in_processes(setup, workers, until)
+        try:
+            with closing(results):
+                for result in results:
+                    self.failures.on_result_stored(result)
+                    self.view.log(result)
+        except Interrupted:
+            stop.check()
+            return False
+        return True
+
+    def record(self) -> StudyRecord | None:
+        """What is stored of it; None before the first probe."""
+
+        try:
+            return read_study(self.url, self.name)
+        except StorageError:
+            return None
+
+
+def observations(record: StudyRecord | None) -> list[Observation]:
+    """What each probe says of K, bounds among it.
+
+    The noise of log K* is that of the best of as many trials, resampled. Where no trial met the goal, the budget is a
+    lower bound of K as far as every one of them spent it. Where more than half of the trials were not run, K* is an
+    upper bound: a search goes on to better rates.
+    """
+    return [] if record is None else [o for cell in Analysis(record).cells if (o := _observed(record, cell))]
+
+
+def _observed(record: StudyRecord, cell: CellSummary) -> Observation | None:
+    goal, size = record.goal, float(cell.cell.batch_size)
+    if cell.k_star is None:
+        spent = [r for r in cell.trials if r.status in (Status.INCOMPLETE, Status.INFEASIBLE)]
+        whole = bool(cell.trials) and not cell.pending and len(spent) == len(cell.trials)
+        return Observation(size, float(goal.max_steps), bound=AT_LEAST) if whole else None
+    if cell.at_first_check or 2 * cell.pending > record.trials:
+        return Observation(size, float(cell.k_star), bound=AT_MOST)
+    found = np.asarray(resample(cell.steps, REPLICATES, (0, int(size))), float)
+    found = found[np.isfinite(found) & (found > 0)]
+    noise = float(np.log(found).std()) if len(found) > 1 else 0.0
+    names = short_names(list(record.space))
+    edge = ", ".join(f"{names[key]} {end}" for key, end in cell.boundary.items())
+    return Observation(size, float(cell.k_star), noise, float(goal.check_interval), edge=edge)
+
+
+def best_rates(record: StudyRecord | None, key: str) -> RateLaw | None:
+    """The power law of the best learning rates, as far as they were searched; None of fewer than two batch sizes."""
+    if record is None or key not in record.space:
+        return None
+    found = [(c.cell.batch_size, c.best.trial.params[key]) for c in Analysis(record).cells if c.best is not None]
+    return rate_law(*zip(*found, strict=True), key) if len(found) > 1 else None
+
+
+def unfinished(record: StudyRecord | None) -> list[int]:
+    """Batch sizes whose trials are not all done."""
+    return [] if record is None else [c.cell.batch_size for c in Analysis(record).cells if c.pending]

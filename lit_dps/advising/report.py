@@ -1,0 +1,168 @@
+"""What advice says and writes: the answer as text, table, figure, and a configuration that `fit` takes."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from lightning.pytorch import Trainer
+
+from lit_dps.advice import Answer, Checks, StepTime, answer, expected_critical, render
+from lit_dps.advising.options import Options
+from lit_dps.advising.probes import Probes, best_rates, observations, unfinished
+from lit_dps.advising.steps import StepTimes
+from lit_dps.advising.workload import RATES
+from lit_dps.analysis import Analysis, figures_folder, law_of, write_csv
+from lit_dps.files import replacing
+from lit_dps.noise import NoiseScale
+from lit_dps.record import StudyRecord
+from lit_dps.store import AdviceStore, without_password
+from lit_dps.study.setup import StudySetup
+from lit_dps.training.workload import locate
+
+PREDICTION = "lit_dps.advising.prediction.PredictionCallback"
+
+
+def tell(
+    work: Probes,
+    setup: StudySetup,
+    model: StepTime,
+    times: StepTimes,
+    noise: NoiseScale | None,
+    store: AdviceStore,
+    options: Options,
+) -> None:
+    """Prints the answer, writes its files, and shows both in MLflow."""
+    record = work.record()
+    branches = store.read().get("branches", [])
+    law = law_of(observations(record), None if noise is None else expected_critical(noise))
+    rate_key = next((key for key in work.setup.study.space if key.rpartition(".")[2] in RATES), "")
+    rate = best_rates(record, rate_key)
+    most = times.largest * max(options.devices) * setup.workload.accumulated
+    sizes = _powers(setup.workload.accumulated, most)
+    checks = Checks(times.check, setup.goal_of_trials.check_interval)
+    found = answer(law, model, sizes, options.devices, options.price, checks, rate)
+    lines = [f"advice on {setup.study.name}: {setup.goal_of_trials}, {_asked(options)}", "", law.describe()]
+    if noise is not None:
+        lines.append(noise.sentence)
+    lines += [model.describe(), f"the largest batch of a device that was timed is {times.largest}: {times.why}", ""]
+    if branches:
+        from lit_dps.advising.branches import described
+
+        lines += [*described(branches, setup.goal_of_trials.metric), ""]
+    text = "\n".join(lines) + render(found)
+    text += "".join(f"note: {line}\n" for line in _notes(record, options, model))
+    folder = figures_folder(setup.storage.folder, setup.study.name) / "advice"
+    files = _write(folder, found, law, text, _recommended(setup, work.setup, record, found, store, rate_key))
+    print(text, end="")
+    print("\nwritten:\n" + "\n".join(f"  {file}" for file in files))
+    if (chosen := folder / "fit.yaml").exists() and found.best is not None:
+        print(f"\nrun it: lit-dps fit --config {chosen}; then lit-dps calibration compares the prediction with it")
+    _show(work, record, found, files)
+
+
+def _powers(first: int, most: int) -> list[int]:
+    sizes = [first]
+    while 2 * sizes[-1] <= most:
+        sizes.append(2 * sizes[-1])
+    return sizes
+
+
+def _asked(options: Options) -> str:
+    devices = ", ".join(map(str, options.devices))
+    return f"on {devices} device{'s' * (options.devices != (1,))}"
+
+
+def _notes(record: StudyRecord | None, options: Options, model: StepTime) -> list[str]:
+    lines = []
+    if record is None:
+        lines.append("no probe was run: nothing is known of K")
+    elif left := unfinished(record):
+        lines.append(
+            f"the trials at B = {', '.join(map(str, left))} are not all run, for want of time: K there is of a shorter "
+            "search; a larger --budget goes on"
+        )
+    several = [n for n in options.devices if n > 1 and model.at(4096 * n, n) is None]
+    if several:
+        lines.append(
+            f"nothing is said of {', '.join(map(str, several))} devices: they are not here, and without --bandwidth "
+            "nothing tells what exchanging gradients takes"
+        )
+    return lines
+
+
+def _write(folder: Path, found: Answer, law, text: str, config: Mapping[str, Any] | None) -> list[Path]:
+    from lit_dps.analysis.figures.advice import draw_advice  # matplotlib, only where something is drawn
+
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = {"advice.txt": text}
+    if config is not None:
+        texts["fit.yaml"] = yaml.safe_dump(config, sort_keys=False)
+    else:
+        (folder / "fit.yaml").unlink(missing_ok=True)
+    for name, content in texts.items():
+        with replacing(folder / name) as temporary:
+            temporary.write_text(content, encoding="utf-8")
+    files = [folder / name for name in texts]
+    if len(found.table):
+        write_csv(found.table, folder / "answer.csv")
+        files.append(folder / "answer.csv")
+        figure = draw_advice(found.table, law)
+        for suffix in ("png", "pdf"):
+            with replacing(folder / f"advice.{suffix}") as temporary:
+                figure.savefig(temporary, format=suffix, dpi=150)
+            files.append(folder / f"advice.{suffix}")
+    return files
+
+
+def _recommended(
+    setup: StudySetup, probe: StudySetup, record: StudyRecord | None, found: Answer, store: AdviceStore, rate_key: str
+) -> dict[str, Any] | None:
+    """The configuration of the best row, for `fit`; None without one."""
+    if found.best is None or record is None:
+        return None
+    best = found.best
+    size, devices = int(best["batch_size"]), int(best["devices"])
+    specs = copy.deepcopy({"model": dict(probe.workload.model), "data": dict(probe.workload.data)})
+    complete = [cell for cell in Analysis(record).cells if cell.best is not None]
+    if not complete:
+        return None
+    nearest = min(complete, key=lambda cell: abs(cell.cell.batch_size / size - 1))
+    params = dict(nearest.best.trial.params)
+    if rate_key and found.rate is not None and (rate := found.rate.at(size)) is not None:
+        params[rate_key] = float(rate)
+    parts, largest = setup.workload.accumulated, found.step_time.largest
+    if largest is not None:  # memory holds no more at once
+        parts = max(parts, -(-size // (devices * largest)))
+    for key, value in {**params, probe.workload.batch_size_key: size // parts}.items():
+        node, name = locate(specs, key, "study.space")
+        node[name] = value
+    standard = {name: p.default for name, p in inspect.signature(Trainer.__init__).parameters.items()}
+    trainer = {key: value for key, value in probe.workload.trainer.items() if value != standard.get(key, ...)}
+    trainer = {key: value for key, value in trainer.items() if key not in ("max_epochs", "num_sanity_val_steps")}
+    trainer |= {"devices": devices} | ({"accumulate_grad_batches": parts} if parts > 1 else {})
+    ends = ("_low", "", "_high")
+    predicted = {name: [float(best[f"{name}{end}"]) for end in ends] for name in ("steps", "hours")}
+    where = {"storage": without_password(store.url), "study": setup.study.name}
+    told = {"class_path": PREDICTION, "init_args": {**where, "batch_size": size, "devices": devices, **predicted}}
+    listed = trainer.get("callbacks") or []
+    trainer["callbacks"] = [*(listed if isinstance(listed, list) else [listed]), told]
+    goal = {key: value for key, value in setup.goal.items() if value is not None}
+    return {**specs, "trainer": trainer, "goal": goal}
+
+
+def _show(work: Probes, record: StudyRecord | None, found: Answer, files: list[Path]) -> None:
+    """The probes and the answer, on the MLflow run of the study that probes."""
+    if record is None:
+        return
+    work.view.sync(record, Analysis(record), files)  # `analyze` draws the probes, which takes seconds
+    if work.view.tracker is None or found.best is None:
+        return
+    shown = {f"advice/{key}": float(found.best[key]) for key in ("batch_size", "devices", "steps", "hours")}
+    work.view.metrics(shown)
+    print(f"the probes and this answer are in MLflow, study {record.name}", file=sys.stderr)

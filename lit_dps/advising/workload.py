@@ -1,0 +1,97 @@
+"""What a configuration says of the user's own batch size and learning rate, and the study that probes around them."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import Any
+
+from lit_dps.errors import ConfigError
+from lit_dps.space import Range
+from lit_dps.study.setup import StudySetup
+from lit_dps.training.workload import Workload, locate
+
+RATES = ("lr", "learning_rate")
+WIDTH = 32.0  # the default box reaches from the module's own rate divided by this to the rate times this
+SCALING = "lit_dps.training.AdamScalingCallback"
+
+
+def own_batch_size(workload: Workload) -> int:
+    """The batch size of an optimizer step that the configuration gives, or its class by default.
+
+    Raises:
+        ConfigError: where neither does.
+    """
+    node, name = locate({"model": dict(workload.model), "data": dict(workload.data)}, workload.batch_size_key, "")
+    value = node.get(name)
+    if value is None:
+        section = workload.model if workload.batch_size_key.startswith("model.") else workload.data
+        value = _defaults(section).get(name)
+    if not isinstance(value, int) or value < 1:
+        key = workload.batch_size_key
+        raise ConfigError("study.batch_size_key", key, f"a key with a batch size to begin from: set {key}")
+    return value * workload.accumulated
+
+
+def rate_range(workload: Workload) -> dict[str, Range]:
+    """A box around the module's own learning rate, for a configuration without a study.space.
+
+    Raises:
+        ConfigError: naming what to set, where no argument is called lr or learning_rate, or several are.
+    """
+    init = {**_defaults(workload.model), **workload.model.get("init_args", {})}
+    found = [(path, x) for path, x in _numbers(init, "model") if path.rpartition(".")[2] in RATES and 0 < x < math.inf]
+    if len(found) != 1:
+        which = f"{', '.join(path for path, _ in found)} are several" if found else "no argument lr or learning_rate"
+        what = f"a range of the learning rate, such as model.lr: {{low: 1e-4, high: 0.1, scale: log}} ({which})"
+        raise ConfigError("study.space", {}, what)
+    path, rate = found[0]
+    return {path: Range(rate / WIDTH, rate * WIDTH, "log")}
+
+
+def probing(setup: StudySetup, trials: int, adaptive: bool) -> StudySetup:
+    """The study that probes: of the dense network alone, its grid grows with the probes.
+
+    Args:
+        setup: The user's configuration.
+        trials: Of each probe.
+        adaptive: Whether the optimizer is like Adam: then its second moment and weight decay move with the batch size.
+    """
+    space = setup.study.space or rate_range(setup.workload)
+    own = own_batch_size(setup.workload)
+    study = dataclasses.replace(
+        setup.study,
+        name=f"{setup.study.name}-advice",
+        batch_sizes=[own],
+        sparsities=[0.0],
+        grid={},
+        goals=[],
+        trials=trials,
+        space=space,
+        noise_scale=False,
+    )
+    trainer = dict(setup.workload.trainer)
+    if adaptive and not any(key.rpartition(".")[2] in ("beta2", "betas", "weight_decay") for key in space):
+        listed = trainer.get("callbacks") or []
+        listed = list(listed) if isinstance(listed, (list, tuple)) else [listed]
+        trainer["callbacks"] = [*listed, {"class_path": SCALING, "init_args": {"reference": own}}]
+    workload = dataclasses.replace(setup.workload, trainer=trainer)
+    return dataclasses.replace(setup, study=study, workload=workload, smoothness={**setup.smoothness, "interval": None})
+
+
+def _defaults(spec: Mapping[str, Any]) -> dict[str, Any]:
+    module, _, name = spec["class_path"].rpartition(".")
+    arguments = inspect.signature(getattr(import_module(module), name).__init__).parameters
+    return {key: p.default for key, p in arguments.items() if p.default is not inspect.Parameter.empty}
+
+
+def _numbers(node: Mapping[str, Any], path: str) -> Iterator[tuple[str, float]]:
+    for key, value in node.items():
+        if isinstance(value, Mapping):
+            inner = value.get("init_args", {}) if "class_path" in value else value
+            yield from _numbers(inner, f"{path}.{key}")
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            yield f"{path}.{key}", float(value)

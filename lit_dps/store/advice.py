@@ -1,0 +1,57 @@
+"""What is stored of advice, beside the study that it probes: one Optuna study without trials, "NAME (advice)"."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import optuna
+
+from lit_dps.store.database import storage_errors, storage_for_now
+from lit_dps.store.header import attributes
+from lit_dps.store.locks import storage_lock
+from lit_dps.store.read import open_to_read
+from lit_dps.store.schema import ADVICE_SUFFIX
+
+
+class AdviceStore:
+    """Named values of plain JSON that advice on a study goes on from. `lit_dps.store.schema.ADVICE_ATTRS` names them.
+
+    All methods raise StorageError where the storage cannot be used.
+
+    Args:
+        url: Optuna storage URL.
+        name: The study's name.
+    """
+
+    def __init__(self, url: str, name: str):
+        self.url, self.name = url, f"{name}{ADVICE_SUFFIX}"
+
+    def read(self) -> dict[str, Any]:
+        """All values; none of advice that nobody has asked for yet."""
+        with storage_errors(self.url), storage_for_now(self.url) as storage:
+            return attributes(storage, self.name)
+
+    def keep(self, **values: Any) -> None:
+        """Stores some values, in place of those of the same name."""
+        with storage_errors(self.url), storage_for_now(self.url) as storage, storage_lock(self.url):
+            study = optuna.create_study(study_name=self.name, storage=storage, load_if_exists=True)
+            for key, value in values.items():
+                study.set_user_attr(key, value)
+
+    def append(self, key: str, value: Any) -> None:
+        """Adds a value to a list, which may not be there yet."""
+        with storage_errors(self.url), storage_for_now(self.url) as storage, storage_lock(self.url):
+            study = optuna.create_study(study_name=self.name, storage=storage, load_if_exists=True)
+            study.set_user_attr(key, [*study.user_attrs.get(key, []), value])
+
+
+def list_advice(url: str) -> dict[str, dict[str, Any]]:
+    """All advice of a storage: its values by the name of the study. StorageError if there is no such storage."""
+    with storage_errors(url), open_to_read(url) as storage:
+        found = optuna.get_all_study_summaries(storage, include_best_trial=False)
+        advice = (s for s in found if s.study_name.endswith(ADVICE_SUFFIX))
+        return {s.study_name.removesuffix(ADVICE_SUFFIX): dict(s.user_attrs) for s in sorted(advice, key=_name)}
+
+
+def _name(summary: Any) -> str:
+    return summary.study_name

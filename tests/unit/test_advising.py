@@ -1,0 +1,94 @@
+"""What advice takes from a configuration, and how Adam's time scales move with the batch size."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lit_dps.advice.calibration import calibrate
+from lit_dps.advising.options import Options, seconds_of
+from lit_dps.advising.workload import own_batch_size, rate_range
+from lit_dps.errors import ConfigError
+from lit_dps.training import AdamScalingCallback
+from lit_dps.training.workload import Workload
+from tests.unit.tiny import Plain, Recorder, fit, loader
+
+MODULE, DATA = "tests.e2e.plain_user.Classifier", "tests.e2e.plain_user.TwoMoons"
+
+
+def workload(model=None, **data) -> Workload:
+    return Workload(model or {"class_path": MODULE}, {"class_path": DATA, "init_args": data}, {}, "data.batch")
+
+
+def test_the_rate_is_found_by_name_wherever_it_stands():
+    box = rate_range(workload())["model.lr"]
+    assert (box.low, box.high, box.scale) == (0.01 / 32, 0.32, "log")
+    nested = {"class_path": MODULE, "init_args": {"lr": None, "body": {"class_path": "x", "init_args": {"lr": 0.5}}}}
+    assert list(rate_range(workload(nested))) == ["model.body.lr"]
+    with pytest.raises(ConfigError, match="model.lr, model.learning_rate are several"):
+        rate_range(workload({"class_path": MODULE, "init_args": {"learning_rate": 0.1}}))
+
+
+def test_the_own_batch_size_is_that_of_a_step():
+    assert own_batch_size(workload()) == 16
+    accumulated = Workload(
+        {"class_path": MODULE},
+        {"class_path": DATA, "init_args": {"batch": 8}},
+        {"accumulate_grad_batches": 4},
+        "data.batch",
+    )
+    assert own_batch_size(accumulated) == 32
+    with pytest.raises(ConfigError, match="study.batch_size_key: 'data.size'"):
+        own_batch_size(Workload({"class_path": MODULE}, {"class_path": DATA}, {}, "data.size"))
+
+
+def test_budgets_are_times():
+    assert [seconds_of(text) for text in ("90s", "30m", "1.5h", "2 min")] == [90, 1800, 5400, 120]
+    for text in ("0s", "30", "-1m", "h", "1w"):
+        with pytest.raises(ConfigError, match="--budget"):
+            seconds_of(text)
+    with pytest.raises(ConfigError, match="--bandwidth: 0 is not allowed"):
+        Options(60, bandwidth=0)
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_adams_time_scales_move_with_the_batch_size(accumulated):
+    def adamw(parameters):
+        return torch.optim.AdamW(parameters, lr=0.1, betas=(0.9, 0.99), weight_decay=0.01)
+
+    def groups(trainer, module):
+        group = trainer.optimizers[0].param_groups[0]
+        return *group["betas"], group["weight_decay"]
+
+    seen, scaling = Recorder(groups), AdamScalingCallback(reference=2)
+    fit(
+        Plain(make_optimizer=adamw),
+        loader(batch_size=8 // accumulated),
+        callbacks=[scaling, seen],
+        max_steps=2,
+        accumulate_grad_batches=accumulated,
+    )
+    assert scaling.factor == 4
+    assert seen.values == [pytest.approx((0.9, 0.99**4, 0.04))] * 2
+
+
+def test_other_optimizers_are_left_as_they_are():
+    def sgd(parameters):
+        return torch.optim.SGD(parameters, lr=0.1, weight_decay=0.01)
+
+    seen = Recorder(lambda trainer, module: trainer.optimizers[0].param_groups[0]["weight_decay"])
+    fit(Plain(make_optimizer=sgd), loader(batch_size=8), callbacks=[AdamScalingCallback(2), seen], max_steps=1)
+    assert seen.values == [0.01]
+    with pytest.raises(ConfigError, match="AdamScalingCallback.reference: 0"):
+        AdamScalingCallback(0)
+
+
+def test_calibration_tells_bias_and_coverage():
+    def run(real, reached=True):
+        limits = {"predicted_steps": [80, 100, 125], "predicted_hours": [0.8, 1, 1.25]}
+        return {"batch_size": 32, "devices": 1, "reached": reached, "steps": real, "hours": real / 100, **limits}
+
+    text = calibrate({"a": [run(110), run(200)], "b": [run(130, False), run(90, False)]})
+    assert "steps: real / predicted 1.48" in text  # sqrt(1.1 x 2)
+    assert "1 of 3 within the 95 % limits; 1 ended before" in text and "> 130" in text
+    assert calibrate({"a": []}) == "no run of fit with a recommended configuration is stored yet\n"
