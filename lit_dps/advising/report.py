@@ -12,12 +12,13 @@ from typing import Any
 import yaml
 from lightning.pytorch import Trainer
 
-from lit_dps.advice import Answer, Checks, StepTime, answer, expected_critical, render
+from lit_dps.advice import Answer, Checks, StepTime, answer, render
 from lit_dps.advising.options import Options
+from lit_dps.advising.plan import candidates, law_with
 from lit_dps.advising.probes import Probes, best_rates, observations, unfinished
 from lit_dps.advising.steps import StepTimes
 from lit_dps.advising.workload import RATES
-from lit_dps.analysis import Analysis, figures_folder, law_of, write_csv
+from lit_dps.analysis import Analysis, figures_folder, write_csv
 from lit_dps.files import replacing
 from lit_dps.noise import NoiseScale
 from lit_dps.record import StudyRecord
@@ -40,11 +41,10 @@ def tell(
     """Prints the answer, writes its files, and shows both in MLflow."""
     record = work.record()
     branches = store.read().get("branches", [])
-    law = law_of(observations(record), None if noise is None else expected_critical(noise))
+    law = law_with(observations(record), noise)
     rate_key = next((key for key in work.setup.study.space if key.rpartition(".")[2] in RATES), "")
     rate = best_rates(record, rate_key)
-    most = times.largest * max(options.devices) * setup.workload.accumulated
-    sizes = _powers(setup.workload.accumulated, most)
+    sizes = candidates(times, options.devices, setup.workload.accumulated)
     checks = Checks(times.check, setup.goal_of_trials.check_interval)
     found = answer(law, model, sizes, options.devices, options.price, checks, rate)
     lines = [f"advice on {setup.study.name}: {setup.goal_of_trials}, {_asked(options)}", "", law.describe()]
@@ -64,13 +64,6 @@ def tell(
     if (chosen := folder / "fit.yaml").exists() and found.best is not None:
         print(f"\nrun it: lit-dps fit --config {chosen}; then lit-dps calibration compares the prediction with it")
     _show(work, record, found, files)
-
-
-def _powers(first: int, most: int) -> list[int]:
-    sizes = [first]
-    while 2 * sizes[-1] <= most:
-        sizes.append(2 * sizes[-1])
-    return sizes
 
 
 def _asked(options: Options) -> str:

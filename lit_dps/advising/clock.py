@@ -1,0 +1,35 @@
+"""The time that asking takes, and what is said meanwhile."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from lit_dps.store import AdviceStore
+
+WRITING = 0.1, 4.0, 15.0  # share of the budget that is kept for the answer, and at least and at most so many seconds
+
+
+class Clock:
+    """The time that asking takes, over all runs of the command; stored at every look."""
+
+    def __init__(self, budget: float, store: AdviceStore, spent: float):
+        self.budget, self.store, self.before, self.began = budget, store, spent, time.monotonic()
+
+    @property
+    def spent(self) -> float:
+        return self.before + time.monotonic() - self.began
+
+    @property
+    def left(self) -> float:
+        """Seconds until the answer has to be written."""
+        share, least, most = WRITING
+        return self.budget - min(max(share * self.budget, least), most) - self.spent
+
+    def keep(self) -> None:
+        self.store.keep(spent=self.spent)
+
+
+def say(text: str) -> None:
+    """Tells whoever waits how it goes on."""
+    print(text, file=sys.stderr, flush=True)
