@@ -9,9 +9,11 @@ import pandas as pd
 
 from lit_dps.analysis.budgets import budget_rows
 from lit_dps.analysis.delay import DelayLaw, delay_laws, delay_rows
+from lit_dps.analysis.draws import draw_rows
 from lit_dps.analysis.notes import notes
 from lit_dps.analysis.repeats import RepeatSummary, repeat_notes, repeat_rows, summarize_repeats
 from lit_dps.analysis.scaling import REPLICATES, Ratio, Scaling, law_rows, ratio_bounds, ratios, scale
+from lit_dps.analysis.seeds import scale_medians, seeds_of
 from lit_dps.analysis.summary import CellSummary, cell_rows, summarize, trial_rows
 from lit_dps.analysis.theory import term_ratio_rows, theory_rows
 from lit_dps.errors import ConfigError
@@ -56,8 +58,23 @@ class Analysis:
         steps: dict[Series, dict[int, list[int | None]]] = {series: {} for series in self.record.series}
         for summary in self.cells:
             steps[summary.cell.series][summary.cell.batch_size] = summary.steps
+        interval, seeds = self.record.goal.check_interval, seeds_of(self.repeats)
+        return {
+            series: scale(trials, self.replicates, check_interval=interval, seeds=seeds.get(series))
+            for series, trials in steps.items()
+        }
+
+    @cached_property
+    def median_scalings(self) -> dict[Series, Scaling]:
+        """The law of the median over seeds of each series that has repeats."""
         interval = self.record.goal.check_interval
-        return {series: scale(trials, self.replicates, check_interval=interval) for series, trials in steps.items()}
+        found = seeds_of(self.repeats).items()
+        return {series: scale_medians(seeds, interval, self.replicates) for series, seeds in found}
+
+    @cached_property
+    def draws(self) -> pd.DataFrame:
+        """A row a cell and n: what the best of n of its trials is (`draws.draw_rows`)."""
+        return draw_rows(self.record, self.cells)
 
     @cached_property
     def repeats(self) -> list[RepeatSummary]:

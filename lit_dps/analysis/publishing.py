@@ -15,6 +15,7 @@ from pathlib import Path
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.report import render
+from lit_dps.analysis.scaling import law_rows
 from lit_dps.analysis.tables import write_csv
 from lit_dps.files import replacing
 from lit_dps.record import StudyRecord
@@ -97,8 +98,8 @@ def write_all(study: Analysis, folder: Path | str, only: Collection[str] | None 
 
     The tables are table.txt, table.csv and fits.csv; where terms of the theory were measured also theory.csv, those of
     the K* trials, and theory-ratios.csv, sparse over dense; where gradients were stale delay-law.csv; where points were
-    repeated repeats.csv. With `only`, names of figures, these alone are written, and no table. The notes are those of
-    `figures.write_figures`. Each file is replaced in one go.
+    repeated repeats.csv and median-fits.csv. With `only`, names of figures, these alone are written, and no table. The
+    notes are those of `figures.write_figures`. Each file is replaced in one go.
     """
     from lit_dps.analysis.figures import FIGURES, write_figures  # matplotlib, only where something is drawn
 
@@ -122,7 +123,8 @@ def _write_tables(study: Analysis, folder: Path) -> list[Path]:
     if study.theory["delta"].notna().any() or study.term_ratios["pairs"].any():
         tables |= {"theory.csv": study.theory, "theory-ratios.csv": study.term_ratios}
     if len(study.seeds):
-        tables |= {"repeats.csv": study.seeds}
+        medians = law_rows(study.median_scalings)
+        tables |= {"repeats.csv": study.seeds, "median-fits.csv": medians}
     if len(study.delays):
         tables |= {"delay-law.csv": study.delays}
     tables = {folder / name: table for name, table in tables.items() if len(table)}  # no ratios at one sparsity

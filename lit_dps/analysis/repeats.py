@@ -46,6 +46,12 @@ class RepeatSummary:
         return sorted(math.inf if result.steps is None else result.steps for result in self.results)
 
     @property
+    def bounded(self) -> list[float]:
+        """The same with a lower bound for those that missed: the most steps that any of them was run."""
+        most = max((result.steps_run for result in self.results), default=0)
+        return [min(k, float(most)) for k in self.known]
+
+    @property
     def missed(self) -> int:
         """Repeats that did not meet the goal: stopped at their limit, out of budget, or not finite."""
         return sum(map(math.isinf, self.known))

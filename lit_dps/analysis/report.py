@@ -8,8 +8,8 @@ from typing import Any
 import pandas as pd
 
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.repeats import repeats_text
 from lit_dps.analysis.scaling import estimate
+from lit_dps.analysis.seeds import intervals_of, luck_text
 from lit_dps.analysis.tables import (
     Row,
     aligned,
@@ -91,6 +91,11 @@ class Study:
         return self.analysis.budgets
 
     @property
+    def draws(self) -> pd.DataFrame:
+        """A row a cell and n: the best of n of its trials (`draws.draw_rows`)."""
+        return self.analysis.draws
+
+    @property
     def repeats(self) -> pd.DataFrame:
         """A row a repeated point: the median K over fresh seeds and its spread (`repeats.repeat_rows`)."""
         return self.analysis.seeds
@@ -119,8 +124,8 @@ class Study:
 def render(analysis: Analysis) -> str:
     """The report: the table, a line of the scaling law per series, the theory, notes."""
     noted = "".join(f"note: {line}\n" for line in analysis.notes)
-    repeated = repeats_text(analysis.record, analysis.repeats)
-    parts = (table_and_law(analysis), repeated, delay_text(analysis), theory_text(analysis), noted)
+    luck = luck_text(analysis.record, analysis.cells, analysis.repeats, analysis.median_scalings)
+    parts = (table_and_law(analysis), luck, delay_text(analysis), theory_text(analysis), noted)
     return "\n".join(part for part in parts if part)
 
 
@@ -134,7 +139,7 @@ def table_and_law(analysis: Analysis) -> str:
         "",
         *_table(analysis),
         "",
-        "K* = c1 / B + c2, robust fit of log K*, 95 % bootstrap intervals over trials",
+        f"K* = c1 / B + c2, robust fit of log K*, 95 % {intervals_of(analysis.scalings)}",
     ]
     for series, scaling in sorted(analysis.scalings.items()):
         parts = [scaling.describe()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -16,6 +16,7 @@ from lit_dps.racing import best_steps
 from lit_dps.trial import Cell, Series
 
 REPLICATES = 1000
+FEWEST_SEEDS = 3  # repeats of a cell that its intervals may rest on
 PERCENTILES = (2.5, 97.5)
 # c2 counts as zero where it makes up less than this share of the steps at the largest batch size: less than a check
 # interval can show, and there c2 / c1 says more of rounding than of the curve.
@@ -47,6 +48,7 @@ class Scaling:
         fit: The law; None with fewer than two batch sizes in `resolved`.
         c1, c2, critical: Intervals of c1 [examples], c2 [steps] and B_crit = c1 / c2 [examples].
         replicates: (R, 2), c1 and c2 of the resamples that could be fitted.
+        over: What was resampled: the trials, so that they lean, or repeats on fresh seeds, so that they do not.
         at_first_check: The batch sizes of those K* that are only upper bounds (`summary.at_first_check`).
     """
 
@@ -57,6 +59,7 @@ class Scaling:
     critical: Interval | None = None
     replicates: np.ndarray = field(default_factory=lambda: np.empty((0, 2)), repr=False, compare=False)
     at_first_check: frozenset[int] = frozenset()
+    over: Literal["trials", "seeds"] = "trials"
 
     @property
     def resolved(self) -> dict[int, int]:
@@ -105,7 +108,11 @@ class Scaling:
 
 
 def scale(
-    trials: Mapping[int, Sequence[int | None]], replicates: int = REPLICATES, seed: int = 0, check_interval: int = 0
+    trials: Mapping[int, Sequence[int | None]],
+    replicates: int = REPLICATES,
+    seed: int = 0,
+    check_interval: int = 0,
+    seeds: Mapping[int, Sequence[float]] | None = None,
 ) -> Scaling:
     """Fits the law to the K* of some cells and bootstraps it over their trials and over the rounding of K*.
 
@@ -121,6 +128,9 @@ def scale(
         seed: Of the resampling. u depends on a cell's steps too, so that cells which are resampled by the same points
             are not rounded alike.
         check_interval: Steps between two checks; 0 where steps are known exactly.
+        seeds: Steps to result of repeats of the K* trials on fresh seeds, by batch size. Where each has `FEWEST_SEEDS`,
+            these are resampled in place of the trials: K* times one of them over their median, so that K* is as
+            uncertain as one trial is over seeds; the least of many trials is no more than that.
     """
     k_star = {b: k for b, steps in sorted(trials.items()) if (k := best_steps(steps)) is not None}
     bare = Scaling(k_star, at_first_check=frozenset(b for b, k in k_star.items() if at_first_check(k, check_interval)))
@@ -129,18 +139,28 @@ def scale(
         return bare
     fit = fit_scaling(list(resolved), list(resolved.values()))
     fitted = replace(bare, fit=fit)
-    if max(len(trials[b]) for b in resolved) < 2:
+    repeated = seeds is not None and all(len(seeds.get(b, ())) >= FEWEST_SEEDS for b in resolved)
+    if not repeated and max(len(trials[b]) for b in resolved) < 2:
         return fitted
 
     drawn = []
     for b in resolved:
         u = np.random.default_rng((seed, b, *(int(k or 0) for k in trials[b]))).random(replicates)
-        drawn.append(resample(trials[b], replicates, (seed, b)) - check_interval * u)
-    steps = np.stack(drawn, axis=1)
+        if repeated:
+            luck = np.random.default_rng((seed, b, 1)).choice(seeds[b], replicates) / np.median(seeds[b])
+            drawn.append((k_star[b] - check_interval * u) * luck)
+        else:
+            drawn.append(resample(trials[b], replicates, (seed, b)) - check_interval * u)
+    return with_intervals(replace(fitted, over="seeds" if repeated else "trials"), np.stack(drawn, axis=1))
+
+
+def with_intervals(fitted: Scaling, steps: np.ndarray) -> Scaling:
+    """A fit with percentile intervals from resampled steps (replicates, batch sizes), nan where there are none."""
     steps = steps[np.isfinite(steps).sum(axis=1) >= 2]
     if not len(steps):
         return fitted
-    fits = fit_many(np.array(list(resolved), float), steps)
+    fit = fitted.fit
+    fits = fit_many(np.array(list(fitted.resolved), float), steps)
     c1, c2 = (percentile_interval(fits[:, i], value) for i, value in enumerate((fit.c1, fit.c2)))
     inverse = percentile_interval(fits[:, 1] / fits[:, 0], fit.c2 / fit.c1)  # 1 / B_crit: finite where c2 is 0
     critical = Interval(*(1 / x if x > 0 else np.inf for x in reversed(inverse)))

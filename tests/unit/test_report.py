@@ -56,7 +56,7 @@ study demo: workload digits, 2 trials a cell, goal error 0.1 checked every 16 st
   64  0.9   3200         1           1           0        0               0.250         0.9877           8  -
 2048  0.9      -         0           1           0        1                   -              -           -  -
 
-K* = c1 / B + c2, robust fit of log K*, 95 % bootstrap intervals over trials
+K* = c1 / B + c2, robust fit of log K*, 95 % bootstrap intervals over trials, which lean upward
   S=0  c1 = 102000 [100000, 104000]  c2 = 94 [23.9, 94]  B_crit = 1090 [1080, 4350]
   S=0.9  needs complete trials at 2 batch sizes; has 1
 

@@ -1,0 +1,94 @@
+"""The law of the median over seeds: fitted to the median K of each cell's best point, beside that of K* itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from lit_dps.analysis.draws import draws_text
+from lit_dps.analysis.fit import fit_scaling
+from lit_dps.analysis.repeats import RepeatSummary, repeats_text
+from lit_dps.analysis.scaling import REPLICATES, Scaling, estimate, with_intervals
+from lit_dps.analysis.summary import CellSummary, at_first_check
+from lit_dps.record import StudyRecord
+from lit_dps.trial import Series
+
+
+def seeds_of(repeats: Sequence[RepeatSummary]) -> dict[Series, dict[int, list[float]]]:
+    """Steps to result over seeds of each K* point, by series and batch size; see `RepeatSummary.bounded`.
+
+    Without cells most of whose repeats missed the goal: their median is not known.
+    """
+    found: dict[Series, dict[int, list[float]]] = {}
+    for each in repeats:
+        if each.rank == 1 and each.median is not None and np.isfinite(each.median):
+            found.setdefault(each.cell.series, {})[each.cell.batch_size] = each.bounded
+    return found
+
+
+def scale_medians(
+    seeds: Mapping[int, Sequence[float]], check_interval: int, replicates: int = REPLICATES, seed: int = 0
+) -> Scaling:
+    """The law of the medians over seeds, with percentile intervals from resampling the repeats of each cell.
+
+    A resample draws as many repeats of a cell as it has, with replacement, and takes their median, less a uniform part
+    of a check interval. A median at the first check is left out, as K* there is. Of a median nothing leans: it is no
+    minimum.
+
+    Args:
+        seeds: Steps to result of the repeats by batch size.
+        check_interval: Steps between two checks.
+        replicates, seed: Of the resampling.
+    """
+    medians = {b: float(np.median(steps)) for b, steps in sorted(seeds.items())}
+    bounds = frozenset(b for b, median in medians.items() if at_first_check(median, check_interval))
+    bare = Scaling(medians, at_first_check=bounds, over="seeds")
+    resolved = bare.resolved
+    if len(resolved) < 2:
+        return bare
+    fitted = replace(bare, fit=fit_scaling(list(resolved), list(resolved.values())))
+    if min(len(seeds[b]) for b in resolved) < 2:
+        return fitted
+    drawn = []
+    for b in resolved:
+        rng, steps = np.random.default_rng((seed, b, 2)), np.asarray(seeds[b], float)
+        again = np.median(rng.choice(steps, (replicates, len(steps))), axis=1)
+        drawn.append(again - check_interval * rng.random(replicates))
+    return with_intervals(fitted, np.stack(drawn, axis=1))
+
+
+def intervals_of(scalings: Mapping[Series, Scaling]) -> str:
+    """What the intervals of the laws of K* are, in words."""
+    over = {scaling.over for scaling in scalings.values()}
+    if over == {"seeds"}:
+        return "intervals over seeds"
+    words = "bootstrap intervals over trials, which lean upward"
+    return f"intervals over seeds, or where a cell lacks repeats {words}" if "seeds" in over else words
+
+
+def luck_text(
+    record: StudyRecord,
+    cells: Sequence[CellSummary],
+    repeats: Sequence[RepeatSummary],
+    scalings: Mapping[Series, Scaling],
+) -> str:
+    """The section of a report on repeats and what they say; empty where nothing is repeated."""
+    if not repeats:
+        return ""
+    return repeats_text(record, repeats) + draws_text(record, cells) + median_law_text(scalings)
+
+
+def median_law_text(scalings: Mapping[Series, Scaling]) -> str:
+    """A line a series; empty where there are no repeats."""
+    if not scalings:
+        return ""
+    lines = ["median K over seeds = c1 / B + c2, 95 % intervals over seeds"]
+    for series, scaling in sorted(scalings.items()):
+        parts = [scaling.describe()]
+        if scaling.fit is not None:
+            c1, c2 = estimate(scaling.fit.c1, scaling.c1), estimate(scaling.fit.c2, scaling.c2)
+            parts = [f"c1 = {c1}", f"c2 = {c2}", *parts]
+        lines.append(f"  {series}  " + "  ".join(parts))
+    return "\n".join(lines) + "\n"

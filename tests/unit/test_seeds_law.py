@@ -1,0 +1,58 @@
+"""Intervals of the law from repeats on fresh seeds, and the law of the medians."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from lit_dps.analysis.scaling import FEWEST_SEEDS, scale
+from lit_dps.analysis.seeds import intervals_of, scale_medians
+from lit_dps.trial import Series
+
+SIZES = [4, 16, 64, 256]
+K_STAR = {b: 4096 // b * 16 + 160 for b in SIZES}  # c1 = 65536, c2 = 160
+TRIALS = {b: [k, 2 * k, None] for b, k in K_STAR.items()}
+
+
+def test_equal_repeats_leave_the_law_as_certain_as_its_checks():
+    found = scale(TRIALS, check_interval=16, seeds={b: [float(3 * k)] * 5 for b, k in K_STAR.items()})
+    assert found.over == "seeds" and (found.fit.c1, found.fit.c2) == pytest.approx((65536, 160), rel=1e-3)
+    assert 65536 * 0.99 < found.c1.low < found.c1.high < 65536 * 1.01
+    assert 143 < found.c2.low < found.c2.high <= 161
+
+
+def test_intervals_from_seeds_do_not_lean():
+    luck = np.exp(np.array([-0.4, -0.2, 0.0, 0.2, 0.4]))
+    over = {b: (k * luck).tolist() for b, k in K_STAR.items()}
+    found, leaning = scale(TRIALS, seeds=over), scale(TRIALS)
+    assert leaning.over == "trials" and leaning.c1 != found.c1
+    low, high = found.c1
+    assert low < 65536 * 0.9 and high > 65536 * 1.1
+    assert np.log(high / 65536) == pytest.approx(np.log(65536 / low), rel=0.35)
+
+
+@pytest.mark.parametrize("seeds", [{}, {4: [1.0] * 9}, {b: [1.0] * (FEWEST_SEEDS - 1) for b in SIZES}])
+def test_without_enough_repeats_they_are_those_of_trials(seeds):
+    assert scale(TRIALS, seeds=seeds) == scale(TRIALS)
+
+
+def test_the_law_of_medians_has_the_intervals_of_resampled_medians():
+    found = scale_medians({4: [100_000.0] * 5, 64: [8e3, 2e4, 2e4, 2e4, 9e4]}, 0)
+    assert found.fit.steps(np.array([4.0, 64.0])) == pytest.approx([1e5, 2e4], rel=1e-3)
+    low, high = found.band(np.array([64.0]))
+    # 3 of 5 draws are the least one, or the most, with probability 0.058 each: more than 2.5 %
+    assert (low[0], high[0]) == pytest.approx((8e3, 9e4), rel=1e-3)
+
+
+def test_medians_at_the_first_check_are_bounds():
+    found = scale_medians({4: [320.0] * 3, 16: [96.0] * 3, 64: [16.0] * 3}, 16)
+    assert found.at_first_check == {64} and found.resolved == {4: 320, 16: 96}
+    assert scale_medians({4: [320.0] * 3, 16: [16.0] * 3}, 16).fit is None
+
+
+def test_the_words_say_what_was_resampled():
+    seeds, trials = scale_medians({4: [320.0] * 3}, 16), scale(TRIALS)
+    assert intervals_of({Series(): seeds}) == "intervals over seeds"
+    assert intervals_of({Series(): trials}) == "bootstrap intervals over trials, which lean upward"
+    both = intervals_of({Series(): trials, Series(0.5): seeds})
+    assert both.startswith("intervals over seeds, or where a cell lacks repeats bootstrap")
