@@ -31,7 +31,7 @@ class StudyConfig:
         sparsities: Shares of pruned parameters of the grid, each in [0, 1).
         grid: Values by configuration key, of further axes of the grid or in place of the two above:
             {pruning.method: [snip, random], model.network: [lit_dps.models.MLP, lit_dps.models.SimpleCNN]}. Keys are
-            those of the model, the data, the pruning and optim; values are numbers, names or class paths.
+            those of the model, the data, the pruning, optim and local; values are numbers, names or class paths.
         trials: Points, and so trials, of each cell.
         sampler: "sobol" draws the points of the paper's protocol, the same in every cell. "tpe" and "gp" (Optuna's), or
             the class path of another sampler of Optuna's, draw them from the results of the cell so far.
@@ -138,8 +138,8 @@ class StudyConfig:
         for sparsity in self.sparsities:
             check_sparsity("study.sparsities", sparsity)
         for key, values in self.axes.items():
-            if not key.startswith(("model.", "data.", "pruning.", "optim.")):
-                raise ConfigError("study.grid", key, "keys of the model, the data, the pruning or optim")
+            if not key.startswith(("model.", "data.", "pruning.", "optim.", "local.")):
+                raise ConfigError("study.grid", key, "keys of the model, the data, the pruning, optim or local")
             _nonempty_unique(f"study.grid.{key}", values)
             if len({isinstance(value, str) for value in values}) > 1:
                 raise ConfigError(f"study.grid.{key}", values, "numbers alone, or names and class paths alone")

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 from lit_dps.errors import ConfigError
-from lit_dps.trial import Value, text_of
+from lit_dps.trial import Value, short_name, text_of
 
 Scale = Literal["linear", "log", "reverse_log"]
 
@@ -186,5 +186,5 @@ def of_stored(space: Mapping[str, Mapping[str, Any]]) -> dict[str, Box]:
 
 def short_names(keys: list[str]) -> dict[str, str]:
     """The shortest unambiguous name of each dotted key, for tables and axes: model.learning_rate -> learning_rate."""
-    last = [key.rsplit(".", 1)[-1] for key in keys]
+    last = [short_name(key) for key in keys]
     return {key: name if last.count(name) == 1 else key for key, name in zip(keys, last, strict=True)}

@@ -13,6 +13,9 @@ from enum import StrEnum
 
 from lit_dps.errors import ConfigError
 
+# What tables call columns of their own
+_COLUMNS = {"batch_size", "sparsity", "point", "status", "steps", "steps_run", "k_star", "floor", "boundary"}
+
 
 class Status(StrEnum):
     """How a trial ended (Lee et al. 2021, Section 2 and Figure 3)."""
@@ -45,7 +48,9 @@ class Series:
     others: tuple[tuple[str, Value], ...] = ()
 
     def __str__(self) -> str:
-        return " ".join([f"S={self.sparsity:g}", *(f"{_short(key)}={text_of(value)}" for key, value in self.others)])
+        return " ".join(
+            [f"S={self.sparsity:g}", *(f"{short_name(key)}={text_of(value)}" for key, value in self.others)]
+        )
 
 
 @dataclass(frozen=True, order=True)
@@ -69,8 +74,10 @@ class Cell:
         return f"B={self.batch_size} {self.series}"
 
 
-def _short(key: str) -> str:
-    return key.rpartition(".")[2]
+def short_name(key: str) -> str:
+    """The last name of a dotted key; all of it where tables call a column of their own so: local.steps."""
+    last = key.rpartition(".")[2]
+    return key if last in _COLUMNS else last
 
 
 def text_of(value: Value) -> str:

@@ -26,7 +26,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--sync", action="store_true", help=SYNC)
     parser.add_class_arguments(StudyConfig, "study")
     parser.add_class_arguments(StorageConfig, "storage")
-    for other in ("model", "data", "trainer", "goal", "pruning", "optim", "smoothness", "seed_everything"):
+    for other in ("model", "data", "trainer", "goal", "pruning", "optim", "local", "smoothness", "seed_everything"):
         parser.add_argument(f"--{other}", type=_read_over, help="Only read over: the study knows it.")
     config = parser.instantiate_classes(parser.parse_args(argv[1:]))
     storage, name = config.storage, config.study.name

@@ -22,9 +22,16 @@ from lit_dps.errors import ConfigError, DataError
 from lit_dps.parallel import launch, ranks, settings
 from lit_dps.runtime import keep_freed_memory
 from lit_dps.store import is_http, without_password
-from lit_dps.training import DelayCallback, GoalErrorCallback, PruningCallback, SmoothnessCallback
+from lit_dps.training import (
+    DelayCallback,
+    GoalErrorCallback,
+    LocalSGDCallback,
+    PruningCallback,
+    SmoothnessCallback,
+)
 
-CALLBACKS = {
+CALLBACKS = {  # in the order in which they are asked
+    "local": LocalSGDCallback,
     "goal": GoalErrorCallback,
     "pruning": PruningCallback,
     "optim": DelayCallback,

@@ -23,6 +23,7 @@ CALLBACKS = {  # section -> the file and the class whose arguments it takes
     "goal": ("goal_error.py", "GoalErrorCallback"),
     "pruning": ("pruning.py", "PruningCallback"),
     "optim": ("delay.py", "DelayCallback"),
+    "local": ("local.py", "LocalSGDCallback"),
     "smoothness": ("gradients.py", "SmoothnessCallback"),
 }
 CLASSES = {"class_path", "init_args", "dict_kwargs"}  # of sections that name a class

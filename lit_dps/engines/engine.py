@@ -13,7 +13,7 @@ from torch import Tensor
 from lit_dps.errors import StorageError, UserError
 from lit_dps.parallel import ranks
 from lit_dps.runs import Run
-from lit_dps.training import DelayCallback, PruningCallback
+from lit_dps.training import DelayCallback, LocalSGDCallback, PruningCallback
 from lit_dps.training.checkpoints import CheckpointFile, Checkpoints
 from lit_dps.training.workload import Workload
 from lit_dps.trial import Status, Trial, TrialResult
@@ -46,6 +46,7 @@ class Training:
         pruning: Arguments of `PruningCallback` but the sparsity, which is the cell's.
         smoothness: Arguments of `SmoothnessCallback`.
         optim: Arguments of `DelayCallback`.
+        local: Arguments of `LocalSGDCallback`.
         checkpoints: Where long runs are saved and go on from; None begins each anew.
     """
 
@@ -54,6 +55,7 @@ class Training:
     pruning: Mapping[str, Any] = field(default_factory=dict)
     smoothness: Mapping[str, Any] = field(default_factory=lambda: {"interval": None})
     optim: Mapping[str, Any] = field(default_factory=dict)
+    local: Mapping[str, Any] = field(default_factory=dict)
     checkpoints: Checkpoints | None = None
     _scores: dict[tuple, tuple[Key, dict[str, Tensor]]] = field(default_factory=dict, init=False, repr=False)
 
@@ -69,6 +71,12 @@ class Training:
         """How stale the gradients of a trial are."""
         own = {key.removeprefix("optim."): value for key, value in trial.cell.others if key.startswith("optim.")}
         return DelayCallback(**{**self.optim, **own})
+
+    def local_of(self, trial: Trial) -> LocalSGDCallback:
+        """The workers that a trial is trained by; its cell and its point may say their numbers."""
+        own = {**dict(trial.cell.others), **trial.params}
+        own = {key.removeprefix("local."): value for key, value in own.items() if key.startswith("local.")}
+        return LocalSGDCallback(**{**self.local, **own})
 
     def known_scores(self, trial: Trial) -> tuple[Key, dict[str, Tensor]] | None:
         """The pruning scores of the trial's point, if they were kept, and the key of the pass they were taken over."""
@@ -93,6 +101,8 @@ class Training:
         given = {key: getattr(self, key) for key in ("goal", "pruning", "smoothness")}
         given["pruning"] = {k: v for k, v in self.pruning.items() if (k, v) != ("init", "original")}  # as before
         given |= {"optim": self.optim} if self.optim.get("delay") else {}
+        rounds = self.local_of(run.trial).rounds
+        given |= {"local": asdict(rounds)} if rounds.on else {}
         given |= {"goals": run.further, "engine": engine, "workload": asdict(self.workload)}
         return self.checkpoints.file(run.trial, given)
 

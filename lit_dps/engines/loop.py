@@ -18,7 +18,8 @@ from lightning.pytorch import Trainer
 
 from lit_dps.engines.eligible import why_not
 from lit_dps.engines.engine import Training
-from lit_dps.engines.group import Group, Member
+from lit_dps.engines.group import Group
+from lit_dps.engines.member import Member
 from lit_dps.engines.one import One
 from lit_dps.engines.stack import Stack
 from lit_dps.engines.trainer import TrainerEngine
@@ -83,6 +84,8 @@ class IntervalLoop:
 
     def why_not(self, trial: Trial, side_by_side: bool = False) -> str | None:
         """Why a trial has to be trained by Lightning's loop, or by itself; None if it is trained here."""
+        if side_by_side and self.training.local_of(trial).rounds.on:
+            return "the workers of local SGD take the place of one network in turn"
         try:
             built, _ = self._build(trial)
         except Exception as error:  # told as a failed trial

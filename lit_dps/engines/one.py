@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from lit_dps.data.loaders import Steps
-from lit_dps.engines.group import Member
+from lit_dps.engines.member import Member
 from lit_dps.module import weights_finite
 from lit_dps.optim import rule_of
 from lit_dps.optim.delay import delay_gradients
+from lit_dps.training.apart import Still, mean_of, part_of
 from lit_dps.training.early_check import evaluating
 
 
@@ -28,22 +29,45 @@ class One:
         self._kept = [(parameters[name], keep.to(parameters[name])) for name, keep in mask.items()]
         # pruned weights of plain SGD do not move under a masked gradient; other rules may move any weight
         self._moves = rule_of(member.optimizer) is None
+        self._still = Still(member.module, member.optimizer, member.local.rounds) if member.local is not None else None
 
     def train(self, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
-        module, optimizer, schedule = self.member.module, self.member.optimizer, self.member.schedule
+        local, schedule = self.member.local, self.member.schedule
         for batch in Steps(x, y, index):
-            optimizer.zero_grad()
-            loss = module.loss(batch)
-            loss.backward()
-            _multiply([(p.grad, keep) for p, keep in self._kept if p.grad is not None])
-            delay_gradients(optimizer, self.member.delay)
-            optimizer.step()
-            if self._moves:
-                with torch.no_grad():
-                    _multiply(self._kept)
+            loss = self._update(batch) if local is None else self._of_workers(batch)
             if schedule is not None:
                 schedule.step()
-        return loss.detach()[None]
+        if local is not None:
+            self._still.check()
+            local.show()  # for the check that follows
+        return loss[None]
+
+    def _of_workers(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        """A step of all workers. Returns their mean loss before."""
+        local, losses = self.member.local, []
+
+        def update(worker: int | None) -> None:
+            part = batch if worker is None else part_of(batch, worker, local.rounds.workers)
+            losses.append(self._update(part))
+
+        local.step(update)
+        if local.steps == 1:
+            self._still.check()
+        return mean_of(losses)
+
+    def _update(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        """An update of the network as it stands. Returns its loss before."""
+        module, optimizer = self.member.module, self.member.optimizer
+        optimizer.zero_grad()
+        loss = module.loss(batch)
+        loss.backward()
+        _multiply([(p.grad, keep) for p, keep in self._kept if p.grad is not None])
+        delay_gradients(optimizer, self.member.delay)
+        optimizer.step()
+        if self._moves:
+            with torch.no_grad():
+                _multiply(self._kept)
+        return loss.detach()
 
     def write_back(self, row: int) -> None:
         """Nothing: the network is trained where it is."""

@@ -11,7 +11,7 @@ from torch.func import vmap
 from torch.utils._pytree import tree_map, tree_map_
 
 from lit_dps.engines.eligible import Functional
-from lit_dps.engines.group import Member
+from lit_dps.engines.member import Member
 from lit_dps.optim import rule_of
 from lit_dps.optim.delay import KEY
 from lit_dps.training.early_check import CHUNK, evaluating

@@ -90,7 +90,9 @@ class TrainerEngine:
         smoothness = SmoothnessCallback(**training.smoothness)
         examples = ExamplesCallback(trial.cell.batch_size, training.workload.batch_size_key)
         delay = training.delay_of(trial)
+        local = training.local_of(trial)  # before the goal, which asks for the loss of all workers
         asked = [*([delay] if delay.delay else []), *([smoothness] if smoothness.interval else [])]
+        asked += [local] if local.rounds.on else []
         ours = [_OwnSignals(), pruning, *asked, goal]
         ours += [examples] if not standard_data(built.data) else []
         ours += [checkpoint] if checkpoint is not None else []

@@ -126,6 +126,7 @@ class SharedBatchDDP(DDPStrategy):
     def __init__(self, **arguments: Any):
         super().__init__(cluster_environment=Ranks(), **arguments)
         self.share = 1.0
+        self._apart = False
         self._shares: dict[int, float] = {}
         self._read: Callable[[GradBucket], None] | None = None
 
@@ -157,8 +158,14 @@ class SharedBatchDDP(DDPStrategy):
         self.share = self._shares.pop(batch_idx)
 
     def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Tensor:
-        weight = self.share * ranks.world()  # DDP takes the mean over the ranks
+        # DDP takes the mean over the ranks
+        weight = 1.0 if self._apart else self.share * ranks.world()
         return super().backward(closure_loss * weight, optimizer, *args, **kwargs)
+
+    def part_ways(self) -> None:
+        """From now on each rank makes updates of its own, by the mean loss of what it takes: local SGD."""
+        self._apart = True
+        self.model.require_backward_grad_sync = False  # as DDP's no_sync, for good
 
     def on_validation_start(self) -> None:
         self.share_buffers()

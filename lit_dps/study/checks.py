@@ -5,7 +5,6 @@ A rehearsal is a short run of a trial that finds what does not fit together.
 
 from __future__ import annotations
 
-import copy
 import math
 import sys
 import traceback
@@ -25,14 +24,14 @@ from lit_dps.engines.engine import Training
 from lit_dps.errors import ConfigError, UserError, user_error_in
 from lit_dps.parallel.ranks import started_by_torchrun
 from lit_dps.runs import Run
-from lit_dps.space import Choices, extremes
+from lit_dps.space import extremes
 from lit_dps.store import sampler_of, sobol_point
+from lit_dps.study.keys import check_goals, check_keys, check_workers
 from lit_dps.study.setup import StudySetup
 from lit_dps.training import DelayCallback, GoalErrorCallback, PruningCallback, SmoothnessCallback, lightning_private
 from lit_dps.training.generators import isolated
 from lit_dps.training.protocol import check_trainer, overruled, screen_callbacks_of
 from lit_dps.training.steps import ExamplesCallback, refuse_too_large
-from lit_dps.training.workload import locate
 from lit_dps.trial import Cell, Trial
 
 STEPS = 2  # an epoch ends before the first check, and one after it
@@ -63,10 +62,10 @@ def check(
     study.check()
     PruningCallback(**setup.pruning)
     DelayCallback(**setup.optim)
-    _check_goals(setup)
+    check_goals(setup)
     sampler_of(study, setup.goal_of_trials)
     check_trainer(trainer)
-    _check_keys(setup)
+    check_keys(setup)
     if setup.ranks > 1 and study.engine == "fused":
         raise ConfigError("study.engine", "fused", f"lightning or auto where {setup.ranks} ranks train each trial")
     if study.engine == "fused" and not study.lean:
@@ -78,45 +77,13 @@ def check(
         setup.training().delay_of(Trial(cell, 0))
         for params in extremes(study.space):  # classes refuse what they do not allow
             data = setup.workload.build(Trial(cell, 0, params)).data
+            check_workers(setup, cell, params)
     if settled(data):
         return data
     data = rehearse_ends(setup)
     for line in overruled(trainer):
         print(f"note: {line}", file=sys.stderr)
     return data
-
-
-def _check_goals(setup: StudySetup) -> None:
-    own = setup.goal_of_trials
-    for value in setup.study.goals:
-        if not own.easier(value) and not setup.study.run_on:
-            key = next(k for k in ("error", "at_most", "at_least") if setup.goal.get(k) is not None)
-            side = "below" if own.at_least else "above"
-            raise ConfigError("study.goals", value, f"{side} goal.{key} = {own.value:g}, which stops the runs")
-        try:
-            own.at(value)
-        except ConfigError as error:
-            raise ConfigError("study.goals", value, error.allowed) from None
-
-
-def _check_keys(setup: StudySetup) -> None:
-    """Raises ConfigError for a key that two parts of a study set, and for batch sizes that cannot be accumulated."""
-    study, workload = setup.study, setup.workload
-    specs = copy.deepcopy({"model": dict(workload.model), "data": dict(workload.data)})
-    set_by: dict[tuple[int, str], str] = {}
-    if "order_seed" in (arguments := specs["data"].get("init_args", {})):
-        set_by[id(arguments), "order_seed"] = "study.seed"
-    keys = [("study.batch_size_key", workload.batch_size_key), *(("study.space", key) for key in study.space)]
-    for source, key in [*keys, *(("study.grid", key) for key in study.axes if key.startswith(("model.", "data.")))]:
-        classes = source == "study.grid" or isinstance(study.space.get(key), Choices)
-        node, name = locate(specs, key, source, classes)
-        if (place := (id(node), name)) in set_by:
-            raise ConfigError(source, key, f"a key of its own: {set_by[place]} sets this one already")
-        set_by[place] = source if source == "study.batch_size_key" else f"{source} {key}"
-    for batch_size in study.batch_sizes:
-        if batch_size % workload.accumulated:
-            multiples = f"multiples of trainer.accumulate_grad_batches = {workload.accumulated}"
-            raise ConfigError("study.batch_sizes", batch_size, f"{multiples}: the examples of an optimizer step")
 
 
 def rehearse_ends(setup: StudySetup) -> LightningDataModule:
@@ -172,7 +139,7 @@ def _rehearse(
     goal.follow(Run(trial, goal.goal, stop_at=lambda: 0))
     pruning = training.pruning_of(trial)
     pruning.examples = PASS * pruning.batch_size
-    ours = [pruning, training.delay_of(trial), goal, watch]
+    ours = [pruning, training.delay_of(trial), training.local_of(trial), goal, watch]
     if training.smoothness["interval"] is not None:
         ours.insert(1, SmoothnessCallback(**{**training.smoothness, "interval": 1, "examples": 2}))
     screen_callbacks_of(built.module)

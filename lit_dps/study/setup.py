@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import importlib
 import inspect
 import math
 from collections.abc import Mapping, Sequence
@@ -17,13 +16,14 @@ from lit_dps.config import StorageConfig, StudyConfig, cores
 from lit_dps.engines.engine import Engine, Training
 from lit_dps.engines.loop import IntervalLoop
 from lit_dps.engines.trainer import TrainerEngine
-from lit_dps.goal import ERROR, Goal
-from lit_dps.module import ImageClassifier
+from lit_dps.goal import Goal
 from lit_dps.parallel import settings
 from lit_dps.parallel.ranks import started_by_torchrun
 from lit_dps.record import StudyRecord
 from lit_dps.repeats import repeats_left
+from lit_dps.rounds import Rounds
 from lit_dps.space import Choices, stored
+from lit_dps.study.identity import added_arguments, goal_of
 from lit_dps.training import GoalErrorCallback
 from lit_dps.training.checkpoints import Checkpoints
 from lit_dps.training.protocol import STUDY_TRAINER
@@ -43,8 +43,6 @@ _FREE_TRAINER = {
     *("default_root_dir", "log_every_n_steps", "profiler"),
     *("val_check_interval", "check_val_every_n_epoch", "max_steps"),  # GoalErrorCallback sets them
 }
-# Arguments of ImageClassifier that studies of earlier versions were declared without
-_ADDED = ("beta1", "beta2", "epsilon", "weight_decay")
 
 
 @dataclass(frozen=True)
@@ -59,6 +57,7 @@ class StudySetup:
         pruning: Arguments of `PruningCallback`.
         smoothness: Arguments of `SmoothnessCallback`.
         optim: Arguments of `DelayCallback`.
+        local: Arguments of `LocalSGDCallback`.
         uid: Of the study as declared; see `lit_dps.store.header.declare`.
         began: When this run of the study began, in seconds since the epoch.
     """
@@ -70,6 +69,7 @@ class StudySetup:
     pruning: Mapping[str, Any]
     smoothness: Mapping[str, Any]
     optim: Mapping[str, Any] = field(default_factory=dict)
+    local: Mapping[str, Any] = field(default_factory=dict)
     uid: str | None = None
     began: float = 0.0
 
@@ -128,7 +128,7 @@ class StudySetup:
 
     def training(self, checkpoints: Checkpoints | None = None) -> Training:
         """What the trials have in common."""
-        return Training(self.workload, self.goal, self.pruning, self.smoothness, self.optim, checkpoints)
+        return Training(self.workload, self.goal, self.pruning, self.smoothness, self.optim, self.local, checkpoints)
 
     def engine(self, checkpoints: Checkpoints | None = None) -> Engine:
         """Who trains the trials."""
@@ -157,6 +157,7 @@ class StudySetup:
             "pruning": dict(self.pruning),
             "smoothness": dict(self.smoothness),
             "optim": dict(self.optim),
+            "local": dict(self.local),
             "study": dataclasses.asdict(self.study),
         }
 
@@ -184,11 +185,12 @@ class StudySetup:
         for name in _FREE_DATA:
             specs["data"].get("init_args", {}).pop(name, None)
         arguments = specs["model"].get("init_args", {})
-        for name, default in _added_arguments(workload.model["class_path"]).items():
+        for name, default in added_arguments(workload.model["class_path"]).items():
             if arguments.get(name) == default:
                 arguments.pop(name)
         varied = [key for key in study.axes if key.startswith(("model.", "data."))]
-        for key in (*study.space, *varied, workload.batch_size_key):  # each trial sets them
+        searched = [key for key in study.space if not key.startswith("local.")]
+        for key in (*searched, *varied, workload.batch_size_key):  # each trial sets them
             node, name = locate(specs, key, "study.grid", classes=True)
             node.pop(name, None)
         pruned = {"sparsity", "seed", *(key.removeprefix("pruning.") for key in study.axes)}
@@ -197,7 +199,7 @@ class StudySetup:
         found = {
             **specs,
             "trainer": {key: value for key, value in trainer.items() if value != standard.get(key)},
-            "goal": _goal(self.goal),
+            "goal": goal_of(self.goal),
             "pruning": {key: value for key, value in self.pruning.items() if key not in pruned},
             "study": {
                 "seed": study.seed,
@@ -223,27 +225,9 @@ class StudySetup:
             found["protocol"] = PROTOCOL
         if self.optim.get("delay") and "optim.delay" not in study.axes:  # as before there was one
             found["optim"] = dict(self.optim)
+        varied = {key.removeprefix("local.") for key in (*study.space, *study.axes) if key.startswith("local.")}
+        if varied or Rounds(**self.local).on:  # as before there was such
+            found["local"] = {key: value for key, value in self.local.items() if key not in varied}
         if self.smoothness["interval"] is not None:  # changes no result, but every trial of a study is measured alike
             found["smoothness"] = {key: value for key, value in self.smoothness.items() if key != "batch_size"}
         return found
-
-
-def _goal(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The goal, alike for all ways to write it; a validation error as before there were other metrics."""
-    found = {key: value for key, value in given.items() if key != "early_reject" and value is not None}
-    if "metric" in found:
-        found["monitor"] = found.pop("metric")
-    if 0 < found.get("at_most", 0) < 1 and found["monitor"] == ERROR:
-        found["error"] = found.pop("at_most")
-    return found
-
-
-def _added_arguments(class_path: str) -> dict[str, Any]:
-    """The arguments that a module class has from ImageClassifier since a later version, with their defaults."""
-    module, _, name = class_path.rpartition(".")
-    kind = getattr(importlib.import_module(module), name, None)
-    if not (isinstance(kind, type) and issubclass(kind, ImageClassifier)):
-        return {}
-    own = {} if kind.__init__ is ImageClassifier.__init__ else inspect.signature(kind.__init__).parameters
-    defaults = inspect.signature(ImageClassifier.__init__).parameters
-    return {name: defaults[name].default for name in _ADDED if name not in own}

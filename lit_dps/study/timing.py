@@ -27,6 +27,7 @@ SECONDS = 1.0  # of training that are timed at each batch size; also the longest
 SIZES = 3  # batch sizes that are timed
 SMALLER_BY = 8  # where the grid gives no second batch size to time, one smaller by this factor is
 PLAIN = {"method": "magnitude", "options": None, "init": "original"}  # pruning that takes no time
+_START = "local.start"
 UNREACHED = 1e300  # of any metric: where trials that are timed are not to end
 
 
@@ -120,7 +121,10 @@ def measure(setup: StudySetup) -> Timing:
             break
         found.append(_measure_trial(setup, fitting[-1], _steps(bounds[fitting[-1]])))
     if len(found) == 1 and sizes[0] > 1:
-        found.insert(0, _measure_trial(setup, max(1, sizes[0] // SMALLER_BY), _steps(found[0].step)))
+        middle = {key: box.at(0.5) for key, box in setup.study.space.items()}
+        n = _workers(setup, Trial(setup.study.cells[0], 0, middle))
+        smaller = max(n, sizes[0] // SMALLER_BY // n * n)
+        found[:0] = [_measure_trial(setup, smaller, _steps(found[0].step))] if smaller < sizes[0] else []
     batch_sizes = [m.batch_size for m in found]
     inverse = [1 / size for size in batch_sizes]
     return Timing(
@@ -178,9 +182,10 @@ def timed_run(setup: StudySetup, trial: Trial, steps: int, together: bool = Fals
     """
     goal = {**setup.goal, "check_interval": 1 + steps, "max_steps": 1 + steps, "early_reject": False}
     study = dataclasses.replace(setup.study, engine="lightning")
-    timed = dataclasses.replace(setup, goal=goal, study=study)
+    timed, trial = _apart(dataclasses.replace(setup, goal=goal, study=study), trial)
     metric = setup.goal_of_trials.metric
     clock = _StepStopwatch(trial, Goal(UNREACHED, 1 + steps, 1 + steps, metric, at_least=True))
+    clock.each = max(1, _workers(timed, trial) // (setup.ranks if together else 1))
     with ExitStack() as group:
         train = group.enter_context(first_of_ranks(timed)) if together else type(timed.engine()).train
         hook, begin = register_optimizer_step_post_hook(clock.on_update), time.perf_counter()
@@ -190,26 +195,41 @@ def timed_run(setup: StudySetup, trial: Trial, steps: int, together: bool = Fals
                     raise UserError(f"cannot time a trial: {result.failure}")
         finally:
             hook.remove()
-    if clock.updates <= steps:
-        raise UserError(
-            f"cannot time a trial: {clock.updates} of {1 + steps} steps at {trial.cell}: is it above the split?"
-        )
+    if clock.updates <= steps * clock.each:
+        taken = f"{clock.updates // clock.each} of {1 + steps} steps"
+        raise UserError(f"cannot time a trial: {taken} at {trial.cell}: is it above the split?")
     step, check = (clock.last - clock.first) / steps, clock.checked - clock.last
     return max(clock.first - begin - step, 0.0), step, check
 
 
+def _apart(setup: StudySetup, trial: Trial) -> tuple[StudySetup, Trial]:
+    """The same, but workers of local SGD part before the first step: their steps take longer than synchronous ones."""
+    others = tuple(pair for pair in trial.cell.others if pair[0] != _START)
+    params = {key: value for key, value in trial.params.items() if key != _START}
+    cell = dataclasses.replace(trial.cell, others=others)
+    local = dataclasses.replace(setup, local={**setup.local, "start": 0})
+    return local, dataclasses.replace(trial, cell=cell, params=params)
+
+
+def _workers(setup: StudySetup, trial: Trial) -> int:
+    """The updates of a step of a trial; its batch is divisible by them."""
+    rounds = setup.training().local_of(trial).rounds
+    return rounds.workers if rounds.on else 1
+
+
 class _StepStopwatch(Run):
-    """A run that is timed, whoever trains it: from its first update to its last, and to the end of its only check."""
+    """A run that is timed, whoever trains it: from its first step to its last, and to the end of its only check."""
 
     first = last = checked = 0.0
     updates = 0
+    each = 1  # updates of a step
 
     def on_update(self, optimizer: torch.optim.Optimizer, *args: object) -> None:
         """To be called after every update."""
         self.updates += 1
-        if self.updates in (1, self.goal.max_steps):
+        if self.updates in (self.each, self.each * self.goal.max_steps):
             seconds = now(optimizer.param_groups[0]["params"][0].device)
-            self.first, self.last = (seconds, 0.0) if self.updates == 1 else (self.first, seconds)
+            self.first, self.last = (seconds, 0.0) if self.updates == self.each else (self.first, seconds)
 
     def record(self, *found: Any) -> Status | None:
         self.checked = time.perf_counter()

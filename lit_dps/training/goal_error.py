@@ -17,6 +17,7 @@ from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import SharedBatchDDP
 from lit_dps.runs import Run
 from lit_dps.training.early_check import EarlyCheck
+from lit_dps.training.local import show_mean
 from lit_dps.training.protocol import forget_followed_metrics, give_the_length, go_beyond, prepare_schedules
 from lit_dps.training.steps import StepCount
 from lit_dps.training.validation import ValidationCount, refuse_dropped, rises
@@ -183,6 +184,8 @@ class GoalErrorCallback(Callback):
         self._stepped = self._count.after_batch(trainer, skipped=not self._losses)
         self._due = self._stepped and self.steps % self.goal.check_interval == 0
         trainer.val_check_batch = 1 if self._due else sys.maxsize
+        if self._due:
+            show_mean(trainer)
         if self._due and self._early is not None and self.status is None:
             check = self._early(self.run.allowed(self._early.size))
             self._judge(trainer, pl_module, check.error(self._early.size), check.exact)

@@ -96,9 +96,10 @@ class Workload:
         specs = {"model": copy.deepcopy(dict(self.model)), "data": copy.deepcopy(dict(self.data))}
         node, name = locate(specs, self.batch_size_key, "study.batch_size_key")
         node[name] = trial.cell.batch_size // self.accumulated
-        axes = [(key, value) for key, value in trial.cell.others if key.startswith(("model.", "data."))]
-        for source, pairs in (("study.space", trial.params.items()), ("study.grid", axes)):
+        for source, pairs in (("study.space", trial.params.items()), ("study.grid", trial.cell.others)):
             for key, value in pairs:
+                if source == "study.grid" and not key.startswith(("model.", "data.")) or key.startswith("local."):
+                    continue  # of how it is trained
                 node, name = locate(specs, key, source, classes=isinstance(value, str))
                 node[name] = {"class_path": value} if isinstance(node.get(name), dict) else value
         if "order_seed" in specs["data"].get("init_args", {}):

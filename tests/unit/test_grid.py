@@ -56,7 +56,7 @@ def test_cells_are_the_product_of_all_axes():
     [
         (
             {"goal.error": [0.1, 0.2]},
-            "study.grid: 'goal.error' is not allowed; keys of the model, the data, the pruning or optim",
+            "study.grid: 'goal.error' is not allowed; keys of the model, the data, the pruning, optim or local",
         ),
         ({"pruning.method": []}, "study.grid.pruning.method: .* at least one value"),
         ({"pruning.method": ["snip", "snip"]}, "each value once"),

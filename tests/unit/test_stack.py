@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_dps.engines.group import Member
+from lit_dps.engines.member import Member
 from lit_dps.engines.stack import Stack
 from lit_dps.goal import Goal
 from lit_dps.models import MLP, ResNet8
