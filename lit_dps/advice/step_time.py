@@ -17,9 +17,12 @@ from scipy.optimize import least_squares
 
 SHARPEST = 16.0  # p and q; beyond, the knee is a corner
 KNEE_FROM = 4  # local batch sizes that a knee needs, which is one constant more than a line
+EXACT = 0.005  # misfit of a line that leaves nothing for a knee to explain
 BETTER = 0.8  # a knee is taken where it lowers the misfit below this share of the line's
 TYPICAL_ERROR = 0.05  # of log t: the least that a prediction is uncertain by (docs/advice-law.md)
-PER_DOUBLING = 0.1  # what is added to it for each doubling beyond what was timed
+TOGETHER = 0.1  # likewise, of several devices
+PER_DOUBLING = 0.1  # what is added to it for each doubling beyond the local batches that were timed
+PER_DOUBLING_OF_DEVICES = 0.4  # likewise beyond the numbers of devices: public clusters were off by so much
 
 
 class Timed(NamedTuple):
@@ -125,9 +128,9 @@ class StepTime:
             if far in self.exchange:
                 alpha, beta = self.exchange[far]
                 last = float(_either(single, alpha + beta * (devices - 2), self.q))
-                misfits.append(self.together)
+                misfits += [self.together, TOGETHER]
                 if (more := devices / self.devices[far]) > 1:
-                    known, beyond = "extrapolated", beyond + math.log2(more)
+                    known, spread = "extrapolated", math.hypot(spread, PER_DOUBLING_OF_DEVICES * math.log2(more))
             elif self.link is not None:
                 last, known = single + self.link.seconds(devices), "predicted"
                 spread = math.hypot(spread, math.log(2) * self.link.seconds(devices) / last / 2)  # within a factor of 2
@@ -136,7 +139,9 @@ class StepTime:
             seconds += last - single
         spread = math.hypot(max(spread, *(m for m in misfits if not math.isnan(m)), 0.0), PER_DOUBLING * beyond)
         wide = math.exp(1.96 * spread)
-        return Seconds(seconds, seconds / wide, seconds * wide, known)
+        # Beyond the largest batch timed a device may be full from there on: then a step takes time in proportion to it.
+        full = float(self.of_device(self.local[1])) * local / self.local[1] if local / parts > self.local[1] else 0.0
+        return Seconds(seconds, seconds / wide, max(seconds, seconds - parts * single + full) * wide, known)
 
     def describe(self) -> str:
         """The model in a line."""
@@ -192,7 +197,7 @@ def _device(m: np.ndarray, t: np.ndarray) -> tuple[float, float, float, float]:
         return math.sqrt(float((found.fun**2).sum()) / free) if free > 0 else math.nan
 
     best = least_squares(misfit, begin)
-    if np.unique(m).size >= KNEE_FROM:
+    if np.unique(m).size >= KNEE_FROM and spread(best) > EXACT:
         limits = ([-np.inf, -np.inf, 1], [np.inf, np.inf, SHARPEST])
         bent = min((least_squares(misfit, [*begin, p], bounds=limits) for p in (1.5, 4)), key=lambda found: found.cost)
         if spread(bent) < BETTER * spread(best):

@@ -7,10 +7,12 @@ from functools import cached_property
 
 import pandas as pd
 
+from lit_dps.analysis.answer import StepSeconds, answer_rows, best_rates, step_seconds
 from lit_dps.analysis.budgets import budget_rows
 from lit_dps.analysis.delay import DelayLaw, delay_laws, delay_rows
 from lit_dps.analysis.draws import draw_rows
 from lit_dps.analysis.notes import notes
+from lit_dps.analysis.rates import RateLaw
 from lit_dps.analysis.repeats import RepeatSummary, repeat_notes, repeat_rows, summarize_repeats
 from lit_dps.analysis.scaling import REPLICATES, Ratio, Scaling, law_rows, ratio_bounds, ratios, scale
 from lit_dps.analysis.seeds import scale_medians, seeds_of
@@ -29,14 +31,15 @@ class Analysis:
     Args:
         record: The study.
         replicates: Resamples that the intervals rest on.
+        whole: The study at its own goal, where `record` is it at another: its trials took their seconds to that.
     """
 
-    def __init__(self, record: StudyRecord, replicates: int = REPLICATES):
-        self.record, self.replicates = record, replicates
+    def __init__(self, record: StudyRecord, replicates: int = REPLICATES, whole: StudyRecord | None = None):
+        self.record, self.replicates, self.whole = record, replicates, whole or record
 
     def at_goal(self, error: float) -> Analysis:
         """The study as it would have ended under a higher goal error (`at_goal`)."""
-        return Analysis(at_goal(self.record, error), self.replicates)
+        return Analysis(at_goal(self.record, error), self.replicates, self.whole)
 
     @cached_property
     def at_each_goal(self) -> list[Analysis]:
@@ -85,6 +88,21 @@ class Analysis:
     def seeds(self) -> pd.DataFrame:
         """A row a repeated point (`repeats.repeat_rows`)."""
         return repeat_rows(self.record, self.repeats)
+
+    @cached_property
+    def step_seconds(self) -> dict[Cell, StepSeconds]:
+        """Seconds of a step of each cell whose trials tell them (`answer.step_seconds`)."""
+        return step_seconds(self.whole)
+
+    @cached_property
+    def answer(self) -> pd.DataFrame:
+        """A row a cell that has a K*: examples and time to the goal on this machine (`answer.answer_rows`)."""
+        return answer_rows(self.cells, self.step_seconds)
+
+    @cached_property
+    def rates(self) -> dict[Series, RateLaw | None]:
+        """How the best learning rate of each series goes with the batch size (`answer.best_rates`)."""
+        return {series: best_rates(self.cells, series) for series in self.record.series}
 
     @cached_property
     def ratios(self) -> list[Ratio]:

@@ -17,9 +17,9 @@ import numpy as np
 import pandas as pd
 
 from lit_dps.analysis.fit import Fit, fit_many
-from lit_dps.analysis.scaling import Interval, Scaling, percentile_interval, resample
+from lit_dps.analysis.scaling import Interval, Scaling, estimate, percentile_interval, resample
 from lit_dps.analysis.summary import CellSummary, at_first_check
-from lit_dps.analysis.tables import columns_of, frame
+from lit_dps.analysis.tables import columns_of, frame, three_digits
 from lit_dps.racing import best_steps
 from lit_dps.trial import Series
 
@@ -144,3 +144,17 @@ def delay_rows(laws: Iterable[DelayLaw], scalings: Mapping[Series, Scaling]) -> 
                 }
             )
     return frame(rows)
+
+
+def delay_text(every: Iterable[DelayLaw]) -> str:
+    """The section of a report on stale gradients: a line a series; empty if there are none."""
+    laws = [law for law in every if law.fit]
+    if not laws:
+        return ""
+    lines = ["K* = c1 / B + c2 / sin(pi / (2 (2 tau + 1))), all delays tau together"]
+    for law in laws:
+        smallest, largest = min(b for b, _ in law.k_star), max(b for b, _ in law.k_star)
+        doubles = " and ".join(f"{estimate(*law.doubling(b))} at B={b}" for b in dict.fromkeys((smallest, largest)))
+        fitted = f"c1 = {three_digits(law.fit.c1)}  c2 = {three_digits(law.fit.c2)}  misfit {law.misfit:.0%}"
+        lines.append(f"  {law.series}  {fitted}  the delay that doubles K*: {doubles}")
+    return "\n".join(lines) + "\n"

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
-from scipy import stats
+from scipy import special
 
 from lit_dps.analysis.fit import LOSS_SCALE, Fit, fit_many
 from lit_dps.analysis.observations import Observation, edges, exact
@@ -185,7 +185,7 @@ def law_of(observations: Iterable[Observation], expected: tuple[float, float] | 
         other = _fitted(known, "optimum", expected)
         free = count - 3
         gain = ((law.misfit / other.misfit) ** 2 * (free + 1) / free - 1) * free  # F of one constant more
-        if other.c3 > 0 and stats.f.sf(max(gain, 0.0), 1, free) < LIKELY:
+        if other.c3 > 0 and special.fdtrc(1, free, max(gain, 0.0)) < LIKELY:
             law = other
     if reason is None:
         ends = tuple(float(law.steps(b)) for b in law.range)
@@ -221,7 +221,7 @@ def _fitted(known: tuple[Observation, ...], form: str, expected: tuple[float, fl
     known_by = WORTH + free  # degrees of freedom of the error; as it is not known exactly, its t has more variance
     wider = np.sqrt((variance + error**2) * known_by / (known_by - 2))
     draws, evidence = posterior(batch, steps, wider, bounds, form == "optimum", expected)
-    deviates = stats.t.ppf((np.arange(DRAWS) + 0.5) / DRAWS, known_by)
+    deviates = special.stdtrit(known_by, (np.arange(DRAWS) + 0.5) / DRAWS)
     np.random.default_rng(0).shuffle(deviates)
     return Law(known, form, Fit(c1, c2), c3, misfit, error, None, draws, deviates, evidence, expected)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from scipy import special, stats
+from scipy import special
 
 DRAWS = 2000
 _RATIOS, _BENDS, _PLACES = 72, 32, 21  # points of the grids of c2 / c1, c3 / c1 and log c1
@@ -59,7 +59,7 @@ def posterior(
         log = log + np.log(np.maximum(kept, 1e-300)).sum(axis=-1)
         if expected is not None:
             value, spread = expected
-            log = log + stats.norm.logpdf((np.log(r) + math.log(value)) / spread)[:, None]
+            log = log - ((np.log(r) + math.log(value)) ** 2 / (2 * spread**2))[:, None]
         return log, r, s, place
 
     wide = np.geomspace(0.01 / batch_sizes[sure].max(), 100 / batch_sizes[sure].min(), _RATIOS)

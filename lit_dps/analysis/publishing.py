@@ -14,7 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.report import render
+from lit_dps.analysis.report import answered, render
 from lit_dps.analysis.scaling import law_rows
 from lit_dps.analysis.tables import write_csv
 from lit_dps.files import replacing
@@ -48,7 +48,7 @@ def publish(study: Analysis, folder: Path) -> tuple[str, list[Path]]:
         with replacing(folder / STAMP) as temporary:
             temporary.write_text(json.dumps(stamp), encoding="utf-8")
     files, notes = found
-    text = "\n".join(map(render, study.at_each_goal))
+    text = "\n".join(map(answered, study.at_each_goal))
     return f"{text}\n{listing(files, notes)}", files
 
 
@@ -96,10 +96,11 @@ def write_goals(study: Analysis, folder: Path, only: Collection[str] | None = No
 def write_all(study: Analysis, folder: Path | str, only: Collection[str] | None = None) -> Written:
     """Writes the tables and figures of a study at one goal, finished or not, into a folder, which is made.
 
-    The tables are table.txt, table.csv and fits.csv; where terms of the theory were measured also theory.csv, those of
-    the K* trials, and theory-ratios.csv, sparse over dense; where gradients were stale delay-law.csv; where points were
-    repeated repeats.csv and median-fits.csv. With `only`, names of figures, these alone are written, and no table. The
-    notes are those of `figures.write_figures`. Each file is replaced in one go.
+    The tables are table.txt, table.csv, fits.csv and, where there is a K*, answer.csv; where terms of the theory were
+    measured also theory.csv, those of the K* trials, and theory-ratios.csv, sparse over dense; where gradients were
+    stale delay-law.csv; where points were repeated repeats.csv and median-fits.csv. With `only`, names of figures,
+    these alone are written, and no table. The notes are those of `figures.write_figures`. Each file is replaced in one
+    go.
     """
     from lit_dps.analysis.figures import FIGURES, write_figures  # matplotlib, only where something is drawn
 
@@ -120,6 +121,8 @@ def _write_tables(study: Analysis, folder: Path) -> list[Path]:
     with replacing(folder / "table.txt") as temporary:
         temporary.write_text(render(study), encoding="utf-8")
     tables = {"table.csv": study.table, "fits.csv": study.laws}
+    if len(study.answer):
+        tables |= {"answer.csv": study.answer}
     if study.theory["delta"].notna().any() or study.term_ratios["pairs"].any():
         tables |= {"theory.csv": study.theory, "theory-ratios.csv": study.term_ratios}
     if len(study.seeds):

@@ -15,7 +15,7 @@ REACHED = 0.5  # share of B_crit that the largest batch size has to reach: c2 is
 OFF = 0.2  # of log K: a law that misses what it is fitted to by more says little of anything else
 DECLINE = 0.1  # log of the fall of K over the range, below which a curve is flat
 RISE, TYPICAL = 0.2, 0.07  # log of a rise of K with B that is none by chance, for a law's typical error
-WIDE = 30.0  # B_crit is not known, where its 95 % interval spans more than this factor
+WIDE = 100.0  # B_crit is not known, where its 95 % interval spans more than this factor
 
 
 @dataclass(frozen=True)

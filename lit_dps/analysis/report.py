@@ -8,6 +8,8 @@ from typing import Any
 import pandas as pd
 
 from lit_dps.analysis.analysis import Analysis
+from lit_dps.analysis.answer import answer_text
+from lit_dps.analysis.delay import delay_text
 from lit_dps.analysis.scaling import estimate
 from lit_dps.analysis.seeds import intervals_of, luck_text
 from lit_dps.analysis.tables import (
@@ -54,13 +56,14 @@ class Study:
 
     Args:
         record: What is stored of it.
+        analysis: What is computed from that, if it is already.
 
     Attributes:
         analysis: All that is computed from it.
     """
 
-    def __init__(self, record: StudyRecord):
-        self.analysis = Analysis(record)
+    def __init__(self, record: StudyRecord, analysis: Analysis | None = None):
+        self.analysis = analysis or Analysis(record)
 
     def __repr__(self) -> str:
         record = self.analysis.record
@@ -68,7 +71,8 @@ class Study:
 
     def at_goal(self, error: float) -> Study:
         """The study as it would have ended under a higher goal error."""
-        return Study(self.analysis.at_goal(error).record)
+        further = self.analysis.at_goal(error)
+        return Study(further.record, further)
 
     @property
     def trials(self) -> pd.DataFrame:
@@ -101,9 +105,14 @@ class Study:
         return self.analysis.seeds
 
     @property
+    def answer(self) -> pd.DataFrame:
+        """A row a cell that has a K*: examples and time to the goal, the fastest marked (`answer.answer_rows`)."""
+        return self.analysis.answer
+
+    @property
     def report(self) -> str:
         """What `lit-dps analyze` prints of it."""
-        return render(self.analysis)
+        return answered(self.analysis)
 
     def plot(self, name: str = "scaling") -> Any:
         """A figure of the study, a `matplotlib.figure.Figure`: scaling, metaparameters, lipschitz, logs or ratios.
@@ -121,11 +130,17 @@ class Study:
         return drawn(figures[name], self.analysis)
 
 
+def answered(analysis: Analysis) -> str:
+    """What a study ends with: which batch size is the fastest on this machine, then the report."""
+    first = answer_text(analysis.record, analysis.cells, analysis.answer, analysis.rates)
+    return "\n".join(part for part in (first, render(analysis)) if part)
+
+
 def render(analysis: Analysis) -> str:
-    """The report: the table, a line of the scaling law per series, the theory, notes."""
+    """The report of all that is equal on every run: the table, a line of the law per series, the theory, notes."""
     noted = "".join(f"note: {line}\n" for line in analysis.notes)
     luck = luck_text(analysis.record, analysis.cells, analysis.repeats, analysis.median_scalings)
-    parts = (table_and_law(analysis), luck, delay_text(analysis), theory_text(analysis), noted)
+    parts = (table_and_law(analysis), luck, delay_text(analysis.delay_laws), theory_text(analysis), noted)
     return "\n".join(part for part in parts if part)
 
 
@@ -149,20 +164,6 @@ def table_and_law(analysis: Analysis) -> str:
         lines.append(f"  {series}  " + "  ".join(parts))
     if record.noise is not None:
         lines.append(f"  {record.noise.sentence}")
-    return "\n".join(lines) + "\n"
-
-
-def delay_text(analysis: Analysis) -> str:
-    """The section of a report on stale gradients: a line a series; empty if there are none."""
-    laws = [law for law in analysis.delay_laws if law.fit]
-    if not laws:
-        return ""
-    lines = ["K* = c1 / B + c2 / sin(pi / (2 (2 tau + 1))), all delays tau together"]
-    for law in laws:
-        smallest, largest = min(b for b, _ in law.k_star), max(b for b, _ in law.k_star)
-        doubles = " and ".join(f"{estimate(*law.doubling(b))} at B={b}" for b in dict.fromkeys((smallest, largest)))
-        fitted = f"c1 = {three_digits(law.fit.c1)}  c2 = {three_digits(law.fit.c2)}  misfit {law.misfit:.0%}"
-        lines.append(f"  {law.series}  {fitted}  the delay that doubles K*: {doubles}")
     return "\n".join(lines) + "\n"
 
 

@@ -55,7 +55,9 @@ def test_a_made_up_study(tmp_path):
     assert [row["k_star"] for row in records(study.cells)] == list(best)
     dense, sparse = records(study.law)
     assert dense["c1_low"] <= dense["c1"] <= dense["c1_high"] and sparse["c1"] > dense["c1"]
-    assert study.report.startswith("study made up: workload digits, 6 trials a cell")
+    assert study.report.startswith("study made up: which batch size? ")
+    assert "\nstudy made up: workload digits, 6 trials a cell" in study.report
+    assert study.answer["examples"].tolist() == (study.answer["k_star"] * study.answer["batch_size"]).tolist()
     assert isinstance(study.plot(), matplotlib.figure.Figure)
     assert [ax.get_title() for ax in study.plot("scaling").axes][:2] == ["sparsity 0", "sparsity 0.9"]
     assert len(study.plot("metaparameters").axes) == 8

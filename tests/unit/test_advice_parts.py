@@ -1,0 +1,159 @@
+"""Step times, noise scales and probes of the advisor, against known truths and public numbers."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from lit_dps.advice import (
+    Link,
+    Timed,
+    expected_critical,
+    explore,
+    fit_step_time,
+    next_probe,
+    pessimistic,
+    probes,
+    scale_of_pairs,
+    steps_ratio,
+)
+from lit_dps.analysis import Observation, law_of
+
+SIZES = (4, 8, 16, 32, 64, 128, 256)
+C1, C2 = 4e4, 100.0
+
+
+def test_a_line_is_found_as_a_line():
+    model = fit_step_time([Timed(m, 0.02 + 3e-4 * m) for m in SIZES])
+    assert (model.p, model.a, model.b) == (1.0, pytest.approx(0.02, rel=1e-4), pytest.approx(3e-4, rel=1e-4))
+    value, low, high, known = model.at(96)
+    assert value == pytest.approx(0.02 + 3e-4 * 96, rel=1e-4)
+    assert (low < value < high, known) == (True, "fitted")
+
+
+def test_a_knee_is_found_as_a_knee():
+    model = fit_step_time([Timed(m, max(0.03, 4e-4 * m)) for m in SIZES])
+    assert model.p > 8
+    assert model.a / model.b == pytest.approx(75, rel=0.05)
+    assert model.misfit < 0.02
+    assert "flat up to about 7" in model.describe()
+
+
+def test_what_is_flat_so_far_may_be_full_from_there_on():
+    model = fit_step_time([Timed(m, 0.03 + 1e-9 * m) for m in (4, 8, 16, 32)])
+    value, low, high, known = model.at(128)
+    assert known == "extrapolated"
+    assert low < 0.03
+    assert high > 0.03 * 4
+
+
+def test_accumulation_repeats_the_device_and_exchanges_once():
+    rows = [Timed(m, 0.01 + 1e-4 * m) for m in SIZES]
+    rows += [Timed(m, 0.01 + 1e-4 * m + 0.005 + 0.001 * (n - 2), n) for m in SIZES for n in (2, 3, 4)]
+    model = fit_step_time(rows, largest=64)
+    assert model.q == pytest.approx(1, abs=0.05)
+    assert model.at(64 * 4, 4).value == pytest.approx(0.01 + 64e-4 + 0.007, rel=0.01)
+    assert model.at(128 * 4, 4).value == pytest.approx(2 * (0.01 + 64e-4) + 0.007, rel=0.01)
+    assert model.at(64 * 8, 8).known == "extrapolated"
+    assert model.at(2, 4) is None
+
+
+def test_a_link_is_a_ring_and_marked_predicted():
+    link = Link(parameters=25_000_000, bandwidth=1e10, latency=1e-5)
+    assert link.seconds(4) == pytest.approx(2 * 3 / 4 * 1e8 / 1e10 + 6e-5)
+    model = fit_step_time([Timed(m, 0.02 + 3e-4 * m) for m in SIZES], link=link)
+    value, low, high, known = model.at(64 * 4, 4)
+    assert value == pytest.approx(0.02 + 3e-4 * 64 + link.seconds(4), rel=1e-3)
+    assert known == "predicted"
+
+
+@pytest.mark.parametrize("rows", [[], [Timed(8, 0.1)], [Timed(8, 0.1), Timed(16, 0.0)]])
+def test_step_times_that_say_too_little(rows):
+    with pytest.raises(ValueError, match="2 local batch sizes|positive and finite"):
+        fit_step_time(rows)
+
+
+def test_public_step_times_are_predicted():
+    rows = pd.read_csv(Path(__file__).parents[1] / "data" / "step_times.csv")
+    rows = rows[(rows["set"] == "zeus") & (rows["workload"] == "cifar100/shufflenetv2") & (rows["hardware"] == "a40")]
+    rows = rows.sort_values("local_batch")
+    for m in (64, 256, 1024):
+        held = rows["local_batch"] == m
+        model = fit_step_time([Timed(*x) for x in rows.loc[~held, ["local_batch", "step_time"]].to_numpy()])
+        _, low, high, _ = model.at(m)
+        assert low < rows.loc[held, "step_time"].item() < high
+
+
+def test_the_noise_scale_of_pairs_is_that_of_their_distribution():
+    random = np.random.default_rng(0)
+    size, dimension, variance = 0.5, 200, 4.0  # |G|^2 = 0.25, tr(Sigma) = 4: phi = 16
+
+    def squared(batch):
+        noise = random.normal(0, math.sqrt(variance / dimension / batch), (400, dimension))
+        noise[:, 0] += size
+        return (noise**2).sum(axis=1)
+
+    scale = scale_of_pairs(squared(8), squared(64), 8, 64)
+    assert scale.low < 16 < scale.high
+    value, spread = expected_critical(scale)
+    assert (value, spread) == (scale.value, pytest.approx(1.0, abs=0.1))
+    lost = scale_of_pairs(random.exponential(1.0, 20) + 1, random.exponential(1.0, 20) + 1, 8, 9)
+    assert not lost.resolved
+    assert expected_critical(lost) is None
+    with pytest.raises(ValueError, match="must be below"):
+        scale_of_pairs([1, 2], [1, 2], 8, 8)
+
+
+def test_a_constant_noise_scale_is_the_law_with_that_critical_batch_size():
+    batch = np.array([16.0, 64, 256])
+    ratio = steps_ratio([400.0, 400.0], 64, batch)
+    assert ratio == pytest.approx((1 + 400 / batch) / (1 + 400 / 64))
+    assert pessimistic(64, 512) is None
+    assert "too many steps" in pessimistic(64, 1024)
+    with pytest.raises(ValueError, match="finite and at least 0"):
+        steps_ratio([-1.0], 64, [8])
+
+
+def observed(batch, noise=0.03):
+    error = np.random.default_rng(int(batch)).normal(0, noise)
+    return Observation(batch, (C1 / batch + C2) * math.exp(error), noise)
+
+
+def step(batch):
+    return 0.01 + 1e-4 * batch
+
+
+CANDIDATES = [4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048]
+
+
+def test_what_is_asked_at_large_batches_is_probed_at_large_batches():
+    law = law_of([observed(b) for b in (8, 16, 32)])
+    worth = probes(law, CANDIDATES[4:], [1024, 2048], step)
+    assert worth["batch_size"][0] >= 256  # of 64 to 2048; the law is known at 8 to 32
+    assert worth["share"].between(0, 1).all()
+    assert worth["worth"].is_monotonic_decreasing
+    near = probes(law, [8, 16, 2048], [8, 16], step).set_index("batch_size")
+    assert near["gain"].sum() < 0.2 * worth["gain"][0]  # nothing much is left to learn there
+
+
+def test_no_probe_beyond_the_budget_nor_of_nothing():
+    table = probes(law_of([observed(b) for b in (8, 16, 32)]), CANDIDATES, [1024], step)
+    assert next_probe(table, budget=table["cost"].min() / 2) is None
+    best = next_probe(table, budget=table["cost"].max())
+    assert best.batch_size == table["batch_size"][0]
+    assert next_probe(table, budget=1e9, least=1.1) is None
+    with pytest.raises(ValueError, match="nothing is known of K yet"):
+        probes(law_of([]), CANDIDATES, [64], step)
+
+
+def test_probing_learns_the_answer_within_its_budget():
+    budget = 60.0  # seconds of training
+    law, spent = explore(observed, law_of, [observed(16)], CANDIDATES, [128, 256, 512], step, budget)
+    assert 0 < spent <= 1.5 * budget  # a probe may take longer than was expected of it
+    assert len(law.observations) < len(CANDIDATES)
+    assert law.refused is None
+    low, high = (law.predict([256])[end][0] for end in ("low", "high"))
+    assert low < C1 / 256 + C2 < high
+    assert law.steps(256) == pytest.approx(C1 / 256 + C2, rel=0.1)
