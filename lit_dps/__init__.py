@@ -26,6 +26,7 @@ _PUBLIC = {
     "Study": "lit_dps.analysis",
     "ImageClassifier": "lit_dps.module",
     "GoalErrorCallback": "lit_dps.training",
+    "BranchCallback": "lit_dps.training",
     "NoiseScaleCallback": "lit_dps.training",
     "PruningCallback": "lit_dps.training",
     "SmoothnessCallback": "lit_dps.training",

@@ -13,6 +13,7 @@ import yaml
 from lightning.pytorch import Trainer
 
 from lit_dps.advice import Answer, Checks, StepTime, answer, render
+from lit_dps.advising.branches import described
 from lit_dps.advising.options import Options
 from lit_dps.advising.plan import candidates, law_with
 from lit_dps.advising.probes import Probes, best_rates, observations, unfinished
@@ -52,9 +53,7 @@ def tell(
         lines.append(noise.sentence)
     lines += [model.describe(), f"the largest batch of a device that was timed is {times.largest}: {times.why}", ""]
     if branches:
-        from lit_dps.advising.branches import described
-
-        lines += [*described(branches, setup.goal_of_trials.metric), ""]
+        lines += [*described(branches), ""]
     text = "\n".join(lines) + render(found)
     text += "".join(f"note: {line}\n" for line in _notes(record, options, model))
     folder = figures_folder(setup.storage.folder, setup.study.name) / "advice"

@@ -6,6 +6,7 @@ import sys
 from contextlib import contextmanager
 
 from lit_dps.advice import Link, StepTime, Timed, fit_step_time
+from lit_dps.advising.branches import run_branches
 from lit_dps.advising.clock import Clock, say
 from lit_dps.advising.options import Options, time_text
 from lit_dps.advising.plan import probe_all
@@ -62,9 +63,8 @@ def run_advice(setup: StudySetup, options: Options) -> int:
             model = _model(times, parameters=store.read()["parameters"], options=options)
             _tell_cost(probe_setup, model, times, clock)
             if options.method == "branch":
-                from lit_dps.advising.branches import run_branches
-
-                run_branches(probe_setup, store, clock, stop)
+                own = model.at(own_batch_size(setup.workload))
+                run_branches(probe_setup, own.value, store, clock, stop)
             else:
                 probe_all(work, model, times, noise, clock, stop, options)
     except Interrupted as signal:

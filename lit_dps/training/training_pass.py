@@ -114,11 +114,11 @@ class TrainingPass:
         if self.key is not None:
             return _anew(loader, self.batch_size)
         if not isinstance(loader, DataLoader) and isinstance(loader, (dict, list, tuple)):
-            loader = _Several(tree_map(_fresh, loader))
+            loader = _Several(tree_map(fresh, loader))
         if not 0 < (sized_len(loader) or 0) < sys.maxsize:
             finite = "a pass over the training split, for snip, needs a finite train dataloader or a pruning_dataloader"
             raise ConfigError("data", type(self._data or loader).__name__, finite)
-        return loader if isinstance(loader, _Several) else _fresh(loader)
+        return loader if isinstance(loader, _Several) else fresh(loader)
 
 
 class _Several:
@@ -170,7 +170,7 @@ def _anew(loader: DataLoader, batch_size: int) -> DataLoader:
     return DataLoader(loader.dataset, batch_size, sampler=sampler, **{name: getattr(loader, name) for name in same})
 
 
-def _fresh(loader: Any) -> Any:
+def fresh(loader: Any) -> Any:
     """A loader that keeps no iterator of the one that it is a copy of."""
     loader = copy.copy(loader)
     if getattr(loader, "_iterator", None) is not None:
