@@ -48,13 +48,15 @@ def tell(
     sizes = candidates(times, options.devices, setup.workload.accumulated)
     checks = Checks(times.check, setup.goal_of_trials.check_interval)
     found = answer(law, model, sizes, options.devices, options.price, checks, rate)
-    lines = [f"advice on {setup.study.name}: {setup.goal_of_trials}, {_asked(options)}", "", law.describe()]
+    lines = [f"advice on {setup.study.name}: {setup.goal_of_trials}, {_asked(options)}", ""]
+    lines += [law.describe()] if record is not None or not branches else []
     if noise is not None:
         lines.append(noise.sentence)
     lines += [model.describe(), f"the largest batch of a device that was timed is {times.largest}: {times.why}", ""]
     if branches:
         lines += [*described(branches), ""]
-    text = "\n".join(lines) + render(found)
+    alone = bool(branches) and record is None  # of the method branch, which knows nothing of K
+    text = "\n".join(lines) + ("" if alone else render(found))
     text += "".join(f"note: {line}\n" for line in _notes(record, options, model))
     folder = figures_folder(setup.storage.folder, setup.study.name) / "advice"
     files = _write(folder, found, law, text, _recommended(setup, work.setup, record, found, store, rate_key))
@@ -73,7 +75,7 @@ def _asked(options: Options) -> str:
 def _notes(record: StudyRecord | None, options: Options, model: StepTime) -> list[str]:
     lines = []
     if record is None:
-        lines.append("no probe was run: nothing is known of K")
+        lines.append("no probe was run: how many steps a goal takes is not known")
     elif left := unfinished(record):
         lines.append(
             f"the trials at B = {', '.join(map(str, left))} are not all run, for want of time: K there is of a shorter "
