@@ -76,13 +76,16 @@ class ImageData(LightningDataModule):
         order_seed: Seed of a per-trial order; a study sets it from the point.
         eval_batch_size: Examples a forward pass of validation and test; no influence on results.
         download: Whether torchvision may download what is not there.
+        train_examples: Train on the first so many examples of the training split, which the split has shuffled: a
+            smaller number's are among a larger one's. Batch sizes go up to it. By default all. Split, normalization,
+            validation and test stay those of the whole data set (Shallue et al. 2019, Section 4.4 vary the size so).
 
     Attributes:
         steps_per_batch: If set, a batch of the training loader is the `Steps` of so many consecutive batches.
 
     Raises:
         DataError: see `lit_dps.data.files.read_images`.
-        ConfigError: if the batch size is not in 1 ... the training split.
+        ConfigError: if `train_examples` is not in 1 ... the training split, or the batch size not in 1 ... those.
     """
 
     steps_per_batch: int | None = None
@@ -95,27 +98,38 @@ class ImageData(LightningDataModule):
         order_seed: int = 0,
         eval_batch_size: int = 1000,
         download: bool = True,
+        train_examples: int | None = None,
     ):
         super().__init__()
         self.root, self.batch_size, self.order, self.order_seed = root, batch_size, order, order_seed
-        self.eval_batch_size, self.download = eval_batch_size, download
+        self.eval_batch_size, self.download, self.train_examples = eval_batch_size, download, train_examples
 
     def load(self) -> Images:
         """Reads the data set; called once a process for each (class, root)."""
         raise TypeError(f"{type(self).__name__} does not say how its images are read: override load()")
 
+    def read(self) -> Images:
+        """The data set, kept from the first call on."""
+        return _loaded(type(self), str(data_root(self.root)), self.download)
+
     def setup(self, stage: str | None = None) -> None:
-        self.images = _loaded(type(self), str(data_root(self.root)), self.download)
+        self.images = self.read()
         self._x, self._y = self.images.x, self.images.y
+        whole = len(self.images.y["train"])
+        if self.train_examples is not None and not 1 <= self.train_examples <= whole:
+            raise ConfigError(
+                "data.train_examples", self.train_examples, f"1 to {whole}, the size of the training split"
+            )
         self.check_batch_size(self.batch_size)
         if self.eval_batch_size < 1:
             raise ConfigError("data.eval_batch_size", self.eval_batch_size, "at least 1 example")
 
     def check_batch_size(self, batch_size: int) -> None:
         """Raises ConfigError unless 1 <= batch_size <= training split."""
-        n = len(self.images.y["train"])
+        n = self.training_size
         if not 1 <= batch_size <= n:
-            raise ConfigError("data.batch_size", batch_size, f"1 to {n}, the size of the training split")
+            what = "the size of the training split" if self.train_examples is None else "data.train_examples"
+            raise ConfigError("data.batch_size", batch_size, f"1 to {n}, {what}")
 
     @property
     def digest(self) -> str:
@@ -124,8 +138,8 @@ class ImageData(LightningDataModule):
 
     @property
     def training_size(self) -> int:
-        """Examples in the training split."""
-        return len(self.images.y["train"])
+        """Examples that are trained on: those of the training split, or `train_examples`."""
+        return len(self.images.y["train"]) if self.train_examples is None else self.train_examples
 
     def order_anew(self, seed: int) -> None:
         """Lets a repeat draw its order from a seed of its own, as the authors' code draws the one of all trials.
@@ -135,10 +149,10 @@ class ImageData(LightningDataModule):
         self.order, self.order_seed = ("per_trial" if self.order == "authors" else self.order), seed
 
     def epochs(self) -> Iterator[np.ndarray]:
-        """The permutations of the training split, one an epoch."""
-        n = len(self.images.y["train"])
+        """The permutations of the training examples, one an epoch."""
+        n = self.training_size
         if self.order == "authors":
-            return self.images.order.epochs()
+            return self.images.order.epochs(n)
         if self.order == "per_trial":
             return orders.seeded_epochs(n, self.order_seed)
         return orders.given_epochs(self.order, n)
@@ -149,8 +163,9 @@ class ImageData(LightningDataModule):
         return EndlessLoader(lambda: orders.steps(self.epochs(), self.batch_size, self.steps_per_batch))
 
     def pruning_dataloader(self, batch_size: int = 100) -> PassLoader:
-        """One pass over the training split, in the order of the authors' pruning epoch."""
-        return PassLoader("train", torch.from_numpy(self.images.order.pruning_epoch), batch_size)
+        """One pass over the training examples, in the order of the authors' pruning epoch."""
+        epoch = self.images.order.pruning_epoch
+        return PassLoader("train", torch.from_numpy(epoch[epoch < self.training_size]), batch_size)
 
     @property
     def validation_size(self) -> int:

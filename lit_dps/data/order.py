@@ -38,12 +38,12 @@ class AuthorsOrder:
         self.pruning_epoch = _shuffled(state, n - n_val)
         self._state = state.get_state()
 
-    def epochs(self) -> Iterator[np.ndarray]:
-        """Endless permutations of range(n_train), always from the first training epoch on."""
+    def epochs(self, n: int | None = None) -> Iterator[np.ndarray]:
+        """Endless permutations of range(n), by default n_train, always from the first training epoch on."""
         state = np.random.RandomState()
         state.set_state(self._state)
         while True:
-            yield _shuffled(state, len(self.train_ids))
+            yield _shuffled(state, len(self.train_ids) if n is None else n)
 
 
 def seeded_epochs(n: int, seed: int) -> Iterator[np.ndarray]:

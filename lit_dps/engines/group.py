@@ -92,4 +92,6 @@ class Group:
 
 def _kind_of(built: Built) -> tuple:
     shapes = {name: (t.shape, t.requires_grad) for name, t in tensors_of(built.module).items()}
-    return rule_of(optimizer_of(built.module.configure_optimizers())[0]), shapes, id(built.data.images)
+    # close losses hardly tell smoothed labels from others
+    smoothing = built.module.hparams.get("label_smoothing")
+    return rule_of(optimizer_of(built.module.configure_optimizers())[0]), shapes, id(built.data.images), smoothing

@@ -1,7 +1,8 @@
-"""The paper's networks by name, and the noisy quadratic."""
+"""Networks by name: the paper's, their relatives of other width and depth, a transformer, the noisy quadratic."""
 
 from lit_dps.models.quadratic import NoisyQuadratic
-from lit_dps.models.resnet import ResNet8
+from lit_dps.models.resnet import ResNet, ResNet8
 from lit_dps.models.simple_cnn import MLP, SimpleCNN
+from lit_dps.models.transformer import Transformer
 
-__all__ = ["MLP", "NoisyQuadratic", "ResNet8", "SimpleCNN"]
+__all__ = ["MLP", "NoisyQuadratic", "ResNet", "ResNet8", "SimpleCNN", "Transformer"]

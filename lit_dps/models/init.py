@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from torch import nn
+
+from lit_dps.errors import ConfigError
 
 # The deviation of a standard normal truncated at +-2, by which TensorFlow divides so that the truncated weights have
 # the deviation sqrt(scale / fan_in) that was asked for.
 TRUNCATED_STD = 0.87962566103423978
+
+
+def scaled(channels: Iterable[int], width: float) -> list[int]:
+    """Numbers of channels times a factor, rounded. Raises ConfigError for a factor that leaves none of some."""
+    found = [round(width * n) for n in channels] if math.isfinite(width) else [0]
+    if min(found) < 1:
+        raise ConfigError("model.network.width", width, "a factor that leaves at least one channel")
+    return found
 
 
 def init_variance_scaling(network: nn.Module) -> None:

@@ -1,11 +1,12 @@
-"""ResNet-8 without batch normalization, as in the code of Lee et al. (2021)."""
+"""ResNets without batch normalization: ResNet-8 as in the code of Lee et al. (2021), and deeper and wider ones."""
 
 from __future__ import annotations
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lit_dps.models.init import init_variance_scaling
+from lit_dps.errors import ConfigError
+from lit_dps.models.init import init_variance_scaling, scaled
 
 
 class Block(nn.Module):
@@ -34,10 +35,44 @@ class Block(nn.Module):
         return shortcut + self.conv2(F.relu(self.conv1(active)))
 
 
-class ResNet8(nn.Module):
-    """A 3 x 3 convolution (16), three blocks (16, 32, 64), ReLU, global mean, linear; biases everywhere.
+class ResNet(nn.Module):
+    """A 3 x 3 convolution (16), three stages of blocks (16, 32, 64), ReLU, global mean, linear; biases everywhere.
 
-    Input (batch, channels, height, width) with height and width divisible by 4, output (batch, num_classes).
+    The CIFAR ResNets of He et al. (2016, Section 4.2) without batch normalization: 8, 20, 32, ... layers. Input (batch,
+    channels, height, width) with height and width divisible by 4, output (batch, num_classes).
+
+    Args:
+        in_channels: Channels of the images.
+        num_classes: Classes.
+        depth: Layers with weights, 6 n + 2 for n blocks a stage.
+        width: Factor of the channels of all stages.
+
+    Raises:
+        ConfigError: for another depth, and a width that leaves no channel.
+    """
+
+    def __init__(self, in_channels: int = 3, num_classes: int = 10, depth: int = 8, width: float = 1.0):
+        super().__init__()
+        if depth < 8 or depth % 6 != 2:
+            raise ConfigError("model.network.depth", depth, "8, 14, 20, 26, 32, ...: 6 n + 2")
+        first, *_ = stages = scaled((16, 32, 64), width)
+        self.conv = nn.Conv2d(in_channels, first, 3, padding=1)
+        blocks, n_in = [], first
+        for n_out in stages:
+            for _ in range((depth - 2) // 6):
+                blocks.append(Block(n_in, n_out))
+                n_in = n_out
+        self.blocks = nn.Sequential(*blocks)
+        self.linear = nn.Linear(n_in, num_classes)
+        init_variance_scaling(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.blocks(self.conv(x)))
+        return self.linear(x.mean(dim=(2, 3)))
+
+
+class ResNet8(ResNet):
+    """`ResNet` of 8 layers, the paper's.
 
     Args:
         in_channels: Channels of the images.
@@ -45,12 +80,4 @@ class ResNet8(nn.Module):
     """
 
     def __init__(self, in_channels: int = 3, num_classes: int = 10):
-        super().__init__()
-        self.conv = nn.Conv2d(in_channels, 16, 3, padding=1)
-        self.blocks = nn.Sequential(Block(16, 16), Block(16, 32), Block(32, 64))
-        self.linear = nn.Linear(64, num_classes)
-        init_variance_scaling(self)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.blocks(self.conv(x)))
-        return self.linear(x.mean(dim=(2, 3)))
+        super().__init__(in_channels, num_classes)

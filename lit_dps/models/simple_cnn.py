@@ -2,30 +2,51 @@
 
 from __future__ import annotations
 
+import math
+
 from torch import Tensor, nn
 
-from lit_dps.models.init import init_variance_scaling
+from lit_dps.errors import ConfigError
+from lit_dps.models.init import init_variance_scaling, scaled
 
 
 class SimpleCNN(nn.Module):
     """Two 5 x 5 convolutions (32 and 64 filters, no padding), each with 2 x 2 max-pooling and ReLU, and a linear layer.
 
-    62,346 parameters on (1, 28, 28) images. Input (batch, *image_shape), output (batch, num_classes).
+    62,346 parameters on (1, 28, 28) images. Input (batch, *image_shape), output (batch, num_classes). Shallue et al.
+    (2019, Section 4.2) vary the width of such a network; that is an axis here, and the depth.
 
     Args:
         image_shape: Channels, height, width.
         num_classes: Classes.
+        width: Factor of the filters of all convolutions: 0.5 is narrow, 2 is wide.
+        depth: Convolutions, at least 2; the further ones are 3 x 3 of as many filters as the second, with padding,
+            ReLU and no pooling.
+
+    Raises:
+        ConfigError: for a width that leaves no filter, or another depth.
     """
 
-    def __init__(self, image_shape: tuple[int, int, int] = (1, 28, 28), num_classes: int = 10):
+    def __init__(
+        self,
+        image_shape: tuple[int, int, int] = (1, 28, 28),
+        num_classes: int = 10,
+        width: float = 1.0,
+        depth: int = 2,
+    ):
         super().__init__()
+        if depth < 2:
+            raise ConfigError("model.network.depth", depth, "at least 2 convolutions")
+        first, second = scaled((32, 64), width)
         channels, height, width = image_shape
         side = [((size - 4) // 2 - 4) // 2 for size in (height, width)]
         if min(side) < 1:
             raise ValueError(f"image_shape {tuple(image_shape)} is too small for Simple-CNN, which needs 16 x 16")
-        self.conv1 = nn.Conv2d(channels, 32, 5)
-        self.conv2 = nn.Conv2d(32, 64, 5)
-        self.linear = nn.Linear(64 * side[0] * side[1], num_classes)
+        self.conv1 = nn.Conv2d(channels, first, 5)
+        self.conv2 = nn.Conv2d(first, second, 5)
+        further = ([nn.Conv2d(second, second, 3, padding=1), nn.ReLU()] for _ in range(depth - 2))
+        self.further = nn.Sequential(*(layer for layers in further for layer in layers))
+        self.linear = nn.Linear(second * side[0] * side[1], num_classes)
         self.pool = nn.MaxPool2d(2)
         self.relu = nn.ReLU()
         init_variance_scaling(self)
@@ -33,7 +54,7 @@ class SimpleCNN(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.relu(self.pool(self.conv1(x)))  # max-pooling and ReLU commute; this order does a quarter of the ReLUs
         x = self.relu(self.pool(self.conv2(x)))
-        return self.linear(x.flatten(1))
+        return self.linear(self.further(x).flatten(1))
 
 
 class MLP(nn.Module):
@@ -43,6 +64,11 @@ class MLP(nn.Module):
         image_shape: Channels, height, width.
         hidden: Widths of the hidden layers.
         num_classes: Classes.
+        width: Width of every hidden layer, in place of `hidden`: a number, so that it can be an axis.
+        depth: Hidden layers of that width; by default as many as `hidden` has.
+
+    Raises:
+        ConfigError: for a width below 1, and a depth below 0 or without a width.
     """
 
     def __init__(
@@ -50,10 +76,17 @@ class MLP(nn.Module):
         image_shape: tuple[int, int, int] = (1, 28, 28),
         hidden: tuple[int, ...] = (300, 100),
         num_classes: int = 10,
+        width: int | None = None,
+        depth: int | None = None,
     ):
         super().__init__()
-        channels, height, width = image_shape
-        widths = [channels * height * width, *hidden]
+        if width is not None and width < 1:
+            raise ConfigError("model.network.width", width, "at least 1")
+        if depth is not None and (depth < 0 or width is None):
+            raise ConfigError("model.network.depth", depth, "0 or more hidden layers, beside model.network.width")
+        if width is not None:
+            hidden = (width,) * (len(hidden) if depth is None else depth)
+        widths = [math.prod(image_shape), *hidden]
         layers: list[nn.Module] = [nn.Flatten()]
         for n_in, n_out in zip(widths[:-1], widths[1:], strict=True):
             layers += [nn.Linear(n_in, n_out), nn.ReLU()]

@@ -101,9 +101,8 @@ def rehearse_ends(setup: StudySetup) -> LightningDataModule:
     others = dict.fromkeys(cell.others for cell in study.cells)
     for other in others:
         data, checked = _rehearse(training, Trial(Cell(smallest, sparsity, other), 0, point, study.seed))
-    if hasattr(data, "check_batch_size"):
-        for batch_size in study.batch_sizes:
-            data.check_batch_size(batch_size // training.workload.accumulated)
+        if hasattr(data, "check_batch_size"):  # the data may be another's at each value of an axis
+            data.check_batch_size(largest // training.workload.accumulated)
     if largest > smallest and not standard_data(data):  # whose batches and checks are as they have to be
         trial = Trial(Cell(largest, sparsity, other), 0, point, study.seed)
         _, checked_last = _rehearse(training, trial, look_first=False, steps=1)

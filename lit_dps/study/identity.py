@@ -7,11 +7,19 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+from lit_dps.data import ImageData
 from lit_dps.goal import ERROR
+from lit_dps.models import MLP, SimpleCNN
 from lit_dps.module import ImageClassifier
+from lit_dps.training.workload import classes_in
 
-# Arguments of ImageClassifier that studies of earlier versions were declared without
-_ADDED = ("beta1", "beta2", "epsilon", "weight_decay")
+# Arguments that studies of earlier versions were declared without, by the class that has them
+_ADDED = {
+    ImageClassifier: ("beta1", "beta2", "epsilon", "weight_decay", "label_smoothing"),
+    ImageData: ("train_examples",),
+    SimpleCNN: ("width", "depth"),
+    MLP: ("width", "depth"),
+}
 
 
 def goal_of(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -24,12 +32,20 @@ def goal_of(given: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def added_arguments(class_path: str) -> dict[str, Any]:
-    """The arguments that a module class has from ImageClassifier since a later version, with their defaults."""
-    module, _, name = class_path.rpartition(".")
-    kind = getattr(importlib.import_module(module), name, None)
-    if not (isinstance(kind, type) and issubclass(kind, ImageClassifier)):
-        return {}
-    own = {} if kind.__init__ is ImageClassifier.__init__ else inspect.signature(kind.__init__).parameters
-    defaults = inspect.signature(ImageClassifier.__init__).parameters
-    return {name: defaults[name].default for name in _ADDED if name not in own}
+def forget_added(nested: Mapping[str, Any]) -> None:
+    """Takes arguments that classes have since a later version out of a configuration, where they are the defaults."""
+    for spec in classes_in(nested):
+        module, _, name = spec["class_path"].rpartition(".")
+        try:
+            kind = getattr(importlib.import_module(module), name, None)
+        except (ImportError, ValueError):  # what only looks like a class
+            continue
+        arguments = spec.get("init_args") or {}
+        for base, added in _ADDED.items() if isinstance(kind, type) else ():
+            if not issubclass(kind, base):
+                continue
+            own = {} if kind.__init__ is base.__init__ else inspect.signature(kind.__init__).parameters
+            defaults = inspect.signature(base.__init__).parameters
+            for key in added:
+                if key not in own and key in arguments and arguments[key] == defaults[key].default:
+                    arguments.pop(key)

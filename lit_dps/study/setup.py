@@ -23,7 +23,7 @@ from lit_dps.record import StudyRecord
 from lit_dps.repeats import repeats_left
 from lit_dps.rounds import Rounds
 from lit_dps.space import Choices, stored
-from lit_dps.study.identity import added_arguments, goal_of
+from lit_dps.study.identity import forget_added, goal_of
 from lit_dps.training import GoalErrorCallback
 from lit_dps.training.checkpoints import Checkpoints
 from lit_dps.training.protocol import STUDY_TRAINER
@@ -184,10 +184,7 @@ class StudySetup:
         specs = copy.deepcopy({"model": dict(workload.model), "data": dict(workload.data)})
         for name in _FREE_DATA:
             specs["data"].get("init_args", {}).pop(name, None)
-        arguments = specs["model"].get("init_args", {})
-        for name, default in added_arguments(workload.model["class_path"]).items():
-            if arguments.get(name) == default:
-                arguments.pop(name)
+        forget_added(specs)
         varied = [key for key in study.axes if key.startswith(("model.", "data."))]
         searched = [key for key in study.space if not key.startswith("local.")]
         for key in (*searched, *varied, workload.batch_size_key):  # each trial sets them

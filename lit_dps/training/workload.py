@@ -133,11 +133,16 @@ def locate(specs: Mapping[str, Any], key: str, source: str, classes: bool = Fals
 
 def class_paths(workload: Workload) -> Iterator[str]:
     """All classes that the model and the data of a workload name, however deep."""
-    nodes: list[Any] = [workload.model, workload.data]
+    return (node["class_path"] for node in classes_in([workload.model, workload.data]))
+
+
+def classes_in(nested: Any) -> Iterator[Any]:
+    """All that name a class in a nested configuration, however deep, the outer ones first."""
+    nodes: list[Any] = [nested]
     for node in nodes:  # grows on the way
         if isinstance(node, Mapping):
             if isinstance(node.get("class_path"), str):
-                yield node["class_path"]
+                yield node
             nodes.extend(node.values())
         elif isinstance(node, (list, tuple)):
             nodes.extend(node)
