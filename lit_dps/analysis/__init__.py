@@ -24,6 +24,7 @@ from lit_dps.analysis.scaling import (
     resample,
     scale,
 )
+from lit_dps.analysis.seeds import seeds_of
 from lit_dps.analysis.summary import CellSummary, at_first_check, comparable, setting, summarize
 from lit_dps.analysis.tables import (
     base_of,

@@ -50,6 +50,7 @@ class Scaling:
         replicates: (R, 2), c1 and c2 of the resamples that could be fitted.
         over: What was resampled: the trials, so that they lean, or repeats on fresh seeds, so that they do not.
         at_first_check: The batch sizes of those K* that are only upper bounds (`summary.at_first_check`).
+        of_medians: Whether they are no K* but medians over seeds of the best points.
     """
 
     k_star: dict[int, int]
@@ -60,6 +61,7 @@ class Scaling:
     replicates: np.ndarray = field(default_factory=lambda: np.empty((0, 2)), repr=False, compare=False)
     at_first_check: frozenset[int] = frozenset()
     over: Literal["trials", "seeds"] = "trials"
+    of_medians: bool = False
 
     @property
     def resolved(self) -> dict[int, int]:
@@ -102,9 +104,8 @@ class Scaling:
         """Lower and upper 95 % limits of the fitted steps at some batch sizes (n,); None without intervals."""
         if self.fit is None or self.c1 is None:
             return None
-        batch = np.asarray(batch_sizes, float)
-        low, high = np.percentile(self.replicates[:, :1] / batch + self.replicates[:, 1:], PERCENTILES, axis=0)
-        return np.minimum(low, self.fit.steps(batch)), np.maximum(high, self.fit.steps(batch))
+        low, high = np.percentile(self.replicates[:, :1] / batch_sizes + self.replicates[:, 1:], PERCENTILES, axis=0)
+        return np.minimum(low, self.fit.steps(batch_sizes)), np.maximum(high, self.fit.steps(batch_sizes))
 
 
 def scale(
@@ -159,8 +160,7 @@ def with_intervals(fitted: Scaling, steps: np.ndarray) -> Scaling:
     steps = steps[np.isfinite(steps).sum(axis=1) >= 2]
     if not len(steps):
         return fitted
-    fit = fitted.fit
-    fits = fit_many(np.array(list(fitted.resolved), float), steps)
+    fit, fits = fitted.fit, fit_many(np.array(list(fitted.resolved), float), steps)
     c1, c2 = (percentile_interval(fits[:, i], value) for i, value in enumerate((fit.c1, fit.c2)))
     inverse = percentile_interval(fits[:, 1] / fits[:, 0], fit.c2 / fit.c1)  # 1 / B_crit: finite where c2 is 0
     critical = Interval(*(1 / x if x > 0 else np.inf for x in reversed(inverse)))

@@ -44,7 +44,7 @@ def scale_medians(
     """
     medians = {b: float(np.median(steps)) for b, steps in sorted(seeds.items())}
     bounds = frozenset(b for b, median in medians.items() if at_first_check(median, check_interval))
-    bare = Scaling(medians, at_first_check=bounds, over="seeds")
+    bare = Scaling(medians, at_first_check=bounds, over="seeds", of_medians=True)
     resolved = bare.resolved
     if len(resolved) < 2:
         return bare

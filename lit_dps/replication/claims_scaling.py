@@ -43,6 +43,7 @@ from lit_dps.replication.rules import (
     Verdict,
     at_each,
     at_each_pair,
+    curves,
     decide,
     estimated,
     fit_ratio,
@@ -104,7 +105,7 @@ def plateau(study: Analysis) -> Finding | None:
 
 def exponent(study: Analysis, series: Series, small: int, large: int) -> Estimate:
     """e of K* ~ B^e between two batch sizes that have a K* beyond the first check."""
-    k_star, octaves = study.scalings[series].resolved, math.log(large / small)
+    k_star, octaves = curves(study)[series].resolved, math.log(large / small)
     low, high = log_ratio(*(k_star_draws(study, cell_of(series, batch_size)) for batch_size in (large, small)))
     return estimated(math.log(k_star[large] / k_star[small]) / octaves, low / octaves, high / octaves)
 
@@ -114,13 +115,16 @@ def _at_each_law(study: Analysis, judge: Callable[[Series, Scaling, list[int]], 
     if len(study.record.batch_sizes) < 2:
         return None
 
+    laws = curves(study)
+
     def judged(series: Series) -> Finding:
-        scaling = study.scalings[series]
+        scaling = laws[series]
         sizes = list(scaling.resolved)
         if len(sizes) < 2:
             found = Finding(Verdict.UNDECIDABLE, f"K* at {len(sizes)} batch sizes")
         else:
             found = judge(series, scaling, sizes)
+        found = found._replace(measured=found.measured + _of_medians(scaling))
         left = len(scaling.at_first_check)
         return found._replace(measured=f"{found.measured}; {left} at the first check left out") if left else found
 
@@ -135,7 +139,7 @@ def steps_of_sparse(study: Analysis) -> Finding | None:
     """Claim 4; None for a study without both sparsities."""
 
     def judge(sparse: Series, dense: Series) -> Finding:
-        laws = study.scalings[sparse], study.scalings[dense]
+        laws = curves(study)[sparse], curves(study)[dense]
         over, under = (law.k_star for law in laws)
         both = [b for b in under if b in over]
         told = f"{len(both)} of the {len(under)} batch sizes with a dense K* have a sparse one"
@@ -149,7 +153,7 @@ def steps_of_sparse(study: Analysis) -> Finding | None:
         limits = [log_ratio(*(k_star_draws(study, cell_of(series, b)) for series in (sparse, dense))) for b in both]
         low, high = (np.mean(side, axis=0) for side in zip(*limits, strict=True))
         mean = estimated(float(np.log(ratios).mean()), low, high).map(lambda x: float(np.exp(x)))
-        words = f"K* x{min(ratios):.3g} to x{max(ratios):.3g} over B, mean x{mean}"
+        words = f"K* x{min(ratios):.3g} to x{max(ratios):.3g} over B, mean x{mean}{_of_medians(laws[0])}"
         whole = words if len(both) == len(under) else f"{words}; {told}"
         return Finding(decide(mean, above=FEW_STEPS, to=MANY_STEPS), whole)
 
@@ -174,21 +178,26 @@ def critical_of_momentum(study: Analysis, sgd: Analysis) -> Finding | None:
         return None
     if trained(study.record) != trained(sgd.record):
         return None
-    return at_each(shared, lambda s: _critical(study.scalings[s], sgd.scalings[s], str(rules[0]), SGD, MARGIN))
+    laws, others = curves(study), curves(sgd)
+    return at_each(shared, lambda s: _critical(laws[s], others[s], str(rules[0]), SGD, MARGIN))
 
 
 def _critical_of_sparse(study: Analysis, least: float) -> Finding | None:
-    laws = study.scalings
+    laws = curves(study)
     return at_each_pair(study, lambda over, under: _critical(laws[over], laws[under], str(over), str(under), least))
 
 
 def _critical(over: Scaling, under: Scaling, name: str, other: str, least: float) -> Finding:
-    said = f"{_words(over)} at {name}, {_words(under)} at {other}"
+    said = f"{_words(over)} at {name}, {_words(under)} at {other}{_of_medians(over)}"
     ratio = fit_ratio(over, under, lambda c1, c2: c1 / c2)
     if ratio is None or not under.identifiable:
         return Finding(Verdict.UNDECIDABLE, said)
     number = estimated(*ratio)
     return Finding(_within(decide(number, above=least), over.identifiable), f"{said}, x{number}")
+
+
+def _of_medians(scaling: Scaling) -> str:
+    return " (K*: the best point's median over seeds)" if scaling.of_medians else ""
 
 
 def _words(scaling: Scaling) -> str:

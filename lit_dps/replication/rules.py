@@ -5,6 +5,8 @@ all of it lies outside, and *not decidable at this scale* otherwise. The interva
 drawn at random, its trials, and from K* being known to one check interval; they do not know of other initial weights or
 data.
 
+The claims on steps are judged on the medians over seeds where the best points were repeated, else on K* (`curves`).
+
 Where a claim is about several series it is not seen if it is not seen at one of them, seen if it is seen at all.
 """
 
@@ -17,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lit_dps.analysis import PERCENTILES, REPLICATES, Analysis, Interval, Scaling, estimate, resample
+from lit_dps.analysis import PERCENTILES, REPLICATES, Analysis, Interval, Scaling, estimate, resample, seeds_of
 from lit_dps.racing import last_step
 from lit_dps.trial import Cell, Series, Status
 
@@ -107,14 +109,40 @@ def at_each_pair(study: Analysis, judge: Callable[[Series, Series], Finding | No
     return next(iter(found.values()), None)
 
 
+def repeated(study: Analysis) -> dict[Series, Scaling]:
+    """The laws of the median over seeds, of the series whose every K* was repeated on `FEWEST` seeds at least.
+
+    The claims on steps are judged on these where there are any: a median is no minimum, so that its resamples do not
+    lean, and where trials stop at K* a resample of trials without the best one says nothing.
+    """
+    seeds = seeds_of(study.repeats)
+    return {
+        series: law
+        for series, law in study.median_scalings.items()
+        if law.k_star.keys() == study.scalings[series].k_star.keys()
+        and all(len(steps) >= FEWEST for steps in seeds[series].values())
+    }
+
+
+def curves(study: Analysis) -> dict[Series, Scaling]:
+    """What the claims on steps are judged on: of each series the law of the medians (`repeated`), else that of K*."""
+    return study.scalings | repeated(study)
+
+
 def k_star_draws(study: Analysis, cell: Cell) -> tuple[np.ndarray, np.ndarray]:
     """Lower and upper limits, each (R,) in steps, of K* of the resamples of a cell.
 
     The goal was met after the last check that missed it, and a resample without a complete trial would have met it
     after the budget, or where trials were outraced, or where the first was stopped by its module or a callback. Failed
     trials tell nothing. Cells of one batch size with as many trials are resampled by the same points of the search.
-    Fewer than `FEWEST` trials give 0 and infinity.
+    Fewer than `FEWEST` trials give 0 and infinity. Of a series that is judged on medians (`repeated`), resamples of the
+    cell's repeats, with their median in place of K*.
     """
+    if cell.series in repeated(study):
+        seeds = np.asarray(seeds_of(study.repeats)[cell.series][cell.batch_size], float)
+        again = np.random.default_rng((SEED, cell.batch_size, 2)).choice(seeds, (REPLICATES, len(seeds)))
+        median = np.median(again, axis=1)
+        return median - study.record.goal.check_interval, median
     found, goal = study.by_cell[cell], study.record.goal
     if len(found.trials) < FEWEST:
         return np.zeros(REPLICATES), np.full(REPLICATES, np.inf)
