@@ -7,6 +7,7 @@ from lit_dps.analysis.analysis import Analysis, at_goal
 from lit_dps.analysis.answer import StepSeconds, answer_rows, best_rates, seconds_text, step_seconds
 from lit_dps.analysis.fit import AT_LEAST, AT_MOST, LOSS_SCALE, Fit, fit_many, fit_scaling, overhead_batch_size
 from lit_dps.analysis.law import Law, law_of
+from lit_dps.analysis.local import communications
 from lit_dps.analysis.notes import observed_notes
 from lit_dps.analysis.observations import Observation, medians
 from lit_dps.analysis.publishing import figures_folder, goal_folder, listing, publish, source_of, write_all, write_goals

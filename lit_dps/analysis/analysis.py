@@ -11,6 +11,7 @@ from lit_dps.analysis.answer import StepSeconds, answer_rows, best_rates, step_s
 from lit_dps.analysis.budgets import budget_rows
 from lit_dps.analysis.delay import DelayLaw, delay_laws, delay_rows
 from lit_dps.analysis.draws import draw_rows
+from lit_dps.analysis.local import Curve, curves, with_communications
 from lit_dps.analysis.notes import notes
 from lit_dps.analysis.rates import RateLaw
 from lit_dps.analysis.repeats import RepeatSummary, repeat_notes, repeat_rows, summarize_repeats
@@ -122,7 +123,7 @@ class Analysis:
     @cached_property
     def table(self) -> pd.DataFrame:
         """A row a cell (`summary.cell_rows`)."""
-        return cell_rows(self.record, self.cells)
+        return with_communications(self.record, self.cells, cell_rows(self.record, self.cells))
 
     @cached_property
     def laws(self) -> pd.DataFrame:
@@ -138,6 +139,11 @@ class Analysis:
     def delays(self) -> pd.DataFrame:
         """A row a series and delay (`delay.delay_rows`)."""
         return delay_rows(self.delay_laws, self.scalings)
+
+    @cached_property
+    def local_curves(self) -> list[Curve]:
+        """K* against the local steps of a round, of each series and batch size (`local.curves`)."""
+        return curves(self.record, self.cells)
 
     @cached_property
     def budgets(self) -> pd.DataFrame:

@@ -10,6 +10,7 @@ import pandas as pd
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.answer import answer_text
 from lit_dps.analysis.delay import delay_text
+from lit_dps.analysis.local import communications_text, local_text
 from lit_dps.analysis.scaling import estimate
 from lit_dps.analysis.seeds import intervals_of, luck_text
 from lit_dps.analysis.tables import (
@@ -22,11 +23,12 @@ from lit_dps.analysis.tables import (
     significant,
     three_digits,
     times,
+    value_text,
 )
 from lit_dps.errors import ConfigError
 from lit_dps.record import StudyRecord
-from lit_dps.space import Box, Choices, short_names
-from lit_dps.trial import Series, Value, text_of
+from lit_dps.space import short_names
+from lit_dps.trial import Series
 
 SELDOM = ("outraced", "stopped", "failed", "pending")  # counts that are told where there are any
 NO_CHANGE = 1.1  # a term of the theory within this factor counts as unchanged
@@ -140,7 +142,8 @@ def render(analysis: Analysis) -> str:
     """The report of all that is equal on every run: the table, a line of the law per series, the theory, notes."""
     noted = "".join(f"note: {line}\n" for line in analysis.notes)
     luck = luck_text(analysis.record, analysis.cells, analysis.repeats, analysis.median_scalings)
-    parts = (table_and_law(analysis), luck, delay_text(analysis.delay_laws), theory_text(analysis), noted)
+    of_axes = delay_text(analysis.delay_laws), local_text(analysis.local_curves)
+    parts = (table_and_law(analysis), luck, *of_axes, theory_text(analysis), noted)
     return "\n".join(part for part in parts if part)
 
 
@@ -167,18 +170,6 @@ def table_and_law(analysis: Analysis) -> str:
     return "\n".join(lines) + "\n"
 
 
-def value_text(value: Value | None, box: Box) -> str:
-    """A metaparameter for reading: 3 significant digits, of 1 - value on a reverse_log scale: 0.9990 is not 0.9999."""
-    if isinstance(box, Choices):
-        return "-" if value is None else text_of(value)
-    if value is None or not box.integer and box.scale != "reverse_log":
-        return significant(value)
-    if box.integer:
-        return str(value)
-    exponent = int(f"{1 - value:.2e}".partition("e")[2])
-    return f"{value:.{max(2 - exponent, 0)}f}"
-
-
 def _table(analysis: Analysis) -> list[str]:
     record, table, names = analysis.record, analysis.table, short_names(list(analysis.record.space))
     counts = ["complete", "incomplete", "infeasible", *(name for name in SELDOM if table[name].any())]
@@ -188,6 +179,7 @@ def _table(analysis: Analysis) -> list[str]:
                 "B": str(cell.batch_size),
                 **short_columns(cell.series),
                 "K*": k_star_text(row),
+                **communications_text(row),
                 **{name: str(row[name]) for name in counts},
                 **{f"best {name}": value_text(row[name], record.space[key]) for key, name in names.items()},
                 "on the boundary": row["boundary"] or "-",

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from lit_dps.files import replacing
-from lit_dps.space import short_names
+from lit_dps.space import Box, Choices, short_names
 from lit_dps.trial import Cell, Series, Value, text_of
 
 Row = Mapping[str, object]  # of a table, by column; None where a value is missing
@@ -83,6 +83,18 @@ def k_star_text(row: Row) -> str:
     """K* of a row with the columns k_star and floor: 112, "<= 16" where it is an upper bound, "-" for None."""
     bound = "<= " if row["floor"] else ""
     return "-" if row["k_star"] is None else f"{bound}{row['k_star']}"
+
+
+def value_text(value: Value | None, box: Box) -> str:
+    """A metaparameter for reading: 3 significant digits, of 1 - value on a reverse_log scale: 0.9990 is not 0.9999."""
+    if isinstance(box, Choices):
+        return "-" if value is None else text_of(value)
+    if value is None or not box.integer and box.scale != "reverse_log":
+        return significant(value)
+    if box.integer:
+        return str(value)
+    exponent = int(f"{1 - value:.2e}".partition("e")[2])
+    return f"{value:.{max(2 - exponent, 0)}f}"
 
 
 def cell_of(series: Series, batch_size: int) -> Cell:

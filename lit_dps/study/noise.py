@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 
@@ -48,11 +49,13 @@ def short_run(
 ) -> NoiseScale | str:
     """As `first_guess`, of a run of so many steps at a batch size, or of as many as fit into so many seconds."""
     torch.set_num_threads(setup.study.threads)
-    others = tuple(pair for pair in setup.study.cells[0].others if not pair[0].startswith("pruning."))
+    # of one network: workers of local SGD have its gradients on parts of the batch
+    others = tuple(pair for pair in setup.study.cells[0].others if not pair[0].startswith(("pruning.", "local.")))
+    params = {key: value for key, value in params.items() if not key.startswith("local.")}
     trial = Trial(Cell(batch_size, 0.0, others), 0, params, setup.study.seed)
     run = Run(trial, Goal(UNREACHED, 1 + steps, 1 + steps, setup.goal_of_trials.metric, at_least=True))
     reads, watch = NoiseScaleCallback(), _Watch(steps, seconds, go_on)
-    training = setup.training()
+    training = dataclasses.replace(setup.training(), local={})
     try:
         TrainerEngine(training, (reads, watch)).train_one(run)
     except _Read:

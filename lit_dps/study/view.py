@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from lit_dps.analysis import Analysis, records
+from lit_dps.analysis import Analysis, communications, records
 from lit_dps.config import StorageConfig
 from lit_dps.errors import StorageError
 from lit_dps.record import StudyRecord
@@ -138,6 +138,8 @@ def _log_outcome(tracker: Tracker, study: Analysis, files: Sequence[Path]) -> No
             if each.median is not None and math.isfinite(each.median):
                 counts["K_median"] = each.median
                 scaling.setdefault(f"K_median/{_name(cell.cell.series)}", {})[cell.cell.batch_size] = each.median
+        if (talks := communications(record, cell)) is not None:
+            counts["communications"] = talks
         measured = {f"theory/{name}": terms[name] for name in THEORY if terms[name] is not None}
         tracker.log_cell(cell.cell, cell.k_star, {**counts, **measured})
         if cell.k_star is not None:

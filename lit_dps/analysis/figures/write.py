@@ -15,6 +15,7 @@ import lit_dps.analysis.figures.budgets as budgets
 import lit_dps.analysis.figures.delay as delay
 import lit_dps.analysis.figures.draws as draws
 import lit_dps.analysis.figures.lipschitz as lipschitz
+import lit_dps.analysis.figures.local as local
 import lit_dps.analysis.figures.logs as logs
 import lit_dps.analysis.figures.metaparameters as metaparameters
 import lit_dps.analysis.figures.optimizers as optimizers
@@ -26,7 +27,7 @@ from lit_dps.analysis.tables import write_csv
 from lit_dps.errors import ConfigError
 from lit_dps.files import replacing
 
-FIGURES = (scaling, metaparameters, lipschitz, logs, ratios, delay, budgets, draws)  # of one study
+FIGURES = (scaling, metaparameters, lipschitz, logs, ratios, delay, local, budgets, draws)  # of one study
 COMPARISONS = (optimizers, ratios)  # of several
 NAMES = {figure.NAME for figure in (*FIGURES, *COMPARISONS)}
 
