@@ -9,7 +9,7 @@ from lit_dps.advice import StepTime, expected_critical, next_probe, probes
 from lit_dps.advising.clock import Clock, say
 from lit_dps.advising.options import Options, time_text
 from lit_dps.advising.probes import Probes, observations, unfinished
-from lit_dps.advising.steps import StepTimes
+from lit_dps.advising.steps import SPENT, StepTimes
 from lit_dps.advising.workload import own_batch_size
 from lit_dps.analysis import Law, law_of
 from lit_dps.errors import UserError
@@ -96,5 +96,6 @@ def law_with(found: list, noise: NoiseScale | None) -> Law:
 
 def candidates(times: StepTimes, devices: tuple[int, ...], accumulated: int) -> list[int]:
     """Batch sizes to answer for: powers of 2 up to the largest of one device times the most devices."""
-    most = times.largest * max(devices) * accumulated
+    split = not times.memory and times.why != SPENT  # several devices have no more examples
+    most = times.largest * (1 if split else max(devices)) * accumulated
     return [accumulated * 2**i for i in range(int(math.log2(most / accumulated)) + 1)]

@@ -24,6 +24,7 @@ EACH = 1.0  # seconds of training that are timed at each size, at most
 FEWEST = 3  # steps that are timed at each
 FACTOR, FASTER, OCTAVES = 2, 8, 10  # between sizes; where so many more sizes would take longer than there is
 SHARE = 0.8  # of the free memory that a step may take
+SPENT = "the time for it is spent"
 _OUT_OF_MEMORY = ("can't allocate memory", "out of memory")
 _CGROUP = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
 
@@ -95,7 +96,7 @@ def time_steps(setup: StudySetup, seconds: float, say: Callable[[str], None]) ->
         checks.append(check)
         say(f"  {size} examples on one device: a step {1e3 * step:.3g} ms")
         if left < 2 * took and len(found.timed) > 1:
-            refusal = "the time for it is spent"
+            refusal = SPENT
             break
         growth, peak = max(_peak() - peak, growth), max(_peak(), peak)
         if not setup.on_gpu and 2 * growth > SHARE * _free():
