@@ -63,7 +63,7 @@ NO_TORCH = {*NOUNS, "api"} | {
     "cli.figures",
     "cli.merge",
 }
-TORCH = {"cli.advise", "cli.fit", "cli.study"}
+TORCH = {"cli.advise", "cli.fit", "cli.masks", "cli.study"}
 
 
 def name_of(path: Path) -> str:

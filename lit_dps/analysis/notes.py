@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
 
+from lit_dps.analysis.layers import empty_layers, jacobian_notes
 from lit_dps.analysis.summary import CellSummary
 from lit_dps.record import StudyRecord
 from lit_dps.space import short_names
@@ -112,6 +113,7 @@ def observed_notes(record: StudyRecord) -> list[str]:
             left.setdefault(result.trial.cell.series, []).append(kept / total)
         told = (f"{series}: {_percent(min(s))} to {_percent(max(s))}" for series, s in sorted(left.items()))
         lines.append(f"sparsity counts nodes, not weights; of the weights are left: {'; '.join(told)}")
+    lines += [*empty_layers(record), *jacobian_notes(record)]
     if few := having(TRAINED):
         least = min(few, key=lambda result: result.observed[PRUNABLE] / result.observed[TRAINED])
         prunable, trained = least.observed[PRUNABLE], least.observed[TRAINED]

@@ -14,13 +14,15 @@ VERBS = {
     "study": ("lit_dps.cli.study", "run a study of batch sizes and sparsities, or take it up again"),
     "advise": ("lit_dps.cli.advise", "which batch size, how many devices, how long, at what cost"),
     "calibration": ("lit_dps.cli.calibration", "how well advice predicted the runs of fit that followed it"),
+    "masks": ("lit_dps.cli.masks", "what pruning methods keep of each layer at initialization, without training"),
     "analyze": ("lit_dps.cli.analyze", "table, scaling law and figures of a study, also while it runs"),
     "replicate": ("lit_dps.cli.replicate", "run the studies of the replication and write its page"),
     "figures": ("lit_dps.cli.figures", "the figures of a study, or of several and how they compare"),
     "merge": ("lit_dps.cli.merge", "take over trials of the same studies that were run elsewhere"),
     "ui": ("lit_dps.cli.ui", "browse studies in MLflow"),
 }
-TRAIN = ("fit", "validate", "test", "study", "advise")  # they need PyTorch and Lightning, whose imports take seconds
+# they need PyTorch and Lightning, whose imports take seconds
+TRAIN = ("fit", "validate", "test", "study", "advise", "masks")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -14,20 +14,27 @@ from matplotlib.figure import Figure
 import lit_dps.analysis.figures.budgets as budgets
 import lit_dps.analysis.figures.delay as delay
 import lit_dps.analysis.figures.draws as draws
+import lit_dps.analysis.figures.layers as layers
 import lit_dps.analysis.figures.lipschitz as lipschitz
 import lit_dps.analysis.figures.local as local
 import lit_dps.analysis.figures.logs as logs
 import lit_dps.analysis.figures.metaparameters as metaparameters
 import lit_dps.analysis.figures.optimizers as optimizers
+import lit_dps.analysis.figures.pruners as pruners
 import lit_dps.analysis.figures.ratios as ratios
 import lit_dps.analysis.figures.scaling as scaling
+import lit_dps.analysis.figures.terms as terms
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.figures.style import STYLE
 from lit_dps.analysis.tables import write_csv
 from lit_dps.errors import ConfigError
 from lit_dps.files import replacing
 
-FIGURES = (scaling, metaparameters, lipschitz, logs, ratios, delay, local, budgets, draws)  # of one study
+# of one study
+FIGURES = (
+    *(scaling, metaparameters, lipschitz, logs, ratios, delay, local, budgets, draws),
+    *(pruners, layers, terms),
+)
 COMPARISONS = (optimizers, ratios)  # of several
 NAMES = {figure.NAME for figure in (*FIGURES, *COMPARISONS)}
 
@@ -68,7 +75,7 @@ def write_figures(
             files.append(Path(folder) / f"{name}.csv")
             write_csv(table, files[-1])
         for name, drawing in _drawings(figure, tables, studies):
-            files += _save(drawing, Path(folder), name)
+            files += save(drawing, Path(folder), name)
         notes += figure.notes(*studies)
     return files, [*(f"{reason}: no {' or '.join(names)} figure" for reason, names in missing.items()), *notes]
 
@@ -102,7 +109,8 @@ def _drawings(
         yield figure.NAME, figure.draw(tables[figure.NAME], *studies)
 
 
-def _save(figure: Figure, folder: Path, name: str) -> list[Path]:
+def save(figure: Figure, folder: Path, name: str) -> list[Path]:
+    """Writes a figure as NAME.png and NAME.pdf into a folder, which is made; returns the files' paths."""
     png, pdf = folder / f"{name}.png", folder / f"{name}.pdf"
     # Ticks are made as they are drawn, so the style must hold here too. Without its date a PDF is always the same.
     with matplotlib.rc_context(STYLE):

@@ -1,0 +1,131 @@
+"""What each pruning method leaves of each layer, and from which sparsity on a layer is left empty."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import matplotlib
+import pandas as pd
+from matplotlib.figure import Figure
+
+import lit_dps.analysis.figures.style as look
+from lit_dps.analysis.analysis import Analysis
+from lit_dps.analysis.figures.pruners import by_default as by_default
+from lit_dps.analysis.layers import collapse_rows, kept_of, layer_rows
+from lit_dps.trial import text_of
+
+NAME, PAPER = "layers", ""
+CAPTION = "The share of each layer that pruning keeps, and the least of them against the sparsity"
+
+
+def missing(*studies: Analysis) -> str | None:
+    """Why there is nothing to draw, if so."""
+    kept = (series for study in studies for series in kept_of(study.record))
+    return None if next(kept, None) else "no pruned trials"
+
+
+def notes(*studies: Analysis) -> list[str]:
+    """From which sparsity on layers are empty, of the sparsities of the study."""
+    return collapse_notes(layer_rows(kept for study in studies for kept in kept_of(study.record)))
+
+
+def collapse_notes(layers: pd.DataFrame) -> list[str]:
+    """A line for each way of pruning that leaves a layer empty."""
+    found = collapse_rows(layers).dropna(subset=["collapses"])
+    ways = list(found.columns[: found.columns.get_loc("sparsity")])
+    first = found[found["sparsity"] == found["collapses"]]
+    return [
+        f"{' '.join(f'{name}={text_of(row[name])}' for name in ways) or 'pruning'}: from S={row['sparsity']:g} on a "
+        f"layer is empty, {row['layer']} at {row['empty']} of {row['points']} points"
+        for row in first.to_dict("records")
+    ]
+
+
+def tables(*studies: Analysis) -> dict[str, pd.DataFrame]:
+    """The rows of `layers.layer_rows`, and of `layers.collapse_rows` where there are several sparsities."""
+    return tables_of(layer_rows(kept for study in studies for kept in kept_of(study.record)))
+
+
+def tables_of(layers: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """The tables from the first of them."""
+    several = layers["sparsity"].nunique() > 1
+    return {"layers": layers, **({"collapse": collapse_rows(layers)} if several else {})}
+
+
+def figures(tables: Mapping[str, pd.DataFrame], *studies: Analysis) -> Iterator[tuple[str, Figure]]:
+    """Each table's figure by its name."""
+    yield "layers", draw(tables["layers"])
+    if "collapse" in tables:
+        yield "collapse", draw_collapse(tables["collapse"])
+
+
+@matplotlib.rc_context(look.STYLE)
+def draw(layers: pd.DataFrame, *studies: Analysis) -> Figure:
+    """A panel a sparsity: the share of each layer, by method; bars from the least to the greatest of the points."""
+    sparsities, names = sorted(layers["sparsity"].unique()), list(layers["layer"].unique())
+    ways = _ways(layers)
+    columns = min(3, len(sparsities))
+    lines = -(-len(sparsities) // columns)
+    figure = Figure(figsize=(max((0.9 + 0.45 * len(names)) * columns, 2.6 * columns, 3.6), 2.4 * lines + 0.6))
+    positive = layers.loc[layers["low"] > 0, "low"]
+    floor = (positive.min() if len(positive) else 1e-3) / 2  # where empty layers stand
+    for i, sparsity in enumerate(sparsities):
+        ax = figure.add_subplot(lines, columns, i + 1, title=f"sparsity {sparsity:g}")
+        for j, (_, part) in enumerate(ways):
+            here = part[part["sparsity"] == sparsity]
+            x = [names.index(name) + 0.06 * (j - (len(ways) - 1) / 2) for name in here["layer"]]
+            share, low, high = (here[name].clip(lower=floor).to_numpy() for name in ("share", "low", "high"))
+            bars = {"yerr": [share - low, high - share], "elinewidth": 0.8, "markersize": 3.5, "linewidth": 0.8}
+            ax.errorbar(x, share, **bars, **look.curve_style(j))
+        ax.set_yscale("log")
+        ax.set_ylim(floor / 1.3, 1.3)
+        ax.axhline(1 - sparsity, color=look.GREY, linestyle=":", linewidth=0.8, zorder=1)
+        ax.set_xticks(range(len(names)), [name.removesuffix(".weight") for name in names], rotation=45, ha="right")
+        if i % columns == 0:
+            ax.set_ylabel("share of the layer that is kept")
+    _legend(figure, ways)
+    return figure
+
+
+@matplotlib.rc_context(look.STYLE)
+def draw_collapse(collapse: pd.DataFrame) -> Figure:
+    """The least share of a layer against the share that is kept of all; hollow at the bottom where one is empty."""
+    figure, ways = Figure(figsize=(4.6, 3.3)), _ways(collapse)
+    ax = figure.add_subplot(xscale="log", yscale="log", xlabel="share of all weights that is kept, 1 - S")
+    ax.set_ylabel("least share of a layer that is kept")
+    positive = collapse.loc[collapse["least"] > 0, "least"]
+    floor = (positive.min() if len(positive) else 1e-3) / 3
+    for i, (_, part) in enumerate(ways):
+        part, style = part.sort_values("sparsity"), look.curve_style(i)
+        ax.plot(1 - part["sparsity"], part["least"].clip(lower=floor), **style)
+        empty = part[part["least"] == 0]
+        ax.plot(1 - empty["sparsity"], [floor] * len(empty), linestyle="none", markerfacecolor="white", **style)
+    ends = [1 - collapse["sparsity"].max(), 1 - collapse["sparsity"].min()]
+    ax.plot(ends, ends, ":", color=look.GREY, linewidth=0.8, zorder=1)
+    ax.invert_xaxis()
+    if (collapse["least"] == 0).any():
+        ax.text(0.02, 0.02, "hollow: a layer is empty", transform=ax.transAxes, fontsize=7)
+    _legend(figure, ways)
+    return figure
+
+
+def _ways(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    """The parts of a table by further axes, and what they are called."""
+    first = {"layer", "sparsity"}
+    ways = []
+    for name in table.columns:
+        if name in first:
+            if name == "layer" or table.columns[0] != "sparsity":
+                break
+            continue
+        ways.append(name)
+    if not ways:
+        return [("all", table)]
+    return [(", ".join(map(text_of, way)), part) for way, part in table.groupby(ways, sort=False)]
+
+
+def _legend(figure: Figure, ways: list[tuple[str, pd.DataFrame]]) -> None:
+    if len(ways) > 1:
+        look.legend_above(
+            figure, [look.Line2D([], [], label=name, **look.curve_style(i)) for i, (name, _) in enumerate(ways)]
+        )
