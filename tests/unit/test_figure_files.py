@@ -10,6 +10,7 @@ import pytest
 
 from lit_dps.analysis import Analysis, figures, listing, publish, records, render, write_all
 from lit_dps.analysis.figures import STYLE
+from lit_dps.analysis.report import answered
 from lit_dps.errors import StorageError
 from lit_dps.space import Range
 from lit_dps.trial import Cell, Series
@@ -151,7 +152,9 @@ def test_further_goals_have_a_folder_each(tmp_path):
         (folder / "table.txt").read_text() for folder in (tmp_path, tmp_path / "goal-0.4", tmp_path / "goal-0.3")
     ]
     assert [f"goal error {goal}" in report for goal, report in zip((0.1, 0.4, 0.3), reports, strict=True)] == [True] * 3
-    assert text.startswith("\n".join(reports) + "\nwritten:\n")
+    assert text.startswith("\n".join(map(answered, study.at_each_goal)) + "\nwritten:\n")
+    assert [report in text for report in reports] == [True] * 3
+    assert text.count("study fake: which batch size? ") == 3
     assert {str(path.parent.relative_to(tmp_path)) for path in files} == {".", "goal-0.3", "goal-0.4"}
     assert all(path.is_file() for path in files)
     with (tmp_path / "goal-0.3" / "table.csv").open(newline="") as file:
