@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import product
 
+from lit_dps.boxes import Widened
 from lit_dps.goal import Goal
 from lit_dps.noise import NoiseScale
 from lit_dps.repeats import RepeatPlan
@@ -35,6 +36,7 @@ class StudyRecord:
         repeats: Finished repeats of every cell of the grid, by point and number, also of points that are not among its
             best any more.
         plan: What was asked to be repeated.
+        boxes: Where the box was widened, its history: as it was at first, and each that followed; `space` is the last.
         axes: Values of each further axis of the grid by configuration key.
         noise: The noise scale of a short run before the first trial; None without one.
         run_on: Whether trials that met their goal went on to the step budget.
@@ -58,6 +60,7 @@ class StudyRecord:
     run_on: bool = False
     repeats: Mapping[Cell, list[TrialResult]] = field(default_factory=dict)
     plan: RepeatPlan = RepeatPlan()
+    boxes: tuple[Widened, ...] = ()
 
     @property
     def cells(self) -> list[Cell]:

@@ -67,6 +67,17 @@ class Range:
         low, high = self._warp(self.low), self._warp(self.high)
         return min(max(self._unwarp(low + u * (high - low)), self.low), self.high)
 
+    @property
+    def width(self) -> float:
+        """What `at` spreads the unit interval over, on the scale."""
+        half = 0.5 * self.integer
+        return self._warp(self.high + half) - self._warp(self.low - half)
+
+    def value(self, u: float) -> float:
+        """The value at u on the scale, 0 at `low` and 1 at `high`; beyond them outside of the range. Not rounded."""
+        low, high = self._warp(self.low), self._warp(self.high)
+        return self._unwarp(low + u * (high - low))
+
     def unit(self, value: float) -> float:
         """Where a value lies on the scale, 0 at `low` and 1 at `high`."""
         low, high = self._warp(self.low), self._warp(self.high)

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from lit_dps.analysis.summary import CellSummary, at_first_check, setting
+from lit_dps.analysis.summary import CellSummary, setting
 from lit_dps.analysis.tables import columns_of, frame, three_digits
 from lit_dps.record import StudyRecord
 
-RARE = 0.01  # the geometric mean is told up to this probability that none of the n trials is complete
+RARE = 0.01  # the table has the geometric mean up to this probability that none of the n trials is complete
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,7 @@ class Best:
         n: How many are drawn.
         median: The least steps that at least half of all choices do not exceed; infinite where more than half have no
             complete trial.
-        mean: exp of the mean of log K over the choices that have a complete trial; None where more than `RARE` lack
-            one.
+        mean: exp of the mean of log K over the choices that have a complete trial; None where there are none.
         none: Probability that no drawn trial is complete.
     """
 
@@ -62,7 +61,7 @@ def best_of(steps: Sequence[int | None], n: int) -> Best:
     none = float(beyond[-1]) if len(known) else 1.0
     half = np.flatnonzero(beyond <= 0.5 + 1e-12)
     median = float(known[half[0]]) if len(half) else math.inf
-    mean = float(np.exp(shares @ np.log(known) / (1 - none))) if len(known) and none <= RARE else None
+    mean = float(np.exp(shares @ np.log(known) / (1 - none))) if len(known) else None
     return Best(n, median, mean, none)
 
 
@@ -88,7 +87,7 @@ def draw_rows(record: StudyRecord, cells: Iterable[CellSummary]) -> pd.DataFrame
                 "batch_size": summary.cell.batch_size,
                 "draws": best.n,
                 "median": best.median,
-                "mean": best.mean,
+                "mean": best.mean if best.none <= RARE else None,
                 "none": best.none,
                 "floor": int(best.median <= record.goal.check_interval),
             }
@@ -98,26 +97,25 @@ def draw_rows(record: StudyRecord, cells: Iterable[CellSummary]) -> pd.DataFrame
     )
 
 
-def last_doubling(record: StudyRecord, cells: Iterable[CellSummary]) -> list[float]:
-    """K* over the median of the best of half as many trials, in each cell where both are more than an upper bound."""
-    found, interval = [], record.goal.check_interval
-    for cell in cells:
-        if cell.k_star is None or cell.at_first_check or len(cell.steps) < 2:
-            continue
-        half = best_of(cell.steps, len(cell.steps) // 2).median
-        if math.isfinite(half) and not at_first_check(int(half), interval):
-            found.append(cell.k_star / half)
-    return found
+def last_doubling(cells: Iterable[CellSummary]) -> list[float]:
+    """How many times K* the best of half as many trials needs, in each cell whose K* is more than an upper bound.
+
+    The geometric mean over the halves that have a complete trial; not the median, which is K* itself: a half holds the
+    best trial as often as not.
+    """
+    known = [cell for cell in cells if cell.k_star is not None and not cell.at_first_check and len(cell.steps) > 1]
+    halves = [best_of(cell.steps, len(cell.steps) // 2) for cell in known]
+    return [half.mean / cell.k_star for cell, half in zip(known, halves, strict=True)]
 
 
 def draws_text(record: StudyRecord, cells: Sequence[CellSummary]) -> str:
     """What the last doubling of the trials was worth, in a line; empty where that is not known."""
-    found = [] if why_no_draws(record) else last_doubling(record, cells)
+    found = [] if why_no_draws(record) else last_doubling(cells)
     if not found:
         return ""
     mean = math.exp(sum(map(math.log, found)) / len(found))
     counted = "1 cell" if len(found) == 1 else f"{len(found)} of {len(cells)} cells"
     spread = f" (x{three_digits(min(found))} to x{three_digits(max(found))})" if len(found) > 1 else ""
-    brought = f"brought K* to x{three_digits(mean)}{spread} of the median best of half as many"
-    guess = "a first guess of what doubling them again would bring"
-    return f"draws: the second half of the trials {brought},\n  in the geometric mean of {counted}: {guess}\n"
+    over = f"in the geometric mean of {counted} and all halves with a complete trial"
+    needs = f"the best of half of the trials needs x{three_digits(mean)}{spread} the steps of K*"
+    return f"draws: {needs},\n  {over}: a first guess of what doubling the trials would save\n"

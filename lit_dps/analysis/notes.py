@@ -8,6 +8,7 @@ from itertools import groupby
 
 from lit_dps.analysis.layers import empty_layers, jacobian_notes
 from lit_dps.analysis.summary import CellSummary
+from lit_dps.boxes import told
 from lit_dps.record import StudyRecord
 from lit_dps.space import short_names
 from lit_dps.trial import (
@@ -53,10 +54,11 @@ def notes(record: StudyRecord, cells: Sequence[CellSummary]) -> list[str]:
         )
     lines += run_on_notes(record)
     lines += observed_notes(record)
+    lines += told(record.boxes, names)
     ends = Counter((key, end) for cell in cells for key, end in cell.boundary.items())
     for (key, end), count in sorted(ends.items()):
         where = f"on the {end} end of its range in {count} of {len(cells)} cells"
-        lines.append(f"the best {names[key]} lies {where}: widen it")
+        lines.append(f"the best {names[key]} lies {where}: lit-dps study --extend-space widens it")
     return lines
 
 

@@ -14,14 +14,22 @@ from lit_dps.cli.parser import CommandError
 from lit_dps.config import EngineName
 from lit_dps.errors import one_line, user_error_in
 from lit_dps.parallel.ranks import follows_torchrun
+from lit_dps.study.finished import WIDEN
 from lit_dps.study.forecast import forecast
 from lit_dps.study.run import check_study, run_study
 from lit_dps.study.setup import StudySetup
+from lit_dps.study.widening import as_stored
 from lit_dps.training.workload import Workload
 
 FORECAST = (
     "Run and store nothing: time a few steps and print how many trials, steps, checks and hours the study will take, "
     "and how long the paper's own protocol would."
+)
+
+
+WIDENS = (
+    "Widen each range whose best value lies near one of its ends, in any cell, and run new points in the added part, "
+    "as dense as those that are there. All trials stay."
 )
 
 
@@ -35,6 +43,7 @@ class StudyCLI(DPSCLI):
         parser.add_argument(
             "--engine", default=SUPPRESS, choices=get_args(EngineName), help="Short for --study.engine."
         )
+        parser.add_argument(WIDEN, action="store_true", default=SUPPRESS, help=WIDENS)
         parser.add_argument("--forecast", action="store_true", default=SUPPRESS, help=FORECAST)
 
     def instantiate_classes(self) -> None:
@@ -58,6 +67,8 @@ def main(argv: list[str]) -> int:
     sys.argv = ["lit-dps study", *argv[1:]]  # LightningCLI warns of arguments given otherwise
     cli = StudyCLI(run=False, seed_everything_default=False)
     setup = cli.setup()
+    if not follows_torchrun():
+        setup = as_stored(setup, cli.config.get("extend_space", False))
     if not cli.config.get("forecast"):
         return run_study(setup)
     if not follows_torchrun():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
@@ -12,6 +12,7 @@ import optuna
 from optuna.storages import BaseStorage
 from optuna.trial import TrialState
 
+from lit_dps.boxes import Widened, continued
 from lit_dps.config import StudyConfig
 from lit_dps.errors import UserError
 from lit_dps.goal import Goal
@@ -22,6 +23,7 @@ from lit_dps.store.database import storage_errors, storage_for_now
 from lit_dps.store.locks import peers, storage_lock
 from lit_dps.store.schema import (
     AXES,
+    BOXES,
     FORMAT,
     FORMAT_ATTR,
     IDENTITY,
@@ -74,6 +76,12 @@ def _refuse_changed(storage: BaseStorage, name: str, identity: Mapping[str, Any]
         )
 
 
+def check_boxes(name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
+    """Raises StudyChanged where the box of a study was widened in two ways, by the headers of two storages."""
+    if not continued(ours.get(BOXES, []), theirs.get(BOXES, [])):
+        raise StudyChanged(f"the box of study {name!r} was widened in another way there: its points are others")
+
+
 def declare(
     url: str,
     study: StudyConfig,
@@ -81,6 +89,7 @@ def declare(
     goal: Goal,
     identity: Mapping[str, Any],
     config: Mapping[str, Any],
+    boxes: Sequence[Widened] = (),
 ) -> tuple[float | None, str]:
     """Writes the header of a new study, or extends that of an existing one.
 
@@ -93,6 +102,7 @@ def declare(
         goal: When trials stop.
         identity: All that decides results, nested, plain JSON: must be equal when a study is taken up again.
         config: The whole configuration, for the record.
+        boxes: How the box was widened.
 
     Returns:
         The study's slack, the largest that it was ever run with, and its uid.
@@ -116,6 +126,7 @@ def declare(
         "slack": study.slack,
         **({RUN_ON: True} if study.run_on else {}),
         REPEATS: dataclasses.asdict(study.repeat_plan),
+        BOXES: [box.stored() for box in boxes],
     }
     with storage_errors(url), storage_for_now(url) as storage, storage_lock(url):
         _refuse_changed(storage, study.name, identity)
@@ -148,6 +159,8 @@ def extend(storage: BaseStorage, name: str, attrs: Mapping[str, Any]) -> dict[st
     plans = [RepeatPlan(**plan) for plan in (was.get(REPEATS), new.pop(REPEATS, None)) if plan and plan["count"]]
     if plans:
         new = {REPEATS: dataclasses.asdict(reduce(RepeatPlan.extended, plans)), **new}
+    if boxes := max(was.get(BOXES, []), new.pop(BOXES, []), key=len):  # one goes on from the other
+        new = {BOXES: boxes, **new}
     if not new[AXES]:
         del new[AXES]
     for key, value in new.items():

@@ -19,7 +19,7 @@ from lit_dps.repeats import Repeated
 from lit_dps.store import schema
 from lit_dps.store.cells import check_cell, open_cell, race_limit, ran_to
 from lit_dps.store.database import storage_errors, storage_for_now
-from lit_dps.store.header import StudyChanged, attributes, compare, extend
+from lit_dps.store.header import StudyChanged, attributes, check_boxes, compare, extend
 from lit_dps.store.locks import storage_lock
 from lit_dps.store.read import Elsewhere, list_studies, read_study
 from lit_dps.store.urls import without_password
@@ -111,6 +111,7 @@ def _check_same(name: str, here: str, ours: Mapping, there: str, theirs: Mapping
             f"study {name!r} of {there} was made with another configuration than that of {here}: "
             f"{'; '.join(differences)}"
         )
+    check_boxes(name, ours, theirs)
 
 
 def _check_target(storage: BaseStorage, place: str, other: Elsewhere, name: str) -> None:
@@ -125,7 +126,7 @@ def _merge_study(storage: BaseStorage, other: Elsewhere, name: str, merged: Merg
     ours, theirs = attributes(storage, name), attributes(other.storage, name)
     kept = ours if schema.FORMAT_ATTR in ours else theirs
     grown = {key: theirs[key] for key in ("batch_sizes", "sparsities", "trials")}
-    grown |= {schema.REPEATS: theirs.get(schema.REPEATS)}
+    grown |= {schema.REPEATS: theirs.get(schema.REPEATS), schema.BOXES: theirs.get(schema.BOXES, [])}
     grown |= {"goals": theirs.get("goals", []), "slack": theirs.get("slack"), schema.AXES: theirs.get(schema.AXES, {})}
     header = extend(storage, name, {**{key: kept[key] for key in _RECORDS if key in kept}, **grown})
     for cell in schema.cells_of(theirs):

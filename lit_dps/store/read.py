@@ -13,6 +13,7 @@ from typing import NamedTuple
 import optuna
 from optuna.storages import BaseStorage
 
+from lit_dps.boxes import Widened
 from lit_dps.errors import ConfigError, StorageError
 from lit_dps.goal import Goal
 from lit_dps.noise import NoiseScale
@@ -61,11 +62,14 @@ def read_study(storage: BaseStorage | str, name: str) -> StudyRecord:
                 )
                 running[cell] = searched + repeated
                 results[cell] = truncate_at_race_limit(found, header.get("slack"))
+            space = of_stored(header["space"])
+            boxes = tuple(map(Widened.of_stored, header.get(schema.BOXES, ())))
             return StudyRecord(
                 name=name,
                 workload=header["workload"],
                 goal=Goal.of_stored(header["goal"]),
-                space=of_stored(header["space"]),
+                space=dict(boxes[-1].space) if boxes else space,
+                boxes=(Widened(0, boxes[0].first, space), *boxes) if boxes else (),
                 batch_sizes=tuple(sorted(header["batch_sizes"])),
                 sparsities=tuple(sorted(header["sparsities"])),
                 trials=header["trials"],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import optuna
@@ -14,6 +14,7 @@ from optuna.samplers import BaseSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
+from lit_dps.boxes import Widened
 from lit_dps.config import SAMPLERS, StudyConfig
 from lit_dps.errors import ConfigError
 from lit_dps.goal import Goal
@@ -38,10 +39,10 @@ def _gp(seed: int, first: int) -> BaseSampler:
 _MAKE: dict[str, Callable[[int, int], BaseSampler]] = {"tpe": _tpe, "gp": _gp}
 
 
-def sampler_of(study: StudyConfig, goal: Goal) -> BaseSampler:
-    """The sampler of a study's points. Raises ConfigError for one that there is not."""
+def sampler_of(study: StudyConfig, goal: Goal, boxes: Sequence[Widened] = ()) -> BaseSampler:
+    """The sampler of a study's points, in a box that was widened. Raises ConfigError for one that there is not."""
     if study.sampler == "sobol":
-        return SobolSampler(study.space, study.seed, study.scramble)
+        return SobolSampler(study.space, study.seed, study.scramble, boxes)
     return SearchSampler(study, goal, make_of(study.sampler))
 
 

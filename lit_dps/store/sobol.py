@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
+from itertools import count, islice
 from typing import Any
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
@@ -12,6 +14,7 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial
 from scipy.stats import qmc
 
+from lit_dps.boxes import Widened, inside
 from lit_dps.space import Box, Choices, Space
 from lit_dps.store.schema import POINT_ATTR
 from lit_dps.trial import Value
@@ -34,6 +37,23 @@ def sobol_point(space: Space, seed: int, index: int, scramble: bool = True) -> d
     return {key: space[key].at(float(x)) for key, x in zip(keys, u, strict=True)}
 
 
+def boxed_point(
+    space: Space, history: Sequence[Widened], seed: int, index: int, scramble: bool = True
+) -> dict[str, Value]:
+    """Point `index` of a study whose box was widened: depends on these arguments alone.
+
+    The first points are the Sobol sequence over the first box. Once it is widened, the points of the sequence over the
+    new box that lie outside of the old one follow, as many as `Widened` says, and then all that come after those.
+    """
+    at = next((i for i in reversed(range(len(history))) if index >= history[i].first), None)
+    if at is None:
+        return sobol_point(space, seed, index, scramble)
+    box, before = history[at], history[at - 1].space if at else space
+    outside = (i for i in count() if not inside(before, sobol_point(box.space, seed, i, scramble)))
+    found = next(islice(outside, min(index, box.end - 1) - box.first, None))
+    return sobol_point(box.space, seed, found + max(0, index - box.end + 1), scramble)
+
+
 def distributions(space: Space) -> dict[str, BaseDistribution]:
     """The space as Optuna distributions. Optuna has no reverse-log one: it stores the value, the sampler scales it."""
     return {key: _distribution(box) for key, box in sorted(space.items())}
@@ -54,11 +74,12 @@ class SobolSampler(QMCSampler):
     repeat and skip some. Here the index is the trial's user attribute `POINT_ATTR`, which a retried trial keeps.
     """
 
-    def __init__(self, space: Space, seed: int, scramble: bool = True):
+    def __init__(self, space: Space, seed: int, scramble: bool = True, history: Sequence[Widened] = ()):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)
             super().__init__(qmc_type="sobol", scramble=scramble, seed=seed)
-        self.space, self._sobol_seed, self._scrambled = dict(space), seed, scramble
+        self.space, self._sobol_seed, self._scrambled = dict(history[-1].space if history else space), seed, scramble
+        self._first, self._history = dict(space), tuple(history)
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         return distributions(self.space)
@@ -66,7 +87,8 @@ class SobolSampler(QMCSampler):
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        return dict(sobol_point(self.space, self._sobol_seed, trial.user_attrs[POINT_ATTR], self._scrambled))
+        where = self._first, self._history, self._sobol_seed
+        return dict(boxed_point(*where, trial.user_attrs[POINT_ATTR], self._scrambled))
 
     def sample_independent(self, study, trial, param_name, param_distribution):
         raise KeyError(f"{param_name} is not in the declared search space")

@@ -50,8 +50,7 @@ class Store:
         slack: How far beyond the best of its cell a trial has to run; see `lit_dps.racing`.
         levels: Rungs, ending with infinity; by default those of `lit_dps.racing.rungs`.
         uid: What `lit_dps.store.header.declare` said of the study; None asks nothing.
-        run_on: Whether its runs go on to the budget after their goal.
-        metrics: Further metrics that their curves keep.
+        run_on, metrics: Whether its runs go on to the budget after their goal; further metrics that their curves keep.
         plan: What is repeated on fresh seeds once the search is through.
         began: When this run of the study began, in seconds since the epoch: trials that failed before are run again.
     """
@@ -76,8 +75,7 @@ class Store:
     ):
         self.storage, self.peers, self.uid, self.began = open_storage(url), peers(url), uid, began
         self.url, self.name, self.cells, self.points, self.sampler, self.seed = url, name, cells, points, sampler, seed
-        self.goal, self.further, self.slack = goal, further, slack
-        self.run_on, self.metrics = run_on, metrics
+        self.goal, self.further, self.slack, self.run_on, self.metrics = goal, further, slack, run_on, metrics
         self.rungs = (math.inf,) if slack is None else levels or rungs(goal.check_interval, goal.max_steps)
         self.distributions = distributions(sampler.space)
         self.repeats = Repeats(self.storage, name, uid, self.peers, plan, self.distributions, began)
@@ -86,7 +84,8 @@ class Store:
         self._left: dict[Cell, dict[int, int]] = {}
         self._limits: dict[Cell, tuple[float, float]] = {}
         self._repeated, self._ends = 0, dict[Cell, float]()  # whose repeats are handed out; where those end
-        self._at, self._more = -1, False  # the cell whose points are handed out; whether it may have more to declare
+        # whose points are handed out; whether there may be more of it to declare; whether nothing was left of any
+        self._at, self._more, self._searched = -1, False, False
 
     def next_run(self) -> Run | None:
         """The next trial to run; None if no point is left that nobody has run or is running.
@@ -94,6 +93,8 @@ class Store:
         Cells come in their order, and once more from the first: a process that died meanwhile left its trials behind,
         and a run that paused may have to go on. After them come the repeats.
         """
+        if self._searched and (run := self._next_repeat()) is not None:
+            return run
         for entered in range(len(self.cells) + 1):
             if entered or self._at < 0:
                 self._at, self._more = (self._at + 1) % len(self.cells), True
@@ -104,13 +105,14 @@ class Store:
                     self._more = self._declare(cell)
             if run is not None:
                 return run
-        return self._next_repeat() if self.repeats.plan.count else None
+        self._searched = True
+        return self._next_repeat()
 
     def _next_repeat(self) -> Run | None:
-        for i in range(self._repeated, self._repeated + len(self.cells)):
-            self._repeated = i % len(self.cells)
-            cell = self.cells[self._repeated]
-            self._leave_others(cell)
+        cells = len(self.cells) if self.repeats.plan.count else 0
+        for i in range(self._repeated, self._repeated + cells):
+            self._repeated = i % cells
+            self._leave_others(cell := self.cells[self._repeated])
             with self._alone():
                 found = self.repeats.claim(cell, self._study(cell))
             if found is not None:
@@ -119,9 +121,9 @@ class Store:
         return None
 
     def _run(self, cell: Cell, claimed: optuna.Trial, limit: Callable[[], float], *searched: float | bool) -> Run:
-        point, repeat = claimed.user_attrs[POINT_ATTR], claimed.user_attrs.get(REPEAT_ATTR, 0)
-        self._claims[cell, point, repeat] = claimed
-        trial = Trial(cell, point, dict(claimed.params), self.seed, repeat)
+        attrs = claimed.user_attrs
+        trial = Trial(cell, attrs[POINT_ATTR], dict(claimed.params), self.seed, attrs.get(REPEAT_ATTR, 0))
+        self._claims[cell, trial.point, trial.repeat] = claimed
         return Run(trial, self.goal, self.further, limit, *searched, metrics=self.metrics)
 
     def tell(self, result: TrialResult) -> TrialResult:
@@ -130,9 +132,8 @@ class Store:
         Returns the result with the number of its attempt. Raises StorageError if it cannot be written.
         """
         cell, claim = result.trial.cell, (result.trial.cell, result.trial.point, result.trial.repeat)
-        trial = self._claims[claim]
         with self._alone():
-            if self._still_mine(trial):
+            if self._still_mine(trial := self._claims[claim]):
                 end(trial, result)
         del self._claims[claim]
         if not result.trial.repeat:
@@ -215,8 +216,7 @@ class Store:
 
     def _leave_others(self, cell: Cell) -> None:
         """Keeps the steps to result alone of other cells that are not run any more: Optuna keeps all curves it read."""
-        running = {other for other, *_ in self._claims} | {cell}
-        for other in self._studies.keys() - running:
+        for other in self._studies.keys() - {claim[0] for claim in self._claims} - {cell}:
             self._left[other] = steps_of(self._studies.pop(other))
 
     def _steps_nearby(self, cell: Cell) -> dict[int, int]:

@@ -75,7 +75,7 @@ def check(
     for cell in dict.fromkeys(replace(cell, batch_size=min(study.batch_sizes)) for cell in study.cells):
         setup.training().pruning_of(Trial(cell, 0))
         setup.training().delay_of(Trial(cell, 0))
-        for params in extremes(study.space):  # classes refuse what they do not allow
+        for params in extremes(setup.space):  # classes refuse what they do not allow
             data = setup.workload.build(Trial(cell, 0, params)).data
             check_workers(setup, cell, params)
     if settled(data):

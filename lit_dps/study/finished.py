@@ -25,6 +25,7 @@ from lit_dps.record import StudyRecord
 from lit_dps.store import read_study, sqlite_file
 
 NOTE = ".finished"
+WIDEN = "--extend-space"
 ENVIRONMENT = ("LIT_DPS_DATA", "PYTHONPATH", "CUDA_VISIBLE_DEVICES", "WORLD_SIZE")
 _watched: tuple[str, set[str]] | None = None  # the command, by its hash, and the files that were opened since
 
@@ -64,6 +65,8 @@ def keep(storage: StorageConfig, record: StudyRecord, pages: str) -> None:
 
 def repeat(argv: list[str]) -> bool:
     """Prints what the command said when it ended, if it would say it again; returns whether it did."""
+    if WIDEN in argv:  # each time anew
+        return False
     try:
         study, storage = _asked(argv)
         folder = figures_folder(storage.folder, study)

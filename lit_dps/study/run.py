@@ -59,7 +59,8 @@ def run_study(setup: StudySetup) -> int:
     data = check_study(setup)
     url, name, workload = setup.storage.optuna_url, setup.study.name, setup.workload_name()
     tags = environment_tags(getattr(data, "digest", None))
-    slack, uid = declare(url, setup.study, workload, setup.goal_of_trials, setup.identity(data), setup.config())
+    identity = setup.identity(data)
+    slack, uid = declare(url, setup.study, workload, setup.goal_of_trials, identity, setup.config(), setup.boxes)
     extended = dataclasses.replace(setup.study, slack=slack)
     setup = dataclasses.replace(setup, study=extended, uid=uid, began=time.time())
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from lightning.pytorch import LightningDataModule, Trainer
 
+from lit_dps.boxes import Widened
 from lit_dps.config import StorageConfig, StudyConfig, cores
 from lit_dps.engines.engine import Engine, Training
 from lit_dps.engines.loop import IntervalLoop
@@ -22,7 +23,7 @@ from lit_dps.parallel.ranks import started_by_torchrun
 from lit_dps.record import StudyRecord
 from lit_dps.repeats import repeats_left
 from lit_dps.rounds import Rounds
-from lit_dps.space import Choices, stored
+from lit_dps.space import Choices, Space, stored
 from lit_dps.study.identity import forget_added, goal_of
 from lit_dps.training import GoalErrorCallback
 from lit_dps.training.checkpoints import Checkpoints
@@ -59,6 +60,7 @@ class StudySetup:
         optim: Arguments of `DelayCallback`.
         local: Arguments of `LocalSGDCallback`.
         uid: Of the study as declared; see `lit_dps.store.header.declare`.
+        boxes: How its box was widened (`lit_dps.study.widening`).
         began: When this run of the study began, in seconds since the epoch.
     """
 
@@ -72,10 +74,16 @@ class StudySetup:
     local: Mapping[str, Any] = field(default_factory=dict)
     uid: str | None = None
     began: float = 0.0
+    boxes: tuple[Widened, ...] = ()
 
     def __post_init__(self):
         if self.study.whole_curves and self.goal.get("early_reject"):
             object.__setattr__(self, "goal", {**self.goal, "early_reject": False})
+
+    @property
+    def space(self) -> Space:
+        """The box of the points, as it was widened."""
+        return self.boxes[-1].space if self.boxes else self.study.space
 
     @property
     def cells(self) -> list[Cell]:

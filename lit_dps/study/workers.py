@@ -46,7 +46,7 @@ def work(setup: StudySetup, stop: StopRequest) -> Iterator[TrialResult]:
     prepare_process()
     torch.set_num_threads(setup.study.threads)
     config = setup.study
-    sampler = sampler_of(config, setup.goal_of_trials)
+    sampler = sampler_of(config, setup.goal_of_trials, setup.boxes)
     url = setup.storage.optuna_url
     what = (config.name, setup.cells, config.trials, sampler, config.seed, setup.goal_of_trials, config.goals)
     asked = {"run_on": config.run_on, "plan": config.repeat_plan}

@@ -9,7 +9,7 @@ from statistics import fmean, median_low
 import numpy as np
 import pytest
 
-from lit_dps.analysis.draws import RARE, best_of, draws_text, last_doubling, why_no_draws
+from lit_dps.analysis.draws import best_of, draws_text, last_doubling, why_no_draws
 from lit_dps.analysis.figures import FIGURES, drawn
 from lit_dps.trial import Cell
 from tests.unit.fake_study import analysis_of, result
@@ -25,11 +25,8 @@ def test_the_formula_is_that_of_all_choices(steps):
         found = best_of(steps, n)
         assert found.median == median_low(every)
         assert found.none == pytest.approx(sum(map(math.isinf, every)) / len(every))
-        if found.none <= RARE:
-            complete = [math.log(k) for k in every if math.isfinite(k)]
-            assert found.mean == pytest.approx(math.exp(fmean(complete)))
-        else:
-            assert found.mean is None
+        complete = [math.log(k) for k in every if math.isfinite(k)]
+        assert found.mean == (pytest.approx(math.exp(fmean(complete))) if complete else None)
     whole = best_of(steps, len(steps))
     assert whole.median == min((k for k in steps if k is not None), default=math.inf)
 
@@ -53,14 +50,16 @@ def test_the_table_and_the_last_doubling():
     assert rows["median"].tolist() == [160, 96, 96, 96]
     assert np.isnan(rows["mean"].tolist()[0]) and rows["none"].tolist() == [0.25, 0, 0, 0]
     assert rows["mean"].tolist()[1] == pytest.approx(math.exp(fmean(map(math.log, [160, 96, 160, 96, 480, 96]))))
-    assert last_doubling(found.record, found.cells) == [1.0] * 4
-    assert "x1 (x1 to x1) of the median best of half as many" in " ".join(draws_text(found.record, found.cells).split())
+    half = math.exp(fmean(map(math.log, [160, 96, 160, 96, 480, 96]))) / 96
+    assert last_doubling(found.cells) == pytest.approx([half] * 4)
+    said = " ".join(draws_text(found.record, found.cells).split())
+    assert f"needs x{half:.3g} (x{half:.3g} to x{half:.3g}) the steps of K*" in said and "of 4 of 4 cells" in said
 
 
 def test_bounds_are_marked_and_count_for_nothing():
     found = study(steps=[16, 16, 160])
     assert found.draws["floor"].tolist()[:3] == [1, 1, 1]
-    assert last_doubling(found.record, found.cells) == [] and draws_text(found.record, found.cells) == ""
+    assert last_doubling(found.cells) == [] and draws_text(found.record, found.cells) == ""
 
 
 def test_trials_of_an_adaptive_sampler_are_not_drawn_from():

@@ -62,9 +62,9 @@ K* = c1 / B + c2, robust fit of log K*, 95 % bootstrap intervals over trials, wh
 
 note: no complete trial in 2 of 6 cells: no K* there
 note: 3 of 12 trials have not finished (1 running or queued)
-note: the best learning_rate lies on the high end of its range in 1 of 6 cells: widen it
-note: the best momentum lies on the high end of its range in 1 of 6 cells: widen it
-note: the best width lies on the high end of its range in 1 of 6 cells: widen it
+note: the best learning_rate lies on the high end of its range in 1 of 6 cells: lit-dps study --extend-space widens it
+note: the best momentum lies on the high end of its range in 1 of 6 cells: lit-dps study --extend-space widens it
+note: the best width lies on the high end of its range in 1 of 6 cells: lit-dps study --extend-space widens it
 """  # noqa: E501
 
 

@@ -57,7 +57,9 @@ def test_the_page_names_all_that_a_study_stores(tmp_path):
     assert store.claim_report(url, "s") is None
     assert check(open_storage(url)) == 2
     header = attributes(open_storage(url), "s")
-    assert header.keys() == schema.HEADER_ATTRS.keys() - {AXES, RUN_ON, schema.NOISE}, "what the page names is stored"
+    assert header.keys() == schema.HEADER_ATTRS.keys() - {AXES, RUN_ON, schema.NOISE, schema.BOXES}, (
+        "what the page names is stored"
+    )
 
 
 @pytest.mark.skipif(not DATABASES, reason="the databases of the replication are not there")
