@@ -152,7 +152,8 @@ class TrialResult:
         seconds: Wall time of the trial.
         smoothness: Where it was measured, equally long lists "step", "lipschitz" (local Lipschitz constant of the
             gradient between the weights before and after that step) and "squared_gradient" (squared norm of the
-            training gradient before that step), one entry a measurement.
+            training gradient before that step), one entry a measurement; where asked for also "noise" (trace of the
+            covariance of the per-example gradient before that step).
         theory: Where it was measured, "loss" (training loss after pruning, before the first step),
             "gradient_variance" (trace of the covariance of the per-example gradient there), "squared_gradient" (squared
             norm of the training gradient there), "floor" (lower bound of the loss), and of all steps run "steps",

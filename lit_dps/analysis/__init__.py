@@ -13,7 +13,7 @@ from lit_dps.analysis.observations import Observation, medians
 from lit_dps.analysis.publishing import figures_folder, goal_folder, listing, publish, source_of, write_all, write_goals
 from lit_dps.analysis.rates import RateLaw, adaptive_advice, rate_law
 from lit_dps.analysis.refusal import Reason
-from lit_dps.analysis.report import Study, render, sentence, table_and_law, theory_text, value_text
+from lit_dps.analysis.report import Study, render, sentence, table_and_law, theory_text
 from lit_dps.analysis.scaling import (
     NEGLIGIBLE,
     PERCENTILES,
@@ -36,6 +36,7 @@ from lit_dps.analysis.tables import (
     records,
     significant,
     three_digits,
+    value_text,
     write_csv,
 )
 from lit_dps.analysis.theory import RATIOS, Pair, Terms, measured_terms, paired_terms, terms_of

@@ -9,8 +9,10 @@ import pandas as pd
 
 from lit_dps.analysis.answer import StepSeconds, answer_rows, best_rates, step_seconds
 from lit_dps.analysis.budgets import budget_rows
+from lit_dps.analysis.critical import Critical, critical_batch_sizes, critical_rows
 from lit_dps.analysis.delay import DelayLaw, delay_laws, delay_rows
 from lit_dps.analysis.draws import draw_rows
+from lit_dps.analysis.gradient_noise import noise_rows
 from lit_dps.analysis.local import Curve, curves, with_communications
 from lit_dps.analysis.notes import notes
 from lit_dps.analysis.rates import RateLaw
@@ -149,6 +151,22 @@ class Analysis:
     def budgets(self) -> pd.DataFrame:
         """A row a cell and budget of steps or examples: the best metric within it (`budgets.budget_rows`)."""
         return budget_rows(self.record, self.cells)
+
+    @cached_property
+    def critical_batch_sizes(self) -> dict[Series, dict[str, Critical]]:
+        """By series and definition (`critical`)."""
+        interval = self.record.goal.check_interval
+        return critical_batch_sizes(self.cells, self.scalings, interval, self.replicates)
+
+    @cached_property
+    def critical(self) -> pd.DataFrame:
+        """A row a series and definition (`critical.critical_rows`)."""
+        return critical_rows(self.critical_batch_sizes)
+
+    @cached_property
+    def noise_laws(self) -> pd.DataFrame:
+        """A row a cell and a row a trial whose noise was measured (`gradient_noise.noise_rows`)."""
+        return noise_rows(self.record)
 
     @cached_property
     def theory(self) -> pd.DataFrame:

@@ -19,7 +19,7 @@ import pandas as pd
 from lit_dps.analysis.fit import Fit, fit_many
 from lit_dps.analysis.scaling import Interval, Scaling, estimate, percentile_interval, resample
 from lit_dps.analysis.summary import CellSummary, at_first_check
-from lit_dps.analysis.tables import columns_of, frame, three_digits
+from lit_dps.analysis.tables import Row, aligned, columns_of, frame, records, rows_of, short_columns, three_digits
 from lit_dps.racing import best_steps
 from lit_dps.trial import Series
 
@@ -61,8 +61,7 @@ class DelayLaw:
     @cached_property
     def misfit(self) -> float:
         """The root mean square of log K* less log of the law."""
-        found = [math.log(k / self.steps(b, tau)) for (b, tau), k in self.k_star.items()]
-        return math.sqrt(sum(r * r for r in found) / len(found))
+        return _root_mean_square([math.log(k / self.steps(b, tau)) for (b, tau), k in self.k_star.items()])
 
     def doubling(self, batch_size: int) -> tuple[float, Interval | None]:
         """The critical delay at a batch size, which doubles K*, and its 95 % interval; infinite where c2 is 0."""
@@ -72,6 +71,10 @@ class DelayLaw:
         with np.errstate(divide="ignore"):
             critical = self.replicates[:, 0] / self.replicates[:, 1]
         return own, percentile_interval(np.array([_doubling(c, batch_size) for c in critical]), own)
+
+
+def _root_mean_square(values: Sequence[float]) -> float:
+    return math.sqrt(sum(x * x for x in values) / len(values))
 
 
 def _doubling(critical_batch_size: float, batch_size: float) -> float:
@@ -121,7 +124,7 @@ def delay_rows(laws: Iterable[DelayLaw], scalings: Mapping[Series, Scaling]) -> 
 
     Columns: sparsity and further axes, delay [steps], c1 [examples] and c2 [steps] of the law of all delays, misfit
     (root mean square of log K* less its log), floor [steps], what it predicts for c2 of this delay, own_c1 and own_c2,
-    the law of this delay alone, and own_c2_low and own_c2_high, its 95 % limits.
+    the law of this delay alone, each with its 95 % limits (own_c1_low and so on), and own_misfit, from its own K*.
     """
     rows = []
     for law in laws:
@@ -137,18 +140,28 @@ def delay_rows(laws: Iterable[DelayLaw], scalings: Mapping[Series, Scaling]) -> 
                     "c2": law.fit.c2 if known else None,
                     "misfit": law.misfit if known else None,
                     "floor": law.fit.c2 / stable_share(delay) if known else None,
-                    "own_c1": own.fit.c1 if own.fit else None,
-                    "own_c2": own.fit.c2 if own.fit else None,
-                    "own_c2_low": own.c2.low if own.c2 else None,
-                    "own_c2_high": own.c2.high if own.c2 else None,
+                    **_limits("own_c1", own.fit and own.fit.c1, own.c1),
+                    **_limits("own_c2", own.fit and own.fit.c2, own.c2),
+                    "own_misfit": own.fit
+                    and _root_mean_square([math.log(k / own.fit.steps(b)) for b, k in own.resolved.items()]),
                 }
             )
     return frame(rows)
 
 
-def delay_text(every: Iterable[DelayLaw]) -> str:
-    """The section of a report on stale gradients: a line a series; empty if there are none."""
-    laws = [law for law in every if law.fit]
+def _limits(name: str, value: float | None, interval: Interval | None) -> dict[str, float | None]:
+    low, high = interval or (None, None)
+    return {name: value, f"{name}_low": low, f"{name}_high": high}
+
+
+def delay_text(laws: Iterable[DelayLaw], rows: pd.DataFrame) -> str:
+    """The section of a report on stale gradients: the one law of each series, beside the free laws of each delay.
+
+    Args:
+        laws: Of each series.
+        rows: Those of `delay_rows`.
+    """
+    laws = [law for law in laws if law.fit]
     if not laws:
         return ""
     lines = ["K* = c1 / B + c2 / sin(pi / (2 (2 tau + 1))), all delays tau together"]
@@ -157,4 +170,17 @@ def delay_text(every: Iterable[DelayLaw]) -> str:
         doubles = " and ".join(f"{estimate(*law.doubling(b))} at B={b}" for b in dict.fromkeys((smallest, largest)))
         fitted = f"c1 = {three_digits(law.fit.c1)}  c2 = {three_digits(law.fit.c2)}  misfit {law.misfit:.0%}"
         lines.append(f"  {law.series}  {fitted}  the delay that doubles K*: {doubles}")
+    lines += ["", "each delay by a law of its own, and what the one law says of its c1 and c2"]
+    lines += aligned(_free_row(law, row) for law in laws for row in records(rows_of(law.series, rows)))
     return "\n".join(lines) + "\n"
+
+
+def _free_row(law: DelayLaw, row: Row) -> dict[str, str]:
+    free = {}
+    for name, one in (("c1", row["c1"]), ("c2", row["floor"])):
+        low, high = row[f"own_{name}_low"], row[f"own_{name}_high"]
+        own = row[f"own_{name}"]
+        interval = None if low is None else Interval(low, high)
+        free |= {f"own {name}": "-" if own is None else estimate(own, interval), f"one law's {name}": three_digits(one)}
+    misfit = "-" if row["own_misfit"] is None else f"{row['own_misfit']:.0%}"
+    return {**short_columns(law.series), "delay": str(row["delay"]), **free, "own misfit": misfit}

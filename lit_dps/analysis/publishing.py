@@ -97,11 +97,11 @@ def write_goals(study: Analysis, folder: Path, only: Collection[str] | None = No
 def write_all(study: Analysis, folder: Path | str, only: Collection[str] | None = None) -> Written:
     """Writes the tables and figures of a study at one goal, finished or not, into a folder, which is made.
 
-    The tables are table.txt, table.csv, fits.csv and, where there is a K*, answer.csv; where terms of the theory were
-    measured also theory.csv, those of the K* trials, and theory-ratios.csv, sparse over dense; where gradients were
-    stale delay-law.csv; where points were repeated repeats.csv and median-fits.csv; where weights were moved
-    towards isometry isometry.csv. With `only`, names of figures, these alone are written, and no table. The notes are
-    those of `figures.write_figures`. Each file is replaced in one go.
+    The tables are table.txt, table.csv, fits.csv, critical.csv and, where there is a K*, answer.csv; where terms of the
+    theory were measured also theory.csv, those of the K* trials, and theory-ratios.csv, sparse over dense; where
+    gradients were stale delay-law.csv; where points were repeated repeats.csv and median-fits.csv; where weights were
+    moved towards isometry isometry.csv. With `only`, names of figures, these alone are written, and no table. The notes
+    are those of `figures.write_figures`. Each file is replaced in one go.
     """
     from lit_dps.analysis.figures import FIGURES, write_figures  # matplotlib, only where something is drawn
 
@@ -121,7 +121,7 @@ def _write_page(study: Analysis, path: Path) -> Path:
 def _write_tables(study: Analysis, folder: Path) -> list[Path]:
     with replacing(folder / "table.txt") as temporary:
         temporary.write_text(render(study), encoding="utf-8")
-    tables = {"table.csv": study.table, "fits.csv": study.laws}
+    tables = {"table.csv": study.table, "fits.csv": study.laws, "critical.csv": study.critical}
     if len(study.answer):
         tables |= {"answer.csv": study.answer}
     if study.theory["delta"].notna().any() or study.term_ratios["pairs"].any():

@@ -9,6 +9,7 @@ import pandas as pd
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.answer import answer_text
+from lit_dps.analysis.critical import critical_text
 from lit_dps.analysis.delay import delay_text
 from lit_dps.analysis.local import communications_text, local_text
 from lit_dps.analysis.scaling import estimate
@@ -112,6 +113,11 @@ class Study:
         return self.analysis.answer
 
     @property
+    def critical(self) -> pd.DataFrame:
+        """A row a series and definition of the critical batch size, each with its 95 % limits (`critical`)."""
+        return self.analysis.critical
+
+    @property
     def report(self) -> str:
         """What `lit-dps analyze` prints of it."""
         return answered(self.analysis)
@@ -142,8 +148,9 @@ def render(analysis: Analysis) -> str:
     """The report of all that is equal on every run: the table, a line of the law per series, the theory, notes."""
     noted = "".join(f"note: {line}\n" for line in analysis.notes)
     luck = luck_text(analysis.record, analysis.cells, analysis.repeats, analysis.median_scalings)
-    of_axes = delay_text(analysis.delay_laws), local_text(analysis.local_curves)
-    parts = (table_and_law(analysis), luck, *of_axes, theory_text(analysis), noted)
+    critical = critical_text(analysis.critical_batch_sizes)
+    of_axes = delay_text(analysis.delay_laws, analysis.delays), local_text(analysis.local_curves)
+    parts = (table_and_law(analysis), luck, critical, *of_axes, theory_text(analysis), noted)
     return "\n".join(part for part in parts if part)
 
 

@@ -19,6 +19,7 @@ from lit_dps.training.workload import Workload
 from lit_dps.trial import Status, Trial, TrialResult
 
 SCORES_KEPT = 2**26  # elements: 256 MiB in float32, all 100 points of the paper's networks many times over
+NO_NOISE = ("noise", False)  # of smoothness, which had no such key before: studies and checkpoints of then stay equal
 Key = tuple[int, ...]  # of the pass that scores were taken over: `TrainingPass.key`
 
 
@@ -98,8 +99,9 @@ class Training:
         """Where a run is saved by an engine of this name; None without checkpoints."""
         if self.checkpoints is None:
             return None
-        given = {key: getattr(self, key) for key in ("goal", "pruning", "smoothness")}
+        given = {"goal": self.goal}
         given["pruning"] = {k: v for k, v in self.pruning.items() if (k, v) != ("init", "original")}  # as before
+        given["smoothness"] = {k: v for k, v in self.smoothness.items() if (k, v) != NO_NOISE}
         given |= {"optim": self.optim} if self.optim.get("delay") else {}
         rounds = self.local_of(run.trial).rounds
         given |= {"local": asdict(rounds)} if rounds.on else {}

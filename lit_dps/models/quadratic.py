@@ -65,7 +65,12 @@ class NoisyQuadratic(LightningModule):
 
     def training_step(self, x: Tensor, batch_idx: int) -> Tensor:
         """The mean loss of examples, shape (batch, copies x dimensions)."""
-        mean = x[0] if x.stride(0) == 0 else x.mean(0)  # a batch may be its own mean, over and over
+        repeated = len(x) > 1 and x.stride(0) == 0  # a batch that is its own mean, over and over
+        if repeated and len(x) != (whole := getattr(getattr(self.trainer, "datamodule", None), "batch_size", len(x))):
+            raise ConfigError(
+                "data", f"{len(x)} of {whole} examples", "whole batches: GradientNoise draws but their mean"
+            )
+        mean = x[0] if repeated else x.mean(0)
         return ((0.5 * self.h * self.w + self.root * mean) * self.w).sum()
 
     def validation_step(self, batch: Tensor, batch_idx: int) -> None:

@@ -153,9 +153,10 @@ def _smoothness_remark(setup: StudySetup, points: Points, timing: Timing) -> lis
         trials = sum(map(len, points.values()))
         seconds = trials * each * passes * measured.examples * timing.step.b / setup.workers
         examples, time = f"{measured.examples:,} training examples", f"{duration(seconds)} in all"
+    noise = ", nor is a pass of per-example gradients each, which takes several times as long" * measured.noise
     return [
         f"smoothness: at most {each:,} measurements a trial, each of {passes} passes over {examples}, {time}; "
-        "not counted below, nor is the gradient variance at the start"
+        f"not counted below, nor is the gradient variance at the start{noise}"
     ]
 
 

@@ -14,7 +14,7 @@ from lightning.pytorch import LightningDataModule, Trainer
 
 from lit_dps.boxes import Widened
 from lit_dps.config import StorageConfig, StudyConfig, cores
-from lit_dps.engines.engine import Engine, Training
+from lit_dps.engines.engine import NO_NOISE, Engine, Training
 from lit_dps.engines.loop import IntervalLoop
 from lit_dps.engines.trainer import TrainerEngine
 from lit_dps.goal import Goal
@@ -234,5 +234,5 @@ class StudySetup:
         if varied or Rounds(**self.local).on:  # as before there was such
             found["local"] = {key: value for key, value in self.local.items() if key not in varied}
         if self.smoothness["interval"] is not None:  # changes no result, but every trial of a study is measured alike
-            found["smoothness"] = {key: value for key, value in self.smoothness.items() if key != "batch_size"}
+            found["smoothness"] = {k: v for k, v in self.smoothness.items() if k != "batch_size" and (k, v) != NO_NOISE}
         return found

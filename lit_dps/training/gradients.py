@@ -42,9 +42,12 @@ class SmoothnessCallback(Callback):
             By default all of the training split.
         batch_size: Examples a batch of those passes; no influence on results but rounding.
         floor: Lower bound f_inf of the training loss: 0 for a cross-entropy.
+        noise: Whether each measurement also takes the variance of the per-example gradient before the step, by one
+            more pass, of gradients of single examples.
 
     Attributes:
-        curve: "step", "lipschitz" and "squared_gradient" of every measurement, as in `TrialResult.smoothness`.
+        curve: "step", "lipschitz", "squared_gradient" and with `noise` "noise" of every measurement, as in
+            `TrialResult.smoothness`.
         terms: As in `TrialResult.theory`.
 
     Raises:
@@ -59,6 +62,7 @@ class SmoothnessCallback(Callback):
         examples: int | None = None,
         batch_size: int = 1000,
         floor: float = 0.0,
+        noise: bool = False,
     ):
         for key, value in (("interval", interval), ("examples", examples), ("batch_size", batch_size)):
             if value is not None and value < 1:
@@ -70,11 +74,12 @@ class SmoothnessCallback(Callback):
         if not math.isfinite(floor):
             raise ConfigError("smoothness.floor", floor, "a finite lower bound of the loss")
         self.interval, self.examples, self.batch_size, self.floor = interval, examples, batch_size, floor
-        self.gammas = smoothness.gammas(delta, last)
+        self.gammas, self.noise = smoothness.gammas(delta, last), noise
         self._begin()
 
     def _begin(self) -> None:
         self.curve: dict[str, list[float]] = {"step": [], "lipschitz": [], "squared_gradient": []}
+        self.curve |= {"noise": []} if self.noise else {}
         self.terms: dict[str, float] = {}
         self._before: Tensor | None = None
 
@@ -111,11 +116,13 @@ class SmoothnessCallback(Callback):
             return
         after, before, self._before = smoothness.flatten(self._parameters.values()), self._before, None
         with self._pass.traceless() as twin:
-            found = smoothness.local_lipschitz(partial(self._gradient, twin), before, after, self.gammas)
-        for key, value in zip(self.curve, (trainer.global_step, *found), strict=True):
+            found = smoothness.local_lipschitz(partial(self._gradient, twin), before, after, self.gammas)._asdict()
+        if self.noise:
+            found["noise"] = self._moments(pl_module, before).variance
+        for key, value in {"step": trainer.global_step, **found}.items():
             self.curve[key].append(value)
         for logger in trainer.loggers:
-            logger.log_metrics(found._asdict(), step=trainer.global_step)
+            logger.log_metrics(found, step=trainer.global_step)
 
     def _gradient(self, module: LightningModule, weights: Tensor) -> Tensor:
         named = dict(module.named_parameters())
@@ -129,7 +136,14 @@ class SmoothnessCallback(Callback):
         return smoothness.flatten(part * self._keep[name] if name in self._keep else part for name, part in parts)
 
     def _initial_terms(self, module: LightningModule) -> dict[str, float]:
-        parameters = {f"module.{name}": p.detach() for name, p in self._parameters.items()}
+        found = self._moments(module, smoothness.flatten(self._parameters.values()))
+        terms = {"loss": found.loss, "gradient_variance": found.variance}
+        return terms | {"squared_gradient": found.squared_gradient}
+
+    def _moments(self, module: LightningModule, weights: Tensor) -> smoothness.Moments:
+        """Of the per-example gradient at these weights, flat, shape (p,)."""
+        parts = smoothness.unflatten(weights, list(self._parameters.values()))
+        parameters = {f"module.{name}": part for name, part in zip(self._parameters, parts, strict=True)}
         keep = {f"module.{name}": mask for name, mask in self._keep.items()}
         with self._pass.traceless() as twin:
             step = _Step(twin)
@@ -140,13 +154,11 @@ class SmoothnessCallback(Callback):
             torch.manual_seed(NOISE_SEED)
             try:
                 batches = (batch for batch, _ in self._pass.batches())
-                moments = smoothness.gradient_moments(loss, parameters, batches, keep)
+                return smoothness.gradient_moments(loss, parameters, batches, keep)
             except (RuntimeError, TypeError, ValueError) as error:
                 why = f"its training_step gives no per-example gradients ({str(error).splitlines()[0][:200]})"
                 null = f"null for {type(module).__name__}: {why}"
                 raise ConfigError("smoothness.interval", self.interval, null) from error
-        found = {"loss": moments.loss, "gradient_variance": moments.variance}
-        return found | {"squared_gradient": moments.squared_gradient}
 
     def state_dict(self) -> dict[str, Any]:
         return {"curve": self.curve, "terms": self.terms}

@@ -17,7 +17,7 @@ from lit_dps.trial import Cell, Series
 from tests.unit.fake_study import SPACE, measured, result
 from tests.unit.test_figures import exact, read
 
-TABLES = ["table.txt", "table.csv", "fits.csv"]
+TABLES = ["table.txt", "table.csv", "fits.csv", "critical.csv"]
 NO_SMOOTHNESS = "no Lipschitz measurements (smoothness.interval is not set): no lipschitz figure"
 MIDDLE = {key: box.at(0.5) for key, box in SPACE.items()}
 
@@ -115,8 +115,8 @@ def cells(done):
 def test_an_unfinished_study_is_drawn_and_says_what_is_missing(results, drawn, missing, tmp_path):
     paths, notes = write_all(Analysis(read(results, trials=5)), tmp_path)
     assert notes == missing
-    assert [path.name for path in paths[:3]] == TABLES
-    assert list(dict.fromkeys(path.stem.removesuffix("-mean") for path in paths[3:] if path.stem != "answer")) == drawn
+    assert [path.name for path in paths[:4]] == TABLES
+    assert list(dict.fromkeys(path.stem.removesuffix("-mean") for path in paths[4:] if path.stem != "answer")) == drawn
     assert all(path.stat().st_size for path in paths)
 
 

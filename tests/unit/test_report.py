@@ -60,6 +60,11 @@ K* = c1 / B + c2, robust fit of log K*, 95 % bootstrap intervals over trials, wh
   S=0  c1 = 102000 [100000, 104000]  c2 = 94 [23.9, 94]  B_crit = 1090 [1080, 4350]
   S=0.9  needs complete trials at 2 batch sizes; has 1
 
+critical batch sizes in examples, by definition
+  S            law, 2x      law, +20 %  measured, +20 %  measured, +50 %
+  0  1090 [1080, 4350]  227 [226, 880]  111 [21.5, inf]  237 [71.9, inf]
+0.9                  -               -                -                -
+
 note: no complete trial in 2 of 6 cells: no K* there
 note: 3 of 12 trials have not finished (1 running or queued)
 note: the best learning_rate lies on the high end of its range in 1 of 6 cells: lit-dps study --extend-space widens it

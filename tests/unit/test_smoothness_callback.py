@@ -61,6 +61,27 @@ def test_on_a_quadratic_it_is_the_hessian_along_the_update(examples):
         assert measured.curve["squared_gradient"][i] == pytest.approx(float((h @ path[step - 1]).square().sum()))
 
 
+@pytest.mark.parametrize("examples", [None, 6])
+def test_the_noise_is_that_of_single_examples_before_the_step(examples):
+    seen = Recorder(lambda trainer, module: module.w.detach().flatten().clone())
+    measured = SmoothnessCallback(interval=2, examples=examples, noise=True)
+    fit(Quadratic(), batches(), callbacks=[seen, measured], max_steps=4)
+    x = features()[: examples or N]
+    found = zip(measured.curve["noise"], measured.curve["squared_gradient"], seen.values[1::2], strict=True)
+    for noise, squared, w in found:
+        rows = (x @ w)[:, None] * x
+        assert noise == pytest.approx(float(torch.cov(rows.T, correction=0).trace()))
+        assert squared == pytest.approx(float(rows.mean(0).square().sum()))
+    assert len(measured.curve["noise"]) == 2
+
+
+def test_the_noise_of_pruned_coordinates_does_not_count():
+    pruning, measured = PruningCallback(0.67, method="magnitude"), SmoothnessCallback(interval=1, noise=True)
+    fit(Quadratic(), batches(), callbacks=[pruning, measured], max_steps=1)
+    assert measured.curve["noise"] == [pytest.approx(4 * float(features()[:, 1].pow(4).mean() - hessian()[1, 1] ** 2))]
+    assert measured.curve["noise"] == [pytest.approx(measured.terms["gradient_variance"])]
+
+
 def test_terms_before_the_first_step_and_rates_of_all_steps():
     measured = SmoothnessCallback(interval=100, floor=0.25)
     fit(Quadratic(rate=0.1), batches(), callbacks=[measured], max_steps=5)
@@ -96,7 +117,8 @@ def test_accumulated_batches_are_one_step():
     assert measured.terms["steps"] == 4
 
 
-def test_training_is_not_touched():
+@pytest.mark.parametrize("noise", [False, True])
+def test_training_is_not_touched(noise):
     """Same weights bit for bit, with shuffled batches, dropout and a pruned network."""
 
     def train(*callbacks):
@@ -106,7 +128,7 @@ def test_training_is_not_touched():
         fit(module, shuffled, callbacks=[PruningCallback(0.5), *callbacks], max_steps=12)
         return module
 
-    measured = SmoothnessCallback(interval=3)
+    measured = SmoothnessCallback(interval=3, noise=noise)
     with_it, without = train(measured), train()
     assert measured.curve["step"] == [3, 6, 9, 12]
     assert_equal(weights(with_it), weights(without))

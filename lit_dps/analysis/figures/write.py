@@ -19,6 +19,7 @@ import lit_dps.analysis.figures.lipschitz as lipschitz
 import lit_dps.analysis.figures.local as local
 import lit_dps.analysis.figures.logs as logs
 import lit_dps.analysis.figures.metaparameters as metaparameters
+import lit_dps.analysis.figures.noise as noise
 import lit_dps.analysis.figures.optimizers as optimizers
 import lit_dps.analysis.figures.pruners as pruners
 import lit_dps.analysis.figures.ratios as ratios
@@ -32,7 +33,7 @@ from lit_dps.files import replacing
 
 # of one study
 FIGURES = (
-    *(scaling, metaparameters, lipschitz, logs, ratios, delay, local, budgets, draws),
+    *(scaling, metaparameters, lipschitz, noise, logs, ratios, delay, local, budgets, draws),
     *(pruners, layers, terms),
 )
 COMPARISONS = (optimizers, ratios)  # of several

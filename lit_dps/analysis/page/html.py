@@ -18,8 +18,8 @@ import yaml
 import lit_dps.analysis.page.charts as charts
 from lit_dps import __version__
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.report import render, table_and_law, theory_text, value_text
-from lit_dps.analysis.tables import records, three_digits
+from lit_dps.analysis.report import render, table_and_law, theory_text
+from lit_dps.analysis.tables import records, three_digits, value_text
 from lit_dps.space import Box, short_names
 
 SHOWN = 3000  # trials in the table at most; the page says so where there are more

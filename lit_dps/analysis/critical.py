@@ -1,0 +1,246 @@
+"""All critical batch sizes of a study in one table: what each paper calls so, in examples, each with its interval.
+
+- law: c1 / c2 of K* = c1 / B + c2, where a run needs 2 x the examples of a small batch (McCandlish et al. 2018; Lee et
+  al. 2021, Section 4). Interval of the bootstrap over trials (`scaling.scale`).
+- overhead: where the law needs 20 % more examples than at the smallest batch size measured (Zhang et al. 2024, "How
+  Does Critical Batch Size Scale in Pre-training?"; `fit.overhead_batch_size`). The same bootstrap.
+- linear_20, linear_50: the end of linear scaling as measured, without a law: where the examples B K* exceed those at
+  the smallest batch size by 20 % and by 50 % (the end of perfect scaling of Shallue et al. 2019, by a rule). log(B K*)
+  is made monotone in B first, neighbours that fall being pooled (`scipy.optimize.isotonic_regression`), so that one
+  lucky or unlucky cell is no end; then it is interpolated in log B. The same resamples of trials, each read anew.
+- theory: eta L beta / (mu epsilon) (Lee et al. 2021, Section 4), c1 / c2 of the terms of each K* trial.
+- noise_scale: tr(Sigma) / |G|^2 (McCandlish et al. 2018, Section 2.2). Both parts are averaged over the measurements
+  of each K* trial, then over these trials, then divided; Fieller's limits (`lit_dps.noise.noise_scale`).
+- noise_law: M + sigma^2 / epsilon (Stich, Mohtashami, Jaggi 2021: batch sizes up to its order do not slow SGD down), of
+  the line through the noise of each K* trial (`gradient_noise.noise_law`), with epsilon its squared gradient at the
+  last measurement before the goal. With the mean over the run in its place it would be the noise scale again.
+
+Theory and noise law are geometric means over the K* trials of the batch sizes, with 95 % limits of Student's t: how far
+the batch sizes agree. Both are orders of magnitude, not predictions: their constants are not known.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from scipy.optimize import isotonic_regression
+from scipy.stats import t as student
+
+from lit_dps.analysis.fit import Fit, overhead_batch_size
+from lit_dps.analysis.gradient_noise import noise_law, readings_of
+from lit_dps.analysis.scaling import Interval, Scaling, estimate, percentile_interval, resample
+from lit_dps.analysis.summary import CellSummary
+from lit_dps.analysis.tables import aligned, columns_of, frame, short_columns, three_digits
+from lit_dps.analysis.theory import terms_of
+from lit_dps.noise import LEVEL, noise_scale
+from lit_dps.trial import Series
+
+DEFINITIONS = {  # what the report calls them
+    "law": "law, 2x",
+    "overhead": "law, +20 %",
+    "linear_20": "measured, +20 %",
+    "linear_50": "measured, +50 %",
+    "theory": "eta L beta/(mu eps)",
+    "noise_scale": "tr(Sigma)/|G|^2",
+    "noise_law": "M + sigma^2/eps",
+}
+OVERHEAD = 0.2
+NOT_MEASURED = "not measured"
+FOOTNOTE = (
+    "* below the smallest batch size, counted from one beyond linear scaling, or of one trial: critical.csv says which"
+)
+
+
+@dataclass(frozen=True)
+class Critical:
+    """A critical batch size by one definition, in examples.
+
+    Attributes:
+        value: None where there is none.
+        interval: 95 %; None where there is none.
+        verdict: Why there is no value, or what to know of it; else empty.
+        bound: What it exceeds where it is not identifiable.
+    """
+
+    value: float | None = None
+    interval: Interval | None = None
+    verdict: str = NOT_MEASURED
+    bound: float | None = None
+
+    def __str__(self) -> str:
+        if self.value is None:
+            return "-" if self.bound is None else f"> {three_digits(self.bound)}"
+        return estimate(self.value, self.interval) + " *" * bool(self.verdict)
+
+
+def critical_batch_sizes(
+    cells: Iterable[CellSummary], scalings: Mapping[Series, Scaling], check_interval: int, replicates: int
+) -> dict[Series, dict[str, Critical]]:
+    """Each definition's critical batch size in each series, in the order of `DEFINITIONS`."""
+    by_series: dict[Series, list[CellSummary]] = {series: [] for series in sorted(scalings)}
+    for summary in cells:
+        by_series[summary.cell.series].append(summary)
+    return {
+        series: {
+            **_by_law(scalings[series]),
+            **_by_measurement(scalings[series], own, check_interval, replicates),
+            "theory": _mean([_of_terms(summary) for summary in own]),
+            "noise_scale": _noise_scale(own),
+            "noise_law": _mean([_of_noise(summary) for summary in own]),
+        }
+        for series, own in by_series.items()
+    }
+
+
+def _by_law(scaling: Scaling) -> dict[str, Critical]:
+    if scaling.fit is None:
+        return dict.fromkeys(("law", "overhead"), Critical(verdict=scaling.describe()))
+    smallest = min(scaling.resolved)
+
+    def overhead(critical: float) -> float:
+        return overhead_batch_size(Fit(critical, 1.0), OVERHEAD, smallest)
+
+    if not scaling.identifiable:
+        bounds = {"law": scaling.bound, "overhead": overhead(scaling.bound)}
+        return {k: Critical(verdict=f"not identifiable: > {three_digits(x)}", bound=x) for k, x in bounds.items()}
+    own, limits = scaling.fit.critical_batch_size, scaling.critical
+    shifted = None if limits is None else Interval(*map(overhead, limits))
+    below = f"below the smallest batch size, {smallest}" if own < smallest else ""
+    return {
+        "law": Critical(own, limits, below),
+        "overhead": Critical(overhead(own), shifted, _late_start(scaling, OVERHEAD)),
+    }
+
+
+def _by_measurement(
+    scaling: Scaling, cells: Iterable[CellSummary], check_interval: int, replicates: int
+) -> dict[str, Critical]:
+    shares = {"linear_20": 0.2, "linear_50": 0.5}
+    sizes = list(scaling.resolved)
+    if len(sizes) < 2:
+        return dict.fromkeys(shares, Critical(verdict=f"needs K* at 2 batch sizes; has {len(sizes)}"))
+    batch, drawn = np.array(sizes, float), []
+    for cell in cells:
+        b = cell.cell.batch_size
+        if b in scaling.resolved and len(cell.trials) > 1:
+            u = np.random.default_rng((0, b, 2)).random(replicates)
+            drawn.append(resample(cell.steps, replicates, (0, b)) - check_interval * u)
+    found = {}
+    for name, share in shares.items():
+        own = linear_end(batch, np.array([scaling.k_star[b] for b in sizes], float), share)
+        ends = np.array(
+            [linear_end(batch, row, share) for row in zip(*drawn, strict=True)] if len(drawn) == len(sizes) else []
+        )
+        ends = ends[~np.isnan(ends)]
+        verdict = f"not identifiable: > {sizes[-1]}" if math.isinf(own) else _late_start(scaling, share)
+        interval = None
+        if len(ends) and math.isfinite(own):
+            inverse = percentile_interval(1 / ends, 1 / own)  # finite where a resample has no end
+            interval = Interval(*(1 / x if x > 0 else math.inf for x in reversed(inverse)))
+        found[name] = Critical(
+            None if math.isinf(own) else own, interval, verdict, sizes[-1] if math.isinf(own) else None
+        )
+    return found
+
+
+def _late_start(scaling: Scaling, share: float) -> str:
+    """What to know where the smallest batch size is beyond linear scaling already."""
+    smallest = min(scaling.resolved)
+    own = smallest / scaling.fit.critical_batch_size
+    return f"counted from B = {smallest}, where the law has {own:.0%} overhead already" if own >= share else ""
+
+
+def linear_end(batch_sizes: np.ndarray, steps: np.ndarray, share: float) -> float:
+    """The batch size where the examples B K exceed those at the smallest one by a share; infinite if they never do.
+
+    Args:
+        batch_sizes: Ascending, shape (n,).
+        steps: Steps to result at each; nan where unknown. Nan is returned where fewer than 2 are known.
+        share: Above 0.
+    """
+    known = np.isfinite(steps)
+    if known.sum() < 2:
+        return math.nan
+    log_b = np.log(batch_sizes[known])
+    excess = isotonic_regression(log_b + np.log(np.asarray(steps)[known])).x
+    excess = excess - excess[0] - math.log1p(share)
+    above = int(np.argmax(excess > 0))
+    if excess[above] <= 0:
+        return math.inf
+    low, high = excess[above - 1], excess[above]
+    return float(np.exp(log_b[above - 1] - low / (high - low) * (log_b[above] - log_b[above - 1])))
+
+
+def _of_terms(summary: CellSummary) -> float | None:
+    terms = None if summary.best is None else terms_of(summary.best)
+    return None if terms is None else terms.law.critical_batch_size
+
+
+def _of_noise(summary: CellSummary) -> float | None:
+    readings = None if summary.best is None else readings_of(summary.best)
+    law = None if readings is None else noise_law([readings])
+    if law is None:
+        return None
+    found = law.at(last := float(readings[0][-1])) / last
+    return found if found > 0 else None
+
+
+def _noise_scale(cells: Iterable[CellSummary]) -> Critical:
+    trials = [found for c in cells if c.best is not None and (found := readings_of(c.best)) is not None]
+    if not trials:
+        return Critical()
+    means = {"squared_gradient": [x.mean() for x, _ in trials], "variance": [y.mean() for _, y in trials]}
+    if len(trials) == 1:
+        return Critical(float(means["variance"][0] / means["squared_gradient"][0]), None, "of one trial")
+    found = noise_scale(means, 0)
+    if not found.resolved:
+        return Critical(None, None, f"not resolved: > {three_digits(found.low)}", found.low)
+    return Critical(found.value, Interval(found.low, found.high), "")
+
+
+def _mean(values: Iterable[float | None]) -> Critical:
+    """The geometric mean of the values there are."""
+    logs = np.log([value for value in values if value is not None])
+    if not len(logs):
+        return Critical()
+    mean = float(logs.mean())
+    if len(logs) == 1:
+        return Critical(math.exp(mean), None, "of one trial")
+    half = float(student.ppf(0.5 + LEVEL / 2, len(logs) - 1) * logs.std(ddof=1) / math.sqrt(len(logs)))
+    return Critical(math.exp(mean), Interval(math.exp(mean - half), math.exp(mean + half)), "")
+
+
+def critical_rows(found: Mapping[Series, Mapping[str, Critical]]) -> pd.DataFrame:
+    """One row a series and definition.
+
+    Columns: sparsity and further axes, definition (those of the module's docstring), critical [examples], low and high,
+    its 95 % limits, bound [examples], what it exceeds where it is not identifiable, and verdict.
+    """
+    return frame(
+        {
+            **columns_of(series),
+            "definition": name,
+            "critical": critical.value,
+            **dict(zip(("low", "high"), critical.interval or (None, None), strict=True)),
+            "bound": critical.bound,
+            "verdict": critical.verdict,
+        }
+        for series, by_name in found.items()
+        for name, critical in by_name.items()
+    )
+
+
+def critical_text(found: Mapping[Series, Mapping[str, Critical]]) -> str:
+    """The section of a report: a line a series, of the definitions that say something; empty of fewer than two."""
+    said = [name for name in DEFINITIONS if any(str(by_name[name]) != "-" for by_name in found.values())]
+    if len(said) < 2:
+        return ""
+    rows = ({**short_columns(series), **{DEFINITIONS[n]: str(c[n]) for n in said}} for series, c in found.items())
+    lines = ["critical batch sizes in examples, by definition", *aligned(rows)]
+    if any(by_name[name].value is not None and by_name[name].verdict for by_name in found.values() for name in said):
+        lines.append(FOOTNOTE)
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,121 @@
+"""All critical batch sizes in one table: known ones are found again, and what cannot be known is told."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from lit_dps.analysis import Study, render, write_all
+from lit_dps.analysis.critical import DEFINITIONS, critical_text, linear_end
+from lit_dps.analysis.fit import Fit
+from lit_dps.analysis.quadratic import NoisyQuadraticModel
+from lit_dps.goal import Goal
+from lit_dps.trial import Cell, Series
+from tests.unit.fake_study import analysis_of, result, theory_terms
+
+SIZES = (2, 8, 32, 128, 512, 2048)
+GOAL = Goal(0.1, check_interval=1, max_steps=10**7)
+LAW = Fit(1e6, 5e3)  # B_crit = 200
+
+
+def study(steps=LAW.steps, sizes=SIZES, spread=(1.0, 1.05, 1.2, 1.5), keep=lambda b, k: {}):
+    cells = {
+        Cell(b): [result(Cell(b), i, round(steps(b) * f), **keep(b, round(steps(b) * f))) for i, f in enumerate(spread)]
+        for b in sizes
+    }
+    return analysis_of(cells, space={}, goal=GOAL)
+
+
+def found(analysis):
+    return analysis.critical_batch_sizes[Series(0.0)]
+
+
+def test_the_law_and_what_is_read_off_without_it_agree_where_the_law_holds():
+    by = found(study())
+    assert by["law"].value == pytest.approx(200, rel=0.01)
+    assert by["overhead"].value == pytest.approx(1.2 * 2 + 0.2 * 200, rel=0.01)
+    # B K = c1 + c2 B is (1 + x) times that at B0 at (1 + x) B0 + x B_crit; the rest is interpolation between sizes
+    assert by["linear_20"].value == pytest.approx(1.2 * 2 + 0.2 * 200, rel=0.15)
+    assert by["linear_50"].value == pytest.approx(1.5 * 2 + 0.5 * 200, rel=0.15)
+    for name in ("law", "overhead", "linear_20", "linear_50"):
+        low, high = by[name].interval
+        assert low <= by[name].value <= high and by[name].verdict == ""
+    assert "*" not in critical_text(study().critical_batch_sizes)
+    assert [str(by[name]) for name in ("theory", "noise_scale", "noise_law")] == ["-"] * 3
+
+
+def test_one_bad_cell_is_no_end_of_linear_scaling():
+    batch = np.array([2.0, 4, 8, 16, 32])
+    perfect = 1000 / batch
+    assert math.isinf(linear_end(batch, perfect, 0.2))
+    bad = perfect * [1, 1.3, 1, 1, 1]  # pooled with those after it
+    assert math.isinf(linear_end(batch, bad, 0.2))
+    assert linear_end(batch, perfect * [1, 1, 1, 1, 1.5], 0.2) == pytest.approx(
+        16 * 2 ** (math.log(1.2) / math.log(1.5))
+    )
+    assert math.isnan(linear_end(batch, [10, *[math.nan] * 4], 0.2))
+
+
+def test_a_curve_that_never_bends_is_not_identifiable():
+    by = found(study(lambda b: 1e6 / b, sizes=(2, 8, 32)))
+    assert by["law"].value is None and by["law"].verdict.startswith("not identifiable: > ")
+    assert by["linear_20"].verdict == "not identifiable: > 32" and str(by["linear_20"]) == "> 32"
+
+
+def test_a_curve_that_begins_beyond_linear_scaling_says_so():
+    analysis = study(sizes=(512, 2048, 8192))
+    assert "below the smallest batch size, 512" in found(analysis)["law"].verdict
+    *_, row, footnote = critical_text(analysis.critical_batch_sizes).splitlines()
+    assert row.count("] *") == 4 and footnote.startswith("* below the smallest batch size")
+    by = found(study(sizes=(128, 512, 2048)))
+    assert "counted from B = 128, where the law has 64% overhead already" in by["linear_20"].verdict
+
+
+def test_theory_noise_scale_and_noise_law_of_known_terms():
+    """Noise 50 everywhere, |grad|^2 falling from 4 to 1: tr(Sigma) / |G|^2 = 20, M + sigma^2 / eps = 50."""
+
+    def keep(b, steps):
+        kept = theory_terms(steps, beta=50.0, lipschitz=(2.0,) * 12, squared=np.linspace(4, 1, 12), first=2.5, rate=0.1)
+        kept["smoothness"]["noise"] = [50.0] * 12
+        return kept
+
+    by = found(study(keep=keep))
+    assert by["noise_scale"].value == pytest.approx(20)
+    assert by["noise_law"].value == pytest.approx(50)
+    assert by["theory"].value == pytest.approx(0.1 * 2.0 * 50.0 / 2.5)  # eta L beta / (mu epsilon)
+    assert by["theory"].interval == pytest.approx((4.0, 4.0))
+
+
+def test_table_report_and_notebook(tmp_path):
+    analysis = study()
+    table = analysis.critical
+    assert list(table["definition"]) == list(DEFINITIONS)
+    assert Study(analysis.record).critical.equals(table)
+    text = render(analysis)
+    assert "critical batch sizes in examples, by definition" in text
+    head = text.splitlines()[text.splitlines().index("critical batch sizes in examples, by definition") + 1]
+    assert "law, 2x" in head and "measured, +20 %" in head and "Sigma" not in head
+    assert "critical.csv" in {path.name for path in write_all(analysis, tmp_path)[0]}
+
+
+def test_nothing_finished_is_no_section():
+    empty = analysis_of({Cell(4): [], Cell(8): [result(Cell(8), 0, None)]}, space={})
+    assert critical_text(empty.critical_batch_sizes) == ""
+    assert set(empty.critical["verdict"]) == {
+        "needs complete trials at 2 batch sizes; has 0",
+        "needs K* at 2 batch sizes; has 0",
+        "not measured",
+    }
+
+
+def test_on_the_noisy_quadratic_they_are_of_one_order():
+    """Exact K* of SGD: the law's B_crit against what is read off without a law."""
+    model, rates = NoisyQuadraticModel(1000), np.geomspace(1e-3, 1.99, 200)
+    steps = {b: model.k_star(0.05, b, rates) for b in (1, 4, 16, 64, 256, 1024, 4096)}
+    by = found(study(steps.__getitem__, sizes=tuple(steps)))
+    critical = by["law"].value
+    assert by["linear_20"].value < by["linear_50"].value < critical
+    assert 0.2 * critical / 3 < by["linear_20"].value < 0.2 * critical * 3
+    assert 0.5 * critical / 3 < by["linear_50"].value < 0.5 * critical * 3
