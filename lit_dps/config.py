@@ -46,6 +46,8 @@ class StudyConfig:
         run_on: Whether a trial that met its goal goes on to the step budget: K* is the same, and whole curves tell the
             best metric under every smaller budget of steps or examples. Nothing is raced then (slack is null) and no
             check stops early.
+        metrics: Further metrics that the module logs in validation, such as val_loss, kept in the curve at each check.
+            No check stops early then.
         noise_scale: Whether a run of seconds, before the study, tells its gradient noise scale: a first guess of the
             critical batch size.
         repeats: The best point of each cell is run again on so many fresh seeds, of its initial weights, mask and order
@@ -79,6 +81,7 @@ class StudyConfig:
     goals: list[float] = field(default_factory=list)
     slack: float | None = SLACK
     run_on: bool = False
+    metrics: list[str] = field(default_factory=list)
     noise_scale: bool = True
     repeats: int = 0
     repeat_points: int = 1
@@ -108,7 +111,7 @@ class StudyConfig:
     @property
     def whole_curves(self) -> bool:
         """Whether every check of a trial is a full one."""
-        return self.run_on
+        return self.run_on or bool(self.metrics)
 
     @property
     def axes(self) -> dict[str, list[Value]]:
@@ -168,6 +171,8 @@ class StudyConfig:
             raise ConfigError("study.repeat_slack", self.repeat_slack, "1 or more, or null for the step budget")
         if self.checkpoint_minutes is not None and not 0 < self.checkpoint_minutes < math.inf:
             raise ConfigError("study.checkpoint_minutes", self.checkpoint_minutes, "above 0, or null for none")
+        if len(set(self.metrics)) < len(self.metrics):
+            raise ConfigError("study.metrics", self.metrics, "each metric once")
         if not self.space:
             raise ConfigError(
                 "study.space", {}, "at least one range, such as model.learning_rate: {low: 1e-4, high: 1}"

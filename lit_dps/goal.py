@@ -16,7 +16,7 @@ from lit_dps.trial import Status
 # The authors' TensorFlow code compares the rounded floats: there 720 mistakes of 6000 do *not* meet the goal 0.12.
 TOLERANCE = 4e-7
 ERROR = "val_error"  # what a goal is of where nothing else is said: a share of the validation split
-_TAKEN = ("step", "train_loss", "exact")  # what else stands in a run's curve
+TAKEN = ("step", "train_loss", "exact")  # what else stands in a run's curve
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class Goal:
             raise ConfigError("goal.error", self.value, "a validation error strictly between 0 and 1")
         if not math.isfinite(self.value):
             raise ConfigError(f"goal.{'at_least' if self.at_least else 'at_most'}", self.value, "a finite number")
-        if self.metric in _TAKEN:
-            raise ConfigError("goal.metric", self.metric, f"another name than {', '.join(_TAKEN)}")
+        if self.metric in TAKEN:
+            raise ConfigError("goal.metric", self.metric, f"another name than {', '.join(TAKEN)}")
         if self.check_interval < 1:
             raise ConfigError("goal.check_interval", self.check_interval, "at least 1 step")
         if self.max_steps < 1 or self.max_steps % self.check_interval:

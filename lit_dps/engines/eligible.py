@@ -73,6 +73,8 @@ def _why_not_alone(built: Built, trainer: Trainer, training: Training) -> str | 
         return f"{name} has a training step or hooks of its own, more than a loss"
     if not (standard_data(built.data) and inherits(built.data, ImageData, _OF_DATA)):
         return f"{type(built.data).__name__} does not keep its images in memory as ImageData does"
+    if {*training.metrics} - {"val_loss"}:
+        return "of further metrics val_loss alone is taken here"
     own = not goal.early_reject and not inherits(module, ImageClassifier, ("wrongness", "validation_step"))
     if own or not EarlyCheck.supports(trainer, module, goal.monitor):
         return f"{name} validates in a way of its own, more than wrongness"

@@ -49,6 +49,7 @@ class Training:
         optim: Arguments of `DelayCallback`.
         local: Arguments of `LocalSGDCallback`.
         checkpoints: Where long runs are saved and go on from; None begins each anew.
+        metrics: Further metrics of validation that their runs keep.
     """
 
     workload: Workload
@@ -58,6 +59,7 @@ class Training:
     optim: Mapping[str, Any] = field(default_factory=dict)
     local: Mapping[str, Any] = field(default_factory=dict)
     checkpoints: Checkpoints | None = None
+    metrics: tuple[str, ...] = ()
     _scores: dict[tuple, tuple[Key, dict[str, Tensor]]] = field(default_factory=dict, init=False, repr=False)
 
     def pruning_of(self, trial: Trial) -> PruningCallback:
@@ -105,6 +107,7 @@ class Training:
         given |= {"optim": self.optim} if self.optim.get("delay") else {}
         rounds = self.local_of(run.trial).rounds
         given |= {"local": asdict(rounds)} if rounds.on else {}
+        given |= {"metrics": list(self.metrics)} if self.metrics else {}
         given |= {"goals": run.further, "engine": engine, "workload": asdict(self.workload)}
         return self.checkpoints.file(run.trial, given)
 

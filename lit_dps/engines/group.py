@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -29,6 +29,9 @@ class Networks(Protocol):
 
     def wrongness(self, rows: Tensor, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
         """How wrong these rows are about examples, as the module says it: of the index's shape (rows, examples)."""
+
+    def losses(self, rows: Tensor, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
+        """The losses of these rows, summed over examples: float64, shape (rows,)."""
 
 
 class Group:
@@ -83,11 +86,20 @@ class Group:
         if self.early:
             allowed = [networks.members[row].run.allowed(size) for row in rows]
             return check(lambda rows, index: networks.wrongness(rows, x, y, index), rows, allowed)
-        mistakes = torch.zeros(len(rows), dtype=torch.int64, device=self.device)
-        for index in torch.arange(size, device=self.device).split(self.data.eval_batch_size):  # as Lightning's loop
-            index = index.expand(len(rows), -1)
-            mistakes += (networks.wrongness(torch.tensor(rows, device=self.device), x, y, index) >= 1).sum(1)
-        return [Check(n, True) for n in mistakes.tolist()]
+        of_batch = ((networks.wrongness(live, x, y, index) >= 1).sum(1) for live, index in self._whole_split(rows))
+        return [Check(n, True) for n in sum(of_batch).tolist()]
+
+    def metrics(self, networks: Networks) -> list[dict[str, float]]:
+        """`val_loss` of each run that is on its way, rounded as a module logs it: to float32."""
+        x, y = self.validation
+        total = sum(networks.losses(live, x, y, index) for live, index in self._whole_split(networks.live))
+        return [{"val_loss": loss} for loss in (total.float() / len(y)).double().tolist()]
+
+    def _whole_split(self, rows: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
+        """These rows and the validation split in batches, as in Lightning's loop."""
+        live = torch.tensor(rows, device=self.device)
+        for index in torch.arange(len(self.validation[1]), device=self.device).split(self.data.eval_batch_size):
+            yield live, index.expand(len(rows), -1)
 
 
 def _kind_of(built: Built) -> tuple:

@@ -170,11 +170,12 @@ class IntervalLoop:
             yield self._alone(run, at_check)
 
     def _advance(self, group: Group, networks: One | Stack, check: HardestFirst) -> list[tuple]:
-        """All steps to the next check, and the check. Returns (row, error, exact, loss, finite), the best first."""
+        """All steps to the next check, and it. Returns (row, error, exact, loss, finite, metrics), the best first."""
         losses = networks.train(group.x, group.y, group.index(networks.members)).tolist()
         finite, found = networks.finite(), group.check(networks, check)
-        pairs = sorted(zip(networks.live, found, strict=True), key=lambda pair: pair[1].mistakes)
-        return [(row, answer.error(check.size), answer.exact, losses[row], finite[row]) for row, answer in pairs]
+        metrics = group.metrics(networks) if self.training.metrics else [{}] * len(found)
+        rows = sorted(zip(networks.live, found, metrics, strict=True), key=lambda row: row[1].mistakes)
+        return [(r, answer.error(check.size), answer.exact, losses[r], finite[r], kept) for r, answer, kept in rows]
 
     def _leave_or_save(self, networks: One | Stack, check: HardestFirst, at_check: Callable[[], None]) -> None:
         """Between two intervals: saves what was not saved for long, or all of it where the process has to leave."""

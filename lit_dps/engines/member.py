@@ -119,10 +119,10 @@ class Member:
         for batch in self.data.pruning_dataloader(batch_size):
             yield self.data.transfer_batch_to_device(batch, self.module.device), len(batch[1])
 
-    def judge(self, error: float, exact: bool, loss: float, finite: bool) -> None:
+    def judge(self, error: float, exact: bool, loss: float, finite: bool, metrics: Mapping[str, float]) -> None:
         """Takes in the check at the end of an interval; arguments as of `Run.record`."""
         self.steps += self.run.goal.check_interval
-        self.run.record(self.steps, error, exact, loss, finite)
+        self.run.record(self.steps, error, exact, loss, finite, metrics)
 
     def rate(self, step: int) -> float:
         """The learning rate of update number `step`, counted from 0; of schedules a `LambdaLR` alone."""

@@ -75,6 +75,10 @@ class One:
     def finite(self) -> list[bool]:
         return [weights_finite(self.member.module)]
 
+    def losses(self, rows: Tensor, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
+        with evaluating(self.member.module):
+            return self.member.module.summed_loss((x[index[0]], y[index[0]])).double()[None]
+
     def wrongness(self, rows: Tensor, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
         with evaluating(self.member.module):
             return self.member.module.wrongness((x[index[0]], y[index[0]])).float()[None]

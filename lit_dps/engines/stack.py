@@ -191,6 +191,17 @@ class Stack:
 
         return self._fitting(in_parts, "checked", index.shape[1])
 
+    def losses(self, rows: Tensor, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
+        """As `Networks.losses`."""
+        weights, buffers = self.weights[rows], {name: buffer[rows] for name, buffer in self.tensors.buffers.items()}
+
+        def in_parts() -> Tensor:
+            with evaluating(self.module):
+                parts = (self._over("summed_loss", weights, buffers, x[i], y[i]) for i in index.split(self.checked, 1))
+                return torch.stack([part.double() for part in parts]).sum(0)
+
+        return self._fitting(in_parts, "checked", index.shape[1])
+
     def _fitting(self, call: Callable[[], Any], limit: Literal["part", "checked"], size: int) -> Any:
         """What a call returns that takes examples in parts of `limit`; it is halved while they need too much memory."""
         while True:

@@ -135,7 +135,7 @@ def _rehearse(
     goal = GoalErrorCallback(**{**training.goal, **lasts})
     watch = _Watch(goal, PATIENCE * training.workload.accumulated)
     goal.look_first = look_first
-    goal.follow(Run(trial, goal.goal, stop_at=lambda: 0))
+    goal.follow(Run(trial, goal.goal, stop_at=lambda: 0, metrics=training.metrics))
     pruning = training.pruning_of(trial)
     pruning.examples = PASS * pruning.batch_size
     ours = [pruning, training.delay_of(trial), training.local_of(trial), goal, watch]

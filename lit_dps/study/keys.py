@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from lit_dps.errors import ConfigError
+from lit_dps.goal import TAKEN
 from lit_dps.rounds import Rounds
 from lit_dps.space import Choices
 from lit_dps.study.setup import StudySetup
@@ -18,6 +19,9 @@ LOCAL = [f"local.{field.name}" for field in dataclasses.fields(Rounds)]
 
 def check_goals(setup: StudySetup) -> None:
     own = setup.goal_of_trials
+    for name in setup.study.metrics:
+        if name in (own.metric, *TAKEN):
+            raise ConfigError("study.metrics", name, "another one: this is kept anyway")
     for value in setup.study.goals:
         if not own.easier(value) and not setup.study.run_on:
             key = next(k for k in ("error", "at_most", "at_least") if setup.goal.get(k) is not None)

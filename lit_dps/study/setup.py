@@ -136,7 +136,8 @@ class StudySetup:
 
     def training(self, checkpoints: Checkpoints | None = None) -> Training:
         """What the trials have in common."""
-        return Training(self.workload, self.goal, self.pruning, self.smoothness, self.optim, self.local, checkpoints)
+        of_trials = self.workload, self.goal, self.pruning, self.smoothness, self.optim, self.local
+        return Training(*of_trials, checkpoints, tuple(self.study.metrics))
 
     def engine(self, checkpoints: Checkpoints | None = None) -> Engine:
         """Who trains the trials."""
@@ -217,6 +218,8 @@ class StudySetup:
             found["study"]["sampler"] = study.sampler
         if study.run_on:
             found["study"]["run_on"] = True
+        if study.metrics:  # change no result, but every trial of a study keeps the same
+            found["study"]["metrics"] = sorted(study.metrics)
         for key in ("exclude", "options"):  # where they are empty, as before there were such
             if not found["pruning"].get(key):
                 found["pruning"].pop(key, None)

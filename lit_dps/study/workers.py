@@ -49,7 +49,7 @@ def work(setup: StudySetup, stop: StopRequest) -> Iterator[TrialResult]:
     sampler = sampler_of(config, setup.goal_of_trials, setup.boxes)
     url = setup.storage.optuna_url
     what = (config.name, setup.cells, config.trials, sampler, config.seed, setup.goal_of_trials, config.goals)
-    asked = {"run_on": config.run_on, "plan": config.repeat_plan}
+    asked = {"run_on": config.run_on, "metrics": config.metrics, "plan": config.repeat_plan}
     store = Store(url, *what, config.slack, uid=setup.uid, began=setup.began, **asked)
     try:
         with first_of_ranks(setup) as train:
@@ -214,7 +214,9 @@ def _follow(setup: StudySetup, stop: StopRequest) -> None:
     def next_run() -> Run | None:
         trial = ranks.broadcast(None)
         own = setup.goal_of_trials, setup.study.goals
-        return None if trial is None else Run(trial, *own, run_on=setup.study.run_on and not trial.repeat)
+        if trial is None:
+            return None
+        return Run(trial, *own, run_on=setup.study.run_on and not trial.repeat, metrics=setup.study.metrics)
 
     for _ in setup.engine(setup.checkpoints()).train(next_run, raise_if_any_rank_interrupted(stop)):
         pass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from lit_dps.training.early_check import EarlyCheck
 from lit_dps.training.local import show_mean
 from lit_dps.training.protocol import forget_followed_metrics, give_the_length, go_beyond, prepare_schedules
 from lit_dps.training.steps import StepCount
-from lit_dps.training.validation import ValidationCount, refuse_dropped, rises
+from lit_dps.training.validation import ValidationCount, logged, refuse_dropped, rises
 from lit_dps.trial import Status
 
 
@@ -192,7 +192,8 @@ class GoalErrorCallback(Callback):
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn == "fit":
-            trainer.callback_metrics.pop(self.monitor, None)  # of an earlier check, or logged in training
+            for name in (self.monitor, *self.run.metrics):  # of an earlier check, or logged in training
+                trainer.callback_metrics.pop(name, None)
             self.validated.begin()
 
     def on_validation_batch_start(self, trainer, pl_module, batch, batch_idx, dataloader_idx=0) -> None:
@@ -205,30 +206,31 @@ class GoalErrorCallback(Callback):
         looking = self.look_first and self.untrained is None
         if not (self._due or looking):  # whoever stops the trainer gets a validation
             return
-        error = self._logged(trainer)
-        if isinstance(trainer.strategy, SharedBatchDDP):
-            error = trainer.strategy.mean_over_examples(error)  # a rank without validation examples logs nothing
-        if error is None:
-            logged = ", ".join(sorted(trainer.callback_metrics)) or "nothing"
-            raise ConfigError("goal.monitor", self.monitor, f"the module logs in validation: {logged}")
+        keys = {self.monitor: "goal.monitor", **dict.fromkeys(self.run.metrics, "study.metrics")}
+        found = {name: logged(trainer, name, key) for name, key in keys.items()}
         self.validated.end(trainer)
-        if why := self.validated.why_no_mean(trainer, self.monitor):
-            raise ConfigError("goal.monitor", self.monitor, f"the mean over the validation split: {why}")
+        for name, key in keys.items():
+            if why := self.validated.why_no_mean(trainer, name):
+                raise ConfigError(key, name, f"the mean over the validation split: {why}")
+        error = found.pop(self.monitor)
         if looking:
             self.untrained = error
         elif self.status is None:  # else min_steps or min_epochs keep it running
-            self._judge(trainer, pl_module, error, exact=True)
+            self._judge(trainer, pl_module, error, exact=True, metrics=found)
 
-    def _logged(self, trainer: Trainer) -> float | None:
-        value = trainer.callback_metrics.get(self.monitor)
-        return None if value is None else float(value.double() if isinstance(value, torch.Tensor) else value)
-
-    def _judge(self, trainer: Trainer, module: LightningModule, error: float, exact: bool) -> None:
+    def _judge(
+        self,
+        trainer: Trainer,
+        module: LightningModule,
+        error: float,
+        exact: bool,
+        metrics: Mapping[str, float] | None = None,
+    ) -> None:
         losses, divisor = self._losses, trainer.accumulate_grad_batches  # Lightning divides each by this
         own = divisor * sum(share * float(loss) for loss, share in losses) / len(losses) if losses else 0.0
         finite = weights_finite(module)
         total, broken = ranks.all_reduce_sum(torch.tensor([own, float(not finite)], dtype=torch.float64)).tolist()
-        verdict = self.run.record(self.steps, error, exact, total if losses else None, not broken)
+        verdict = self.run.record(self.steps, error, exact, total if losses else None, not broken, metrics)
         self.run.status = ranks.broadcast(verdict)  # the first one alone knows of the race
         if self.status is None or (self.status is Status.PAUSED and self.saved()):
             self.at_check()

@@ -6,13 +6,14 @@ import re
 from collections import Counter, defaultdict
 from typing import Any
 
+import torch
 from lightning.pytorch import Trainer
 from torch.utils._pytree import tree_leaves
 
 import lit_dps.training.lightning_private as lightning_private
 from lit_dps.errors import ConfigError
 from lit_dps.parallel import ranks
-from lit_dps.parallel.ddp import whole
+from lit_dps.parallel.ddp import SharedBatchDDP, whole
 from lit_dps.training.steps import examples_in, split_of
 
 
@@ -114,6 +115,18 @@ _FALLING = {
     *("mse", "mae", "rmse", "mape", "distance", "dist", "gap", "regret", "kl", "ce", "bce", "perplexity", "ppl"),
 }
 _WORD = re.compile(r"[A-Z]+(?![a-z])\d*|[A-Z]?[a-z]+\d*|\d+")
+
+
+def logged(trainer: Trainer, name: str, key: str) -> float:
+    """What the module logged, of all ranks. Raises ConfigError, naming the key that asks for it, if it did not."""
+    value = trainer.callback_metrics.get(name)
+    value = None if value is None else float(value.double() if isinstance(value, torch.Tensor) else value)
+    if isinstance(trainer.strategy, SharedBatchDDP):
+        value = trainer.strategy.mean_over_examples(value)  # a rank without validation examples logs nothing
+    if value is None:
+        names = ", ".join(sorted(trainer.callback_metrics)) or "nothing"
+        raise ConfigError(key, name, f"the module logs in validation: {names}")
+    return value
 
 
 def rises(name: str) -> bool:

@@ -52,6 +52,7 @@ def train(
 ) -> list[TrialResult]:
     """The results of trials; options of `runs` and `engine`."""
     asked = {key: options.pop(key) for key in ASKED if key in options}
+    options |= {"metrics": tuple(asked["metrics"])} if "metrics" in asked else {}  # the engine's too
     return list(engine(workload, goal, **options).train(runs(trials, goal, **asked), at_check))
 
 
