@@ -138,6 +138,10 @@ def _remarks(setup: StudySetup, timing: Timing) -> list[str]:
         lines.append(f"a check that refuses early looks at {timing.refusal:.0%} of the validation split, or some more")
     if setup.study.slack is not None:
         lines.append("study.slack stops trials before their budget, how soon is not known")
+    if plan := setup.study.repeats and setup.study.repeat_plan:
+        until = "the step budget" if plan.slack is None else f"{plan.slack:g} x K* of its cell"
+        repeats = plan.count * plan.points * len(setup.study.cells)
+        lines.append(f"{repeats:,} repeats come on top, each to {until} at most: not counted below")
     return lines
 
 
