@@ -3,17 +3,19 @@
 `Analysis` is the way in; `lit_dps.analysis.figures`, which needs matplotlib, draws it.
 """
 
-from lit_dps.analysis.analysis import Analysis, at_goal
-from lit_dps.analysis.answer import StepSeconds, answer_rows, best_rates, seconds_text, step_seconds
+from lit_dps.analysis.analysis import Analysis
+from lit_dps.analysis.answer import StepSeconds, answer_rows, seconds_text, step_seconds
 from lit_dps.analysis.fit import AT_LEAST, AT_MOST, LOSS_SCALE, Fit, fit_many, fit_scaling, overhead_batch_size
+from lit_dps.analysis.goals import at_goal
 from lit_dps.analysis.law import Law, law_of
 from lit_dps.analysis.local import communications
+from lit_dps.analysis.notebook import Study
 from lit_dps.analysis.notes import observed_notes
 from lit_dps.analysis.observations import Observation, medians
 from lit_dps.analysis.publishing import figures_folder, goal_folder, listing, publish, source_of, write_all, write_goals
 from lit_dps.analysis.rates import RateLaw, adaptive_advice, rate_law
 from lit_dps.analysis.refusal import Reason
-from lit_dps.analysis.report import Study, render, sentence, table_and_law, theory_text
+from lit_dps.analysis.report import render, sentence, table_and_law, theory_text
 from lit_dps.analysis.scaling import (
     NEGLIGIBLE,
     PERCENTILES,

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import dataclasses
 from functools import cached_property
 
 import pandas as pd
 
-from lit_dps.analysis.answer import StepSeconds, answer_rows, best_rates, step_seconds
+from lit_dps.analysis.answer import StepSeconds, answer_rows, step_seconds
+from lit_dps.analysis.best_rates import RateCurve, rate_curves, rate_laws, rate_rows
 from lit_dps.analysis.budgets import budget_rows
 from lit_dps.analysis.critical import Critical, critical_batch_sizes, critical_rows
 from lit_dps.analysis.delay import DelayLaw, delay_laws, delay_rows
 from lit_dps.analysis.draws import draw_rows
+from lit_dps.analysis.goals import at_goal
 from lit_dps.analysis.gradient_noise import noise_rows
 from lit_dps.analysis.local import Curve, curves, with_communications
 from lit_dps.analysis.notes import notes
+from lit_dps.analysis.prices import price_rows
+from lit_dps.analysis.quality import quality_rows
 from lit_dps.analysis.rates import RateLaw
 from lit_dps.analysis.repeats import RepeatSummary, repeat_notes, repeat_rows, summarize_repeats
 from lit_dps.analysis.scaling import REPLICATES, Ratio, Scaling, law_rows, ratio_bounds, ratios, scale
 from lit_dps.analysis.seeds import scale_medians, seeds_of
 from lit_dps.analysis.summary import CellSummary, cell_rows, summarize, trial_rows
 from lit_dps.analysis.theory import term_ratio_rows, theory_rows
-from lit_dps.errors import ConfigError
-from lit_dps.goal import Goal
-from lit_dps.racing import cut, truncate_at_race_limit
 from lit_dps.record import StudyRecord
-from lit_dps.trial import Cell, Series, Status, TrialResult
+from lit_dps.trial import Cell, Series
 
 
 class Analysis:
@@ -103,9 +103,9 @@ class Analysis:
         return answer_rows(self.cells, self.step_seconds)
 
     @cached_property
-    def rates(self) -> dict[Series, RateLaw | None]:
-        """How the best learning rate of each series goes with the batch size (`answer.best_rates`)."""
-        return {series: best_rates(self.cells, series) for series in self.record.series}
+    def rate_laws(self) -> dict[Series, RateLaw | None]:
+        """How the best learning rate of each series goes with the batch size (`best_rates.rate_laws`)."""
+        return rate_laws(self.record, self.rate_curves)
 
     @cached_property
     def ratios(self) -> list[Ratio]:
@@ -169,6 +169,26 @@ class Analysis:
         return noise_rows(self.record)
 
     @cached_property
+    def quality(self) -> pd.DataFrame:
+        """A row a cell: the best metric at the whole budget, and its spread (`quality.quality_rows`)."""
+        return quality_rows(self.record, self.cells)
+
+    @cached_property
+    def rate_curves(self) -> list[RateCurve]:
+        """The best learning rates of each series (`best_rates.rate_curves`)."""
+        return rate_curves(self.record, self.cells, self.replicates)
+
+    @cached_property
+    def rates(self) -> pd.DataFrame:
+        """A row a cell: the best learning rate, and those of the scaling rules (`best_rates.rate_rows`)."""
+        return rate_rows(self.record, self.rate_curves)
+
+    @cached_property
+    def prices(self) -> pd.DataFrame:
+        """A row a cell, kind of rate and scaling rule: what the rule costs in steps (`prices.price_rows`)."""
+        return price_rows(self.record, self.rate_curves)
+
+    @cached_property
     def theory(self) -> pd.DataFrame:
         """A row a cell: the terms of the theory and what it predicts from them (`theory.theory_rows`)."""
         return theory_rows(self.cells, self.scalings)
@@ -182,49 +202,3 @@ class Analysis:
     def notes(self) -> list[str]:
         """What a reader should know before trusting the table, a line each (`notes.notes`)."""
         return [*notes(self.record, self.cells), *repeat_notes(self.record, self.repeats)]
-
-
-def at_goal(record: StudyRecord, value: float) -> StudyRecord:
-    """The study as it would have ended at another value of the goal's metric, everything else equal.
-
-    The curve of a run that went on to the hardest goal answers all easier ones: a trial is complete at the first check
-    that meets this goal, whatever became of it afterwards; one that never met it ended as it did. Exact, since training
-    knows nothing of the goal but when to stop. Where checks stopped early (`GoalErrorCallback.early_reject`) and this
-    was no goal of the study then, trials of which nobody can tell are left out. Where runs went on after their goal
-    (`record.run_on`) so do these, and they answer harder goals too.
-
-    Raises:
-        ConfigError: for a goal harder than the study's own, whose trials stopped too early to tell.
-    """
-    own = record.goal
-    if value != own.value and not own.easier(value) and not record.run_on:
-        side = "at most" if own.at_least else "at least"
-        raise ConfigError("goals", value, f"{side} {own.value:g}, the goal that the trials stopped at")
-    goal = own.at(value)
-    results, repeats = (
-        {cell: [seen for r in ended if (seen := _at(r, goal, on)) is not None] for cell, ended in every.items()}
-        for every, on in ((record.results, record.run_on), (record.repeats, False))
-    )
-    results = {cell: truncate_at_race_limit(known, record.slack) for cell, known in results.items()}
-    return dataclasses.replace(record, goal=goal, goals=(), results=results, repeats=repeats)
-
-
-def _at(result: TrialResult, goal: Goal, run_on: bool) -> TrialResult | None:
-    steps, errors = result.curve.get("step", []), result.curve.get(goal.metric, [])
-    first = next((i for i, error in enumerate(errors) if goal.reached(error)), None)
-    if first is None:
-        return result if result.steps is None else _missed(result, goal)
-    if not result.curve.get("exact", [1] * len(errors))[first]:  # the true error lies above this one
-        return None
-    stop = int(steps[first])
-    complete = dataclasses.replace(result, status=Status.COMPLETE, steps=stop)
-    return complete if run_on else cut(complete, stop)
-
-
-def _missed(result: TrialResult, goal: Goal) -> TrialResult:
-    """How a run that went on after an easier goal ended, which did not meet this one."""
-    if result.steps_run >= goal.max_steps:
-        status = Status.INCOMPLETE
-    else:
-        status = Status.STOPPED if result.failure else Status.INFEASIBLE
-    return dataclasses.replace(result, status=status, steps=None)

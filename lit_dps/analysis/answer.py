@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from lit_dps.analysis.rates import RateLaw, rate_law
+from lit_dps.analysis.rates import RateLaw
 from lit_dps.analysis.summary import CellSummary
 from lit_dps.analysis.tables import (
     aligned,
@@ -25,7 +25,6 @@ from lit_dps.record import StudyRecord
 from lit_dps.trial import STACKED, Cell, Series, Status
 
 NEAR = 1.1  # times the least time: as near, nobody can tell which is the best
-RATES, MOMENTA = ("learning_rate", "lr"), ("momentum", "beta1")  # last names of the keys that are taken to be these
 # Trials of these ends ran as many steps as their curves have; one that a race ended may be shown shorter than it was.
 WHOLE = (Status.COMPLETE, Status.INCOMPLETE)
 QUIET = 1.25  # ratio of the quartiles of a cell's seconds a step, above which its machine was busy with other things
@@ -117,30 +116,6 @@ def answer_rows(cells: Sequence[CellSummary], seconds: Mapping[Cell, StepSeconds
     return table
 
 
-def best_rates(cells: Sequence[CellSummary], series: Series) -> RateLaw | None:
-    """The power law of the learning rates of the K* trials of a series; None without a rate or two batch sizes.
-
-    Where a momentum is searched too, of the effective rate, rate / (1 - momentum). Cells whose best rate lies on an end
-    of its range are left out: the best one lies beyond it.
-    """
-    found, name = [], ""
-    for summary in cells:
-        if summary.cell.series != series or summary.best is None or summary.at_first_check:
-            continue
-        params = summary.best.trial.params
-        rate, momentum = (
-            next((key for key in params if key.rpartition(".")[2] in names), None) for names in (RATES, MOMENTA)
-        )
-        if rate is None or rate in summary.boundary:
-            continue
-        name = rate.rpartition(".")[2]
-        value = params[rate]
-        if momentum is not None and params[momentum] < 1:
-            name, value = f"{name} / (1 - {momentum.rpartition('.')[2]})", value / (1 - params[momentum])
-        found.append((summary.cell.batch_size, value))
-    return rate_law(*zip(*found, strict=True), name=name) if len(found) > 1 else None
-
-
 def answer_text(
     record: StudyRecord, cells: Sequence[CellSummary], table: pd.DataFrame, rates: Mapping[Series, RateLaw | None]
 ) -> str:
@@ -148,7 +123,7 @@ def answer_text(
 
     Args:
         record, cells: The study and its cells.
-        table, rates: Of `answer_rows` and, of each series, `best_rates`.
+        table, rates: Of `answer_rows` and, of each series, `best_rates.rate_laws`.
     """
     if not len(table):
         return ""

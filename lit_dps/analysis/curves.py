@@ -1,7 +1,8 @@
 """What is known of a trial at a step: the best value of the goal's metric up to there, or only that it is a bound.
 
-A curve ends where its trial stopped: at the goal, where it was outraced, or at the budget. What it would have found
-later is not known, unless it had diverged: then there is no later. And a check that stopped early leaves a lower bound.
+A curve ends where its trial stopped: at the goal (without `study.run_on`), outraced, or at the budget. What
+it would have found later is not known, unless it had diverged: then there is no later. And a check that stopped early
+leaves a lower bound.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class Seen:
         exact = np.array(curve.get("exact") or [1] * len(found), bool)
         self.values = np.where(exact & np.isfinite(found), found, np.nan)
         self._bounds = np.where(exact, np.inf, self._sign * found)
-        diverged = result.status is Status.INFEASIBLE or (len(found) > 0 and not math.isfinite(found[-1]))
+        went_on = result.steps is not None and result.steps_run > result.steps and result.steps_run < goal.max_steps
+        diverged = result.status is Status.INFEASIBLE or (went_on and not result.failure)  # nothing else ends it there
         last = int(self.steps[-1]) if len(self.steps) else 0
         self.until = math.inf if diverged else last + goal.check_interval - 1
 

@@ -41,6 +41,7 @@ from lit_dps.analysis import (
     setting,
     significant,
 )
+from lit_dps.analysis.best_rates import RATE_NAMES
 from lit_dps.record import StudyRecord
 from lit_dps.replication.claims_scaling import RULE, trained
 from lit_dps.replication.rules import (
@@ -58,7 +59,7 @@ from lit_dps.replication.rules import (
 from lit_dps.trial import Series, Status, TrialResult
 
 TREND = 0.5
-RATE_NAMES, MOMENTUM_NAME = ("learning_rate", "lr"), "momentum"
+MOMENTUM_NAME = "momentum"
 AGREES = 1.5  # factor within which a predicted ratio tells the measured one
 
 # A number of a cell from samples of its trials: the trials, best first, and (R, n) indices into them -> (R,)

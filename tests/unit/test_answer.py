@@ -5,7 +5,8 @@ import math
 import pytest
 
 from lit_dps.analysis import StepSeconds, answer_rows, seconds_text, step_seconds, summarize
-from lit_dps.analysis.answer import answer_text, best_rates
+from lit_dps.analysis.answer import answer_text
+from lit_dps.analysis.best_rates import rate_curves, rate_laws
 from lit_dps.goal import Goal
 from lit_dps.record import StudyRecord
 from lit_dps.space import Range
@@ -54,7 +55,7 @@ def study(start=START, slow=1.0, **kw):
 def text(found):
     cells = summarize(found)
     table = answer_rows(cells, step_seconds(found))
-    return answer_text(found, cells, table, {Series(0.0): best_rates(cells, Series(0.0))})
+    return answer_text(found, cells, table, rate_laws(found, rate_curves(found, cells)))
 
 
 def test_the_start_of_a_trial_is_told_from_its_steps():
@@ -113,8 +114,8 @@ def test_a_k_star_at_the_first_check_is_a_bound():
 
 
 def test_best_rates_leave_out_ends_of_the_range_and_take_the_momentum_in():
-    cells = summarize(record({b: [trial(b, 0, K_STAR[b], 1.0, rate=0.02 * b if b > 4 else 1e-3)] for b in (4, 8, 16)}))
-    law = best_rates(cells, Series(0.0))
+    found = record({b: [trial(b, 0, K_STAR[b], 1.0, rate=0.02 * b if b > 4 else 1e-3)] for b in (4, 8, 16)})
+    law = rate_laws(found, rate_curves(found, summarize(found)))[Series(0.0)]
     assert (law.range, law.exponent) == ((8, 16), pytest.approx(1.0))
     assert math.isnan(law.error)
 

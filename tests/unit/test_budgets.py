@@ -90,6 +90,13 @@ def test_an_outraced_trial_leaves_a_bound_and_a_diverged_one_does_not():
     assert values(rows, "best", "exact", "point") == [(0.5, 1, 0), (0.4, 1, 1), (0.12, 1, 1)]
 
 
+def test_a_trial_that_diverged_after_its_goal_is_known_to_the_end_and_one_that_was_stopped_is_not():
+    rows = table(trial(A, 0, [0.5, 0.1, 0.08, 0.9], steps=20), trial(A, 1, FALLS))
+    assert values(rows, "best", "exact") == [(0.5, 1), (0.08, 1), (0.08, 1)]
+    rows = table(trial(A, 0, [0.5, 0.1, 0.08, 0.9], steps=20, failure="enough"), trial(A, 1, FALLS))
+    assert values(rows, "best", "exact") == [(0.5, 1), (0.08, 1), (0.08, 0)]
+
+
 def test_a_lower_bound_of_an_early_check_is_no_value():
     """Exact where the bound lies above the best; else the truth lies between them."""
     bounded = trial(A, 0, [0.6, 0.3, 0.3, 0.2], steps=None, exact=[1, 0, 0, 1])

@@ -10,15 +10,15 @@ import pytest
 
 from lit_dps.analysis import Analysis, figures, listing, publish, records, render, write_all
 from lit_dps.analysis.figures import STYLE
-from lit_dps.analysis.report import answered
 from lit_dps.errors import StorageError
 from lit_dps.space import Range
-from lit_dps.trial import Cell, Series
+from lit_dps.trial import Cell
 from tests.unit.fake_study import SPACE, measured, result
 from tests.unit.test_figures import exact, read
 
 TABLES = ["table.txt", "table.csv", "fits.csv", "critical.csv"]
 NO_SMOOTHNESS = "no Lipschitz measurements (smoothness.interval is not set): no lipschitz figure"
+RATES = ["rates.csv", "rates-prices.csv", "rates.png", "rates.pdf"]
 MIDDLE = {key: box.at(0.5) for key, box in SPACE.items()}
 
 
@@ -34,12 +34,20 @@ def two_sparsities():
 def test_write_all_writes_everything_once(two_sparsities, tmp_path):
     study, folder = two_sparsities, tmp_path / "new" / "figures"
     paths, notes = write_all(study, folder)
-    expected = [*TABLES, "answer.csv", *files_of("scaling", "metaparameters", "logs", "ratios")]
+    expected = [
+        *TABLES,
+        "answer.csv",
+        *files_of("scaling", "metaparameters", "logs", "ratios"),
+        "rates.csv",
+        "rates-prices.csv",
+        "rates.png",
+        "rates.pdf",
+    ]
     assert [path.name for path in paths] == expected
     assert sorted(path.name for path in folder.iterdir()) == sorted(expected)
-    assert notes == [NO_SMOOTHNESS]
+    assert notes[0] == NO_SMOOTHNESS and all("rate" in note for note in notes[1:])
     by_name = {path.name: path for path in paths}
-    for name in ("scaling", "metaparameters", "logs", "ratios"):
+    for name in ("scaling", "logs", "rates"):
         assert by_name[f"{name}.png"].read_bytes().startswith(b"\x89PNG")
         assert by_name[f"{name}.pdf"].read_bytes().startswith(b"%PDF")
     assert by_name["table.txt"].read_text() == render(study)
@@ -92,12 +100,14 @@ def cells(done):
         ),
         (
             cells(lambda cell: [result(cell, 0, 32, params=MIDDLE)] if cell.sparsity else []),
-            ["scaling", "metaparameters"],
+            ["scaling", "metaparameters", "rates", "rates-prices"],
             [
                 NO_SMOOTHNESS,
                 "K* of each cell is its first check: no logs figure",
                 "no batch size has a K* both at the smallest sparsity and above it: no ratios figure",
                 "no complete trial at S = 0: no curve there",
+                "effective rates at S = 0.9 take the momentum for heavy-ball momentum: eta / (1 - m)",
+                "0 of 4 prices of scaling rules are known: else no trial within 1.25 times the rate met the goal",
             ],
         ),
         (
@@ -139,31 +149,6 @@ def test_figures_of_the_paper_are_all_there():
         "logs": "6",
         "ratios": "12",
     }
-
-
-def test_further_goals_have_a_folder_each(tmp_path):
-    a, b = Cell(8, 0.0), Cell(64, 0.0)
-    curve = {"step": [16, 32, 48], "val_error": [0.4, 0.25, 0.1], "train_loss": [2.0, 1.0, 0.5]}
-    record = read({c: [result(c, 0, 48, params=MIDDLE, curve=curve)] for c in (a, b)}, goals=[0.3, 0.4])
-    study = Analysis(record)
-    text, files = publish(study, tmp_path)
-    assert study.scalings[Series(0.0)].k_star == {8: 48, 64: 48}
-    reports = [
-        (folder / "table.txt").read_text() for folder in (tmp_path, tmp_path / "goal-0.4", tmp_path / "goal-0.3")
-    ]
-    assert [f"goal error {goal}" in report for goal, report in zip((0.1, 0.4, 0.3), reports, strict=True)] == [True] * 3
-    assert text.startswith("\n".join(map(answered, study.at_each_goal)) + "\nwritten:\n")
-    assert [report in text for report in reports] == [True] * 3
-    assert {str(path.parent.relative_to(tmp_path)) for path in files} == {".", "goal-0.3", "goal-0.4"}
-    assert all(path.is_file() for path in files)
-    with (tmp_path / "goal-0.3" / "table.csv").open(newline="") as file:
-        assert [row["k_star"] for row in csv.DictReader(file)] == ["32", "32"]
-    said = [line for line in text.splitlines() if "figure" in line and line.startswith("note: ")]
-    assert said == [  # each once; with its goal where the study's own goal does not share it
-        f"note: {NO_SMOOTHNESS}",
-        "note: one sparsity only: no ratios figure",
-        "note: goal error 0.4: K* of each cell is its first check: no logs figure",
-    ]
 
 
 def test_files_are_listed_by_what_they_show():

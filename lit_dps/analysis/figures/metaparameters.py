@@ -15,6 +15,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 import lit_dps.analysis.figures.style as look
 from lit_dps.analysis.analysis import Analysis
+from lit_dps.analysis.best_rates import rate_of
 from lit_dps.analysis.tables import cell_of, legend, numbers, rows_of
 from lit_dps.record import StudyRecord
 from lit_dps.space import Box, Choices, Range, short_names
@@ -22,6 +23,7 @@ from lit_dps.trial import Cell, text_of
 
 NAME, PAPER = "metaparameters", "3, 5, 13-18"
 CAPTION = "how the trials ended over the search space (Figure 3)"
+LABELLED = 5  # batch sizes beside which there is room to say what effective rate a line is
 MOST_COLUMNS = 7  # panels side by side that are legible on a page
 # How a trial is drawn, by how it ended: marker, colour, name. K* is drawn on top of its trial, and ends that hardly any
 # study has are told of only where there are such trials.
@@ -92,8 +94,10 @@ def figures(tables: Mapping[str, pd.DataFrame], study: Analysis) -> Iterator[tup
 def draw(rows: pd.DataFrame, study: Analysis, axes: Mapping[str, Box]) -> Figure:
     """How the trials of each cell ended over two metaparameters.
 
-    With one metaparameter in `axes` (one of `axes_of`) the other axis is steps to result; incomplete and infeasible
-    trials lie on bands of their own above the budget, all others where they ended, at the first check at least.
+    Where they are the learning rate and the momentum, dotted lines join equal effective rates eta / (1 - m), a decade
+    apart. With one metaparameter in `axes` (one of `axes_of`) the other axis is steps to result; incomplete and
+    infeasible trials lie on bands of their own above the budget, all others where they ended, at the first check at
+    least.
     """
     record, boxes = study.record, list(axes.values())
     figure, panels = _panels(record)
@@ -113,6 +117,8 @@ def draw(rows: pd.DataFrame, study: Analysis, axes: Mapping[str, Box]) -> Figure
             part = of_cell[of_cell["k_star"] if name == "K*" else of_cell["status"] == name]
             places = [axis_values(part[column], box) for column, box in axes.items()]
             ax.scatter(*places, *([_ends(record, part)] if len(axes) == 1 else []), **mark)
+        if source := _rate_of(axes, study, cell):
+            _draw_effective(ax, axes, *source, label=len(record.batch_sizes) <= LABELLED)
         if len(axes) == 1:
             ax.axhline(record.goal.max_steps, color=look.GREY, linestyle=":", linewidth=0.8)
     labels = [axis_label(name, box) for name, box in axes.items()] + [look.K_STAR.replace(" K*", "")]
@@ -121,6 +127,28 @@ def draw(rows: pd.DataFrame, study: Analysis, axes: Mapping[str, Box]) -> Figure
     handles = [first.scatter([], [], label=name, **mark) for name, mark in marks.items()]
     figure.legend(handles=handles, loc="upper center", ncols=len(handles), columnspacing=1, handletextpad=0.1)
     return figure
+
+
+def _rate_of(axes: Mapping[str, Box], study: Analysis, cell: Cell) -> tuple[str, str] | None:
+    """The names of learning rate and momentum, where these are the axes and the rule sums gradients by its momentum."""
+    source, names = rate_of(study.record, cell.series), short_names(list(study.record.space))
+    if source is None or not isinstance(source.momentum, str):
+        return None
+    found = names[source.rate], names[source.momentum]
+    logarithmic = all(isinstance(box, Range) and box.scale != "linear" for box in axes.values())
+    return found if {*found} == {*axes} and logarithmic else None
+
+
+def _draw_effective(ax: Axes, axes: Mapping[str, Range], rate: str, momentum: str, label: bool) -> None:
+    """Lines of equal log10 of the effective rate eta / (1 - m), one a decade (Shallue et al. 2019, batch_science)."""
+    eta, m = (np.geomspace(*axis_values([axes[name].low, axes[name].high], axes[name])) for name in (rate, momentum))
+    x, y = np.meshgrid(*((eta, m) if [*axes][0] == rate else (m, eta)))
+    effective = np.log10(x / y if [*axes][0] == rate else y / x)
+    levels = np.arange(math.ceil(effective.min()), math.floor(effective.max()) + 1)
+    if len(levels):
+        lines = ax.contour(x, y, effective, levels=levels, colors=look.GREY, linewidths=0.5, linestyles=":", zorder=1)
+        if label:
+            ax.clabel(lines, fmt=lambda power: f"{10.0**power:g}", fontsize=5)
 
 
 def _panels(record: StudyRecord) -> tuple[Figure, dict[Cell, Axes]]:

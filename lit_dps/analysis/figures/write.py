@@ -22,6 +22,8 @@ import lit_dps.analysis.figures.metaparameters as metaparameters
 import lit_dps.analysis.figures.noise as noise
 import lit_dps.analysis.figures.optimizers as optimizers
 import lit_dps.analysis.figures.pruners as pruners
+import lit_dps.analysis.figures.quality as quality
+import lit_dps.analysis.figures.rates as rates
 import lit_dps.analysis.figures.ratios as ratios
 import lit_dps.analysis.figures.scaling as scaling
 import lit_dps.analysis.figures.terms as terms
@@ -33,8 +35,8 @@ from lit_dps.files import replacing
 
 # of one study
 FIGURES = (
-    *(scaling, metaparameters, lipschitz, noise, logs, ratios, delay, local, budgets, draws),
-    *(pruners, layers, terms),
+    *(scaling, metaparameters, lipschitz, noise, logs, ratios, delay, local),
+    *(budgets, quality, rates, draws, pruners, layers, terms),
 )
 COMPARISONS = (optimizers, ratios)  # of several
 NAMES = {figure.NAME for figure in (*FIGURES, *COMPARISONS)}

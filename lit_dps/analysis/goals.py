@@ -1,0 +1,57 @@
+"""A study as it would have ended at another goal, from the curves of its trials."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from lit_dps.errors import ConfigError
+from lit_dps.goal import Goal
+from lit_dps.racing import cut, truncate_at_race_limit
+from lit_dps.record import StudyRecord
+from lit_dps.trial import Status, TrialResult
+
+
+def at_goal(record: StudyRecord, value: float) -> StudyRecord:
+    """The study as it would have ended at another value of the goal's metric, everything else equal.
+
+    The curve of a run that went on to the hardest goal answers all easier ones: a trial is complete at the first check
+    that meets this goal, whatever became of it afterwards; one that never met it ended as it did. Exact, since training
+    knows nothing of the goal but when to stop. Where checks stopped early (`GoalErrorCallback.early_reject`) and this
+    was no goal of the study then, trials of which nobody can tell are left out. Where runs went on after their goal
+    (`record.run_on`) so do these, and they answer harder goals too.
+
+    Raises:
+        ConfigError: for a goal harder than the study's own, whose trials stopped too early to tell.
+    """
+    own = record.goal
+    if value != own.value and not own.easier(value) and not record.run_on:
+        side = "at most" if own.at_least else "at least"
+        raise ConfigError("goals", value, f"{side} {own.value:g}, the goal that the trials stopped at")
+    goal = own.at(value)
+    results, repeats = (
+        {cell: [seen for r in ended if (seen := _at(r, goal, on)) is not None] for cell, ended in every.items()}
+        for every, on in ((record.results, record.run_on), (record.repeats, False))
+    )
+    results = {cell: truncate_at_race_limit(known, record.slack) for cell, known in results.items()}
+    return dataclasses.replace(record, goal=goal, goals=(), results=results, repeats=repeats)
+
+
+def _at(result: TrialResult, goal: Goal, run_on: bool) -> TrialResult | None:
+    steps, errors = result.curve.get("step", []), result.curve.get(goal.metric, [])
+    first = next((i for i, error in enumerate(errors) if goal.reached(error)), None)
+    if first is None:
+        return _missed(result, goal) if run_on and result.steps is not None else result
+    if not result.curve.get("exact", [1] * len(errors))[first]:  # the true error lies above this one
+        return None
+    stop = int(steps[first])
+    complete = dataclasses.replace(result, status=Status.COMPLETE, steps=stop)
+    return complete if run_on else cut(complete, stop)
+
+
+def _missed(result: TrialResult, goal: Goal) -> TrialResult:
+    """How a run that went on after an easier goal ended, which did not meet this one."""
+    if result.steps_run >= goal.max_steps:
+        status = Status.INCOMPLETE
+    else:
+        status = Status.STOPPED if result.failure else Status.INFEASIBLE
+    return dataclasses.replace(result, status=status, steps=None)

@@ -1,0 +1,41 @@
+"""The figure of rates and prices, lines of equal effective rates over the search space, and what a notebook reads."""
+
+import pytest
+from matplotlib.contour import ContourSet
+
+from lit_dps.analysis import Study
+from lit_dps.analysis.figures import FIGURES, drawn, write_figures
+from tests.unit.test_rates import FIGURE, bowl, study
+
+METAPARAMETERS = next(figure for figure in FIGURES if figure.NAME == "metaparameters")
+
+
+def test_the_figure_draws_rates_rules_and_prices(tmp_path):
+    analysis = study(bowl(0.5))
+    left, right, *_ = drawn(FIGURE, analysis).axes
+    lines = [(list(line.get_xdata()), pytest.approx(list(line.get_ydata()))) for line in left.lines]
+    assert ([4, 16, 64], [0.5, 1, 2]) in lines and ([4, 64], [0.5, 8]) in lines and ([4, 64], [0.5, 2]) in lines
+    prices = [list(line.get_ydata()) for line in right.lines if len(line.get_xdata()) == 2]
+    assert [1.0, 1.0] in prices
+    assert [text.get_text() for text in right.texts] == ["2"] * 4
+    files, notes = write_figures([FIGURE], [analysis], tmp_path)
+    assert [path.name for path in files] == ["rates.csv", "rates-prices.csv", "rates.png", "rates.pdf"] and notes == []
+
+
+def test_a_notebook_reads_them():
+    read = Study(study(bowl(1.0)).record)
+    assert list(read.rates["effective_rate"]) == pytest.approx([0.5, 2, 8])
+    assert len(read.prices) == 8
+
+
+@pytest.mark.parametrize(("optimizer", "drawn_at"), [("momentum", [0.01, 0.1, 1.0, 10.0, 100.0]), ("sgd", [])])
+def test_the_search_space_shows_equal_effective_rates(optimizer, drawn_at):
+    """Lines of eta / (1 - m): on that of 10, eta is 10 (1 - m)."""
+    analysis = study(bowl(0.5), config={"model": {"init_args": {"optimizer": optimizer}}})
+    panel = drawn(METAPARAMETERS, analysis).axes[0]
+    lines = [artist for artist in panel.collections if isinstance(artist, ContourSet)]
+    assert [10.0**level for line in lines for level in line.levels] == pytest.approx(drawn_at)
+    for line in lines:
+        for level, path in zip(line.levels, line.get_paths(), strict=True):
+            for eta, rest in path.vertices:
+                assert eta / rest == pytest.approx(10.0**level, rel=0.02)

@@ -1,0 +1,33 @@
+"""Further goals of a study: a report and a folder of files for each."""
+
+import csv
+
+from lit_dps.analysis import Analysis, publish
+from lit_dps.analysis.report import answered
+from lit_dps.trial import Cell, Series
+from tests.unit.fake_study import result
+from tests.unit.test_figure_files import MIDDLE, NO_SMOOTHNESS
+from tests.unit.test_figures import read
+
+
+def test_further_goals_have_a_folder_each(tmp_path):
+    a, b = Cell(8, 0.0), Cell(64, 0.0)
+    curve = {"step": [16, 32, 48], "val_error": [0.4, 0.25, 0.1], "train_loss": [2.0, 1.0, 0.5]}
+    record = read({c: [result(c, 0, 48, params=MIDDLE, curve=curve)] for c in (a, b)}, goals=[0.3, 0.4])
+    study = Analysis(record)
+    text, files = publish(study, tmp_path)
+    assert study.scalings[Series(0.0)].k_star == {8: 48, 64: 48}
+    reports = [(tmp_path / name / "table.txt").read_text() for name in ("", "goal-0.4", "goal-0.3")]
+    assert [f"goal error {goal}" in report for goal, report in zip((0.1, 0.4, 0.3), reports, strict=True)] == [True] * 3
+    assert text.startswith("\n".join(map(answered, study.at_each_goal)) + "\nwritten:\n")
+    assert [report in text for report in reports] == [True] * 3
+    assert {str(path.parent.relative_to(tmp_path)) for path in files} == {".", "goal-0.3", "goal-0.4"}
+    assert all(path.is_file() for path in files)
+    with (tmp_path / "goal-0.3" / "table.csv").open(newline="") as file:
+        assert [row["k_star"] for row in csv.DictReader(file)] == ["32", "32"]
+    said = [line for line in text.splitlines() if "figure" in line and line.startswith("note: ")]
+    assert said == [  # each once; with its goal where the study's own goal does not share it
+        f"note: {NO_SMOOTHNESS}",
+        "note: one sparsity only: no ratios figure",
+        "note: goal error 0.4: K* of each cell is its first check: no logs figure",
+    ]
