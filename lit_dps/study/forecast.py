@@ -18,6 +18,7 @@ from lit_dps.store import list_studies, read_study, sqlite_file
 from lit_dps.study.progress import mean_of_nearest_batch_size
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.timing import Timing, measure
+from lit_dps.study.timing_noise import single_gradient
 from lit_dps.training import SmoothnessCallback
 from lit_dps.trial import Cell, TrialResult
 
@@ -151,16 +152,20 @@ def _smoothness_remark(setup: StudySetup, points: Points, timing: Timing) -> lis
     if measured.interval is None:
         return []
     each, passes = setup.goal_of_trials.max_steps // measured.interval, len(measured.gammas) + 1
+    trials, noise, single = sum(map(len, points.values())), "", single_gradient(setup)
     if measured.examples is None:
         examples, time = "all training examples", "for which the time is not told"
+        if single:
+            noise = f"; its noise takes {duration(single)} more an example"
     else:
-        trials = sum(map(len, points.values()))
-        seconds = trials * each * passes * measured.examples * timing.step.b / setup.workers
-        examples, time = f"{measured.examples:,} training examples", f"{duration(seconds)} in all"
-    noise = ", nor is a pass of per-example gradients each, which takes several times as long" * measured.noise
+        seconds = trials * each * measured.examples / setup.workers
+        examples = f"{measured.examples:,} training examples"
+        time = f"{duration(seconds * passes * timing.step.b)} in all" if timing.step.b else "too short to be timed here"
+        if single:
+            noise = f"; their noise takes {duration(seconds * single)} more"
     return [
-        f"smoothness: at most {each:,} measurements a trial, each of {passes} passes over {examples}, {time}; "
-        f"not counted below, nor is the gradient variance at the start{noise}"
+        f"smoothness: at most {each:,} measurements a trial, each of {passes} passes over {examples}, {time}{noise}; "
+        "not counted below, nor is the gradient variance at the start"
     ]
 
 

@@ -43,7 +43,7 @@ class SmoothnessCallback(Callback):
         batch_size: Examples a batch of those passes; no influence on results but rounding.
         floor: Lower bound f_inf of the training loss: 0 for a cross-entropy.
         noise: Whether each measurement also takes the variance of the per-example gradient before the step, by one
-            more pass, of gradients of single examples.
+            more pass, of single gradients, which takes from twice to a hundred times one in batches.
 
     Attributes:
         curve: "step", "lipschitz", "squared_gradient" and with `noise` "noise" of every measurement, as in

@@ -18,6 +18,7 @@ from lit_dps.data import GradientNoise
 from lit_dps.models import NoisyQuadratic
 from lit_dps.store import decode_result, encode_result
 from lit_dps.study.setup import StudySetup
+from lit_dps.study.timing_noise import single_gradient
 from lit_dps.training import SmoothnessCallback
 from lit_dps.training.workload import Workload
 from lit_dps.trial import Cell
@@ -139,15 +140,24 @@ def test_it_is_stored_and_older_results_have_none():
     assert readings_of(older) is None
 
 
-def test_the_identity_of_studies_without_it_is_as_before():
+def nqm(**smoothness) -> StudySetup:
     model = {"class_path": "lit_dps.models.NoisyQuadratic", "init_args": {}}
     data = {"class_path": "lit_dps.data.GradientNoise", "init_args": {"batch_size": 4}}
     goal = {"metric": "val_loss", "at_most": 0.1, "check_interval": 1, "max_steps": 10}
+    trainer = {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False}
+    study = StudyConfig(batch_sizes=[4], sparsities=[0.0])
+    return StudySetup(study, StorageConfig(), Workload(model, data, trainer), goal, {}, smoothness)
 
+
+def test_the_identity_of_studies_without_it_is_as_before():
     def identity(**smoothness):
-        workload = Workload(model, data, {})
-        return StudySetup(StudyConfig(), StorageConfig(), workload, goal, {}, smoothness).identity(None)
+        return nqm(**smoothness).identity(None)
 
     assert identity(interval=4, noise=False) == identity(interval=4)
     assert identity(interval=4, noise=True) != identity(interval=4)
     assert "noise" not in identity(interval=4)["smoothness"]
+
+
+def test_a_forecast_times_single_gradients_where_they_are_asked_for():
+    assert 0 < single_gradient(nqm(interval=4, noise=True)) < 1
+    assert single_gradient(nqm(interval=4, noise=False)) == single_gradient(nqm(interval=None, noise=True)) == 0
