@@ -43,7 +43,7 @@ VALUES = st.recursive(
     lambda inner: st.one_of(
         st.lists(inner, max_size=3),
         st.dictionaries(
-            st.sampled_from(["class_path", "init_args", "low", "high", "scale", "x", "1"]), inner, max_size=3
+            st.sampled_from(["class_path", "init_args", "low", "high", "scale", "choices", "x", "1"]), inner, max_size=3
         ),
     ),
     max_leaves=4,
@@ -60,7 +60,20 @@ def paths(node: dict, prefix: tuple = ()) -> list[tuple]:
     return found
 
 
-STUDY = ["goals", "slots", "threads", "seed", "scramble", "lean", "batch_size_key", "workload", "engine", "slack"]
+STUDY = [
+    "goals",
+    "slots",
+    "threads",
+    "seed",
+    "scramble",
+    "lean",
+    "batch_size_key",
+    "workload",
+    "engine",
+    "slack",
+    "run_on",
+    "metrics",
+]
 KNOWN = [("study", key) for key in STUDY] + [("pruning", key) for key in ("method", "biases", "batch_size")]
 PATHS = paths(BASE) + [path for path in (*KNOWN, ("smoothness", "interval")) if path not in paths(BASE)]
 OPTIONS = ["--config", "--storage.folder", "--storage.optuna", "--engine", *(f"--{'.'.join(path)}" for path in PATHS)]
