@@ -78,7 +78,7 @@ class ImageData(LightningDataModule):
         download: Whether torchvision may download what is not there.
         train_examples: Train on the first so many examples of the training split, which the split has shuffled: a
             smaller number's are among a larger one's. Batch sizes go up to it. By default all. Split, normalization,
-            validation and test stay those of the whole data set (Shallue et al. 2019, Section 4.4 vary the size so).
+            validation and test stay those of the whole data set (Shallue et al. 2019 vary the size so).
 
     Attributes:
         steps_per_batch: If set, a batch of the training loader is the `Steps` of so many consecutive batches.

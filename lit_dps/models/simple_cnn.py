@@ -14,7 +14,7 @@ class SimpleCNN(nn.Module):
     """Two 5 x 5 convolutions (32 and 64 filters, no padding), each with 2 x 2 max-pooling and ReLU, and a linear layer.
 
     62,346 parameters on (1, 28, 28) images. Input (batch, *image_shape), output (batch, num_classes). Shallue et al.
-    (2019, Section 4.2) vary the width of such a network; that is an axis here, and the depth.
+    (2019) vary the width of such a network; that is an axis here, and the depth.
 
     Args:
         image_shape: Channels, height, width.

@@ -50,7 +50,7 @@ class Transformer(nn.Module):
 
     Input (batch, length) of character numbers, output (batch, vocabulary, length) of logits. Weights are normal with
     deviation 0.02, those that add to the residual stream smaller by sqrt(2 depth) (Radford et al. 2019); biases are
-    zero. Shallue et al. (2019, Section 4.2) vary width and depth of such networks.
+    zero. Shallue et al. (2019) vary width and depth of such networks.
 
     Args:
         vocabulary: Different characters: `lit_dps.data.Text` says how many a text has.
