@@ -32,8 +32,8 @@ class LocalSGDCallback(Callback):
     masks act on each of them. One process trains all workers in turn; of several ranks each trains as many, and nothing
     passes between them but at meetings and checks: the same numbers but for rounding.
 
-    Between two steps the module holds one of the workers, whichever; at a check, in a checkpoint and when training has
-    ended, their mean (`LocalSGD.show`).
+    Between two steps the module holds one of the workers, whichever, and so does a file of weights alone that is saved
+    there; at a check, in a checkpoint of a study and when training has ended, it holds their mean (`LocalSGD.show`).
 
     Args:
         workers: n; 1 is the usual training.

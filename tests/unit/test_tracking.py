@@ -108,7 +108,7 @@ def test_a_point_that_is_run_again_has_one_run(empty):
 def test_the_run_of_a_point_is_of_the_attempt_that_counts(empty):
     paused = result(0, Status.OUTRACED)
     counts = dataclasses.replace(result(0), seconds=90.0)
-    record = SimpleNamespace(results={CELL: [counts, result(1)]})
+    record = SimpleNamespace(repeats={}, results={CELL: [counts, result(1)]})
     for attempts in ([paused], [counts, paused]):  # killed before the second one was logged; logged a shorter one last
         first = tracker(empty, "attempts")
         first.logged()

@@ -139,7 +139,7 @@ def test_attempts_are_told_apart_by_their_number(tmp_path):
         tracker.log_trial(stored)
     before = runs()
     for number, seconds, anew in ((3, 60.0, False), (7, 60.0, True), (7, 61.0, True)):
-        record = SimpleNamespace(results={cell: [attempt(0, number, seconds), attempt(1, 4)]})
+        record = SimpleNamespace(repeats={}, results={cell: [attempt(0, number, seconds), attempt(1, 4)]})
         sync(tracker, record)
         now = runs()
         assert now["0"][0] == str(number) and (now["0"] != before["0"]) is anew
