@@ -1,8 +1,8 @@
-"""The README's performance table: a line for each thing that a report measured.
+"""The performance table of docs/speed.md: a line for each thing that a report measured.
 
-    python -m benchmarks.summary benchmarks/results/REPORT.json README.md
+    python -m benchmarks.summary benchmarks/results/REPORT.json docs/speed.md
 
-puts it between the README's two marks.
+puts it between the page's two marks.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def summary(report: Report, path: str) -> str:
     lines = [line for name, section in report.sections.items() for line in LINES[name](section.numbers)]
     rows = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     here = ", ".join([report.machine["CPU"], f"{report.machine['cores']} cores", report.date])
-    source = f"{here}; all numbers, their spread and commands: [{path}]({path})."
+    source = f"{here}; all numbers, their spread and commands: [{path}](../{path})."
     return f"| | baseline | ratio |\n|---|---|---|\n{rows}\n\n{source}\n"
 
 
-def put(text: str, readme: str) -> str:
-    """The README with the table between its marks. Raises ValueError if they are not there."""
-    before, rest = readme.split(BEGIN)
+def put(text: str, page: str) -> str:
+    """The page with the table between its marks. Raises ValueError if they are not there."""
+    before, rest = page.split(BEGIN)
     _, after = rest.split(END)
     return f"{before}{BEGIN}\n{text}\n{END}{after}"
 
@@ -118,9 +118,9 @@ LINES: dict[str, Callable[[Mapping[str, Any]], Iterator[Line]]] = {
 }
 
 
-def main(source: str, readme: str) -> None:
-    """Puts the table of a report's JSON file into a README."""
-    report, file = read(Path(source)), Path(readme)
+def main(source: str, page: str) -> None:
+    """Puts the table of a report's JSON file into a page."""
+    report, file = read(Path(source)), Path(page)
     file.write_text(put(summary(report, str(Path(source).with_suffix(".md"))), file.read_text()))
 
 

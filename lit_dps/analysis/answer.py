@@ -46,9 +46,9 @@ def step_seconds(record: StudyRecord) -> dict[Cell, StepSeconds]:
     A trial takes start + steps x seconds a step. The start (building, pruning) is one number for all cells of the
     study, fitted with the steps of each by least squares of relative errors, all at least 0; what is left of a trial is
     divided by its steps. Where no cell has trials of different lengths the start counts as steps. Checks come at equal
-    distances, so that their share cannot be told from that of the steps: it is in, as is whatever else a trial does
-    (measurements of smoothness), and whatever other workers and other programs of the machine took. Trials that were
-    stacked shared their time and are left out.
+    distances, so that their share cannot be told from that of the steps: it is in, as is whatever other workers and
+    other programs of the machine took. Left out are trials that were stacked, which shared their time, and those that
+    measured smoothness, which costs more than the training that it watches.
     """
     from scipy.optimize import nnls  # a tenth of a second that a study without seconds does not need
 
@@ -56,7 +56,8 @@ def step_seconds(record: StudyRecord) -> dict[Cell, StepSeconds]:
         (cell, result.steps_run, result.seconds)
         for cell, results in record.results.items()
         for result in results
-        if result.status in WHOLE and result.seconds > 0 and result.steps_run and not result.observed.get(STACKED)
+        if result.status in WHOLE and result.seconds > 0 and result.steps_run
+        if not (result.observed.get(STACKED) or result.smoothness.get("step"))
     ]
     if not rows:
         return {}
@@ -151,7 +152,7 @@ def answer_text(
             "smaller differences between batch sizes are no evidence"
         )
     if table["step_seconds"].notna().any():
-        lines.append("a step: the median over trials, with its share of checks, measurements and what else ran there")
+        lines.append("a step: the median over trials, with its share of checks and what else ran there")
     return "\n".join(lines) + "\n"
 
 
@@ -165,7 +166,7 @@ def sentences(series: Series, table: pd.DataFrame, rate: RateLaw | None) -> list
     least = f"B = {fewest['batch_size']} needs the fewest examples, {'<= ' * fewest['floor']}{fewest['examples']}"
     lines, fastest = [], next((row for row in rows if row["fastest"]), None)
     if fastest is None:
-        return [f"{series}: {least}; no times are stored to tell the fastest"]
+        return [f"{series}: {least}; no trial tells what a step takes, so that the fastest is not known"]
     time = f"{'at most ' * fastest['floor']}{seconds_text(fastest['seconds'])}"
     if falls["batch_size"] == fastest["batch_size"]:
         lines.append(

@@ -26,7 +26,8 @@ MODEL = {
     "init_args": {"network": {"class_path": "lit_dps.models.SimpleCNN"}, "optimizer": "momentum"},
 }
 MNIST = {"class_path": "lit_dps.data.MNIST", "init_args": {"root": str(ROOT_OF_DATA)}}
-PARAMS = {"model.learning_rate": 0.05, "model.momentum": 0.9}
+# a rate at which rounding is not amplified: at 0.05 a dense K of one rank, 88, was 184 of four on another kind of CPU
+PARAMS = {"model.learning_rate": 0.01, "model.momentum": 0.9}
 DENSE, SPARSE = Cell(32, 0.0), Cell(32, 0.9)
 OTHERS = pytest.mark.long
 # each cell and each number of ranks is trained to a goal, and to the bit, once; the other pairs are a long form

@@ -100,7 +100,10 @@ def test_the_end_of_the_grid_is_told():
 
 def test_without_seconds_it_tells_the_examples_alone():
     found = record({b: [trial(b, 0, K_STAR[b], 0.0)] for b in (4, 8)})
-    assert "S=0: B = 4 needs the fewest examples, 448; no times are stored to tell the fastest" in text(found)
+    assert (
+        "S=0: B = 4 needs the fewest examples, 448; no trial tells what a step takes, so that the fastest is not known"
+        in text(found)
+    )
     assert text(record({4: [trial(4, 0, None, 1.0)]})) == ""
 
 
@@ -131,3 +134,11 @@ def test_times_to_read(seconds, said):
 def test_quartiles_are_ordered():
     found = step_seconds(study(slow=2.0))
     assert all(isinstance(x, StepSeconds) and x.low <= x.median <= x.high for x in found.values())
+
+
+def test_trials_that_measured_smoothness_do_not_tell_what_a_step_takes():
+    measured = {"step": [100], "lipschitz": [1.0], "squared_gradient": [1.0]}
+    slow = [trial(4, i, k, START + 100 * EACH[4] * k, smoothness=measured) for i, k in enumerate((112, 224))]
+    plain = [trial(8, i, k, START + EACH[8] * k) for i, k in enumerate((64, 128))]
+    found = step_seconds(record({4: slow, 8: plain}))
+    assert Cell(4) not in found and found[Cell(8)].median == pytest.approx(EACH[8])

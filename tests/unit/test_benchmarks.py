@@ -228,11 +228,11 @@ def test_a_quick_run_writes_its_sections(tmp_path, sections):
     assert all(both["same"] for cell in stored["sections"]["protocol"]["numbers"]["cells"] for both in cell["both"])
 
 
-def test_the_readmes_table_is_that_of_the_newest_report():
+def test_the_table_of_the_docs_is_that_of_the_newest_report():
     newest = sorted((ROOT / "benchmarks" / "results").glob("*.json"))[-1]
     path = str(newest.with_suffix(".md").relative_to(ROOT))
-    readme = (ROOT / "README.md").read_text()
-    assert summary.put(summary.summary(read(newest), path), readme) == readme
+    page = (ROOT / "docs" / "speed.md").read_text()
+    assert summary.put(summary.summary(read(newest), path), page) == page
 
 
 def test_a_newer_table_takes_the_place_of_the_last_one():

@@ -5,7 +5,7 @@ import dataclasses
 import optuna
 import pytest
 
-from lit_dps.analysis import Analysis, render, theory_text
+from lit_dps.analysis import Analysis, table_and_law, theory_text
 from lit_dps.goal import Goal
 from lit_dps.replication import (
     Core,
@@ -109,8 +109,7 @@ def test_the_protocol_stands_beside_the_papers():
 def test_a_study_has_its_table_its_law_and_its_figures():
     shown = part(images=[Image("K* against B", "replication/mnist-scaling.png")])
     text = section(page(shown), "Study mnist")
-    table_and_law = render(shown.study).partition("\n\nnote: ")[0].rstrip()
-    assert f"```\n{table_and_law}\n" in text
+    assert f"```\n{table_and_law(shown.study).rstrip()}\n" in text
     assert "![K* against B](replication/mnist-scaling.png)\n\n*K\\* against B*" in text
     assert "have finished" not in text
 

@@ -167,7 +167,7 @@ def test_the_report_has_a_section_between_the_law_and_the_notes_where_terms_are_
     record = paper()
     text, section = render(Analysis(record)), theory_text(Analysis(record))
     head, after = text.split(section)
-    assert head.endswith("]\n\n") or head.endswith("size\n\n")
+    assert "K* = c1 / B + c2" in head and "note: " not in head
     assert after.startswith("\nnote: ") or after == ""
     lines = section.splitlines()
     assert lines[0].startswith("theory (Lee et al. 2021, Section 4")

@@ -56,7 +56,7 @@ def test_layers_that_begin_equal_have_masks_of_their_own(zoo):
 
 
 def test_a_module_that_asks_for_a_folder(zoo):
-    outcome = zoo("edges.WritesFiles", **ONE, **NEVER)
+    outcome = zoo("edges.WritesFiles", noise_scale=False, **ONE, **NEVER)
     assert_works(outcome, ["incomplete"])
     assert [path.read_text() for path in outcome.folder.glob("trials/*/point-0/ended")] == ["20"]
 

@@ -1,0 +1,46 @@
+"""Links between the pages of the repository lead somewhere, and every page can be found from the index."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+def links(page: Path) -> list[str]:
+    """The targets of a page's links and images, outside of code blocks."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    return LINK.findall(text)
+
+
+def slug(heading: str) -> str:
+    """What a heading is linked by."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    for target in links(page):
+        if re.match(r"(https?|mailto):", target):
+            continue
+        path, _, anchor = target.partition("#")
+        there = page if not path else (page.parent / path).resolve()
+        assert there.exists(), f"{page.relative_to(ROOT)} links to {target}, which is not there"
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", there.read_text(encoding="utf-8"), re.MULTILINE)
+            assert anchor in map(slug, headings), f"{page.relative_to(ROOT)} links to {target}: no such heading"
+
+
+def test_every_page_is_found_from_the_index():
+    reached, left = set(), [ROOT / "docs" / "index.md"]
+    while left:
+        page = left.pop()
+        if page in reached or page.suffix != ".md":
+            continue
+        reached.add(page)
+        left += [(page.parent / target.partition("#")[0]).resolve() for target in links(page) if "://" not in target]
+    missing = [str(page.relative_to(ROOT)) for page in PAGES if page not in reached and page.parent != ROOT]
+    assert not missing
