@@ -99,9 +99,9 @@ def prune(
     if isinstance(pruner, OneShot):
         if known is None:
             with network() as copy:
+                if not copy.parameters:
+                    raise nothing
                 known = pruner.scores(copy, generator)
-        if not known:
-            raise nothing
         return top_k(known, sparsity), known
     with network() as copy:
         if not copy.parameters:

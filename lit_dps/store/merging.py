@@ -129,9 +129,16 @@ def _merge_study(storage: BaseStorage, other: Elsewhere, name: str, merged: Merg
     grown |= {schema.REPEATS: theirs.get(schema.REPEATS), schema.BOXES: theirs.get(schema.BOXES, [])}
     grown |= {"goals": theirs.get("goals", []), "slack": theirs.get("slack"), schema.AXES: theirs.get(schema.AXES, {})}
     header = extend(storage, name, {**{key: kept[key] for key in _RECORDS if key in kept}, **grown})
+    _merge_noise(storage, name, ours.get(schema.NOISE), theirs.get(schema.NOISE))
     for cell in schema.cells_of(theirs):
         for repeats in (False, True):
             _merge_cell(storage, other, name, cell, header, merged, repeats)
+
+
+def _merge_noise(storage: BaseStorage, name: str, ours: Mapping | None, theirs: Mapping | None) -> None:
+    """Keeps the noise scale that was read at the larger batch size, as a study run at once reads it at its largest."""
+    if theirs and (ours is None or (theirs["batch_size"], theirs["readings"]) > (ours["batch_size"], ours["readings"])):
+        optuna.load_study(study_name=name, storage=storage).set_user_attr(schema.NOISE, theirs)
 
 
 def _merge_cell(

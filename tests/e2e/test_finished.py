@@ -98,7 +98,7 @@ def test_a_finished_study_is_checked_but_not_rehearsed(unbroken, monkeypatch):
         patch.setattr(RDBStorage, "__init__", counted)
         done = run_here(unbroken, *STUDY)
     assert (done.returncode, done.stderr) == (0, "study fast: nothing left to run\n")
-    assert len(opened) == 4, "to see that nothing is left, to compare, to declare, and to read what then counts"
+    assert len(opened) == 5, "for the box, for what is left, to compare, to declare, for what then counts"
     with pytest.raises(AssertionError, match="rehearsed"):
         run_here(unbroken, *STUDY, "--study.trials", 5)
     refused = run_here(unbroken, *STUDY, "--goal.error", 0.3)
