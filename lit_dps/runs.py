@@ -25,7 +25,7 @@ class Run:
         metrics: Further metrics of validation that its curve keeps.
         status: How the run ended; None while it goes on.
         curve: As `lit_dps.trial.TrialResult.curve`; with "exact" once `stop_early` was called.
-        kept, seconds, smoothness, theory, observed, failure, traceback: As in `TrialResult`; engines fill them in.
+        kept, seconds, timed, smoothness, theory, observed, failure, traceback: As in `TrialResult`; engines fill them.
     """
 
     trial: Trial | None
@@ -39,6 +39,7 @@ class Run:
     curve: dict[str, list[float]] = field(default_factory=dict)
     kept: dict[str, tuple[int, int]] = field(default_factory=dict)
     seconds: float = 0.0
+    timed: dict[str, float] = field(default_factory=dict)
     smoothness: dict[str, list[float]] = field(default_factory=dict)
     theory: dict[str, float] = field(default_factory=dict)
     observed: dict[str, float] = field(default_factory=dict)
@@ -121,6 +122,7 @@ class Run:
             curve=self.curve,
             kept=self.kept,
             seconds=self.seconds,
+            timed=self.timed,
             smoothness=self.smoothness,
             theory=self.theory,
             observed=self.observed,

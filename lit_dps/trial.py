@@ -150,6 +150,9 @@ class TrialResult:
             where val_error is a lower bound, too high for every goal still to be met.
         kept: Kept and all elements of each prunable tensor, by parameter name.
         seconds: Wall time of the trial.
+        timed: Where it was told, of the attempt's last process: "steps" and their seconds with their data, "training",
+            and "checks" and their seconds, "checking". Building, pruning and measuring count as neither. Like
+            `attempt`, it says nothing of how the trial ended.
         smoothness: Where it was measured, equally long lists "step", "lipschitz" (local Lipschitz constant of the
             gradient between the weights before and after that step) and "squared_gradient" (squared norm of the
             training gradient before that step), one entry a measurement; where asked for also "noise" (trace of the
@@ -177,6 +180,7 @@ class TrialResult:
     failure: str = ""
     traceback: str = ""
     attempt: int | None = field(default=None, compare=False)
+    timed: Mapping[str, float] = field(default_factory=dict, compare=False)
 
     @property
     def steps_run(self) -> int:

@@ -33,30 +33,52 @@ LEAST = 0.05  # share of a trial's time that counts as steps at least, where its
 
 @dataclass(frozen=True)
 class StepSeconds:
-    """Seconds of a step in the trials of a cell: the median, and the quartiles around it."""
+    """Seconds of a step in the trials of a cell, with its share of checks: the median, and the quartiles around it.
+
+    Attributes:
+        median, low, high: Of the trials.
+        training, check: Seconds of a step alone, and of a check, medians; nan where trials did not tell them.
+    """
 
     median: float
     low: float
     high: float
+    training: float = math.nan
+    check: float = math.nan
 
 
 def step_seconds(record: StudyRecord) -> dict[Cell, StepSeconds]:
-    """Seconds of a step of each cell, from the wall time of its trials that ran to the goal or the budget.
+    """Seconds of a step of each cell, from its trials that ran to the goal or the budget.
 
-    A trial takes start + steps x seconds a step. The start (building, pruning) is one number for all cells of the
-    study, fitted with the steps of each by least squares of relative errors, all at least 0; what is left of a trial is
-    divided by its steps. Where no cell has trials of different lengths the start counts as steps. Checks come at equal
-    distances, so that their share cannot be told from that of the steps: it is in, as is whatever other workers and
-    other programs of the machine took. Left out are trials that were stacked, which shared their time, and those that
-    measured smoothness, which costs more than the training that it watches.
+    They were timed (`TrialResult.timed`), whatever else was measured along them. Of a cell whose trials were not, by an
+    earlier version, it is from their wall time: a trial takes start + steps x seconds a step. The start (building,
+    pruning) is one number for all cells of the study, fitted with the steps of each by least squares of relative
+    errors, all at least 0; what is left of a trial is divided by its steps. Where no cell has trials of different
+    lengths the start counts as steps. Left out are trials that were stacked, which shared their time, and, of those not
+    timed, the ones that measured smoothness, which costs more than the training that it watches. The share of checks
+    is in, as is whatever other workers and other programs of the machine took.
     """
+    found = {}
+    for cell, results in record.results.items():
+        timed = [r.timed for r in results if r.status in WHOLE and r.timed.get("steps")]
+        if not timed:
+            continue
+        each = np.percentile([(t["training"] + t["checking"]) / t["steps"] for t in timed], (50, 25, 75))
+        alone = np.median([t["training"] / t["steps"] for t in timed])
+        check = np.median([t["checking"] / t["checks"] for t in timed])
+        found[cell] = StepSeconds(*map(float, (*each, alone, check)))
+    return found | _of_whole_trials(record, {*record.results} - {*found})
+
+
+def _of_whole_trials(record: StudyRecord, among: set[Cell]) -> dict[Cell, StepSeconds]:
+    """The same of some cells from the wall time of their trials."""
     from scipy.optimize import nnls  # a tenth of a second that a study without seconds does not need
 
     rows = [
         (cell, result.steps_run, result.seconds)
         for cell, results in record.results.items()
         for result in results
-        if result.status in WHOLE and result.seconds > 0 and result.steps_run
+        if cell in among and result.status in WHOLE and result.seconds > 0 and result.steps_run
         if not (result.observed.get(STACKED) or result.smoothness.get("step"))
     ]
     if not rows:
@@ -80,7 +102,8 @@ def answer_rows(cells: Sequence[CellSummary], seconds: Mapping[Cell, StepSeconds
     Columns: sparsity and further axes, batch_size [examples], k_star [steps], floor (1 where K* is an upper bound, and
     so are the columns that follow from it), examples (K* B), step_seconds with step_low and step_high (quartiles),
     seconds (K* steps; without the start of a trial), fastest, near (within 10 % of the fastest of the series), fewest
-    (least examples of the series). Seconds are missing where no trial tells them.
+    (least examples of the series), training_seconds (of a step alone) and check_seconds (of a check). Seconds are
+    missing where no trial tells them.
     """
     rows = []
     for summary in cells:
@@ -101,6 +124,8 @@ def answer_rows(cells: Sequence[CellSummary], seconds: Mapping[Cell, StepSeconds
                 "fastest": False,
                 "near": False,
                 "fewest": False,
+                "training_seconds": None if each is None else each.training,
+                "check_seconds": None if each is None else each.check,
             }
         )
     table = frame(rows)

@@ -15,6 +15,7 @@ from lit_dps.optim import rule_of
 from lit_dps.runs import Run
 from lit_dps.training import GoalErrorCallback
 from lit_dps.training.early_check import Check, HardestFirst
+from lit_dps.training.stopwatch import Stopwatch
 from lit_dps.training.workload import Built
 from lit_dps.trial import STACKED
 
@@ -46,6 +47,7 @@ class Group:
         self.x, self.y = built.data.on_device("train", device)
         self.validation = built.data.on_device("val", device)
         self._kind = _kind_of(built)
+        self.interval, self.watch = GoalErrorCallback(**training.goal).goal.check_interval, Stopwatch()
 
     def takes(self, built: Built) -> bool:
         """Whether a run can be trained beside the others: with its own weights their module is its module."""

@@ -113,7 +113,7 @@ class IntervalLoop:
                     member.judge(*found)
                     if run.status in (None, Status.PAUSED):
                         self._leave_or_save(networks, check, at_check)
-                run.seconds = member.took()
+                run.seconds, run.timed = member.took(), group.watch.timed
 
         return self.training.attempt(run, train)
 
@@ -171,9 +171,12 @@ class IntervalLoop:
 
     def _advance(self, group: Group, networks: One | Stack, check: HardestFirst) -> list[tuple]:
         """All steps to the next check, and it. Returns (row, error, exact, loss, finite, metrics), the best first."""
+        group.watch.turn("training")
         losses = networks.train(group.x, group.y, group.index(networks.members)).tolist()
+        group.watch.turn("checking")  # the device is done: it has told the losses
         finite, found = networks.finite(), group.check(networks, check)
         metrics = group.metrics(networks) if self.training.metrics else [{}] * len(found)
+        group.watch.checked(group.interval)
         rows = sorted(zip(networks.live, found, metrics, strict=True), key=lambda row: row[1].mistakes)
         return [(r, answer.error(check.size), answer.exact, losses[r], finite[r], kept) for r, answer, kept in rows]
 

@@ -107,6 +107,7 @@ class TrainerEngine:
         training.keep_scores(trial, pruning.key, pruning.scores)
         run.kept = pruning.mask.kept() if pruning.mask is not None else {}
         run.seconds = checkpoint.seconds if checkpoint is not None else 0.0
+        run.timed = goal.watch.timed
         run.smoothness, run.theory = (smoothness.curve if smoothness.interval else {}), smoothness.terms
         together = {RANKS: ranks.world()} if ranks.world() > 1 else {}
         run.observed = {**pruning.observed, **examples.observed, **together}

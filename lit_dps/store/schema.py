@@ -139,6 +139,7 @@ def encode_result(result: TrialResult) -> dict:
         "smoothness": {key: [_encode(x) for x in values] for key, values in result.smoothness.items()},
         "theory": {key: _encode(x) for key, x in result.theory.items()},
         "observed": {key: _encode(x) for key, x in result.observed.items()},
+        **({"timed": {key: _encode(x) for key, x in result.timed.items()}} if result.timed else {}),
         **({"failure": result.failure, "traceback": result.traceback} if result.failure else {}),
     }
 
@@ -170,4 +171,5 @@ def decode_result(stored: Mapping, trial: Trial, attempt: int | None = None) -> 
         failure=stored.get("failure", ""),
         traceback=stored.get("traceback", ""),
         attempt=attempt,
+        timed={key: _decode(x) for key, x in stored.get("timed", {}).items()},
     )

@@ -19,8 +19,9 @@ from lit_dps.errors import UserError
 from lit_dps.goal import Goal
 from lit_dps.runs import Run
 from lit_dps.study.setup import StudySetup
-from lit_dps.study.timing_pruning import SHORTEST, Looked, PassStopwatch, now
+from lit_dps.study.timing_pruning import SHORTEST, Looked, PassStopwatch
 from lit_dps.study.workers import first_of_ranks
+from lit_dps.training.stopwatch import now
 from lit_dps.trial import Cell, Status, Trial
 
 SECONDS = 1.0  # of training that are timed at each batch size; also the longest step that is

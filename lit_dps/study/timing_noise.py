@@ -16,8 +16,9 @@ from lit_dps.goal import Goal
 from lit_dps.runs import Run
 from lit_dps.smoothness import flatten
 from lit_dps.study.setup import StudySetup
-from lit_dps.study.timing_pruning import Looked, now
+from lit_dps.study.timing_pruning import Looked
 from lit_dps.training import SmoothnessCallback
+from lit_dps.training.stopwatch import now
 from lit_dps.trial import Trial
 
 EXAMPLES = 64

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from functools import partial
 
@@ -17,6 +16,7 @@ from lit_dps.pruning.isometry import STEPS, restore_isometry
 from lit_dps.study.setup import StudySetup
 from lit_dps.training import GoalErrorCallback, PruningCallback
 from lit_dps.training.early_check import EarlyCheck, fewest
+from lit_dps.training.stopwatch import now
 from lit_dps.training.training_pass import TrainingPass
 from lit_dps.trial import Trial
 
@@ -81,10 +81,3 @@ def _descent(parameters: Mapping[str, nn.Parameter], mask: Mask, device: torch.d
     restore_isometry(parameters, mask, steps)
     seconds = now(device) - begin
     return seconds if seconds < 0.8 * steps * each or steps == STEPS else each * STEPS
-
-
-def now(device: torch.device) -> float:
-    """Seconds, when what was called on a device is done."""
-    if device.type != "cpu":
-        torch.accelerator.synchronize()
-    return time.perf_counter()

@@ -20,6 +20,7 @@ from lit_dps.training.early_check import EarlyCheck
 from lit_dps.training.local import show_mean
 from lit_dps.training.protocol import forget_followed_metrics, give_the_length, go_beyond, prepare_schedules
 from lit_dps.training.steps import StepCount
+from lit_dps.training.stopwatch import Stopwatch
 from lit_dps.training.validation import ValidationCount, logged, refuse_dropped, rises
 from lit_dps.trial import Status
 
@@ -48,10 +49,10 @@ class GoalErrorCallback(Callback):
         at_least: The metric is to rise to this value.
 
     Attributes:
-        steps: Optimizer steps so far, as `StepCount` counts them.
+        steps: Optimizer steps so far (`StepCount`).
         look_first: Whether to check before the first step too. Set before a run.
         untrained: What that check found; None without.
-        validated: What the checks looked at.
+        validated, watch: What the checks looked at; how long steps and checks took.
         run: What the checks found, and how the run ended. A study gives its own, by `follow`.
         status, steps_to_result, curve: Of the run.
         at_check: Called after each check that the run goes on from; may raise, on all ranks. Set before a run.
@@ -103,7 +104,7 @@ class GoalErrorCallback(Callback):
         self._losses: list[tuple[Any, float]] = []  # each with the share of its batch that it is the mean over
         self._count, self._due, self._stepped = StepCount(), False, False
         self._epochs, self._endless, self._last_batch = 0, False, -1
-        self.validated = ValidationCount()
+        self.validated, self.watch = ValidationCount(), Stopwatch()
         self._early: EarlyCheck | None = None
         self._priority: torch.Tensor | None = None
 
@@ -172,6 +173,7 @@ class GoalErrorCallback(Callback):
             self._losses = []
         forget_followed_metrics(trainer, "step", self._last_batch + 1)
         self._last_batch = batch_idx
+        self.watch.turn("training")
         self._count.before_batch(trainer)
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
@@ -185,6 +187,7 @@ class GoalErrorCallback(Callback):
         self._due = self._stepped and self.steps % self.goal.check_interval == 0
         trainer.val_check_batch = 1 if self._due else sys.maxsize
         if self._due:
+            self.watch.turn("checking", pl_module.device)
             show_mean(trainer)
         if self._due and self._early is not None and self.status is None:
             check = self._early(self.run.allowed(self._early.size))
@@ -226,6 +229,7 @@ class GoalErrorCallback(Callback):
         exact: bool,
         metrics: Mapping[str, float] | None = None,
     ) -> None:
+        self.watch.checked(self.goal.check_interval)
         losses, divisor = self._losses, trainer.accumulate_grad_batches  # Lightning divides each by this
         own = divisor * sum(share * float(loss) for loss, share in losses) / len(losses) if losses else 0.0
         finite = weights_finite(module)

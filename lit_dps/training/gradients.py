@@ -18,6 +18,7 @@ from lit_dps.errors import ConfigError
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import SharedBatchDDP
 from lit_dps.training.pruning import PruningCallback
+from lit_dps.training.stopwatch import watch_of
 from lit_dps.training.training_pass import TrainingPass, loss_of
 
 NOISE_SEED = 0  # dropout draws the same at every gradient, so that all are gradients of one function
@@ -115,10 +116,11 @@ class SmoothnessCallback(Callback):
         if self._before is None or trainer.global_step == self._step:  # none due, or gradients are still accumulated
             return
         after, before, self._before = smoothness.flatten(self._parameters.values()), self._before, None
-        with self._pass.traceless() as twin:
-            found = smoothness.local_lipschitz(partial(self._gradient, twin), before, after, self.gammas)._asdict()
-        if self.noise:
-            found["noise"] = self._moments(pl_module, before).variance
+        with watch_of(trainer).stopped(pl_module.device):
+            with self._pass.traceless() as twin:
+                found = smoothness.local_lipschitz(partial(self._gradient, twin), before, after, self.gammas)._asdict()
+            if self.noise:
+                found["noise"] = self._moments(pl_module, before).variance
         for key, value in {"step": trainer.global_step, **found}.items():
             self.curve[key].append(value)
         for logger in trainer.loggers:
