@@ -211,8 +211,7 @@ DECAY = {
 
 
 def name_of(workload: str, rule: str, schedule: str) -> str:
-    """A file names the schedule where it is not the one that the paper shows first for its data set."""
-    first = "linear" if workload.startswith("cifar") else "constant"
+    first = "linear" if workload.startswith("cifar") else "constant"  # in the paper: it is not named
     return f"{workload}-{rule}" + ("" if schedule == first else f"-{schedule}")
 
 
@@ -226,8 +225,7 @@ def test_there_is_a_config_for_each_workload_of_the_paper(workload, rule, schedu
     model = config["model"]["init_args"]
     assert model["network"] == {"class_path": f"lit_dps.models.{network}"}
     assert (model["optimizer"], model["schedule"]) == (rule, schedule)
-    assert config["data"]["class_path"] == f"lit_dps.data.{data}"
-    assert config["goal"] == GOALS[data]
+    assert (config["data"]["class_path"], config["goal"]) == (f"lit_dps.data.{data}", GOALS[data])
     assert config["study"] == {
         "name": name,
         "batch_sizes": [2**i for i in range(1, 15)],
@@ -246,8 +244,7 @@ def test_there_are_no_other_configs():
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 def test_makefile_names_the_documented_targets():
-    text = (ROOT / "Makefile").read_text()
-    readme = (ROOT / "README.md").read_text()
+    text, readme = ((ROOT / name).read_text() for name in ("Makefile", "README.md"))
     for target in ("study", "test", "ui"):
         assert f"\n{target}:" in text
         assert f"make {target}" in readme
