@@ -15,13 +15,14 @@ from pathlib import Path
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.layers import jacobian_rows
-from lit_dps.analysis.report import answered, render
+from lit_dps.analysis.report import FILES, answered, render, sections
 from lit_dps.analysis.scaling import law_rows
 from lit_dps.analysis.tables import write_csv
 from lit_dps.files import replacing
 from lit_dps.record import StudyRecord
 
 STAMP = ".made-from"
+PAGE = "report.html"
 Written = tuple[list[Path], list[str]]  # the files' paths, and notes on them
 
 
@@ -35,11 +36,16 @@ def goal_folder(folder: Path, error: float) -> Path:
     return folder / f"goal-{error:g}"
 
 
-def publish(study: Analysis, folder: Path) -> tuple[str, list[Path]]:
+def publish(study: Analysis, folder: Path, show: Collection[str] = ()) -> tuple[str, list[Path]]:
     """Writes the files of `write_goals`, or leaves those that are there from an equal study as they are.
 
+    Args:
+        study: The study, finished or not.
+        folder: Where the files go.
+        show: What to tell beside the answer, the table, the law and the notes: of `report.SECTIONS` and "files".
+
     Returns:
-        The report as text, first of the study's own goal, with the files' paths and notes on them below it; the paths.
+        The report as text, first of the study's own goal, and where its page is; the files' paths.
     """
     source = source_of(study.record)
     if (found := _kept(folder, source)) is None:
@@ -49,8 +55,16 @@ def publish(study: Analysis, folder: Path) -> tuple[str, list[Path]]:
         with replacing(folder / STAMP) as temporary:
             temporary.write_text(json.dumps(stamp), encoding="utf-8")
     files, notes = found
-    text = "\n".join(map(answered, study.at_each_goal))
-    return f"{text}\n{listing(files, notes)}", files
+    text = "\n".join(answered(each, show) for each in study.at_each_goal)
+    listed = f"{listing(files, notes)}\n" if FILES in show else ""
+    return f"{text}\n{listed}{_whereabouts(study, folder, show)}", files
+
+
+def _whereabouts(study: Analysis, folder: Path, show: Collection[str]) -> str:
+    """Where the page of a study is, and what else there is to see."""
+    left = [name for name in (*sections(study), FILES) if name not in show]
+    more = f"more of it: --show {','.join(left)}\n" if left else ""
+    return f"report: {folder / PAGE}, to open or to send; its figures and tables lie beside it\n{more}"
 
 
 def source_of(record: StudyRecord) -> str:
@@ -85,7 +99,7 @@ def write_goals(study: Analysis, folder: Path, only: Collection[str] | None = No
     """
     files, notes = write_all(study, folder, only)
     if only is None:
-        files.append(_write_page(study, folder / "report.html"))
+        files.append(_write_page(study, folder / PAGE))
     for further in study.at_each_goal[1:]:
         goal = further.record.goal
         more, said = write_all(further, goal_folder(folder, goal.value), only)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.answer import answer_text
@@ -23,8 +24,14 @@ from lit_dps.analysis.tables import (
     times,
     value_text,
 )
+from lit_dps.errors import ConfigError
 from lit_dps.space import short_names
 from lit_dps.trial import Series
+
+# What a report has beside the answer, the table, the law and the notes: told on request, since nobody who asks which
+# batch size to take wants 20 lines of it; table.txt has it all
+SECTIONS = ("critical", "theory")
+FILES = "files"
 
 SELDOM = ("outraced", "stopped", "failed", "pending")  # counts that are told where there are any
 NO_CHANGE = 1.1  # a term of the theory within this factor counts as unchanged
@@ -49,20 +56,41 @@ _RATIOS = {
 }
 
 
-def answered(analysis: Analysis) -> str:
-    """What a study ends with: which batch size is the fastest on this machine, then the report."""
+def parts_of(option: str) -> tuple[str, ...]:
+    """What `--show` asks for, such as "theory,files", or "all". Raises ConfigError for another name."""
+    known = (*SECTIONS, FILES)
+    names = [name.strip() for name in option.split(",") if name.strip()]
+    for name in names:
+        if name not in (*known, "all"):
+            raise ConfigError("--show", name, f"any of {', '.join(known)}, with commas between, or all")
+    return known if "all" in names else tuple(names)
+
+
+def answered(analysis: Analysis, show: Collection[str] = ()) -> str:
+    """What a study ends with: which batch size is the fastest on this machine, then the report.
+
+    Args:
+        analysis: The study.
+        show: The `SECTIONS` to tell too.
+    """
     first = answer_text(analysis.record, analysis.cells, analysis.answer, analysis.rate_laws)
-    return "\n".join(part for part in (first, render(analysis)) if part)
+    return "\n".join(part for part in (first, render(analysis, show)) if part)
 
 
-def render(analysis: Analysis) -> str:
-    """The report of all that is equal on every run: the table, a line of the law per series, the theory, notes."""
+def render(analysis: Analysis, show: Collection[str] = SECTIONS) -> str:
+    """The report of all that is equal on every run: the table, a line of the law per series, notes, and `SECTIONS`."""
     noted = "".join(f"note: {line}\n" for line in analysis.notes)
     luck = luck_text(analysis.record, analysis.cells, analysis.repeats, analysis.median_scalings)
-    critical = critical_text(analysis.critical_batch_sizes)
+    more = {name: text for name, text in sections(analysis).items() if name in show}
     of_axes = delay_text(analysis.delay_laws, analysis.delays), local_text(analysis.local_curves)
-    parts = (table_and_law(analysis), luck, critical, *of_axes, theory_text(analysis), noted)
+    parts = (table_and_law(analysis), luck, more.get("critical"), *of_axes, more.get("theory"), noted)
     return "\n".join(part for part in parts if part)
+
+
+def sections(analysis: Analysis) -> dict[str, str]:
+    """The text of each of `SECTIONS` that the study has something to say in."""
+    found = {"critical": critical_text(analysis.critical_batch_sizes), "theory": theory_text(analysis)}
+    return {name: text for name, text in found.items() if text}
 
 
 def table_and_law(analysis: Analysis) -> str:

@@ -6,11 +6,12 @@ from pathlib import Path
 
 from jsonargparse import ActionConfigFile
 
-from lit_dps.analysis import Analysis, figures_folder, publish
+from lit_dps.analysis import Analysis, figures_folder, parts_of, publish
 from lit_dps.cli.parser import PlainParser
 from lit_dps.config import StorageConfig, StudyConfig
-from lit_dps.store import check_place, read_study, without_password
+from lit_dps.store import check_place, read_study, sqlite_file, ui_command, without_password
 
+SHOW = "What to print too, with commas between, or all: critical (batch sizes by definition), theory, files."
 SYNC = "Also bring MLflow in step with the study: log what it lacks, delete runs of trials that are not stored."
 
 
@@ -24,15 +25,19 @@ def main(argv: list[str]) -> int:
     parser.add_argument("-c", "--config", action=ActionConfigFile, help="The study's configuration file.")
     parser.add_argument("--output", type=str, help="Folder of the figures; by default FOLDER/figures/NAME.")
     parser.add_argument("--sync", action="store_true", help=SYNC)
+    parser.add_argument("--show", type=str, default="", help=SHOW)
     parser.add_class_arguments(StudyConfig, "study")
     parser.add_class_arguments(StorageConfig, "storage")
     for other in ("model", "data", "trainer", "goal", "pruning", "optim", "local", "smoothness", "seed_everything"):
         parser.add_argument(f"--{other}", type=_read_over, help="Only read over: the study knows it.")
     config = parser.instantiate_classes(parser.parse_args(argv[1:]))
-    storage, name = config.storage, config.study.name
+    storage, name, show = config.storage, config.study.name, parts_of(config.show)
     study, folder = read(storage, name), Path(config.output or figures_folder(storage.folder, name))
     if not config.sync:
-        print(publish(study, folder)[0], end="")
+        text = publish(study, folder, show)[0]
+        logged = sqlite_file(storage.mlflow_uri)
+        seen = logged is None or logged.is_file()
+        print(text, end=f"\nbrowse it in MLflow: {ui_command(storage.mlflow_uri)}\n" if seen else "")
         return 0
 
     from lit_dps.study import view
@@ -41,7 +46,7 @@ def main(argv: list[str]) -> int:
     tracker = view.connect(storage, study.record.workload, name, {})
     logged = tracker.logged()
     study = read(storage, name)  # anew: what is logged by now is stored by now
-    text, files = publish(study, folder)
+    text, files = publish(study, folder, show)
     view.sync(tracker, study.record, study, files, logged=logged)
     print(f"{text}\nin step with it: MLflow at {without_password(storage.mlflow_uri)}")
     return 0

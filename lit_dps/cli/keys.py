@@ -27,7 +27,7 @@ CALLBACKS = {  # section -> the file and the class whose arguments it takes
     "smoothness": ("gradients.py", "SmoothnessCallback"),
 }
 CLASSES = {"class_path", "init_args", "dict_kwargs"}  # of sections that name a class
-OPTIONS = {"config", "help", "print_config", "engine", "forecast", "extend-space", "seed_everything"}
+OPTIONS = {"config", "help", "print_config", "engine", "forecast", "extend-space", "seed_everything", "show"}
 
 
 def refuse_unknown(argv: list[str]) -> None:

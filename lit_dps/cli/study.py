@@ -9,6 +9,8 @@ from typing import Any, get_args
 import yaml
 from lightning.pytorch.cli import LightningArgumentParser
 
+from lit_dps.analysis import parts_of
+from lit_dps.cli.analyze import SHOW
 from lit_dps.cli.fit import CALLBACKS, DPSCLI
 from lit_dps.cli.parser import CommandError
 from lit_dps.config import EngineName
@@ -45,6 +47,7 @@ class StudyCLI(DPSCLI):
         )
         parser.add_argument(WIDEN, action="store_true", default=SUPPRESS, help=WIDENS)
         parser.add_argument("--forecast", action="store_true", default=SUPPRESS, help=FORECAST)
+        parser.add_argument("--show", type=str, default=SUPPRESS, help=SHOW)
 
     def instantiate_classes(self) -> None:
         pass
@@ -70,7 +73,7 @@ def main(argv: list[str]) -> int:
     if not follows_torchrun():
         setup = as_stored(setup, cli.config.get("extend_space", False))
     if not cli.config.get("forecast"):
-        return run_study(setup)
+        return run_study(setup, parts_of(cli.config.get("show", "")))
     if not follows_torchrun():
         check_study(setup)
         print(forecast(setup))

@@ -8,7 +8,8 @@ from importlib import import_module
 from typing import Any
 
 _NAMES = {
-    "urls": "absolute check_place check_writable is_http is_postgresql scrubbed sqlite_file without_password",
+    "urls": "absolute check_place check_writable is_http is_postgresql scrubbed sqlite_file ui_command "
+    "without_password",
     "schema": "AXES FAILED_AT FORMAT FORMAT_ATTR IDENTITY MERGED_FROM NOISE OWNER POINT_ATTR RESULT_ATTR RUN_ON STATES "
     "UID "
     "cell_study_name cells_of decode_result encode_result",

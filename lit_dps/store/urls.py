@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 from urllib.parse import unquote
 
+import lit_dps
+from lit_dps.config import StorageConfig
 from lit_dps.errors import StorageError
 
 MAGIC = b"SQLite format 3\0"
@@ -40,6 +42,15 @@ def is_http(url: str) -> bool:
 def without_password(url: str) -> str:
     """A URL with *** for the passwords in it."""
     return _OPTION.sub(r"\1=***", _PASSWORD.sub(r"\1:***", url))
+
+
+def ui_command(uri: str) -> str:
+    """The command that shows what a tracking URI has: make's in a checkout, whose package need not be installed."""
+    if uri != StorageConfig().mlflow_uri:
+        return f"lit-dps ui --storage.mlflow {without_password(uri)}"
+    here = Path.cwd()
+    checkout = Path(lit_dps.__file__).parents[1] == here and (here / "Makefile").is_file()
+    return "make ui" if checkout else "lit-dps ui"
 
 
 def scrubbed(text: str, url: str) -> str:

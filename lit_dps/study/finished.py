@@ -17,7 +17,7 @@ from pathlib import Path
 
 import yaml
 
-from lit_dps.analysis import Analysis, figures_folder, publish, source_of
+from lit_dps.analysis import Analysis, figures_folder, parts_of, publish, source_of
 from lit_dps.config import StorageConfig, StudyConfig
 from lit_dps.errors import StorageError
 from lit_dps.files import replacing
@@ -26,6 +26,7 @@ from lit_dps.store import read_study, sqlite_file
 
 NOTE = ".finished"
 WIDEN = "--extend-space"
+SHOW = "--show"  # changes what is printed, and nothing else
 ENVIRONMENT = ("LIT_DPS_DATA", "PYTHONPATH", "CUDA_VISIBLE_DEVICES", "WORLD_SIZE")
 _watched: tuple[str, set[str]] | None = None  # the command, by its hash, and the files that were opened since
 
@@ -35,7 +36,7 @@ def watch(argv: list[str]) -> None:
     global _watched
     if _watched is None:
         sys.addaudithook(_opened)  # for good: there is no way to take one away
-    _watched = _hash(argv), set()
+    _watched = _hash(_without_show(argv)[0]), set()
 
 
 def _opened(event: str, arguments: tuple) -> None:
@@ -64,7 +65,13 @@ def keep(storage: StorageConfig, record: StudyRecord, pages: str) -> None:
 
 
 def repeat(argv: list[str]) -> bool:
-    """Prints what the command said when it ended, if it would say it again; returns whether it did."""
+    """Prints what the command said when it ended, if it would say it again; returns whether it did.
+
+    Raises:
+        ConfigError: if it asks to show what there is not.
+    """
+    argv, option = _without_show(argv)
+    show = parts_of(option)
     if WIDEN in argv:  # each time anew
         return False
     try:
@@ -80,10 +87,23 @@ def repeat(argv: list[str]) -> bool:
             return False
     except (OSError, ValueError, KeyError, TypeError, AttributeError, StorageError, yaml.YAMLError):
         return False
-    text, _ = publish(Analysis(record), folder)
+    text, _ = publish(Analysis(record), folder, show)
     print(f"study {study}: nothing left to run", file=sys.stderr, flush=True)
     print(f"\n{text}\n{note['pages']}", flush=True)
     return True
+
+
+def _without_show(argv: list[str]) -> tuple[list[str], str]:
+    """The command without its option `--show`, and that option's value; empty without it."""
+    rest, value = [], ""
+    words = iter(argv)
+    for word in words:
+        name, equals, given = word.partition("=")
+        if name == SHOW:
+            value = given if equals else next(words, "")
+        else:
+            rest.append(word)
+    return rest, value
 
 
 def _stat(path: str) -> list[int] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 
 from lightning.pytorch import LightningDataModule
@@ -27,6 +27,7 @@ from lit_dps.store import (
     keep_noise_scale,
     page_address,
     read_study,
+    ui_command,
     without_password,
 )
 from lit_dps.study import finished
@@ -42,10 +43,14 @@ from lit_dps.trial import TrialResult
 LEAVING = "\n{}: leaving at the next check; once more to leave now\n"
 
 
-def run_study(setup: StudySetup) -> int:
+def run_study(setup: StudySetup, show: Collection[str] = ()) -> int:
     """Runs what is left of a study, then prints and logs its result.
 
     Under torchrun rank 0 does; the others train its trials with it, and know of no storage.
+
+    Args:
+        setup: The study.
+        show: What to print of it beside the rest, as `publish` has it.
 
     Returns:
         The exit code: 0, 1 if trials failed, or 130 if it was interrupted. What is stored stays stored; the same call
@@ -86,7 +91,7 @@ def run_study(setup: StudySetup) -> int:
                 print(f"study {name}: {others}")
             else:
                 seen = getattr(data, "digest", None) is None or type(data).__module__.startswith("lit_dps.")
-                _finish(setup, view, read_study(url, name) if meanwhile else record, seen)
+                _finish(setup, view, read_study(url, name) if meanwhile else record, seen, show)
     except Interrupted as signal:
         left = _left(setup, read_study(url, name))
         print(f"\ninterrupted by {signal}: {left} trials are left, the others are stored; the same command goes on")
@@ -171,13 +176,13 @@ def _train(
         results.close()
 
 
-def _finish(setup: StudySetup, view: View, record: StudyRecord, seen: bool) -> None:
+def _finish(setup: StudySetup, view: View, record: StudyRecord, seen: bool, show: Collection[str]) -> None:
     """Writes, logs and prints the outcome; it may be noted if all files were `seen` that decide it."""
     storage, name = setup.storage, setup.study.name
     if not any(record.running.values()) and all(len(r) >= record.trials for r in record.results.values()):
         clear(storage.checkpoints(name))
     analysis = Analysis(record)
-    text, files = publish(analysis, figures_folder(storage.folder, name))
+    text, files = publish(analysis, figures_folder(storage.folder, name), show)
     view.sync(record, analysis, files)
     sys.stderr.flush()
     pages = _pages(storage, view.tracker)
@@ -191,10 +196,8 @@ def _pages(storage: StorageConfig, tracker: Tracker | None) -> str:
     if tracker is None:
         return "MLflow could not be used: analyze --sync logs the study once it can"
     uri = storage.mlflow_uri
-    default = uri == type(storage)().mlflow_uri
-    command = "make ui" if default else f"lit-dps ui --storage.mlflow {without_password(uri)}"
     pages = [page_address(uri, tracker.experiment_id, run) for run in (None, tracker.run_id)]
-    return f"browse it in MLflow: {command}\n  then open {pages[0]}\n    and for K* {pages[1]}"
+    return f"browse it in MLflow: {ui_command(uri)}\n  then open {pages[0]}\n    and for K* {pages[1]}"
 
 
 def _left(setup: StudySetup, record: StudyRecord) -> int:

@@ -57,10 +57,13 @@ def test_the_set_of_one_study_is_what_analyze_writes_and_needs_no_torch(storage)
     assert done.stdout.startswith("written:\n  mlruns/figures/digits-sgd/table.{txt,csv}\n")
     for path in written:
         path.unlink()
-    analyzed = run_without({"torch"}, storage.parent, "analyze", "--study.name", "digits-sgd")
+    analyzed = run_without({"torch"}, storage.parent, "analyze", "--study.name", "digits-sgd", "--show", "files")
     assert analyzed.returncode == 0, analyzed.stderr
     assert {path: path.read_bytes() for path in folder.iterdir() if path.name != STAMP} == written
-    assert analyzed.stdout.endswith(done.stdout)
+    page = "mlruns/figures/digits-sgd/report.html"
+    end = f"{done.stdout}\nreport: {page}, to open or to send; its figures and tables lie beside it\n"
+    assert end in analyzed.stdout and "theory (Lee" not in analyzed.stdout, "the theory only if it is asked for"
+    assert "more of it: --show critical,theory\n" in analyzed.stdout
 
 
 def test_several_studies_are_compared(figures, tmp_path):

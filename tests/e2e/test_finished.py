@@ -139,6 +139,9 @@ def test_the_same_command_says_so_at_once_without_torch(finished):
     assert (done.returncode, done.stderr) == (0, "study fast: nothing left to run\n")
     assert done.stdout == said[said.index("\nstudy fast: w") :]  # "which batch size?", without any K* "workload"
     assert content(folder) == before
+    shown = run_without({"torch", "mlflow"}, folder, *command, "--show=files")
+    assert "\nwritten:\n" in shown.stdout and shown.stdout.startswith(done.stdout.split("\nreport:")[0])
+    assert content(folder) == before
 
 
 @pytest.mark.parametrize(

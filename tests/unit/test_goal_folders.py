@@ -2,8 +2,8 @@
 
 import csv
 
-from lit_dps.analysis import Analysis, publish
-from lit_dps.analysis.report import answered
+from lit_dps.analysis import Analysis, parts_of, publish
+from lit_dps.analysis.report import SECTIONS, answered
 from lit_dps.trial import Cell, Series
 from tests.unit.fake_study import result
 from tests.unit.test_figure_files import MIDDLE, NO_SMOOTHNESS
@@ -19,8 +19,15 @@ def test_further_goals_have_a_folder_each(tmp_path):
     assert study.scalings[Series(0.0)].k_star == {8: 48, 64: 48}
     reports = [(tmp_path / name / "table.txt").read_text() for name in ("", "goal-0.4", "goal-0.3")]
     assert [f"goal error {goal}" in report for goal, report in zip((0.1, 0.4, 0.3), reports, strict=True)] == [True] * 3
-    assert text.startswith("\n".join(map(answered, study.at_each_goal)) + "\nwritten:\n")
+    assert text == (
+        "\n".join(map(answered, study.at_each_goal))
+        + f"\nreport: {tmp_path}/report.html, to open or to send; its figures and tables lie beside it\n"
+        + "more of it: --show critical,files\n"
+    )
+    text, _ = publish(study, tmp_path, parts_of("all"))
+    assert text.startswith("\n".join(answered(each, SECTIONS) for each in study.at_each_goal) + "\nwritten:\n")
     assert [report in text for report in reports] == [True] * 3
+    assert text.endswith("its figures and tables lie beside it\n"), "nothing more"
     assert {str(path.parent.relative_to(tmp_path)) for path in files} == {".", "goal-0.3", "goal-0.4"}
     assert all(path.is_file() for path in files)
     with (tmp_path / "goal-0.3" / "table.csv").open(newline="") as file:

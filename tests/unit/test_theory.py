@@ -171,6 +171,7 @@ def test_the_report_has_a_section_between_the_law_and_the_notes_where_terms_are_
     assert after.startswith("\nnote: ") or after == ""
     lines = section.splitlines()
     assert lines[0].startswith("theory (Lee et al. 2021, Section 4")
+    assert section in render(Analysis(record), ["theory"]) and section not in render(Analysis(record), ())
     assert lines[1].split("  ")[-2:] == ["predicted K*", "K*".rjust(4)] or lines[1].endswith("K*")
     ratios = lines.index(
         "ratios to S=0, geometric means over the points measured at both; predicted c1 = Delta x beta x L"
