@@ -137,8 +137,6 @@ def small_data(tmp_path_factory) -> Path:
 
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 SHIPPED = sorted((ROOT / "configs").rglob("*.yaml"))
-
-
 STUDIED = ["mnist-simple-cnn-momentum", "fashion-mnist-simple-cnn-sgd-linear", "cifar-10-resnet-8-nesterov-constant"]
 
 
@@ -148,8 +146,7 @@ def little(config: Path, data: Path) -> list[str]:
     interval, workers = content["goal"]["check_interval"], content.get("local", {}).get("workers", 1)
     sparsity = 0.0 if content["model"]["class_path"].endswith("NoisyQuadratic") else 0.9  # it has nothing to prune
     options = ["--study.batch_sizes", f"[{max(2, workers)}]", "--study.sparsities", f"[{sparsity}]"]
-    options += ["--study.trials", "1"]
-    options += ["--study.workers", "1", "--goal.max_steps", str(interval)]
+    options += ["--study.trials", "1", "--study.workers", "1", "--goal.max_steps", str(interval)]
     if content["data"]["class_path"] in ("lit_dps.data.MNIST", "lit_dps.data.FashionMNIST", "lit_dps.data.CIFAR10"):
         options += ["--data.root", str(data)]
     return ["study", "--config", str(config), *options, "--trainer.accelerator", "cpu"]
