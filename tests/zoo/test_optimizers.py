@@ -32,6 +32,15 @@ def test_two_optimizers_have_no_loss_for_snip(zoo):
     assert_refused(zoo("optimizers.Adversarial"), r"pruning\.method", "manual optimization")
 
 
+@pytest.mark.parametrize(
+    ("axis", "said"),
+    [("optim.delay", r"optim\.delay: 2 is not allowed; 0 for LBFGS"), ("local.workers", r"local\.workers: 2 .* LBFGS")],
+)
+def test_an_optimizer_that_evaluates_the_loss_itself_takes_no_stale_gradient_and_no_workers(zoo, axis, said):
+    """Not after the first trials, in which no gradient is stale and nobody works apart."""
+    assert_refused(zoo("optimizers.WithLBFGS", sparsities=[0.0], grid={axis: [int(axis != "optim.delay"), 2]}), said)
+
+
 @pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
 def test_an_optimizer_and_a_schedule_by_class_path(zoo, optimizer):
     model = spec(
