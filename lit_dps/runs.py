@@ -23,6 +23,7 @@ class Run:
         rung: This attempt pauses here while its cell has no complete trial (`lit_dps.racing.rungs`).
         run_on: Whether it goes on to the budget after its goal.
         metrics: Further metrics of validation that its curve keeps.
+        watch: Is given the run after each check.
         status: How the run ended; None while it goes on.
         curve: As `lit_dps.trial.TrialResult.curve`; with "exact" once `stop_early` was called.
         kept, seconds, timed, smoothness, theory, observed, failure, traceback: As in `TrialResult`; engines fill them.
@@ -35,6 +36,7 @@ class Run:
     rung: float = math.inf
     run_on: bool = False
     metrics: Sequence[str] = ()
+    watch: Callable[[Run], None] = lambda run: None
     status: Status | None = None
     curve: dict[str, list[float]] = field(default_factory=dict)
     kept: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -104,11 +106,12 @@ class Run:
             self.status = Status.OUTRACED
         elif self.status is None and step >= self.rung and limit == math.inf:
             self.status = Status.PAUSED
+        self.watch(self)
         return self.status
 
     def restart(self) -> None:
         """Forgets all checks: the attempt begins anew, by another engine."""
-        fresh = Run(self.trial, self.goal, self.further, self.stop_at, self.rung, self.run_on, self.metrics)
+        fresh = Run(self.trial, self.goal, self.further, self.stop_at, self.rung, self.run_on, self.metrics, self.watch)
         vars(self).update(vars(fresh))
 
     def result(self) -> TrialResult:

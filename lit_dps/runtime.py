@@ -63,10 +63,11 @@ class StopRequest:
     Attributes:
         signal: Name of the first signal, or None.
         now: Whether there was a second.
+        shown: Whether something on the screen tells the user of the first. Set by it.
     """
 
     def __init__(self, others: Callable[[], bool] = lambda: False):
-        self.others, self.signal, self.now = others, None, False
+        self.others, self.signal, self.now, self.shown = others, None, False, False
 
     def __bool__(self) -> bool:
         return self.signal is not None or self.others()
@@ -92,7 +93,8 @@ def interruptible(stop: StopRequest, said: str = "") -> Iterator[None]:
             stop.now = True
             raise Interrupted(name, now=True)
         stop.signal = name
-        os.write(2, said.format(name).encode())  # print() is not to be called where it may have been interrupted
+        if not stop.shown:
+            os.write(2, said.format(name).encode())  # print() is not to be called where it may have been interrupted
 
     before = {s: signal.signal(s, handler) for s in SIGNALS}
     try:

@@ -49,6 +49,7 @@ ONLY_IN = {
     "sklearn": {"data"},
     "pyarrow": {"data"},
     "PIL": {"data"},
+    "rich": {"study.display"},
     "jsonargparse": {"cli", "training.workload"},
 }
 NO_TORCH = {*NOUNS, "api"} | {

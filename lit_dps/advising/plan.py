@@ -15,7 +15,7 @@ from lit_dps.analysis import Law, law_of
 from lit_dps.errors import UserError
 from lit_dps.noise import NoiseScale
 from lit_dps.runtime import StopRequest
-from lit_dps.study.progress import AllFail
+from lit_dps.study.failures import AllFail
 
 FIRST = 3  # probes that share what is left alike, since nothing tells yet what they take
 APART = 8  # factor between the first two

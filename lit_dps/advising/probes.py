@@ -16,7 +16,7 @@ from lit_dps.record import StudyRecord
 from lit_dps.runtime import Interrupted, StopRequest
 from lit_dps.space import short_names
 from lit_dps.store import declare, read_study
-from lit_dps.study.progress import Failures
+from lit_dps.study.failures import Failures
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.view import View, connect, environment_tags
 from lit_dps.study.workers import warm_up, work, work_in_processes

@@ -18,8 +18,8 @@ from lit_dps.errors import UserError
 from lit_dps.noise import NoiseScale
 from lit_dps.runtime import INTERRUPTED, Interrupted, StopRequest, interruptible
 from lit_dps.store import AdviceStore
+from lit_dps.study.failures import FAILED, AllFail
 from lit_dps.study.noise import short_run
-from lit_dps.study.progress import FAILED, AllFail
 from lit_dps.study.run import LEAVING, check_study
 from lit_dps.study.setup import StudySetup
 from lit_dps.training.adam_scaling import is_adaptive

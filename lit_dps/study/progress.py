@@ -1,28 +1,27 @@
-"""What is told of the results of a study while it runs: the live progress line, and files of its failed trials."""
+"""How far a study has come: trials, best K so far and time left, and the plain lines that tell so in a log."""
 
 from __future__ import annotations
 
 import dataclasses
-import shutil
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
-from typing import TextIO
+from typing import NamedTuple, TextIO
 
-from lit_dps.errors import StorageError, UserError
-from lit_dps.files import replacing
 from lit_dps.racing import longest_attempt, truncate_at_race_limit
 from lit_dps.repeats import RepeatPlan, repeats_left
-from lit_dps.trial import Cell, Status, TrialResult
+from lit_dps.trial import STACKED, Cell, Status, TrialResult
 
-FIRST = 3  # results of which one at least has to be none of a failed trial
-FAILED = 1  # exit code of a study with failed trials
+
+class Left(NamedTuple):
+    """Seconds that are left of a study, and whether they are no more than a lower bound."""
+
+    seconds: float
+    bound: bool
 
 
 class Progress:
-    """Cells, trials, best K so far, and time left: rewritten in place on a terminal, a line now and then elsewhere.
+    """Cells, trials, best K so far, and time left, told by a line now and then (`lit_dps.study.display` at a terminal).
 
     Args:
         results: Results of an earlier run of the study, by cell; its failed trials are run again.
@@ -51,79 +50,98 @@ class Progress:
         earlier = {cell: [r for r in results.get(cell, ()) if r.status is not Status.FAILED] for cell in cells}
         self.done = {cell: {r.trial.point: _end(r) for r in earlier[cell] if r.trial.point < points} for cell in cells}
         self.plan, self.repeats = plan, {cell: list(map(_end, (repeats or {}).get(cell, ()))) for cell in cells}
-        self._shown = 0.0
+        self._shown, self._began, self._stacked = 0.0, time.monotonic(), 0.0
 
     def update(self, result: TrialResult) -> None:
         """Takes a new result into account and shows the line."""
+        self.take(result)
+        self.show(result.trial.cell)
+
+    def take(self, result: TrialResult) -> None:
+        """Takes a new result into account."""
         done = self.done[result.trial.cell]
         if result.trial.repeat:
             self.repeats[result.trial.cell].append(_end(result))
         else:
             done[result.trial.point] = longest_attempt(done.get(result.trial.point), _end(result))
-        self.show(result.trial.cell)
+        self._stacked += result.seconds if result.observed.get(STACKED) else 0.0
 
     def show(self, cell: Cell | None = None) -> None:
-        """Shows the line; `cell` is the one whose best K is told."""
-        terminal = self.stream.isatty()
-        if not terminal and time.monotonic() - self._shown < self.every:
-            return
-        self._shown = time.monotonic()
-        text = self.line(cell)
-        if terminal:
-            width = shutil.get_terminal_size().columns - 1
-            self.stream.write(f"\r{text[:width]:<{width}}")
-        else:
-            self.stream.write(text + "\n")
-        self.stream.flush()
+        """Shows the line, if none was shown for a while; `cell` is the one whose best K is told."""
+        if time.monotonic() - self._shown >= self.every:
+            self._write(self.line(cell))
 
     def close(self) -> None:
-        """Ends the line; where the stream is no terminal, shows it a last time."""
-        self.stream.write("\n" if self.stream.isatty() else self.line() + "\n")
+        """Shows the line a last time."""
+        self._write(self.line())
+
+    def _write(self, text: str) -> None:
+        self._shown = time.monotonic()
+        self.stream.write(text + "\n")
         self.stream.flush()
 
     def line(self, cell: Cell | None = None) -> str:
         """The line's text."""
-        finished = {each: self._finished(each) for each in self.done}
+        finished = self.finished
         full = sum(n >= self.points for n in finished.values())
         parts = [f"cells {full}/{len(self.done)}", f"trials {sum(finished.values())}/{len(self.done) * self.points}"]
         if self.plan.count:
-            done, left = map(sum, zip(*(self._repeats(each) for each in self.done), strict=True))
-            parts.append(f"repeats {done}/{done + left}")
+            parts.append("repeats {}/{}".format(*self.repeated))
         if cell is not None:
-            steps = [r.steps for r in self.done[cell].values() if r.status is Status.COMPLETE]
-            parts.append(f"{cell}: best K {min(steps) if steps else '-'}")
-        left = self.seconds_left(finished)
-        paused = any(len(done) > finished[each] for each, done in self.done.items())
-        least = "at least " if paused else ""  # how far those have to go is not known
-        parts.append(f"time left {least}{_clock(left)}" if left is not None else "time left ?")
+            parts.append(f"{cell}: best K {self.best(cell) or '-'}")
+        left = self.left(finished)
+        least = "at least " if left and left.bound else ""
+        parts.append(f"time left {least}{clock(left.seconds)}" if left else "time left ?")
         return "  ".join(parts)
 
-    def _finished(self, cell: Cell) -> int:
-        """Trials of a cell that ran as far as they have to, by what is known of the race."""
-        return len(truncate_at_race_limit(list(self.done[cell].values()), self.slack))
+    @property
+    def finished(self) -> dict[Cell, int]:
+        """Trials of each cell that ran as far as they have to, by what is known of the race."""
+        return {cell: len(self._ended(cell)) for cell in self.done}
+
+    @property
+    def repeated(self) -> tuple[int, int]:
+        """Repeats that are done, and all of them."""
+        done, left = map(sum, zip(*map(self._repeats, self.done), strict=True))
+        return done, done + left
+
+    def best(self, cell: Cell) -> int | None:
+        """The fewest steps to the goal in a cell so far; None without a complete trial."""
+        return min((r.steps for r in self.done[cell].values() if r.status is Status.COMPLETE), default=None)
+
+    def _ended(self, cell: Cell) -> list[TrialResult]:
+        return truncate_at_race_limit(list(self.done[cell].values()), self.slack)
 
     def _repeats(self, cell: Cell) -> tuple[int, int]:
         """Repeats of a cell that are done, and those that are left; as if it had a K*, while nobody knows better."""
         done, plan, repeats = self.done[cell].values(), self.plan, self.repeats[cell]
         complete = [(r.steps, r.trial.point) for r in done if r.steps is not None]
         if not complete:
-            return 0, plan.count * plan.points * (self._finished(cell) < self.points)
+            return 0, plan.count * plan.points * (len(self._ended(cell)) < self.points)
         ended = [r for r in repeats if r.status is not Status.FAILED]
         left = len(repeats_left(plan, done, ended))
         return plan.count * len(plan.best(complete)) - left, left
 
-    def seconds_left(self, finished: Mapping[Cell, int]) -> float | None:
+    def left(self, finished: Mapping[Cell, int]) -> Left | None:
         """Mean seconds of a finished trial of the nearest batch size, summed over what is left, shared by the workers.
 
         For a batch size that no trial has finished at yet, the nearest smaller one stands: K* falls as the batch grows,
-        so a trial costs about as much until the critical batch size, and more beyond it.
+        so a trial costs about as much until the critical batch size, and more beyond it. A trial that paused counts as
+        one of them. While all pause, nobody knows how far they have to go: then their own seconds are a bound. None
+        without any result.
         """
-        seconds = {cell: [r.seconds for r in results.values()] for cell, results in self.done.items()}
-        mean = mean_of_nearest_batch_size(seconds, self.done)
+        ended = {cell: [r.seconds for r in self._ended(cell)] for cell in self.done}
+        paused = {cell: [r.seconds for r in results.values()] for cell, results in self.done.items()}
+        likely = mean_of_nearest_batch_size(ended, self.done)
+        mean = likely or mean_of_nearest_batch_size(paused, self.done)
         if mean is None:
             return None
         left = {cell: self.points - finished[cell] + self._repeats(cell)[1] for cell in self.done}
-        return sum(mean[cell] * left[cell] for cell in self.done) / self.workers
+        return Left(sum(mean[cell] * left[cell] for cell in self.done) / self._lanes(), likely is None)
+
+    def _lanes(self) -> float:
+        """Trials at a time: as many as workers; where each trains a stack of them, as many as that came to so far."""
+        return max(self.workers, self._stacked / max(time.monotonic() - self._began, 1e-9))
 
 
 def mean_of_nearest_batch_size(
@@ -147,52 +165,8 @@ def _end(result: TrialResult) -> TrialResult:
     return dataclasses.replace(result, curve={"step": result.curve.get("step", [])[-1:]}, smoothness={})
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
+    """Hours, minutes and seconds: 0:01:40."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d}"
-
-
-class AllFail(UserError):
-    """The first trials of a run of a study failed, every one."""
-
-
-class Failures:
-    """Takes all results of one run of a study.
-
-    Args:
-        folder: Gets the traceback of each failed trial, "CELL point-N.txt", and loses it when the trial succeeds.
-    """
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-        self._told, self._failed = 0, set[tuple[Cell, str]]()
-
-    def on_result_stored(self, result: TrialResult) -> None:
-        """Takes a result. Raises AllFail if it is one more failure and there was nothing else so far."""
-        trial, self._told = result.trial, self._told + 1
-        path = self.folder / f"{trial.cell} {trial.file_name}.txt"
-        if result.status is not Status.FAILED:
-            self._failed.discard((trial.cell, trial.file_name))
-            with suppress(OSError):
-                path.unlink(missing_ok=True)
-                self.folder.rmdir()
-                self.folder.parent.rmdir()
-            return
-        self._failed.add((trial.cell, trial.file_name))
-        with suppress(StorageError), replacing(path) as temporary:  # the storage has it, and MLflow
-            temporary.write_text(result.traceback or result.failure, encoding="utf-8")
-        if self._told == len(self._failed) == FIRST:
-            raise AllFail(
-                f"the first {FIRST} trials failed, the last with {result.failure}; tracebacks in {self.folder}"
-            )
-
-    def summary(self) -> str:
-        """What to tell of the trials that failed, in a sentence; nothing if none did."""
-        match len(self._failed):
-            case 0:
-                return ""
-            case 1:
-                return f"1 trial failed, its traceback is in {self.folder}; the same command runs it again"
-            case n:
-                return f"{n} trials failed, their tracebacks are in {self.folder}; the same command runs them again"

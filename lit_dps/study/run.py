@@ -32,15 +32,15 @@ from lit_dps.store import (
 )
 from lit_dps.study import finished
 from lit_dps.study.checks import check
+from lit_dps.study.display import LEAVING, Display, at_terminal
+from lit_dps.study.failures import FAILED, AllFail, Failures
 from lit_dps.study.noise import first_guess
-from lit_dps.study.progress import FAILED, AllFail, Failures, Progress
+from lit_dps.study.progress import Progress
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.view import View, connect, environment_tags
 from lit_dps.study.workers import first_of_ranks, follow_torchrun, warm_up, work, work_in_processes
 from lit_dps.training.checkpoints import clear
 from lit_dps.trial import TrialResult
-
-LEAVING = "\n{}: leaving at the next check; once more to leave now\n"
 
 
 def run_study(setup: StudySetup, show: Collection[str] = ()) -> int:
@@ -77,7 +77,7 @@ def run_study(setup: StudySetup, show: Collection[str] = ()) -> int:
     if left:  # else `_finish` brings all of it in step
         view.sync(record, goes_on=True)
     try:
-        with interruptible(stop, LEAVING):
+        with interruptible(stop, f"\n{LEAVING}\n"):
             meanwhile = left or ranks.started_by_torchrun()  # time in which others may have stored results
             if left:
                 record = _guessed(setup, record, stop)
@@ -114,12 +114,19 @@ def check_study(setup: StudySetup) -> LightningDataModule:
         UserError: for what does not serve.
     """
     prepare_process()
+    _say(setup, "checking it, and rehearsing a trial")
     data = check(setup, lambda data: _settled(setup, data))
     for place in (setup.storage.optuna_url, setup.storage.mlflow_uri):
         check_place(place)
     check_writable(setup.storage.optuna_url)  # MLflow's may be away: then the study goes on without
     check_unchanged(setup.storage.optuna_url, setup.study.name, setup.identity(data))
     return data
+
+
+def _say(setup: StudySetup, doing: str) -> None:
+    """Tells whoever waits at a terminal what takes seconds; a log has no use for it."""
+    if at_terminal():
+        print(f"study {setup.study.name}: {doing} ...", file=sys.stderr, flush=True)
 
 
 def _settled(setup: StudySetup, data: LightningDataModule) -> bool:
@@ -145,6 +152,7 @@ def _guessed(setup: StudySetup, record: StudyRecord, stop: StopRequest) -> Study
     """Tells and stores the noise scale of a study that does not know it yet, unless it is switched off."""
     if record.noise is not None or not setup.study.noise_scale:
         return record
+    _say(setup, "reading its gradient noise scale")
     found = first_guess(setup, stop.check)
     if isinstance(found, str):
         print(f"study {record.name}: noise scale not measured: {found}", file=sys.stderr, flush=True)
@@ -162,17 +170,20 @@ def _train(
     *listeners: Callable[[TrialResult], None],
 ) -> None:
     asked = {"slack": setup.study.slack, "plan": setup.study.repeat_plan, "repeats": record.repeats}
-    progress = Progress(record.results, setup.cells, setup.study.trials, workers, **asked)
+    progress = shown = Progress(record.results, setup.cells, setup.study.trials, workers, **asked)
+    if at_terminal():
+        shown = Display(progress, record.name, setup.goal_of_trials, stop)
+    saw = None if shown is progress else shown.saw
     trials, url = "1 trial" if workers == 1 else f"{workers} trials", without_password(setup.storage.optuna_url)
     print(f"study {record.name}: {trials} at a time in {url}", file=sys.stderr, flush=True)
-    progress.show()
-    results = work(setup, stop) if workers == 1 else work_in_processes(setup, workers, stop)
+    shown.show()
+    results = work(setup, stop, saw) if workers == 1 else work_in_processes(setup, workers, stop, saw)
     try:
         for result in results:
-            for listener in (progress.update, *listeners):
+            for listener in (shown.update, *listeners):
                 listener(result)
     finally:
-        progress.close()
+        shown.close()
         results.close()
 
 

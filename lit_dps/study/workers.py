@@ -23,6 +23,7 @@ from lit_dps.runs import Run
 from lit_dps.runtime import INTERRUPTED, Interrupted, StopRequest, interruptible, prepare_process
 from lit_dps.store import Store, sampler_of
 from lit_dps.study.setup import StudySetup
+from lit_dps.study.watching import Lookout, Sighting
 from lit_dps.trial import TrialResult
 
 GRACE = 20  # seconds that a worker has to finish its check and stop when another one failed
@@ -36,7 +37,10 @@ class WorkerDied(UserError):
     """A worker was killed."""
 
 
-def work(setup: StudySetup, stop: StopRequest) -> Iterator[TrialResult]:
+Saw = Callable[[Sighting], None] | None  # takes what is seen of the trials that run; None where nobody watches
+
+
+def work(setup: StudySetup, stop: StopRequest, saw: Saw = None) -> Iterator[TrialResult]:
     """Runs trials of the study in this process until none is left, storing each result before it is yielded.
 
     Raises:
@@ -51,10 +55,18 @@ def work(setup: StudySetup, stop: StopRequest) -> Iterator[TrialResult]:
     what = (config.name, setup.cells, config.trials, sampler, config.seed, setup.goal_of_trials, config.goals)
     asked = {"run_on": config.run_on, "metrics": config.metrics, "plan": config.repeat_plan}
     store = Store(url, *what, config.slack, uid=setup.uid, began=setup.began, **asked)
+    lookout = None if saw is None else Lookout(saw)
+
+    def next_run() -> Run | None:
+        run = store.next_run()
+        if lookout is not None and run is not None:
+            lookout.begins(run)
+        return run
+
     try:
         with first_of_ranks(setup) as train:
             checkpoints, at_check = setup.checkpoints(), raise_if_any_rank_interrupted(stop)
-            for result in train(setup.engine(checkpoints), store.next_run, at_check):
+            for result in train(setup.engine(checkpoints), next_run, at_check):
                 result = store.tell(result)
                 if checkpoints is not None:
                     checkpoints.on_result_stored(result, store.limit_of(result.trial))
@@ -69,7 +81,7 @@ def warm_up() -> None:
     processes.start_server(_worker)
 
 
-def work_in_processes(setup: StudySetup, workers: int, stop: StopRequest) -> Iterator[TrialResult]:
+def work_in_processes(setup: StudySetup, workers: int, stop: StopRequest, saw: Saw = None) -> Iterator[TrialResult]:
     """The same by several processes at a time; yields their results as they come.
 
     A worker that is killed, by the system's want of memory perhaps, or asked to leave, leaves the rest to the others.
@@ -87,8 +99,8 @@ def work_in_processes(setup: StudySetup, workers: int, stop: StopRequest) -> Ite
     try:
         for number in range(workers):
             results, sent = context.Pipe(duplex=False)
-            daemon = setup.ranks == 1  # a daemon may have no processes of its own
-            started[results] = processes.start(_worker, f"worker {number}", (setup, sent, leaving), daemon)
+            daemon, args = setup.ranks == 1, (setup, sent, leaving, saw is not None)  # a daemon may have no children
+            started[results] = processes.start(_worker, f"worker {number}", args, daemon)
             sent.close()  # else its end would never be seen
         living = dict(started)
         while living:
@@ -99,10 +111,15 @@ def work_in_processes(setup: StudySetup, workers: int, stop: StopRequest) -> Ite
                 if isinstance(message, TrialResult):
                     yield message
                     continue
-                del living[results]
+                if isinstance(message, Sighting):
+                    saw(message)
+                    continue
+                worker = living.pop(results).pid
                 ended.add(type(message))
                 if isinstance(message, WorkerDied):
                     print(f"\nwarning: {message}", file=sys.stderr)
+                    if saw is not None:
+                        saw(Sighting(worker))
                 elif message is not None and not isinstance(message, Interrupted):
                     raise message
         stop.check()
@@ -123,11 +140,11 @@ def _received(results: Connection, worker: BaseProcess) -> Any:
         return WorkerDied(f"worker {worker.pid} was killed (exit code {worker.exitcode}); the same command goes on")
 
 
-def _worker(setup: StudySetup, results: Connection, leaving) -> None:
+def _worker(setup: StudySetup, results: Connection, leaving, watched: bool) -> None:
     stop = StopRequest(leaving.is_set)
     with interruptible(stop):
         try:
-            for result in work(setup, stop):
+            for result in work(setup, stop, results.send if watched else None):
                 results.send(result)
             results.send(None)
         except (UserError, Interrupted) as error:

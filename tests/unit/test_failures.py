@@ -11,7 +11,8 @@ from lit_dps.goal import Goal
 from lit_dps.racing import longest_attempt
 from lit_dps.store import RESULT_ATTR, SobolSampler, Store, cells, encode_result, read_study
 from lit_dps.store.cells import FAILED_AT, ran_to
-from lit_dps.study.progress import AllFail, Failures, Progress
+from lit_dps.study.failures import AllFail, Failures
+from lit_dps.study.progress import Progress
 from lit_dps.trial import Cell, Status, Trial, TrialResult
 from tests.unit.runs import trials_of
 from tests.unit.test_store import SPACE, cell_trials, ended
