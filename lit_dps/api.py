@@ -13,6 +13,7 @@ import yaml
 from lit_dps.analysis import Study
 from lit_dps.cli import leave_if_unguarded
 from lit_dps.config import StorageConfig, StudyConfig
+from lit_dps.errors import Unguarded
 from lit_dps.runtime import INTERRUPTED
 from lit_dps.store.read import read_study
 
@@ -44,6 +45,7 @@ def run(config: str | Path | Mapping[str, Any]) -> Study:
 
     Raises:
         UserError: in one line, for configuration, data or storage that do not serve.
+        SystemExit: with that line printed, for a script without the guard: it is the script that ends.
         KeyboardInterrupt: where it was interrupted; what is stored stays stored.
     """
     leave_if_unguarded()
@@ -56,6 +58,9 @@ def run(config: str | Path | Mapping[str, Any]) -> Study:
         file.flush()
         try:
             code = study.main(["study", "--config", file.name])
+        except Unguarded as error:
+            print(f"lit-dps: error: {error}", file=sys.stderr)
+            raise SystemExit(2) from None
         finally:
             sys.argv = before
     if code == INTERRUPTED:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterable
+from difflib import get_close_matches
 
 
 class UserError(Exception):
@@ -37,9 +39,14 @@ class Unguarded(UserError):
 
     def __init__(self):
         super().__init__(
-            "a script that calls lit_dps.cli.main is run again by each process that this starts: "
+            "a script that calls lit_dps.run or lit_dps.cli.main is run again by each process that this starts: "
             "call it below if __name__ == '__main__':"
         )
+
+
+def meant(name: str, known: Iterable[str]) -> str | None:
+    """What a mistyped name was likely meant to be; None if it is near to none."""
+    return next(iter(get_close_matches(name, sorted(known), 1, 0.7)), None)
 
 
 def user_error_in(error: BaseException | None) -> UserError | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import TypeVar
 
-from lit_dps.errors import ConfigError
+from lit_dps.errors import ConfigError, meant
 
 T = TypeVar("T")
 
@@ -27,7 +27,8 @@ def named(key: str, name: str, known: Mapping[str, T], kind: str, fits: Callable
     if name in known:
         return known[name]
     module, _, attribute = str(name).rpartition(".")
-    allowed = f"one of {', '.join(known)}, or the class path of a {kind}"
+    near = meant(str(name), known)
+    allowed = f"one of {', '.join(known)}, or the class path of a {kind}" + (f"; did you mean {near}?" if near else "")
     if not module:
         raise ConfigError(key, name, allowed)
     try:

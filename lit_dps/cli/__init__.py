@@ -18,6 +18,7 @@ VERBS = {
     "analyze": ("lit_dps.cli.analyze", "table, scaling law and figures of a study, also while it runs"),
     "replicate": ("lit_dps.cli.replicate", "run the studies of the replication and write its page"),
     "figures": ("lit_dps.cli.figures", "the figures of a study, or of several and how they compare"),
+    "configs": ("lit_dps.cli.configs", "list the configuration files of the package, or copy one here"),
     "merge": ("lit_dps.cli.merge", "take over trials of the same studies that were run elsewhere"),
     "ui": ("lit_dps.cli.ui", "browse studies in MLflow"),
 }
@@ -37,13 +38,18 @@ def main(argv: list[str] | None = None) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         verbs = "\n".join(f"  {verb:11} {text}" for verb, (_, text) in VERBS.items())
         print(
-            "usage: lit-dps VERB [--config FILE] [--KEY VALUE ...]\n\n"
+            "usage: lit-dps VERB [FILE] [--KEY VALUE ...]\n\n"
             f"How batch size and sparsity rule the steps that training takes.\n\n{verbs}\n\n"
-            "lit-dps VERB --help lists the options of a verb; configs/ holds a file for each workload."
+            "lit-dps VERB --help lists the options of a verb.\n"
+            "To begin: lit-dps configs quickstart, then lit-dps study quickstart.yaml"
         )
         return 0 if argv else 2
     if argv[0] not in VERBS:
-        return _refuse(f"unknown verb {argv[0]!r}; one of {', '.join(VERBS)}")
+        from lit_dps.errors import meant
+
+        likely = f"study {argv[0]}" if argv[0].endswith((".yaml", ".yml")) else meant(argv[0], VERBS)
+        near = f"did you mean lit-dps {likely}? " if likely else ""
+        return _refuse(f"unknown verb {argv[0]!r}; {near}there are {', '.join(VERBS)}")
     if os.getcwd() not in sys.path and "" not in sys.path:  # class paths of the user's own files, as python -m has it
         sys.path.insert(0, os.getcwd())
     return _run(argv)
@@ -66,6 +72,16 @@ def _run(argv: list[str]) -> int:
     from lit_dps.errors import UserError
 
     try:
+        if {"-h", "--help"} & {*argv[1:]}:
+            from lit_dps.cli.help import HELPED, text
+
+            if argv[0] in HELPED:
+                print(text(argv[0]))
+                return 0
+        argv = ["--help" if word == "--help-all" else word for word in argv]
+        from lit_dps.cli.arguments import spelled_out
+
+        argv = spelled_out(argv)
         if argv[0] in TRAIN and sys.stderr.isatty():  # whoever waits at a terminal; a log has no use for it
             print("lit-dps: reading the configuration and loading PyTorch ...", file=sys.stderr, flush=True)
         if argv[0] == "study":

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import dataclasses
 from collections.abc import Iterator
-from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import yaml
 
 from lit_dps.config import StorageConfig, StudyConfig
-from lit_dps.errors import UserError
+from lit_dps.errors import UserError, meant
 
 PACKAGE = Path(__file__).parents[1]
 CALLBACKS = {  # section -> the file and the class whose arguments it takes
@@ -77,13 +76,14 @@ def given(argv: list[str]) -> Iterator[tuple[str, str]]:
             yield "--", name[2:].rstrip("+")
         if name in ("--config", "-c"):
             file = value if equals else "".join(argv[i + 1 : i + 2])
-            for section, content in _read(file).items():
+            for section, content in read(file).items():
                 yield "", str(section)
                 if isinstance(content, dict) and not CLASSES & content.keys():
                     yield from (("", f"{section}.{key}") for key in content if isinstance(key, str))
 
 
-def _read(file: str) -> dict[str, Any]:
+def read(file: str) -> dict[str, Any]:
+    """What stands in a configuration file; nothing if it cannot be read, or is none."""
     try:
         found = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):  # the parser says what is wrong with it
@@ -92,5 +92,5 @@ def _read(file: str) -> dict[str, Any]:
 
 
 def _refuse(dashes: str, key: str, name: str, known: set[str]) -> None:
-    near = get_close_matches(key, sorted(known), 1, 0.75)
-    raise UserError(f"{dashes}{key}: {name!r} is not accepted" + (f"; did you mean {dashes}{near[0]}?" if near else ""))
+    near = meant(key, known)
+    raise UserError(f"{dashes}{key}: {name!r} is not accepted" + (f"; did you mean {dashes}{near}?" if near else ""))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NoReturn, get_args, get_type_hints
 
 from jsonargparse import ArgumentParser
 
+from lit_dps.cli.shipped import how_to_get
+from lit_dps.cli.suggestions import likely_meant
 from lit_dps.errors import ConfigError, UserError, one_line, user_error_in
 
 
@@ -30,20 +31,12 @@ class OneLineErrors:
             super().error(message, ex)
         text = one_line(message)
         if missing := re.search(r"File does not exist: '(.+)'", text):
-            text += not_installed(Path(missing[1]))
-        raise user_error_in(ex) or CommandError(text) from ex
+            text += how_to_get(missing[1])
+        raise user_error_in(ex) or CommandError(text + likely_meant(text, self)) from ex
 
 
 class PlainParser(OneLineErrors, ArgumentParser):
     """jsonargparse's parser with errors of one line."""
-
-
-def not_installed(path: Path) -> str:
-    """What to add to an error about a path below a folder `configs` that is not there; else nothing."""
-    folder = next((folder for folder in (path, *path.parents) if folder.name == "configs"), None)
-    if folder is None or folder.is_dir():
-        return ""
-    return "; the files of configs/ are not installed with the package: they are in its repository"
 
 
 def refuse_nulls(config: Mapping[str, Any], classes: Mapping[str, type]) -> None:

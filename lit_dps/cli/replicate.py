@@ -22,7 +22,8 @@ import yaml
 
 from lit_dps.analysis import Analysis, figures_folder, publish
 from lit_dps.analysis.figures import COMPARISONS, FIGURES, write_comparison
-from lit_dps.cli.parser import PlainParser, not_installed
+from lit_dps.cli.parser import PlainParser
+from lit_dps.cli.shipped import FOLDER
 from lit_dps.config import StorageConfig, StudyConfig, cores
 from lit_dps.errors import ConfigError, StorageError
 from lit_dps.files import replacing
@@ -30,6 +31,7 @@ from lit_dps.record import StudyRecord
 from lit_dps.replication import Core, Image, Machine, Part, appendix_page, replication_page, workload
 from lit_dps.store import check_place, merge, open_elsewhere, read_study, without_password
 
+CONFIGS = Path("configs/replication")
 PAGE = "replication"  # the page, and beside it the folder of its images and of stored trials
 FULL = (
     "Also the studies in the folder `full` below, of the paper's own scale. First the trials that are stored beside "
@@ -41,15 +43,18 @@ _CHILD = "import sys; from lit_dps.cli import main; sys.exit(main())"
 def main(argv: list[str]) -> int:
     """Runs the verb; argv[0] is "replicate". Returns the exit code of the first study that does not end with 0."""
     parser = PlainParser(prog="lit-dps replicate", description=__doc__)
-    parser.add_argument("--configs", type=str, default="configs/replication", help="Folder of a file for each study.")
+    parser.add_argument("--configs", type=str, default=str(CONFIGS), help="Folder of a file for each study.")
     parser.add_argument("--output", type=str, default="docs", help=f"Folder of {PAGE}.md and, below it, its figures.")
     parser.add_argument("--full", type=bool, default=False, help=FULL)
     parser.add_argument("--report_only", type=bool, default=False, help="Run nothing: write the page from storage.")
     parser.add_class_arguments(StorageConfig, "storage")
     config = parser.instantiate_classes(parser.parse_args(argv[1:]))
-    output, studies = Path(config.output), studies_in(Path(config.configs))
+    folder = Path(config.configs)
+    if folder == CONFIGS and not folder.is_dir():  # not in a checkout
+        folder = FOLDER / CONFIGS.name
+    output, studies = Path(config.output), studies_in(folder)
     if config.full:
-        studies |= studies_in(Path(config.configs) / "full")
+        studies |= studies_in(folder / "full")
         take_over(output / PAGE, config.storage)
     storage = [f"--storage.{key}={value}" for key, value in vars(config.storage).items() if value is not None]
     if not config.report_only:
@@ -84,8 +89,7 @@ def studies_in(folder: Path) -> dict[Path, str]:
         except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError) as error:
             raise ConfigError("configs", str(path), "the configuration of a study, with a study.name") from error
     if not found:
-        allowed = f"a folder with a .yaml file for each study{not_installed(folder)}"
-        raise ConfigError("configs", str(folder), allowed)
+        raise ConfigError("configs", str(folder), "a folder with a .yaml file for each study")
     return found
 
 

@@ -9,7 +9,7 @@ import pytest
 from tests.e2e.commands import FAST
 
 QUIET = ("--trainer.enable_progress_bar", "false", "--trainer.logger", "false")
-ELSEWHERE = "; the files of configs/ are not installed with the package: they are in its repository"
+SHIPPED = "; `lit-dps configs quickstart` copies that of the package here"
 
 
 @pytest.mark.parametrize(
@@ -27,19 +27,16 @@ def test_a_fit_that_is_stopped_before_its_goal_says_so(call, steps, said):
 
 
 @pytest.mark.parametrize("verb", ["study", "fit", "analyze"])
-def test_a_shipped_file_that_is_not_here_is_said_to_be_in_the_repository(call, tmp_path, verb):
+def test_a_shipped_file_that_is_not_here_is_said_to_come_with_the_package(call, tmp_path, verb):
     done = call(verb, "--config", "configs/quickstart.yaml")
     missing = f"config: File does not exist: '{tmp_path}/configs/quickstart.yaml'"
-    assert (done.code, done.err) == (2, f"lit-dps: error: {missing}{ELSEWHERE}\n")
-    (tmp_path / "configs").mkdir()
-    assert call(verb, "--config", "configs/quickstart.yaml").err == f"lit-dps: error: {missing}\n"
-    assert ELSEWHERE not in call(verb, "--config", "mine.yaml").err
+    assert (done.code, done.err) == (2, f"lit-dps: error: {missing}{SHIPPED}\n")
+    assert "lit-dps configs" not in call(verb, "--config", "mine.yaml").err
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_replicate_without_the_repository_says_where_its_files_are(call, tmp_path):
-    allowed = "a folder with a .yaml file for each study"
-    for folder, further in (("configs/replication", ELSEWHERE), ("mine", "")):
-        done = call("replicate", "--configs", folder)
-        said = f"lit-dps: error: configs: '{folder}' is not allowed; {allowed}{further}\n"
-        assert (done.code, done.err) == (2, said)
+def test_replicate_refuses_a_folder_without_studies(call, tmp_path):
+    done = call("replicate", "--configs", "mine")
+    said = "lit-dps: error: configs: 'mine' is not allowed; a folder with a .yaml file for each study\n"
+    assert (done.code, done.err) == (2, said)
     assert list(tmp_path.iterdir()) == []

@@ -11,7 +11,7 @@ import yaml
 
 import lit_dps
 from lit_dps.analysis import records
-from lit_dps.errors import ConfigError, StorageError, UserError
+from lit_dps.errors import ConfigError, StorageError, Unguarded, UserError
 from tests.unit.fake_study import law_study
 
 ROOT = Path(__file__).parents[2]
@@ -109,3 +109,17 @@ def test_a_study_is_run_from_a_file_and_taken_up_from_a_dict(tmp_path, monkeypat
     assert sys.argv == before
     with pytest.raises(UserError, match="study.trials: 0 is not allowed; at least 1"):
         lit_dps.run(config | {"study": config["study"] | {"trials": 0}})
+
+
+def test_a_script_without_a_guard_is_told_so_in_one_line(tmp_path, monkeypatch, capsys):
+    import lit_dps.cli.study
+
+    def main(argv: list[str]) -> int:  # as it ends where a worker has run the script again
+        raise Unguarded
+
+    monkeypatch.setattr(lit_dps.cli.study, "main", main)
+    with pytest.raises(SystemExit) as ended:
+        lit_dps.run({"study": {"name": "x"}})
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith("lit-dps: error: a script that calls lit_dps.run ") and said.count("\n") == 1
