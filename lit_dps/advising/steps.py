@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import math
-import os
-import resource
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 
 from lit_dps.advice import Timed
+from lit_dps.advising.memory import Memory, is_full
 from lit_dps.errors import UserError
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.timing import timed_run
@@ -23,10 +21,7 @@ from lit_dps.trial import Cell, Trial
 EACH = 1.0  # seconds of training that are timed at each size, at most
 FEWEST = 3  # steps that are timed at each
 FACTOR, FASTER, OCTAVES = 2, 8, 10  # between sizes; where so many more sizes would take longer than there is
-SHARE = 0.8  # of the free memory that a step may take
-SPENT = "the time for it is spent"
-_OUT_OF_MEMORY = ("can't allocate memory", "out of memory")
-_CGROUP = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+SPENT, FULL = "the time for it is spent", "it does not fit the memory"  # why no larger batch was timed
 
 
 @dataclass
@@ -48,83 +43,108 @@ class StepTimes:
     memory: bool = False
 
 
-def time_steps(setup: StudySetup, seconds: float, say: Callable[[str], None]) -> StepTimes:
+def time_steps(
+    setup: StudySetup, seconds: float, say: Callable[[str], None], memory: Memory | None = None
+) -> StepTimes:
     """Times batches of 1 device in powers of 2, from small to large, then steps of the ranks that the trainer asks for.
 
     It ends where the next size would take more than what is left of the time; where the training split ends; and where
     memory does. On a GPU that is where the step does not fit. On a CPU nobody may try: the system would kill this
-    process or another. So it ends before a step is estimated to take more than 80 % of the free memory, from how the
-    peak of this process grew over the last doubling.
+    process or another. So it ends before a step is estimated to take more than 80 % of the free memory (`Memory`).
 
     Args:
         setup: The study that probes.
         seconds: That it may take.
         say: Is told of each size.
+        memory: What tells of this process's memory.
 
     Raises:
         UserError: if not even two sizes can be timed.
     """
-    end, found, checks = time.monotonic() + seconds, StepTimes(), []
-    parts, size, warm, peak = setup.workload.accumulated, 1, False, _peak()
-    growth, factor = 0.0, FACTOR
+    begun, found, checks = time.monotonic(), StepTimes(), []
+    end = begun + seconds * (0.5 if setup.ranks > 1 else 1.0)  # ranks have to be started, which takes seconds
+    memory = memory or Memory()
+    parts, size, warm = setup.workload.accumulated, 1, False
+    failed, ceiling = "", math.inf  # why a size could not be timed, and the smallest such
     torch.set_num_threads(setup.study.threads)
     params = {key: box.at(0.5) for key, box in setup.study.space.items()}
-    last, refusal = math.nan, ""
+    last = math.nan
     while True:
-        began, steps = time.monotonic(), _steps(last, seconds)
-        trial = Trial(Cell(size * parts), 0, params, setup.study.seed)
-        try:
-            _, step, check = timed_run(setup, trial, steps)
-        except (UserError, RuntimeError, MemoryError) as error:
-            found.memory = isinstance(error, MemoryError) or any(sign in str(error) for sign in _OUT_OF_MEMORY)
-            refusal = "it does not fit the memory" if found.memory else str(error).removeprefix("cannot time a trial: ")
-            if found.memory and torch.cuda.is_available():
-                torch.cuda.empty_cache()
-            if found.timed and factor == FASTER and size > 2 * found.largest:
-                size, factor = 2 * found.largest, 2  # between this one and the last
-                continue
-            if found.timed or found.memory or size > 2:
+        began = time.monotonic()
+        memory.begin()
+        timed, why = _timed(setup, Trial(Cell(size * parts), 0, params, setup.study.seed), _steps(last, seconds))
+        if timed is None:
+            gc.collect()  # trainer and module hold each other, and the step's tensors
+            torch.cuda.empty_cache()
+            failed, ceiling = why, size
+            if found.timed and size > FACTOR * found.largest:
+                size = FACTOR * found.largest  # between this one and the last
+            elif found.timed or why == FULL or size > 2:
                 break
-            size *= 2  # a batch norm, say, takes no single example
+            else:
+                size, ceiling = 2 * size, math.inf  # a batch norm, say, takes no single example
             continue
+        step, check = timed
         took, left = time.monotonic() - began, end - time.monotonic()
         if not warm:  # what the first run of a process takes is none of the step's
             warm, last = True, step
             continue
+        memory.end(size)
         found.timed.append(Timed(float(size), step, 1, 1, parts))
         found.largest = size
         checks.append(check)
         say(f"  {size} examples on one device: a step {1e3 * step:.3g} ms")
+        if FACTOR * size >= ceiling:
+            break
         if left < 2 * took and len(found.timed) > 1:
-            refusal = SPENT
+            failed = failed or SPENT
             break
-        growth, peak = max(_peak() - peak, growth), max(_peak(), peak)
-        if not setup.on_gpu and 2 * growth > SHARE * _free():
-            found.memory, refusal = True, f"it would take about {2 * growth / 2**30:.2g} GiB more memory"
-            break
-        factor = FACTOR if OCTAVES * took < left else FASTER
+        factor = FACTOR if OCTAVES * took < left or FASTER * size >= ceiling else FASTER
+        if not setup.on_gpu and memory.wanting(factor * size) > 0:
+            factor = FACTOR
+            if (more := memory.wanting(factor * size)) > 0:
+                failed = f"{FULL}: the next would take about {more / 2**30:.2g} GiB more than may be taken"
+                break
         size, last = factor * size, factor * step
     if len(found.timed) < 2:
-        raise UserError(f"advise: steps can be timed at fewer than 2 batch sizes: {refusal}")
-    found.check, found.why = sorted(checks)[len(checks) // 2], refusal
+        raise UserError(f"advise: steps can be timed at fewer than 2 batch sizes: {failed}")
+    found.check, found.why, found.memory = sorted(checks)[len(checks) // 2], failed, failed.startswith(FULL)
     if setup.ranks > 1:
-        _together(setup, found, params, say)
+        _together(setup, found, params, begun + seconds, say)
     return found
 
 
-def _together(setup: StudySetup, found: StepTimes, params: dict, say: Callable[[str], None]) -> None:
-    """Adds steps of all ranks that the trainer asks for, at a small and at the largest batch of each."""
+def _together(setup: StudySetup, found: StepTimes, params: dict, end: float, say: Callable[[str], None]) -> None:
+    """Adds steps of all ranks that the trainer asks for: at the largest batch of each and, in time, a small one.
+
+    Where the training split ended the ladder, the ranks share what it has.
+    """
     n, parts = setup.ranks, setup.workload.accumulated
     seconds = {row.local_batch: row.seconds for row in found.timed}
-    for local in sorted({min(seconds), max(seconds)}):
-        trial = Trial(Cell(int(local) * n * parts), 0, params, setup.study.seed)
-        try:
-            _, step, _ = timed_run(setup, trial, max(FEWEST, _steps(seconds[local], EACH)), together=True)
-        except UserError as error:
-            say(f"  {local:g} examples on each of {n} devices: not timed: {error}")
+    shared = found.largest / n if not found.memory and found.why != SPENT else math.inf
+    fitting = [local for local in seconds if local <= shared] or [min(seconds)]
+    for local in dict.fromkeys((max(fitting), min(fitting))):
+        began, trial = time.monotonic(), Trial(Cell(int(local) * n * parts), 0, params, setup.study.seed)
+        timed, why = _timed(setup, trial, max(FEWEST, _steps(seconds[local], EACH)), together=True)
+        if timed is None:
+            say(f"  {local:g} examples on each of {n} devices: not timed: {why}")
             continue
-        found.timed.append(Timed(local, step, n, 1, parts))
-        say(f"  {local:g} examples on each of {n} devices: a step {1e3 * step:.3g} ms")
+        found.timed.append(Timed(local, timed[0], n, 1, parts))
+        say(f"  {local:g} examples on each of {n} devices: a step {1e3 * timed[0]:.3g} ms")
+        if (now := time.monotonic()) + (now - began) > end:
+            break
+
+
+def _timed(
+    setup: StudySetup, trial: Trial, steps: int, together: bool = False
+) -> tuple[tuple[float, float] | None, str]:
+    """Seconds of a step and of a check, or None and why; what the failure held is free once this returns."""
+    try:
+        _, step, check = timed_run(setup, trial, steps, together)
+    except (UserError, RuntimeError, MemoryError) as error:  # of several ranks, what the module raises comes as it is
+        line = next(iter(str(error).splitlines()), type(error).__name__)
+        return None, FULL if is_full(error) else line.removeprefix("cannot time a trial: ")
+    return (step, check), ""
 
 
 def parameters_of(setup: StudySetup) -> int:
@@ -143,22 +163,3 @@ def of_one_device(setup: StudySetup) -> StudySetup:
 def _steps(step: float, seconds: float) -> int:
     each = min(EACH, seconds / 20)
     return FEWEST if math.isnan(step) else max(FEWEST, min(200, round(each / max(step, 1e-6))))
-
-
-def _peak() -> int:
-    """The most bytes that this process has ever held."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def _free() -> float:
-    """Bytes that are free on this machine, within the limit of its container."""
-    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        free = 1024 * next(float(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
-        limit, used = (file.read_text().strip() for file in _CGROUP)
-        free = free if limit == "max" else min(free, float(limit) - float(used))
-    except (OSError, StopIteration, ValueError):  # another system, or no container
-        pass
-    return free

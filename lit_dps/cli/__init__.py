@@ -84,10 +84,11 @@ def _run(argv: list[str]) -> int:
         argv = spelled_out(argv)
         if argv[0] in TRAIN and sys.stderr.isatty():  # whoever waits at a terminal; a log has no use for it
             print("lit-dps: reading the configuration and loading PyTorch ...", file=sys.stderr, flush=True)
-        if argv[0] == "study":
+        if argv[0] in ("study", "advise"):
             from lit_dps.cli.keys import refuse_unknown
 
-            refuse_unknown(argv[1:])
+            refuse_unknown(argv[1:], argv[0])
+        if argv[0] == "study":
             from lit_dps.study.finished import repeat, watch
 
             if repeat(argv[1:]):

@@ -26,17 +26,21 @@ CALLBACKS = {  # section -> the file and the class whose arguments it takes
     "smoothness": ("gradients.py", "SmoothnessCallback"),
 }
 CLASSES = {"class_path", "init_args", "dict_kwargs"}  # of sections that name a class
-OPTIONS = {"config", "help", "print_config", "engine", "forecast", "extend-space", "seed_everything", "show"}
+COMMON = {"config", "help", "print_config", "seed_everything"}
+OPTIONS = {  # of the commands whose configuration is that of a study
+    "study": COMMON | {"engine", "forecast", "extend-space", "show"},
+    "advise": COMMON | {"engine", "budget", "method", "devices", "price", "bandwidth", "latency", "trials"},
+}
 
 
-def refuse_unknown(argv: list[str]) -> None:
-    """Raises UserError for a key of the command `study` that no section has."""
-    known = sections()
+def refuse_unknown(argv: list[str], verb: str = "study") -> None:
+    """Raises UserError for a key of a command, `study` or `advise`, that no section has."""
+    known, options = sections(), OPTIONS[verb]
     for dashes, key in given(argv):
         section, _, rest = key.partition(".")
         name = rest.partition(".")[0]
-        if section not in known and section not in OPTIONS:
-            _refuse(dashes, section, section, {*known, *OPTIONS})
+        if section not in known and section not in options:
+            _refuse(dashes, section, section, {*known, *options})
         if name and name != "help" and known.get(section) and name not in known[section]:
             _refuse(dashes, f"{section}.{name}", name, {f"{section}.{other}" for other in known[section]})
 

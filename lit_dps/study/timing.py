@@ -182,7 +182,8 @@ def timed_run(setup: StudySetup, trial: Trial, steps: int, together: bool = Fals
         UserError: if it fails.
     """
     goal = {**setup.goal, "check_interval": 1 + steps, "max_steps": 1 + steps, "early_reject": False}
-    study = dataclasses.replace(setup.study, engine="lightning")
+    # the other ranks would wait for a checkpoint, of which this one knows nothing
+    study = dataclasses.replace(setup.study, engine="lightning", checkpoint_minutes=None)
     timed, trial = _apart(dataclasses.replace(setup, goal=goal, study=study), trial)
     metric = setup.goal_of_trials.metric
     clock = _StepStopwatch(trial, Goal(UNREACHED, 1 + steps, 1 + steps, metric, at_least=True))

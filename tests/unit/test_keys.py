@@ -43,6 +43,29 @@ def test_mistyped_options_are_refused_with_what_was_meant(argv, said):
     assert said in str(refused.value)
 
 
+def test_advise_takes_its_own_options_and_refuses_those_of_a_study():
+    options = [
+        "--budget",
+        "1m",
+        "--method=branch",
+        "--devices",
+        "1,2",
+        "--price",
+        "2",
+        "--trials",
+        "3",
+        "--engine",
+        "x",
+    ]
+    refuse_unknown(["--config", str(FAST), *options], "advise")
+    for option, meant in (("--buget", "--budget"), ("--studdy.name", "--study")):
+        with pytest.raises(UserError, match=f"is not accepted; did you mean {meant}"):
+            refuse_unknown([option, "1"], "advise")
+    for option in ("--forecast", "--extend-space"):
+        with pytest.raises(UserError, match=f"{option}: .* is not accepted"):
+            refuse_unknown([option], "advise")
+
+
 @pytest.mark.parametrize(("section", "key"), [("study", "trails"), ("storage", "optuna_url"), ("smoothness", "every")])
 def test_mistyped_keys_of_a_file_are_refused(tmp_path, section, key):
     (tmp_path / "typo.yaml").write_text(f"{section}:\n  {key}: 1\n")

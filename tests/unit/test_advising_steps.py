@@ -1,0 +1,138 @@
+"""Steps are timed up to the memory that there is, found safely, and on the ranks that the trainer asks for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from lightning.pytorch import LightningDataModule
+from torch.utils.data import DataLoader
+
+from lit_dps.advice import fit_step_time
+from lit_dps.advising.memory import Memory, is_full
+from lit_dps.advising.steps import FULL, SPENT, time_steps
+from lit_dps.config import StorageConfig, StudyConfig
+from lit_dps.errors import UserError
+from lit_dps.space import Range
+from lit_dps.study.setup import StudySetup
+from lit_dps.training.workload import Workload
+from tests.unit.tiny import Plain, points
+
+GIB = 2.0**30
+
+
+class Net(Plain):
+    """Has no room for more than `room` examples at once."""
+
+    def __init__(self, lr: float = 0.1, room: int = 10**9):
+        super().__init__()
+        self.room = room
+
+    def training_step(self, batch, batch_idx):
+        if len(batch[0]) > self.room:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.\nMore of it.")
+        return super().training_step(batch, batch_idx)
+
+
+class Data(LightningDataModule):
+    def __init__(self, batch_size: int = 4, examples: int = 64):
+        super().__init__()
+        self.batch_size, self.examples = batch_size, examples
+
+    def train_dataloader(self):
+        return DataLoader(points(self.examples), self.batch_size, drop_last=True)
+
+    def val_dataloader(self):
+        return DataLoader(points(4), 4)
+
+
+def setup(devices: int = 1, room: int = 10**9, examples: int = 64) -> StudySetup:
+    study = StudyConfig(
+        name="steps", batch_sizes=[4], sparsities=[0.0], trials=1, space={"model.lr": Range(0.01, 0.1, "log")}
+    )
+    workload = Workload(
+        {"class_path": f"{__name__}.Net", "init_args": {"room": room}},
+        {"class_path": f"{__name__}.Data", "init_args": {"examples": examples}},
+        {"accelerator": "cpu", "devices": devices},
+        "data.batch_size",
+    )
+    goal = {"error": 0.01, "check_interval": 1, "max_steps": 4}
+    return StudySetup(study, StorageConfig(), workload, goal, {}, {"interval": None})
+
+
+class Estimated(Memory):
+    """A stand-in: each example takes a GiB, beside 3 for the network; so much is free."""
+
+    def __init__(self, free: float):
+        super().__init__()
+        self._free = free * GIB
+
+    def end(self, size):
+        self.sizes.append((size, (3 + size) * GIB))
+
+    def free(self):
+        return self._free
+
+
+def test_a_device_without_room_ends_the_ladder_and_nothing_is_lost():
+    found = time_steps(setup(room=11), 60, lambda line: None)
+    assert found.largest == 8 and found.memory and found.why == FULL
+    assert [row.local_batch for row in found.timed][0] == 1 and 8 in [row.local_batch for row in found.timed]
+    model = fit_step_time(found.timed, largest=found.largest)
+    assert model.at(32).value > model.at(8).value * 3  # accumulated
+
+
+def test_no_room_for_the_smallest_batch_is_one_line():
+    with pytest.raises(UserError) as refused:
+        time_steps(setup(room=0), 60, lambda line: None)
+    assert str(refused.value) == f"advise: steps can be timed at fewer than 2 batch sizes: {FULL}"
+
+
+def test_on_a_cpu_no_step_is_tried_that_is_estimated_to_take_more_than_is_free():
+    found = time_steps(setup(), 60, lambda line: None, Estimated(free=9))
+    assert found.largest == 8 and found.memory  # 16 would take 8 GiB more, above 80 % of 9
+    assert found.why == f"{FULL}: the next would take about 0.8 GiB more than may be taken"
+    roomy = time_steps(setup(), 60, lambda line: None, Estimated(free=100))
+    assert roomy.largest == 64 and not roomy.memory and "above the split" in roomy.why
+
+
+def test_this_process_tells_what_it_takes():
+    memory = Memory()
+    for size in (1, 2):
+        memory.begin()
+        held = torch.ones(size * 16 * 2**20)  # 64 MiB an example
+        memory.end(size)
+        del held
+    (_, low), (_, high) = memory.sizes
+    assert 0.7 * 64 < (high - low) / 2**20 < 1.5 * 64
+    assert memory.wanting(3) < 0 < memory.wanting(10**9)
+
+
+@pytest.mark.parametrize(
+    ("error", "full"),
+    [
+        (MemoryError(), True),
+        (torch.OutOfMemoryError("CUDA out of memory."), True),
+        (
+            RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes"),
+            True,
+        ),
+        (UserError("cannot time a trial: MemoryError"), True),
+        (UserError("cannot time a trial: _ArrayMemoryError: Unable to allocate 8 GiB"), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+    ],
+)
+def test_want_of_memory_is_told_from_other_errors(error, full):
+    assert is_full(error) is full
+
+
+@pytest.mark.slow
+def test_several_ranks_are_timed_and_the_exchange_is_fitted():
+    said = []
+    found = time_steps(setup(devices=2), 60, said.append)
+    local, *others = [row.local_batch for row in found.timed if row.devices == 2]
+    assert others in ([1], [])  # the small one where there is time
+    assert 2 * local <= found.largest or found.why == SPENT  # two share the split, which ends what one can take
+    assert sum("on each of 2 devices: a step" in line for line in said) == 1 + len(others)
+    model = fit_step_time(found.timed)
+    alpha, _ = model.exchange[False]
+    assert alpha > 0 and model.at(2 * local, 2).known == "fitted" and model.at(4 * local, 4).known == "extrapolated"
