@@ -130,7 +130,7 @@ def write_pages(named: dict[Path, str], storage: StorageConfig, output: Path, co
 
 def _core(file: Path) -> Core:
     study = {**vars(StudyConfig()), **yaml.safe_load(file.read_text(encoding="utf-8"))["study"]}
-    return Core(study["batch_sizes"], study["trials"])
+    return Core(study["batch_sizes"], study["trials"], study["sparsities"])
 
 
 def _extended(record: StudyRecord, core: Core) -> str:
@@ -138,6 +138,8 @@ def _extended(record: StudyRecord, core: Core) -> str:
     options = ""
     if set(record.batch_sizes) - set(core.batch_sizes):
         options += f" --study.batch_sizes '{list(record.batch_sizes)}'"
+    if set(record.sparsities) - set(core.sparsities):
+        options += f" --study.sparsities '{list(record.sparsities)}'"
     if record.trials > core.trials:
         options += f" --study.trials {record.trials}"
     return options

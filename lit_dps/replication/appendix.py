@@ -29,13 +29,16 @@ class Image(NamedTuple):
 
 
 class Core(NamedTuple):
-    """Batch sizes of a study, and trials of each cell."""
+    """Batch sizes of a study, trials of each cell, and sparsities."""
 
     batch_sizes: Sequence[int]
     trials: int
+    sparsities: Sequence[float]
 
     def has(self, result: TrialResult) -> bool:
-        return result.trial.cell.batch_size in self.batch_sizes and result.trial.point < self.trials
+        cell = result.trial.cell
+        asked = cell.batch_size in self.batch_sizes and cell.sparsity in self.sparsities
+        return asked and result.trial.point < self.trials
 
 
 @dataclass(frozen=True)

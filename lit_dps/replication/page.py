@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from lit_dps.analysis.critical import DEFINITIONS
 from lit_dps.replication.appendix import Image, Machine, Part, escaped, judge_parts, progress, table
 from lit_dps.replication.paper import WORKLOADS, Claim, Judgement, classes, workload
 from lit_dps.replication.rules import Verdict
@@ -21,6 +22,11 @@ A claim is a number in a range, both fixed beforehand (`lit_dps/replication/`). 
 brackets, lies in the range, not seen where all of it lies outside, else not decidable. The table has each claim at the
 largest study that decides it, those at the paper's own goal first; where none does, at the largest. Beside the verdict
 stands how many studies agree with it, of those that decide the claim at all."""
+_READING = """\
+The paper reads them off its curves, where linear scaling ends, as powers of two, 2^9 and 2^11 say. As measured,
+that is where the examples B K\\* exceed those of the smallest batch size by 20 %, or by 50 %; by the law, where they
+double (c1 / c2). In examples, with 95 % intervals; `>` is below all that can be told, `*` needs a word, which
+critical.csv of the study has."""
 # What each figure of the paper shows, by the figure of ours that repeats it
 FIGURES = {
     "scaling": (
@@ -49,6 +55,7 @@ def replication_page(
         _table(chosen, judgements),
         f"{_RULES}\n",
         *_figures(parts, comparisons),
+        _critical(parts),
         _disagreements(chosen),
         f"## How it was made\n\n`{command}`\n\nThis page was made {date} on {machine.cores} cores of {machine.cpu}, "
         f"with torch {machine.torch}, from stored trials; the commands that made these are in the appendix.\n",
@@ -120,6 +127,22 @@ def _figures(parts: Sequence[Part], comparisons: Mapping[str, Sequence[Image]]) 
         if image is not None:
             sections.append(f"## {number}\n\nThe paper: {shows}\n\n![{image.caption}]({image.path})\n")
     return sections
+
+
+def _critical(parts: Sequence[Part]) -> str:
+    """Critical batch sizes of each workload and rule, at its largest study, as a law has them and as the paper does."""
+    rows, seen = [], set()
+    for part in sorted(parts, key=scale, reverse=True):
+        record = part.study.record
+        if record.workload in seen or len(record.batch_sizes) < 2:
+            continue
+        seen.add(record.workload)
+        for series, found in part.study.critical_batch_sizes.items():
+            sizes = {f"{DEFINITIONS[name]}": str(found[name]) for name in ("linear_20", "linear_50", "law")}
+            rows.append({"study": f"`{record.name}`", "series": str(series), **sizes})
+    if not rows:
+        return ""
+    return f"## Critical batch sizes\n\n{_READING}\n\n{table(rows)}"
 
 
 def _disagreements(chosen: Mapping[Claim, Judgement]) -> str:

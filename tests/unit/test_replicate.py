@@ -51,8 +51,9 @@ def test_a_study_that_was_extended_says_by_which_options(folder):
         ({"batch_sizes": [4], "trials": 6}, "a.yaml --study.batch_sizes '[4, 64]'`"),
         ({"batch_sizes": [4, 64], "trials": 5}, "a.yaml --study.trials 6`"),
         ({"batch_sizes": [2, 4, 64], "trials": 9}, "a.yaml`"),
+        ({"batch_sizes": [4, 64], "trials": 6, "sparsities": [0.0]}, "a.yaml --study.sparsities '[0.0, 0.9]'`"),
     ]:
-        text = yaml.safe_dump({"study": {"name": "one: a", **study}})
+        text = yaml.safe_dump({"study": {"name": "one: a", "sparsities": [0.0, 0.9], **study}})
         (folder / "configs" / "a.yaml").write_text(text)
         assert verb("--report_only", "true") == 0
         text = (folder / "docs" / "replication-appendix.md").read_text()

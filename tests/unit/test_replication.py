@@ -76,7 +76,7 @@ def test_how_it_was_made():
     kept = [r.seconds for c, rs in slow.results.items() if c.batch_size == 4 for r in rs if r.trial.point < 5]
     assert 0 < len(kept) == 5 * len(slow.sparsities)
     core = sum(kept) / 3600 / 4
-    made = section(page(dataclasses.replace(first, core=Core([4], 5))), "How it was made")
+    made = section(page(dataclasses.replace(first, core=Core([4], 5, slow.sparsities))), "How it was made")
     assert f"| 4 | {core:.2f} | {hours / 4:.2f} |" in made
     assert f"take {core:.2f} hours; extended" in made and f"say, {hours / 4:.2f} hours" in made
 
@@ -188,6 +188,12 @@ def test_the_front_page_has_the_papers_figures_from_the_largest_study_and_is_sho
     assert "![curve](large.png)" in section(text, "Figure 1") and "small.png" not in text
     assert "![ratios](ratios.png)" in section(text, "Figure 12") and "## Figure 4" not in text
     assert "2 studies, 36 trials" in text and len(text.split()) < 1500
+    assert f"| `large` | S=0 | {' | '.join(critical_of(large))} |" in section(text, "Critical batch sizes")
+
+
+def critical_of(part):
+    found = next(iter(part.study.critical_batch_sizes.values()))
+    return [str(found[name]).replace("*", "\\*") for name in ("linear_20", "linear_50", "law")]
 
 
 def test_the_theory_of_each_study():
