@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from itertools import product
 
 from lit_dps.boxes import Widened
+from lit_dps.errors import ConfigError
 from lit_dps.goal import Goal
 from lit_dps.noise import NoiseScale
 from lit_dps.repeats import RepeatPlan
 from lit_dps.space import Box
-from lit_dps.trial import Cell, Series, Status, TrialResult, Value
+from lit_dps.trial import Cell, Series, Status, TrialResult, Value, short_name, text_of
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class StudyRecord:
         boxes: Where the box was widened, its history: as it was at first, and each that followed; `space` is the last.
         axes: Values of each further axis of the grid by configuration key.
         noise: The noise scale of a short run before the first trial; None without one.
+        environments: Versions and machines that its trials ran in, by name; empty where that was not kept.
         run_on: Whether trials that met their goal went on to the step budget.
     """
 
@@ -61,6 +63,7 @@ class StudyRecord:
     repeats: Mapping[Cell, list[TrialResult]] = field(default_factory=dict)
     plan: RepeatPlan = RepeatPlan()
     boxes: tuple[Widened, ...] = ()
+    environments: tuple[Mapping[str, str], ...] = ()
 
     @property
     def cells(self) -> list[Cell]:
@@ -75,6 +78,43 @@ class StudyRecord:
     def resolved_results(self, cell: Cell) -> list[TrialResult]:
         """The results of a cell but for failed trials: how those would have ended is not known, and they run again."""
         return [result for result in self.results[cell] if result.status is not Status.FAILED]
+
+    def cell_named(self, text: str) -> Cell:
+        """The cell of a text such as "B=32,S=0.9,delay=4", as `cell_text` and `str(Cell)` have it.
+
+        Axes are named by their keys or by their last names; one of a single value may be left out.
+
+        Raises:
+            ConfigError: for a text that names no cell of the grid, or several.
+        """
+        axes: dict[str, tuple[Value, ...]] = {"B": self.batch_sizes, "S": self.sparsities, **self.axes}
+        named = {short_name(key): key for key in axes} | {key: key for key in axes}
+        allowed = "; ".join(f"{short_name(key)}={'|'.join(map(text_of, values))}" for key, values in axes.items())
+        found = {key: values[0] for key, values in axes.items() if len(values) == 1}
+        for part in text.replace(",", " ").split():
+            name, _, value = part.partition("=")
+            key = named.get(name, "")
+            match = next((each for each in axes.get(key, ()) if value in (str(each), text_of(each))), None)
+            if match is None:
+                match = next((each for each in axes.get(key, ()) if _number(value) == each), None)
+            if match is None:
+                raise ConfigError("--cell", text, f"a cell of study {self.name}: {allowed}")
+            found[key] = match
+        if found.keys() != axes.keys():
+            raise ConfigError("--cell", text, f"one value each of {allowed}")
+        return Cell(found.pop("B"), found.pop("S"), tuple(sorted(found.items())))
+
+
+def cell_text(cell: Cell) -> str:
+    """A cell as a command takes it: B=32,S=0.9,delay=4."""
+    return str(cell).replace(" ", ",")
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
 def grid(

@@ -109,6 +109,33 @@ class Run:
         self.watch(self)
         return self.status
 
+    @property
+    def last(self) -> str:
+        """What the last check found, in words; empty before the first."""
+        return self._found(-1) if self.curve["step"] else ""
+
+    def _found(self, i: int) -> str:
+        curve, metric = self.curve, self.goal.metric
+        bounds = not curve.get("exact", curve["step"])[i] and math.isfinite(curve[metric][i])
+        bound = "at least " * bounds
+        return f"{metric} {bound}{curve[metric][i]:.4f} at step {int(curve['step'][i])}"
+
+    @property
+    def outcome(self) -> str:
+        """How the attempt ended, in a line that begins with its status."""
+        steps = int(self.curve["step"][-1]) if self.curve["step"] else 0
+        if self.status is Status.COMPLETE:
+            at = self.curve["step"].index(self._met)
+            on = f"; then it ran on to step {steps}, {self.last}" if steps > self._met else ""
+            return f"complete after {self._met} steps: the goal is met, {self._found(at)}{on}"
+        if self.status is Status.INCOMPLETE:
+            return f"incomplete: the budget of {self.goal.max_steps} steps is spent, {self.last}"
+        if self.status is Status.INFEASIBLE:
+            return f"infeasible: diverged after {steps} steps, {self.last}"
+        how = "interrupted" if self.status is None else str(self.status)
+        why = [why for why in (self.failure, self.last or "before its first check") if why]
+        return f"{how}: {'; '.join(why)}"
+
     def restart(self) -> None:
         """Forgets all checks: the attempt begins anew, by another engine."""
         fresh = Run(self.trial, self.goal, self.further, self.stop_at, self.rung, self.run_on, self.metrics, self.watch)

@@ -8,7 +8,7 @@ import sys
 from importlib import import_module
 
 VERBS = {
-    "fit": ("lit_dps.cli.fit", "train one trial"),
+    "fit": ("lit_dps.cli.fit", "train one trial; with --of STUDY --cell B=32,S=0 that of a study's K* again"),
     "validate": ("lit_dps.cli.fit", "evaluate a checkpoint on the validation split"),
     "test": ("lit_dps.cli.fit", "evaluate a checkpoint on the test split"),
     "study": ("lit_dps.cli.study", "run a study of batch sizes and sparsities, or take it up again"),

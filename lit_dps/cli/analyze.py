@@ -10,6 +10,7 @@ from lit_dps.analysis import Analysis, figures_folder, parts_of, publish
 from lit_dps.cli.parser import PlainParser
 from lit_dps.config import StorageConfig, StudyConfig
 from lit_dps.store import check_place, read_study, sqlite_file, ui_command, without_password
+from lit_dps.study.command import again_text
 
 SHOW = "What to print too, with commas between, or all: critical (batch sizes by definition), theory, files."
 SYNC = "Also bring MLflow in step with the study: log what it lacks, delete runs of trials that are not stored."
@@ -37,7 +38,8 @@ def main(argv: list[str]) -> int:
         text = publish(study, folder, show)[0]
         logged = sqlite_file(storage.mlflow_uri)
         seen = logged is None or logged.is_file()
-        print(text, end=f"\nbrowse it in MLflow: {ui_command(storage.mlflow_uri)}\n" if seen else "")
+        browse = f"browse it in MLflow: {ui_command(storage.mlflow_uri)}\n" if seen else ""
+        print(text, end=f"\n{again_text(study, storage)}{browse}")
         return 0
 
     from lit_dps.study import view
@@ -48,7 +50,7 @@ def main(argv: list[str]) -> int:
     study = read(storage, name)  # anew: what is logged by now is stored by now
     text, files = publish(study, folder, show)
     view.sync(tracker, study.record, study, files, logged=logged)
-    print(f"{text}\nin step with it: MLflow at {without_password(storage.mlflow_uri)}")
+    print(f"{text}\n{again_text(study, storage)}in step with it: MLflow at {without_password(storage.mlflow_uri)}")
     return 0
 
 

@@ -18,7 +18,7 @@ from lightning.pytorch.loggers import MLFlowLogger
 
 from lit_dps.cli.parser import OneLineErrors, refuse_nulls
 from lit_dps.config import StorageConfig, StudyConfig
-from lit_dps.errors import ConfigError, DataError
+from lit_dps.errors import ConfigError, DataError, one_line
 from lit_dps.parallel import launch, ranks, settings
 from lit_dps.runtime import keep_freed_memory
 from lit_dps.store import is_http, without_password
@@ -132,6 +132,17 @@ class DPSCLI(LightningCLI):
         elif config.trainer.logger in (None, True):
             config.trainer.logger = False
 
+    def _run_subcommand(self, subcommand: str) -> None:
+        error = None
+        try:
+            super()._run_subcommand(subcommand)
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            if subcommand == "fit" and ranks.rank() == 0:
+                _tell_end(self.trainer, error)
+
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         trainer = self.config_init[self.subcommand].trainer
         return super().instantiate_trainer(**{**settings.arguments(dict(trainer.items())), **kwargs})
@@ -139,6 +150,10 @@ class DPSCLI(LightningCLI):
 
 def main(argv: list[str]) -> int:
     """Runs fit, validate or test; argv[0] is the verb."""
+    if argv[0] == "fit" and any(option.partition("=")[0] == "--of" for option in argv):
+        from lit_dps.cli.again import main as again
+
+        return again(argv)
     keep_freed_memory()
     logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # Lightning 2.6 under torch 2.15
@@ -150,21 +165,30 @@ def main(argv: list[str]) -> int:
             asked, gpu = settings.ranks_asked(trainer), settings.on_gpu(trainer)
             group.enter_context(launch.group_of(asked, gpu, main, argv))
 
-        cli = DPSCLI(gather, seed_everything_default=0)
-        if ranks.rank() == 0:
-            _tell_end(cli.trainer)
+        DPSCLI(gather, seed_everything_default=0)
     return 0
 
 
-def _tell_end(trainer: Trainer) -> None:
-    """Prints how a run of `fit` ended; the goal, the budget or something else, its max_steps say, ended it."""
+def _tell_end(trainer: Trainer, error: BaseException | None) -> None:
+    """Prints where the checkpoint of a run of `fit` is and, in a last line, how it ended, whatever ended it.
+
+    Nothing where it was refused before its first batch: the error says so.
+    """
     goal = next(callback for callback in trainer.callbacks if isinstance(callback, GoalErrorCallback))
-    curve = goal.curve
-    error = f"{goal.monitor} {curve[goal.goal.metric][-1]:.4f}" if curve["step"] else ""
+    steps = "1 step" if trainer.global_step == 1 else f"{trainer.global_step} steps"
+    if isinstance(error, Exception) and not trainer.global_step:
+        return
+    saved = [callback.best_model_path or callback.last_model_path for callback in trainer.checkpoint_callbacks]
+    for path in filter(None, saved):
+        print(f"checkpoint: {path if '://' in path else os.path.relpath(path)}")
+    if saved and not any(saved):
+        print("checkpoint: none was written")
     if goal.status is not None:
-        steps = f" after {goal.steps_to_result} steps" if goal.steps_to_result else ""
-        print(f"{goal.status}{steps}: {error}")
-    elif trainer.state.fn == "fit":
-        steps = "1 step" if trainer.global_step == 1 else f"{trainer.global_step} steps"
-        known = f"goal ({error} at step {curve['step'][-1]})" if error else "first check"
+        print(goal.run.outcome)
+    elif isinstance(error, (SystemExit, KeyboardInterrupt)):  # Lightning exits at a signal
+        print(f"interrupted after {steps}: {goal.run.last or 'before its first check'}")
+    elif error is not None:
+        print(f"failed after {steps}: {type(error).__name__}: {one_line(error)}")
+    else:
+        known = f"goal ({goal.run.last})" if goal.run.last else "first check"
         print(f"no result: the trainer stopped after {steps}, before its {known}")

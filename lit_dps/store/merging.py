@@ -19,6 +19,7 @@ from lit_dps.repeats import Repeated
 from lit_dps.store import schema
 from lit_dps.store.cells import check_cell, open_cell, race_limit, ran_to
 from lit_dps.store.database import storage_errors, storage_for_now
+from lit_dps.store.environments import add_environments
 from lit_dps.store.header import StudyChanged, attributes, check_boxes, compare, extend
 from lit_dps.store.locks import storage_lock
 from lit_dps.store.read import Elsewhere, list_studies, read_study
@@ -130,6 +131,7 @@ def _merge_study(storage: BaseStorage, other: Elsewhere, name: str, merged: Merg
     grown |= {"goals": theirs.get("goals", []), "slack": theirs.get("slack"), schema.AXES: theirs.get(schema.AXES, {})}
     header = extend(storage, name, {**{key: kept[key] for key in _RECORDS if key in kept}, **grown})
     _merge_noise(storage, name, ours.get(schema.NOISE), theirs.get(schema.NOISE))
+    add_environments(storage, name, theirs.get(schema.ENVIRONMENTS, []))
     for cell in schema.cells_of(theirs):
         for repeats in (False, True):
             _merge_cell(storage, other, name, cell, header, merged, repeats)

@@ -83,6 +83,7 @@ def read_study(storage: BaseStorage | str, name: str) -> StudyRecord:
                 run_on=header.get(schema.RUN_ON, False),
                 repeats=repeats,
                 plan=RepeatPlan(**header.get(schema.REPEATS, {})),
+                environments=tuple(header.get(schema.ENVIRONMENTS, ())),
                 axes={key: tuple(values) for key, values in sorted(header.get(schema.AXES, {}).items())},
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -26,6 +26,7 @@ NOISE = "noise_scale"
 RUN_ON = "run_on"
 REPEATS = "repeats"
 BOXES = "boxes"
+ENVIRONMENTS = "environments"
 HEADER_ATTRS = {
     FORMAT_ATTR: "Version of this layout: 1. It is written last; a header without it was cut short.",
     UID: "Tells the study from all others, also from a deleted one of the same name. Absent in the oldest studies.",
@@ -45,6 +46,7 @@ HEADER_ATTRS = {
     RUN_ON: "True where trials went on to the step budget after their goal; else absent.",
     REPEATS: "The fields of `lit_dps.repeats.RepeatPlan`, the largest asked for. Absent where nothing is repeated.",
     BOXES: "The history of a box that was widened: `lit_dps.boxes.Widened.stored` of each, beside space. Else absent.",
+    ENVIRONMENTS: "What trials ran in, the oldest first: versions, machine. Absent in earlier studies.",
     REPORTED: "How many results the last analysis at the end of a run was made from.",
 }
 

@@ -24,6 +24,7 @@ from lit_dps.store import (
     check_writable,
     claim_report,
     declare,
+    keep_environment,
     keep_noise_scale,
     page_address,
     read_study,
@@ -32,6 +33,7 @@ from lit_dps.store import (
 )
 from lit_dps.study import finished
 from lit_dps.study.checks import check
+from lit_dps.study.command import again_text
 from lit_dps.study.display import LEAVING, Display, at_terminal
 from lit_dps.study.failures import FAILED, AllFail, Failures
 from lit_dps.study.noise import first_guess
@@ -75,6 +77,7 @@ def run_study(setup: StudySetup, show: Collection[str] = ()) -> int:
     if min(setup.workers, left) > 1:
         warm_up()
     if left:  # else `_finish` brings all of it in step
+        keep_environment(url, name, {key: value for key, value in tags.items() if not key.startswith("mlflow.")})
         view.sync(record, goes_on=True)
     try:
         with interruptible(stop, f"\n{LEAVING}\n"):
@@ -196,7 +199,7 @@ def _finish(setup: StudySetup, view: View, record: StudyRecord, seen: bool, show
     text, files = publish(analysis, figures_folder(storage.folder, name), show)
     view.sync(record, analysis, files)
     sys.stderr.flush()
-    pages = _pages(storage, view.tracker)
+    pages = again_text(analysis, storage) + _pages(storage, view.tracker)
     print(f"\n{text}\n{pages}", flush=True)
     if seen and view.tracker is not None and not _left(setup, record) and not any(record.running.values()):
         finished.keep(storage, record, pages)

@@ -75,7 +75,7 @@ class Workload:
         Raises:
             UserError: if a key of the trial names nothing, or its value is refused.
         """
-        specs = self._specs(trial)
+        specs = self.specs(trial)
         data = _instantiate("data", specs["data"], trial.seed_for("order"))
         if trial.repeat and isinstance(data, ImageData):  # others draw from the seed that they are made and run under
             data.order_anew(trial.seed_for("order"))
@@ -90,9 +90,14 @@ class Workload:
 
     def module(self, trial: Trial, purpose: str = "init") -> LightningModule:
         """A fresh module for a trial, drawn under the point's seed for a purpose; raises as `build`."""
-        return _instantiate("model", self._specs(trial)["model"], trial.seed_for(purpose))
+        return _instantiate("model", self.specs(trial)["model"], trial.seed_for(purpose))
 
-    def _specs(self, trial: Trial) -> dict[str, Any]:
+    def specs(self, trial: Trial) -> dict[str, Any]:
+        """The configuration of the model and of the data of a trial, with its batch size and metaparameters in place.
+
+        Raises:
+            ConfigError: if a key of the trial names nothing.
+        """
         specs = {"model": copy.deepcopy(dict(self.model)), "data": copy.deepcopy(dict(self.data))}
         node, name = locate(specs, self.batch_size_key, "study.batch_size_key")
         node[name] = trial.cell.batch_size // self.accumulated

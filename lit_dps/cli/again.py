@@ -1,0 +1,78 @@
+"""fit --of: trains a trial of a stored study again, that of K* unless another is asked for, and may keep its weights.
+
+The goal, seeds, data order, mask and threads are the trial's own: K is equal to the stored one. Nothing is stored.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import yaml
+from jsonargparse import Namespace
+
+from lit_dps.cli.parser import PlainParser
+from lit_dps.cli.study import StudyCLI
+from lit_dps.config import StorageConfig
+from lit_dps.errors import ConfigError, UserError
+from lit_dps.record import StudyRecord
+from lit_dps.runtime import INTERRUPTED
+from lit_dps.store import read_study
+from lit_dps.study.again import chosen, compared, train_again
+from lit_dps.study.setup import StudySetup
+from lit_dps.trial import Status, text_of
+
+
+def main(argv: list[str]) -> int:
+    """Runs the verb; argv[0] is "fit"."""
+    asked = _asked(argv[1:])
+    storage, keep = StorageConfig(**asked.storage.as_dict()), asked.checkpoint and Path(asked.checkpoint)
+    record = read_study(storage.optuna_url, asked.of)
+    stored = chosen(record, record.cell_named(asked.cell), asked.point)
+    if keep is not None and keep.exists():
+        raise ConfigError("--checkpoint", str(keep), "a file that is not there yet")
+    setup = _rebuilt(record, storage)
+    point = ", ".join(f"{key} {text_of(value)}" for key, value in stored.trial.params.items())
+    print(f"study {record.name}, {stored.trial}: {point}", file=sys.stderr, flush=True)
+    run = train_again(setup, record, stored, keep)
+    if run.traceback:
+        print(run.traceback, file=sys.stderr)
+    if keep is not None:
+        print(f"checkpoint: {keep if keep.exists() else 'none was written'}")
+    print(f"{run.outcome}; {compared(run, stored)}")
+    return INTERRUPTED if run.status is None else int(run.status is Status.FAILED)
+
+
+def _asked(argv: list[str]) -> Namespace:
+    parser = PlainParser(prog="lit-dps fit", description=__doc__)
+    parser.add_argument("--of", type=str, required=True, help="The study.")
+    parser.add_argument(
+        "--cell",
+        type=str,
+        default="",
+        help="The cell, such as B=32,S=0.9,delay=4; what has one value in the study may be left out.",
+    )
+    parser.add_argument("--point", type=int, help="Another point of the cell than that of K*.")
+    parser.add_argument("--checkpoint", type=str, help="Save a Lightning checkpoint of the weights at the end here.")
+    parser.add_class_arguments(StorageConfig, "storage")
+    return parser.parse_args(argv)
+
+
+def _rebuilt(record: StudyRecord, storage: StorageConfig) -> StudySetup:
+    """The setup that a study was run with, from the configuration that is stored with it."""
+    before, file = sys.argv, None
+    try:
+        with tempfile.NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8", delete=False) as file:
+            yaml.safe_dump(record.config, file)
+        sys.argv = ["lit-dps fit", "--config", file.name]  # LightningCLI warns of arguments given otherwise
+        setup = StudyCLI(run=False, seed_everything_default=False).setup()
+    except UserError as error:
+        why = str(error).replace(file.name, "") if file else error
+        raise UserError(f"study {record.name!r}: its stored configuration cannot be rebuilt here: {why}") from error
+    finally:
+        sys.argv = before
+        if file is not None:
+            os.unlink(file.name)
+    return StudySetup(**{**vars(setup), "storage": storage})

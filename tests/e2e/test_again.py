@@ -1,0 +1,107 @@
+"""fit --of: a trial of a stored study once more, with the K that is stored, and its weights."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+
+from lit_dps.analysis import Analysis
+from lit_dps.config import StorageConfig
+from lit_dps.goal import Goal
+from lit_dps.record import StudyRecord
+from lit_dps.runs import Run
+from lit_dps.store import read_study
+from lit_dps.study.command import again_text
+from lit_dps.trial import Cell
+from tests.e2e.commands import FAST
+from tests.unit.fake_study import SPACE, analysis_of, law_results
+
+AXES = {"optim.delay": (0, 4), "model.network": ("a.MLP", "b.Net")}
+GRID = {"batch_sizes": (8, 32), "sparsities": (0.0, 0.998046875), "axes": AXES}
+
+
+def record(**grid) -> StudyRecord:
+    return StudyRecord("study", "w", Goal(0.1), SPACE, trials=1, seed=0, goals=(), slack=None, config={}, results={},
+                       running={}, **{**GRID, **grid})  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_trial_is_trained_again_to_its_k_and_its_weights_are_kept(call, unbroken, tmp_path):
+    shutil.copytree(unbroken / "mlruns", tmp_path / "mlruns")
+    found = Analysis(read_study(f"sqlite:///{tmp_path}/mlruns/study.db", "fast"))
+    best = found.by_cell[Cell(64, 0.5)].best
+    done = call("fit", "--of", "fast", "--cell", "B=64,S=0.5", "--checkpoint", "kept/best.ckpt")
+    assert done.code == 0, done.err
+    shown, last = done.out.splitlines()
+    error = best.curve["val_error"][best.curve["step"].index(best.steps)]
+    assert shown == "checkpoint: kept/best.ckpt"
+    met = f"the goal is met, val_error {error:.4f} at step {best.steps}"
+    assert last == f"complete after {best.steps} steps: {met}; as the study stored it"
+
+    weights = torch.load(tmp_path / "kept/best.ckpt", weights_only=True)["state_dict"]
+    kept = {name: (int(weights[name].count_nonzero()), weights[name].numel()) for name in best.kept}
+    assert kept == best.kept, "the mask of the trial"
+    quiet = ("--trainer.enable_progress_bar", "false")
+    again = call("validate", "--config", FAST, "--ckpt_path", "kept/best.ckpt", *quiet)
+    assert float(again.out.rsplit("val_error", 1)[1].split()[1]) == pytest.approx(error, abs=1e-6)
+
+    refused = call("fit", "--of", "fast", "--cell", "B=64,S=0.5", "--checkpoint", "kept/best.ckpt")
+    assert (refused.code, refused.err) == (
+        2,
+        "lit-dps: error: --checkpoint: 'kept/best.ckpt' is not allowed; a file that is not there yet\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "others"),
+    [
+        ("B=32,S=0,delay=4,network=MLP", (("model.network", "a.MLP"), ("optim.delay", 4))),
+        ("B=32,S=0,optim.delay=0,model.network=b.Net", (("model.network", "b.Net"), ("optim.delay", 0))),
+        ("B=32 S=0.0 delay=4.0 network=Net", (("model.network", "b.Net"), ("optim.delay", 4))),
+    ],
+)
+def test_a_cell_is_named_by_keys_or_last_names(text, others):
+    assert record().cell_named(text) == Cell(32, 0.0, others)
+
+
+def test_the_name_of_a_cell_is_the_cell():
+    for cell in record().cells:
+        assert record().cell_named(str(cell)) == cell
+    assert record(batch_sizes=(8,), axes={}).cell_named("S=0") == Cell(8, 0.0)
+
+
+@pytest.mark.parametrize("text", ["B=9,S=0", "B=8", "", "b=8,S=0", "B=8,S=x,delay=0,network=MLP"])
+def test_what_names_no_cell_is_refused_with_all_that_there_are(text):
+    with pytest.raises(ValueError, match=r"--cell: .* B=8\|32; S=0\|0.998047; delay=0\|4; network=MLP\|Net$"):
+        record().cell_named(text)
+
+
+def test_the_command_is_of_the_cell_of_the_least_time():
+    cells = {cell: law_results(cell, 8, 4e4, 60) for cell in (Cell(4), Cell(64))}
+    text = again_text(analysis_of(cells, "my study"), StorageConfig(optuna="postgresql://me:secret@db/x"))
+    # all trials of both take 2 seconds, so that the time is that of the fewest steps over those of the cell
+    assert text.startswith("train the trial of K* at B=") and "secret" not in text
+    assert " fit --of 'my study' --cell B=" in text and text.endswith("--checkpoint best.ckpt\n")
+
+
+def test_how_a_run_ended_is_said_in_a_line():
+    run = Run(None, Goal(0.1, check_interval=4, max_steps=12))
+    assert run.outcome == "interrupted: before its first check"
+    for step, found in ((4, 0.5), (8, 0.25)):
+        assert run.record(step, found, True, 1.0, True) is None
+    assert run.outcome == "interrupted: val_error 0.2500 at step 8"
+    run.record(12, 0.2, True, 1.0, True)
+    assert run.outcome == "incomplete: the budget of 12 steps is spent, val_error 0.2000 at step 12"
+    run.restart()
+    run.stop_early()
+    run.record(4, float("nan"), False, 1.0, True)
+    assert run.outcome == "infeasible: diverged after 4 steps, val_error nan at step 4"
+    run = Run(None, Goal(0.1, check_interval=4, max_steps=12), run_on=True)
+    for step, found in ((4, 0.1), (8, 0.2), (12, 0.05)):
+        run.record(step, found, True, 1.0, True)
+    assert run.outcome == (
+        "complete after 4 steps: the goal is met, val_error 0.1000 at step 4; "
+        "then it ran on to step 12, val_error 0.0500 at step 12"
+    )
