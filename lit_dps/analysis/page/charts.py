@@ -20,7 +20,7 @@ from lit_dps.trial import Series, Status
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 BEYOND = 4  # how far beyond the largest batch size the law is drawn, hatched: a factor
 PER_OCTAVE = 8
-_GRID, _BATCH_SIZE = "#e5e5e5", "batch size B [examples]"
+_GRID, BATCH_SIZE = "#e5e5e5", "batch size B [examples]"
 
 
 def colour(i: int) -> str:
@@ -44,9 +44,7 @@ def curve(study: Analysis) -> go.Figure | None:
         return None
     sizes = study.record.batch_sizes
     largest = BEYOND * sizes[-1] if any(scaling.fit for scaling in study.scalings.values()) else sizes[-1]
-    return _styled(
-        figure, "batch size B [examples]", "steps to result K* [optimizer steps]", _doublings(sizes, largest)
-    )
+    return dress(figure, BATCH_SIZE, "steps to result K* [optimizer steps]", _doublings(sizes, largest))
 
 
 def _points(figure: go.Figure, series: Series, scaling: Scaling, colour: str) -> None:
@@ -78,28 +76,6 @@ def _law(figure: go.Figure, series: Series, scaling: Scaling, colour: str) -> No
             figure.add_scatter(y=band[1], line={"width": 0}, fill="tonexty", **filled, **common)
         dash = {"color": colour, "width": 2, "dash": "dot" if beyond else "solid"}
         figure.add_scatter(y=scaling.fit.steps(batch), line=dash, **common)
-
-
-def against_batch_size(
-    study: Analysis, table: pd.DataFrame, column: str, label: str, log: bool = True
-) -> go.Figure | None:
-    """A column of a table with a row a cell against batch size, a line a series; None where nothing is known."""
-    figure, sizes = go.Figure(), study.record.batch_sizes
-    for i, series in enumerate(study.record.series):
-        rows = table[[cell.series == series for cell in study.record.cells]]
-        rows = rows.assign(value=numbers(rows[column])).dropna(subset=["value"])
-        if len(rows):
-            figure.add_scatter(
-                x=rows["batch_size"].tolist(),
-                y=rows["value"].tolist(),
-                mode="lines+markers",
-                line={"color": colour(i)},
-                name=plain(legend(series)),
-                hovertemplate="B = %{x}<br>%{y:.3g}",
-            )
-    if not figure.data:
-        return None
-    return _styled(figure, _BATCH_SIZE, label, sizes, log)
 
 
 def parallel(study: Analysis) -> go.Figure | None:
@@ -177,10 +153,11 @@ def _doublings(sizes: Sequence[int], beyond: int) -> list[int]:
     return [*sizes, *(sizes[-1] * 2**i for i in range(1, beyond.bit_length()))]
 
 
-def _styled(figure: go.Figure, x: str, y: str, ticks: Sequence[float], log: bool = True) -> go.Figure:
+def dress(figure: go.Figure, x: str, y: str, ticks: Sequence[float]) -> go.Figure:
+    """Gives a chart the axes, both logarithmic, and the legend of the page."""
     axis = {"gridcolor": _GRID, "linecolor": "#666666", "ticks": "outside", "zeroline": False}
     figure.update_xaxes(type="log", title=x, tickvals=list(ticks), ticktext=[f"{t:g}" for t in ticks], **axis)
-    figure.update_yaxes(type="log" if log else "linear", title=y, **axis, **({"dtick": "D2"} if log else {}))
+    figure.update_yaxes(type="log", title=y, dtick="D2", **axis)
     figure.update_layout(
         template="none",
         height=430,

@@ -6,8 +6,6 @@ All that a user may have named is escaped. plotly's script, 5 MB, stands in the 
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Mapping
-from importlib.metadata import version
 from importlib.resources import files
 from string import Template
 
@@ -15,9 +13,12 @@ import plotly.graph_objects as go
 import plotly.io as io
 import yaml
 
+import lit_dps.analysis.page.answers as answers
 import lit_dps.analysis.page.charts as charts
-from lit_dps import __version__
+import lit_dps.analysis.page.words as words
 from lit_dps.analysis.analysis import Analysis
+from lit_dps.analysis.answer import answer_text
+from lit_dps.analysis.best_rates import NEAR
 from lit_dps.analysis.report import render, table_and_law, theory_text
 from lit_dps.analysis.tables import records, three_digits, value_text
 from lit_dps.space import Box, short_names
@@ -34,24 +35,16 @@ _CHART = {
 _PAGE = Template(files(__package__).joinpath("page.html").read_text(encoding="utf-8"))
 
 
-def page(study: Analysis, answer: Iterable[str] = (), further: Mapping[str, go.Figure | None] | None = None) -> str:
-    """The report of a study as one HTML page, the same for the same study.
-
-    Args:
-        study: The study, finished or not.
-        answer: Sentences that answer what a study is run for, for the top.
-        further: Charts by caption, below the scaling curve; None is left out.
-    """
+def page(study: Analysis) -> str:
+    """The report of a study, finished or not, as one HTML page, the same for the same study."""
     record, script = study.record, _Script()
     unfinished = sum(cell.pending for cell in study.cells)
     told = f"{record.trials} trials a cell, {record.goal}, checked every {record.goal.check_interval} steps, "
     told += f"budget {record.goal.max_steps:,} steps"
-    laws = [f"{series}: {scaling.describe()}" for series, scaling in sorted(study.scalings.items())]
-    verdict = [*answer, "Critical batch size, where half of the steps are due to noise: " + "; ".join(laws) + "."]
     sections = [
         f"<h1>{_text(record.name)}</h1>",
         f'<p class="of">{_text(record.workload)}; {_text(told)}</p>',
-        f'<div class="verdict">{"".join(f"<p>{_text(line)}</p>" for line in verdict)}</div>',
+        f'<div class="verdict">{"".join(f"<p>{_text(line)}</p>" for line in words.verdict(study))}</div>',
         f'<p class="note">{unfinished} trials have not finished.</p>' if unfinished else "",
         _chart(
             script,
@@ -60,7 +53,20 @@ def page(study: Analysis, answer: Iterable[str] = (), further: Mapping[str, go.F
             "Markers: K*, the fewest steps of any trial; open ones are upper bounds. Lines: the law K* = c1 / B + c2 "
             "with its 95 % band; dotted and hatched where it is extrapolated, beyond the largest batch size measured.",
         ),
-        *(_chart(script, caption, figure) for caption, figure in (further or {}).items()),
+        _chart(
+            script,
+            "Time and examples to the goal",
+            answers.to_goal(study),
+            "K* times the median time of a step on the machine that ran the trials, bars: its quartiles; a star is the "
+            "fastest of its series. Examples are K* B. Open markers are upper bounds.",
+        ),
+        _chart(
+            script,
+            "Learning rate against batch size",
+            answers.rates(study),
+            f"The rate of the K* trial; bars span the trials within {NEAR:g} times K*. Lines: linear and square-root "
+            "scaling from the smallest batch size. Open markers: K* is an upper bound, which says little of the rate.",
+        ),
         _chart(
             script,
             "All trials",
@@ -69,14 +75,22 @@ def page(study: Analysis, answer: Iterable[str] = (), further: Mapping[str, go.F
             "its axis.",
         ),
         _trials(study),
-        f"<h2>Table and law</h2><pre>{_text(table_and_law(study))}</pre>",
+        f"<h2>Table and law</h2><pre>{_text(_tables(study))}</pre>",
         "".join(f'<p class="note">{_text(line)}</p>' for line in study.notes),
         _folded("Theory: terms of the K* trials, predicted and measured", theory_text(study)),
         *(_folded(f"At {other.record.goal}", render(other)) for other in study.at_each_goal[1:]),
-        _folded("Configuration (lit-dps study --config FILE)", yaml.safe_dump(record.config, sort_keys=False)),
-        f'<p class="of">{_text(_made())}</p>',
+        "<h2>What was assumed</h2>",
+        f"<ul>{''.join(f'<li>{_text(line)}</li>' for line in words.assumed(study))}</ul>",
+        "<h2>How it was made</h2>",
+        f"<dl>{''.join(f'<dt>{_text(name)}</dt><dd>{_text(said)}</dd>' for name, said in words.made(study))}</dl>",
+        _folded("Configuration", yaml.safe_dump(record.config, sort_keys=False)),
     ]
     return _PAGE.substitute(title=_text(f"{record.name}: lit_dps"), body="\n".join(filter(None, sections)))
+
+
+def _tables(study: Analysis) -> str:
+    answer = answer_text(study.record, study.cells, study.answer, study.rate_laws)
+    return f"{answer}\n{table_and_law(study)}" if answer else table_and_law(study)
 
 
 class _Script:
@@ -132,8 +146,3 @@ def _folded(title: str, text: str) -> str:
 
 def _text(text: object) -> str:
     return html.escape(str(text))
-
-
-def _made() -> str:
-    parts = [f"lit_dps {__version__}", *(f"{name} {version(name)}" for name in ("optuna", "plotly"))]
-    return f"Written by {', '.join(parts)}. Intervals are 95 % intervals over trials; K* is the best of the trials run."
