@@ -94,7 +94,8 @@ def _run(argv: list[str]) -> int:
             if repeat(argv[1:]):
                 return 0
             watch(argv[1:])
-        return import_module(VERBS[argv[0]][0]).main(argv) or 0
+        again = argv[0] == "fit" and any(word.partition("=")[0] == "--of" for word in argv)
+        return import_module("lit_dps.cli.again" if again else VERBS[argv[0]][0]).main(argv) or 0
     except UserError as error:
         return _refuse(str(error))
     except KeyboardInterrupt:  # before or after a study runs, which handles it itself

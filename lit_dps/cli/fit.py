@@ -150,10 +150,6 @@ class DPSCLI(LightningCLI):
 
 def main(argv: list[str]) -> int:
     """Runs fit, validate or test; argv[0] is the verb."""
-    if argv[0] == "fit" and any(option.partition("=")[0] == "--of" for option in argv):
-        from lit_dps.cli.again import main as again
-
-        return again(argv)
     keep_freed_memory()
     logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # Lightning 2.6 under torch 2.15
