@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from lit_dps.advice.one_run import OneRun
 from lit_dps.advice.probe import probes
 from lit_dps.advice.step_time import StepTime
 from lit_dps.analysis import Law, RateLaw
@@ -40,6 +41,7 @@ class Answer:
         cut: Whether the lower and the upper end of it are those of the batch sizes asked for.
         changes: What measurement would change it most, a line each.
         assumed: What it rests on that was not measured, a line each.
+        one_run: What one run needs beside K; None where that is not known: then steps and times are those of K.
     """
 
     law: Law
@@ -54,6 +56,7 @@ class Answer:
     assumed: tuple[str, ...]
     rate: RateLaw | None = None
     price: float | None = None
+    one_run: OneRun | None = None
 
 
 def answer(
@@ -66,26 +69,31 @@ def answer(
     rate: RateLaw | None = None,
     hours_at_most: float | None = None,
     cost_at_most: float | None = None,
+    one_run: OneRun | None = None,
 ) -> Answer:
     """The answer over all batch sizes (ascending, in examples) and numbers of devices.
 
     Columns of its table: batch_size [examples], devices, steps with steps_low and steps_high, steps_known ("law",
     "extrapolated", "measured"), step_seconds, step_known ("fitted", "extrapolated", "predicted"), hours, device_hours
     and cost (of `price` a device-hour; missing without) each with _low and _high, examples, pareto (nothing else is
-    both faster and cheaper), allowed (within `hours_at_most` and `cost_at_most`). Limits are 95 %; those of K and of
-    the step time are taken to be independent. Combinations of which K or the step time is not known are left out.
+    both faster and cheaper), allowed (within `hours_at_most` and `cost_at_most`), k_star (K by the law). Steps, and
+    what follows from them, are those of one run where `one_run` says what it needs, else K. Limits are 95 %; those of
+    K, of a run and of the step time are taken to be independent. Combinations of which K or the step time is not known
+    are left out.
     """
     every = [int(b) for b in batch_sizes]
-    table = _table(law, step_time, every, devices, price, checks)
+    more = one_run if one_run is not None and one_run.ratio < math.inf else None  # else than anybody knows
+    table = _table(law, step_time, every, devices, price, checks, more)
     table["allowed"] = True
     for column, most in (("hours", hours_at_most), ("cost", cost_at_most)):
         if most is not None:
             table["allowed"] &= table[column] <= most
     table["pareto"] = _pareto(table)
+    table["k_star"] = table.pop("k_star")  # behind those that there were
     allowed = table[table["allowed"]]
-    assumed = _assumed(law, table, step_time, checks, price)
+    assumed = _assumed(law, table, step_time, checks, price, more)
     if not len(allowed):
-        return Answer(law, step_time, table, None, None, None, None, (False, False), (), assumed, rate, price)
+        return Answer(law, step_time, table, None, None, None, None, (False, False), (), assumed, rate, price, one_run)
     fastest = allowed.loc[allowed["hours"].idxmin()]
     near = allowed[allowed["hours"] <= NEAR * fastest["hours"]]
     best = near.loc[near["device_hours"].idxmin()]
@@ -93,14 +101,17 @@ def answer(
     interval, cut = _interval(law, step_time, every, int(fastest["devices"]), checks, table)
     changes = _changes(law, step_time, best, every, near)
     rows = (row.to_dict() for row in (best, fastest, cheapest))
-    return Answer(law, step_time, table, *rows, interval, cut, changes, assumed, rate, price)
+    return Answer(law, step_time, table, *rows, interval, cut, changes, assumed, rate, price, one_run)
 
 
-def _table(law, step_time, batch_sizes, devices, price, checks) -> pd.DataFrame:
+def _table(law, step_time, batch_sizes, devices, price, checks, one_run=None) -> pd.DataFrame:
     rows = []
     for k in law.predict(batch_sizes).to_dict("records"):
         if k["known"] == "refused":
             continue
+        k["k_star"] = k["steps"]
+        if one_run is not None:
+            k |= _of_one(one_run, k)
         for n in sorted(devices):
             if (step := step_time.at(k["batch_size"], n)) is None:
                 continue
@@ -114,10 +125,18 @@ def _table(law, step_time, batch_sizes, devices, price, checks) -> pd.DataFrame:
             for name, factor in (("hours", 1.0), ("device_hours", n), ("cost", None if price is None else n * price)):
                 value = math.nan if factor is None else hours * factor
                 row |= {name: value, f"{name}_low": value * math.exp(-below), f"{name}_high": value * math.exp(above)}
-            rows.append(row)
+            rows.append(row | {"k_star": k["k_star"]})
     columns = ["batch_size", "devices", "steps", "steps_low", "steps_high", "steps_known", "step_seconds", "step_known"]
     columns += ["examples", *(f"{n}{end}" for n in ("hours", "device_hours", "cost") for end in ("", "_low", "_high"))]
-    return pd.DataFrame(rows, columns=columns)
+    return pd.DataFrame(rows, columns=[*columns, "k_star"])
+
+
+def _of_one(one_run: OneRun, k) -> dict[str, float]:
+    """Steps of one run and their limits, from K and its limits; where runs were made K is not asked any more."""
+    steps, known = k["steps"] * one_run.ratio, one_run.batch_size == k["batch_size"]
+    below, above = (0.0, 0.0) if known else (math.log(k["steps"] / k["low"]), math.log(k["high"] / k["steps"]))
+    below, above = (math.hypot(x, 1.96 * one_run.spread) for x in (below, above))
+    return {"steps": steps, "low": steps * math.exp(-below), "high": steps * math.exp(above)}
 
 
 def _pareto(table: pd.DataFrame) -> np.ndarray:
@@ -170,8 +189,12 @@ def _changes(law: Law, step_time: StepTime, best, batch_sizes, near: pd.DataFram
     return tuple(lines)
 
 
-def _assumed(law, table, step_time: StepTime, checks, price) -> tuple[str, ...]:
+def _assumed(law, table, step_time: StepTime, checks, price, one_run) -> tuple[str, ...]:
     lines = ["the learning rate is tuned at each batch size, as it was where K was measured"]
+    if one_run is None:
+        lines.append("steps are K, the least of several trials: one run usually needs more, how many is not known")
+    else:
+        lines.append("what one run needs beside K is the same at all batch sizes")
     if (table["step_known"] == "predicted").any():
         lines.append(f"step times marked predicted: {step_time.link}")
     if checks is None:

@@ -38,6 +38,8 @@ def _sentences(answer: Answer) -> list[str]:
         more = f", cut off at the {ends} asked for"
     else:
         more = ""
+    if answer.one_run is not None:
+        lines.append(answer.one_run.describe())
     on = int(answer.fastest["devices"])
     lines.append(f"any B from {low:g} to {high:g} is within 10 % of the best time on {_devices(on)}{more}")
     for name, row in (("fastest", answer.fastest), ("cheapest", answer.cheapest)):

@@ -11,10 +11,15 @@ WRITING = 0.1, 4.0, 15.0  # share of the budget that is kept for the answer, and
 
 
 class Clock:
-    """The time that asking takes, over all runs of the command; stored at every look."""
+    """The time that asking takes, over all runs of the command; stored at every look.
+
+    Attributes:
+        kept: Seconds of the budget that are kept for a later stage.
+    """
 
     def __init__(self, budget: float, store: AdviceStore, spent: float):
         self.budget, self.store, self.before, self.began = budget, store, spent, time.monotonic()
+        self.kept = 0.0
 
     @property
     def spent(self) -> float:
@@ -22,9 +27,9 @@ class Clock:
 
     @property
     def left(self) -> float:
-        """Seconds until the answer has to be written."""
+        """Seconds until the answer has to be written, or the later stage begins."""
         share, least, most = WRITING
-        return self.budget - min(max(share * self.budget, least), most) - self.spent
+        return self.budget - min(max(share * self.budget, least), most) - self.kept - self.spent
 
     def keep(self) -> None:
         self.store.keep(spent=self.spent)

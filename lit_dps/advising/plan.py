@@ -8,7 +8,7 @@ import time
 from lit_dps.advice import StepTime, expected_critical, next_probe, probes
 from lit_dps.advising.clock import Clock, say
 from lit_dps.advising.options import Options, time_text
-from lit_dps.advising.probes import Probes, observations, unfinished
+from lit_dps.advising.probes import Probes, check_seconds, observations, unfinished
 from lit_dps.advising.steps import SPENT, StepTimes
 from lit_dps.advising.workload import own_batch_size
 from lit_dps.analysis import Law, law_of
@@ -34,7 +34,8 @@ def probe_all(work: Probes, model, times, noise, clock: Clock, stop: StopRequest
         done = {int(o.batch_size) for o in known if o.bound == 0} | refused
         law = law_with(known, noise)
         open_ = [b for b in every if b not in done and b not in {int(o.batch_size) for o in known}]
-        size = _next(law, known, every, [b for b in open_ if b not in refused], own, model, clock, options)
+        check = check_seconds(record, times.check) / setup.goal_of_trials.check_interval
+        size = _next(law, known, every, [b for b in open_ if b not in refused], own, model, check, clock, options)
         share = 1 if len(done) >= FIRST else 1 / (FIRST - len(done))
         if size is None:  # what was left unfinished before goes on
             size, share = next(iter(set(unfinished(record)) - gone), None), 1
@@ -59,7 +60,10 @@ def probe_all(work: Probes, model, times, noise, clock: Clock, stop: StopRequest
             gone.add(size)
 
 
-def _next(law: Law, known, every, open_, own: int, model: StepTime, clock: Clock, options: Options) -> int | None:
+def _next(
+    law: Law, known, every, open_, own: int, model: StepTime, check: float, clock: Clock, options: Options
+) -> int | None:
+    """The batch size to probe; `check` are the seconds of checks that come on each step."""
     if not open_:
         return None
     if not known:
@@ -72,7 +76,7 @@ def _next(law: Law, known, every, open_, own: int, model: StepTime, clock: Clock
         return open_[-1] if max(o.batch_size for o in known) < open_[-1] else open_[0]
 
     def seconds(batch_size: float) -> float:
-        return model.at(batch_size).value
+        return model.at(batch_size).value + check
 
     table = probes(law, open_, every, seconds, trials=max(2, options.trials // 2))
     found = next_probe(table, clock.left)

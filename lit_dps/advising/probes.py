@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from contextlib import closing
 from functools import partial
@@ -10,7 +11,17 @@ from functools import partial
 import numpy as np
 from lightning.pytorch import LightningDataModule
 
-from lit_dps.analysis import AT_LEAST, AT_MOST, Analysis, CellSummary, Observation, RateLaw, rate_law, resample
+from lit_dps.analysis import (
+    AT_LEAST,
+    AT_MOST,
+    Analysis,
+    CellSummary,
+    Observation,
+    RateLaw,
+    rate_law,
+    resample,
+    step_seconds,
+)
 from lit_dps.errors import StorageError
 from lit_dps.record import StudyRecord
 from lit_dps.runtime import Interrupted, StopRequest
@@ -116,6 +127,16 @@ def best_rates(record: StudyRecord | None, key: str) -> RateLaw | None:
         return None
     found = [(c.cell.batch_size, c.best.trial.params[key]) for c in Analysis(record).cells if c.best is not None]
     return rate_law(*zip(*found, strict=True), key) if len(found) > 1 else None
+
+
+def check_seconds(record: StudyRecord | None, timed: float) -> float:
+    """Seconds of a check in the probes: the median of their cells; as it was `timed`, in full, before there are any.
+
+    Checks that stop early take less (`lit_dps.training.early_check`).
+    """
+    found = [] if record is None else [each.check for each in step_seconds(record).values()]
+    found = [each for each in found if not math.isnan(each)]
+    return float(np.median(found)) if found else timed
 
 
 def unfinished(record: StudyRecord | None) -> list[int]:

@@ -14,9 +14,10 @@ from lightning.pytorch import Trainer
 
 from lit_dps.advice import Answer, Checks, StepTime, answer, render
 from lit_dps.advising.branches import described
+from lit_dps.advising.confirm import one_run
 from lit_dps.advising.options import Options
 from lit_dps.advising.plan import candidates, law_with
-from lit_dps.advising.probes import Probes, best_rates, observations, unfinished
+from lit_dps.advising.probes import Probes, best_rates, check_seconds, observations, unfinished
 from lit_dps.advising.steps import StepTimes
 from lit_dps.advising.workload import RATES
 from lit_dps.analysis import Analysis, figures_folder, write_csv
@@ -28,6 +29,43 @@ from lit_dps.study.setup import StudySetup
 from lit_dps.training.workload import locate
 
 PREDICTION = "lit_dps.advising.prediction.PredictionCallback"
+
+
+def conclude(
+    work: Probes,
+    setup: StudySetup,
+    model: StepTime,
+    times: StepTimes,
+    noise: NoiseScale | None,
+    store: AdviceStore,
+    options: Options,
+) -> Answer:
+    """The answer of all that was measured so far."""
+    record, key = work.record(), rate_key(work.setup)
+    law, rate = law_with(observations(record), noise), best_rates(record, key)
+    sizes = candidates(times, options.devices, setup.workload.accumulated)
+    k_of = {int(row["batch_size"]): row["steps"] for row in law.predict(sizes).dropna().to_dict("records")}
+    one = one_run(store.read().get("confirmed", []), k_of, record, rate, key)
+    checks = Checks(check_seconds(record, times.check), setup.goal_of_trials.check_interval)
+    return answer(law, model, sizes, options.devices, options.price, checks, rate, one_run=one)
+
+
+def rate_key(setup: StudySetup) -> str:
+    """The metaparameter that is the learning rate; empty where none is searched."""
+    return next((key for key in setup.study.space if key.rpartition(".")[2] in RATES), "")
+
+
+def parameters_at(setup: StudySetup, record: StudyRecord | None, found: Answer) -> dict[str, Any] | None:
+    """The metaparameters of the best row: of the nearest best trial, but the rate, by its law. None without any."""
+    complete = [] if record is None else [cell for cell in Analysis(record).cells if cell.best is not None]
+    if found.best is None or not complete:
+        return None
+    size, key = int(found.best["batch_size"]), rate_key(setup)
+    nearest = min(complete, key=lambda cell: abs(cell.cell.batch_size / size - 1))
+    params = dict(nearest.best.trial.params)
+    if key and found.rate is not None and (rate := found.rate.at(size)) is not None:
+        params[key] = float(rate)
+    return params
 
 
 def tell(
@@ -42,12 +80,8 @@ def tell(
     """Prints the answer, writes its files, and shows both in MLflow."""
     record = work.record()
     branches = store.read().get("branches", [])
-    law = law_with(observations(record), noise)
-    rate_key = next((key for key in work.setup.study.space if key.rpartition(".")[2] in RATES), "")
-    rate = best_rates(record, rate_key)
-    sizes = candidates(times, options.devices, setup.workload.accumulated)
-    checks = Checks(times.check, setup.goal_of_trials.check_interval)
-    found = answer(law, model, sizes, options.devices, options.price, checks, rate)
+    found = conclude(work, setup, model, times, noise, store, options)
+    law = found.law
     lines = [f"advice on {setup.study.name}: {setup.goal_of_trials}, {_asked(options)}", ""]
     lines += [law.describe()] if record is not None or not branches else []
     if noise is not None:
@@ -59,7 +93,7 @@ def tell(
     text = "\n".join(lines) + ("" if alone else render(found))
     text += "".join(f"note: {line}\n" for line in _notes(record, options, model))
     folder = figures_folder(setup.storage.folder, setup.study.name) / "advice"
-    files = _write(folder, found, law, text, _recommended(setup, work.setup, record, found, store, rate_key))
+    files = _write(folder, found, law, text, _recommended(setup, work.setup, record, found, store))
     print(text, end="")
     print("\nwritten:\n" + "\n".join(f"  {file}" for file in files))
     if (chosen := folder / "fit.yaml").exists() and found.best is not None:
@@ -115,21 +149,14 @@ def _write(folder: Path, found: Answer, law, text: str, config: Mapping[str, Any
 
 
 def _recommended(
-    setup: StudySetup, probe: StudySetup, record: StudyRecord | None, found: Answer, store: AdviceStore, rate_key: str
+    setup: StudySetup, probe: StudySetup, record: StudyRecord | None, found: Answer, store: AdviceStore
 ) -> dict[str, Any] | None:
     """The configuration of the best row, for `fit`; None without one."""
-    if found.best is None or record is None:
+    if (params := parameters_at(probe, record, found)) is None:
         return None
     best = found.best
     size, devices = int(best["batch_size"]), int(best["devices"])
     specs = copy.deepcopy({"model": dict(probe.workload.model), "data": dict(probe.workload.data)})
-    complete = [cell for cell in Analysis(record).cells if cell.best is not None]
-    if not complete:
-        return None
-    nearest = min(complete, key=lambda cell: abs(cell.cell.batch_size / size - 1))
-    params = dict(nearest.best.trial.params)
-    if rate_key and found.rate is not None and (rate := found.rate.at(size)) is not None:
-        params[rate_key] = float(rate)
     parts, largest = setup.workload.accumulated, found.step_time.largest
     if largest is not None:  # memory holds no more at once
         parts = max(parts, -(-size // (devices * largest)))

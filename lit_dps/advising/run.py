@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 from contextlib import contextmanager
 
-from lit_dps.advice import Link, StepTime, Timed, fit_step_time
+from lit_dps.advice import Answer, Link, StepTime, Timed, fit_step_time
 from lit_dps.advising.branches import run_branches
 from lit_dps.advising.clock import Clock, say
+from lit_dps.advising.confirm import confirm
 from lit_dps.advising.options import Options, time_text
 from lit_dps.advising.plan import probe_all
 from lit_dps.advising.probes import Probes
-from lit_dps.advising.report import tell
+from lit_dps.advising.report import conclude, parameters_at, tell
 from lit_dps.advising.steps import StepTimes, of_one_device, parameters_of, time_steps
 from lit_dps.advising.workload import own_batch_size, probing
 from lit_dps.errors import UserError
@@ -25,7 +26,7 @@ from lit_dps.study.setup import StudySetup
 from lit_dps.training.adam_scaling import is_adaptive
 from lit_dps.trial import Trial
 
-TIMING, NOISE = 0.1, 0.05  # shares of the budget that timing steps and reading the noise may take, at most
+TIMING, NOISE, CONFIRMING = 0.1, 0.05, 0.2  # shares of the budget of each stage but the probes, at most
 NOISE_STEPS, NOISE_BATCH = 200, 32
 
 
@@ -66,7 +67,11 @@ def run_advice(setup: StudySetup, options: Options) -> int:
                 own = model.at(own_batch_size(setup.workload))
                 run_branches(probe_setup, own.value, store, clock, stop)
             else:
+                clock.kept = CONFIRMING * clock.budget
                 probe_all(work, model, times, noise, clock, stop, options)
+                clock.kept = 0.0
+                found = conclude(work, setup, model, times, noise, store, options)
+                _confirm(probe_setup, work, found, store, clock, stop)
     except Interrupted as signal:
         print(f"\ninterrupted by {signal}: what was measured is stored; the same command goes on")
         return INTERRUPTED
@@ -77,6 +82,16 @@ def run_advice(setup: StudySetup, options: Options) -> int:
     clock.keep()
     say(f"asking took {time_text(clock.spent)} of {time_text(options.budget)}")
     return 0
+
+
+def _confirm(probe: StudySetup, work: Probes, found: Answer, store: AdviceStore, clock: Clock, stop) -> None:
+    """Runs the best row on fresh seeds, where one device trains it as it will be trained."""
+    if (params := parameters_at(probe, work.record(), found)) is None or clock.left <= 0:
+        return
+    size, largest = int(found.best["batch_size"]), found.step_time.largest
+    if largest is None or size <= largest * probe.workload.accumulated:
+        say(f"what is recommended, on fresh seeds: {time_text(clock.left)} at most")
+        confirm(probe, size, params, float(found.best["k_star"]), store, clock, stop)
 
 
 def _study_of(setup: StudySetup, options: Options) -> StudySetup:

@@ -13,6 +13,7 @@ import torch
 
 from lit_dps.advice import Timed
 from lit_dps.advising.memory import Memory, is_full
+from lit_dps.config import cores
 from lit_dps.errors import UserError
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.timing import timed_run
@@ -66,7 +67,7 @@ def time_steps(
     memory = memory or Memory()
     parts, size, warm = setup.workload.accumulated, 1, False
     failed, ceiling = "", math.inf  # why a size could not be timed, and the smallest such
-    torch.set_num_threads(setup.study.threads)
+    torch.set_num_threads(threads_of_fit(setup))
     params = {key: box.at(0.5) for key, box in setup.study.space.items()}
     last = math.nan
     while True:
@@ -158,6 +159,14 @@ def of_one_device(setup: StudySetup) -> StudySetup:
     """The same study, each trial trained by one device."""
     trainer = {**setup.workload.trainer, "devices": 1, "strategy": "auto"}
     return dataclasses.replace(setup, workload=dataclasses.replace(setup.workload, trainer=trainer))
+
+
+def threads_of_fit(setup: StudySetup) -> int:
+    """CPU threads of a training by itself, as `fit` makes it: all cores, shared by its ranks.
+
+    `study.threads` are those of trials that train beside others.
+    """
+    return max(1, cores() // setup.ranks)
 
 
 def _steps(step: float, seconds: float) -> int:

@@ -60,6 +60,7 @@ ADVICE_ATTRS = {
     "largest": "The largest batch of one device, and why no larger one was timed.",
     "parameters": "Of the network.",
     "noise": "As `lit_dps.noise.NoiseScale.stored` gives it.",
+    "confirmed": "Runs of what is recommended: batch_size, params, steps (null without a goal), most, seconds, timed.",
     "branches": "Of the method branch: a dict a fork (`lit_dps.training.branch.Fork.stored`).",
     "outcomes": "Predicted and real steps and hours of runs of `fit` with a recommended configuration.",
 }
