@@ -20,8 +20,9 @@ def calibrate(outcomes: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     that did not meet its goal counts as outside where it ran beyond the upper limit; else nothing is known of it.
 
     Args:
-        outcomes: By study: batch_size, devices, reached, steps, hours, and predicted_steps and predicted_hours, each
-            lower limit, value and upper limit.
+        outcomes: By study: batch_size, devices, reached, steps, hours of steps and checks, other_hours to begin, to log
+            and to save (absent in earlier versions, whose hours hold them), and predicted_steps and predicted_hours,
+            each lower limit, value and upper limit.
     """
     rows = [(name, each) for name, kept in outcomes.items() for each in kept]
     if not rows:
@@ -30,6 +31,8 @@ def calibrate(outcomes: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     for what in WHAT:
         lines.append("")
         lines.append(f"{what}: {_summary(what, [each for _, each in rows])}")
+    if older := sum("other_hours" not in each for _, each in rows):
+        lines.append(f"the hours of {older} of them, of an earlier version, hold what fit took to begin, log and save")
     return "\n".join(lines) + "\n"
 
 
@@ -39,7 +42,7 @@ def _row(name: str, each: Mapping[str, Any]) -> dict[str, str]:
         low, value, high = map(three_digits, each[f"predicted_{what}"])
         sign = "" if each["reached"] else "> "
         found |= {f"predicted {what}": f"{value} [{low}, {high}]", f"real {what}": sign + significant(each[what])}
-    return found
+    return found | {"other hours": significant(each.get("other_hours"))}
 
 
 def _summary(what: str, runs: Sequence[Mapping[str, Any]]) -> str:

@@ -10,12 +10,14 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lit_dps.parallel import ranks
 from lit_dps.store import AdviceStore
 from lit_dps.training import GoalErrorCallback
+from lit_dps.training.stopwatch import watch_of
 
 
 class PredictionCallback(Callback):
     """Logs predicted and real steps and hours of a run to goal, and stores the pair where `calibration` finds it.
 
-    Times are of training with its checks, from its first step to its end.
+    Times are of steps with their data and of checks, as advice predicts them. What `fit` does beside, to begin, to log
+    and to save, is kept apart.
 
     Args:
         storage: Optuna storage URL of the study whose advice this is.
@@ -27,24 +29,30 @@ class PredictionCallback(Callback):
 
     def __init__(self, storage: str, study: str, batch_size: int, devices: int, steps: list[float], hours: list[float]):
         self.storage, self.study, self.batch_size, self.devices = storage, study, batch_size, devices
-        self.steps, self.hours, self._began = steps, hours, 0.0
+        self.steps, self.hours, self._began = steps, hours, time.monotonic()
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._began = time.monotonic()
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        watch_of(trainer).turn(None, pl_module.device)  # loggers are told next
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if ranks.rank():
             return
         goal = next((c for c in trainer.callbacks if isinstance(c, GoalErrorCallback)), None)
+        took, timed = time.monotonic() - self._began, watch_of(trainer).timed
+        trained = timed["training"] + timed["checking"] if timed else took
         real: dict[str, Any] = {
             "reached": goal is not None and goal.steps_to_result is not None,
             "steps": trainer.global_step,
-            "hours": (time.monotonic() - self._began) / 3600,
+            "hours": trained / 3600,
+            "other_hours": (took - trained) / 3600,
         }
         given = {"batch_size": self.batch_size, "devices": self.devices}
         predicted = {"predicted_steps": self.steps, "predicted_hours": self.hours}
         for logger in trainer.loggers:
-            shown = {"real/steps": real["steps"], "real/hours": real["hours"], "real/reached": int(real["reached"])}
+            shown = {f"real/{key}": float(value) for key, value in real.items()}
             shown |= {"predicted/steps": self.steps[1], "predicted/hours": self.hours[1]}
             logger.log_metrics(shown, step=trainer.global_step)
         AdviceStore(self.storage, self.study).append("outcomes", {**given, **predicted, **real, "ended": time.time()})

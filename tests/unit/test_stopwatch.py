@@ -6,11 +6,16 @@ import json
 from types import SimpleNamespace
 
 import pytest
+from lightning.pytorch import Callback, Trainer
 from torch import nn
 
+from lit_dps.advice.calibration import calibrate
+from lit_dps.advising.prediction import PredictionCallback
 from lit_dps.analysis import step_seconds
 from lit_dps.models import MLP
-from lit_dps.store import decode_result, encode_result
+from lit_dps.store import decode_result, encode_result, list_advice
+from lit_dps.training import GoalErrorCallback
+from lit_dps.training.protocol import STUDY_TRAINER
 from lit_dps.training.stopwatch import Stopwatch
 from lit_dps.training.workload import Workload
 from lit_dps.trial import Cell, Status, Trial
@@ -72,6 +77,30 @@ def test_it_is_stored_and_older_results_have_none():
     older = decode_result(stored, TRIAL)
     assert older.timed == {} and older == found
     assert "timed" not in encode_result(older)
+
+
+def test_fit_keeps_steps_and_checks_apart_from_what_it_does_beside(monkeypatch, tmp_path):
+    monkeypatch.setattr(
+        "lit_dps.advising.prediction.time", SimpleNamespace(monotonic=lambda: CLOCK.seconds, time=lambda: 0.0)
+    )
+
+    class Saves(Callback):  # as a checkpoint of Lightning's, at each check
+        def on_validation_end(self, trainer, pl_module):
+            CLOCK.seconds += 1000
+
+    url = f"sqlite:///{tmp_path}/study.db"
+    predicted = {"steps": [10, 12, 14], "hours": [0.05, 0.1, 0.2]}
+    prediction = PredictionCallback(url, "mine", 32, 1, **predicted)
+    built = Workload(SLOW, DATA, {"accelerator": "cpu", **STUDY_TRAINER}).build(TRIAL)
+    callbacks = [prediction, GoalErrorCallback(**GOAL), Saves()]
+    Trainer(**{**built.trainer, "callbacks": callbacks}).fit(built.module, built.data)
+    (found,) = list_advice(url)["mine"]["outcomes"]
+    assert found["steps"] == 12 and not found["reached"]
+    assert found["hours"] == pytest.approx((12 * STEP + 3 * CHECK) / 3600)
+    assert found["other_hours"] == pytest.approx(3 * 1000 / 3600)
+    shown = calibrate({"mine": [found]})
+    assert "other hours" in shown.splitlines()[0] and shown.splitlines()[1].endswith("0.833")
+    assert "of an earlier version" in calibrate({"mine": [{k: v for k, v in found.items() if k != "other_hours"}]})
 
 
 def test_it_stands_still_where_it_is_stopped():
