@@ -12,28 +12,21 @@ import numpy as np
 from lightning.pytorch import LightningDataModule
 
 from lit_dps.analysis import (
-    AT_LEAST,
-    AT_MOST,
     Analysis,
-    CellSummary,
     Observation,
     RateLaw,
+    observed,
     rate_law,
-    resample,
     step_seconds,
 )
 from lit_dps.errors import StorageError
 from lit_dps.record import StudyRecord
 from lit_dps.runtime import Interrupted, StopRequest
-from lit_dps.space import short_names
 from lit_dps.store import declare, read_study
 from lit_dps.study.failures import Failures
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.view import View, connect, environment_tags
 from lit_dps.study.workers import warm_up, work, work_in_processes
-from lit_dps.trial import Status
-
-REPLICATES = 200
 
 
 class Probes:
@@ -96,29 +89,8 @@ class Probes:
 
 
 def observations(record: StudyRecord | None) -> list[Observation]:
-    """What each probe says of K, bounds among it.
-
-    The noise of log K* is that of the best of as many trials, resampled. Where no trial met the goal, the budget is a
-    lower bound of K as far as every one of them spent it. Where more than half of the trials were not run, K* is an
-    upper bound: a search goes on to better rates.
-    """
-    return [] if record is None else [o for cell in Analysis(record).cells if (o := _observed(record, cell))]
-
-
-def _observed(record: StudyRecord, cell: CellSummary) -> Observation | None:
-    goal, size = record.goal, float(cell.cell.batch_size)
-    if cell.k_star is None:
-        spent = [r for r in cell.trials if r.status in (Status.INCOMPLETE, Status.INFEASIBLE)]
-        whole = bool(cell.trials) and not cell.pending and len(spent) == len(cell.trials)
-        return Observation(size, float(goal.max_steps), bound=AT_LEAST) if whole else None
-    if cell.at_first_check or 2 * cell.pending > record.trials:
-        return Observation(size, float(cell.k_star), bound=AT_MOST)
-    found = np.asarray(resample(cell.steps, REPLICATES, (0, int(size))), float)
-    found = found[np.isfinite(found) & (found > 0)]
-    noise = float(np.log(found).std()) if len(found) > 1 else 0.0
-    names = short_names(list(record.space))
-    edge = ", ".join(f"{names[key]} {end}" for key, end in cell.boundary.items())
-    return Observation(size, float(cell.k_star), noise, float(goal.check_interval), edge=edge)
+    """What each probe says of K, bounds among it (`lit_dps.analysis.observed`)."""
+    return [] if record is None else [o for cell in Analysis(record).cells if (o := observed(record, cell))]
 
 
 def best_rates(record: StudyRecord | None, key: str) -> RateLaw | None:

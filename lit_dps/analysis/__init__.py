@@ -4,7 +4,8 @@
 """
 
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.answer import StepSeconds, answer_rows, seconds_text, step_seconds
+from lit_dps.analysis.answer import answer_rows, seconds_text
+from lit_dps.analysis.expected import Steps, expected_steps, observed
 from lit_dps.analysis.fit import AT_LEAST, AT_MOST, LOSS_SCALE, Fit, fit_many, fit_scaling, overhead_batch_size
 from lit_dps.analysis.goals import at_goal
 from lit_dps.analysis.law import Law, law_of
@@ -28,6 +29,7 @@ from lit_dps.analysis.scaling import (
     scale,
 )
 from lit_dps.analysis.seeds import seeds_of
+from lit_dps.analysis.step_seconds import StepSeconds, step_seconds
 from lit_dps.analysis.summary import CellSummary, at_first_check, comparable, setting, summarize
 from lit_dps.analysis.tables import (
     base_of,

@@ -6,12 +6,13 @@ from functools import cached_property
 
 import pandas as pd
 
-from lit_dps.analysis.answer import StepSeconds, answer_rows, step_seconds
+from lit_dps.analysis.answer import answer_rows
 from lit_dps.analysis.best_rates import RateCurve, rate_curves, rate_laws, rate_rows
 from lit_dps.analysis.budgets import budget_rows
 from lit_dps.analysis.critical import Critical, critical_batch_sizes, critical_rows
 from lit_dps.analysis.delay import DelayLaw, delay_laws, delay_rows
 from lit_dps.analysis.draws import draw_rows
+from lit_dps.analysis.expected import Steps, expected_steps
 from lit_dps.analysis.goals import at_goal
 from lit_dps.analysis.gradient_noise import noise_rows
 from lit_dps.analysis.local import Curve, curves, with_communications
@@ -22,6 +23,7 @@ from lit_dps.analysis.rates import RateLaw
 from lit_dps.analysis.repeats import RepeatSummary, repeat_notes, repeat_rows, summarize_repeats
 from lit_dps.analysis.scaling import REPLICATES, Ratio, Scaling, law_rows, ratio_bounds, ratios, scale
 from lit_dps.analysis.seeds import scale_medians, seeds_of
+from lit_dps.analysis.step_seconds import StepSeconds, step_seconds
 from lit_dps.analysis.summary import CellSummary, cell_rows, summarize, trial_rows
 from lit_dps.analysis.theory import term_ratio_rows, theory_rows
 from lit_dps.record import StudyRecord
@@ -98,9 +100,14 @@ class Analysis:
         return step_seconds(self.whole)
 
     @cached_property
+    def expected_steps(self) -> dict[Cell, Steps]:
+        """Steps to the goal as the answer takes them, by the law where it serves (`expected.expected_steps`)."""
+        return expected_steps(self.record, self.cells, self.repeats)
+
+    @cached_property
     def answer(self) -> pd.DataFrame:
         """A row a cell that has a K*: examples and time to the goal on this machine (`answer.answer_rows`)."""
-        return answer_rows(self.cells, self.step_seconds)
+        return answer_rows(self.cells, self.step_seconds, self.expected_steps)
 
     @cached_property
     def rate_laws(self) -> dict[Series, RateLaw | None]:

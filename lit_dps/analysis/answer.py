@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
-import numpy as np
 import pandas as pd
 
+from lit_dps.analysis.expected import K_STAR, Steps
 from lit_dps.analysis.rates import RateLaw
+from lit_dps.analysis.step_seconds import StepSeconds
 from lit_dps.analysis.summary import CellSummary
 from lit_dps.analysis.tables import (
+    Row,
     aligned,
     columns_of,
     frame,
@@ -22,94 +23,30 @@ from lit_dps.analysis.tables import (
     three_digits,
 )
 from lit_dps.record import StudyRecord
-from lit_dps.trial import STACKED, Cell, Series, Status
+from lit_dps.trial import Cell, Series
 
 NEAR = 1.1  # times the least time: as near, nobody can tell which is the best
-# Trials of these ends ran as many steps as their curves have; one that a race ended may be shown shorter than it was.
-WHOLE = (Status.COMPLETE, Status.INCOMPLETE)
 QUIET = 1.25  # ratio of the quartiles of a cell's seconds a step, above which its machine was busy with other things
-LEAST = 0.05  # share of a trial's time that counts as steps at least, where its start took longer on other trials
 
 
-@dataclass(frozen=True)
-class StepSeconds:
-    """Seconds of a step in the trials of a cell, with its share of checks: the median, and the quartiles around it.
-
-    Attributes:
-        median, low, high: Of the trials.
-        training, check: Seconds of a step alone, and of a check, medians; nan where trials did not tell them.
-    """
-
-    median: float
-    low: float
-    high: float
-    training: float = math.nan
-    check: float = math.nan
-
-
-def step_seconds(record: StudyRecord) -> dict[Cell, StepSeconds]:
-    """Seconds of a step of each cell, from its trials that ran to the goal or the budget.
-
-    They were timed (`TrialResult.timed`), whatever else was measured along them. Of a cell whose trials were not, by an
-    earlier version, it is from their wall time: a trial takes start + steps x seconds a step. The start (building,
-    pruning) is one number for all cells of the study, fitted with the steps of each by least squares of relative
-    errors, all at least 0; what is left of a trial is divided by its steps. Where no cell has trials of different
-    lengths the start counts as steps. Left out are trials that were stacked, which shared their time, and, of those not
-    timed, the ones that measured smoothness, which costs more than the training that it watches. The share of checks
-    is in, as is whatever other workers and other programs of the machine took.
-    """
-    found = {}
-    for cell, results in record.results.items():
-        timed = [r.timed for r in results if r.status in WHOLE and r.timed.get("steps")]
-        if not timed:
-            continue
-        each = np.percentile([(t["training"] + t["checking"]) / t["steps"] for t in timed], (50, 25, 75))
-        alone = np.median([t["training"] / t["steps"] for t in timed])
-        check = np.median([t["checking"] / t["checks"] for t in timed])
-        found[cell] = StepSeconds(*map(float, (*each, alone, check)))
-    return found | _of_whole_trials(record, {*record.results} - {*found})
-
-
-def _of_whole_trials(record: StudyRecord, among: set[Cell]) -> dict[Cell, StepSeconds]:
-    """The same of some cells from the wall time of their trials."""
-    from scipy.optimize import nnls  # a tenth of a second that a study without seconds does not need
-
-    rows = [
-        (cell, result.steps_run, result.seconds)
-        for cell, results in record.results.items()
-        for result in results
-        if cell in among and result.status in WHOLE and result.seconds > 0 and result.steps_run
-        if not (result.observed.get(STACKED) or result.smoothness.get("step"))
-    ]
-    if not rows:
-        return {}
-    cells = list(dict.fromkeys(cell for cell, _, _ in rows))
-    steps, seconds = (np.array(column, float) for column in list(zip(*rows, strict=True))[1:])
-    which = np.array([cells.index(cell) for cell, _, _ in rows])
-    design = np.zeros((len(rows), len(cells) + 1))
-    design[:, 0], design[np.arange(len(rows)), which + 1] = 1, steps
-    told = any(np.unique(steps[which == i]).size > 1 for i in range(len(cells)))
-    start = nnls(design / seconds[:, None], np.ones(len(rows)))[0][0] if told else 0.0
-    each = np.maximum(seconds - start, LEAST * seconds) / steps
-    return {
-        cell: StepSeconds(*map(float, np.percentile(each[which == i], (50, 25, 75)))) for i, cell in enumerate(cells)
-    }
-
-
-def answer_rows(cells: Sequence[CellSummary], seconds: Mapping[Cell, StepSeconds]) -> pd.DataFrame:
+def answer_rows(
+    cells: Sequence[CellSummary], seconds: Mapping[Cell, StepSeconds], expected: Mapping[Cell, Steps] | None = None
+) -> pd.DataFrame:
     """One row a cell that has a K*, by series, then batch size.
 
     Columns: sparsity and further axes, batch_size [examples], k_star [steps], floor (1 where K* is an upper bound, and
-    so are the columns that follow from it), examples (K* B), step_seconds with step_low and step_high (quartiles),
-    seconds (K* steps; without the start of a trial), fastest, near (within 10 % of the fastest of the series), fewest
-    (least examples of the series), training_seconds (of a step alone) and check_seconds (of a check). Seconds are
-    missing where no trial tells them.
+    so is examples), examples (K* B), step_seconds with step_low and step_high (quartiles), seconds (of `steps`; without
+    the start of a trial), fastest, near (within 10 % of the fastest of the series), fewest (least examples of the
+    series), training_seconds (of a step alone) and check_seconds (of a check); steps to the goal with steps_low and
+    steps_high (95 %), as `expected`, else K*; seconds_low and seconds_high, from these and the quartiles of a step;
+    steps_of and why_not_law, as in `Steps`. Seconds are missing where no trial tells them.
     """
     rows = []
     for summary in cells:
         if summary.k_star is None:
             continue
         cell, k_star, each = summary.cell, summary.k_star, seconds.get(summary.cell)
+        steps = (expected or {}).get(cell) or Steps(k_star, math.nan, math.nan, K_STAR, "")
         rows.append(
             {
                 **columns_of(cell.series),
@@ -120,12 +57,18 @@ def answer_rows(cells: Sequence[CellSummary], seconds: Mapping[Cell, StepSeconds
                 "step_seconds": None if each is None else each.median,
                 "step_low": None if each is None else each.low,
                 "step_high": None if each is None else each.high,
-                "seconds": None if each is None else k_star * each.median,
+                "seconds": None if each is None else steps.value * each.median,
                 "fastest": False,
                 "near": False,
                 "fewest": False,
                 "training_seconds": None if each is None else each.training,
                 "check_seconds": None if each is None else each.check,
+                "steps": steps.value,
+                "steps_low": steps.low,
+                "steps_high": steps.high,
+                **_limits(steps, each),
+                "steps_of": steps.of,
+                "why_not_law": steps.why,
             }
         )
     table = frame(rows)
@@ -142,6 +85,16 @@ def answer_rows(cells: Sequence[CellSummary], seconds: Mapping[Cell, StepSeconds
     return table
 
 
+def _limits(steps: Steps, each: StepSeconds | None) -> dict[str, float | None]:
+    """Of the seconds to the goal; those of K and of a step are taken to be independent."""
+    if each is None or math.isnan(steps.low):
+        return {"seconds_low": None, "seconds_high": None}
+    below = math.hypot(math.log(steps.value / steps.low), math.log(each.median / each.low))
+    above = math.hypot(math.log(steps.high / steps.value), math.log(each.high / each.median))
+    seconds = steps.value * each.median
+    return {"seconds_low": seconds * math.exp(-below), "seconds_high": seconds * math.exp(above)}
+
+
 def answer_text(
     record: StudyRecord, cells: Sequence[CellSummary], table: pd.DataFrame, rates: Mapping[Series, RateLaw | None]
 ) -> str:
@@ -153,15 +106,17 @@ def answer_text(
     """
     if not len(table):
         return ""
+    lawful = any(_bent(row) for row in records(table))
     known = [summary.cell for summary in cells if summary.k_star is not None]
     rows = (
         {
             "B": str(row["batch_size"]),
             **short_columns(cell.series),
             "K*": k_star_text(row),
+            **({"steps": three_digits(row["steps"])} if lawful else {}),
             "examples to goal": f"{'<= ' * row['floor']}{row['examples']}",
             "a step": seconds_text(row["step_seconds"]),
-            "time to goal": f"{'<= ' * row['floor']}{seconds_text(row['seconds'])}",
+            "time to goal": time_text(row),
             "": "fastest" if row["fastest"] else "within 10 %" if row["near"] else "",
         }
         for cell, row in zip(known, records(table), strict=True)
@@ -192,7 +147,7 @@ def sentences(series: Series, table: pd.DataFrame, rate: RateLaw | None) -> list
     lines, fastest = [], next((row for row in rows if row["fastest"]), None)
     if fastest is None:
         return [f"{series}: {least}; no trial tells what a step takes, so that the fastest is not known"]
-    time = f"{'at most ' * fastest['floor']}{seconds_text(fastest['seconds'])}"
+    time = time_text(fastest).replace("<=", "at most")
     if falls["batch_size"] == fastest["batch_size"]:
         lines.append(
             f"{series}: B = {fastest['batch_size']} has the least K* and is the fastest here, {time} to the goal"
@@ -210,13 +165,43 @@ def sentences(series: Series, table: pd.DataFrame, rate: RateLaw | None) -> list
     at = rows.index(fastest)
     if at in (0, len(rows) - 1):
         lines[-1] += f"; it is the {'smallest' if at == 0 else 'largest'} one tried, the best may lie beyond"
-    if bounds := [row["batch_size"] for row in rows if row["floor"] and row is not fastest]:
+    if bounds := [row["batch_size"] for row in rows if _bound(row) and row is not fastest]:
         lines.append(f"K* is an upper bound at B = {', '.join(map(str, bounds))}, which may be faster")
-    lines.append(least)
+    lines += [least, *_based(rows)]
     if rate is not None:
         own = rate.at(fastest["batch_size"])
         lines.append((f"{rate.name} = {three_digits(own)} there; " if own is not None else "") + rate.describe())
     return [lines[0], *(f"  {line}" for line in lines[1:])]
+
+
+def _bent(row: Row) -> bool:
+    """Whether the steps to the goal are another number than K*."""
+    return row["steps"] != row["k_star"]
+
+
+def _bound(row: Row) -> bool:
+    """Whether the time to the goal is an upper bound, as K* is."""
+    return bool(row["floor"]) and row["steps_low"] is None
+
+
+def time_text(row: Row) -> str:
+    """The time to the goal with its limits: 2.31 s [1.98 s, 2.70 s]."""
+    time = f"{'<= ' * _bound(row)}{seconds_text(row['seconds'])}"
+    if row["seconds_low"] is None:
+        return time
+    return f"{time} [{seconds_text(row['seconds_low'])}, {seconds_text(row['seconds_high'])}]"
+
+
+def _based(rows: Sequence[Row]) -> list[str]:
+    """What the times to the goal are based on; nothing where no limits are known."""
+    known = [row for row in rows if row["steps_low"] is not None]
+    if not known:
+        return []
+    of, why = known[0]["steps_of"], known[0]["why_not_law"]
+    luck = "" if of != K_STAR else "; one run usually needs more than K*, the least of many trials"
+    if why:
+        return [f"times go by {of} itself: its law is not identifiable, because {why}{luck}"]
+    return [f"times go by the law of {of}, whose single values scatter, with 95 % limits{luck}"]
 
 
 def seconds_text(seconds: float | None) -> str:

@@ -1,14 +1,16 @@
 """The answer that every study ends with: times from its trials, the fastest batch size, the rate."""
 
+import dataclasses
 import math
 
 import pytest
 
-from lit_dps.analysis import StepSeconds, answer_rows, seconds_text, step_seconds, summarize
+from lit_dps.analysis import Analysis, StepSeconds, answer_rows, seconds_text, step_seconds, summarize
 from lit_dps.analysis.answer import answer_text
 from lit_dps.analysis.best_rates import rate_curves, rate_laws
 from lit_dps.goal import Goal
 from lit_dps.record import StudyRecord
+from lit_dps.repeats import RepeatPlan
 from lit_dps.space import Range
 from lit_dps.trial import STACKED, Cell, Series, Status, Trial, TrialResult
 
@@ -142,3 +144,62 @@ def test_trials_that_measured_smoothness_do_not_tell_what_a_step_takes():
     plain = [trial(8, i, k, START + EACH[8] * k) for i, k in enumerate((64, 128))]
     found = step_seconds(record({4: slow, 8: plain}))
     assert Cell(4) not in found and found[Cell(8)].median == pytest.approx(EACH[8])
+
+
+def with_law(found):
+    analysis = Analysis(found)
+    table = analysis.answer
+    return table.set_index("batch_size"), answer_text(found, analysis.cells, table, analysis.rate_laws)
+
+
+NOISE = {4: 1.0, 8: 1.0, 16: 0.8, 32: 1.2, 64: 0.85, 128: 1.1}  # of K* about its law
+
+
+def noisy(noise=NOISE):
+    """K* = 800 / B + 20 but for its noise; a step takes 10 ms and 0.3 ms an example."""
+    steps = {b: 4 * round((800 / b + 20) * x / 4) for b, x in noise.items()}
+    each = {b: 0.01 + 3e-4 * b for b in steps}
+    return record({b: [trial(b, i, k + 8 * i, (k + 8 * i) * each[b]) for i in range(3)] for b, k in steps.items()})
+
+
+def test_times_go_by_the_law_where_single_k_stars_scatter():
+    table, said = with_law(noisy())
+    truth = {b: (800 / b + 20) * (0.01 + 3e-4 * b) for b in NOISE}
+    raw = (table["k_star"] * table["step_seconds"]).astype(float)
+    assert raw.idxmin() == 64 and min(truth, key=truth.get) == 32  # by luck
+    assert table["seconds"].astype(float).idxmin() == 32 and table.loc[32, "fastest"]
+    assert table["seconds"].tolist() == pytest.approx(list(truth.values()), rel=0.15)
+    assert all(low < truth[b] for b, low in table["seconds_low"].items())
+    assert all(truth[b] < high for b, high in table["seconds_high"].items())
+    assert (table["k_star"] != table["steps"].round()).any() and set(table["steps_of"]) == {"K*"}
+    assert "times go by the law of K*, whose single values scatter, with 95 % limits" in said
+    assert "one run usually needs more than K*" in said
+    assert f"is the fastest here, {seconds_text(table.loc[32, 'seconds'])} [" in said
+
+
+def test_times_go_by_k_star_where_its_law_is_refused():
+    table, said = with_law(noisy({4: 1.0, 8: 3.0, 16: 0.8, 32: 4.0, 64: 1.0}))
+    assert table["steps"].tolist() == table["k_star"].tolist()
+    assert table["why_not_law"].str.contains("K rises").all()
+    assert "times go by K* itself: its law is not identifiable, because K rises" in said
+
+
+def test_a_bound_stays_a_bound_beside_a_law():
+    found = noisy({8: 1.0, 16: 1.0, 32: 1.0, 64: 1.0})
+    found.results[Cell(512)] = [trial(512, 0, 4, 4.0)]
+    table, said = with_law(record({c.batch_size: r for c, r in found.results.items()}))
+    assert table.loc[512, "steps"] == 4 and math.isnan(table.loc[512, "seconds_low"])
+    assert "<= 4.00 s" in said
+
+
+def test_repeats_on_fresh_seeds_are_what_one_run_takes():
+    found = noisy({b: 0.7 for b in NOISE})
+    repeats = {
+        c: [dataclasses.replace(trial(c.batch_size, 0, 4 * round((800 / c.batch_size + 20) * x / 4), 1.0),
+            trial=dataclasses.replace(r[0].trial, repeat=i)) for i, x in enumerate((0.9, 1.0, 1.1), 1)]
+        for c, r in found.results.items()
+    }  # fmt: skip
+    table, said = with_law(dataclasses.replace(found, plan=RepeatPlan(3, 1, None), repeats=repeats))
+    assert table["steps"].tolist() == pytest.approx([800 / b + 20 for b in NOISE], rel=0.05)
+    assert table["k_star"].tolist() == pytest.approx([0.7 * (800 / b + 20) for b in NOISE], rel=0.1)
+    assert "times go by the law of the median K over seeds" in said and "one run usually needs more" not in said
