@@ -159,6 +159,7 @@ def test_every_shipped_config_trains(config, small_data, tmp_path, monkeypatch):
     from lit_dps.cli.study import StudyCLI
 
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(config.parent)  # modules that lie beside it
     monkeypatch.setattr(sys, "argv", little(config, small_data))
     setup = StudyCLI(run=False, seed_everything_default=False).setup()
     study = setup.study
