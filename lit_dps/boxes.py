@@ -44,13 +44,14 @@ class Widened:
 def widened(box: Range, ends: Collection[str]) -> Range:
     """A range with some of its ends moved outward by `FACTOR` of its width, on its scale, as far as its kind allows.
 
-    A log range stays above 0 and a reverse_log one below 1 by their scales. A linear one that begins at 0 or above
-    stays there, and one that ends below 1 goes at most half of what is left to 1: it may be a rate, or a share. An
-    integer one has whole ends, and stays at 1 or above if it was.
+    A log range stays above 0 and a reverse_log one below 1 by their scales. One that begins at 0 or above stays there,
+    and a linear one that ends below 1 goes at most half of what is left to 1: it may be a rate, or a share. An integer
+    one has whole ends, and stays at 1 or above if it was.
     """
     low, high = (box.value(u) for u in (-FACTOR * ("low" in ends), 1 + FACTOR * ("high" in ends)))
-    if box.scale == "linear" and not box.integer:
+    if not box.integer:
         low = max(low, 0.0) if box.low >= 0 else low
+    if box.scale == "linear" and not box.integer:
         high = min(high, (box.high + 1) / 2) if box.high < 1 else high
     if box.integer:
         low, high = (max(math.floor(low), 1) if box.low >= 1 else math.floor(low)), math.ceil(high)

@@ -8,7 +8,7 @@ from itertools import groupby
 
 from lit_dps.analysis.layers import empty_layers, jacobian_notes
 from lit_dps.analysis.summary import CellSummary
-from lit_dps.boxes import told
+from lit_dps.boxes import told, widened
 from lit_dps.record import StudyRecord
 from lit_dps.space import short_names
 from lit_dps.trial import (
@@ -58,7 +58,9 @@ def notes(record: StudyRecord, cells: Sequence[CellSummary]) -> list[str]:
     ends = Counter((key, end) for cell in cells for key, end in cell.boundary.items())
     for (key, end), count in sorted(ends.items()):
         where = f"on the {end} end of its range in {count} of {len(cells)} cells"
-        lines.append(f"the best {names[key]} lies {where}: lit-dps study --extend-space widens it")
+        stays = widened(record.space[key], [end]) == record.space[key]
+        beyond = "nothing lies beyond" if stays else "lit-dps study --extend-space widens it"
+        lines.append(f"the best {names[key]} lies {where}: {beyond}")
     return lines
 
 

@@ -31,6 +31,7 @@ GOAL = Goal(0.1, check_interval=16, max_steps=960)
         (Range(1e-2, 1.0, "log"), ["high"], 1e-2, 10.0),
         (Range(1e-2, 1.0, "log"), ["low", "high"], 1e-3, 10.0),
         (Range(0.9, 0.99, "reverse_log"), ["high"], 0.9, 1 - 0.01 * 0.1**0.5),
+        (Range(0.0, 0.99, "reverse_log"), ["low"], 0.0, 0.99),
         (Range(0.0, 4.0), ["low", "high"], 0.0, 6.0),
         (Range(-1.0, 1.0), ["low"], -2.0, 1.0),
         (Range(0.1, 0.9), ["low", "high"], 0.0, 0.95),

@@ -146,6 +146,15 @@ def test_csv_holds_the_values_in_full(tmp_path):
     assert rows[2]["boundary"] == "learning_rate high; momentum high; width high"
 
 
+def test_an_end_beyond_which_nothing_lies_is_not_to_be_widened():
+    cell, space = Cell(8), {"model.momentum": Range(0.0, 0.9, "reverse_log")}
+    storage = optuna.storages.InMemoryStorage()
+    write_study(storage, {cell: [result(cell, 0, 160, params={"model.momentum": 0.01})]}, "demo", trials=1, space=space)
+    text = render(Analysis(read_study(storage, "demo")))
+    assert "note: the best momentum lies on the low end of its range in 1 of 1 cells: nothing lies beyond" in text
+    assert "widens it" not in text
+
+
 def test_fit_rows_hold_the_fits():
     analysis = Analysis(study())
     scalings, (dense, sparse) = analysis.scalings, records(analysis.laws)
