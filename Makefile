@@ -2,14 +2,14 @@
 PYTHON ?= python3
 PY = .venv/bin/python
 
-.PHONY: setup study replication benchmarks test test-fast test-all torture lint ui clean
+.PHONY: setup study replication benchmarks test test-fast test-all torture lint docs ui clean
 
 setup: .venv/installed
 
 .venv/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("lit_dps needs Python 3.11 or newer, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv .venv
-	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test,postgres]'
+	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs,test,postgres]'
 	@touch $@
 
 study: setup
@@ -39,6 +39,11 @@ torture: setup
 lint: setup
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
+
+# the pages as a site, build/docs/index.html, and the two of them that are made from docstrings
+docs: setup
+	$(PY) docs/reference.py
+	$(PY) -m sphinx --fail-on-warning --quiet -c docs . build/docs
 
 ui: setup
 	$(PY) cli.py ui
