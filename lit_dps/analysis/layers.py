@@ -61,7 +61,8 @@ def is_bias(name: str) -> bool:
 def collapse_rows(layers: pd.DataFrame) -> pd.DataFrame:
     """One row a way of pruning and sparsity, from `layer_rows`.
 
-    Columns: further axes, sparsity, points, least (the least share of a layer that any point keeps), layer (which),
+    Columns: further axes, sparsity, points, kept (the share of all layers' weights, the mean over the points: less than
+    1 - sparsity where that counts nodes), least (the least share of a layer that any point keeps), layer (which),
     empty (points in which some layer is empty, at least), collapses (the first of the sparsities at which a layer of
     some point is empty; missing where none is).
     """
@@ -71,7 +72,8 @@ def collapse_rows(layers: pd.DataFrame) -> pd.DataFrame:
         first = part.loc[part["empty"] > 0, "sparsity"].min()
         for sparsity, here in part.groupby("sparsity"):
             least = here.loc[here["low"].idxmin()]
-            row = {"sparsity": sparsity, "points": int(here["points"].max()), "least": float(least["low"])}
+            row = {"sparsity": sparsity, "points": int(here["points"].max())}
+            row |= {"kept": float(here["kept"].sum() / here["total"].sum()), "least": float(least["low"])}
             row |= {"layer": least["layer"], "empty": int(here["empty"].max())}
             rows.append({**dict(zip(ways, way, strict=True)), **row, "collapses": None if pd.isna(first) else first})
     return frame(rows)

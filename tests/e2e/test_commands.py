@@ -149,6 +149,8 @@ def little(config: Path, data: Path) -> list[str]:
     options += ["--study.trials", "1", "--study.workers", "1", "--goal.max_steps", str(interval)]
     if content["data"]["class_path"] in ("lit_dps.data.MNIST", "lit_dps.data.FashionMNIST", "lit_dps.data.CIFAR10"):
         options += ["--data.root", str(data)]
+    if "train_examples" in content["data"].get("init_args", {}):
+        options += ["--data.train_examples", "50"]
     return ["study", "--config", str(config), *options, "--trainer.accelerator", "cpu"]
 
 

@@ -13,7 +13,7 @@ from lit_dps.analysis.layers import collapse_rows, jacobian_rows, kept_of, layer
 from lit_dps.analysis.ranks import correlation_rows, rank_rows
 from lit_dps.goal import Goal
 from lit_dps.store.schema import AXES
-from lit_dps.trial import Cell
+from lit_dps.trial import Cell, Series
 from tests.unit.fake_study import analysis_of, result, theory_terms
 
 GOAL = Goal(0.1, check_interval=4, max_steps=400)
@@ -67,9 +67,23 @@ def test_the_first_sparsity_with_an_empty_layer_is_told(study):
     assert first["magnitude"] == 0.99 and np.isnan(first["snip"])
     here = rows[(rows["method"] == "magnitude") & (rows["sparsity"] == 0.99)].iloc[0]
     assert (here["least"], here["layer"], here["empty"]) == (0, "b.weight", 1)
+    assert here["kept"] == pytest.approx((10 + 2) / 1200)  # of the weights, whatever the sparsity counts
     assert "layers that pruning left empty: S=0.99 method=magnitude: b.weight at 1 of 3 points" in render(study)
     (line,) = BY_NAME["layers"].notes(study)
     assert line == "method=magnitude: from S=0.99 on a layer is empty, b.weight at 1 of 3 points"
+
+
+def test_of_many_methods_each_has_a_panel_and_the_legend_fits():
+    names = [f"method_{i}" for i in range(8)]
+    counts = {"a.weight": (5, 10), "b.weight": (0, 10)}
+    kept = [(Series(s, (("pruning.method", name),)), 0, counts) for name in names for s in (0.8, 0.9)]
+    figures = dict(BY_NAME["layers"].figures(BY_NAME["layers"].tables_of(layer_rows(kept))))
+    assert [ax.get_title() for ax in figures["layers"].axes] == names
+    for figure in figures.values():
+        figure.draw_without_rendering()
+        (legend,) = figure.legends
+        box = legend.get_window_extent()
+        assert box.x0 >= 0 and box.x1 <= figure.bbox.x1
 
 
 def test_the_jacobian_of_repaired_networks_is_in_the_notes_and_a_table(study):
@@ -107,6 +121,7 @@ def test_figures_are_drawn_where_pruning_is_an_axis(study, tmp_path):
     axes = drawn(BY_NAME["pruners"], study).axes
     assert [ax.get_title() for ax in axes] == ["sparsity 0.9", "sparsity 0.99"]
     assert len(drawn(BY_NAME["terms"], study).axes) == 3 * 5
+    assert [ax.get_title() for ax in drawn(BY_NAME["layers"], study).axes] == ["sparsity 0.9", "sparsity 0.99"]
     plain = analysis_of({Cell(b, 0.9): [result(Cell(b, 0.9), 0, 40, kept={"w": (1, 10)})] for b in (4, 8)}, goal=GOAL)
     assert not any(BY_NAME[name].by_default(plain) for name in ("pruners", "layers", "terms"))
     assert BY_NAME["terms"].missing(plain) == "no measured terms of the theory (smoothness.interval)"

@@ -15,6 +15,7 @@ from lit_dps.analysis.layers import collapse_rows, kept_of, layer_rows
 from lit_dps.trial import text_of
 
 NAME, PAPER = "layers", ""
+MOST = 6  # methods whose curves are told apart in one panel
 CAPTION = "The share of each layer that pruning keeps, and the least of them against the sparsity"
 
 
@@ -61,46 +62,58 @@ def figures(tables: Mapping[str, pd.DataFrame], *studies: Analysis) -> Iterator[
 
 @matplotlib.rc_context(look.STYLE)
 def draw(layers: pd.DataFrame, *studies: Analysis) -> Figure:
-    """A panel a sparsity: the share of each layer, by method; bars from the least to the greatest of the points."""
-    sparsities, names = sorted(layers["sparsity"].unique()), list(layers["layer"].unique())
+    """The share of each layer that is kept, with bars from the least to the greatest of the points; the bottom is none.
+
+    A panel a sparsity with a curve a method; of many methods a panel a method with a curve a sparsity. Dotted: 1 - S.
+    """
     ways = _ways(layers)
-    columns = min(3, len(sparsities))
-    lines = -(-len(sparsities) // columns)
-    figure = Figure(figsize=(max((0.9 + 0.45 * len(names)) * columns, 2.6 * columns, 3.6), 2.4 * lines + 0.6))
+    by_sparsity = [(f"{s:g}", part) for s, part in layers.groupby("sparsity")]
+    panels, curves = (by_sparsity, ways) if len(ways) <= MOST else (ways, by_sparsity)
+    names, columns = list(layers["layer"].unique()), min(3 if panels is by_sparsity else 5, len(panels))
+    lines = -(-len(panels) // columns)
+    figure = Figure(figsize=(max((0.9 + 0.3 * len(names)) * columns, 2.2 * columns, 3.6), 2.1 * lines + 0.8))
     positive = layers.loc[layers["low"] > 0, "low"]
     floor = (positive.min() if len(positive) else 1e-3) / 2  # where empty layers stand
-    for i, sparsity in enumerate(sparsities):
-        ax = figure.add_subplot(lines, columns, i + 1, title=f"sparsity {sparsity:g}")
-        for j, (_, part) in enumerate(ways):
-            here = part[part["sparsity"] == sparsity]
-            x = [names.index(name) + 0.06 * (j - (len(ways) - 1) / 2) for name in here["layer"]]
+    styles = [look.curve_style(j) for j in range(len(curves))]
+    for i, (name, panel) in enumerate(panels):
+        ax = figure.add_subplot(lines, columns, i + 1, title=f"sparsity {name}" if panels is by_sparsity else name)
+        for j, (_, curve) in enumerate(curves):
+            here = panel.loc[panel.index.intersection(curve.index)]
+            x = [names.index(name) + 0.06 * (j - (len(curves) - 1) / 2) for name in here["layer"]]
             share, low, high = (here[name].clip(lower=floor).to_numpy() for name in ("share", "low", "high"))
             bars = {"yerr": [share - low, high - share], "elinewidth": 0.8, "markersize": 3.5, "linewidth": 0.8}
-            ax.errorbar(x, share, **bars, **look.curve_style(j))
+            ax.errorbar(x, share, **bars, **styles[j])
         ax.set_yscale("log")
         ax.set_ylim(floor / 1.3, 1.3)
-        ax.axhline(1 - sparsity, color=look.GREY, linestyle=":", linewidth=0.8, zorder=1)
-        ax.set_xticks(range(len(names)), [name.removesuffix(".weight") for name in names], rotation=45, ha="right")
+        for sparsity in panel["sparsity"].unique():
+            ax.axhline(1 - sparsity, color=look.GREY, linestyle=":", linewidth=0.6, zorder=1)
+        short = [name.removesuffix(".weight").removeprefix("network.") for name in names]
+        ax.set_xticks(range(len(names)), short, rotation=45, ha="right")
         if i % columns == 0:
             ax.set_ylabel("share of the layer that is kept")
-    _legend(figure, ways)
+    _legend(figure, curves, "" if panels is by_sparsity else "sparsity ")
     return figure
 
 
 @matplotlib.rc_context(look.STYLE)
 def draw_collapse(collapse: pd.DataFrame) -> Figure:
-    """The least share of a layer against the share that is kept of all; hollow at the bottom where one is empty."""
-    figure, ways = Figure(figsize=(4.6, 3.3)), _ways(collapse)
-    ax = figure.add_subplot(xscale="log", yscale="log", xlabel="share of all weights that is kept, 1 - S")
+    """The least share of a layer against the share that is kept of all; hollow at the bottom where one is empty.
+
+    Each method with an empty layer has a level of its own there.
+    """
+    figure, ways = Figure(figsize=(4.6, 3.5)), _ways(collapse)
+    ax = figure.add_subplot(xscale="log", yscale="log", xlabel="share of all weights that is kept")
     ax.set_ylabel("least share of a layer that is kept")
     positive = collapse.loc[collapse["least"] > 0, "least"]
-    floor = (positive.min() if len(positive) else 1e-3) / 3
+    floor = (positive.min() if len(positive) else 1e-3) / 2
     for i, (_, part) in enumerate(ways):
-        part, style = part.sort_values("sparsity"), look.curve_style(i)
-        ax.plot(1 - part["sparsity"], part["least"].clip(lower=floor), **style)
-        empty = part[part["least"] == 0]
-        ax.plot(1 - empty["sparsity"], [floor] * len(empty), linestyle="none", markerfacecolor="white", **style)
-    ends = [1 - collapse["sparsity"].max(), 1 - collapse["sparsity"].min()]
+        part, style, empty = part.sort_values("sparsity"), look.curve_style(i), part["least"].eq(0)
+        if empty.any():
+            floor /= 1.5
+        part, hollow = part.assign(least=part["least"].clip(lower=floor)), part[empty[part.index]]
+        ax.plot(part["kept"], part["least"], **style)
+        ax.plot(hollow["kept"], [floor] * len(hollow), linestyle="none", markerfacecolor="white", **style)
+    ends = [collapse["kept"].min(), collapse["kept"].max()]
     ax.plot(ends, ends, ":", color=look.GREY, linewidth=0.8, zorder=1)
     ax.invert_xaxis()
     if (collapse["least"] == 0).any():
@@ -124,8 +137,9 @@ def _ways(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     return [(", ".join(map(text_of, way)), part) for way, part in table.groupby(ways, sort=False)]
 
 
-def _legend(figure: Figure, ways: list[tuple[str, pd.DataFrame]]) -> None:
-    if len(ways) > 1:
+def _legend(figure: Figure, curves: list[tuple[str, pd.DataFrame]], what: str = "") -> None:
+    if len(curves) > 1:
         look.legend_above(
-            figure, [look.Line2D([], [], label=name, **look.curve_style(i)) for i, (name, _) in enumerate(ways)]
+            figure,
+            [look.Line2D([], [], label=what + name, **look.curve_style(i)) for i, (name, _) in enumerate(curves)],
         )

@@ -90,10 +90,11 @@ def few_ticks(axis: Axis, integer: bool = True) -> None:
 
 
 def legend_above(figure: Figure, handles: Sequence[Artist]) -> None:
-    """A legend above all panels: on one line, or as many lines as labels of several axes take."""
-    labels = [str(handle.get_label()) for handle in handles]
+    """A legend above all panels: on one line, or as many lines as long or many labels take."""
+    labels, width = [str(handle.get_label()) for handle in handles], figure.get_figwidth()
     wide = 0.06 * (max(map(len, labels)) + 6)  # inches: of a character, and of what stands before them
-    columns = max(1, int(figure.get_figwidth() / wide)) if any("," in label for label in labels) else len(labels)
+    one_line = 0.06 * sum(len(label) + 6 for label in labels) <= 1.1 * width  # no character is that wide on average
+    columns = len(labels) if one_line and not any("," in label for label in labels) else max(1, int(width / wide))
     figure.legend(handles=handles, loc="outside upper center", ncols=columns, columnspacing=1.2, handlelength=1.5)
 
 
