@@ -1,4 +1,4 @@
-"""The help of `study` and `advise`: the keys of this package, in two screens, without the import of PyTorch.
+"""The help of what trains: the keys of this package, in two screens, without the import of PyTorch.
 
 LightningCLI lists every argument of Lightning's Trainer first; `--help-all` does. What is written here is kept in step
 with the keys by a test.
@@ -13,6 +13,13 @@ USAGE = {
         "and sparsity. The same command goes on after any end, and extends a study."
     ),
     "advise": "Says within a budget which batch size, how many devices, how long, at what cost.",
+    "masks": "What pruning methods keep of each layer at initialization; nothing is trained.",
+    "fit": (
+        "Trains one trial, with Lightning's Trainer; the goal or the budget ends it.\n"
+        "With --of STUDY --cell B=32,S=0.9 it trains that of K* of a stored study again."
+    ),
+    "validate": "Evaluates a checkpoint of `fit` on the validation split.",
+    "test": "Evaluates a checkpoint of `fit` on the test split.",
 }
 OPTIONS = {
     "study": {
@@ -30,6 +37,20 @@ OPTIONS = {
         "--latency X": "seconds of a message between two devices (1e-5)",
         "--trials N": "trials of each probe (8)",
     },
+    "masks": {
+        "--at LIST": "sparsities, in place of the study's own",
+        "--points N": "points of the search, each with own weights (3)",
+        "--output FOLDER": "of tables and figures (FOLDER/figures/NAME-masks)",
+    },
+    "fit": {
+        "--of STUDY": "a study that has the trial, in place of FILE",
+        "--cell CELL": "its cell, such as B=32,S=0.9",
+        "--point N": "another point of the cell than that of K*",
+        "--checkpoint FILE": "with --of: save the weights here",
+        "--ckpt_path FILE": "a checkpoint to go on from",
+    },
+    "validate": {"--ckpt_path FILE": "the checkpoint"},
+    "test": {"--ckpt_path FILE": "the checkpoint"},
 }
 COMMON = {
     "--config FILE": "the configuration; of several the later ones win",
@@ -80,7 +101,7 @@ KEYS = {
         "check_interval": "optimizer steps between two checks (16)",
         "max_steps": "step budget of a trial (40000)",
         "monitor": "name that the error is logged under (val_error)",
-        "early_reject": "a check may stop once the goal is missed (true)",
+        "early_reject": "a check stops once the goal is missed (a study)",
     },
     "pruning": {
         "method": "snip, grasp, synflow, ... or a class path (snip)",
@@ -89,7 +110,7 @@ KEYS = {
         "exclude": "patterns of parameters that stay dense",
         "init": "weights under the mask: original, reinit, isometry",
         "batch_size": "examples a batch of the scores' pass",
-        "sparsity seed": "of a single trial; a study sets them",
+        "sparsity seed": "of one trial by itself (0); a study sets them",
     },
     "optim": {"delay": "steps that gradients are late (0)"},
     "local": {
@@ -110,14 +131,18 @@ KEYS = {
     },
 }
 HELPED = tuple(USAGE)
+ONE = ("fit", "validate", "test")  # that train or evaluate one trial: what is searched is read over
 
 
 def text(verb: str) -> str:
     """The help of a verb."""
     lines = [f"usage: lit-dps {verb} FILE [--KEY VALUE ...]", "", USAGE[verb], ""]
     lines += [_line(option, said) for option, said in (OPTIONS[verb] | COMMON).items()]
-    lines += ["Keys of FILE are options too: --study.trials 32 --study.space.model.lr.high 0.3"]
+    lines += ["Keys of FILE are options too: --goal.error 0.1 --study.space.model.lr.high 0.3"]
     for heading, said in SECTIONS.items():
+        if heading == "study" and verb in ONE:
+            lines.append("study: read over, but for the name of the MLflow experiment, study.workload")
+            continue
         lines.append(f"{heading}: {said}")
         for section in heading.split(", "):
             lines += [_line(_options(section, names), meaning) for names, meaning in KEYS.get(section, {}).items()]

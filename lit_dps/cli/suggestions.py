@@ -15,17 +15,23 @@ OURS = ("lit_dps.models", "lit_dps.data", "lit_dps.module")
 _PATH = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
 _BARE = re.compile(r"Expected a dot import path string: (\w+)")
 _OPTION = re.compile(r"unrecognized arguments: (--[\w.-]+)")
+_KEY = re.compile(r"(?:^Option|accept option) '([\w.]+)'")
 _ARGUMENT = re.compile(r"(model|data): Option '(\w+)' is not accepted")
 
 
 def likely_meant(text: str, parser: ArgumentParser) -> str:
     """What to add to a parser's error: "; did you mean ...?", or nothing. The parser has imported what was named."""
-    if text.endswith("are required: data, model"):
+    if re.search(r"are required: (\w+\.)?data, (\w+\.)?model$", text):
         return "; a configuration file has them, and `lit-dps configs` lists those of the package"
-    option = _OPTION.search(text)
-    found = (meant(option[1], _options(parser)) if option else None, *_classes(text), _argument(text))
-    near = next(filter(None, found), None)
+    near = next(filter(None, (_option(text, parser), *_classes(text), _argument(text))), None)
     return f"; did you mean {near}?" if near else ""
+
+
+def _option(text: str, parser: ArgumentParser) -> str | None:
+    if match := _OPTION.search(text):
+        return meant(match[1], _options(parser))
+    key = _KEY.search(text)
+    return meant(key[1], (option[2:] for option in _options(parser))) if key else None
 
 
 def _options(parser: ArgumentParser) -> set[str]:

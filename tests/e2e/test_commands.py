@@ -50,7 +50,7 @@ def test_help_imports_nothing_that_takes_time(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", ["fit", "study", "analyze"])
 def test_every_verb_has_help(tmp_path, verb):
-    done = run(tmp_path, verb, "--help")
+    done = run(tmp_path, verb, "--help-all")
     assert done.returncode == 0
     for option in ("--study.batch_sizes", "--storage.optuna", "--config"):
         assert option in done.stdout

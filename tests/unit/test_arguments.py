@@ -118,6 +118,8 @@ def test_a_verb_that_is_none(word, said, capsys):
         ("data: Expected a dot import path string: Digist", "lit_dps.data.Digits"),
         ("model: Option 'learning_rte' is not accepted", "model.learning_rate"),
         ("unrecognized arguments: --goal.eror 1", "--goal.error"),
+        ("Subcommand 'fit' does not accept option 'goal.eror'", "goal.error"),
+        ("Option 'gaol.error' is not accepted", "goal.error"),
         ("model: Option 'xyzzy' is not accepted", None),
         ("trainer: lit_dps.module.ImageClassifier is no accelerator", None),
     ],
@@ -136,5 +138,5 @@ def test_what_was_likely_meant(tmp_path, monkeypatch, text, near):
 
 
 def test_without_a_configuration_it_is_said_where_they_are():
-    said = likely_meant("the following arguments are required: data, model", ArgumentParser())
+    said = likely_meant("the following arguments are required: fit.data, fit.model", ArgumentParser())
     assert said == "; a configuration file has them, and `lit-dps configs` lists those of the package"
