@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -25,7 +26,8 @@ def main(argv: list[str]) -> int:
         return 0
     folder, files = Path(config.to), [_found(name) for name in config.names]
     targets = [folder / file.name for file in files]
-    for target in targets:
+    modules = {folder / module.name: module for file in files for module in modules_of(file)}
+    for target in (*targets, *modules):
         if target.exists():
             raise ConfigError("--to", str(folder), f"a folder without {target.name}: that is there already")
     if len(set(targets)) < len(targets):
@@ -34,6 +36,9 @@ def main(argv: list[str]) -> int:
     for file, target in zip(files, targets, strict=True):
         shutil.copyfile(file, target)
         print(f"copied: {target}; lit-dps study {target} runs it")
+    for target, module in modules.items():
+        shutil.copyfile(module, target)
+        print(f"copied: {target}, which that names; run it where this lies, or with its folder in PYTHONPATH")
     return 0
 
 
@@ -46,6 +51,12 @@ def listing() -> str:
         room = WIDTH - across - 2
         lines.append(f"  {name:{across}}{said if len(said) <= room else said[: room - 3].rpartition(' ')[0] + ' ...'}")
     return "\n".join([*(line.rstrip() for line in lines), "", "lit-dps configs NAME copies a file here", ""])
+
+
+def modules_of(file: Path) -> list[Path]:
+    """The Python files beside a configuration whose classes it names."""
+    text = file.read_text(encoding="utf-8")
+    return [path for path in sorted(file.parent.glob("*.py")) if re.search(rf"\b{path.stem}\.\w", text)]
 
 
 def _found(name: str) -> Path:

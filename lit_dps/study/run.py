@@ -63,7 +63,19 @@ def run_study(setup: StudySetup, show: Collection[str] = ()) -> int:
     """
     if ranks.follows_torchrun():
         return follow_torchrun(setup)
-    data = check_study(setup)
+    stop = StopRequest()
+    with interruptible(stop, f"\n{LEAVING}\n"):  # MLflow and Lightning lose a Ctrl-C that is raised within them
+        try:
+            data = check_study(setup)
+            stop.check()
+        except Interrupted as signal:
+            print(f"\ninterrupted by {signal}: nothing was run or stored")
+            return INTERRUPTED
+        return _run(setup, data, stop, show)
+
+
+def _run(setup: StudySetup, data: LightningDataModule, stop: StopRequest, show: Collection[str]) -> int:
+    """Runs what is left of a study that was checked, and ends it."""
     url, name, workload = setup.storage.optuna_url, setup.study.name, setup.workload_name()
     tags = environment_tags(getattr(data, "digest", None))
     identity = setup.identity(data)
@@ -73,28 +85,27 @@ def run_study(setup: StudySetup, show: Collection[str] = ()) -> int:
 
     view = View(partial(connect, setup.storage, workload, name, tags))
     record = read_study(url, name)
-    left, stop, failures = _left(setup, record), StopRequest(), Failures(setup.storage.failures(name))
+    left, failures = _left(setup, record), Failures(setup.storage.failures(name))
     if min(setup.workers, left) > 1:
         warm_up()
-    if left:  # else `_finish` brings all of it in step
-        keep_environment(url, name, {key: value for key, value in tags.items() if not key.startswith("mlflow.")})
-        view.sync(record, goes_on=True)
     try:
-        with interruptible(stop, f"\n{LEAVING}\n"):
-            meanwhile = left or ranks.started_by_torchrun()  # time in which others may have stored results
-            if left:
-                record = _guessed(setup, record, stop)
-                _train(setup, record, min(setup.workers, left), stop, view.log, failures.on_result_stored)
-            else:
-                print(f"study {name}: nothing left to run", file=sys.stderr)
-                if ranks.started_by_torchrun():
-                    with first_of_ranks(setup):  # the others wait to be told
-                        pass
-            if left and (others := claim_report(url, name)) is not None:
-                print(f"study {name}: {others}")
-            else:
-                seen = getattr(data, "digest", None) is None or type(data).__module__.startswith("lit_dps.")
-                _finish(setup, view, read_study(url, name) if meanwhile else record, seen, show)
+        meanwhile = left or ranks.started_by_torchrun()  # time in which others may have stored results
+        if left:
+            keep_environment(url, name, {key: value for key, value in tags.items() if not key.startswith("mlflow.")})
+            view.sync(record, goes_on=True)  # where nothing is left `_finish` brings all of it in step
+            stop.check()
+            record = _guessed(setup, record, stop)
+            _train(setup, record, min(setup.workers, left), stop, view.log, failures.on_result_stored)
+        else:
+            print(f"study {name}: nothing left to run", file=sys.stderr)
+            if ranks.started_by_torchrun():
+                with first_of_ranks(setup):  # the others wait to be told
+                    pass
+        if left and (others := claim_report(url, name)) is not None:
+            print(f"study {name}: {others}")
+        else:
+            seen = getattr(data, "digest", None) is None or type(data).__module__.startswith("lit_dps.")
+            _finish(setup, view, read_study(url, name) if meanwhile else record, seen, show)
     except Interrupted as signal:
         left = _left(setup, read_study(url, name))
         print(f"\ninterrupted by {signal}: {left} trials are left, the others are stored; the same command goes on")

@@ -66,9 +66,12 @@ def test_configs_lists_and_copies(tmp_path, monkeypatch, capsys):
     for argv, said in (
         (["quickstart", "--to", "here"], "a folder without quickstart.yaml: that is there already"),
         (["quikstart"], "did you mean quickstart?"),
-        (["mnist-momentum"], "a name of the list"),
-        (["replication/mnist-momentum", "replication/full/mnist-momentum"], "names whose last parts differ"),
+        (["xyzzy"], "a name of the list"),
+        (["mnist-sgd", "replication/mnist-sgd"], "names whose last parts differ"),
     ):
         assert main(["configs", *argv]) == 2
         assert said in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["here"]
+    assert main(["configs", "text-transformer", "--to", "there"]) == 0
+    assert "copied: there/warm_text.py, which that names" in capsys.readouterr().out
+    assert {path.name for path in (tmp_path / "there").iterdir()} == {"text-transformer.yaml", "warm_text.py"}
