@@ -198,10 +198,11 @@ def _based(rows: Sequence[Row]) -> list[str]:
     if not known:
         return []
     of, why = known[0]["steps_of"], known[0]["why_not_law"]
-    luck = "" if of != K_STAR else "; one run usually needs more than K*, the least of many trials"
+    luck = ["one run usually needs more than K*, the least of many trials: study.repeats tells how much"]
+    luck = luck if of == K_STAR else []
     if why:
-        return [f"times go by {of} itself: its law is not identifiable, because {why}{luck}"]
-    return [f"times go by the law of {of}, whose single values scatter, with 95 % limits{luck}"]
+        return [f"times go by {of} itself: its law is not identifiable, because {why}", *luck]
+    return [f"times go by the law of {of}, whose single values scatter, with 95 % limits", *luck]
 
 
 def seconds_text(seconds: float | None) -> str:

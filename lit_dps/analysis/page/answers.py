@@ -19,7 +19,7 @@ RATES = {EFFECTIVE: "effective rate eta / (1 - m)", PLAIN: "learning rate"}
 def to_goal(study: Analysis) -> go.Figure | None:
     """Time and examples to the goal against batch size, a line a series; None where no cell has a K*.
 
-    Open markers are upper bounds, a star is the fastest, bars are the quartiles of the seconds a step.
+    Open markers are upper bounds, a star is the fastest, bars are the 95 % limits of the time.
     """
     table = study.answer
     if not len(table):
@@ -36,11 +36,15 @@ def to_goal(study: Analysis) -> go.Figure | None:
         symbols = ["star" if f else "triangle-down-open" if b else "circle" for f, b in zip(best, bounds, strict=True)]
         if timed:
             seconds = numbers(rows["seconds"])
-            k_star, low, high = (numbers(rows[name]) for name in ("k_star", "step_low", "step_high"))
-            bars = {"array": k_star * high - seconds, "arrayminus": seconds - k_star * low, "symmetric": False}
+            low, high = (numbers(rows[name]) for name in ("seconds_low", "seconds_high"))
+            bars = {"array": high - seconds, "arrayminus": seconds - low, "symmetric": False}
+            open_ones = bounds & rows["seconds_low"].isna()  # elsewhere the law tells more than K*
+            shown = [
+                "star" if f else "triangle-down-open" if b else "circle" for f, b in zip(best, open_ones, strict=True)
+            ]
             figure.add_scatter(
                 y=seconds,
-                marker={"symbol": symbols, "size": [14 if star else 9 for star in best]},
+                marker={"symbol": shown, "size": [14 if star else 9 for star in best]},
                 error_y={**bars, "thickness": 1, "width": 3},
                 hovertemplate="B = %{x}<br>%{y:.3g} s",
                 **each,
@@ -59,7 +63,7 @@ def to_goal(study: Analysis) -> go.Figure | None:
     dress(figure, BATCH_SIZE, "", study.record.batch_sizes)
     figure.update_yaxes(title="examples to the goal", col=1 + timed)
     if timed:
-        figure.update_yaxes(title="time to the goal, K* steps [s]", col=1)
+        figure.update_yaxes(title="time to the goal [s]", col=1)
     return figure
 
 
