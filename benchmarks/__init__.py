@@ -1,5 +1,7 @@
 """Benchmarks: what a study costs on this machine, in ratios to a named baseline measured in the same run.
 
+The last three sections measure no time: they judge what advice predicts by public runs.
+
     python -m benchmarks [SECTION ...] [--quick]
 
 A section is a module of this package with a TITLE, `measure(options)`, which returns the numbers as a dataclass, and
@@ -17,4 +19,7 @@ SECTIONS = (
     "scaling",
     "allocator",
     "memory",
+    "law",
+    "step_model",
+    "advice",
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from lit_dps.analysis import Law, Observation, law_of, medians
 from lit_dps.analysis.observations import exact
 
 DATA = Path(__file__).parents[1] / "tests" / "data" / "steps_to_goal.csv"
+TITLE = "The law on public runs"
 LOWER = 0.6  # share of the batch sizes, from below, that the others are predicted from
 DISTANCES = ((1, 2), (2, 4), (4, 16))
 
@@ -64,7 +66,7 @@ def judge(runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
                     "distance": point.batch_size / other.range[1],
                     "refused": known == "refused",
                     "error": np.log(steps / point.steps),
-                    "within": low <= point.steps <= high,
+                    "within": bool(low <= point.steps <= high),
                     "width": np.log(high / low),
                 }
             )
@@ -95,14 +97,30 @@ def table(points: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 
+@dataclass(frozen=True)
+class Found:
+    """The rows of `judge`."""
+
+    laws: list[dict]
+    points: list[dict]
+
+
+def measure(options: object = None, file: Path = DATA) -> Found:
+    """Nothing in it depends on the machine, or on options."""
+    return Found(*(frame.to_dict("records") for frame in judge(pd.read_csv(file))))
+
+
+def show(found: Found) -> str:
+    """All of it, as markdown."""
+    lines = ["| runs | batch sizes | law |\n|---|---:|---|"]
+    lines += [f"| {row['curve']} | {row['batch_sizes']} | {row['law']} |" for row in found.laws]
+    return "\n".join([*lines, "", table(pd.DataFrame(found.points))])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, default=DATA, help="CSV of runs")
-    laws, points = judge(pd.read_csv(parser.parse_args().data))
-    print("| runs | batch sizes | law |\n|---|---:|---|")
-    for row in laws.to_dict("records"):
-        print(f"| {row['curve']} | {row['batch_sizes']} | {row['law']} |")
-    print(f"\n{table(points)}")
+    print(show(measure(file=parser.parse_args().data)))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import pandas as pd
 
 from lit_dps.advice import StepTime, Timed, fit_step_time
 
+TITLE = "The model of step times on public machines"
 DATA = Path(__file__).parents[1] / "tests" / "data" / "step_times.csv"
 
 
@@ -37,7 +39,7 @@ def judge(rows: pd.DataFrame) -> pd.DataFrame:
     def tell(what, model, held):
         for (value, low, high), t in zip(predicted(model, held), held["step_time"], strict=True):
             if not np.isnan(value):
-                found.append({"what": what, "error": np.log(value / t), "within": low <= t <= high})
+                found.append({"what": what, "error": np.log(value / t), "within": bool(low <= t <= high)})
 
     for _, group in rows[rows["accumulation"] == 1].groupby(["set", "workload", "hardware"]):
         alone = group[group["gpus"] == 1].groupby("local_batch", as_index=False).first().assign(gpus=1)
@@ -65,15 +67,26 @@ def judge(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(found)
 
 
-def main() -> None:
-    points = judge(pd.read_csv(DATA))
-    print("| held out | points | median error | 9 of 10 below | within 95 % |\n|---|---:|---:|---:|---:|")
-    for what, part in points.groupby("what", sort=False):
-        size = np.expm1(part["error"].abs())
-        print(
-            f"| {what} | {len(part)} | {size.median():.1%} | {size.quantile(0.9):.0%} | {part['within'].mean():.0%} |"
-        )
+@dataclass(frozen=True)
+class Found:
+    """The rows of `judge`."""
+
+    points: list[dict]
+
+
+def measure(options: object = None) -> Found:
+    """Nothing in it depends on the machine, or on options."""
+    return Found(judge(pd.read_csv(DATA)).to_dict("records"))
+
+
+def show(found: Found) -> str:
+    """All of it, as markdown."""
+    lines = ["| held out | points | median error | 9 of 10 below | within 95 % |\n|---|---:|---:|---:|---:|"]
+    for what, part in pd.DataFrame(found.points).groupby("what", sort=False):
+        size, within = np.expm1(part["error"].abs()), part["within"].astype(bool).mean()
+        lines.append(f"| {what} | {len(part)} | {size.median():.1%} | {size.quantile(0.9):.0%} | {within:.0%} |")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
-    main()
+    print(show(measure()))

@@ -4,6 +4,7 @@
 """
 
 from lit_dps.advice.answer import Answer, Checks, answer
+from lit_dps.advice.branched import Branched, Critical
 from lit_dps.advice.noise import PRIOR_SPREAD, expected_critical, pessimistic, scale_of_pairs, steps_ratio
 from lit_dps.advice.one_run import OneRun, of_runs, of_trials
 from lit_dps.advice.probe import Probe, explore, next_probe, probes

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from lit_dps.advice.branched import Branched
 from lit_dps.advice.one_run import OneRun
 from lit_dps.advice.probe import probes
 from lit_dps.advice.step_time import StepTime
@@ -44,7 +45,7 @@ class Answer:
         one_run: What one run needs beside K; None where that is not known: then steps and times are those of K.
     """
 
-    law: Law
+    law: Law | Branched
     step_time: StepTime
     table: pd.DataFrame
     best: dict[str, object] | None
@@ -60,7 +61,7 @@ class Answer:
 
 
 def answer(
-    law: Law,
+    law: Law | Branched,
     step_time: StepTime,
     batch_sizes: Sequence[int],
     devices: Sequence[int] = (1,),
@@ -74,12 +75,12 @@ def answer(
     """The answer over all batch sizes (ascending, in examples) and numbers of devices.
 
     Columns of its table: batch_size [examples], devices, steps with steps_low and steps_high, steps_known ("law",
-    "extrapolated", "measured"), step_seconds, step_known ("fitted", "extrapolated", "predicted"), hours, device_hours
-    and cost (of `price` a device-hour; missing without) each with _low and _high, examples, pareto (nothing else is
-    both faster and cheaper), allowed (within `hours_at_most` and `cost_at_most`), k_star (K by the law). Steps, and
-    what follows from them, are those of one run where `one_run` says what it needs, else K. Limits are 95 %; those of
-    K, of a run and of the step time are taken to be independent. Combinations of which K or the step time is not known
-    are left out.
+    "extrapolated", "measured", "branched"), step_seconds, step_known ("fitted", "extrapolated", "predicted"), hours,
+    device_hours and cost (of `price` a device-hour; missing without) each with _low and _high, examples, pareto
+    (nothing else is both faster and cheaper), allowed (within `hours_at_most` and `cost_at_most`), k_star (K by the
+    law). Steps, and what follows from them, are those of one run where `one_run` says what it needs, else K. Limits are
+    95 %; those of K, of a run and of the step time are taken to be independent. Combinations of which K or the step
+    time is not known are left out.
     """
     every = [int(b) for b in batch_sizes]
     more = one_run if one_run is not None and one_run.ratio < math.inf else None  # else than anybody knows
@@ -191,7 +192,9 @@ def _changes(law: Law, step_time: StepTime, best, batch_sizes, near: pd.DataFram
 
 def _assumed(law, table, step_time: StepTime, checks, price, one_run) -> tuple[str, ...]:
     lines = ["the learning rate is tuned at each batch size, as it was where K was measured"]
-    if one_run is None:
+    if isinstance(law, Branched):
+        lines = list(law.assumed)
+    elif one_run is None:
         lines.append("steps are K, the least of several trials: one run usually needs more, how many is not known")
     else:
         lines.append("what one run needs beside K is the same at all batch sizes")
@@ -201,5 +204,6 @@ def _assumed(law, table, step_time: StepTime, checks, price, one_run) -> tuple[s
         lines.append("no time for validation, checkpoints, or waiting for data beyond what was timed")
     if price is not None:
         lines.append(f"a device costs {price:g} an hour, all alike")
-    lines.append(f"the law's own error is taken from public curves: {law.error:.0%} within the range, more beyond")
+    if not isinstance(law, Branched):
+        lines.append(f"the law's own error is taken from public curves: {law.error:.0%} within the range, more beyond")
     return tuple(lines)

@@ -7,7 +7,7 @@ import math
 from lit_dps.advice.answer import Answer
 from lit_dps.analysis.tables import aligned, significant, three_digits
 
-MARKS = {"law": "", "measured": "", "fitted": "", "extrapolated": "~", "predicted": "?"}
+MARKS = {"law": "", "measured": "", "branched": "", "fitted": "", "extrapolated": "~", "predicted": "?"}
 ROWS = 24  # of the table; more than that leave all but the Pareto front and what is close to it out
 
 

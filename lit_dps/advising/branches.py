@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from lit_dps.advice import Branched, Critical
 from lit_dps.advising.clock import Clock, say
 from lit_dps.advising.steps import of_one_device
 from lit_dps.advising.workload import own_batch_size
 from lit_dps.engines.trainer import TrainerEngine
 from lit_dps.errors import UserError
-from lit_dps.goal import Goal
 from lit_dps.runs import Run
 from lit_dps.runtime import Interrupted, StopRequest
 from lit_dps.store import AdviceStore
@@ -23,7 +24,6 @@ from lit_dps.training.branch import Fork
 from lit_dps.trial import Cell, Trial
 
 FORKS = 6  # at a 64th of the budget of steps, a 32nd, ... and a half of it
-UNREACHED = 1e300  # of any metric
 FACTORS = 2, 4, 8, 16, 32
 
 
@@ -47,7 +47,9 @@ def run_branches(setup: StudySetup, step_seconds: float, store: AdviceStore, clo
 
     def at_check() -> None:
         stop.check()
-        if time.monotonic() > end or all(any(f.step == step for f in callback.forks) for step in at):
+        clock.tick()
+        done = all(any(f.step == step for f in callback.forks) for step in at)
+        if time.monotonic() > end or (done and any(map(goal.reached, run.curve[goal.metric]))):
             raise Interrupted("the budget")
 
     if clock.left <= 0 or all(any(f.step == step for f in known) for step in at):
@@ -57,7 +59,7 @@ def run_branches(setup: StudySetup, step_seconds: float, store: AdviceStore, clo
     params = {key: box.at(0.5) for key, box in setup.study.space.items()}
     trial = Trial(Cell(size), 0, params, setup.study.seed)
     goal = setup.goal_of_trials
-    run = Run(trial, Goal(UNREACHED, goal.check_interval, most, goal.metric, at_least=True))
+    run = Run(trial, goal, run_on=True)  # a goal that it meets tells how many steps it takes
     engine = TrainerEngine(of_one_device(setup).training(), (callback,))
     try:
         engine.train_one(run, at_check)
@@ -67,6 +69,21 @@ def run_branches(setup: StudySetup, step_seconds: float, store: AdviceStore, clo
         raise
     except Exception as error:
         raise UserError(f"advise: the run that is forked failed: {type(error).__name__}: {error}") from error
+    if (met := run.result().steps) is not None:
+        store.keep(branch_steps=met)
+        say(f"  the run met its goal after {met} steps")
+
+
+def branched(kept: Mapping[str, Any], setup: StudySetup) -> Branched | None:
+    """What the forks that are stored say of the steps of other batch sizes; None without any."""
+    forks = sorted((Fork.of_stored(each) for each in kept.get("branches", [])), key=lambda fork: fork.step)
+    if not forks:
+        return None
+    met = kept.get("branch_steps")
+    critical = [Critical(fork.step, *map(float, fork.critical)) for fork in forks]
+    largest = max(fork.batch_size * max(fork.factors) for fork in forks)
+    steps = met or setup.goal_of_trials.max_steps
+    return Branched(forks[0].batch_size, steps, critical, largest, met is not None)
 
 
 def described(stored: list[dict[str, Any]]) -> list[str]:

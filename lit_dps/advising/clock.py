@@ -7,11 +7,12 @@ import time
 
 from lit_dps.store import AdviceStore
 
+EVERY = 5.0  # seconds: what a kill may forget
 WRITING = 0.1, 4.0, 15.0  # share of the budget that is kept for the answer, and at least and at most so many seconds
 
 
 class Clock:
-    """The time that asking takes, over all runs of the command; stored at every look.
+    """The time that asking takes, over all runs of the command; stored along the way, for runs that are killed.
 
     Attributes:
         kept: Seconds of the budget that are kept for a later stage.
@@ -19,7 +20,7 @@ class Clock:
 
     def __init__(self, budget: float, store: AdviceStore, spent: float):
         self.budget, self.store, self.before, self.began = budget, store, spent, time.monotonic()
-        self.kept = 0.0
+        self.kept, self._stored = 0.0, self.began
 
     @property
     def spent(self) -> float:
@@ -32,7 +33,13 @@ class Clock:
         return self.budget - min(max(share * self.budget, least), most) - self.kept - self.spent
 
     def keep(self) -> None:
+        self._stored = time.monotonic()
         self.store.keep(spent=self.spent)
+
+    def tick(self) -> None:
+        """To be called often: stores the time every few seconds."""
+        if time.monotonic() > self._stored + EVERY:
+            self.keep()
 
 
 def say(text: str) -> None:

@@ -16,6 +16,7 @@ from lit_dps.errors import UserError
 from lit_dps.noise import NoiseScale
 from lit_dps.runtime import StopRequest
 from lit_dps.study.failures import AllFail
+from lit_dps.study.setup import StudySetup
 
 FIRST = 3  # probes that share what is left alike, since nothing tells yet what they take
 APART = 8  # factor between the first two
@@ -44,7 +45,7 @@ def probe_all(work: Probes, model, times, noise, clock: Clock, stop: StopRequest
         seconds = clock.left * share
         say(f"probe {number + 1}: B = {size}, {setup.study.trials} trials, {time_text(seconds)} at most")
         try:
-            whole = work.run(size, time.monotonic() + seconds, stop)
+            whole = work.run(size, time.monotonic() + seconds, stop, clock)
         except UserError as error:
             if isinstance(error, AllFail):
                 raise
@@ -84,6 +85,12 @@ def _next(
         cheap = table[table["cost"] <= clock.left]
         return int(cheap.iloc[0]["batch_size"]) if len(cheap) else None
     return None if found is None else int(found.batch_size)
+
+
+def training_seconds(setup: StudySetup, model: StepTime, times: StepTimes) -> float | None:
+    """Of one training at the own batch size that spends its budget of steps, on one device."""
+    goal, step = setup.goal_of_trials, model.at(own_batch_size(setup.workload))
+    return None if step is None else goal.max_steps * (step.value + times.check / goal.check_interval)
 
 
 def _told(found) -> str:

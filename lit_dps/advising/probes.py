@@ -11,6 +11,7 @@ from functools import partial
 import numpy as np
 from lightning.pytorch import LightningDataModule
 
+from lit_dps.advising.clock import Clock
 from lit_dps.analysis import (
     Analysis,
     Observation,
@@ -44,7 +45,7 @@ class Probes:
         self.view = View(partial(connect, storage, setup.workload_name(), self.name, environment_tags(digest)))
         self.failures = Failures(storage.failures(self.name))
 
-    def run(self, batch_size: int, end: float, stop: StopRequest) -> bool:
+    def run(self, batch_size: int, end: float, stop: StopRequest, clock: Clock) -> bool:
         """Runs the trials of a batch size until they are done, or until `end` on the monotonic clock.
 
         A trial leaves at its next check; it is stored, or goes on in the next run. Returns whether all are done.
@@ -64,7 +65,12 @@ class Probes:
         if not left:
             return True
         self.view.sync(record, goes_on=True)
-        until = StopRequest(lambda: bool(stop) or time.monotonic() > end)
+
+        def over() -> bool:
+            clock.tick()
+            return bool(stop) or time.monotonic() > end
+
+        until = StopRequest(over)
         workers = min(setup.workers, left)
         if workers > 1:
             warm_up()

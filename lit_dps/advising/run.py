@@ -10,11 +10,12 @@ from lit_dps.advising.branches import run_branches
 from lit_dps.advising.clock import Clock, say
 from lit_dps.advising.confirm import confirm
 from lit_dps.advising.options import Options, time_text
-from lit_dps.advising.plan import probe_all
+from lit_dps.advising.plan import probe_all, training_seconds
 from lit_dps.advising.probes import Probes
-from lit_dps.advising.report import conclude, parameters_at, tell
+from lit_dps.advising.recommended import parameters_at
+from lit_dps.advising.report import conclude, tell
 from lit_dps.advising.steps import StepTimes, of_one_device, parameters_of, time_steps
-from lit_dps.advising.workload import own_batch_size, probing
+from lit_dps.advising.workload import own_batch_size, probing, searches_scales
 from lit_dps.errors import UserError
 from lit_dps.noise import NoiseScale
 from lit_dps.runtime import INTERRUPTED, Interrupted, StopRequest, interruptible
@@ -23,7 +24,7 @@ from lit_dps.study.failures import FAILED, AllFail
 from lit_dps.study.noise import short_run
 from lit_dps.study.run import LEAVING, check_study
 from lit_dps.study.setup import StudySetup
-from lit_dps.training.adam_scaling import is_adaptive
+from lit_dps.training.adam_scaling import adaptive_of
 from lit_dps.trial import Trial
 
 TIMING, NOISE, CONFIRMING = 0.1, 0.05, 0.2  # shares of the budget of each stage but the probes, at most
@@ -40,8 +41,10 @@ def run_advice(setup: StudySetup, options: Options) -> int:
     Raises:
         UserError: for configuration, data or storage that do not serve, before anything is created.
     """
-    probe_setup = _study_of(setup, options)
+    probe_setup, adaptive, told = _study_of(setup, options)
     data = check_study(probe_setup)
+    if told:
+        say(told)
     store = AdviceStore(setup.storage.optuna_url, setup.study.name)
     known = store.read()
     configuration = probe_setup.identity(data)
@@ -78,7 +81,7 @@ def run_advice(setup: StudySetup, options: Options) -> int:
     except AllFail as error:
         print(f"lit-dps: error: {error}", file=sys.stderr)
         return FAILED
-    tell(work, setup, model, times, noise, store, options)
+    tell(work, setup, model, times, noise, store, options, adaptive)
     clock.keep()
     say(f"asking took {time_text(clock.spent)} of {time_text(options.budget)}")
     return 0
@@ -94,8 +97,12 @@ def _confirm(probe: StudySetup, work: Probes, found: Answer, store: AdviceStore,
         confirm(probe, size, params, float(found.best["k_star"]), store, clock, stop)
 
 
-def _study_of(setup: StudySetup, options: Options) -> StudySetup:
-    """The study that probes; of an optimizer like Adam with its time scales moved with the batch size."""
+def _study_of(setup: StudySetup, options: Options) -> tuple[StudySetup, tuple[float, float] | None, str]:
+    """The study that probes, and beta2 and weight decay of an optimizer like Adam, which then move with the batch size.
+
+    These are None where one of them is searched, and of other optimizers. Last what to say of it, if anything.
+    """
+    told = ""
     plain = probing(setup, options.trials, adaptive=False)
     params = {key: box.at(0.5) for key, box in plain.study.space.items()}
     built = plain.workload.build(Trial(plain.study.cells[0], 0, params, plain.study.seed))
@@ -103,14 +110,16 @@ def _study_of(setup: StudySetup, options: Options) -> StudySetup:
         found = built.module.configure_optimizers()
         optimizers = found.get("optimizer") if isinstance(found, dict) else found
         optimizers = optimizers[0] if isinstance(optimizers, tuple) else optimizers
-        adaptive = is_adaptive(optimizers if isinstance(optimizers, (list, tuple)) else [optimizers])
+        adaptive = adaptive_of(optimizers if isinstance(optimizers, (list, tuple)) else [optimizers])
     except Exception:  # of a module that wants a trainer for it: it is left as it is, and that is said
-        adaptive = False
-        say("note: configure_optimizers wants a trainer: whether beta2 has to move with the batch size is not known")
-    if adaptive:
+        adaptive = None
+        told = "note: configure_optimizers wants a trainer: whether beta2 has to move with the batch size is not known"
+    if adaptive is not None and searches_scales(plain.study.space):
+        adaptive = None
+    if adaptive is not None and options.method == "law":
         own = own_batch_size(setup.workload)
-        say(f"note: as B moves from {own}, beta2 becomes beta2^(B / {own}) and weight decay grows by B / {own}")
-    return probing(setup, options.trials, adaptive)
+        told = f"note: as B moves from {own}, beta2 becomes beta2^(B / {own}) and weight decay grows by B / {own}"
+    return probing(setup, options.trials, adaptive is not None), adaptive, told
 
 
 def _timed(setup: StudySetup, store: AdviceStore, clock: Clock, known: dict) -> StepTimes:
@@ -153,10 +162,8 @@ def _model(times: StepTimes, parameters: int, options: Options) -> StepTime:
 def _tell_cost(setup: StudySetup, model: StepTime, times: StepTimes, clock: Clock) -> None:
     """What asking costs as a share of one training, as far as that is known: its whole budget of steps."""
     goal, own = setup.goal_of_trials, own_batch_size(setup.workload)
-    step = model.at(own)
-    if step is None:
+    if (training := training_seconds(setup, model, times)) is None:
         return
-    training = goal.max_steps * (step.value + times.check / goal.check_interval)
     share = clock.budget / training
     say(model.describe())
     say(

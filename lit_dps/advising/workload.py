@@ -74,12 +74,17 @@ def probing(setup: StudySetup, trials: int, adaptive: bool) -> StudySetup:
         noise_scale=False,
     )
     trainer = dict(setup.workload.trainer)
-    if adaptive and not any(key.rpartition(".")[2] in ("beta2", "betas", "weight_decay") for key in space):
+    if adaptive and not searches_scales(space):
         listed = trainer.get("callbacks") or []
         listed = list(listed) if isinstance(listed, (list, tuple)) else [listed]
         trainer["callbacks"] = [*listed, {"class_path": SCALING, "init_args": {"reference": own}}]
     workload = dataclasses.replace(setup.workload, trainer=trainer)
     return dataclasses.replace(setup, study=study, workload=workload, smoothness={**setup.smoothness, "interval": None})
+
+
+def searches_scales(space: Mapping[str, Any]) -> bool:
+    """Whether the second moment or the weight decay is searched at each batch size, so that nothing moves it with B."""
+    return any(key.rpartition(".")[2] in ("beta2", "betas", "weight_decay") for key in space)
 
 
 def _defaults(spec: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from scipy import special
 
 DRAWS = 2000
 _RATIOS, _BENDS, _PLACES = 72, 32, 21  # points of the grids of c2 / c1, c3 / c1 and log c1
-_TAILS = 8.0  # degrees of freedom of an observation's error: one bad cell may be off by more than it seems to be
+TAILS = 8.0  # degrees of freedom of an observation's error: one bad cell may be off by more than it seems to be
 
 
 def bends_of(batch_sizes: np.ndarray) -> np.ndarray:
@@ -54,8 +54,8 @@ def posterior(
         centre = (left * precision).sum(axis=1) / precision.sum()
         place = centre[:, None] + np.linspace(-5, 5, _PLACES) / math.sqrt(precision.sum())
         z = (left[:, None] - place[..., None]) / deviation
-        log = -(_TAILS + 1) / 2 * np.log1p(z[..., sure] ** 2 / _TAILS).sum(axis=-1) + constant
-        kept = special.stdtr(_TAILS, -(bounds * z)[..., ~sure])
+        log = -(TAILS + 1) / 2 * np.log1p(z[..., sure] ** 2 / TAILS).sum(axis=-1) + constant
+        kept = special.stdtr(TAILS, -(bounds * z)[..., ~sure])
         log = log + np.log(np.maximum(kept, 1e-300)).sum(axis=-1)
         if expected is not None:
             value, spread = expected

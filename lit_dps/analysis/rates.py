@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lit_dps.analysis.tables import significant
-
 
 @dataclass(frozen=True)
 class RateLaw:
@@ -69,12 +67,13 @@ def rate_law(batch_sizes: Sequence[float], rates: Sequence[float], name: str = "
 
 
 def adaptive_advice(batch_size: float, other: float, beta2: float, weight_decay: float) -> str:
-    """What to change of an Adam-like rule along with the batch size: advice from papers, not measured.
+    """Second moment and weight decay of an Adam-like rule at another batch size, as `AdamScalingCallback` has them.
 
     beta2' = beta2^(B' / B) keeps the half-life of the second moment in examples (Marek et al. 2025, arXiv 2507.07101);
     a weight decay proportional to B keeps the time scale of AdamW in examples (Bergsma et al. 2025, "Power Lines").
     """
     factor = other / batch_size
-    parts = [f"beta2 {significant(beta2**factor)}"]
-    parts += [f"weight decay {significant(weight_decay * factor)}"] if weight_decay else []
-    return f"from B = {batch_size:g} to {other:g}: {', '.join(parts)} (advice of papers, not measured)"
+    parts = [f"beta2 {beta2**factor:.6g}"]  # 3 digits would be 1.00
+    parts += [f"weight decay {weight_decay * factor:.3g}"] if weight_decay else []
+    decay = f" and {weight_decay:.3g}" if weight_decay else ""
+    return f"B = {other:g}: {', '.join(parts)} (from {beta2:.6g}{decay} at B = {batch_size:g})"

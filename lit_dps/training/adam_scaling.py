@@ -62,4 +62,10 @@ class AdamScalingCallback(Callback):
 
 def is_adaptive(optimizers: Any) -> bool:
     """Whether one of some optimizers has the betas of Adam."""
-    return any("betas" in group for optimizer in optimizers for group in optimizer.param_groups)
+    return adaptive_of(optimizers) is not None
+
+
+def adaptive_of(optimizers: Any) -> tuple[float, float] | None:
+    """beta2 and the largest weight decay of the groups that have the betas of Adam; None where none does."""
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups if "betas" in group]
+    return (groups[0]["betas"][1], max(group.get("weight_decay") or 0.0 for group in groups)) if groups else None

@@ -44,7 +44,7 @@ class Module(LightningModule):
         self.log("val_error", max(0.0, 1 - self.progress))
 
     def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=1e-4)
+        return torch.optim.AdamW(self.parameters(), lr=1e-4)
 
     def on_save_checkpoint(self, checkpoint):
         checkpoint["progress"] = self.progress
@@ -58,6 +58,27 @@ class Hopeless(Module):
 
     def validation_step(self, batch, batch_idx):
         self.log("val_error", 0.9)
+
+
+class Unlogged(Module):
+    """Logs another metric than its goal is of."""
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", 1.0)
+
+
+class Fixed(Data):
+    """Has batches of 32, whatever it is asked for."""
+
+    def __init__(self, batch_size: int = 32):
+        super().__init__(32)
+
+
+class Sizeless(Data):
+    """Has no argument for its batch size."""
+
+    def __init__(self, batch: int = 32):
+        super().__init__(batch)
 
 
 class Rateless(Module):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 
 import pandas as pd
@@ -64,6 +65,13 @@ def test_the_answer_is_near_the_truth_within_the_budget_and_fit_takes_it(folder)
     assert (where / "advice.txt").read_text() in done.stdout and (where / "advice.png").stat().st_size > 1000
     assert list_studies(f"sqlite:///{folder}/mlruns/study.db") == ["Module-advice"]
 
+    assert "beta2 becomes beta2^(B / 32)" in done.stderr
+    size, chosen = int(re.search(r"run B = (\d+)", done.stdout)[1]), (where / "fit.yaml").read_text()
+    if size != 32:  # the optimizer's own values at the recommended batch size
+        said = f"B = {size}: beta2 {0.999 ** (size / 32):.6g}, weight decay {0.01 * size / 32:.3g}"
+        assert f"note: {said} (from 0.999 and 0.01 at B = 32)" in done.stdout and f"# {said}" in chosen
+    assert "AdamScalingCallback" in chosen
+
     fitted = run_here(folder, "fit", "--config", where / "fit.yaml", "--trainer.devices", 1)
     assert fitted.returncode == 0 and "complete after" in fitted.stdout, fitted.stderr
     shown = run_here(folder, "calibration")
@@ -91,6 +99,27 @@ def test_a_goal_that_nobody_meets_is_no_error(tmp_path):
     assert not (tmp_path / "mlruns" / "figures" / "Hopeless" / "advice" / "fit.yaml").exists()
 
 
+@pytest.mark.slow
+def test_branches_give_a_configuration_with_times_without_a_probe(tmp_path):
+    for budget in BUDGETS[1:]:
+        done = advise(tmp_path, "Module", "--budget", f"{budget}s", "--method", "branch", "--goal.max_steps", 100)
+        assert done.returncode == 0, done.stderr
+        if "the run met its goal" in done.stderr:
+            break
+    assert re.search(r"step 50: critical batch size \d+", done.stdout)
+    where = tmp_path / "mlruns" / "figures" / "Module" / "advice"
+    table = pd.read_csv(where / "answer.csv").set_index("batch_size")
+    assert table.loc[32, "steps"] == table.loc[32, "steps_high"] == 75  # of the run that was forked
+    assert (table["steps_low"] <= table["steps"]).all() and (table["hours_low"] < table["hours"]).all()
+    assert table.loc[64, "steps_low"] == 37.5  # twice the batch, nothing lost
+    config = yaml.safe_load((where / "fit.yaml").read_text())
+    size, rate = config["data"]["init_args"]["batch_size"], config["model"]["init_args"]["lr"]
+    assert size >= 32 and rate == pytest.approx(0.1 * math.sqrt(size / 32))  # as of an optimizer like Adam
+    (told,) = config["trainer"]["callbacks"]
+    assert told["class_path"].endswith("PredictionCallback") and told["init_args"]["batch_size"] == size
+    assert not list_studies(f"sqlite:///{tmp_path}/mlruns/study.db")
+
+
 @pytest.mark.parametrize(
     ("module", "options", "said"),
     [
@@ -101,6 +130,9 @@ def test_a_goal_that_nobody_meets_is_no_error(tmp_path):
         ("Module", ("--budget", "1h", "--price", "-1"), "--price: -1.0 is not allowed; a finite number above 0"),
         ("Module", ("--budget", "1h", "--devices", "0,1"), "--devices: '0,1' is not allowed"),
         ("Module", ("--budget", "1h", "--trials", "1"), "--trials: 1 is not allowed; at least 2"),
+        ("Module", ("--buget", "1h"), "--buget: 'buget' is not accepted; did you mean --budget?"),
+        ("Unlogged", ("--budget", "1h"), "goal.monitor: 'val_error' is not allowed"),
+        ("Module", ("--budget", "1h", "--data", f"{HERE}.Sizeless"), "study.batch_size_key: 'data.batch_size'"),
         ("Rateless", ("--budget", "1h"), "study.space: {} is not allowed; a range of the learning rate"),
     ],
 )
@@ -108,3 +140,19 @@ def test_bad_input_is_refused_before_anything_is_created(tmp_path, module, optio
     done = advise(tmp_path, module, *options)
     assert done.returncode == 2 and said in done.stderr and len(done.stderr.strip().splitlines()) == 1
     assert not (tmp_path / "mlruns").exists()
+
+
+def test_data_that_do_not_heed_the_batch_size_are_refused_in_one_line(tmp_path):
+    done = advise(tmp_path, "Module", "--budget", "1h", "--data", f"{HERE}.Fixed")
+    assert done.returncode == 2 and "a step is on 32 examples" in done.stderr.strip().splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+def test_a_budget_too_small_for_one_probe_says_so_and_keeps_what_was_timed(tmp_path):
+    done = advise(tmp_path, "Module", "--budget", "1s", "--trials", 4)
+    assert done.returncode == 0, done.stderr
+    assert (
+        "note: the budget was too small for one probe" in done.stdout and "one of 4 trials takes up to" in done.stdout
+    )
+    kept = list_advice(f"sqlite:///{tmp_path}/mlruns/study.db")["Module"]
+    assert kept["timed"] and kept["spent"] > 0

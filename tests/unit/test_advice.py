@@ -3,10 +3,12 @@
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from lit_dps.advice import Checks, Link, Timed, answer, fit_step_time, render
-from lit_dps.analysis import Observation, law_of, rate_law
+from lit_dps.analysis import Observation, law_of, medians, rate_law
+from lit_dps.analysis.figures.advice import draw_advice
 
 BATCH = [8, 16, 32, 64, 128, 256, 512, 1024]
 LAW = law_of([Observation(b, 4e4 / b + 200) for b in BATCH])
@@ -97,3 +99,37 @@ def test_rates_follow_their_power_law_within_what_was_measured():
     assert rate_law([8], [0.1]) is None
     with pytest.raises(ValueError, match="positive and finite"):
         rate_law([8, 16], [0.1, 0.0])
+
+
+def test_tables_of_runs_and_of_step_times_are_all_it_takes():
+    random = np.random.default_rng(0)
+    runs = pd.DataFrame({"batch_size": np.repeat([8, 32, 128, 512], 3)})
+    runs["steps"] = (4e4 / runs["batch_size"] + 200) * np.exp(random.normal(0, 0.03, len(runs)))
+    runs["censored"] = 0
+    runs.loc[len(runs)] = [4, 5000, 1]  # one that missed its goal
+    times = pd.DataFrame({"local_batch": [8, 64, 512, 64], "seconds": [0.011, 0.016, 0.061, 0.021]})
+    times["devices"] = [1, 1, 1, 2]
+    step = fit_step_time([Timed(*row) for row in times.itertuples(index=False)])
+    found = answer(law_of(medians(runs)), step, [32, 64, 128, 256], devices=(1, 2))
+    assert set(found.table["devices"]) == {1, 2} and found.law.refused is None
+    assert found.law.critical[1] < 200 < found.law.critical[2]
+    assert "run B = " in render(found)
+
+
+def test_the_figure_marks_what_is_predicted_and_what_is_recommended():
+    step = fit_step_time([Timed(m, 0.01 + 1e-4 * m) for m in (8, 32, 128)], link=Link(10**6, 1e10))
+    found = answer(LAW, step, BATCH, devices=(1, 4), price=2.0)
+    figure = draw_advice(found.table, LAW.observations, found.best, found.price)
+    steps, time, front = figure.axes
+    assert (steps.get_ylabel(), time.get_ylabel()) == ("steps to goal", "time to goal [s]")
+    assert (front.get_xlabel(), front.get_ylabel()) == ("time to goal [s]", "cost [at 2 a device-hour]")
+    stars = [line.get_xydata()[0] for line in (*time.lines, *front.lines) if line.get_marker() == "*"]
+    seconds = 3600 * found.best["hours"]
+    assert stars[0] == pytest.approx([found.best["batch_size"], seconds])
+    assert stars[1] == pytest.approx([seconds, found.best["cost"]])
+    hollow = sum(len(line.get_xdata()) for line in time.lines if line.get_markerfacecolor() == "white")
+    sure = (found.table["step_known"] == "fitted") & (found.table["steps_known"] == "law")
+    assert hollow == (~sure).sum() > 0
+    said = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert {"extrapolated or predicted", "Pareto front", "recommended", "1 device", "4 devices"} <= set(said)
+    assert "recommended" not in [t.get_text() for t in draw_advice(found.table).legends[0].get_texts()]

@@ -6,10 +6,13 @@ import pytest
 import torch
 
 from lit_dps.advice.calibration import calibrate
+from lit_dps.advising.clock import EVERY, Clock
 from lit_dps.advising.options import Options, seconds_of
 from lit_dps.advising.workload import own_batch_size, rate_range
+from lit_dps.analysis import adaptive_advice
 from lit_dps.errors import ConfigError
 from lit_dps.training import AdamScalingCallback
+from lit_dps.training.adam_scaling import adaptive_of
 from lit_dps.training.workload import Workload
 from tests.unit.tiny import Plain, Recorder, fit, loader
 
@@ -49,6 +52,34 @@ def test_budgets_are_times():
             seconds_of(text)
     with pytest.raises(ConfigError, match="--bandwidth: 0 is not allowed"):
         Options(60, bandwidth=0)
+
+
+def test_the_time_of_asking_is_stored_along_the_way(monkeypatch):
+    class Kept:
+        spent = None
+
+        def keep(self, spent):
+            self.spent = spent
+
+    now, store = [1000.0], Kept()
+    monkeypatch.setattr("lit_dps.advising.clock.time.monotonic", lambda: now[0])
+    clock = Clock(100, store, spent=20)
+    assert clock.left == 100 - 10 - 20
+    clock.tick()
+    assert store.spent is None
+    now[0] += EVERY + 1
+    clock.tick()
+    assert store.spent == 26 and clock.left == 64
+    assert Clock(20, store, 0).left == 16 and Clock(3600, store, 0).left == 3585
+
+
+def test_beta2_and_weight_decay_are_told_at_the_recommended_batch_size():
+    adamw = torch.optim.AdamW([torch.zeros(2, requires_grad=True)], betas=(0.9, 0.99), weight_decay=0.01)
+    sgd = torch.optim.SGD([torch.zeros(2, requires_grad=True)], lr=0.1, weight_decay=0.01)
+    assert adaptive_of([sgd]) is None and adaptive_of([sgd, adamw]) == (0.99, 0.01)
+    decay = "weight decay 0.04 (from 0.99 and 0.01 at B = 32)"
+    assert adaptive_advice(32, 128, 0.99, 0.01) == f"B = 128: beta2 0.960596, {decay}"
+    assert adaptive_advice(32, 1, 0.999, 0) == "B = 1: beta2 0.999969 (from 0.999 at B = 32)"
 
 
 @pytest.mark.parametrize("accumulated", [1, 2])
