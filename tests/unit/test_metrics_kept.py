@@ -101,6 +101,13 @@ def test_a_study_says_which_and_looks_at_the_whole_split():
     assert "metrics" not in setup().identity(None)["study"]
 
 
+@pytest.mark.parametrize("later", [{"sampler": "sobol"}, {"noise_scale": True}, {"noise_scale": False}, {"goals": []}])
+def test_keys_that_came_later_leave_the_identity_of_earlier_studies(later):
+    assert setup(**later).identity(None) == setup().identity(None)
+    assert not {"sampler", "noise_scale"} & setup().identity(None)["study"].keys()
+    assert setup(sampler="tpe").identity(None)["study"]["sampler"] == "tpe"
+
+
 @pytest.mark.parametrize(
     ("metrics", "said"),
     [
