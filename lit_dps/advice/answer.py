@@ -14,6 +14,7 @@ from lit_dps.advice.one_run import OneRun
 from lit_dps.advice.probe import probes
 from lit_dps.advice.step_time import StepTime
 from lit_dps.analysis import Law, RateLaw
+from lit_dps.analysis.tables import significant
 
 NEAR = 1.1  # times the best time: nobody can tell these apart, and K is not known better either
 HOUR = 3600.0
@@ -105,6 +106,15 @@ def answer(
     return Answer(law, step_time, table, *rows, interval, cut, changes, assumed, rate, price, one_run)
 
 
+def hours_text(hours: float) -> str:
+    """A time for reading, to 3 digits in its unit: 42.0 s, 3.10 min, 2.50 h, 12.0 days."""
+    seconds = 3600 * hours
+    for unit, size, most in (("s", 1, 120), ("min", 60, 7200), ("h", 3600, 172800)):
+        if seconds < most:
+            return f"{significant(seconds / size)} {unit}"
+    return f"{significant(seconds / 86400)} days"
+
+
 def _table(law, step_time, batch_sizes, devices, price, checks, one_run=None) -> pd.DataFrame:
     rows = []
     for k in law.predict(batch_sizes).to_dict("records"):
@@ -177,7 +187,7 @@ def _changes(law: Law, step_time: StepTime, best, batch_sizes, near: pd.DataFram
         table = probes(law, batch_sizes, sorted(set(near["batch_size"])), seconds)
         first = table.iloc[0]
         lines.append(
-            f"a run at B = {first['batch_size']:g} ({first['cost'] / HOUR:.3g} hours to goal): it should take "
+            f"a run at B = {first['batch_size']:g} ({hours_text(first['cost'] / HOUR)} to goal): it should take "
             f"{first['share']:.0%} of the variance of log K at the batch sizes near the best"
         )
     if best["step_known"] != "fitted":

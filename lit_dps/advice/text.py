@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from lit_dps.advice.answer import Answer
+from lit_dps.advice.answer import Answer, hours_text
 from lit_dps.analysis.tables import aligned, significant, three_digits
 
 MARKS = {"law": "", "measured": "", "branched": "", "fitted": "", "extrapolated": "~", "predicted": "?"}
@@ -16,15 +16,6 @@ def render(answer: Answer, every: bool = False) -> str:
     parts = ["\n".join(_sentences(answer)), "\n".join(_table(answer, every))]
     parts += ["\n".join([f"{title}:", *(f"  {line}" for line in lines)]) for title, lines in _lists(answer) if lines]
     return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def hours_text(hours: float) -> str:
-    """A time for reading, to 3 digits in its unit: 42.0 s, 3.10 min, 2.50 h, 12.0 days."""
-    seconds = 3600 * hours
-    for unit, size, most in (("s", 1, 120), ("min", 60, 7200), ("h", 3600, 172800)):
-        if seconds < most:
-            return f"{significant(seconds / size)} {unit}"
-    return f"{significant(seconds / 86400)} days"
 
 
 def _sentences(answer: Answer) -> list[str]:

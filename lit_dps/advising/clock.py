@@ -8,7 +8,7 @@ import time
 from lit_dps.store import AdviceStore
 
 EVERY = 5.0  # seconds: what a kill may forget
-WRITING = 0.1, 4.0, 15.0  # share of the budget that is kept for the answer, and at least and at most so many seconds
+WRITING = 0.12, 5.0, 20.0  # share of the budget that is kept for the answer, and at least and at most so many seconds
 
 
 class Clock:

@@ -64,13 +64,13 @@ def test_the_time_of_asking_is_stored_along_the_way(monkeypatch):
     now, store = [1000.0], Kept()
     monkeypatch.setattr("lit_dps.advising.clock.time.monotonic", lambda: now[0])
     clock = Clock(100, store, spent=20)
-    assert clock.left == 100 - 10 - 20
+    assert clock.left == 100 - 12 - 20
     clock.tick()
     assert store.spent is None
     now[0] += EVERY + 1
     clock.tick()
-    assert store.spent == 26 and clock.left == 64
-    assert Clock(20, store, 0).left == 16 and Clock(3600, store, 0).left == 3585
+    assert store.spent == 26 and clock.left == 62
+    assert Clock(20, store, 0).left == 15 and Clock(3600, store, 0).left == 3580
 
 
 def test_beta2_and_weight_decay_are_told_at_the_recommended_batch_size():
