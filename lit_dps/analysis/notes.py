@@ -46,6 +46,12 @@ def notes(record: StudyRecord, cells: Sequence[CellSummary]) -> list[str]:
             f"K* is at the first check in {bounds} of {len(cells)} cells: an upper bound, left out of the law; lower "
             "goal.check_interval to resolve it"
         )
+    alone = [cell for cell in cells if len(cell.steps) > 1 and sum(k is not None for k in cell.steps) == 1]
+    if lone := sum(not record.repeats.get(cell.cell) and not cell.at_first_check for cell in alone):
+        lines.append(
+            f"only one trial was complete in {lone} of {len(cells)} cells: intervals over trials cannot know what "
+            "another would have needed; study.repeats, more trials or a larger study.slack tell"
+        )
     if (sampler := record.config.get("study", {}).get("sampler", "sobol")) != "sobol":
         lines.append(
             f"study.sampler {sampler} drew the points from earlier results, which is not of the paper's protocol: they "

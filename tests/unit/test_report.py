@@ -67,6 +67,7 @@ critical batch sizes in examples, by definition
 
 note: no complete trial in 2 of 6 cells: no K* there
 note: 3 of 12 trials have not finished (1 running or queued)
+note: only one trial was complete in 4 of 6 cells: intervals over trials cannot know what another would have needed; study.repeats, more trials or a larger study.slack tell
 note: the best learning_rate lies on the high end of its range in 1 of 6 cells: lit-dps study --extend-space widens it
 note: the best momentum lies on the high end of its range in 1 of 6 cells: lit-dps study --extend-space widens it
 note: the best width lies on the high end of its range in 1 of 6 cells: lit-dps study --extend-space widens it
