@@ -25,6 +25,8 @@ from lit_dps.record import StudyRecord
 from lit_dps.store import AdviceStore
 from lit_dps.study.setup import StudySetup
 
+BUSY = 0.2  # share of the time that a process waits for a CPU, above which its times are told not to be its own
+
 
 def conclude(
     work: Probes,
@@ -70,6 +72,8 @@ def tell(
     lines += [law.describe()] if not forked else []
     if noise is not None:
         lines.append(noise.sentence)
+    busy = f"the machine was busy while steps were timed: this process waited for a CPU {times.waited:.0%} of the time"
+    lines += [f"{busy}, and so will what is predicted"] if times.waited > BUSY else []
     lines += [model.describe(), f"the largest batch of a device that was timed is {times.largest}: {times.why}", ""]
     if branches:
         lines += [*described(branches), ""]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from contextlib import contextmanager
 
 from lit_dps.advice import Answer, Link, StepTime, Timed, fit_step_time
@@ -18,7 +19,7 @@ from lit_dps.advising.steps import StepTimes, of_one_device, parameters_of, time
 from lit_dps.advising.workload import own_batch_size, probing, searches_scales
 from lit_dps.errors import UserError
 from lit_dps.noise import NoiseScale
-from lit_dps.runtime import INTERRUPTED, Interrupted, StopRequest, interruptible
+from lit_dps.runtime import INTERRUPTED, Interrupted, StopRequest, interruptible, waited_for_cpu
 from lit_dps.store import AdviceStore
 from lit_dps.study.failures import FAILED, AllFail
 from lit_dps.study.noise import short_run
@@ -125,14 +126,16 @@ def _study_of(setup: StudySetup, options: Options) -> tuple[StudySetup, tuple[fl
 def _timed(setup: StudySetup, store: AdviceStore, clock: Clock, known: dict) -> StepTimes:
     if "timed" in known:
         rows = [Timed(*row) for row in known["timed"]]
-        return StepTimes(rows, known["check"], *known["largest"])
+        return StepTimes(rows, known["check"], *known["largest"], known.get("waited", 0.0))
     say("timing steps")
     one = of_one_device(setup)
+    began, waited = time.monotonic(), waited_for_cpu()
     found = time_steps(one if setup.ranks == 1 else setup, TIMING * clock.budget, say)
+    found.waited = (waited_for_cpu() - waited) / (time.monotonic() - began)
     say(f"  up to {found.largest} examples a device: {found.why}")
     rows = [list(row) for row in found.timed]
     largest = [found.largest, found.why, found.memory]
-    store.keep(timed=rows, check=found.check, largest=largest, parameters=parameters_of(setup))
+    store.keep(timed=rows, check=found.check, largest=largest, parameters=parameters_of(setup), waited=found.waited)
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import math
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -35,6 +36,7 @@ class StepTimes:
         largest: The largest batch of one device that was timed.
         why: Why no larger one was timed.
         memory: Whether that is for want of memory: a larger batch has to be accumulated.
+        waited: Share of the time that this process waited for a CPU, beside other programs (`waited_for_cpu`).
     """
 
     timed: list[Timed] = field(default_factory=list)
@@ -42,6 +44,7 @@ class StepTimes:
     largest: int = 0
     why: str = ""
     memory: bool = False
+    waited: float = 0.0
 
 
 def time_steps(
@@ -162,11 +165,12 @@ def of_one_device(setup: StudySetup) -> StudySetup:
 
 
 def threads_of_fit(setup: StudySetup) -> int:
-    """CPU threads of a training by itself, as `fit` makes it: all cores, shared by its ranks.
+    """CPU threads of a training by itself, as `fit` makes it: OMP_NUM_THREADS, else all cores, shared by its ranks.
 
     `study.threads` are those of trials that train beside others.
     """
-    return max(1, cores() // setup.ranks)
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    return int(asked) if asked.isdecimal() else max(1, cores() // setup.ranks)
 
 
 def _steps(step: float, seconds: float) -> int:

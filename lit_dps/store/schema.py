@@ -58,6 +58,7 @@ ADVICE_ATTRS = {
     "timed": "Steps that were timed: lists of the fields of `lit_dps.advice.Timed`.",
     "check": "Seconds of a check of the validation split, as it was timed.",
     "largest": "The largest batch of one device, and why no larger one was timed.",
+    "waited": "Share of the time of timing steps that the process waited for a CPU; absent in earlier versions.",
     "parameters": "Of the network.",
     "noise": "As `lit_dps.noise.NoiseScale.stored` gives it.",
     "confirmed": "Runs of what is recommended: batch_size, params, steps (null without a goal), most, seconds, timed.",

@@ -11,6 +11,7 @@ from lit_dps.advising.options import Options, seconds_of
 from lit_dps.advising.workload import own_batch_size, rate_range
 from lit_dps.analysis import adaptive_advice
 from lit_dps.errors import ConfigError
+from lit_dps.runtime import waited_for_cpu
 from lit_dps.training import AdamScalingCallback
 from lit_dps.training.adam_scaling import adaptive_of
 from lit_dps.training.workload import Workload
@@ -123,3 +124,11 @@ def test_calibration_tells_bias_and_coverage():
     assert "steps: real / predicted 1.48" in text  # sqrt(1.1 x 2)
     assert "1 of 3 within the 95 % limits; 1 ended before" in text and "> 130" in text
     assert calibrate({"a": []}) == "no run of fit with a recommended configuration is stored yet\n"
+
+
+def test_waiting_for_a_cpu_is_told_where_linux_tells_it(tmp_path, monkeypatch):
+    file = tmp_path / "schedstat"
+    monkeypatch.setattr("lit_dps.runtime.Path", lambda name: file)
+    assert waited_for_cpu() == 0.0  # no such file elsewhere
+    file.write_text("6646530039 22001559139 2746\n")
+    assert waited_for_cpu() == pytest.approx(22.001559139)
