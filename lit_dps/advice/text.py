@@ -34,7 +34,7 @@ def _sentences(answer: Answer) -> list[str]:
     on = int(answer.fastest["devices"])
     lines.append(f"any B from {low:g} to {high:g} is within 10 % of the best time on {_devices(on)}{more}")
     for name, row in (("fastest", answer.fastest), ("cheapest", answer.cheapest)):
-        if row != best:
+        if any(row[key] != best[key] for key in ("batch_size", "devices")):
             lines.append(f"{name}: {_place(row)}: {_costs(row, answer)}")
     return lines
 

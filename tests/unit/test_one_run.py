@@ -10,6 +10,7 @@ import pytest
 from lit_dps.advice import OneRun, Timed, answer, fit_step_time, of_runs, of_trials, render
 from lit_dps.advice.one_run import TYPICAL_SPREAD
 from lit_dps.analysis import Observation, law_of
+from lit_dps.analysis.figures.advice import draw_advice
 
 C1, C2 = 4000.0, 50.0
 SIZES = [2**i for i in range(11)]
@@ -67,6 +68,10 @@ def test_the_answer_is_of_the_run_that_is_made():
     assert made["steps_high"] / made["steps"] == pytest.approx(math.exp(1.96 * 0.15))
     assert other["steps_high"] / other["steps"] > math.exp(1.96 * 0.15)
     assert known.describe() in render(one)
+    assert "fastest:" not in render(one), "what is recommended is told once"
+    lines = draw_advice(one.table, law().observations).axes[0].lines
+    drawn = [line.get_ydata().tolist() for line in lines]
+    assert one.table["steps"].tolist() in drawn and one.table["k_star"].tolist() in drawn
     assert "the same at all batch sizes" in render(one) and "one run usually needs more" in render(best)
 
 

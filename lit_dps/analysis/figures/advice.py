@@ -73,7 +73,14 @@ def _steps(axes: Axes, table: pd.DataFrame, observations: Sequence[Observation])
         axes.plot([o.batch_size for o in shown], [o.steps for o in shown], marker, color="black", zorder=3)
     steps = table.drop_duplicates("batch_size")
     axes.plot(steps["batch_size"], steps["steps"], color=GREY)
+    if _luck(table):
+        axes.plot(steps["batch_size"], steps["k_star"], color=GREY, linestyle=":")
     axes.fill_between(steps["batch_size"], steps["steps_low"], steps["steps_high"], color=GREY, alpha=0.2, linewidth=0)
+
+
+def _luck(table: pd.DataFrame) -> bool:
+    """Whether steps are those of one run, and K, the least of a probe's trials, another number."""
+    return "k_star" in table and bool((table["k_star"] != table["steps"]).any())
 
 
 def _front(axes: Axes, table: pd.DataFrame, colours: dict, unit: str, factor: float, price: float | None) -> None:
@@ -128,6 +135,8 @@ def _handles(
         if bound in seen
     ]
     handles.append(Line2D([], [], color=GREY, label=f"expected, with {limits}"))
+    if _luck(table):
+        handles.append(Line2D([], [], color=GREY, linestyle=":", label="K, the best of a probe"))
     handles += [
         Line2D([], [], **style, label=f"{devices} device{'s' * (devices > 1)}") for devices, style in colours.items()
     ]
