@@ -201,6 +201,8 @@ def _changes(law: Law, step_time: StepTime, best, batch_sizes, near: pd.DataFram
 
 
 def _assumed(law, table, step_time: StepTime, checks, price, one_run) -> tuple[str, ...]:
+    if not len(table):
+        return ()
     lines = ["the learning rate is tuned at each batch size, as it was where K was measured"]
     if isinstance(law, Branched):
         lines = list(law.assumed)

@@ -75,6 +75,9 @@ def run_advice(setup: StudySetup, options: Options) -> int:
                 probe_all(work, model, times, noise, clock, stop, options)
                 clock.kept = 0.0
                 found = conclude(work, setup, model, times, noise, store, options)
+                if found.best is None:  # nothing to run yet: the time that was kept goes into probes
+                    probe_all(work, model, times, noise, clock, stop, options)
+                    found = conclude(work, setup, model, times, noise, store, options)
                 _confirm(probe_setup, work, found, store, clock, stop)
     except Interrupted as signal:
         print(f"\ninterrupted by {signal}: what was measured is stored; the same command goes on")
