@@ -22,6 +22,8 @@ myst_heading_anchors = 4  # links to #headings, by GitHub's rule
 highlight_language = "none"
 
 html_theme = "furo"  # its fonts and scripts are files of the site: a built page loads nothing from elsewhere
+smartquotes = False  # what is quoted is mostly typed so
+
 html_title = f"lit_dps {release}"
 html_extra_path = ["site"]  # index.html, which leads to docs/index.html
 html_copy_source = False

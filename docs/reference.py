@@ -51,8 +51,8 @@ PYTHON = """\
 # Python
 
 {made}
-What `lit_dps` exports; all else may move. [Extending](extending.md) has the interfaces of plug-ins. Modules are
-imported when a name is first asked for: `lit_dps.load` needs no torch.
+What `lit_dps` exports; all else may move. [A notebook](notebook.ipynb) uses it, and [extending](extending.md) has the
+interfaces of plug-ins. Modules are imported when a name is first asked for: `lit_dps.load` needs no torch.
 """
 
 
