@@ -14,7 +14,7 @@ from lit_dps.advising.branches import branched, described
 from lit_dps.advising.confirm import one_run
 from lit_dps.advising.options import Options, time_text
 from lit_dps.advising.plan import candidates, law_with, training_seconds
-from lit_dps.advising.probes import Probes, best_rates, check_seconds, observations, unfinished
+from lit_dps.advising.probes import Probes, best_rates, observations, unfinished
 from lit_dps.advising.recommended import of_branches, of_probes, rate_key
 from lit_dps.advising.steps import StepTimes
 from lit_dps.advising.workload import own_batch_size, probing
@@ -41,7 +41,8 @@ def conclude(
     """The answer of all that was measured so far. Where no probe was run, what forks say takes the law's place."""
     record, key, kept = work.record(), rate_key(work.setup), store.read()
     sizes = candidates(times, options.devices, setup.workload.accumulated)
-    checks = Checks(check_seconds(record, times.check), setup.goal_of_trials.check_interval)
+    # in full, since `fit` shows and saves what a check finds; probes stop theirs early
+    checks = Checks(times.check, setup.goal_of_trials.check_interval)
     if record is None and (forks := branched(kept, setup)) is not None:
         rate = forks.rate(key, work.setup.study.space[key].at(0.5), adaptive) if key else None
         return answer(forks, model, sizes, options.devices, options.price, checks, rate)
