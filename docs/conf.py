@@ -16,6 +16,7 @@ copyright = f"2026, {author}"
 extensions = ["myst_parser"]
 root_doc = "docs/index"
 include_patterns = ["*.md", "docs/**.md", "docs/**.ipynb", "benchmarks/results/*.md", "tests/data/README.md"]
+exclude_patterns = [".*", "build", "dist", "lit_dps", "mlruns", "data"]  # which need not even be looked through
 source_suffix = {".md": "markdown", ".ipynb": "markdown"}
 suppress_warnings = ["toc.not_included"]  # tests/unit/test_docs.py follows the links, which lead to more than the map
 myst_heading_anchors = 4  # links to #headings, by GitHub's rule
