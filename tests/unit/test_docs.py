@@ -1,9 +1,12 @@
-"""Links between the pages of the repository lead somewhere, and every page can be found from the index."""
+"""Links between pages lead somewhere, every page is found from the index, and their configurations have known keys."""
 
 import re
 from pathlib import Path
 
 import pytest
+import yaml
+
+from lit_dps.cli.keys import CLASSES, sections
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -44,3 +47,13 @@ def test_every_page_is_found_from_the_index():
         left += [(page.parent / target.partition("#")[0]).resolve() for target in links(page) if "://" not in target]
     missing = [str(page.relative_to(ROOT)) for page in PAGES if page not in reached and page.parent != ROOT]
     assert not missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_configurations_in_the_pages_have_keys_that_are_there(page):
+    known = sections()
+    for block in re.findall(r"^```yaml\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE):
+        for section, content in yaml.safe_load(block).items():
+            assert section in known, f"{section} in {block}"
+            if known[section] and isinstance(content, dict) and not CLASSES & content.keys():
+                assert content.keys() <= known[section], f"{section} in {block}"
