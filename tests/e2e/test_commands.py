@@ -70,7 +70,7 @@ def test_fit_validate_and_test_one_trial(tmp_path):
     validated = run(tmp_path, "validate", "--config", FAST, "--ckpt_path", checkpoint, *quiet)
     assert validated.returncode == 0, validated.stderr
     shown = next(line for line in validated.stdout.splitlines() if "val_error" in line)
-    assert float(shown.split()[-1]) == pytest.approx(error, abs=1e-4)
+    assert float(shown.strip(" │\n").split()[-1]) == pytest.approx(error, abs=1e-4)
     tested = run(tmp_path, "test", "--config", FAST, "--ckpt_path", checkpoint, *quiet)
     assert "test_error" in tested.stdout
 

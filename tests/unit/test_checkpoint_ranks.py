@@ -61,7 +61,7 @@ def paused(folder: Path, trial: Trial) -> tuple:
     limit = 12 if ranks.rank() == 0 else 99  # the others know nothing of other trials
     first, steps = study.run(trial, pause=lambda cell: limit)
     second, more = study.run(trial)
-    return first.status, steps.taken, dataclasses.replace(second, curve={}), more.taken
+    return first.status, steps.taken, dataclasses.replace(second, curve={}, timed={}), more.taken
 
 
 def test_a_trial_pauses_on_all_ranks_where_the_first_one_says(tmp_path):
