@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+import json
+import subprocess
+import sys
+
 import pytest
 import torch
 from lightning.pytorch import LightningDataModule
@@ -95,16 +100,25 @@ def test_on_a_cpu_no_step_is_tried_that_is_estimated_to_take_more_than_is_free()
     assert roomy.largest == 64 and not roomy.memory and "above the split" in roomy.why
 
 
-def test_this_process_tells_what_it_takes():
-    memory = Memory()
-    for size in (1, 2):
-        memory.begin()
-        held = torch.ones(size * 16 * 2**20)  # 64 MiB an example
-        memory.end(size)
-        del held
-    (_, low), (_, high) = memory.sizes
+PEAKS = """
+import json, runpy, sys
+memory = runpy.run_path(sys.argv[1])["Memory"]()
+for size in (1, 2):
+    memory.begin()
+    held = b"x" * (size * 64 * 2**20)  # 64 MiB an example
+    memory.end(size)
+    del held
+print(json.dumps([memory.sizes, memory.wanting(3), memory.wanting(10**9)]))
+"""
+
+
+def test_a_process_tells_what_it_takes():
+    """In a process of its own: some systems do not let the peak of one that did more begin anew."""
+    file = inspect.getfile(Memory)
+    done = subprocess.run([sys.executable, "-c", PEAKS, file], capture_output=True, text=True, check=True)
+    ((_, low), (_, high)), little, much = json.loads(done.stdout)
     assert 0.7 * 64 < (high - low) / 2**20 < 1.5 * 64
-    assert memory.wanting(3) < 0 < memory.wanting(10**9)
+    assert little < 0 < much
 
 
 @pytest.mark.parametrize(
