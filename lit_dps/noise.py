@@ -8,15 +8,25 @@ read at, and often lies below it (Merrill et al. 2025).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # a configuration is read without them, in no time
     import numpy as np
 
+SMALL = 32  # examples: smaller batches say little of the mean gradient
 BLOCKS = 8  # of neighbouring readings, whose means are taken to be independent
 LEVEL = 0.95
+
+
+def read_at(batch_sizes: Iterable[int]) -> int:
+    """The batch size of a study at which its noise scale is read: the smallest one of at least `SMALL`, or the largest.
+
+    The choice from parts of a grid, then from what was chosen, is that from the whole.
+    """
+    sizes = list(batch_sizes)
+    return min((size for size in sizes if size >= SMALL), default=max(sizes))
 
 
 @dataclass(frozen=True)

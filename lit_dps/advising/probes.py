@@ -12,14 +12,8 @@ import numpy as np
 from lightning.pytorch import LightningDataModule
 
 from lit_dps.advising.clock import Clock
-from lit_dps.analysis import (
-    Analysis,
-    Observation,
-    RateLaw,
-    observed,
-    rate_law,
-    step_seconds,
-)
+from lit_dps.analysis import Analysis, Observation, observed, step_seconds
+from lit_dps.analysis.best_rates import RateCurve
 from lit_dps.errors import StorageError
 from lit_dps.record import StudyRecord
 from lit_dps.runtime import Interrupted, StopRequest
@@ -99,12 +93,9 @@ def observations(record: StudyRecord | None) -> list[Observation]:
     return [] if record is None else [o for cell in Analysis(record).cells if (o := observed(record, cell))]
 
 
-def best_rates(record: StudyRecord | None, key: str) -> RateLaw | None:
-    """The power law of the best learning rates, as far as they were searched; None of fewer than two batch sizes."""
-    if record is None or key not in record.space:
-        return None
-    found = [(c.cell.batch_size, c.best.trial.params[key]) for c in Analysis(record).cells if c.best is not None]
-    return rate_law(*zip(*found, strict=True), key) if len(found) > 1 else None
+def best_rates(record: StudyRecord | None) -> RateCurve | None:
+    """The best learning rates of the probes, a study of one series; None where no rate is searched."""
+    return None if record is None else next(iter(Analysis(record).rate_curves), None)
 
 
 def check_seconds(record: StudyRecord | None, timed: float) -> float:

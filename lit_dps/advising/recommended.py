@@ -10,8 +10,9 @@ from typing import Any
 from lightning.pytorch import Trainer
 
 from lit_dps.advice import Answer
-from lit_dps.advising.workload import RATES
+from lit_dps.advising.probes import best_rates
 from lit_dps.analysis import Analysis
+from lit_dps.analysis.best_rates import RATE_NAMES
 from lit_dps.record import StudyRecord
 from lit_dps.rounds import Rounds
 from lit_dps.store import AdviceStore, without_password
@@ -23,19 +24,19 @@ PREDICTION = "lit_dps.advising.prediction.PredictionCallback"
 
 def rate_key(setup: StudySetup) -> str:
     """The metaparameter that is the learning rate; empty where none is searched."""
-    return next((key for key in setup.study.space if key.rpartition(".")[2] in RATES), "")
+    return next((key for key in setup.study.space if key.rpartition(".")[2] in RATE_NAMES), "")
 
 
-def parameters_at(setup: StudySetup, record: StudyRecord | None, found: Answer) -> dict[str, Any] | None:
+def parameters_at(record: StudyRecord | None, found: Answer) -> dict[str, Any] | None:
     """The metaparameters of the best row: of the nearest best trial, but the rate, by its law. None without any."""
     complete = [] if record is None else [cell for cell in Analysis(record).cells if cell.best is not None]
     if found.best is None or not complete:
         return None
-    size, key = int(found.best["batch_size"]), rate_key(setup)
+    size, rates = int(found.best["batch_size"]), best_rates(record)
     nearest = min(complete, key=lambda cell: abs(cell.cell.batch_size / size - 1))
     params = dict(nearest.best.trial.params)
-    if key and found.rate is not None and (rate := found.rate.at(size)) is not None:
-        params[key] = float(rate)
+    if rates is not None and (rate := rates.at(size, params)) is not None:
+        params[rates.source.rate] = float(rate)
     return params
 
 
@@ -43,7 +44,7 @@ def of_probes(
     setup: StudySetup, probe: StudySetup, record: StudyRecord | None, found: Answer, store: AdviceStore
 ) -> dict[str, Any] | None:
     """The best row as the probes say how to train it; None without one."""
-    if (params := parameters_at(probe, record, found)) is None:
+    if (params := parameters_at(record, found)) is None:
         return None
     return _configuration(setup, probe, params, found, store, predicted=True)
 

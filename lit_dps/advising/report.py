@@ -46,7 +46,8 @@ def conclude(
     if record is None and (forks := branched(kept, setup)) is not None:
         rate = forks.rate(key, work.setup.study.space[key].at(0.5), adaptive) if key else None
         return answer(forks, model, sizes, options.devices, options.price, checks, rate)
-    law, rate = law_with(observations(record), noise), best_rates(record, key)
+    law, rates = law_with(observations(record), noise), best_rates(record)
+    rate = None if rates is None else rates.law
     k_of = {int(row["batch_size"]): row["steps"] for row in law.predict(sizes).dropna().to_dict("records")}
     one = one_run(kept.get("confirmed", []), k_of, record, rate, key)
     return answer(law, model, sizes, options.devices, options.price, checks, rate, one_run=one)

@@ -93,7 +93,7 @@ def run_advice(setup: StudySetup, options: Options) -> int:
 
 def _confirm(probe: StudySetup, work: Probes, found: Answer, store: AdviceStore, clock: Clock, stop) -> None:
     """Runs the best row on fresh seeds, where one device trains it as it will be trained."""
-    if (params := parameters_at(probe, work.record(), found)) is None or clock.left <= 0:
+    if (params := parameters_at(work.record(), found)) is None or clock.left <= 0:
         return
     size, largest = int(found.best["batch_size"]), found.step_time.largest
     if largest is None or size <= largest * probe.workload.accumulated:

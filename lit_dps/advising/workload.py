@@ -9,12 +9,12 @@ from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import Any
 
+from lit_dps.analysis.best_rates import RATE_NAMES
 from lit_dps.errors import ConfigError
 from lit_dps.space import Range
 from lit_dps.study.setup import StudySetup
 from lit_dps.training.workload import Workload, locate
 
-RATES = ("lr", "learning_rate")
 WIDTH = 32.0  # the default box reaches from the module's own rate divided by this to the rate times this
 SCALING = "lit_dps.training.AdamScalingCallback"
 
@@ -43,7 +43,9 @@ def rate_range(workload: Workload) -> dict[str, Range]:
         ConfigError: naming what to set, where no argument is called lr or learning_rate, or several are.
     """
     init = {**_defaults(workload.model), **workload.model.get("init_args", {})}
-    found = [(path, x) for path, x in _numbers(init, "model") if path.rpartition(".")[2] in RATES and 0 < x < math.inf]
+    found = [
+        (path, x) for path, x in _numbers(init, "model") if path.rpartition(".")[2] in RATE_NAMES and 0 < x < math.inf
+    ]
     if len(found) != 1:
         which = f"{', '.join(path for path, _ in found)} are several" if found else "no argument lr or learning_rate"
         what = f"a range of the learning rate, such as model.lr: {{low: 1e-4, high: 0.1, scale: log}} ({which})"

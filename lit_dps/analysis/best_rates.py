@@ -20,7 +20,7 @@ from lit_dps.analysis.scaling import REPLICATES
 from lit_dps.analysis.summary import CellSummary, setting
 from lit_dps.analysis.tables import columns_of, frame
 from lit_dps.record import StudyRecord
-from lit_dps.trial import Series, TrialResult
+from lit_dps.trial import Series, TrialResult, Value
 
 NEAR = 1.25  # trials that need at most so many times K* are as good as the best: their rates are told beside its own
 RULES = {"linear": 1.0, "square_root": 0.5}  # the power of the batch size
@@ -138,6 +138,12 @@ class RateCurve:
             name = f"{name} / (1 - {source.momentum.rpartition('.')[2]})"
         known = {b: c for b, c in self.cells.items() if not c.at_first_check and source.rate not in c.boundary}
         return rate_law(list(known), [rate(cell.best) for cell in known.values()], name)
+
+    def at(self, batch_size: float, params: Mapping[str, Value]) -> float | None:
+        """The learning rate of the law at a batch size, beside other metaparameters; None beyond what was measured."""
+        law, momentum = self.law, self.source.momentum
+        rate = None if law is None else law.at(batch_size)
+        return rate if rate is None or not isinstance(momentum, str) else rate * (1 - float(params[momentum]))
 
 
 def steps_of(trials: Sequence[TrialResult]) -> np.ndarray:

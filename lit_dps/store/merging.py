@@ -14,6 +14,7 @@ from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from lit_dps.errors import StorageError
+from lit_dps.noise import read_at
 from lit_dps.racing import longest_attempt
 from lit_dps.repeats import Repeated
 from lit_dps.store import schema
@@ -138,8 +139,11 @@ def _merge_study(storage: BaseStorage, other: Elsewhere, name: str, merged: Merg
 
 
 def _merge_noise(storage: BaseStorage, name: str, ours: Mapping | None, theirs: Mapping | None) -> None:
-    """Keeps the noise scale that was read at the larger batch size, as a study run at once reads it at its largest."""
-    if theirs and (ours is None or (theirs["batch_size"], theirs["readings"]) > (ours["batch_size"], ours["readings"])):
+    """Keeps the noise scale that was read where the whole study would have read it; of equals that of more readings."""
+    if not theirs:
+        return
+    here, there = (ours and ours["batch_size"]), theirs["batch_size"]
+    if ours is None or (ours["readings"] < theirs["readings"] if here == there else read_at((here, there)) == there):
         optuna.load_study(study_name=name, storage=storage).set_user_attr(schema.NOISE, theirs)
 
 

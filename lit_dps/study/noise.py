@@ -12,14 +12,13 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lit_dps.engines.trainer import TrainerEngine
 from lit_dps.errors import UserError
 from lit_dps.goal import Goal
-from lit_dps.noise import NoiseScale
+from lit_dps.noise import NoiseScale, read_at
 from lit_dps.runs import Run
 from lit_dps.study.setup import StudySetup
 from lit_dps.training import NoiseScaleCallback
 from lit_dps.trial import Cell, Trial
 
 STEPS = 64  # of the short run, every one of them read
-SMALL = 32  # examples: the smallest batch size of the grid that is no smaller is run
 PATIENCE = 20.0  # seconds after which a slow run is left with what it has read
 UNREACHED = 1e300  # of any metric
 
@@ -28,15 +27,14 @@ def first_guess(setup: StudySetup, go_on: Callable[[], None] = lambda: None) -> 
     """The noise scale along the first steps of a study's dense network; why there is none, if so, in one line.
 
     Metaparameters are those at the middle of their ranges, seeds those of point 0. It is run in this process, by one
-    device, and stores nothing.
+    device, and stores nothing; what the module writes into its trial's folder is removed.
 
     Args:
         setup: A study that was checked.
         go_on: Called at every step; may raise to leave.
     """
-    batch_size = min((b for b in setup.study.batch_sizes if b >= SMALL), default=max(setup.study.batch_sizes))
     params = {key: box.at(0.5) for key, box in setup.study.space.items()}
-    return short_run(setup, batch_size, params, STEPS, PATIENCE, go_on)
+    return short_run(setup, read_at(setup.study.batch_sizes), params, STEPS, PATIENCE, go_on)
 
 
 def short_run(
@@ -55,9 +53,10 @@ def short_run(
     trial = Trial(Cell(batch_size, 0.0, others), 0, params, setup.study.seed)
     run = Run(trial, Goal(UNREACHED, 1 + steps, 1 + steps, setup.goal_of_trials.metric, at_least=True))
     reads, watch = NoiseScaleCallback(), _Watch(steps, seconds, go_on)
-    training = dataclasses.replace(setup.training(), local={})
     try:
-        TrainerEngine(training, (reads, watch)).train_one(run)
+        with setup.workload.traceless() as workload:
+            training = dataclasses.replace(setup.training(), workload=workload, local={})
+            TrainerEngine(training, (reads, watch)).train_one(run)
     except _Read:
         pass
     except UserError as error:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import copy
 import os
+import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -66,6 +68,12 @@ class Workload:
     def accumulated(self) -> int:
         """Batches of the train dataloader that make an optimizer step."""
         return self.trainer.get("accumulate_grad_batches") or 1
+
+    @contextmanager
+    def traceless(self) -> Iterator[Workload]:
+        """In here the same, but what a trial writes into its folder is gone afterwards: for runs that are no trials."""
+        with tempfile.TemporaryDirectory(prefix="lit_dps-") as folder:
+            yield replace(self, trainer={**self.trainer, "default_root_dir": folder})
 
     def build(self, trial: Trial) -> Built:
         """Fresh objects for a trial: module and data module drawn under seeds of the point, not of global state.

@@ -123,6 +123,24 @@ def test_best_rates_leave_out_ends_of_the_range_and_take_the_momentum_in():
     law = rate_laws(found, rate_curves(found, summarize(found)))[Series(0.0)]
     assert (law.range, law.exponent) == ((8, 16), pytest.approx(1.0))
     assert math.isnan(law.error)
+    (curve,) = rate_curves(found, summarize(found))
+    assert curve.at(11, {}) == pytest.approx(0.22) and curve.at(4, {}) is None
+
+
+def test_where_momentum_is_searched_the_rate_of_the_law_is_that_of_a_momentum():
+    results = {
+        b: [dataclasses.replace(t := trial(b, 0, K_STAR[b], 1.0), trial=dataclasses.replace(t.trial, params=params))]
+        for b, params in {
+            8: {"model.learning_rate": 0.1, "model.momentum": 0.5},
+            32: {"model.learning_rate": 0.04, "model.momentum": 0.9},
+        }.items()
+    }
+    found = record(results)
+    found = dataclasses.replace(found, space={**SPACE, "model.momentum": Range(0.1, 0.99)})
+    (curve,) = rate_curves(found, summarize(found))
+    assert curve.law.name == "learning_rate / (1 - momentum)"
+    assert curve.law.at(32) == pytest.approx(0.4)
+    assert curve.at(16, {"model.momentum": 0.75}) == pytest.approx(0.25 * (0.2 * 0.4) ** 0.5)
 
 
 @pytest.mark.parametrize(

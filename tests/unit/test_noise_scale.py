@@ -16,7 +16,7 @@ from lit_dps.data import Digits
 from lit_dps.errors import ConfigError
 from lit_dps.models import MLP
 from lit_dps.module import ImageClassifier
-from lit_dps.noise import NoiseScale, noise_scale, two_sizes
+from lit_dps.noise import NoiseScale, noise_scale, read_at, two_sizes
 from lit_dps.parallel.settings import arguments
 from lit_dps.training import NoiseScaleCallback
 from tests.ranks import on_ranks
@@ -50,6 +50,11 @@ TRUE_SQUARE, TRUE_VARIANCE = DIMENSIONS * 0.25, DIMENSIONS * SPREAD**2
 def test_two_sizes_solve_the_two_equations():
     squared, variance = 2.5, 90.0
     assert two_sizes(8, 32, squared + variance / 8, squared + variance / 32) == pytest.approx((squared, variance))
+
+
+def test_a_study_reads_at_the_smallest_batch_size_that_is_not_small():
+    assert read_at([4, 16, 64, 256]) == 64 and read_at([32, 64]) == 32 and read_at([8, 4]) == 8
+    assert read_at([read_at([4, 256]), read_at([16, 64])]) == 64
 
 
 @pytest.mark.parametrize("accumulated", [1, 4])
