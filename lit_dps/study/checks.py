@@ -95,7 +95,12 @@ def rehearse_ends(setup: StudySetup) -> LightningDataModule:
     Raises:
         UserError: for what does not serve.
     """
-    study, training = setup.study, setup.training()
+    with setup.workload.traceless() as workload:
+        return _rehearse_ends(setup, replace(setup.training(), workload=workload))
+
+
+def _rehearse_ends(setup: StudySetup, training: Training) -> LightningDataModule:
+    study = setup.study
     smallest, largest, sparsity = min(study.batch_sizes), max(study.batch_sizes), max(study.sparsities)
     point = sobol_point(study.space, study.seed, 0, study.scramble)
     others = dict.fromkeys(cell.others for cell in study.cells)

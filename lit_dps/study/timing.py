@@ -162,8 +162,10 @@ def _measure_trial(setup: StudySetup, batch_size: int, steps: int) -> Measured:
     trial = Trial(Cell(batch_size, max(setup.study.sparsities), others), 0, params, setup.study.seed)
     run = Run(trial, Goal(UNREACHED, 1 + steps, 1 + steps, setup.goal_of_trials.metric, at_least=True))
     passes, pruning = PassStopwatch(setup), {**setup.pruning, **PLAIN}
-    with suppress(Looked):
-        TrainerEngine(dataclasses.replace(setup.training(), pruning=pruning), (passes,)).train_one(run)
+    with suppress(Looked), setup.workload.traceless() as workload:
+        TrainerEngine(dataclasses.replace(setup.training(), workload=workload, pruning=pruning), (passes,)).train_one(
+            run
+        )
 
     start, step, check = timed_run(dataclasses.replace(setup, pruning=pruning), trial, steps)
     return Measured(batch_size, start, step, check, passes.pruning, passes.reused, passes.refusal)
@@ -189,6 +191,7 @@ def timed_run(setup: StudySetup, trial: Trial, steps: int, together: bool = Fals
     clock = _StepStopwatch(trial, Goal(UNREACHED, 1 + steps, 1 + steps, metric, at_least=True))
     clock.each = max(1, _workers(timed, trial) // (setup.ranks if together else 1))
     with ExitStack() as group:
+        timed = dataclasses.replace(timed, workload=group.enter_context(timed.workload.traceless()))
         train = group.enter_context(first_of_ranks(timed)) if together else type(timed.engine()).train
         hook, begin = register_optimizer_step_post_hook(clock.on_update), time.perf_counter()
         try:

@@ -51,7 +51,7 @@ def single_gradient(setup: StudySetup) -> float:
     middle = {key: box.at(0.5) for key, box in setup.study.space.items()}
     trial = Trial(dataclasses.replace(setup.study.cells[0], sparsity=0.0), 0, middle, setup.study.seed)
     watch = NoiseStopwatch()
-    training = dataclasses.replace(setup.training(), smoothness={"interval": None})
-    with suppress(Looked):
+    with suppress(Looked), setup.workload.traceless() as workload:
+        training = dataclasses.replace(setup.training(), workload=workload, smoothness={"interval": None})
         TrainerEngine(training, (watch,)).train_one(Run(trial, Goal(1e300, 1, 1, setup.goal_of_trials.metric, True)))
     return watch.seconds
