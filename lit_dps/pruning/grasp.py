@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lit_dps.errors import ConfigError, UserError
 from lit_dps.parallel import ranks
@@ -22,12 +23,14 @@ class Grasp(OneShot):
     Removing w changes the squared norm of the gradient by -2 w (H g) to first order. The loss is the cross-entropy of
     logits / T. The authors take the product of Hessian and gradient between two halves of a small sample, to save
     memory; here g is of the whole pass, and H g is summed over a second one, so it is exact. Their code also draws new
-    weights for linear layers in the copy that it scores; here the scored weights are the trained ones.
+    weights for linear layers in the copy that it scores; here the scored weights are the trained ones. Of a sequence
+    of classes, a text's next characters say, the cross-entropy is the mean over its positions. Attention is taken by
+    torch's plain kernel, since the fused ones have no second derivative.
 
     Args:
         temperature: T; null takes the module's own training loss, of whatever problem.
         per_class: Take so many examples of each class, the first ones of the pass, as the authors do (10); by default
-            the whole training split.
+            the whole training split. Not of sequences, each of which has many.
     """
 
     passes = 2
@@ -39,6 +42,7 @@ class Grasp(OneShot):
             raise ConfigError("pruning.options.per_class", per_class, "at least 1 example, or null for all")
         self.temperature, self.per_class = temperature, per_class
 
+    @sdpa_kernel(SDPBackend.MATH)
     def scores(self, network: Network, generator: torch.Generator) -> dict[str, Tensor]:
         some = None if self.per_class is None else balanced(network.batches(), self.per_class)
         first = gradient_sum(network.parameters, self._losses(network, some))
@@ -64,11 +68,17 @@ class Grasp(OneShot):
 
 
 def balanced(batches: Batches, per_class: int) -> list[tuple[Any, int]]:
-    """The first examples of each class in a pass of (inputs, classes), as one batch of rank 0; the others have none."""
+    """The first examples of each class in a pass of (inputs, classes), as one batch of rank 0; the others have none.
+
+    Raises:
+        ConfigError: where an example has several classes.
+    """
     found: list[tuple[Tensor, Tensor]] = []
     count: Counter[int] = Counter()
     for batch, _ in batches:
         x, y = batch
+        if y.ndim != 1:
+            raise ConfigError("pruning.options.per_class", per_class, "null where an example has several classes")
         keep = []
         for i, label in enumerate(y.tolist()):
             if count[label] < per_class:

@@ -79,7 +79,9 @@ class Network:
         return take
 
     def logits(self, batch: Any) -> tuple[Tensor, Tensor]:
-        """The output, shape (batch, classes), and the classes, shape (batch,), of a classifier.
+        """The output of a classifier, shape (batch, classes, ...), and the classes, shape (batch, ...).
+
+        Further axes are positions, each with a class of its own, as of a text's next characters.
 
         Raises:
             UserError: for another kind of batch or output.
@@ -87,9 +89,9 @@ class Network:
         if isinstance(batch, (tuple, list)) and len(batch) == 2:
             x, y = batch
             z = self.forward(x)
-            if isinstance(z, Tensor) and z.ndim == 2 and isinstance(y, Tensor) and y.shape == z.shape[:1]:
+            if isinstance(z, Tensor) and z.ndim >= 2 and isinstance(y, Tensor) and y.shape == (len(z), *z.shape[2:]):
                 return z, y
-        raise UserError("its batches are not (inputs, classes), or its output is not (batch, classes)")
+        raise UserError("its batches are not (inputs, classes), or its output is not (batch, classes, ...)")
 
     @contextmanager
     def under(self, mask: Mask | None) -> Iterator[None]:

@@ -20,6 +20,10 @@ class SynFlow(Pruner):
     In float64 and evaluation mode: in float32 the product over many layers underflows. After each round the share that
     is kept has fallen by the same factor (Tanaka et al. 2020, Algorithm 1).
 
+    Networks of integers, a language model's characters say, are refused: a one is just one of the characters. Ones in
+    place of what their embedding gives are no way out: a layer norm, which follows in a transformer, takes the mean off
+    and makes zeros of them, so that nothing flows; and the embedding's own weights would have no score.
+
     Args:
         rounds: How many.
     """
@@ -45,7 +49,7 @@ def flow(network: Network, mask: Mask | None = None) -> tuple[float, dict[str, T
     """R, and the score of each element (float64), of a network under a mask; the network stays as it is.
 
     Raises:
-        ConfigError: for a network whose inputs are not images or other real numbers.
+        ConfigError: for a network whose inputs are no real numbers, as images are.
     """
     with network.under(mask):
         twin = copy.deepcopy(network.module).double().eval()
@@ -68,5 +72,6 @@ def _input_shape(network: Network) -> tuple[int, ...]:
     real = isinstance(x, Tensor) and x.is_floating_point()
     shape = ranks.broadcast(tuple(x.shape[1:]) if real else None)  # a rank may have no batch
     if shape is None:
-        raise ConfigError("pruning.method", "synflow", "another method for inputs that are no real numbers")
+        what = "another method for inputs that are no real numbers: its input of ones would be one character or token"
+        raise ConfigError("pruning.method", "synflow", what)
     return shape

@@ -9,10 +9,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from lit_dps.config import StorageConfig, StudyConfig
 from lit_dps.data import Text
 from lit_dps.errors import ConfigError, DataError
 from lit_dps.models import Transformer
+from lit_dps.models.transformer import Attention
 from lit_dps.module import LanguageModel
+from lit_dps.pruning import Network, prunable, pruner_of
+from lit_dps.space import Range
+from lit_dps.study.checks import check
+from lit_dps.study.setup import StudySetup
 from lit_dps.training.workload import Workload
 from lit_dps.trial import Cell, Status, Trial
 from tests.ranks import same_on_ranks
@@ -145,6 +151,75 @@ def test_it_is_pruned_and_trained_to_its_goal(method):
     assert kept == pytest.approx(total / 2, abs=1)
     assert any("characters" in name for name in found.kept) and not any("norm" in name for name in found.kept)
     assert found.status is Status.COMPLETE and found.curve["val_loss"][-1] <= 3.5
+
+
+class Fused(Attention):
+    """The same by torch's fused kernel, which has no second derivative."""
+
+    def forward(self, x):
+        shape = (*x.shape[:2], self.heads, -1)
+        query, key, value = (part.view(shape).transpose(1, 2) for part in self.inputs(x).chunk(3, -1))
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return self.output(mixed.transpose(1, 2).flatten(2))
+
+
+def grasp(network: Transformer, **options) -> dict[str, torch.Tensor]:
+    data = text(batch_size=8)
+    batches = [((data.images.x["train"][i : i + 8], data.images.y["train"][i : i + 8]), 8) for i in (0, 8)]
+    found = Network(network, prunable(network), 8, lambda: 2, lambda: iter(batches), lambda batch, i: None)
+    return pruner_of("grasp", options).scores(found, torch.Generator())
+
+
+def test_grasp_is_half_of_the_change_of_the_squared_gradient_through_attention():
+    """w_i d/dw_i (|g|^2 / 2) by central differences, of the mean over all positions of the logits over 200."""
+    network, data = made().double(), text(batch_size=8)
+    found = grasp(network)
+
+    def half_square() -> float:
+        total = 0.0
+        x, y = data.images.x["train"][:16], data.images.y["train"][:16]
+        loss = sum(F.cross_entropy(network(x[i : i + 8]) / 200, y[i : i + 8]) for i in (0, 8))
+        for g in torch.autograd.grad(loss, [network.get_parameter(name) for name in found]):
+            total += float(g.square().sum()) / 2
+        return total
+
+    for name, i in (("characters.weight", 500), ("layers.0.attention.inputs.weight", 70), ("head.weight", 9)):
+        weight, h = network.get_parameter(name).data.view(-1), 1e-4
+        start = float(weight[i])
+        weight[i] = start + h
+        above = half_square()
+        weight[i] = start - h
+        below = half_square()
+        weight[i] = start
+        assert float(found[name].view(-1)[i]) == pytest.approx(start * (above - below) / (2 * h), rel=1e-4)
+
+
+def test_grasp_takes_a_fused_attention_apart():
+    plain, fused = made().double(), made().double()
+    fused.layers[0].attention.__class__ = Fused
+    ours = grasp(fused)
+    for name, score in grasp(plain).items():
+        torch.testing.assert_close(ours[name], score)
+    with pytest.raises(ConfigError, match="pruning.options.per_class: 10 is not allowed; null where an example has"):
+        grasp(plain, per_class=10)
+
+
+def test_grasp_prunes_it_to_the_exact_share():
+    found = train_one(Trial(Cell(32, 0.5), 0, PARAMS), WORKLOAD, {**GOAL, "max_steps": 4}, pruning={"method": "grasp"})
+    kept, total = map(sum, zip(*found.kept.values(), strict=True))
+    assert kept == round(total / 2) and any("attention" in name for name in found.kept)
+
+
+def test_synflow_is_refused_before_anything_is_created(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    space = {"model.learning_rate": Range(1e-3, 0.1, "log")}
+    study = StudyConfig(space=space, trials=1, batch_sizes=[16], sparsities=[0.5])
+    pruning = {"method": "synflow", "biases": "paper", "batch_size": 100}
+    setup = StudySetup(study, StorageConfig(), WORKLOAD, GOAL, pruning, {"interval": None})
+    said = "pruning.method: 'synflow' is not allowed; another method for inputs that are no real numbers: its input of "
+    with pytest.raises(ConfigError, match=said):
+        check(setup)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_it_goes_on_from_a_checkpoint(tmp_path):
