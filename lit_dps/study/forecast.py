@@ -7,73 +7,32 @@ Lee et al. (2021, Appendix B) put a workload of 14 batch sizes x 4 sparsities x 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 
 from lit_dps.config import StorageConfig
+from lit_dps.noise import read_at
 from lit_dps.racing import rungs
-from lit_dps.record import grid
+from lit_dps.record import StudyRecord, grid
 from lit_dps.replication import paper
 from lit_dps.store import list_studies, read_study, sqlite_file
-from lit_dps.study.progress import mean_of_nearest_batch_size
+from lit_dps.study.noise import PATIENCE, STEPS
+from lit_dps.study.remaining import (
+    Points,
+    Work,
+    at_most,
+    expected,
+    passes_of_repeats,
+    pruning_passes,
+    repeats_at_most,
+    repeats_expected,
+)
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.timing import Timing, measure
 from lit_dps.study.timing_noise import single_gradient
 from lit_dps.training import SmoothnessCallback
-from lit_dps.trial import Cell, TrialResult
+from lit_dps.trial import Cell
 
 UNITS = (("days", 86_400), ("h", 3600), ("min", 60), ("s", 1), ("ms", 1e-3))
-Points = Mapping[Cell, Collection[int]]  # the points to run of each cell
-
-
-@dataclass(frozen=True)
-class Work:
-    """Trials, their optimizer steps and their checks of the entire validation split; expected ones are no integers."""
-
-    trials: int = 0
-    steps: float = 0
-    checks: float = 0
-
-    def __add__(self, other: Work) -> Work:
-        return Work(self.trials + other.trials, self.steps + other.steps, self.checks + other.checks)
-
-
-def work(points: Points, steps: Mapping[Cell, float], check_interval: int) -> dict[Cell, Work]:
-    """The work of each cell, at so many steps a trial."""
-    return {
-        cell: Work(len(left), len(left) * steps[cell], len(left) * steps[cell] / check_interval)
-        for cell, left in points.items()
-    }
-
-
-def at_most(points: Points, max_steps: int, check_interval: int) -> dict[Cell, Work]:
-    """The work of each cell if every trial spends its budget."""
-    return work(points, dict.fromkeys(points, max_steps), check_interval)
-
-
-def expected(
-    points: Points, results: Mapping[Cell, Sequence[TrialResult]], check_interval: int
-) -> dict[Cell, Work] | None:
-    """The work of each cell at the mean steps of the finished trials, however they ended, of the nearest batch size.
-
-    None without finished trials: nothing else tells.
-    """
-    steps = {cell: [result.steps_run for result in finished] for cell, finished in results.items()}
-    mean = mean_of_nearest_batch_size(steps, points)
-    return None if mean is None else work(points, mean, check_interval)
-
-
-def pruning_passes(points: Points, workers: int, reused: bool) -> dict[int, int]:
-    """Passes of pruning by batch size, at most: one for each sparse trial.
-
-    Reused, the scores of a point are computed once by each worker; those passes know no batch size and stand under
-    the smallest one.
-    """
-    sparse = [(cell.batch_size, point) for cell, left in points.items() if cell.sparsity > 0 for point in left]
-    passes = Counter(batch_size for batch_size, _ in sparse)
-    if reused and sparse:
-        return {min(passes): min(workers * len({point for _, point in sparse}), len(sparse))}
-    return dict(passes)
 
 
 def training_seconds(cells: Mapping[Cell, Work], timing: Timing, share: float = 1.0) -> float:
@@ -96,26 +55,26 @@ def forecast(setup: StudySetup) -> str:
         StorageError: if the study is there and cannot be read.
         ConfigError: if a pruning pass is needed and the data have no finite one.
     """
-    results = _stored(setup.storage, setup.study.name)
-    points, timing = setup.left(results), measure(setup)
+    record = _stored(setup.storage, setup.study.name)
+    points, timing = setup.left({} if record is None else record.results), measure(setup)
     lines = [
         f"forecast of study {setup.study.name}; nothing is run or stored",
         *_remarks(setup, timing),
         *_smoothness_remark(setup, points, timing),
         "",
-        *_study_table(setup, points, results, timing),
+        *study_table(setup, points, record, timing),
         "",
         *_paper_lines(setup, timing),
     ]
     return "\n".join(lines)
 
 
-def _stored(storage: StorageConfig, name: str) -> Mapping[Cell, Sequence[TrialResult]]:
+def _stored(storage: StorageConfig, name: str) -> StudyRecord | None:
     url = storage.optuna_url
     file = sqlite_file(url)
     if (file is not None and not file.exists()) or name not in list_studies(url):
-        return {}
-    return read_study(url, name).results
+        return None
+    return read_study(url, name)
 
 
 def _remarks(setup: StudySetup, timing: Timing) -> list[str]:
@@ -139,10 +98,6 @@ def _remarks(setup: StudySetup, timing: Timing) -> list[str]:
         lines.append(f"a check that refuses early looks at {timing.refusal:.0%} of the validation split, or some more")
     if setup.study.slack is not None:
         lines.append("study.slack stops trials before their budget, how soon is not known")
-    if plan := setup.study.repeats and setup.study.repeat_plan:
-        until = "the step budget" if plan.slack is None else f"{plan.slack:g} x K* of its cell"
-        repeats = plan.count * plan.points * len(setup.study.cells)
-        lines.append(f"{repeats:,} repeats come on top, each to {until} at most: not counted below")
     return lines
 
 
@@ -169,43 +124,88 @@ def _smoothness_remark(setup: StudySetup, points: Points, timing: Timing) -> lis
     ]
 
 
-def _study_table(setup: StudySetup, points: Points, results, timing: Timing) -> list[str]:
-    goal, workers = setup.goal_of_trials, min(setup.workers, max(1, sum(map(len, points.values()))))
+def noise_seconds(setup: StudySetup, timing: Timing) -> float:
+    """Seconds of the run that reads the noise scale before the first trial: each of its steps takes about two."""
+    return timing.start + min(PATIENCE, 2 * STEPS * timing.step.at(read_at(setup.study.batch_sizes)))
+
+
+def study_table(setup: StudySetup, points: Points, record: StudyRecord | None, timing: Timing) -> list[str]:
+    """A row a batch size, of all that runs beside, and the total; and what the columns are.
+
+    Args:
+        setup: A study that was checked.
+        points: The trials that are left, of every cell.
+        record: What is stored of it, if anything is.
+        timing: What things take here.
+    """
+    goal, plan, results = setup.goal_of_trials, setup.study.repeat_plan, {} if record is None else record.results
+    again = repeats_at_most(plan, points, record, goal.max_steps, goal.check_interval)
+    workers = min(setup.workers, max(1, sum(map(len, points.values())) + sum(again.values(), Work()).trials))
     paused = [] if setup.study.slack is None else rungs(goal.check_interval, goal.max_steps)[:-1]
     most = at_most(points, int(sum(paused)) + goal.max_steps, goal.check_interval)
     likely = expected(points, results, goal.check_interval)
-    columns = {"time at most": (most, 1.0)}
+    likely_again = repeats_expected(plan, points, record, goal.check_interval)
+    columns = {"time at most": (most, again, 1.0)}
     if timing.refusal < 1:
-        columns["checks early"] = (most, timing.refusal)
+        columns["checks early"] = (most, again, timing.refusal)
     if likely is not None:
-        columns["time expected"] = (likely, timing.refusal)
-    passes = pruning_passes(points, workers, timing.reused)
+        columns["time expected"] = (likely, likely_again or {}, timing.refusal)
+    passes = Counter(pruning_passes(points, workers, timing.reused)) + Counter(passes_of_repeats(again))
     pruning = pruning_seconds(passes, timing) / workers
+    total, repeated = sum(most.values(), Work()), sum(again.values(), Work())
+    told = record is not None and record.noise is not None
+    reads = setup.study.noise_scale and not told and (total + repeated).trials > 0
+    noise = noise_seconds(setup, timing) if reads else 0.0
     rows = [["B", "trials", "steps", "checks", "a step", "a check", "share of checks", *columns]]
     for batch_size in sorted({cell.batch_size for cell in points}):
         parts = [
-            ({c: w for c, w in cells.items() if c.batch_size == batch_size}, share) for cells, share in columns.values()
+            ({c: w for c, w in cells.items() if c.batch_size == batch_size}, share)
+            for cells, _, share in columns.values()
         ]
-        total = sum(parts[0][0].values(), Work())
+        own = sum(parts[0][0].values(), Work())
         step, check = timing.step.at(batch_size), timing.check.at(1 / batch_size)
         share = check / (check + goal.check_interval * step)
         times = [duration(training_seconds(part, timing, share) / workers) for part, share in parts]
-        rows.append([str(batch_size), *_counts(total), duration(step), duration(check), f"{share:.0%}", *times])
+        rows.append([str(batch_size), *_counts(own), duration(step), duration(check), f"{share:.0%}", *times])
+    if repeated.trials:
+        times = [duration(training_seconds(cells, timing, share) / workers) for _, cells, share in columns.values()]
+        rows.append(["repeats", *_counts(repeated), *[""] * 3, *times])
     if passes:
         n = sum(passes.values())
         rows.append(["pruning", f"{n:,} passes", *[""] * 5, *[duration(pruning)] * len(columns)])
-    total = sum(most.values(), Work())
-    times = [duration(training_seconds(c, timing, share) / workers + pruning) for c, share in columns.values()]
-    rows.append(["total", *_counts(total), *[""] * 3, *times])
+    if reads:
+        rows.append(["noise scale", f"{STEPS} steps", *[""] * 5, *[duration(noise)] * len(columns)])
+    times = [
+        duration((training_seconds(c, timing, share) + training_seconds(r, timing, share)) / workers + pruning + noise)
+        for c, r, share in columns.values()
+    ]
+    rows.append(["total", *_counts(total + repeated), *[""] * 3, *times])
     finished = sum(map(len, results.values()))
-    return [*_aligned(rows), "", *_columns_explained(goal.max_steps, paused, total, likely, finished)]
+    if not (total + repeated).trials:
+        return [*_aligned(rows), "", "nothing is left to run"]
+    lines = [*_aligned(rows), "", *_columns_explained(goal.max_steps, paused, total, likely, finished)]
+    return lines + _repeats_explained(setup, repeated, likely_again)
+
+
+def _repeats_explained(setup: StudySetup, most: Work, likely: Mapping[Cell, Work] | None) -> list[str]:
+    """What the repeats in the table are, where there are any."""
+    if not most.trials:
+        return []
+    slack = setup.study.repeat_plan.slack
+    until = "" if slack is None else f", or to {slack:g} x K* where a cell has one"
+    lines = [f"repeats, at most: all of them, each to the step budget{until}, after the trials of its cell"]
+    if likely is not None:
+        every = sum(likely.values(), Work())
+        why = "as finished repeats of the nearest batch size, or as K* there"
+        lines.append(f"repeats, expected: {every.steps:,.0f} steps of {every.trials:,} repeats, {why}")
+    return lines
 
 
 def _columns_explained(
     max_steps: int, paused: Sequence[float], most: Work, likely: Mapping[Cell, Work] | None, finished: int
 ) -> list[str]:
     if not most.trials:
-        return ["nothing is left to run"]
+        return ["no trial of the search is left to run"]
     before = f", after rungs of {', '.join(f'{step:,}' for step in paused)} steps," if paused else ""
     text = f"at most: every trial spends its budget of {max_steps:,} steps{before} and every check is a full one"
     if likely is None:

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
+
 import pytest
 
 from lit_dps.config import StorageConfig, StudyConfig
-from lit_dps.record import grid
-from lit_dps.study.forecast import Work, at_most, duration, expected, pruning_passes, pruning_seconds, training_seconds
+from lit_dps.goal import Goal
+from lit_dps.record import StudyRecord, grid
+from lit_dps.repeats import RepeatPlan
+from lit_dps.study.forecast import duration, noise_seconds, pruning_seconds, study_table, training_seconds
+from lit_dps.study.remaining import (
+    Work,
+    at_most,
+    expected,
+    passes_of_repeats,
+    pruning_passes,
+    repeats_at_most,
+    repeats_expected,
+)
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.timing import Line, Timing
 from lit_dps.training.workload import Workload
-from lit_dps.trial import Cell
-from tests.unit.fake_study import result
+from lit_dps.trial import Cell, TrialResult
+from tests.unit.fake_study import analysis_of, result
 
 POINTS = {Cell(2, 0.0): {0, 1, 2}, Cell(8, 0.0): {2}, Cell(2, 0.9): {0, 1, 2}, Cell(8, 0.9): {1, 2}}
 TIMING = Timing(
@@ -109,6 +123,92 @@ def test_what_is_left_of_a_study():
     }
     assert setup.left(results) == {Cell(2, 0.0): {0, 2}, Cell(8, 0.0): {0, 2}}
     assert setup.left({}) == {Cell(2, 0.0): {0, 1, 2}, Cell(8, 0.0): {0, 1, 2}}
+
+
+GOAL = {"error": 0.1, "check_interval": 16, "max_steps": 160}
+A, B, C = Cell(2, 0.0), Cell(8, 0.9), Cell(32, 0.9)
+
+
+def repeat(cell: Cell, point: int, number: int, steps: int) -> TrialResult:
+    found = ran(cell, point, steps, "complete")
+    return dataclasses.replace(found, trial=dataclasses.replace(found.trial, repeat=number))
+
+
+def stored(repeats=()) -> StudyRecord:
+    """A's trials are done, B's are not, C has none; the best points of A are 0 and 1, K* 32, and 48 of B."""
+    results = {
+        A: [ran(A, 0, 32, "complete"), ran(A, 1, 64, "complete"), ran(A, 2, 160, "incomplete")],
+        B: [ran(B, 0, 48, "complete")],
+        C: [],
+    }
+    record = analysis_of(results, space={}, trials=3, goal=Goal(0.1, 16, 160)).record
+    return dataclasses.replace(record, repeats={A: list(repeats), B: [], C: []})
+
+
+def test_repeats_go_to_a_multiple_of_k_star_or_to_the_budget_at_most():
+    plan, left = RepeatPlan(count=3, points=2, slack=4.0), {A: set(), B: {1, 2}, C: {0, 1, 2}}
+    assert repeats_at_most(plan, left, stored(), 160, 16) == {
+        A: Work(6, 768, 48),  # 4 x 32 each
+        B: Work(6, 960, 60),  # 4 x 48 is more than the budget
+        C: Work(6, 960, 60),
+    }
+    one = stored([repeat(A, 0, 1, 48), repeat(A, 2, 1, 48)])  # the latter of a point that is not the best any more
+    assert repeats_at_most(plan, left, one, 160, 16)[A] == Work(5, 640, 40)
+    assert repeats_at_most(RepeatPlan(3, 2, None), left, one, 160, 16)[A] == Work(5, 800, 50)
+    assert repeats_at_most(plan, left, None, 160, 16)[B] == Work(6, 960, 60)
+    assert sum(repeats_at_most(RepeatPlan(), left, one, 160, 16).values(), Work()) == Work()
+
+
+def test_a_cell_whose_trials_are_done_without_a_k_star_has_nothing_to_repeat():
+    plan, left = RepeatPlan(3), {A: set(), B: set(), C: set()}
+    assert repeats_at_most(plan, left, stored(), 160, 16)[C] == Work()
+    assert repeats_expected(plan, left, stored(), 16)[C] == Work()
+
+
+def test_repeats_are_expected_to_take_what_finished_ones_took_or_k_star():
+    plan, left = RepeatPlan(count=2, points=1, slack=4.0), {A: set(), B: {1, 2}, C: {0, 1, 2}}
+    assert repeats_expected(plan, left, stored(), 16) == {A: Work(2, 64, 4), B: Work(2, 96, 6), C: Work(2, 96, 6)}
+    assert repeats_expected(plan, left, stored([repeat(A, 0, 1, 80)]), 16) == {
+        A: Work(1, 80, 5),
+        B: Work(2, 160, 10),
+        C: Work(2, 160, 10),
+    }
+    assert repeats_expected(plan, left, None, 16) is None
+
+
+def test_each_sparse_repeat_is_pruned_by_itself():
+    assert passes_of_repeats({A: Work(6), B: Work(2), C: Work(0)}) == {8: 2}
+
+
+def table(record=None, **asked) -> tuple[dict[str, list[str]], list[str]]:
+    study = StudyConfig(batch_sizes=[2, 64], sparsities=[0.0], trials=3, workers=1, **asked)
+    setup = StudySetup(study, StorageConfig(), Workload({}, {}, {}), GOAL, {}, {})
+    lines = study_table(setup, setup.left({} if record is None else record.results), record, TIMING)
+    end = lines.index("")
+    return {row[0]: row[1:] for row in (re.split(r"\s{2,}", line.strip()) for line in lines[:end])}, lines[end + 1 :]
+
+
+def test_the_table_counts_repeats_and_the_run_that_reads_the_noise_scale():
+    rows, told = table(repeats=5, repeat_points=2, repeat_slack=3)
+    assert rows["repeats"][:3] == ["20", "3,200", "200"]
+    assert rows["total"][:3] == ["26", "4,160", "260"]
+    assert "repeats, at most: all of them, each to the step budget, or to 3 x K* where a cell has one" in told[-1]
+    # 0.5 s to start, and 64 steps at B = 64 with two passes more: 64 x 2 x (0.001 + 64 x 0.0005)
+    assert rows["noise scale"] == ["64 steps", duration(4.724)]
+    repeats = training_seconds({Cell(2): Work(10, 1600, 100), Cell(64): Work(10, 1600, 100)}, TIMING)
+    trials = training_seconds({Cell(2): Work(3, 480, 30), Cell(64): Work(3, 480, 30)}, TIMING)
+    assert rows["total"][-1] == duration(repeats + trials + 4.724)
+
+
+def test_a_slow_noise_run_is_left_early():
+    slow = dataclasses.replace(TIMING, step=Line(10.0, 0.0))
+    setup = StudySetup(StudyConfig(batch_sizes=[64]), StorageConfig(), Workload({}, {}, {}), {}, {}, {})
+    assert noise_seconds(setup, slow) == 20.5
+
+
+def test_without_repeats_or_a_noise_run_the_table_has_none():
+    rows, told = table(noise_scale=False)
+    assert not {"repeats", "noise scale"} & {*rows} and len(told) == 1
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,7 @@ from lit_dps.errors import ConfigError
 from lit_dps.goal import Goal
 from lit_dps.repeats import RepeatPlan, repeats_left
 from lit_dps.store import OWNER, SobolSampler, Store, attributes, claim_report, declare, open_storage, owner, read_study
-from lit_dps.study.forecast import _remarks
 from lit_dps.study.progress import Progress
-from lit_dps.study.timing import Line, Measured, Timing
 from lit_dps.trial import Cell, Status, Trial, TrialResult
 from tests.unit.fake_study import result
 from tests.unit.runs import trials_of
@@ -223,11 +221,3 @@ def test_progress_counts_repeats():
 def test_what_is_not_allowed_is_refused(key, value):
     with pytest.raises(ConfigError, match=f"study.{key}: {value} is not allowed"):
         config(**{key: value}).check()
-
-
-@pytest.mark.parametrize(("slack", "until"), [(3, "3 x K* of its cell"), (None, "the step budget")])
-def test_a_forecast_says_what_it_does_not_count(slack, until):
-    asked = setup({}, batch_sizes=[16, 32], sparsities=[0.5], repeats=5, repeat_points=2, repeat_slack=slack)
-    flat = Line(1e-3, 0.0)
-    timing = Timing((Measured(16, 0.0, 1e-3, 1e-3, 0.0, True),), 0.0, flat, flat, flat, True)
-    assert f"20 repeats come on top, each to {until} at most: not counted below" in _remarks(asked, timing)
