@@ -19,6 +19,7 @@ EngineName = Literal["auto", "lightning", "fused"]
 SPARSITY_KEY = "pruning.sparsity"
 SAMPLERS = ("sobol", "tpe", "gp")
 SLACK = 2.0  # of racing, where nothing else is said
+NO_RACE = "null, or left out, where study.run_on runs trials to the budget"
 
 
 @dataclass
@@ -44,8 +45,8 @@ class StudyConfig:
             K* is the same, and found sooner. 1 or more; null runs every trial to the step budget, as the paper does,
             which tells how large a part of the search box is successful.
         run_on: Whether a trial that met its goal goes on to the step budget: K* is the same, and whole curves tell the
-            best metric under every smaller budget of steps or examples. Nothing is raced then (slack is null) and no
-            check stops early.
+            best metric under every smaller budget of steps or examples. Nothing is raced then and no check stops early:
+            the defaults of slack and goal.early_reject give way, and other values that are asked for are refused.
         metrics: Further metrics that the module logs in validation, such as val_loss, kept in the curve at each check.
             No check stops early then.
         noise_scale: Whether a run of seconds, before the study, tells its gradient noise scale: a first guess of the
@@ -164,9 +165,7 @@ class StudyConfig:
         if self.slack is not None and not 1 <= self.slack < math.inf:
             raise ConfigError("study.slack", self.slack, "1 or more, or null for no racing")
         if self.run_on and self.slack is not None:
-            raise ConfigError(
-                "study.slack", self.slack, "null, or left out, where study.run_on runs trials to the budget"
-            )
+            raise ConfigError("study.slack", self.slack, NO_RACE)
         if self.repeat_slack is not None and not 1 <= self.repeat_slack < math.inf:
             raise ConfigError("study.repeat_slack", self.repeat_slack, "1 or more, or null for the step budget")
         if self.checkpoint_minutes is not None and not 0 < self.checkpoint_minutes < math.inf:

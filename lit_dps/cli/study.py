@@ -13,8 +13,8 @@ from lit_dps.analysis import parts_of
 from lit_dps.cli.analyze import SHOW
 from lit_dps.cli.fit import CALLBACKS, DPSCLI
 from lit_dps.cli.parser import CommandError
-from lit_dps.config import EngineName
-from lit_dps.errors import one_line, user_error_in
+from lit_dps.config import NO_RACE, EngineName, StudyConfig
+from lit_dps.errors import ConfigError, one_line, user_error_in
 from lit_dps.parallel.ranks import follows_torchrun
 from lit_dps.study.finished import WIDEN
 from lit_dps.study.forecast import forecast
@@ -49,6 +49,10 @@ class StudyCLI(DPSCLI):
         parser.add_argument("--forecast", action="store_true", default=SUPPRESS, help=FORECAST)
         parser.add_argument("--show", type=str, default=SUPPRESS, help=SHOW)
 
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        super().parse_arguments(parser, args)
+        self.args = sys.argv[1:] if args is None else args
+
     def instantiate_classes(self) -> None:
         pass
 
@@ -60,9 +64,21 @@ class StudyCLI(DPSCLI):
             init = self.parser.instantiate_classes(self.config)
         except (ValueError, TypeError, ArithmeticError, RuntimeError, MemoryError) as error:
             raise user_error_in(error) or CommandError(one_line(error)) from error
+        self._check_asked(init.study)
         plain: dict[str, Any] = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
         workload = Workload(plain["model"], plain["data"], plain["trainer"], init.study.batch_size_key)
         return StudySetup(init.study, init.storage, workload, **{key: plain[key] for key in CALLBACKS})
+
+    def _check_asked(self, study: StudyConfig) -> None:
+        """Refuses what was asked for and is not to be had: where whole curves are kept, defaults alone give way."""
+        if not study.whole_curves:
+            return
+        asked = self.parser.parse_args(self.args, defaults=False)
+        if study.run_on and (slack := asked.get("study.slack")) is not None:
+            raise ConfigError("study.slack", slack, NO_RACE)
+        if asked.get("goal.early_reject"):
+            key = "study.run_on" if study.run_on else "study.metrics"
+            raise ConfigError("goal.early_reject", True, f"false, or left out, where {key} keeps whole curves")
 
 
 def main(argv: list[str]) -> int:

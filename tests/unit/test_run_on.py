@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
+import sys
+from pathlib import Path
 
 import pytest
 
 from lit_dps.analysis import Analysis, at_goal, render, terms_of
+from lit_dps.cli.study import StudyCLI
 from lit_dps.config import StorageConfig, StudyConfig
 from lit_dps.errors import ConfigError
 from lit_dps.goal import Goal
@@ -25,6 +29,7 @@ from tests.unit.saved_study import Study
 from tests.unit.test_checkpoint import assert_goes_on
 from tests.unit.test_engine import DATA, GOAL, MODEL, PARAMS, WORKLOAD, quiet  # noqa: F401
 
+PLAIN = Path(__file__).parents[2] / "configs" / "studies" / "width.yaml"
 CELL = Cell(16, 0.0)
 SPACE = {"model.learning_rate": Range(1e-3, 1.0, "log")}
 WHOLE = {**GOAL, "error": 0.3, "max_steps": 60}
@@ -209,3 +214,30 @@ def test_a_store_hands_out_runs_that_go_on(tmp_path):
     store = Store(url, "s", [CELL], 1, SobolSampler(SPACE, 0), 0, Goal(0.1, 4, 16), run_on=True)
     run = store.next_run()
     assert run.run_on and run.rung == math.inf
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (("run_on=true", "slack=2.0"), "study.slack: 2.0 is not allowed; null, or left out, where study.run_on runs"),
+        (
+            ("run_on=true", "goal.early_reject=true"),
+            "goal.early_reject: True is not allowed; false, or left out",
+        ),
+        (("metrics=[val_loss]", "goal.early_reject=true"), "where study.metrics keeps whole curves"),
+        (("run_on=true", "slack=null", "goal.early_reject=false"), None),
+        (("run_on=true",), None),
+        (("slack=2.0", "goal.early_reject=true"), None),
+    ],
+)
+def test_what_cuts_curves_short_is_refused_where_it_was_asked_for(monkeypatch, asked, said):
+    options = [f"--{option}" if option.startswith("goal.") else f"--study.{option}" for option in asked]
+    monkeypatch.setattr(sys, "argv", ["lit-dps study", "--config", str(PLAIN), *options])
+    cli = StudyCLI(run=False, seed_everything_default=False)
+    if said is not None:
+        with pytest.raises(ConfigError, match=re.escape(said)):
+            cli.setup()
+        return
+    setup = cli.setup()
+    whole = "run_on=true" in asked
+    assert (setup.study.slack, setup.goal["early_reject"]) == ((None, False) if whole else (2.0, True))
