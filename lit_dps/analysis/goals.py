@@ -18,19 +18,21 @@ def at_goal(record: StudyRecord, value: float) -> StudyRecord:
     that meets this goal, whatever became of it afterwards; one that never met it ended as it did. Exact, since training
     knows nothing of the goal but when to stop. Where checks stopped early (`GoalErrorCallback.early_reject`) and this
     was no goal of the study then, trials of which nobody can tell are left out. Where runs went on after their goal
-    (`record.run_on`) so do these, and they answer harder goals too.
+    (`record.run_on`) so do these, and they answer harder goals too; but not repeats, which end at the study's own goal:
+    at a harder one there are none.
 
     Raises:
         ConfigError: for a goal harder than the study's own, whose trials stopped too early to tell.
     """
     own = record.goal
-    if value != own.value and not own.easier(value) and not record.run_on:
+    beyond = value != own.value and not own.easier(value)
+    if beyond and not record.run_on:
         side = "at most" if own.at_least else "at least"
         raise ConfigError("goals", value, f"{side} {own.value:g}, the goal that the trials stopped at")
     goal = own.at(value)
     results, repeats = (
         {cell: [seen for r in ended if (seen := _at(r, goal, on)) is not None] for cell, ended in every.items()}
-        for every, on in ((record.results, record.run_on), (record.repeats, False))
+        for every, on in ((record.results, record.run_on), ({} if beyond else record.repeats, False))
     )
     results = {cell: truncate_at_race_limit(known, record.slack) for cell, known in results.items()}
     return dataclasses.replace(record, goal=goal, goals=(), results=results, repeats=repeats)

@@ -28,7 +28,8 @@ class RepeatSummary:
         point, steps: The point, and its steps to result in the search, which it was chosen by.
         rank: 1 for the point of K*, 2 for the next best one.
         results: Its finished repeats but for failed ones, the search's own trial not among them.
-        asked: How many of them there will be.
+        asked: How many of them there will be. Those that are there of a point that is best at this goal alone: the best
+            points at the study's own goal are repeated.
         check_interval: Steps between two checks.
     """
 
@@ -83,18 +84,33 @@ def quantile(ascending: Sequence[float], q: float) -> float:
     return low if share == 0 else low + share * (ascending[math.floor(at) + 1] - low) if low < math.inf else low
 
 
-def summarize_repeats(record: StudyRecord, cells: Iterable[CellSummary]) -> list[RepeatSummary]:
-    """The repeats of each cell's best points as they are now, by series, batch size, then rank."""
+def summarize_repeats(
+    record: StudyRecord, cells: Iterable[CellSummary], whole: StudyRecord | None = None
+) -> list[RepeatSummary]:
+    """The repeats of each cell's best points as they are now, by series, batch size, then rank.
+
+    Args:
+        record, cells: The study, perhaps at another goal than its own.
+        whole: At its own, whose best points are repeated; by default the same.
+    """
     found = []
     for summary in cells:
-        steps = {result.trial.point: result.steps for result in summary.trials if result.steps is not None}
-        best = record.plan.best((k, point) for point, k in steps.items()) if record.plan.count else []
-        for rank, point in enumerate(best, 1):
+        best = _best(record, summary.cell)
+        planned = best if whole is None else _best(whole, summary.cell)
+        for rank, (point, steps) in enumerate(best.items(), 1):
             repeats = [r for r in record.repeats.get(summary.cell, ()) if r.trial.point == point]
             ended = [r for r in repeats if r.status is not Status.FAILED]
-            asked, interval = max(record.plan.count, len(ended)), record.goal.check_interval
-            found.append(RepeatSummary(summary.cell, point, steps[point], rank, ended, asked, interval))
+            asked = max(record.plan.count if point in planned else 0, len(ended))
+            interval = record.goal.check_interval
+            found.append(RepeatSummary(summary.cell, point, steps, rank, ended, asked, interval))
     return found
+
+
+def _best(record: StudyRecord, cell: Cell) -> dict[int, int]:
+    """Steps to result of a cell's best points, which are repeated, the best first."""
+    steps = {r.trial.point: r.steps for r in record.resolved_results(cell) if r.steps is not None}
+    best = record.plan.best((k, point) for point, k in steps.items()) if record.plan.count else []
+    return {point: steps[point] for point in best}
 
 
 def repeat_rows(record: StudyRecord, repeats: Iterable[RepeatSummary]) -> pd.DataFrame:
@@ -166,17 +182,24 @@ def repeats_text(record: StudyRecord, repeats: Sequence[RepeatSummary]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def repeat_notes(record: StudyRecord, repeats: Sequence[RepeatSummary]) -> list[str]:
-    """What a reader should know of the repeats, a line each."""
+def repeat_notes(record: StudyRecord, repeats: Sequence[RepeatSummary], whole: StudyRecord | None = None) -> list[str]:
+    """What a reader should know of the repeats, a line each; arguments as of `summarize_repeats`."""
     if not record.plan.count:
         return []
     lines, every = [], [result for results in record.repeats.values() for result in results]
+    own = record.goal if whole is None else whole.goal
+    if record.goal.value != own.value and not own.easier(record.goal.value):
+        return [f"no repeats here: they end at {own}, the study's own"]
+    if others := sum(not each.asked for each in repeats):
+        why = f"repeated are those of {own}, the study's own"
+        lines.append(f"{others} of the {len(repeats)} best points here have no repeats: {why}")
     missing = sum(each.asked - len(each.results) for each in repeats)
     if missing:
         lines.append(f"{missing} of {sum(each.asked for each in repeats)} repeats of the best points have not finished")
     old = {(each.cell, each.point) for each in repeats}
     if left_over := sum((r.trial.cell, r.trial.point) not in old for r in every):
-        lines.append(f"{left_over} repeats of points that are not the best any more are kept and not counted")
+        when = "any more" if own.value == record.goal.value else "at this goal"
+        lines.append(f"{left_over} repeats of points that are not the best {when} are kept and not counted")
     if failed := [r for r in every if r.status is Status.FAILED]:
         lines.append(f"{len(failed)} repeats failed, the first with {failed[0].failure}: the next run repeats them")
     data = record.config.get("data", {})

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
 
-from lit_dps.analysis import at_goal, summarize
+from lit_dps.analysis import Analysis, at_goal, summarize
 from lit_dps.errors import ConfigError
 from lit_dps.goal import Goal
+from lit_dps.repeats import RepeatPlan
 from lit_dps.store import read_study
 from lit_dps.trial import Cell, Status
-from tests.unit.fake_study import result, write_study
+from tests.unit.fake_study import analysis_of, result, write_study
 
 CELL = Cell(16, 0.0)
 GOAL = Goal(0.1, check_interval=16, max_steps=64)
@@ -60,3 +62,45 @@ def test_the_studys_own_goal_changes_nothing(record):
 def test_a_lower_goal_is_refused(record):
     with pytest.raises(ConfigError, match="goals: 0.05 is not allowed; at least 0.1"):
         at_goal(record, 0.05)
+
+
+def repeated(run_on: bool = False):
+    """Point 0 is the best at goal 0.1, point 1 at 0.2; two repeats of the former, of which one missed."""
+
+    def trial(point, *errors, repeat=0):
+        steps = [16 * (i + 1) for i in range(len(errors))]
+        met = next((step for step, error in zip(steps, errors, strict=True) if error <= 0.1), None)
+        found = result(CELL, point, met, curve={"step": steps, "val_error": errors, "train_loss": [1.0] * len(errors)})
+        return dataclasses.replace(found, trial=dataclasses.replace(found.trial, repeat=repeat))
+
+    rest = (0.05, 0.05) if run_on else ()
+    found = analysis_of({CELL: [trial(0, 0.3, 0.1, *rest), trial(1, 0.2, 0.15, 0.1)]}, space={}, goal=GOAL, trials=2)
+    repeats = [trial(0, 0.3, 0.2, 0.1, repeat=1), trial(0, 0.3, 0.3, 0.2, 0.2, repeat=2)]
+    record = dataclasses.replace(found.record, repeats={CELL: repeats}, plan=RepeatPlan(2), run_on=run_on)
+    return Analysis(record)
+
+
+def test_repeats_are_of_the_points_that_are_best_at_the_studys_own_goal():
+    study = repeated()
+    assert not any("repeat" in line for line in study.notes)
+    (own,) = study.repeats
+    assert (own.point, own.known, own.asked) == (0, [48, math.inf], 2)
+    at = study.at_goal(0.2)
+    (best,) = at.repeats
+    assert (best.point, best.known, best.asked) == (1, [], 0)
+    assert [line for line in at.notes if "repeat" in line] == [
+        "1 of the 1 best points here have no repeats: repeated are those of goal error 0.1, the study's own",
+        "2 repeats of points that are not the best at this goal are kept and not counted",
+    ]
+    (same,) = study.at_goal(0.11).repeats  # where the same point is the best its repeats serve
+    assert (same.point, same.known, same.asked) == (0, [48, math.inf], 2)
+    assert not any("repeat" in line for line in study.at_goal(0.11).notes)
+
+
+def test_at_a_harder_goal_there_are_no_repeats_since_they_ended_before():
+    harder = repeated(run_on=True).at_goal(0.05)
+    assert harder.cells[0].k_star == 48
+    assert harder.repeats[0].results == []
+    assert [line for line in harder.notes if "repeat" in line] == [
+        "no repeats here: they end at goal error 0.1, the study's own"
+    ]
