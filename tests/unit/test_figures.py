@@ -65,11 +65,23 @@ def test_the_scaling_figure_draws_its_rows():
 
 
 def test_sparsities_are_told_apart_by_colour_and_marker():
-    record = read(batch_sizes=(8, 64), trials=1, laws={s: (1e4, 10) for s in (0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98)})
+    record = read(batch_sizes=(8, 64), trials=1, laws={s / 10: (1e4, 10) for s in range(10)})
     study = Analysis(record)
-    *_, together, _ = scaling.draw(scaling.rows(study), study).axes
-    looks = {(line.get_color(), line.get_marker()) for line in together.get_legend().get_lines()}
-    assert len({colour for colour, _ in looks}) == len({marker for _, marker in looks}) == 7
+    figure = scaling.draw(scaling.rows(study), study)
+    *_, together, normalised = figure.axes
+    assert together.get_legend() is None  # it would lie on the curves
+    assert [text.get_text() for text in normalised.get_legend().get_texts()] == ["perfect scaling"]
+    lines = figure.legends[0].get_lines()
+    assert [line.get_label() for line in lines] == [f"S = {s / 10:g}" for s in range(10)]
+    assert len({line.get_color() for line in lines[:7]}) == len({line.get_marker() for line in lines[:7]}) == 7
+    assert [line.get_linestyle() for line in lines] == ["-"] * 7 + ["--"] * 3
+    assert len({(line.get_color(), line.get_marker()) for line in lines}) == 10
+
+
+def test_few_series_are_told_within_their_panel():
+    study = Analysis(read(batch_sizes=(8, 64), trials=1, laws={s: (1e4, 10) for s in (0, 0.5, 0.9)}))
+    figure = scaling.draw(scaling.rows(study), study)
+    assert figure.legends == [] and len(figure.axes[-2].get_legend().get_lines()) == 3
 
 
 def drawn(record, figure=0):

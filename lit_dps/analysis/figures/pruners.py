@@ -19,6 +19,7 @@ from lit_dps.trial import Series
 NAME, PAPER = "pruners", ""
 CAPTION = "K* against batch size by pruning method, a panel for each sparsity"
 KEYS = ("pruning.method", INIT)
+FEW = 5  # methods and starts that a legend above has room for
 
 
 def by_default(study: Analysis) -> bool:
@@ -56,7 +57,8 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
     ways = sorted({_way(series) for every in panels.values() for series in every})
     columns = min(3, len(panels))
     lines = -(-len(panels) // columns)
-    figure = Figure(figsize=(max(2.6 * columns, 3.6) + 0.2, 2.6 * lines + 0.5))
+    aside = len(ways) > FEW
+    figure = Figure(figsize=(max(2.6 * columns, 3.6) + 0.2 + 1.4 * aside, 2.6 * lines + 0.5 * (not aside)))
     for i, (panel, every) in enumerate(panels.items()):
         ax = figure.add_subplot(lines, columns, i + 1, title=title(panel))
         for series in every:
@@ -66,8 +68,14 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
         ax.set_xlabel(look.BATCH_SIZE)
         if i % columns == 0:
             ax.set_ylabel(look.K_STAR)
-    handles = [look.Line2D([], [], label=", ".join(way), **look.curve_style(i)) for i, way in enumerate(ways)]
-    look.legend_above(figure, [*handles, *bound_handles(rows)])
+    handles = [
+        look.Line2D([], [], label=", ".join(way), **look.curve_style(i) | look.line_of(i)) for i, way in enumerate(ways)
+    ]
+    handles += bound_handles(rows)
+    if aside:
+        figure.legend(handles=handles, loc="outside right upper", handlelength=3)
+    else:
+        look.legend_above(figure, handles)
     return figure
 
 

@@ -21,6 +21,7 @@ NAME, PAPER = "scaling", "1, 7-11"
 CAPTION = "K* against batch size by sparsity (the paper's Figure 1)"
 PER_OCTAVE = 8  # points of a fitted curve in each doubling of the batch size
 HOLLOW = {"markerfacecolor": "white", "markeredgewidth": 0.8}  # K* that are upper bounds
+FEW = 5  # entries of a legend that have room in a panel
 ARROW = 0.35  # length of their arrows, as a share of K*
 
 
@@ -92,7 +93,10 @@ def _draw_together(together: Axes, normalised: Axes, rows: pd.DataFrame, parts: 
     draw_perfect(normalised, parts[0][2], "normalised_", "perfect scaling")
     together.set_title("all series" if any(series.others for _, series, _ in parts) else "all sparsities")
     handles = [*together.get_legend_handles_labels()[0], *bound_handles(rows)]
-    together.legend(handles=handles, loc="upper right", handlelength=1.5)
+    if len(handles) > FEW:
+        look.legend_above(together.figure, handles)
+    else:
+        together.legend(handles=handles, loc="upper right", handlelength=1.5)
     normalised.set_title("all, normalised")
     normalised.legend(loc="upper right", handlelength=2)
     normalised.set_ylabel(normalised_label(rows))
@@ -166,7 +170,7 @@ def draw_curve(ax: Axes, rows: pd.DataFrame, i: int, prefix: str = "", label: st
     The prefix is that of the columns, "" or "normalised_".
     """
     style = look.curve_style(i)
-    ax.plot(*_known(rows, f"{prefix}fit"), color=style["color"])
+    ax.plot(*_known(rows, f"{prefix}fit"), **look.line_of(i))
     batch, k_star = _known(rows[rows["floor"] == 0], f"{prefix}k_star")
     ax.plot(batch, k_star, linestyle="none", markeredgecolor="white", markeredgewidth=0.4, **style)
     batch, k_star = _known(rows[rows["floor"] == 1], f"{prefix}k_star")
@@ -174,7 +178,7 @@ def draw_curve(ax: Axes, rows: pd.DataFrame, i: int, prefix: str = "", label: st
         arrows = {"yerr": ARROW * k_star, "uplims": True, "elinewidth": 0.8, "capsize": 2}
         ax.errorbar(batch, k_star, linestyle="none", **arrows, **style, **HOLLOW)
     if label is not None:
-        ax.plot([], [], label=label, **style)
+        ax.plot([], [], label=label, **style | look.line_of(i))
 
 
 def draw_band(ax: Axes, rows: pd.DataFrame, i: int) -> None:

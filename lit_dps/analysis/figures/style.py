@@ -20,6 +20,7 @@ from lit_dps.trial import Series
 # Okabe and Ito (2008), "Color Universal Design": for any colour vision; without yellow, too pale for lines.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 MARKERS = "osD^vPX"
+DASHES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)))
 GREY = "#666666"
 STYLE = {
     "font.size": 8,
@@ -48,6 +49,11 @@ K_STAR = "steps to result K* [optimizer steps]"
 def curve_style(i: int) -> dict[str, str]:
     """Colour and marker of the i-th curve; no two alike among the first 49."""
     return {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[(i + i // len(COLOURS)) % len(MARKERS)]}
+
+
+def line_of(i: int) -> dict[str, object]:
+    """Colour and dashes of the i-th curve's line: where the colours begin anew the dashes change."""
+    return {"color": COLOURS[i % len(COLOURS)], "linestyle": DASHES[i // len(COLOURS) % len(DASHES)]}
 
 
 def batch_size_axis(ax: Axes, batch_sizes: Sequence[int]) -> None:
