@@ -10,7 +10,7 @@ from lit_dps.analysis.answer import answer_rows
 from lit_dps.analysis.best_rates import RateCurve, rate_curves, rate_laws, rate_rows
 from lit_dps.analysis.budgets import budget_rows
 from lit_dps.analysis.critical import Critical, critical_batch_sizes, critical_rows
-from lit_dps.analysis.delay import DelayLaw, delay_laws, delay_rows
+from lit_dps.analysis.delay import DelayLaw, delay_laws, delay_rows, doubling_rows
 from lit_dps.analysis.draws import draw_rows
 from lit_dps.analysis.expected import Steps, expected_steps
 from lit_dps.analysis.goals import at_goal
@@ -87,7 +87,7 @@ class Analysis:
     @cached_property
     def repeats(self) -> list[RepeatSummary]:
         """The repeats of each cell's best points (`repeats.summarize_repeats`)."""
-        return summarize_repeats(self.record, self.cells)
+        return summarize_repeats(self.record, self.cells, self.whole)
 
     @cached_property
     def seeds(self) -> pd.DataFrame:
@@ -150,6 +150,11 @@ class Analysis:
         return delay_rows(self.delay_laws, self.scalings)
 
     @cached_property
+    def critical_delays(self) -> pd.DataFrame:
+        """A row a series and batch size: the delay that doubles K* (`delay.doubling_rows`)."""
+        return doubling_rows(self.delay_laws)
+
+    @cached_property
     def local_curves(self) -> list[Curve]:
         """K* against the local steps of a round, of each series and batch size (`local.curves`)."""
         return curves(self.record, self.cells)
@@ -208,4 +213,4 @@ class Analysis:
     @cached_property
     def notes(self) -> list[str]:
         """What a reader should know before trusting the table, a line each (`notes.notes`)."""
-        return [*notes(self.record, self.cells), *repeat_notes(self.record, self.repeats)]
+        return [*notes(self.record, self.cells), *repeat_notes(self.record, self.repeats, self.whole)]

@@ -32,6 +32,7 @@ from scipy.stats import t as student
 
 from lit_dps.analysis.fit import Fit, overhead_batch_size
 from lit_dps.analysis.gradient_noise import noise_law, readings_of
+from lit_dps.analysis.refusal import FEWEST
 from lit_dps.analysis.scaling import Interval, Scaling, estimate, percentile_interval, resample
 from lit_dps.analysis.summary import CellSummary
 from lit_dps.analysis.tables import aligned, columns_of, frame, short_columns, three_digits
@@ -121,8 +122,8 @@ def _by_measurement(
 ) -> dict[str, Critical]:
     shares = {"linear_20": 0.2, "linear_50": 0.5}
     sizes = list(scaling.resolved)
-    if len(sizes) < 2:
-        return dict.fromkeys(shares, Critical(verdict=f"needs K* at 2 batch sizes; has {len(sizes)}"))
+    if scaling.fit is None:
+        return dict.fromkeys(shares, Critical(verdict=f"needs K* at {FEWEST} batch sizes; has {len(sizes)}"))
     batch, drawn = np.array(sizes, float), []
     for cell in cells:
         b = cell.cell.batch_size

@@ -9,7 +9,7 @@ parameter of the data for batch size and delay alike. It can be seen to fail, in
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 
 from lit_dps.analysis.fit import Fit, fit_many
+from lit_dps.analysis.refusal import FEWEST
 from lit_dps.analysis.scaling import Interval, Scaling, estimate, percentile_interval, resample
 from lit_dps.analysis.summary import CellSummary, at_first_check
 from lit_dps.analysis.tables import Row, aligned, columns_of, frame, records, rows_of, short_columns, three_digits
@@ -44,7 +45,8 @@ class DelayLaw:
         series: Without its delay.
         delays: Those of the grid.
         k_star: K* beyond the first check by (batch size, delay), in steps.
-        fit: c1 [examples] and c2 [steps]; None with fewer than two cells in `k_star`.
+        fit: c1 [examples] and c2 [steps]; None where `k_star` has fewer than `FEWEST` values of B / `stable_share`: the
+            law meets any two.
         replicates: (R, 2), c1 and c2 of resamples of the trials.
     """
 
@@ -61,7 +63,12 @@ class DelayLaw:
     @cached_property
     def misfit(self) -> float:
         """The root mean square of log K* less log of the law."""
-        return _root_mean_square([math.log(k / self.steps(b, tau)) for (b, tau), k in self.k_star.items()])
+        return self.misfit_at(self.delays)
+
+    def misfit_at(self, delays: Collection[int]) -> float:
+        """The misfit of the law at some delays alone; nan where none of them has a K*."""
+        cells = ((b, tau, k) for (b, tau), k in self.k_star.items() if tau in delays)
+        return _root_mean_square([math.log(k / self.steps(b, tau)) for b, tau, k in cells])
 
     def doubling(self, batch_size: int) -> tuple[float, Interval | None]:
         """The critical delay at a batch size, which doubles K*, and its 95 % interval; infinite where c2 is 0."""
@@ -74,7 +81,7 @@ class DelayLaw:
 
 
 def _root_mean_square(values: Sequence[float]) -> float:
-    return math.sqrt(sum(x * x for x in values) / len(values))
+    return math.sqrt(sum(x * x for x in values) / len(values)) if values else math.nan
 
 
 def _doubling(critical_batch_size: float, batch_size: float) -> float:
@@ -104,7 +111,7 @@ def _law(
     # K* share = c1 share / B + c2: the law without a delay, of batch sizes B / share and steps K* share
     share = np.array([stable_share(delay) for _, delay in k_star])
     batch = np.array([b for b, _ in k_star]) / share if k_star else share
-    if len(np.unique(batch)) < 2:
+    if len(np.unique(batch)) < FEWEST:
         return bare
     ((c1, c2),) = fit_many(batch, (np.array(list(k_star.values())) * share)[None])
     fitted = replace(bare, fit=Fit(float(c1), float(c2)))
@@ -123,8 +130,9 @@ def delay_rows(laws: Iterable[DelayLaw], scalings: Mapping[Series, Scaling]) -> 
     """One row a series and delay: the one law beside that of the delay alone.
 
     Columns: sparsity and further axes, delay [steps], c1 [examples] and c2 [steps] of the law of all delays, misfit
-    (root mean square of log K* less its log), floor [steps], what it predicts for c2 of this delay, own_c1 and own_c2,
-    the law of this delay alone, each with its 95 % limits (own_c1_low and so on), and own_misfit, from its own K*.
+    (root mean square of log K* less its log) and misfit_here, that at this delay; floor [steps], what it predicts for
+    c2 of this delay; own_c1 and own_c2, the law of this delay alone, each with its 95 % limits (own_c1_low and so on),
+    and own_misfit, from its own K*.
     """
     rows = []
     for law in laws:
@@ -139,6 +147,7 @@ def delay_rows(laws: Iterable[DelayLaw], scalings: Mapping[Series, Scaling]) -> 
                     "c1": law.fit.c1 if known else None,
                     "c2": law.fit.c2 if known else None,
                     "misfit": law.misfit if known else None,
+                    "misfit_here": law.misfit_at((delay,)) if known else None,
                     "floor": law.fit.c2 / stable_share(delay) if known else None,
                     **_limits("own_c1", own.fit and own.fit.c1, own.c1),
                     **_limits("own_c2", own.fit and own.fit.c2, own.c2),
@@ -146,6 +155,21 @@ def delay_rows(laws: Iterable[DelayLaw], scalings: Mapping[Series, Scaling]) -> 
                     and _root_mean_square([math.log(k / own.fit.steps(b)) for b, k in own.resolved.items()]),
                 }
             )
+    return frame(rows)
+
+
+def doubling_rows(laws: Iterable[DelayLaw]) -> pd.DataFrame:
+    """One row a series and batch size: the critical delay by the law of all delays.
+
+    Columns: sparsity and further axes, batch_size [examples], critical_delay [steps], which doubles K*, with its 95 %
+    limits low and high; infinite where c2 is 0.
+    """
+    rows = []
+    for law in laws:
+        for b in sorted({b for b, _ in law.k_star}) if law.fit else ():
+            value, interval = law.doubling(b)
+            row = {**columns_of(law.series), "batch_size": b, "critical_delay": value}
+            rows.append(row | dict(zip(("low", "high"), interval or (None, None), strict=True)))
     return frame(rows)
 
 
@@ -182,5 +206,8 @@ def _free_row(law: DelayLaw, row: Row) -> dict[str, str]:
         own = row[f"own_{name}"]
         interval = None if low is None else Interval(low, high)
         free |= {f"own {name}": "-" if own is None else estimate(own, interval), f"one law's {name}": three_digits(one)}
-    misfit = "-" if row["own_misfit"] is None else f"{row['own_misfit']:.0%}"
-    return {**short_columns(law.series), "delay": str(row["delay"]), **free, "own misfit": misfit}
+    misfit = {
+        name: "-" if row[key] is None else f"{row[key]:.0%}"
+        for name, key in (("own misfit", "own_misfit"), ("one law's misfit", "misfit_here"))
+    }
+    return {**short_columns(law.series), "delay": str(row["delay"]), **free, **misfit}

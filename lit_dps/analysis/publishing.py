@@ -113,9 +113,9 @@ def write_all(study: Analysis, folder: Path | str, only: Collection[str] | None 
 
     The tables are table.txt, table.csv, fits.csv, critical.csv and, where there is a K*, answer.csv; where terms of the
     theory were measured also theory.csv, those of the K* trials, and theory-ratios.csv, sparse over dense; where
-    gradients were stale delay-law.csv; where points were repeated repeats.csv and median-fits.csv; where weights were
-    moved towards isometry isometry.csv. With `only`, names of figures, these alone are written, and no table. The notes
-    are those of `figures.write_figures`. Each file is replaced in one go.
+    gradients were stale delay-law.csv and critical-delays.csv; where points were repeated repeats.csv and
+    median-fits.csv; where weights were moved towards isometry isometry.csv. With `only`, names of figures, these alone
+    are written, and no table. The notes are those of `figures.write_figures`. Each file is replaced in one go.
     """
     from lit_dps.analysis.figures import FIGURES, write_figures  # matplotlib, only where something is drawn
 
@@ -144,7 +144,7 @@ def _write_tables(study: Analysis, folder: Path) -> list[Path]:
         medians = law_rows(study.median_scalings)
         tables |= {"repeats.csv": study.seeds, "median-fits.csv": medians}
     if len(study.delays):
-        tables |= {"delay-law.csv": study.delays}
+        tables |= {"delay-law.csv": study.delays, "critical-delays.csv": study.critical_delays}
     if len(moved := jacobian_rows(study.record)):
         tables |= {"isometry.csv": moved}
     tables = {folder / name: table for name, table in tables.items() if len(table)}  # no ratios at one sparsity

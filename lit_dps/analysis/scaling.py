@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from lit_dps.analysis.fit import Fit, fit_many, fit_scaling
+from lit_dps.analysis.refusal import FEWEST
 from lit_dps.analysis.summary import CellSummary, at_first_check
 from lit_dps.analysis.tables import base_of, columns_of, frame, three_digits
 from lit_dps.racing import best_steps
@@ -45,7 +46,7 @@ class Scaling:
 
     Attributes:
         k_star: K* of each batch size that has a complete trial, in steps, ascending.
-        fit: The law; None with fewer than two batch sizes in `resolved`.
+        fit: The law; None with fewer than `FEWEST` batch sizes in `resolved`: any two points meet it.
         c1, c2, critical: Intervals of c1 [examples], c2 [steps] and B_crit = c1 / c2 [examples].
         replicates: (R, 2), c1 and c2 of the resamples that could be fitted.
         over: What was resampled: the trials, so that they lean, or repeats on fresh seeds, so that they do not.
@@ -94,7 +95,7 @@ class Scaling:
         """B_crit in words: with its interval, as "not identifiable: B_crit > X", or why there is no fit."""
         if self.fit is None:
             bounds = f", and {len(self.at_first_check)} with K* at the first check" if self.at_first_check else ""
-            return f"needs complete trials at 2 batch sizes; has {len(self.resolved)}{bounds}"
+            return f"needs complete trials at {FEWEST} batch sizes; has {len(self.resolved)}{bounds}"
         if not self.identifiable:
             return f"not identifiable: B_crit > {three_digits(self.bound)}"
         below = ", below the smallest batch size" if self.fit.critical_batch_size < min(self.resolved) else ""
@@ -136,10 +137,9 @@ def scale(
     k_star = {b: k for b, steps in sorted(trials.items()) if (k := best_steps(steps)) is not None}
     bare = Scaling(k_star, at_first_check=frozenset(b for b, k in k_star.items() if at_first_check(k, check_interval)))
     resolved = bare.resolved
-    if len(resolved) < 2:
+    if len(resolved) < FEWEST:
         return bare
-    fit = fit_scaling(list(resolved), list(resolved.values()))
-    fitted = replace(bare, fit=fit)
+    fitted = replace(bare, fit=fit_scaling(list(resolved), list(resolved.values())))
     repeated = seeds is not None and all(len(seeds.get(b, ())) >= FEWEST_SEEDS for b in resolved)
     if not repeated and max(len(trials[b]) for b in resolved) < 2:
         return fitted

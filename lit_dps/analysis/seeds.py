@@ -9,6 +9,7 @@ import numpy as np
 
 from lit_dps.analysis.draws import draws_text
 from lit_dps.analysis.fit import fit_scaling
+from lit_dps.analysis.refusal import FEWEST
 from lit_dps.analysis.repeats import RepeatSummary, repeats_text
 from lit_dps.analysis.scaling import REPLICATES, Scaling, estimate, with_intervals
 from lit_dps.analysis.summary import CellSummary, at_first_check
@@ -46,7 +47,7 @@ def scale_medians(
     bounds = frozenset(b for b, median in medians.items() if at_first_check(median, check_interval))
     bare = Scaling(medians, at_first_check=bounds, over="seeds", of_medians=True)
     resolved = bare.resolved
-    if len(resolved) < 2:
+    if len(resolved) < FEWEST:
         return bare
     fitted = replace(bare, fit=fit_scaling(list(resolved), list(resolved.values())))
     if min(len(seeds[b]) for b in resolved) < 2:

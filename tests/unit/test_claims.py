@@ -200,7 +200,7 @@ def test_the_critical_batch_sizes_in_words():
     said = critical_no_earlier(two((1e6, 1000), (1e7, 0), POWERS[:10])).measured
     assert said.startswith("B_crit > 1020 at S=0.9, B_crit = 1000 [1000, 1010] at S=0, x")
     said = critical_no_earlier(study_of({(8, 0.0): sure(100), (8, 0.9): sure(200)})).measured
-    assert said.startswith("no law (needs complete trials at 2 batch sizes; has 1) at S=0.9, no law (")
+    assert said.startswith("no law (needs complete trials at 3 batch sizes; has 1) at S=0.9, no law (")
 
 
 def test_later_with_momentum_is_for_momentum():

@@ -103,8 +103,8 @@ def test_ratios_of_limits():
 
 
 def test_ratios_of_laws_resample_by_the_same_points():
-    # Both laws are through two points of noise alike: K* of the one is twice that of the other in every resample.
-    steps = {10: [1000, 1100, 1300, None], 100: [150, 300, None, 170]}
+    # Both laws are of points of noise alike: K* of the one is twice that of the other in every resample.
+    steps = {10: [1000, 1100, 1300, None], 30: [400, 500, None, 460], 100: [150, 300, None, 170]}
     twice = {b: [k and 2 * k for k in found] for b, found in steps.items()}
     ratio, drawn = fit_ratio(scale(twice), scale(steps), lambda c1, c2: c1)
     assert ratio == pytest.approx(2)

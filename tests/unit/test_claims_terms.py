@@ -125,6 +125,7 @@ def theory(points=8, spread=0.0, c1=1.67, sparsities=(0.0, 0.9), sizes=(4, 64), 
 
 
 PAPER = {"delta": 1.0, "beta": 0.54, "lipschitz": 3.09}
+THREE = (4, 16, 64)
 
 
 @pytest.mark.parametrize(
@@ -140,9 +141,10 @@ PAPER = {"delta": 1.0, "beta": 0.54, "lipschitz": 3.09}
         (loss_stays, theory(**PAPER), SEEN),
         (loss_stays, theory(delta=1.2), NOT_SEEN),
         (loss_stays, theory(delta=1.1, spread=0.2), UNDECIDABLE),
-        (theory_tells, theory(**PAPER), SEEN),
-        (theory_tells, theory(**PAPER, c1=4.0), NOT_SEEN),
-        (theory_tells, theory(**PAPER, c1=1.67 * 1.4, spread=0.3), UNDECIDABLE),
+        (theory_tells, theory(**PAPER, sizes=THREE), SEEN),
+        (theory_tells, theory(**PAPER, sizes=THREE, c1=4.0), NOT_SEEN),
+        (theory_tells, theory(**PAPER, sizes=THREE, c1=1.67 * 1.4, spread=0.3), UNDECIDABLE),
+        (theory_tells, theory(**PAPER), UNDECIDABLE),  # two batch sizes have no law
     ],
 )
 def test_terms(of, study, verdict):
@@ -154,15 +156,17 @@ def test_terms_in_numbers():
     levels = "L = 0.570 / 1.76 at S=0 / 0.9"
     assert lipschitz_rises(study).measured == f"L x3.09 [3.09, 3.09] over 16 pairs of trials; {levels}"
     assert variance_falls(study).measured == "beta x0.54 [0.54, 0.54] over 16 pairs of trials"
-    said = theory_tells(study, study).measured
+    whole = theory(**PAPER, sizes=THREE)
+    said = theory_tells(whole, whole).measured
     assert said == "Delta beta L x1.67 [1.67, 1.67], fitted c1 x1.67 [1.67, 1.67]: x1 [1, 1] of the predicted"
 
 
 def test_terms_and_laws_may_come_from_two_studies_of_one_workload():
     """Terms at one batch size alone, and the laws of a study that measured nothing."""
-    measured, laws = theory(**PAPER, sizes=(64,)), theory(**PAPER, measured=False)
+    measured, laws = theory(**PAPER, sizes=(64,)), theory(**PAPER, sizes=THREE, measured=False)
+    whole = theory(**PAPER, sizes=THREE)
     said = theory_tells(measured, laws)
-    assert (said.verdict, said.measured) == (SEEN, theory_tells(theory(**PAPER), theory(**PAPER)).measured)
+    assert (said.verdict, said.measured) == (SEEN, theory_tells(whole, whole).measured)
     assert theory_tells(measured, measured).verdict is UNDECIDABLE
     assert theory_tells(laws, measured) is None
     other = theory(**PAPER, measured=False, config={"model": {"init_args": {"optimizer": "momentum"}}})

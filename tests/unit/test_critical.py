@@ -104,8 +104,8 @@ def test_nothing_finished_is_no_section():
     empty = analysis_of({Cell(4): [], Cell(8): [result(Cell(8), 0, None)]}, space={})
     assert critical_text(empty.critical_batch_sizes) == ""
     assert set(empty.critical["verdict"]) == {
-        "needs complete trials at 2 batch sizes; has 0",
-        "needs K* at 2 batch sizes; has 0",
+        "needs complete trials at 3 batch sizes; has 0",
+        "needs K* at 3 batch sizes; has 0",
         "not measured",
     }
 

@@ -83,8 +83,10 @@ def steps_of(cell, *steps):
 LARGE, SPARSE = Cell(64, 0.0), Cell(8, 0.9)
 FOUND = {
     CELL: steps_of(CELL, 800, 960, None, 1600),
+    Cell(16, 0.0): steps_of(Cell(16, 0.0), 480, 640),
     LARGE: steps_of(LARGE, 160, 320),
     SPARSE: steps_of(SPARSE, 1600, 3200, None, None),
+    Cell(16, 0.9): [],
     Cell(64, 0.9): [],
 }
 

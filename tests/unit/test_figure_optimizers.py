@@ -112,7 +112,7 @@ def test_the_figure_draws_its_rows(rules):
 
 
 def test_bands_are_drawn_where_trials_can_be_resampled():
-    record = read(trials=8, batch_sizes=(4, 64))
+    record = read(trials=8, batch_sizes=(4, 16, 64))
     studies = [Analysis(dataclasses.replace(record, name=name), replicates=50) for name in "ab"]
     drawn = optimizers.rows(*studies)
     rows = records(drawn)

@@ -58,7 +58,7 @@ study demo: workload digits, 2 trials a cell, goal error 0.1 checked every 16 st
 
 K* = c1 / B + c2, robust fit of log K*, 95 % bootstrap intervals over trials, which lean upward
   S=0  c1 = 102000 [100000, 104000]  c2 = 94 [23.9, 94]  B_crit = 1090 [1080, 4350]
-  S=0.9  needs complete trials at 2 batch sizes; has 1
+  S=0.9  needs complete trials at 3 batch sizes; has 1
 
 critical batch sizes in examples, by definition
   S            law, 2x      law, +20 %  measured, +20 %  measured, +50 %
@@ -104,7 +104,7 @@ def test_an_empty_study_says_so():
     storage = optuna.storages.InMemoryStorage()
     write_study(storage, {Cell(8, 0.0): [], Cell(16, 0.0): []}, trials=5)
     record = read_study(storage, "fake")
-    assert "  S=0  needs complete trials at 2 batch sizes; has 0\n" in render(Analysis(record))
+    assert "  S=0  needs complete trials at 3 batch sizes; has 0\n" in render(Analysis(record))
     assert Analysis(record).notes == [
         "no complete trial in any cell yet: no K* and no fit to draw",
         "10 of 10 trials have not finished (0 running or queued)",
@@ -164,7 +164,7 @@ def test_fit_rows_hold_the_fits():
     assert (dense["c1"], dense["c2"], dense["b_crit"]) == (fit.c1, fit.c2, fit.c1 / fit.c2)
     assert (dense["c2_low"], dense["c2_high"]) == scalings[Series(0.0)].c2
     assert dense["verdict"] == scalings[Series(0.0)].describe()
-    assert sparse["verdict"] == "needs complete trials at 2 batch sizes; has 1"
+    assert sparse["verdict"] == "needs complete trials at 3 batch sizes; has 1"
     assert {sparse[f"{name}{end}"] for name in ("c1", "c2", "b_crit") for end in ("", "_low", "_high")} == {None}
 
 

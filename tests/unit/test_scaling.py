@@ -6,7 +6,7 @@ import numpy as np
 import optuna
 import pytest
 
-from lit_dps.analysis import NEGLIGIBLE, Analysis, Interval, Scaling, estimate, scale, three_digits
+from lit_dps.analysis import NEGLIGIBLE, Analysis, Interval, Scaling, estimate, resample, scale, three_digits
 from lit_dps.store import read_study
 from lit_dps.trial import Cell, Series
 from tests.unit.fake_study import law_results, result, write_study
@@ -15,43 +15,47 @@ POWERS = 2.0 ** np.arange(1, 15)  # the batch sizes of the paper, 2 to 16384
 
 
 def test_resamples_take_the_best_complete_trial():
-    # At the smaller batch K* is 1000 unless both draws are the second trial: in 3 of 4 resamples. At the larger it is
-    # 300 unless both are the incomplete one. Two batch sizes give a law through both points: c1 = (K1 - K2) / 0.09.
-    scaling = scale({10: [1000, 2000], 100: [300, None]}, replicates=4000)
-    assert scaling.k_star == {10: 1000, 100: 300}
-    c1 = np.round(scaling.replicates[:, 0], 6)
-    first, second = 700 / 0.09, 1700 / 0.09
-    assert set(c1) == {round(first, 6), round(second, 6)}
-    # A quarter of the resamples has one point left, and is left out.
-    assert len(c1) == pytest.approx(3000, abs=120)  # 4 standard deviations of a binomial
-    assert np.mean(c1 == round(first, 6)) == pytest.approx(0.75, abs=0.035)
-    assert scaling.c1 == pytest.approx((first, second))
+    # 1000 unless both draws are the second trial, in 3 of 4 resamples; 300 unless both are the incomplete one.
+    steps = resample([1000, 2000], 4000, (0, 10))
+    assert set(steps) == {1000, 2000}
+    assert np.mean(steps == 1000) == pytest.approx(0.75, abs=0.03)  # 4 standard deviations of a binomial
+    steps = resample([300, None], 4000, (0, 100))
+    assert np.isnan(steps).mean() == pytest.approx(0.25, abs=0.03) and set(steps[~np.isnan(steps)]) == {300}
+
+
+def test_resamples_left_with_one_batch_size_are_left_out():
+    # Of 4 cells, each without a complete trial in a quarter of the resamples, 1 or none is left in 13 of 256.
+    scaling = scale({b: [1e4 / b + 10, None] for b in (4, 16, 64, 256)}, replicates=4000)
+    assert len(scaling.replicates) == pytest.approx(4000 * (1 - 13 / 256), abs=56)
+    assert scaling.c1 == pytest.approx((1e4, 1e4))
 
 
 def test_resamples_are_rounded_to_the_grid_of_checks():
-    # The goal was met in (980, 1000] and in (280, 300]: a resample has both K* anywhere in there.
-    trials = {10: [1000, 1000], 100: [300, 300]}
+    # The goal was met in (980, 1000], and so on: a resample has each K* anywhere in there, and the law of all three.
+    trials = {10: [1000, 1000], 30: [481.5, 481.5], 100: [300, 300]}
     scaling = scale(trials, check_interval=20)
     c1, c2 = scaling.replicates.T
-    small, large = c1 / 10 + c2, c1 / 100 + c2
-    for steps, k in ((small, 1000), (large, 300)):
-        assert k - 20 < min(steps) < k - 19 and k - 1 < max(steps) <= k + 1e-6
+    for b, (k, _) in trials.items():
+        steps = c1 / b + c2
+        assert min(steps) < k - 17 and k - 3 < max(steps)
         assert np.mean(steps) == pytest.approx(k - 10, abs=0.75)  # 4 standard errors of a uniform: 20 / sqrt(12 R)
-    assert abs(np.corrcoef(small, large)[0, 1]) < 0.13  # of R = 1000, 4 standard errors
-    low, high = scaling.band(np.array([10.0]))
-    assert low == pytest.approx([980.5], abs=0.7)  # 2.5 % of the interval
-    assert high == pytest.approx([1000], abs=1e-6)  # widened to hold the fit, which is of the K* observed
+    large = c1 / 100 + c2
+    assert min(large) > 279 and max(large) < 301  # the others say next to nothing of the end where c2 rules
+    low, high = scaling.band(np.array([100.0]))
+    assert low == pytest.approx([280.5], abs=0.7)  # 2.5 % of the interval
+    assert high == pytest.approx([300], abs=0.7)  # widened to hold the fit, which is of the K* observed
     assert scaling.fit == scale(trials).fit
     assert (scaling.replicates == scale(trials, check_interval=20).replicates).all()
     assert (scaling.replicates != scale(trials, check_interval=20, seed=1).replicates).any()
 
 
 def test_rounding_draws_the_same_trials_but_is_a_cells_own():
-    trials = {10: [1000, 1200, 1400], 100: [300, 320, 400]}
+    trials = {10: [1000, 1200, 1400], 30: [481, 520, 600], 100: [300, 320, 400]}
     exact, rounded = scale(trials).replicates, scale(trials, check_interval=20).replicates
     off = {b: (exact - rounded) @ [1 / b, 1] for b in trials}
     for shift in off.values():
-        assert min(shift) > -1e-6 and max(shift) < 20 + 1e-6
+        assert min(shift) > -12 and max(shift) < 32  # of a law of three points, shifted by 0 to 20 each
+        assert np.mean(shift) == pytest.approx(10, abs=1.5)
     # Twice as many steps at the same batch size and points: the rounding of the one says nothing of the other's.
     twice = {b: [2 * k for k in steps] for b, steps in trials.items()}
     other = (scale(twice).replicates - scale(twice, check_interval=20).replicates) @ [1 / 10, 1]
@@ -127,10 +131,10 @@ def test_not_identifiable_where_c2_may_be_zero():
 
 
 def test_a_c2_too_small_to_see_counts_as_zero():
-    # Resamples with 5000 steps at B = 8 want c2 = 0.005: 0.04 % of the steps at B = 512.
-    faint = scale({8: [1000, 5000], 512: [78.13, 78.13]}, replicates=200)
+    # A sixteenth of the resamples, with 5000 steps at B = 8 and 625 at 64, want c2 = 0: 78.13 is 40000 / 512.
+    faint = scale({8: [1000, 5000], 64: [180.6, 625], 512: [78.13, 78.13]}, replicates=200)
     assert faint.fit.critical_batch_size == pytest.approx(118, abs=1)
-    assert 0 < faint.c2.low < 0.01
+    assert 0 <= faint.c2.low < 0.01
     assert not faint.identifiable
 
 
@@ -144,20 +148,26 @@ def test_one_trial_a_cell_gives_a_fit_without_intervals():
     scaling = scale({b: [1e5 / b + 100] for b in (8, 64, 2048)})
     assert scaling.c1 is scaling.c2 is scaling.critical is scaling.band(np.array([8.0])) is None
     assert scaling.describe() == "B_crit = 1000"
-    assert scale({b: [1e5 / b + 100] for b in (8, 64)}).describe() == "not identifiable: B_crit > 64"
+    assert scale({b: [1e5 / b + 100] for b in (8, 32, 64)}).describe() == "not identifiable: B_crit > 64"
 
 
 def test_too_few_batch_sizes_are_said_so():
     scaling = scale({8: [100, None], 16: [None, None], 32: []})
     assert scaling == Scaling({8: 100})
-    assert scaling.describe() == "needs complete trials at 2 batch sizes; has 1"
+    assert scaling.describe() == "needs complete trials at 3 batch sizes; has 1"
     assert scaling.bound is None
     assert not scaling.identifiable
     assert scaling.band(np.array([8.0])) is None
 
 
+def test_two_points_meet_any_law_and_give_none():
+    scaling = scale({b: [1e5 / b + 100, 2e5 / b + 300] for b in (8, 2048)})
+    assert scaling.fit is scaling.c1 is scaling.critical is scaling.bound is None and not scaling.identifiable
+    assert scaling.describe() == "needs complete trials at 3 batch sizes; has 2"
+
+
 def test_a_floor_reached_before_the_smallest_batch_is_said_so():
-    assert scale({8: [100], 64: [100]}).describe().endswith(", below the smallest batch size")
+    assert scale({8: [100], 16: [100], 64: [100]}).describe().endswith(", below the smallest batch size")
 
 
 def test_scaling_of_a_study_is_by_sparsity():

@@ -37,11 +37,12 @@ def test_without_enough_repeats_they_are_those_of_trials(seeds):
 
 
 def test_the_law_of_medians_has_the_intervals_of_resampled_medians():
-    found = scale_medians({4: [100_000.0] * 5, 64: [8e3, 2e4, 2e4, 2e4, 9e4]}, 0)
-    assert found.fit.steps(np.array([4.0, 64.0])) == pytest.approx([1e5, 2e4], rel=1e-3)
-    low, high = found.band(np.array([64.0]))
-    # 3 of 5 draws are the least one, or the most, with probability 0.058 each: more than 2.5 %
-    assert (low[0], high[0]) == pytest.approx((8e3, 9e4), rel=1e-3)
+    # exact at two batch sizes; at the largest one, which alone tells c2, 3 of 5 draws are the least one, or the most,
+    # with probability 0.058 each: more than 2.5 %
+    found = scale_medians({4: [25_010.0] * 5, 16: [6_260.0] * 5, 2**20: [4.0, 10.1, 10.1, 10.1, 45.0]}, 0)
+    assert found.fit.steps(np.array([4.0, 2.0**20])) == pytest.approx([25_010, 10.1], rel=1e-3)
+    low, high = found.band(np.array([2.0**20]))
+    assert (low[0], high[0]) == pytest.approx((4.0, 45.0), rel=0.01)
 
 
 def test_medians_at_the_first_check_are_bounds():
