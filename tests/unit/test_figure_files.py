@@ -188,7 +188,7 @@ def test_ticks_get_the_style_too(tmp_path, monkeypatch):
 
 
 def test_an_analysis_is_written_as_it_was_computed(tmp_path):
-    record = read(trials=4, batch_sizes=(4, 64))
+    record = read(trials=4, batch_sizes=(4, 16, 64))
     few = Analysis(record, replicates=5)
     write_all(few, tmp_path)
     assert (tmp_path / "table.txt").read_text() == render(few) != render(Analysis(record))

@@ -101,6 +101,6 @@ def test_at_a_harder_goal_there_are_no_repeats_since_they_ended_before():
     harder = repeated(run_on=True).at_goal(0.05)
     assert harder.cells[0].k_star == 48
     assert harder.repeats[0].results == []
-    assert [line for line in harder.notes if "repeat" in line] == [
+    assert [line for line in harder.notes if "study's own" in line] == [
         "no repeats here: they end at goal error 0.1, the study's own"
     ]
