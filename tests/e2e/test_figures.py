@@ -23,7 +23,7 @@ def storage(tmp_path_factory):
         law_study(
             f"sqlite:///{folder}/study.db",
             f"digits-{rule}",
-            batch_sizes=(64, 256),
+            batch_sizes=(16, 64, 256),
             laws={0.0: (4e4, 60), 0.9: (9e4, 90)},
             trials=4,
             measure=rule == "sgd",
