@@ -125,15 +125,22 @@ def answer_text(
     lines += [*(line.rstrip() for line in aligned(rows, words=True)), ""]
     for series in record.series:
         lines += sentences(series, table, rates[series])
+    return "\n".join([*lines, *timing_notes(table)]) + "\n"
+
+
+def timing_notes(table: pd.DataFrame) -> list[str]:
+    """What to know of the times of `answer_rows`: that the machine was not quiet, if so, and what a step is."""
+    if not len(table) or table["step_seconds"].isna().all():
+        return []
     spread = (table["step_high"].astype(float) / table["step_low"].astype(float)).max()
+    lines = ["a step: the median over trials, with its share of checks and what else ran there"]
     if spread > QUIET:
-        lines.append(
+        lines.insert(
+            0,
             f"the machine was not quiet: a step takes up to x{spread:.2g} as long between the quartiles of a cell, and "
-            "smaller differences between batch sizes are no evidence"
+            "smaller differences between batch sizes are no evidence",
         )
-    if table["step_seconds"].notna().any():
-        lines.append("a step: the median over trials, with its share of checks and what else ran there")
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def sentences(series: Series, table: pd.DataFrame, rate: RateLaw | None) -> list[str]:

@@ -27,6 +27,7 @@ _NAMES = {
     "mlflow_client": "experiments mlflow_errors open_experiment page_address",
     "places": "Logged Place place",
     "tracker": "Tracker",
+    "views": "CELLS CURVES view_key views_of",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 __all__ = sorted(_MODULES)

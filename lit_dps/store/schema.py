@@ -5,6 +5,9 @@ trials, and one Optuna study for each *cell* of its grid, "NAME | B=16 S=0.9", w
 cell's points. Repeats of a cell's best points on fresh seeds are in "NAME | B=16 S=0.9 | repeats", which no reader of
 K* looks into. MLflow holds a view that can be made anew from it (`analyze --sync`): an experiment for each workload, in
 it a run for each study, below that a run for each cell, below that a run for each trial and each repeat.
+
+Lists of Optuna's studies show the header as one without trials. It stays: by its attributes every stored study is found
+and continued, and no cell could hold them, since any cell may be the first to be run, by any of several workers.
 """
 
 from __future__ import annotations
@@ -79,15 +82,19 @@ CELL_ATTRS = {
 # The parameters of a trial are its metaparameters by configuration key; the value of a complete one is its steps to
 # result. The number of a trial identifies the attempt: a point may have several.
 POINT_ATTR, OWNER, RESULT_ATTR, FAILED_AT, MERGED_FROM = "point", "owner", "result", "failed_at", "merged_from"
+STATUS_ATTR = "status"
 REPEAT_ATTR = "repeat"
 TRIAL_ATTRS = {
     POINT_ATTR: "The point: index into the study's Sobol sequence, or in the order of another sampler.",
     REPEAT_ATTR: "Number of the repeat, from 1. On repeats alone.",
     OWNER: "Process that runs it, or did: `owner` of its `peers`. Absent while it waits.",
     RESULT_ATTR: "How it ended, by `encode_result`. A finished trial without one was cut short: its point runs again.",
+    STATUS_ATTR: "How it ended, `Status`, for people: Optuna's states are fewer. Absent in trials of earlier versions.",
     FAILED_AT: "When an attempt of status failed ended, in seconds since the epoch.",
     MERGED_FROM: "Where `merge` took it over from.",
 }
+# Its intermediate values are up to 32 values of the goal's metric by step, for Optuna's plots and dashboard; the
+# whole curve is in its result. Earlier versions reported none. One that was pruned has no value, as before.
 # A trial WAITs from when its point is enqueued and is RUNNING from when a worker claims it.
 STATES = {
     Status.COMPLETE: TrialState.COMPLETE,

@@ -7,6 +7,7 @@ the times at which its runs ended.
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 import time
@@ -19,10 +20,11 @@ from mlflow.entities import Metric, Param, Run, RunTag
 from lit_dps.store.mlflow_client import log_artifacts, mlflow_errors, open_experiment
 from lit_dps.store.places import Logged, Place, logged_in, place, place_of, tags_of
 from lit_dps.store.schema import ATTEMPT_TAG, CELL_TAG, FAILURE_TAG, KIND_TAG, NAME_TAG, STATUS_TAG
-from lit_dps.trial import Cell, Status, TrialResult
+from lit_dps.store.views import SHARED, view_key
+from lit_dps.trial import Cell, Status, Trial, TrialResult
 
 BATCH = 1000  # metrics that MLflow takes in one request
-PARENT = "mlflow.parentRunId"
+PARENT, NOTE = "mlflow.parentRunId", "mlflow.note.content"
 LONGEST = 5000  # characters of a tag's value that every MLflow takes
 # How a trial's run ends in MLflow, where not as FINISHED
 RUN_STATES = {Status.INFEASIBLE: "FAILED", Status.FAILED: "FAILED", Status.STOPPED: "KILLED"}
@@ -90,7 +92,7 @@ class Tracker:
                 self.experiment_id,
                 start_time=int((time.time() - result.seconds) * 1000),
                 tags=tags,
-                run_name=str(trial),
+                run_name=run_name(trial),
             ).info.run_id
             metrics = {"seconds": result.seconds}
             if result.steps is not None:
@@ -137,6 +139,21 @@ class Tracker:
                     if self.client.get_run(run).info.status == "RUNNING":
                         self.client.set_terminated(run)
                 self._running.clear()
+
+    def describe(self, note: str, views: Mapping[str, object]) -> None:
+        """The description of the study's run, in Markdown, and views of the experiment's runs (`views.views_of`)."""
+        with mlflow_errors(self.uri):
+            if self.client.get_run(self.run_id).data.tags.get(NOTE) != (note := note[:LONGEST]):
+                self.client.set_tag(self.run_id, NOTE, note)
+            known = self.client.get_experiment(self.experiment_id).tags
+            for name, view in views.items():
+                key, text = f"{SHARED}{view_key(self.study, name)}", json.dumps(view)
+                if known.get(key) != text and len(text) <= LONGEST:
+                    self.client.set_experiment_tag(self.experiment_id, key, text)
+
+    def artifact_page(self, name: str) -> str:
+        """The page of an artifact of the study's run, as a link on MLflow's own pages."""
+        return f"#/experiments/{self.experiment_id}/runs/{self.run_id}/artifacts/{name}"
 
     def log_cell(self, cell: Cell, k_star: int | None, numbers: Mapping[str, float]) -> None:
         """K* of a cell and other numbers of it, such as how many trials were complete, on the cell's run."""
@@ -207,6 +224,12 @@ class Tracker:
         self.client.log_batch(run, metrics[:BATCH], texts[:100], labels)
         for start in range(BATCH, len(metrics), BATCH):
             self.client.log_batch(run, metrics[start : start + BATCH])
+
+
+def run_name(trial: Trial) -> str:
+    """The name of a trial's run: what differs first, since lists of runs cut names short."""
+    repeat = f" repeat {trial.repeat}" if trial.repeat else ""
+    return f"point {trial.point}{repeat} | {trial.cell}"
 
 
 def _params(cell: Cell) -> dict[str, object]:

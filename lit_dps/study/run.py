@@ -18,6 +18,8 @@ from lit_dps.parallel import ranks
 from lit_dps.record import StudyRecord
 from lit_dps.runtime import INTERRUPTED, Interrupted, StopRequest, interruptible, prepare_process
 from lit_dps.store import (
+    CELLS,
+    CURVES,
     Tracker,
     check_place,
     check_unchanged,
@@ -29,6 +31,7 @@ from lit_dps.store import (
     page_address,
     read_study,
     ui_command,
+    view_key,
     without_password,
 )
 from lit_dps.study import finished
@@ -221,8 +224,9 @@ def _pages(storage: StorageConfig, tracker: Tracker | None) -> str:
     if tracker is None:
         return "MLflow could not be used: analyze --sync logs the study once it can"
     uri = storage.mlflow_uri
-    pages = [page_address(uri, tracker.experiment_id, run) for run in (None, tracker.run_id)]
-    return f"browse it in MLflow: {ui_command(uri)}\n  then open {pages[0]}\n    and for K* {pages[1]}"
+    views = [view_key(tracker.study, view) for view in (CELLS, CURVES)]
+    cells, curves = (page_address(uri, tracker.experiment_id, view=view) for view in views)
+    return f"browse it in MLflow: {ui_command(uri)}\n  then open {cells}\n    and for K* {curves}"
 
 
 def _left(setup: StudySetup, record: StudyRecord) -> int:

@@ -20,7 +20,8 @@ from lit_dps.analysis import Analysis, communications, records
 from lit_dps.config import StorageConfig
 from lit_dps.errors import StorageError
 from lit_dps.record import StudyRecord
-from lit_dps.store import Logged, Place, Tracker, peers, place
+from lit_dps.store import Logged, Place, Tracker, peers, place, views_of
+from lit_dps.study.description import constants, markdown
 from lit_dps.trial import ENDS, Series, TrialResult
 
 PACKAGES = ("lit_dps", "torch", "torchvision", "lightning", "optuna", "mlflow", "numpy", "scipy")
@@ -128,7 +129,7 @@ def environment_tags(digest: str | None) -> dict[str, str]:
 
 def _log_outcome(tracker: Tracker, study: Analysis, files: Sequence[Path]) -> None:
     """K*, the fitted laws, the theory, table, figures and configuration, on the runs of the study and its cells."""
-    record, scaling = study.record, {}
+    record, scaling, answers = study.record, {}, iter(records(study.answer))
     for cell, terms in zip(study.cells, records(study.theory), strict=True):
         counts = {status: cell.counts[status] for status in ENDS}
         if cell.at_first_check:  # then K* is no more than an upper bound
@@ -140,6 +141,11 @@ def _log_outcome(tracker: Tracker, study: Analysis, files: Sequence[Path]) -> No
                 scaling.setdefault(f"K_median/{_name(cell.cell.series)}", {})[cell.cell.batch_size] = each.median
         if (talks := communications(record, cell)) is not None:
             counts["communications"] = talks
+        if cell.k_star is not None:
+            row = next(answers)
+            known = {"seconds_to_goal": row["seconds"], "examples_to_goal": row["examples"]}
+            known["step_seconds"] = row["step_seconds"]
+            counts |= {name: value for name, value in known.items() if value is not None}
         measured = {f"theory/{name}": terms[name] for name in THEORY if terms[name] is not None}
         tracker.log_cell(cell.cell, cell.k_star, {**counts, **measured})
         if cell.k_star is not None:
@@ -152,7 +158,13 @@ def _log_outcome(tracker: Tracker, study: Analysis, files: Sequence[Path]) -> No
         named = {"noise_scale": record.noise.value, "noise_scale_low": record.noise.low}
         metrics |= named if record.noise.resolved else {"noise_scale_low": record.noise.low}
     params = {f"goal.{key}": value for key, value in record.goal.stored().items()} | {"seed": record.seed}
-    params |= {key: str(box) for key, box in record.space.items()}
+    params = constants(record.config) | params | {key: str(box) for key, box in record.space.items()}
+    keys = ["batch_size", "sparsity", *record.axes]
+    curves = sorted(name for name in scaling if name.startswith("K_star/"))
+    tracker.describe(
+        markdown(study, tracker.artifact_page("report.html") if files else None),
+        views_of(record.name, keys, list(record.space), record.goal.metric, curves),
+    )
     tracker.log_study(
         scaling,
         metrics,

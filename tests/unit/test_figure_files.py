@@ -37,7 +37,7 @@ def test_write_all_writes_everything_once(two_sparsities, tmp_path):
     expected = [
         *TABLES,
         "answer.csv",
-        *files_of("scaling", "metaparameters", "logs", "ratios"),
+        *files_of("scaling", "time-to-goal", "metaparameters", "logs", "ratios"),
         "rates.csv",
         "rates-prices.csv",
         "rates.png",

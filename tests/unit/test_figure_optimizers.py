@@ -46,7 +46,11 @@ def test_labels_are_update_rules_where_these_tell_studies_apart(rules):
     decays = [study("x", None, "sgd"), study("y", None, "sgd", "linear")]
     assert optimizers.study_labels([s.record for s in decays]) == {"x": "sgd", "y": "sgd, linear decay"}
     same = [study("x", None, "sgd"), study("y", None, "sgd"), rules[1]]
-    assert optimizers.study_labels([s.record for s in same]) == {"x": "x", "y": "y", "b": "b"}
+    assert optimizers.study_labels([s.record for s in same]) == {
+        "x": "sgd (x)",
+        "y": "sgd (y)",
+        "b": "momentum",
+    }
     unknown = [study("x"), rules[0]]  # a module of the user's own
     assert optimizers.study_labels([s.record for s in unknown]) == {"x": "x", "a": "sgd"}
 

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from lit_dps.analysis import Analysis, records
 from lit_dps.analysis.figures import metaparameters, scaling
+from lit_dps.analysis.figures.box_axes import range_axis
 from lit_dps.space import Range
 from lit_dps.store import read_study
 from lit_dps.trial import Cell, Series
@@ -81,7 +82,9 @@ def test_sparsities_are_told_apart_by_colour_and_marker():
 def test_few_series_are_told_within_their_panel():
     study = Analysis(read(batch_sizes=(8, 64), trials=1, laws={s: (1e4, 10) for s in (0, 0.5, 0.9)}))
     figure = scaling.draw(scaling.rows(study), study)
-    assert figure.legends == [] and len(figure.axes[-2].get_legend().get_lines()) == 3
+    (lines,) = figure.legends  # of what lines are, whatever their colour
+    assert lines.get_texts()[0].get_text() == "law"
+    assert len(figure.axes[-2].get_legend().get_lines()) == 3
 
 
 def drawn(record, figure=0):
@@ -157,7 +160,7 @@ SHORT = [Range(1e-4, 1, "log"), Range(0.01, 0.5, "log"), Range(0.02, 0.1, "log")
 @pytest.mark.parametrize("box", [*SHORT, Range(0.8, 0.95, "reverse_log"), Range(0.9, 0.9999, "reverse_log")])
 def test_an_axis_has_two_to_five_ticks_however_short_its_range(box):
     axis = Figure().subplots().xaxis
-    metaparameters._range_axis(axis, box)
+    range_axis(axis, box)
     low, high = sorted(axis.get_view_interval())
     assert 2 <= sum(low <= tick <= high for tick in axis.get_majorticklocs()) <= 5
 

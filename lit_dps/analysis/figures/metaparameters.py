@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import combinations, product
 
 import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullLocator
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
 import lit_dps.analysis.figures.style as look
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.best_rates import rate_of
+from lit_dps.analysis.figures.box_axes import axis_label, axis_values, draw_box, range_axis
 from lit_dps.analysis.tables import cell_of, legend, numbers, rows_of
 from lit_dps.record import StudyRecord
-from lit_dps.space import Box, Choices, Range, short_names
-from lit_dps.trial import Cell, text_of
+from lit_dps.space import Box, Range, short_names
+from lit_dps.trial import Cell
 
 NAME, PAPER = "metaparameters", "3, 5, 13-18"
 CAPTION = "how the trials ended over the search space (Figure 3)"
@@ -38,6 +41,9 @@ STATUS_MARKS = {
     "K*": {"marker": "*", "color": look.COLOURS[1], "s": 70, "edgecolors": "white", "linewidths": 0.5, "zorder": 3},
 }
 
+SHADES = "viridis_r"  # steps to result of complete trials, logarithmic
+SECOND = 0.16  # inches from the first line of the legend to the second
+
 BANDS = {"incomplete": 1.5, "infeasible": 3}  # where steps are an axis, how many budgets high these trials lie
 
 
@@ -55,24 +61,6 @@ def axes_of(record: StudyRecord) -> list[dict[str, Box]]:
     if not space:
         return [{"point": Range(0, max(record.trials - 1, 1))}]
     return [{name: space[name] for name in names} for names in combinations(space, min(len(space), 2))]
-
-
-def axis_values(values: Iterable, box: Box) -> np.ndarray:
-    """Where values of a metaparameter go on its axis: on a reverse_log scale it shows 1 - value, of choices the place.
-
-    A few missing values are nan.
-    """
-    if isinstance(box, Choices):
-        return np.array([box.choices.index(value) if value in box.choices else math.nan for value in values])
-    values = numbers(pd.Series(values, dtype=object))
-    return 1 - values if box.scale == "reverse_log" else values
-
-
-def axis_label(name: str, box: Box) -> str:
-    """An axis's label: the name, that it shows 1 - value, and that it is logarithmic."""
-    if isinstance(box, Choices):
-        return name
-    return {"linear": name, "log": f"{name} (log)", "reverse_log": f"1 - {name} (log, reversed)"}[box.scale]
 
 
 def missing(study: Analysis) -> str | None:
@@ -102,21 +90,27 @@ def draw(rows: pd.DataFrame, study: Analysis, axes: Mapping[str, Box]) -> Figure
     record, boxes = study.record, list(axes.values())
     figure, panels = _panels(record)
     first, *_ = panels.values()  # all panels share its axes
-    _range_axis(first.xaxis, boxes[0])
+    range_axis(first.xaxis, boxes[0])
     if len(boxes) > 1:
-        _range_axis(first.yaxis, boxes[1])
+        range_axis(first.yaxis, boxes[1])
     else:
         first.set_yscale("log")
         ends = _ends(record, rows[~rows["status"].isin(BANDS)])
         first.set_ylim(min(ends, default=record.goal.check_interval) / 2, 5 * record.goal.max_steps)
     absent = SELDOM - {*rows["status"]}
     marks = {name: mark for name, mark in STATUS_MARKS.items() if name not in absent}
+    steps = numbers(rows["steps"].dropna()) if len(axes) > 1 else np.array([])
+    shades = LogNorm(steps.min(), max(steps.max(), 1.001 * steps.min())) if len(steps) else None
     for cell, ax in panels.items():
         of_cell = rows_of(cell.series, rows[rows["batch_size"] == cell.batch_size])
         for name, mark in marks.items():
             part = of_cell[of_cell["k_star"] if name == "K*" else of_cell["status"] == name]
             places = [axis_values(part[column], box) for column, box in axes.items()]
+            if name == "complete" and shades:
+                mark = {key: value for key, value in mark.items() if key != "color"}
+                mark |= {"c": numbers(part["steps"]), "norm": shades, "cmap": SHADES}
             ax.scatter(*places, *([_ends(record, part)] if len(axes) == 1 else []), **mark)
+        draw_box(ax, boxes)
         if source := _rate_of(axes, study, cell):
             _draw_effective(ax, axes, *source, label=len(record.batch_sizes) <= LABELLED)
         if len(axes) == 1:
@@ -125,7 +119,23 @@ def draw(rows: pd.DataFrame, study: Analysis, axes: Mapping[str, Box]) -> Figure
     figure.supxlabel(labels[0], fontsize=8)
     figure.supylabel(labels[1], fontsize=8)
     handles = [first.scatter([], [], label=name, **mark) for name, mark in marks.items()]
-    figure.legend(handles=handles, loc="upper center", ncols=len(handles), columnspacing=1, handletextpad=0.1)
+    common = {"loc": "upper center", "columnspacing": 1}
+    figure.legend(handles=handles, ncols=len(handles), handletextpad=0.1, **common)
+    handles = [Patch(fill=False, edgecolor=look.GREY, linewidth=0.6, label="search box")]
+    dotted = {"color": look.GREY, "linestyle": ":"}
+    if len(axes) == 1:
+        handles.append(Line2D([], [], label="step budget", linewidth=0.8, **dotted))
+    elif any(_rate_of(axes, study, cell) for cell in panels):
+        handles.append(Line2D([], [], label="equal eta / (1 - m)", linewidth=0.5, **dotted))
+    if shades:
+        colours = matplotlib.colormaps[SHADES]
+        for each in sorted({steps.min(), np.median(steps), steps.max()}):
+            dot = {"marker": "o", "linestyle": "none", "markersize": 3.5, "color": colours(shades(each))}
+            handles.append(Line2D([], [], label=f"K = {look.tick(float(f'{each:.2g}'))}", **dot))
+    second = 1 - SECOND / figure.get_figheight()
+    figure.legend(
+        handles=handles, ncols=len(handles), handlelength=1.2, handletextpad=0.4, bbox_to_anchor=(0.5, second), **common
+    )
     return figure
 
 
@@ -162,7 +172,7 @@ def _panels(record: StudyRecord) -> tuple[Figure, dict[Cell, Axes]]:
     blocks = [record.batch_sizes[i : i + columns] for i in range(0, len(record.batch_sizes), columns)]
     high = min(max(6.2 / columns, 0.85), 1.7)  # inches, as all below: text width for all columns
     wide = max(high, 2.3 / columns)  # room for the legend
-    left, right, top, bottom, gap, between = 0.7, 0.2, 0.45, 0.45, 0.12, 0.4
+    left, right, top, bottom, gap, between = 0.7, 0.2, 0.45 + SECOND, 0.45, 0.12, 0.4
     width = left + columns * (wide + gap) + right
     height = top + count * lines * (high + gap) + (count - 1) * between + bottom
     figure, panels = Figure(figsize=(width, height), layout="none"), {}
@@ -185,32 +195,3 @@ def _ends(record: StudyRecord, rows: pd.DataFrame) -> np.ndarray:
     steps, band = numbers(rows["steps"]), numbers(rows["status"].map(BANDS)) * record.goal.max_steps
     ended = np.where(np.isnan(steps), np.maximum(numbers(rows["steps_run"]), record.goal.check_interval), steps)
     return np.where(np.isnan(band), ended, band)
-
-
-def _range_axis(axis, box: Box) -> None:
-    """An axis over a range and a little more, on its scale; reversed for reverse_log, so that values still increase.
-
-    Choices stand side by side.
-    """
-    set_scale, set_limits = (getattr(axis.axes, f"set_{axis.axis_name}{what}") for what in ("scale", "lim"))
-    if isinstance(box, Choices):
-        set_limits(-0.5, len(box.choices) - 0.5)
-        axis.set_ticks(range(len(box.choices)), list(map(text_of, box.choices)))
-        return
-    low, high = axis_values([box.low, box.high], box)
-    if box.scale == "linear":
-        room = 0.08 * (high - low)
-        set_limits(low - room, high + room)
-        look.few_ticks(axis, box.integer)
-        return
-    set_scale("log")
-    room = (high / low) ** 0.08
-    set_limits(low / room, high * room)
-    axis.set_minor_locator(NullLocator())
-    decades = abs(math.log10(high / low))
-    if decades >= 2:
-        axis.set_major_locator(LogLocator(numticks=4))
-    else:  # powers of ten alone would be one tick or none
-        subs = (1, 3) if decades >= 1 else (1, 2, 5) if decades >= 0.5 else (1, 1.5, 2, 3, 5, 7)
-        axis.set_major_locator(LogLocator(subs=subs, numticks=4))
-        axis.set_major_formatter("{x:g}")

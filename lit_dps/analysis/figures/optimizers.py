@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 import matplotlib
 import pandas as pd
@@ -15,7 +16,7 @@ from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.summary import setting
 from lit_dps.analysis.tables import columns_of, rows_of, title
 from lit_dps.record import StudyRecord
-from lit_dps.trial import Series
+from lit_dps.trial import Series, text_of
 
 NAME, PAPER = "optimizers", "2"
 CAPTION = "K* against batch size by update rule (Figure 2)"
@@ -47,16 +48,19 @@ def rows(*studies: Analysis) -> pd.DataFrame:
 
 
 def study_labels(records: Sequence[StudyRecord]) -> dict[str, str]:
-    """What each study is called in a legend: by its update rule where that tells all of them apart, else by its name.
+    """What each study is called in a legend: by its update rule, with its name where others have the same rule.
 
-    A learning rate that is not constant is told with the rule: "momentum, linear decay".
+    A learning rate that is not constant is told with the rule: "momentum, linear decay". A study whose rule its
+    configuration does not say is called by its name.
     """
     rules = {}
     for record in records:
         rule, schedule = (setting(record.config, f"model.init_args.{key}") for key in ("optimizer", "schedule"))
         decay = "" if schedule in (None, "constant") else f", {schedule} decay"
-        rules[record.name] = f"{rule}{decay}" if isinstance(rule, str) else record.name
-    return rules if len(set(rules.values())) == len(rules) else {name: name for name in rules}
+        rule = rule.get("class_path") if isinstance(rule, Mapping) else rule
+        rules[record.name] = f"{text_of(rule)}{decay}" if isinstance(rule, str) else record.name
+    often = Counter(rules.values())
+    return {name: rule if often[rule] == 1 else f"{rule} ({name})" for name, rule in rules.items()}
 
 
 def missing(*studies: Analysis) -> str | None:

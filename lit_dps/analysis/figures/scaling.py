@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterable, Sequence
 
 import matplotlib
 import numpy as np
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
 import lit_dps.analysis.figures.style as look
 from lit_dps.analysis.analysis import Analysis
@@ -19,6 +22,7 @@ from lit_dps.analysis.tables import columns_of, legend, listed, numbers, rows_of
 
 NAME, PAPER = "scaling", "1, 7-11"
 CAPTION = "K* against batch size by sparsity (the paper's Figure 1)"
+WORDS = 42  # characters that have room above a panel
 PER_OCTAVE = 8  # points of a fitted curve in each doubling of the batch size
 HOLLOW = {"markerfacecolor": "white", "markeredgewidth": 0.8}  # K* that are upper bounds
 FEW = 5  # entries of a legend that have room in a panel
@@ -63,7 +67,7 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
     count = len(parts) + (2 if len(parts) > 1 else 0)
     columns = count if count <= 3 else min(3, math.ceil(count / 2))
     lines = math.ceil(count / columns)
-    figure = Figure(figsize=(max(2.5 * columns, 3.3), 2.2 * lines + (0.3 if count == 1 else 0)))
+    figure = Figure(figsize=(max(2.5 * columns, 3.3), 2.4 * lines + (0.5 if count == 1 else 0.2)))
     axes = [figure.add_subplot(lines, columns, i + 1) for i in range(count)]
     for i, ax in enumerate(axes):
         look.batch_size_axis(ax, grid_sizes(rows))
@@ -72,17 +76,30 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
         if i + columns >= count:
             ax.set_xlabel(look.BATCH_SIZE)
     for ax, (i, series, part) in zip(axes, parts, strict=False):
-        _draw_words(ax, study.scalings[series])
+        _draw_words(ax, title(series), study.scalings[series])
         draw_band(ax, part, i)
         draw_curve(ax, part, i)
         draw_perfect(ax, part)
         if bounds := bound_handles(part):
             ax.legend(handles=bounds, loc="upper right", handlelength=1.5)
-        ax.set_title(title(series))
         look.log_values_axis(ax, rows["k_star"].dropna())
     if len(parts) > 1:
         _draw_together(*axes[-2:], rows, parts)
+    handles = _line_handles(any(study.scalings[series].identifiable for _, series, _ in parts))
+    per_line = max(1, int(figure.get_figwidth() / 1.1))
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(per_line, len(handles)), columnspacing=1.2)
     return figure
+
+
+def _line_handles(critical: bool) -> list[Artist]:
+    """What a legend says of the lines of a panel, whatever their colour."""
+    line = {"color": look.GREY, "linewidth": 0.8}
+    found = [
+        Line2D([], [], label="law", color=look.GREY),
+        Patch(color=look.GREY, alpha=0.2, linewidth=0, label="95 % band"),
+        Line2D([], [], label="perfect scaling", linestyle="--", **line),
+    ]
+    return found + ([Line2D([], [], label="B_crit", linestyle=":", **line)] if critical else [])
 
 
 def _draw_together(together: Axes, normalised: Axes, rows: pd.DataFrame, parts: Sequence[tuple]) -> None:
@@ -104,11 +121,11 @@ def _draw_together(together: Axes, normalised: Axes, rows: pd.DataFrame, parts: 
     look.log_values_axis(normalised, rows["normalised_k_star"].dropna())
 
 
-def _draw_words(ax: Axes, scaling: Scaling) -> None:
-    """B_crit in words and, where the data show it, as a line."""
-    words = scaling.describe().replace(": ", ":\n").replace("; ", ";\n").replace(", below", ",\nbelow")
-    back = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}
-    ax.text(0.04, 0.04, words, transform=ax.transAxes, fontsize=7, va="bottom", zorder=4, bbox=back)
+def _draw_words(ax: Axes, name: str, scaling: Scaling) -> None:
+    """The name of a panel, below it B_crit in words, clear of the curves, and, where the data show it, as a line."""
+    words = textwrap.fill(scaling.describe(), WORDS)
+    ax.text(0.5, 1.02, words, transform=ax.transAxes, fontsize=7, va="bottom", ha="center")
+    ax.set_title(name, pad=5 + 8.5 * (1 + words.count("\n")))
     if scaling.identifiable:
         ax.axvline(scaling.fit.critical_batch_size, color=look.GREY, linestyle=":", linewidth=0.8, zorder=1)
 

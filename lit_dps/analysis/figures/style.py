@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -14,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, FixedLocator, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
+from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.tables import legend
 from lit_dps.trial import Series
 
@@ -76,8 +78,45 @@ def log_values_axis(ax: Axes, values: Sequence[float] | pd.Series, below: float 
     span = values.max() / values.min()
     if span < 30:  # hardly a decade: powers of ten alone would be one tick or none
         ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if span > 8 else (1, 1.5, 2, 3, 5, 7)))
-        ax.yaxis.set_major_formatter("{x:g}")
+    ax.yaxis.set_major_formatter(tick)
     ax.yaxis.set_minor_formatter(NullFormatter())
+
+
+def tick(x: float, position: int | None = None) -> str:
+    """A tick of a logarithmic axis: 0.001, 0.5, 300, 7000, 30k, 2M."""
+    return EngFormatter(sep="")(x) if x >= 10_000 else f"{x:g}"
+
+
+def caption(figure: Figure, studies: Sequence[Analysis]) -> None:
+    """A line at the foot of a figure that says of which study it is: name, workload and goal.
+
+    The figure grows by it. Of several studies the names, and what else they have in common.
+    """
+    records = [study.record for study in studies]
+    told = [sorted(set(texts)) for texts in zip(*((r.name, r.workload, str(r.goal)) for r in records), strict=True)]
+    shown = [", ".join(texts) for i, texts in enumerate(told) if i == 0 or len(texts) == 1]
+    wide, high = figure.get_size_inches()
+    lines = textwrap.wrap(": ".join([shown[0], "; ".join(shown[1:])]) if shown[1:] else shown[0], int(wide / 0.048))
+    foot = 0.04 + 0.1 * len(lines)
+    share = high / (high + foot)
+    figure.draw_without_rendering()  # lays it out
+    figure.set_layout_engine("none")
+    figure.set_size_inches(wide, high + foot)
+    _lift(figure, share)
+    figure.text(0.006, 0.02 / (high + foot), "\n".join(lines), fontsize=6, color=GREY, va="bottom")
+
+
+def _lift(figure: Figure, share: float) -> None:
+    """Moves all of a figure that is laid out into this share of its height, at the top."""
+    for ax in figure.axes:
+        x, y, width, height = ax.get_position().bounds
+        ax.set_position((x, 1 - share + share * y, width, share * height))
+    for each in figure.legends:
+        x, y, width, height = each.get_bbox_to_anchor().transformed(figure.transFigure.inverted()).bounds
+        each.set_bbox_to_anchor((x, 1 - share + share * y, width, share * height))
+    for text in (figure._supxlabel, figure._supylabel):
+        if text is not None:
+            text.set_y(1 - share + share * text.get_position()[1])
 
 
 def bounds(ax: Axes, x: np.ndarray, y: np.ndarray, color: str, marker: str, up: bool = False) -> None:

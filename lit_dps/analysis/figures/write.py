@@ -27,15 +27,16 @@ import lit_dps.analysis.figures.rates as rates
 import lit_dps.analysis.figures.ratios as ratios
 import lit_dps.analysis.figures.scaling as scaling
 import lit_dps.analysis.figures.terms as terms
+import lit_dps.analysis.figures.time_to_goal as time_to_goal
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.figures.style import STYLE
+from lit_dps.analysis.figures.style import STYLE, caption
 from lit_dps.analysis.tables import write_csv
 from lit_dps.errors import ConfigError
 from lit_dps.files import replacing
 
 # of one study
 FIGURES = (
-    *(scaling, metaparameters, lipschitz, noise, logs, ratios, delay, local),
+    *(scaling, time_to_goal, metaparameters, lipschitz, noise, logs, ratios, delay, local),
     *(budgets, quality, rates, draws, pruners, layers, terms),
 )
 COMPARISONS = (optimizers, ratios)  # of several
@@ -78,6 +79,7 @@ def write_figures(
             files.append(Path(folder) / f"{name}.csv")
             write_csv(table, files[-1])
         for name, drawing in _drawings(figure, tables, studies):
+            caption(drawing, studies)
             files += save(drawing, Path(folder), name)
         notes += figure.notes(*studies)
     return files, [*(f"{reason}: no {' or '.join(names)} figure" for reason, names in missing.items()), *notes]

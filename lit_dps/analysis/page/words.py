@@ -7,7 +7,7 @@ from importlib.metadata import version
 
 from lit_dps import __version__
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.answer import sentences
+from lit_dps.analysis.answer import sentences, timing_notes
 from lit_dps.analysis.commands import again_command
 from lit_dps.analysis.seeds import intervals_of
 from lit_dps.space import short_names
@@ -20,12 +20,12 @@ def verdict(study: Analysis) -> list[str]:
         first, *others = sentences(series, study.answer, study.rate_laws[series])
         law = f"critical batch size, where half of the steps are due to noise: {scaling.describe()}"
         found.append(". ".join(_sentence(line) for line in (first, *others, law)) + ".")
-    return found
+    return found + [_sentence(line) + "." for line in timing_notes(study.answer)[:-1]]
 
 
 def _sentence(line: str) -> str:
     line = line.strip().rstrip(".")
-    return line[:1].upper() + line[1:]
+    return line if "_" in line.split()[0] else line[:1].upper() + line[1:]
 
 
 def assumed(study: Analysis) -> list[str]:
@@ -49,7 +49,8 @@ def assumed(study: Analysis) -> list[str]:
             else "each ran once, so that the luck of its seed is in K* (study.repeats tells it)."
         ),
         "A step takes the median of its cell's trials on the machine that ran them, with its share of checks and of "
-        "whatever else ran there; time to the goal is K* such steps, without the start of a trial, on that machine.",
+        "whatever else ran there; time to the goal is as many such steps as the verdict says it goes by, without the "
+        "start of a trial, on that machine.",
     ]
     if record.slack is not None:
         lines.append(f"Trials stopped at {record.slack:g} times the best K of their cell so far: K* is the same.")

@@ -1,0 +1,77 @@
+"""What MLflow says of a study in words: the description of its run, in Markdown, and what its pages show first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lit_dps.analysis import Analysis
+from lit_dps.analysis.answer import sentences, time_text
+from lit_dps.analysis.tables import k_star_text, records, short_columns
+
+SECTIONS = ("model", "data", "pruning", "optim", "local")
+TRAINER = ("accelerator", "devices", "precision", "accumulate_grad_batches", "gradient_clip_val")
+LONGEST = 250  # characters of a parameter's value
+
+
+def markdown(study: Analysis, report: str | None = None) -> str:
+    """The answer, in sentences and as a table, and where the report is.
+
+    Args:
+        study: The study.
+        report: Address of the report page.
+    """
+    record, goal = study.record, study.record.goal
+    unfinished = sum(cell.pending for cell in study.cells)
+    lines = [
+        f"{goal}, checked every {goal.check_interval} steps, budget {goal.max_steps} steps; "
+        f"{record.trials} trials a cell" + (f"; **{unfinished} trials have not finished**" if unfinished else ""),
+        "",
+    ]
+    for series in record.series:
+        lines += [f"- {'. '.join(map(str.strip, sentences(series, study.answer, study.rate_laws[series])))}"]
+    lines += ["", *_table(study)]
+    if report is not None:
+        lines += ["", f"[report.html]({report}): curves, rates, all trials"]
+    return "\n".join(_escaped(line) for line in lines)
+
+
+def _table(study: Analysis) -> list[str]:
+    cells = [summary.cell for summary in study.cells if summary.k_star is not None]
+    rows = [
+        {
+            "B": str(row["batch_size"]),
+            **short_columns(cell.series),
+            "K*": k_star_text(row),
+            "time to goal": time_text(row),
+            "examples": f"{row['examples']}",
+            "": "fastest" if row["fastest"] else "within 10 %" if row["near"] else "",
+        }
+        for cell, row in zip(cells, records(study.answer), strict=True)
+    ]
+    if not rows:
+        return []
+    table = [list(rows[0]), ["---:"] * len(rows[0]), *(list(row.values()) for row in rows)]
+    return [f"| {' | '.join(line)} |" for line in table]
+
+
+def _escaped(line: str) -> str:
+    return line.replace("K*", "K\\*").replace("<", "&lt;")
+
+
+def constants(config: Mapping[str, Any]) -> dict[str, str]:
+    """What all trials share of a study's configuration, by dotted key, but for what is left out or empty."""
+    found: dict[str, str] = {}
+
+    def take(prefix: str, node: object) -> None:
+        if isinstance(node, Mapping):
+            for key, value in node.items():
+                take(prefix if key == "init_args" else f"{prefix}.{key}", value)
+        elif node not in (None, [], ""):
+            found[prefix.removesuffix(".class_path")] = str(node)[:LONGEST]
+
+    for section in SECTIONS:
+        take(section, config.get(section, {}))
+    for key in TRAINER:
+        take(f"trainer.{key}", config.get("trainer", {}).get(key))
+    return found
