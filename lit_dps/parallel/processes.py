@@ -7,6 +7,7 @@ spawned, and each imports everything anew.
 
 from __future__ import annotations
 
+import ast
 import multiprocessing
 import os
 import signal
@@ -17,6 +18,7 @@ from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,27 @@ from lit_dps.runtime import SIGNALS
 
 # The system libraries of macOS do not survive a fork.
 METHOD = "forkserver" if sys.platform == "linux" else "spawn"
+
+
+def unguarded() -> bool:
+    """Whether this process runs a script whose call of us, unconditional as it stands there, would be run again.
+
+    Each process that is started imports the script. A call below any `if` is taken to be guarded: then nobody knows
+    before it happens, and `Unguarded` is told by those processes.
+    """
+    main = sys.modules["__main__"]
+    frame = sys._getframe()
+    while frame is not None and not (frame.f_globals is vars(main) and frame.f_code.co_name == "<module>"):
+        frame = frame.f_back
+    if frame is None or getattr(main, "__file__", None) is None:  # a notebook, say
+        return False
+    try:
+        tree = ast.parse(Path(main.__file__).read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError):
+        return False
+    line = frame.f_lineno
+    around = [node for node in ast.walk(tree) if isinstance(node, ast.stmt) and node.lineno <= line <= node.end_lineno]
+    return bool(around) and not any(isinstance(node, ast.If) for node in around)
 
 
 def context() -> BaseContext:

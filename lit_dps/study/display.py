@@ -39,7 +39,7 @@ class Display:
 
     def __init__(self, progress: Progress, name: str, goal: Goal, stop: StopRequest, console: Console | None = None):
         self.progress, self.name, self.goal, self.stop = progress, name, goal, stop
-        self.console = console or Console(stderr=True, highlight=False)
+        self.console = console or Console(stderr=True, highlight=False, markup=False, emoji=False)
         self._running: dict[tuple, Sighting] = {}
         # The screen is drawn by a thread of rich's, so that its clock runs on while a step takes minutes.
         self._lock, self._began, self._ended = threading.RLock(), time.monotonic(), False

@@ -13,8 +13,9 @@ from lightning.pytorch import LightningDataModule
 from lit_dps.analysis import Analysis, figures_folder, publish
 from lit_dps.config import StorageConfig
 from lit_dps.engines.eligible import standard_data
-from lit_dps.errors import StorageError
+from lit_dps.errors import StorageError, Unguarded
 from lit_dps.parallel import ranks
+from lit_dps.parallel.processes import unguarded
 from lit_dps.record import StudyRecord
 from lit_dps.runtime import INTERRUPTED, Interrupted, StopRequest, interruptible, prepare_process
 from lit_dps.store import (
@@ -71,6 +72,9 @@ def run_study(setup: StudySetup, show: Collection[str] = ()) -> int:
         try:
             data = check_study(setup)
             stop.check()
+            starts = not ranks.started_by_torchrun() and (setup.workers > 1 or setup.ranks > 1)
+            if starts and unguarded() and not _settled(setup, data):
+                raise Unguarded  # before anything is created; else the processes that run the script again say so
         except Interrupted as signal:
             print(f"\ninterrupted by {signal}: nothing was run or stored")
             return INTERRUPTED
