@@ -86,7 +86,7 @@ def must_refuse(known: list[Observation]) -> str:
 def curves(runs: pd.DataFrame) -> Iterator[tuple[str, list[Observation]]]:
     """The medians of each workload and goal."""
     by = [key for key in ("set", "workload", "goal") if key in runs]
-    for names, group in runs.groupby(by):
+    for names, group in runs.groupby(by, dropna=False):
         yield f"{names[0]}: {names[1]}", medians(group)
 
 
