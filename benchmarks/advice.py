@@ -158,7 +158,7 @@ def _regrets(law: Law, points: list[Observation]) -> Iterator[dict]:
 def judge_steps(times: pd.DataFrame) -> Iterator[dict]:
     """Steps of local batches between those timed: of 5 on one device; of 3 there and 2 on several."""
     rows = times[times["accumulation"] == 1]
-    for names, group in rows.groupby(["set", "workload", "hardware"]):
+    for names, group in rows.groupby(["set", "workload", "hardware"], dropna=False):
         curve = " ".join(map(str, names[:2]))
         alone = group[group["gpus"] == 1].groupby("local_batch", as_index=False).first().assign(gpus=1)
         sizes = sorted(alone["local_batch"])
@@ -168,7 +168,7 @@ def judge_steps(times: pd.DataFrame) -> Iterator[dict]:
         if len(sizes) < 3:
             continue
         base = alone[alone["local_batch"].isin(_spread(sizes, MEASURED - 2))]
-        for _, several in group[group["gpus"] > 1].groupby(["gpus", "nodes"]):
+        for _, several in group[group["gpus"] > 1].groupby(["gpus", "nodes"], dropna=False):
             several = several.groupby("local_batch", as_index=False).median(numeric_only=True)
             inside = several[several["local_batch"].between(sizes[0], sizes[-1])]
             if len(inside) > 2:
