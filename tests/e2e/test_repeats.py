@@ -1,4 +1,4 @@
-"""A study with repeats ends alike however it is run: in one go or added later, killed, by one worker or several."""
+"""A study with repeats ends alike however it is run: at once or added later, killed, by one process, two or two ranks."""
 
 from __future__ import annotations
 
@@ -8,48 +8,83 @@ import time
 
 import pytest
 
+from lit_dps.errors import StorageError
 from lit_dps.store import read_study
-from tests.e2e.commands import FAST, results, run_here, start, table
+from tests.e2e.commands import FAST, run_here, start, table
 
 pytestmark = pytest.mark.slow
 SMALL = ("study", "--config", FAST, "--study.batch_sizes", "[16]", "--study.trials", 3)
 REPEATS = ("--study.repeats", 3, "--study.repeat_slack", 3)
 
 
-def repeated(folder) -> list[tuple]:
-    record = read_study(f"sqlite:///{folder}/mlruns/study.db", "fast")
+def url_of(folder) -> str:
+    return f"sqlite:///{folder}/mlruns/study.db"
+
+
+def repeated(url: str) -> list[tuple]:
+    try:
+        record = read_study(url, "fast")
+    except StorageError:  # there is none yet
+        return []
     every = [r for repeats in record.repeats.values() for r in repeats]
     return [(str(r.trial), r.status, r.steps, r.curve["train_loss"]) for r in every]
 
 
-def test_killed_or_added_later_repeats_are_those_of_one_go(tmp_path):
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    whole.mkdir(), killed.mkdir()
-    assert run_here(whole, *SMALL, *REPEATS).returncode == 0
-    expected = repeated(whole)
-    assert len(expected) == 6 and len({tuple(losses) for *_, losses in expected}) == 6
-    assert "repeats: the point of K* on 3 fresh seeds" in table(whole)
-
-    assert run_here(killed, *SMALL).returncode == 0
-    database = killed / "mlruns" / "study.db"
-    stored = sum(results(database).values())
-    process = start(killed, *SMALL, *REPEATS, "--study.workers", 2)
-    wait_for_results_beyond(database, stored, process)
+def kill_amid_repeats(process, url: str) -> None:
+    """Kills all of a study once it has stored a repeat; some are left."""
+    end = time.monotonic() + 200
+    while not repeated(url):
+        assert process.poll() is None and time.monotonic() < end
+        time.sleep(0.05)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait(60)
-    assert sum(results(database).values()) < stored + 6
-    again = run_here(killed, *SMALL, *REPEATS)
+    assert 0 < len(repeated(url)) < 6
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The folder of a study with repeats that ran undisturbed, in one process."""
+    folder = tmp_path_factory.mktemp("whole")
+    assert run_here(folder, *SMALL, *REPEATS).returncode == 0
+    found = repeated(url_of(folder))
+    assert len(found) == 6 and len({tuple(losses) for *_, losses in found}) == 6
+    assert "repeats: the point of K* on 3 fresh seeds" in table(folder)
+    return folder
+
+
+def test_killed_or_added_later_repeats_are_those_of_one_go(tmp_path, whole):
+    assert run_here(tmp_path, *SMALL).returncode == 0
+    url = url_of(tmp_path)
+    assert not repeated(url)
+    kill_amid_repeats(start(tmp_path, *SMALL, *REPEATS, "--study.workers", 2), url)
+    again = run_here(tmp_path, *SMALL, *REPEATS)
     assert again.returncode == 0, again.stderr
-    assert repeated(killed) == expected
-    assert table(killed) == table(whole)
-    assert "nothing left to run" in run_here(killed, *SMALL, *REPEATS).stderr
-    synced = run_here(killed, "analyze", "--config", FAST, "--sync")
+    assert repeated(url) == repeated(url_of(whole))
+    assert table(tmp_path) == table(whole)
+    assert "nothing left to run" in run_here(tmp_path, *SMALL, *REPEATS).stderr
+    synced = run_here(tmp_path, "analyze", "--config", FAST, "--sync")
     assert synced.returncode == 0 and "repeats: the point of K*" in synced.stdout
 
 
-def wait_for_results_beyond(database, stored, process):
-    """Waits until one more result is stored; the counts of `wait_for_results` are of points."""
-    end = time.monotonic() + 200
-    while sum(results(database).values()) <= stored:
-        assert process.poll() is None and time.monotonic() < end
-        time.sleep(0.02)
+def test_a_server_hands_the_repeats_of_a_killed_process_to_another_machine(tmp_path, postgres, whole):
+    study = (*SMALL, *REPEATS, "--storage.optuna", postgres)
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir(), there.mkdir()
+    kill_amid_repeats(start(here, *study), postgres)
+    again = run_here(there, *study)
+    assert again.returncode == 0, again.stderr
+    assert repeated(postgres) == repeated(url_of(whole))
+    assert table(there) == table(whole)
+
+
+def test_two_ranks_repeat_what_one_process_repeats_and_one_goes_on(tmp_path, whole):
+    url = url_of(tmp_path)
+    kill_amid_repeats(start(tmp_path, *SMALL, *REPEATS, "--trainer.devices", 2, "--trainer.strategy", "ddp"), url)
+    by_ranks = repeated(url)
+    for found, expected in zip(by_ranks, repeated(url_of(whole)), strict=False):
+        assert found[:3] == expected[:3]
+        assert found[3] == pytest.approx(expected[3], rel=1e-4), "the same network on the same batches"
+    again = run_here(tmp_path, *SMALL, *REPEATS)
+    assert again.returncode == 0, again.stderr
+    assert repeated(url)[: len(by_ranks)] == by_ranks, "what two ranks trained stays"
+    assert table(tmp_path) == table(whole)
