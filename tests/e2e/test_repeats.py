@@ -1,4 +1,4 @@
-"""A study with repeats ends alike however it is run: at once or added later, killed, by one process, two or two ranks."""
+"""A study with repeats ends alike however it runs: at once or later, killed, on another machine, on two ranks."""
 
 from __future__ import annotations
 

@@ -25,7 +25,8 @@ CAPTION = "K* against batch size by sparsity (the paper's Figure 1)"
 WORDS = 42  # characters that have room above a panel
 PER_OCTAVE = 8  # points of a fitted curve in each doubling of the batch size
 HOLLOW = {"markerfacecolor": "white", "markeredgewidth": 0.8}  # K* that are upper bounds
-FEW = 5  # entries of a legend that have room in a panel
+FEW = 5  # entries of a legend that have room in a panel, above falling curves,
+SHORT = 18  # if none is longer, in characters
 ARROW = 0.35  # length of their arrows, as a share of K*
 
 
@@ -110,7 +111,7 @@ def _draw_together(together: Axes, normalised: Axes, rows: pd.DataFrame, parts: 
     draw_perfect(normalised, parts[0][2], "normalised_", "perfect scaling")
     together.set_title("all series" if any(series.others for _, series, _ in parts) else "all sparsities")
     handles = [*together.get_legend_handles_labels()[0], *bound_handles(rows)]
-    if len(handles) > FEW:
+    if len(handles) > FEW or max(len(handle.get_label()) for handle in handles) > SHORT:
         look.legend_above(together.figure, handles)
     else:
         together.legend(handles=handles, loc="upper right", handlelength=1.5)

@@ -15,7 +15,7 @@ from lit_dps.analysis.tables import numbers, rows_of
 
 NAME, PAPER = "time-to-goal", ""
 CAPTION = "time and examples to the goal against batch size, on the machine that ran the trials"
-STAR = {"color": look.COLOURS[1], "marker": "*", "markersize": 9, "markeredgecolor": "white", "markeredgewidth": 0.5}
+STAR = {"marker": "*", "markersize": 9, "markeredgecolor": "black", "markeredgewidth": 0.5, "linestyle": "none"}
 
 
 def by_default(study: Analysis) -> bool:
@@ -64,7 +64,7 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
         _draw(left, x, seconds, bound & np.isnan(low), i)
         _draw(right, x, numbers(part["examples"]), bound, i)
         best = numbers(part["fastest"].astype(float)) == 1
-        left.plot(x[best], seconds[best], linestyle="none", zorder=4, **STAR)
+        left.plot(x[best], seconds[best], color=look.curve_style(i)["color"], zorder=4, **STAR)
     look.batch_size_axis(left, record.batch_sizes)
     known = pd.concat([rows[name].dropna().astype(float) for name in ("seconds", "seconds_low", "seconds_high")])
     look.log_values_axis(left, known, 1.2, 1.2)
@@ -73,7 +73,7 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
     right.set_ylabel("examples to the goal")
     for ax in (left, right):
         ax.set_xlabel(look.BATCH_SIZE)
-    handles = [*look.series_handles(drawn), Line2D([], [], linestyle="none", label="fastest", **STAR)]
+    handles = [*look.series_handles(drawn), Line2D([], [], color="white", label="fastest", **STAR)]
     if rows["floor"].any():
         hollow = {"color": look.GREY, "marker": "o", "markerfacecolor": "white", "linestyle": "none"}
         handles.append(Line2D([], [], label="upper bound", **hollow))
