@@ -36,6 +36,9 @@ class StudyConfig:
         trials: Points, and so trials, of each cell.
         sampler: "sobol" draws the points of the paper's protocol, the same in every cell. "tpe" and "gp" (Optuna's), or
             the class path of another sampler of Optuna's, draw them from the results of the cell so far.
+        best_of: Name of another study in the same storage: all points of a cell are the point of K* there, so that its
+            trials differ in their seeds alone. For what is too dear to measure in every trial of a search, such as
+            smoothness, and for how far tuned metaparameters carry.
         seed: Seed of the search and, with the point, of each trial's initial weights.
         scramble: Owen-scrambled Sobol points. The plain sequence begins with the low end of every range.
         space: Searched metaparameters by configuration key, such as model.learning_rate: ranges, or
@@ -77,6 +80,7 @@ class StudyConfig:
     seed: int = 0
     scramble: bool = True
     sampler: str = "sobol"
+    best_of: str | None = None
     space: dict[str, Any] = field(default_factory=dict)
     grid: dict[str, list[int | float | str]] = field(default_factory=dict)
     goals: list[float] = field(default_factory=list)
@@ -158,6 +162,10 @@ class StudyConfig:
                 raise ConfigError(f"study.{key}", value, "at least 1")
         if self.sampler not in SAMPLERS and "." not in self.sampler:
             raise ConfigError("study.sampler", self.sampler, f"one of {', '.join(SAMPLERS)}, or a class path")
+        if self.best_of is not None and self.sampler != "sobol":
+            raise ConfigError("study.sampler", self.sampler, "sobol where study.best_of says what the points are")
+        if self.best_of == self.name:
+            raise ConfigError("study.best_of", self.best_of, "the name of another study")
         if self.seed < 0:
             raise ConfigError("study.seed", self.seed, "0 or more")
         if self.repeats < 0:

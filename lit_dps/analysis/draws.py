@@ -67,6 +67,8 @@ def best_of(steps: Sequence[int | None], n: int) -> Best:
 
 def why_no_draws(record: StudyRecord) -> str | None:
     """Why the trials of a study are not alike, so that drawing some of them says nothing; None if they are."""
+    if (best_of := setting(record.config, "study.best_of")) is not None:
+        return f"all trials of a cell are the best point of {best_of}"
     sampler = setting(record.config, "study.sampler")
     return None if sampler in (None, "sobol") else f"the sampler {sampler} draws each trial from those before"
 

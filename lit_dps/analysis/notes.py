@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from lit_dps.analysis.layers import empty_layers, jacobian_notes
-from lit_dps.analysis.summary import CellSummary
+from lit_dps.analysis.summary import CellSummary, setting
 from lit_dps.boxes import told, widened
 from lit_dps.record import StudyRecord
 from lit_dps.space import short_names
@@ -52,11 +52,16 @@ def notes(record: StudyRecord, cells: Sequence[CellSummary]) -> list[str]:
             f"only one trial was complete in {lone} of {len(cells)} cells: intervals over trials cannot know what "
             "another would have needed; study.repeats, more trials or a larger study.slack tell"
         )
-    if (sampler := record.config.get("study", {}).get("sampler", "sobol")) != "sobol":
+    if (sampler := setting(record.config, "study.sampler") or "sobol") != "sobol":
         lines.append(
             f"study.sampler {sampler} drew the points from earlier results, which is not of the paper's protocol: they "
             "differ between cells, and intervals over trials, which take them to be independent, are too narrow; it is "
             "repeatable by one worker without an interruption alone"
+        )
+    if (best_of := setting(record.config, "study.best_of")) is not None:
+        lines.append(
+            f"all trials of a cell are at the point of K* of study {best_of}, on other seeds: K* here is that of the "
+            "luckiest seed, not of a search"
         )
     lines += run_on_notes(record)
     lines += observed_notes(record)

@@ -77,6 +77,7 @@ KEYS = {
         "trials": "points of the search in each cell (100)",
         "space": "searched: {KEY: {low, high, scale}} or {choices}",
         "sampler": "sobol, tpe, gp or a class path (sobol)",
+        "best_of": "a study whose best points all trials take",
         "seed scramble": "of search and trials (0); Owen's scrambling (true)",
         "goals": "further, easier goals of the same trials",
         "slack": "trials stop at so many times the least K (2)",

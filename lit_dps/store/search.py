@@ -20,6 +20,7 @@ from lit_dps.errors import ConfigError
 from lit_dps.goal import Goal
 from lit_dps.plugins import named
 from lit_dps.space import Box
+from lit_dps.store.best_of import BestOfSampler
 from lit_dps.store.schema import POINT_ATTR, RESULT_ATTR
 from lit_dps.store.sobol import SobolSampler, distributions, sobol_point
 from lit_dps.trial import Status, Value, derive_seed
@@ -41,6 +42,8 @@ _MAKE: dict[str, Callable[[int, int], BaseSampler]] = {"tpe": _tpe, "gp": _gp}
 
 def sampler_of(study: StudyConfig, goal: Goal, boxes: Sequence[Widened] = ()) -> BaseSampler:
     """The sampler of a study's points, in a box that was widened. Raises ConfigError for one that there is not."""
+    if study.best_of is not None:
+        return BestOfSampler(study.best_of, study.space)
     if study.sampler == "sobol":
         return SobolSampler(study.space, study.seed, study.scramble, boxes)
     return SearchSampler(study, goal, make_of(study.sampler))

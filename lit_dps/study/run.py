@@ -36,6 +36,7 @@ from lit_dps.store import (
     without_password,
 )
 from lit_dps.study import finished
+from lit_dps.study.best_of import check_best_of
 from lit_dps.study.checks import check
 from lit_dps.study.command import again_text
 from lit_dps.study.display import LEAVING, Display, at_terminal
@@ -141,6 +142,8 @@ def check_study(setup: StudySetup) -> LightningDataModule:
         check_place(place)
     check_writable(setup.storage.optuna_url)  # MLflow's may be away: then the study goes on without
     check_unchanged(setup.storage.optuna_url, setup.study.name, setup.identity(data))
+    if setup.study.best_of is not None and not _settled(setup, data):
+        check_best_of(setup)
     return data
 
 
@@ -217,18 +220,18 @@ def _finish(setup: StudySetup, view: View, record: StudyRecord, seen: bool, show
     text, files = publish(analysis, figures_folder(storage.folder, name), show)
     view.sync(record, analysis, files)
     sys.stderr.flush()
-    pages = again_text(analysis, storage) + _pages(storage, view.tracker)
+    pages = again_text(analysis, storage) + _pages(storage, view.tracker, analysis.record.name)
     print(f"\n{text}\n{pages}", flush=True)
     if seen and view.tracker is not None and not _left(setup, record) and not any(record.running.values()):
         finished.keep(storage, record, pages)
 
 
-def _pages(storage: StorageConfig, tracker: Tracker | None) -> str:
+def _pages(storage: StorageConfig, tracker: Tracker | None, study: str) -> str:
     """Where to see the study in MLflow."""
     if tracker is None:
         return "MLflow could not be used: analyze --sync logs the study once it can"
     uri = storage.mlflow_uri
-    views = [view_key(tracker.study, view) for view in (CELLS, CURVES)]
+    views = [view_key(study, view) for view in (CELLS, CURVES)]
     cells, curves = (page_address(uri, tracker.experiment_id, view=view) for view in views)
     return f"browse it in MLflow: {ui_command(uri)}\n  then open {cells}\n    and for K* {curves}"
 

@@ -216,6 +216,8 @@ class StudySetup:
         }
         if study.sampler != "sobol":  # as before there were others
             found["study"]["sampler"] = study.sampler
+        if study.best_of is not None:
+            found["study"]["best_of"] = study.best_of
         if study.run_on:
             found["study"]["run_on"] = True
         if study.metrics:  # change no result, but every trial of a study keeps the same

@@ -45,6 +45,8 @@ def as_stored(setup: StudySetup, widen: bool) -> StudySetup:
 def _wider(setup: StudySetup, record: StudyRecord) -> Widened:
     if setup.study.sampler != "sobol":
         raise UserError(f"{WIDEN}: study.sampler {setup.study.sampler} is not allowed; sobol, whose points fill a box")
+    if setup.study.best_of is not None:
+        raise UserError(f"{WIDEN}: study.best_of {setup.study.best_of} is not allowed: widen the box of that study")
     ended = [r for cell in record.cells for r in record.results[cell] if r.status is not Status.FAILED]
     left = len(record.cells) * record.trials - sum(r.trial.point < record.trials for r in ended)
     if left > 0:
