@@ -51,7 +51,7 @@ def test_the_set_of_one_study_is_what_analyze_writes_and_needs_no_torch(storage)
     assert done.returncode == 0, done.stderr
     folder = storage / "figures" / "digits-sgd"
     written = {path: path.read_bytes() for path in folder.iterdir()}
-    stems = ("scaling", "time-to-goal", "metaparameters", "lipschitz", "logs", "ratios", "rates")
+    stems = ("scaling", "metaparameters", "lipschitz", "logs", "ratios", "rates")
     others = {"answer.csv", "lipschitz-mean.csv", "rates-prices.csv", "report.html"}
     assert {path.name for path in written} == {*TABLES, *files_of(*stems), *others}
     assert done.stdout.startswith("written:\n  mlruns/figures/digits-sgd/table.{txt,csv}\n")

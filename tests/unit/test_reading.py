@@ -11,6 +11,6 @@ PAGE = (Path(__file__).parents[2] / "docs" / "reading.md").read_text(encoding="u
 
 
 def test_every_figure_has_its_paragraph():
-    parts = dict(re.findall(r"^### (\w+)\n\n(.+?)(?=\n#|\Z)", PAGE, re.MULTILINE | re.DOTALL))
+    parts = dict(re.findall(r"^### ([\w-]+)\n\n(.+?)(?=\n#|\Z)", PAGE, re.MULTILINE | re.DOTALL))
     assert set(parts) == NAMES
     assert all(len(text) > 100 for text in parts.values())
