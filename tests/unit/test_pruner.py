@@ -129,7 +129,7 @@ def test_scores_that_serve_every_sparsity_are_taken_once(network):
         (
             "grasp2",
             None,
-            "pruning.method: 'grasp2' is not allowed; one of snip, .* or the class path of a Pruner; did you mean grasp\\?$",
+            "one of snip, .* or the class path of a Pruner; did you mean grasp\\?$",
         ),
         (f"{HERE}.Nothing", None, "class path of a Pruner: module .* has no attribute 'Nothing'"),
         ("no_such_module.Pruner", None, "class path of a Pruner: No module named 'no_such_module'"),
