@@ -92,7 +92,9 @@ def draw(lines: pd.DataFrame, study: Analysis) -> Figure:
     sizes, every = sorted(lines["batch_size"].unique()), study.record.series
     count = math.ceil(len(sizes) / 4)
     columns = math.ceil(len(sizes) / count)
-    figure = Figure(figsize=(max(1.8 * columns, 2.8) + 0.5, 1.8 * count + 0.6))
+    lines_of_legend = 1.5 + math.ceil(len(every) / 2)
+    more = 0.12 * max(0.0, lines_of_legend - 4)  # inches, of a panel's height, that long legends take
+    figure = Figure(figsize=(max(1.8 * columns, 2.8) + 0.5, (1.8 + more) * count + 0.6))
     shared = None
     for i, batch_size in enumerate(sizes):
         shared = ax = figure.add_subplot(count, columns, i + 1, sharey=shared)
@@ -112,7 +114,7 @@ def draw(lines: pd.DataFrame, study: Analysis) -> Figure:
         if i + columns >= len(sizes):
             ax.set_xlabel(look.STEPS)
     values = lines["mean"].clip(lower=lines["mean"].max() / SPAN)
-    legend = 0.1 * (1.5 + math.ceil(len(every) / 2))  # share of a panel's height that its legend takes
+    legend = 0.13 * lines_of_legend / (1.3 + more)  # share of a panel's height that its legend takes
     above = 2 * (values.max() / values.min()) ** (legend / (1 - legend))
     look.log_values_axis(figure.axes[0], values, 2, above)
     figure.supylabel("local Lipschitz constant of the gradient", fontsize=8)

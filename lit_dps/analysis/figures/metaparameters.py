@@ -43,6 +43,7 @@ STATUS_MARKS = {
 
 SHADES = "viridis_r"  # steps to result of complete trials, logarithmic
 SECOND = 0.16  # inches from the first line of the legend to the second
+CHARACTER = 0.075  # width of one, in inches
 
 BANDS = {"incomplete": 1.5, "infeasible": 3}  # where steps are an axis, how many budgets high these trials lie
 
@@ -172,7 +173,9 @@ def _panels(record: StudyRecord) -> tuple[Figure, dict[Cell, Axes]]:
     blocks = [record.batch_sizes[i : i + columns] for i in range(0, len(record.batch_sizes), columns)]
     high = min(max(6.2 / columns, 0.85), 1.7)  # inches, as all below: text width for all columns
     wide = max(high, 2.3 / columns)  # room for the legend
-    left, right, top, bottom, gap, between = 0.7, 0.2, 0.45 + SECOND, 0.45, 0.12, 0.4
+    left, top, bottom, gap, between = 0.7, 0.45 + SECOND, 0.45, 0.12, 0.4
+    names = {series: look.wrapped(legend(series), int(high / CHARACTER)) for series in record.series}
+    right = 0.2 + 0.14 * max(name.count("\n") for name in names.values())
     width = left + columns * (wide + gap) + right
     height = top + count * lines * (high + gap) + (count - 1) * between + bottom
     figure, panels = Figure(figsize=(width, height), layout="none"), {}
@@ -186,7 +189,7 @@ def _panels(record: StudyRecord) -> tuple[Figure, dict[Cell, Axes]]:
             ax.tick_params(left=k == 0, labelleft=k == 0, bottom=j == lines - 1, labelbottom=j == lines - 1)
             if j == 0:
                 ax.set_title(f"B = {batch_size}", pad=3)
-        ax.annotate(legend(series), (1.06, 0.5), xycoords="axes fraction", rotation=270, va="center")
+        ax.annotate(names[series], (1.06, 0.5), xycoords="axes fraction", rotation=270, va="center")
     return figure, panels
 
 

@@ -86,21 +86,22 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
         look.log_values_axis(ax, rows["k_star"].dropna())
     if len(parts) > 1:
         _draw_together(*axes[-2:], rows, parts)
-    handles = _line_handles(any(study.scalings[series].identifiable for _, series, _ in parts))
+    handles = _line_handles([study.scalings[series] for _, series, _ in parts])
     per_line = max(1, int(figure.get_figwidth() / 1.1))
     figure.legend(handles=handles, loc="outside lower center", ncols=min(per_line, len(handles)), columnspacing=1.2)
     return figure
 
 
-def _line_handles(critical: bool) -> list[Artist]:
-    """What a legend says of the lines of a panel, whatever their colour."""
+def _line_handles(drawn: Sequence[Scaling]) -> list[Artist]:
+    """What a legend says of the lines of the panels, whatever their colour: of those that there are."""
     line = {"color": look.GREY, "linewidth": 0.8}
-    found = [
-        Line2D([], [], label="law", color=look.GREY),
-        Patch(color=look.GREY, alpha=0.2, linewidth=0, label="95 % band"),
-        Line2D([], [], label="perfect scaling", linestyle="--", **line),
-    ]
-    return found + ([Line2D([], [], label="B_crit", linestyle=":", **line)] if critical else [])
+    found: list[Artist] = [Line2D([], [], label="perfect scaling", linestyle="--", **line)]
+    if any(scaling.fit for scaling in drawn):
+        band = Patch(color=look.GREY, alpha=0.2, linewidth=0, label="95 % band")
+        found = [Line2D([], [], label="law", color=look.GREY), band, *found]
+    if any(scaling.identifiable for scaling in drawn):
+        found.append(Line2D([], [], label="B_crit", linestyle=":", **line))
+    return found
 
 
 def _draw_together(together: Axes, normalised: Axes, rows: pd.DataFrame, parts: Sequence[tuple]) -> None:
@@ -126,7 +127,7 @@ def _draw_words(ax: Axes, name: str, scaling: Scaling) -> None:
     """The name of a panel, below it B_crit in words, clear of the curves, and, where the data show it, as a line."""
     words = textwrap.fill(scaling.describe(), WORDS)
     ax.text(0.5, 1.02, words, transform=ax.transAxes, fontsize=7, va="bottom", ha="center")
-    ax.set_title(name, pad=5 + 8.5 * (1 + words.count("\n")))
+    ax.set_title(look.wrapped(name, WORDS - 8), pad=5 + 8.5 * (1 + words.count("\n")))
     if scaling.identifiable:
         ax.axvline(scaling.fit.critical_batch_size, color=look.GREY, linestyle=":", linewidth=0.8, zorder=1)
 

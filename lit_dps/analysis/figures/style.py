@@ -46,6 +46,7 @@ STYLE = {
 BATCH_SIZE = "batch size B [examples]"
 STEPS = "optimizer step"
 K_STAR = "steps to result K* [optimizer steps]"
+LINE = 0.15  # height of a legend's line, in inches
 
 
 def curve_style(i: int) -> dict[str, str]:
@@ -75,7 +76,7 @@ def log_values_axis(ax: Axes, values: Sequence[float] | pd.Series, below: float 
         return
     ax.set_yscale("log")
     ax.set_ylim(values.min() / below, values.max() * above)
-    span = values.max() / values.min()
+    span = values.max() / values.min() * max(1, below / 2, above / 2)
     if span < 30:  # hardly a decade: powers of ten alone would be one tick or none
         ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if span > 8 else (1, 1.5, 2, 3, 5, 7)))
     ax.yaxis.set_major_formatter(tick)
@@ -127,6 +128,12 @@ def bounds(ax: Axes, x: np.ndarray, y: np.ndarray, color: str, marker: str, up: 
         ax.annotate("", place, **shift, arrowprops={"arrowstyle": "<-", "color": color, "linewidth": 0.7})
 
 
+def wrapped(text: str, width: int) -> str:
+    """The name of a series on as many lines as it takes; a key stays beside its value."""
+    whole = text.replace(" = ", "\xa0=\xa0")
+    return textwrap.fill(whole, width, break_long_words=False, break_on_hyphens=False).replace("\xa0", " ")
+
+
 def few_ticks(axis: Axis, integer: bool = True) -> None:
     """At most 4 ticks on a linear axis of a small panel, thousands written as 30k."""
     axis.set_major_locator(MaxNLocator(3, integer=integer))
@@ -135,11 +142,12 @@ def few_ticks(axis: Axis, integer: bool = True) -> None:
 
 
 def legend_above(figure: Figure, handles: Sequence[Artist]) -> None:
-    """A legend above all panels: on one line, or as many lines as long or many labels take."""
+    """A legend above all panels: on as many lines as long or many labels take, by which the figure grows."""
     labels, width = [str(handle.get_label()) for handle in handles], figure.get_figwidth()
     wide = 0.06 * (max(map(len, labels)) + 6)  # inches: of a character, and of what stands before them
     one_line = 0.06 * sum(len(label) + 6 for label in labels) <= 1.1 * width  # no character is that wide on average
     columns = len(labels) if one_line and not any("," in label for label in labels) else max(1, int(width / wide))
+    figure.set_figheight(figure.get_figheight() + LINE * (math.ceil(len(labels) / columns) - 1))
     figure.legend(handles=handles, loc="outside upper center", ncols=columns, columnspacing=1.2, handlelength=1.5)
 
 

@@ -97,6 +97,7 @@ def _values_axis(ax: Axes, values: pd.Series) -> None:
     """A logarithmic horizontal axis with a tick at either end of some values."""
     low, high = float(values.min()), float(values.max())
     ax.set_xscale("log")
-    ax.set_xlim(low / 1.15, high * 1.15)
+    room = 1.1 * (high / low) ** 0.05
+    ax.set_xlim(low / room, high * room)
     ax.set_xticks([low, high], [three_digits(low), three_digits(high)])
     ax.xaxis.set_minor_locator(look.NullLocator())
