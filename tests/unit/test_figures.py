@@ -1,7 +1,6 @@
 """The scaling and metaparameter figures: what is drawn is their rows."""
 
 import math
-from itertools import combinations, product
 
 import numpy as np
 import optuna
@@ -10,12 +9,12 @@ import pytest
 from matplotlib.figure import Figure
 
 from lit_dps.analysis import Analysis, records
-from lit_dps.analysis.figures import metaparameters, scaling, style
+from lit_dps.analysis.figures import metaparameters, scaling
 from lit_dps.analysis.figures.box_axes import range_axis
 from lit_dps.space import Range
 from lit_dps.store import read_study
 from lit_dps.trial import Cell, Series
-from tests.unit.fake_study import SPACE, analysis_of, law_study, result, write_study
+from tests.unit.fake_study import SPACE, law_study, result, write_study
 
 
 def read(results=None, **kw):
@@ -87,34 +86,6 @@ def test_few_series_are_told_within_their_panel():
         (lines,) = figure.legends  # of what lines are, whatever their colour
         assert lines.get_texts()[0].get_text() == first
         assert len(figure.axes[-2].get_legend().get_lines()) == 2
-
-
-def test_long_names_overlap_nothing():
-    axes = {"local.outer_momentum": (0.0, 0.9), "local.steps": (4, 16, 64)}
-    params = {key: box.at(0.5) for key, box in SPACE.items()}
-    cells = [Cell(b, 0.0, tuple(zip(axes, way, strict=True))) for b in (8, 64) for way in product(*axes.values())]
-    study = analysis_of({cell: [result(cell, 0, 3200 // cell.batch_size, params=params)] for cell in cells}, axes=axes)
-    figure = scaling.draw(scaling.rows(study), study)
-    figure.draw_without_rendering()
-    titles = [ax.title.get_window_extent() for ax in figure.axes]
-    assert not any(a.overlaps(b) for a, b in combinations(titles, 2))
-    assert figure.get_figheight() > 2.4 * 3 + 0.2, "the legend of six series takes no room from the panels"
-    figure, names = drawn(study.record), []
-    figure.draw_without_rendering()
-    for ax in figure.axes:
-        names += [text.get_window_extent() for text in ax.texts]
-    assert names and not any(a.overlaps(b) for a, b in combinations(names, 2))
-    assert max(name.x1 for name in names) <= figure.bbox.x1
-
-
-@pytest.mark.parametrize("width", [10, 30])
-def test_a_key_stays_beside_its_value(width):
-    lines = style.wrapped("S = 0, outer_momentum = 0.9, steps = 4", width).splitlines()
-    assert lines == (
-        ["S = 0, outer_momentum = 0.9,", "steps = 4"]
-        if width == 30
-        else ["S = 0,", "outer_momentum = 0.9,", "steps = 4"]
-    )
 
 
 def drawn(record, figure=0):

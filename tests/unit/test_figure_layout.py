@@ -1,0 +1,40 @@
+"""Long names of series and long legends: nothing of a figure lies on something else."""
+
+from __future__ import annotations
+
+from itertools import combinations, product
+
+import pytest
+
+from lit_dps.analysis.figures import metaparameters, scaling, style
+from lit_dps.trial import Cell
+from tests.unit.fake_study import SPACE, analysis_of, result
+
+
+def test_long_names_overlap_nothing():
+    axes = {"local.outer_momentum": (0.0, 0.9), "local.steps": (4, 16, 64)}
+    params = {key: box.at(0.5) for key, box in SPACE.items()}
+    cells = [Cell(b, 0.0, tuple(zip(axes, way, strict=True))) for b in (8, 64) for way in product(*axes.values())]
+    study = analysis_of({cell: [result(cell, 0, 3200 // cell.batch_size, params=params)] for cell in cells}, axes=axes)
+    figure = scaling.draw(scaling.rows(study), study)
+    figure.draw_without_rendering()
+    titles = [ax.title.get_window_extent() for ax in figure.axes]
+    assert not any(a.overlaps(b) for a, b in combinations(titles, 2))
+    assert figure.get_figheight() > 2.4 * 3 + 0.2, "the legend of six series takes no room from the panels"
+    box = metaparameters.axes_of(study.record)[0]
+    figure, names = metaparameters.draw(metaparameters.rows(study), study, box), []
+    figure.draw_without_rendering()
+    for ax in figure.axes:
+        names += [text.get_window_extent() for text in ax.texts]
+    assert names and not any(a.overlaps(b) for a, b in combinations(names, 2))
+    assert max(name.x1 for name in names) <= figure.bbox.x1
+
+
+@pytest.mark.parametrize("width", [10, 30])
+def test_a_key_stays_beside_its_value(width):
+    lines = style.wrapped("S = 0, outer_momentum = 0.9, steps = 4", width).splitlines()
+    assert lines == (
+        ["S = 0, outer_momentum = 0.9,", "steps = 4"]
+        if width == 30
+        else ["S = 0,", "outer_momentum = 0.9,", "steps = 4"]
+    )
