@@ -14,9 +14,9 @@ from lit_dps.advice.one_run import OneRun
 from lit_dps.advice.probe import probes
 from lit_dps.advice.step_time import StepTime
 from lit_dps.analysis import Law, RateLaw
+from lit_dps.analysis.answer import NEAR
 from lit_dps.analysis.tables import significant
 
-NEAR = 1.1  # times the best time: nobody can tell these apart, and K is not known better either
 HOUR = 3600.0
 FINE = 97  # batch sizes looked at between two ends
 

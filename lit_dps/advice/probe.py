@@ -13,9 +13,11 @@ import numpy as np
 import pandas as pd
 
 from lit_dps.analysis import Law, Observation
+from lit_dps.analysis.answer import NEAR
 
 CHEAP = 0.4  # exponent of the cost
 NOISE = 0.1  # standard deviation of log K of a run whose repetitions are not known (seed and search)
+LIKELY = 0.05  # the probability to be near the best, above which a batch size is asked for
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,22 @@ def probes(
     table["share"] = table["gain"] / variance[n:].mean()
     table["worth"] = table["gain"] / table["cost"] ** CHEAP
     return table.sort_values("worth", ascending=False, ignore_index=True)
+
+
+def contenders(
+    law: Law, candidates: Sequence[float], seconds: Callable[[float], float], near: float = NEAR
+) -> list[float]:
+    """The batch sizes that may be among the best: those whose K the answer hangs on.
+
+    They are within `near` times the least time of all with a probability of at least `LIKELY`, by the law's posterior.
+
+    Args:
+        law, candidates, seconds: As of `probes`.
+        near: A ratio of times.
+    """
+    times = _steps(law, candidates) * np.array([seconds(b) for b in candidates])
+    share = (times <= near * times.min(axis=1, keepdims=True)).mean(axis=0)
+    return [b for b, often in zip(candidates, share, strict=True) if often >= LIKELY]
 
 
 def next_probe(table: pd.DataFrame, budget: float, least: float = 0.05) -> Probe | None:

@@ -14,13 +14,20 @@ WRITING = 0.12, 5.0, 20.0  # share of the budget that is kept for the answer, an
 class Clock:
     """The time that asking takes, over all runs of the command; stored along the way, for runs that are killed.
 
+    Args:
+        budget: Seconds.
+        store: Where it is stored.
+        spent: Seconds that earlier runs took.
+        began: When this one began, on the monotonic clock; None is now.
+
     Attributes:
         kept: Seconds of the budget that are kept for a later stage.
     """
 
-    def __init__(self, budget: float, store: AdviceStore, spent: float):
-        self.budget, self.store, self.before, self.began = budget, store, spent, time.monotonic()
-        self.kept, self._stored = 0.0, self.began
+    def __init__(self, budget: float, store: AdviceStore, spent: float, began: float | None = None):
+        now = time.monotonic()
+        self.budget, self.store, self.before, self.began = budget, store, spent, now if began is None else began
+        self.kept, self._stored = 0.0, now
 
     @property
     def spent(self) -> float:

@@ -6,17 +6,20 @@ import sys
 import time
 from contextlib import contextmanager
 
-from lit_dps.advice import Answer, Link, StepTime, Timed, fit_step_time
+from lit_dps.advice import Answer, Timed
 from lit_dps.advising.branches import run_branches
+from lit_dps.advising.case import Case
 from lit_dps.advising.clock import Clock, say
 from lit_dps.advising.confirm import confirm
 from lit_dps.advising.options import Options, time_text
-from lit_dps.advising.plan import probe_all, training_seconds
+from lit_dps.advising.plan import probe_all
 from lit_dps.advising.probes import Probes
 from lit_dps.advising.recommended import parameters_at
 from lit_dps.advising.report import conclude, tell
-from lit_dps.advising.steps import StepTimes, of_one_device, parameters_of, time_steps
+from lit_dps.advising.showing import show
+from lit_dps.advising.steps import StepTimes, first_look, of_one_device, parameters_of, time_steps
 from lit_dps.advising.workload import own_batch_size, probing, searches_scales
+from lit_dps.analysis.tables import significant
 from lit_dps.errors import UserError
 from lit_dps.noise import NoiseScale
 from lit_dps.runtime import INTERRUPTED, Interrupted, StopRequest, interruptible, waited_for_cpu
@@ -32,8 +35,13 @@ TIMING, NOISE, CONFIRMING = 0.1, 0.05, 0.2  # shares of the budget of each stage
 NOISE_STEPS, NOISE_BATCH = 200, 32
 
 
-def run_advice(setup: StudySetup, options: Options) -> int:
+def run_advice(setup: StudySetup, options: Options, began: float | None = None) -> int:
     """Asks and answers; the same call goes on with what is left of the budget.
+
+    Args:
+        setup: The user's configuration.
+        options: Of the command.
+        began: When the budget began to be spent, on the monotonic clock; None is now.
 
     Returns:
         The exit code: 0 with an answer, also where that is that nothing can be said; 1 if all first trials fail; 130 if
@@ -54,51 +62,57 @@ def run_advice(setup: StudySetup, options: Options) -> int:
             f"advice on {setup.study.name!r} was asked for with another configuration: restore it, or give the new one "
             "another study.name"
         )
-    clock, stop = Clock(options.budget, store, known.get("spent", 0.0)), StopRequest()
+    clock, stop = Clock(options.budget, store, known.get("spent", 0.0), began), StopRequest()
     say(f"advice on {setup.study.name}: asking takes {time_text(options.budget)} at most, all in all")
     if known.get("spent"):
         say(f"  {time_text(known['spent'])} of them are spent, {time_text(max(clock.left, 0.0))} are left")
-    work = Probes(probe_setup, data)
     try:
         with interruptible(stop, LEAVING), _kept(clock):
             store.keep(configuration=configuration)
             times = _timed(probe_setup, store, clock, known)
             stop.check()
-            noise = _noise(probe_setup, store, clock, known, stop)
-            model = _model(times, parameters=store.read()["parameters"], options=options)
-            _tell_cost(probe_setup, model, times, clock)
+            noise = _noise(probe_setup, times, store, clock, known, stop)
+            parameters = store.read()["parameters"]
+            case = Case(setup, options, store, Probes(probe_setup, data), adaptive, times, noise, parameters)
+            _say_cost(case)
+            if clock.left > 0:
+                show(case)
             if options.method == "branch":
-                own = model.at(own_batch_size(setup.workload))
-                run_branches(probe_setup, own.value, store, clock, stop)
+                run_branches(probe_setup, case.own_step, store, clock, stop)
             else:
-                clock.kept = CONFIRMING * clock.budget
-                probe_all(work, model, times, noise, clock, stop, options)
-                clock.kept = 0.0
-                found = conclude(work, setup, model, times, noise, store, options)
-                if found.best is None:  # nothing to run yet: the time that was kept goes into probes
-                    probe_all(work, model, times, noise, clock, stop, options)
-                    found = conclude(work, setup, model, times, noise, store, options)
-                _confirm(probe_setup, work, found, store, clock, stop)
+                _ask(case, clock, stop)
     except Interrupted as signal:
         print(f"\ninterrupted by {signal}: what was measured is stored; the same command goes on")
         return INTERRUPTED
     except AllFail as error:
         print(f"lit-dps: error: {error}", file=sys.stderr)
         return FAILED
-    tell(work, setup, model, times, noise, store, options, adaptive)
+    tell(case)
     clock.keep()
     say(f"asking took {time_text(clock.spent)} of {time_text(options.budget)}")
     return 0
 
 
-def _confirm(probe: StudySetup, work: Probes, found: Answer, store: AdviceStore, clock: Clock, stop) -> None:
+def _ask(case: Case, clock: Clock, stop: StopRequest) -> None:
+    """Probes, then runs what is recommended."""
+    clock.kept = CONFIRMING * clock.budget
+    probe_all(case, clock, stop)
+    clock.kept = 0.0
+    found = conclude(case)
+    if found.best is None:  # nothing to run yet: the time that was kept goes into probes
+        probe_all(case, clock, stop)
+        found = conclude(case)
+    _confirm(case, found, clock, stop)
+
+
+def _confirm(case: Case, found: Answer, clock: Clock, stop: StopRequest) -> None:
     """Runs the best row on fresh seeds, where one device trains it as it will be trained."""
-    if (params := parameters_at(work.record(), found)) is None or clock.left <= 0:
+    if (params := parameters_at(case.work.record(), found)) is None or clock.left <= 0:
         return
-    size, largest = int(found.best["batch_size"]), found.step_time.largest
+    probe, size, largest = case.work.setup, int(found.best["batch_size"]), found.step_time.largest
     if largest is None or size <= largest * probe.workload.accumulated:
         say(f"what is recommended, on fresh seeds: {time_text(clock.left)} at most")
-        confirm(probe, size, params, float(found.best["k_star"]), store, clock, stop)
+        confirm(probe, size, params, float(found.best["k_star"]), case.store, clock, stop)
 
 
 def _study_of(setup: StudySetup, options: Options) -> tuple[StudySetup, tuple[float, float] | None, str]:
@@ -130,10 +144,14 @@ def _timed(setup: StudySetup, store: AdviceStore, clock: Clock, known: dict) -> 
     if "timed" in known:
         rows = [Timed(*row) for row in known["timed"]]
         return StepTimes(rows, known["check"], *known["largest"], known.get("waited", 0.0))
+    one, own, goal = of_one_device(setup), own_batch_size(setup.workload), setup.goal_of_trials
+    if (look := first_look(one, own)) is not None:
+        step, check = look
+        _say_share(clock.budget, own, goal.max_steps, goal.max_steps * (step + check / goal.check_interval), "about ")
     say("timing steps")
-    one = of_one_device(setup)
     began, waited = time.monotonic(), waited_for_cpu()
-    found = time_steps(one if setup.ranks == 1 else setup, TIMING * clock.budget, say)
+    timed = one if setup.ranks == 1 else setup
+    found = time_steps(timed, TIMING * clock.budget, say, warm=look is not None)
     found.waited = (waited_for_cpu() - waited) / (time.monotonic() - began)
     say(f"  up to {found.largest} examples a device: {found.why}")
     rows = [list(row) for row in found.timed]
@@ -142,10 +160,12 @@ def _timed(setup: StudySetup, store: AdviceStore, clock: Clock, known: dict) -> 
     return found
 
 
-def _noise(setup, store: AdviceStore, clock: Clock, known: dict, stop: StopRequest) -> NoiseScale | None:
+def _noise(
+    setup: StudySetup, times: StepTimes, store: AdviceStore, clock: Clock, known: dict, stop: StopRequest
+) -> NoiseScale | None:
     if "noise" in known:
         return None if known["noise"] is None else NoiseScale.of_stored(known["noise"])
-    size = max(2, NOISE_BATCH) * setup.workload.accumulated
+    size = min(NOISE_BATCH, times.largest) * setup.workload.accumulated
     params = {key: box.at(0.5) for key, box in setup.study.space.items()}
     seconds = min(NOISE * clock.budget, max(clock.left, 1.0))
     found = short_run(of_one_device(setup), size, params, NOISE_STEPS, seconds, stop.check)
@@ -158,23 +178,19 @@ def _noise(setup, store: AdviceStore, clock: Clock, known: dict, stop: StopReque
     return found
 
 
-def _model(times: StepTimes, parameters: int, options: Options) -> StepTime:
-    link = None
-    if options.bandwidth is not None:
-        link = Link(parameters, options.bandwidth, options.latency)
-    return fit_step_time(times.timed, link, times.largest if times.memory else None)
+def _say_cost(case: Case) -> None:
+    """What asking costs as a share of one training, by all steps that were timed."""
+    say(case.model.describe())
+    own, most = own_batch_size(case.setup.workload), case.setup.goal_of_trials.max_steps
+    _say_share(case.options.budget, own, most, case.training_seconds)
 
 
-def _tell_cost(setup: StudySetup, model: StepTime, times: StepTimes, clock: Clock) -> None:
-    """What asking costs as a share of one training, as far as that is known: its whole budget of steps."""
-    goal, own = setup.goal_of_trials, own_batch_size(setup.workload)
-    if (training := training_seconds(setup, model, times)) is None:
-        return
-    share = clock.budget / training
-    say(model.describe())
+def _say_share(budget: float, own: int, most: int, training: float, about: str = "") -> None:
+    share = budget / training
+    cost = f"{share:.0%}" if share < 2 else f"{significant(share)} times"  # of one training that meets no goal
     say(
-        f"one training at B = {own} that spends its {goal.max_steps} steps takes {time_text(training)} on one device: "
-        f"asking is at most {share:.0%} of that"
+        f"one training at B = {own} that spends its {most} steps takes {about}{time_text(training)} on one device: "
+        f"asking is at most {cost} of that"
     )
 
 

@@ -48,7 +48,7 @@ class StepTimes:
 
 
 def time_steps(
-    setup: StudySetup, seconds: float, say: Callable[[str], None], memory: Memory | None = None
+    setup: StudySetup, seconds: float, say: Callable[[str], None], memory: Memory | None = None, warm: bool = False
 ) -> StepTimes:
     """Times batches of 1 device in powers of 2, from small to large, then steps of the ranks that the trainer asks for.
 
@@ -61,6 +61,7 @@ def time_steps(
         seconds: That it may take.
         say: Is told of each size.
         memory: What tells of this process's memory.
+        warm: Whether this process has trained already: what its first run takes is none of a step's.
 
     Raises:
         UserError: if not even two sizes can be timed.
@@ -68,7 +69,7 @@ def time_steps(
     begun, found, checks = time.monotonic(), StepTimes(), []
     end = begun + seconds * (0.5 if setup.ranks > 1 else 1.0)  # ranks have to be started, which takes seconds
     memory = memory or Memory()
-    parts, size, warm = setup.workload.accumulated, 1, False
+    parts, size = setup.workload.accumulated, 1
     failed, ceiling = "", math.inf  # why a size could not be timed, and the smallest such
     torch.set_num_threads(threads_of_fit(setup))
     params = {key: box.at(0.5) for key, box in setup.study.space.items()}
@@ -90,7 +91,7 @@ def time_steps(
             continue
         step, check = timed
         took, left = time.monotonic() - began, end - time.monotonic()
-        if not warm:  # what the first run of a process takes is none of the step's
+        if not warm:
             warm, last = True, step
             continue
         memory.end(size)
@@ -115,6 +116,14 @@ def time_steps(
     found.check, found.why, found.memory = sorted(checks)[len(checks) // 2], failed, failed.startswith(FULL)
     if setup.ranks > 1:
         _together(setup, found, params, begun + seconds, say)
+    return found
+
+
+def first_look(setup: StudySetup, batch_size: int) -> tuple[float, float] | None:
+    """About the seconds of a step and of a check on one device, by a few steps; None where it cannot be trained."""
+    torch.set_num_threads(threads_of_fit(setup))
+    params = {key: box.at(0.5) for key, box in setup.study.space.items()}
+    found, _ = _timed(setup, Trial(Cell(batch_size), 0, params, setup.study.seed), FEWEST)
     return found
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from lit_dps.analysis.best_rates import RATE_NAMES
 from lit_dps.errors import ConfigError
 from lit_dps.space import Range
+from lit_dps.store.schema import PROBES_SUFFIX
 from lit_dps.study.setup import StudySetup
 from lit_dps.training.workload import Workload, locate
 
@@ -66,7 +67,7 @@ def probing(setup: StudySetup, trials: int, adaptive: bool) -> StudySetup:
     own = own_batch_size(setup.workload)
     study = dataclasses.replace(
         setup.study,
-        name=f"{setup.study.name}-advice",
+        name=f"{setup.study.name}{PROBES_SUFFIX}",
         batch_sizes=[own],
         sparsities=[0.0],
         grid={},

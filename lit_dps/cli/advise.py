@@ -7,6 +7,7 @@ from argparse import SUPPRESS
 
 from lightning.pytorch.cli import LightningArgumentParser
 
+import lit_dps.cli
 from lit_dps.advising.options import Options, devices_of, seconds_of
 from lit_dps.advising.run import run_advice
 from lit_dps.cli.study import StudyCLI
@@ -53,4 +54,4 @@ def main(argv: list[str]) -> int:
         raise ConfigError("advise", "torchrun", "started by itself: with trainer.devices it starts its own ranks")
     cli = AdviceCLI(run=False, seed_everything_default=False)
     options = cli.options(ranks_asked(cli.config.trainer.as_dict()))
-    return run_advice(cli.setup(), options)
+    return run_advice(cli.setup(), options, lit_dps.cli.began)

@@ -36,7 +36,7 @@ WIDENS = (
 
 
 class StudyCLI(DPSCLI):
-    """Parses the configuration; a study builds its own objects, anew for each trial."""
+    """Parses the configuration of a study, which other commands take too; it builds its own objects for each trial."""
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         super().add_arguments_to_parser(parser)
@@ -45,9 +45,6 @@ class StudyCLI(DPSCLI):
         parser.add_argument(
             "--engine", default=SUPPRESS, choices=get_args(EngineName), help="Short for --study.engine."
         )
-        parser.add_argument(WIDEN, action="store_true", default=SUPPRESS, help=WIDENS)
-        parser.add_argument("--forecast", action="store_true", default=SUPPRESS, help=FORECAST)
-        parser.add_argument("--show", type=str, default=SUPPRESS, help=SHOW)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         super().parse_arguments(parser, args)
@@ -81,10 +78,20 @@ class StudyCLI(DPSCLI):
             raise ConfigError("goal.early_reject", True, f"false, or left out, where {key} keeps whole curves")
 
 
+class RunCLI(StudyCLI):
+    """The command itself, with its options."""
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        super().add_arguments_to_parser(parser)
+        parser.add_argument(WIDEN, action="store_true", default=SUPPRESS, help=WIDENS)
+        parser.add_argument("--forecast", action="store_true", default=SUPPRESS, help=FORECAST)
+        parser.add_argument("--show", type=str, default=SUPPRESS, help=SHOW)
+
+
 def main(argv: list[str]) -> int:
     """Runs the verb; argv[0] is "study"."""
     sys.argv = ["lit-dps study", *argv[1:]]  # LightningCLI warns of arguments given otherwise
-    cli = StudyCLI(run=False, seed_everything_default=False)
+    cli = RunCLI(run=False, seed_everything_default=False)
     setup = cli.setup()
     if not follows_torchrun():
         setup = as_stored(setup, cli.config.get("extend_space", False))

@@ -55,6 +55,7 @@ HEADER_ATTRS = {
 
 # ---- User attributes of advice on a study, an Optuna study of its own without trials ---------------------------------
 ADVICE_SUFFIX = " (advice)"  # behind the study's name; no study's own name has brackets
+PROBES_SUFFIX = "-advice"  # likewise, of the study that it probes
 ADVICE_ATTRS = {
     "configuration": "What the advice is on: the identity of the study that probes, but for its trials.",
     "spent": "Seconds that asking has taken, all runs of the command together.",
@@ -119,7 +120,8 @@ RUN_TAGS = {
 # Metrics of a trial's run: steps_to_result, seconds, kept/TENSOR, theory/TERM, observed/COUNT, and by step val_error,
 # train_loss, lipschitz, squared_gradient. Of a cell's: K_star, a count for each status, theory/TERM, and of its repeats
 # K_median, repeats, missed. Of a study's: by batch size K_star/S_0.9 and K_median/S_0.9, and c1/S_0.9, c2/S_0.9,
-# b_crit/S_0.9 of the fitted laws, noise_scale and noise_scale_low.
+# b_crit/S_0.9 of the fitted laws, noise_scale and noise_scale_low; of one that probes also advice/*: step_seconds by
+# local batch, run_steps of what is recommended, critical_at_least by the step of a fork, and the answer.
 
 
 def cell_study_name(name: str, cell: Cell) -> str:

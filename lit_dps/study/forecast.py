@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from lit_dps.config import StorageConfig
 from lit_dps.noise import read_at
 from lit_dps.racing import rungs
 from lit_dps.record import StudyRecord, grid
 from lit_dps.replication import paper
-from lit_dps.store import list_studies, read_study, sqlite_file
+from lit_dps.study.likely import along_laws, laws_of, record_that_tells, stored_record, told_by
 from lit_dps.study.noise import PATIENCE, STEPS
 from lit_dps.study.remaining import (
     Points,
     Work,
     at_most,
     expected,
+    not_above,
     passes_of_repeats,
     pruning_passes,
     repeats_at_most,
@@ -55,26 +55,18 @@ def forecast(setup: StudySetup) -> str:
         StorageError: if the study is there and cannot be read.
         ConfigError: if a pruning pass is needed and the data have no finite one.
     """
-    record = _stored(setup.storage, setup.study.name)
+    record = stored_record(setup)
     points, timing = setup.left({} if record is None else record.results), measure(setup)
     lines = [
         f"forecast of study {setup.study.name}; nothing is run or stored",
         *_remarks(setup, timing),
         *_smoothness_remark(setup, points, timing),
         "",
-        *study_table(setup, points, record, timing),
+        *study_table(setup, points, record, timing, record_that_tells(setup, record)),
         "",
         *_paper_lines(setup, timing),
     ]
     return "\n".join(lines)
-
-
-def _stored(storage: StorageConfig, name: str) -> StudyRecord | None:
-    url = storage.optuna_url
-    file = sqlite_file(url)
-    if (file is not None and not file.exists()) or name not in list_studies(url):
-        return None
-    return read_study(url, name)
 
 
 def _remarks(setup: StudySetup, timing: Timing) -> list[str]:
@@ -129,7 +121,9 @@ def noise_seconds(setup: StudySetup, timing: Timing) -> float:
     return timing.start + min(PATIENCE, 2 * STEPS * timing.step.at(read_at(setup.study.batch_sizes)))
 
 
-def study_table(setup: StudySetup, points: Points, record: StudyRecord | None, timing: Timing) -> list[str]:
+def study_table(
+    setup: StudySetup, points: Points, record: StudyRecord | None, timing: Timing, tells: StudyRecord | None = None
+) -> list[str]:
     """A row a batch size, of all that runs beside, and the total; and what the columns are.
 
     Args:
@@ -137,14 +131,19 @@ def study_table(setup: StudySetup, points: Points, record: StudyRecord | None, t
         points: The trials that are left, of every cell.
         record: What is stored of it, if anything is.
         timing: What things take here.
+        tells: Whose trials tell what to expect (`likely.record_that_tells`); None for `record`.
     """
-    goal, plan, results = setup.goal_of_trials, setup.study.repeat_plan, {} if record is None else record.results
+    goal, plan = setup.goal_of_trials, setup.study.repeat_plan
+    tells = record if tells is None else tells
     again = repeats_at_most(plan, points, record, goal.max_steps, goal.check_interval)
     workers = min(setup.workers, max(1, sum(map(len, points.values())) + sum(again.values(), Work()).trials))
     paused = [] if setup.study.slack is None else rungs(goal.check_interval, goal.max_steps)[:-1]
     most = at_most(points, int(sum(paused)) + goal.max_steps, goal.check_interval)
-    likely = expected(points, results, goal.check_interval)
-    likely_again = repeats_expected(plan, points, record, goal.check_interval)
+    along = along_laws(laws := laws_of(tells))
+    likely = expected(points, {} if tells is None else tells.results, goal.check_interval, along)
+    likely_again = repeats_expected(plan, points, tells, goal.check_interval, along)
+    likely = None if likely is None else not_above(likely, most)
+    likely_again = None if likely_again is None else not_above(likely_again, again)
     columns = {"time at most": (most, again, 1.0)}
     if timing.refusal < 1:
         columns["checks early"] = (most, again, timing.refusal)
@@ -180,10 +179,13 @@ def study_table(setup: StudySetup, points: Points, record: StudyRecord | None, t
         for c, r, share in columns.values()
     ]
     rows.append(["total", *_counts(total + repeated), *[""] * 3, *times])
-    finished = sum(map(len, results.values()))
     if not (total + repeated).trials:
         return [*_aligned(rows), "", "nothing is left to run"]
-    lines = [*_aligned(rows), "", *_columns_explained(goal.max_steps, paused, total, likely, finished)]
+    lines = [
+        *_aligned(rows),
+        "",
+        *_columns_explained(goal.max_steps, paused, total, likely, told_by(setup, tells, laws)),
+    ]
     return lines + _repeats_explained(setup, repeated, likely_again)
 
 
@@ -202,19 +204,15 @@ def _repeats_explained(setup: StudySetup, most: Work, likely: Mapping[Cell, Work
 
 
 def _columns_explained(
-    max_steps: int, paused: Sequence[float], most: Work, likely: Mapping[Cell, Work] | None, finished: int
+    max_steps: int, paused: Sequence[float], most: Work, likely: Mapping[Cell, Work] | None, told: str
 ) -> list[str]:
     if not most.trials:
         return ["no trial of the search is left to run"]
     before = f", after rungs of {', '.join(f'{step:,}' for step in paused)} steps," if paused else ""
     text = f"at most: every trial spends its budget of {max_steps:,} steps{before} and every check is a full one"
     if likely is None:
-        return [f"{text}; how much earlier they end is known once some have finished"]
-    steps = sum(likely.values(), Work()).steps
-    return [
-        text,
-        f"expected: {steps:,.0f} steps, from the mean of the finished trials ({finished:,}) of the nearest batch size",
-    ]
+        return [f"{text}; how much earlier they end is known once some have finished, or after lit-dps advise on it"]
+    return [text, f"expected: {sum(likely.values(), Work()).steps:,.0f} steps, from {told}"]
 
 
 def _paper_lines(setup: StudySetup, timing: Timing) -> list[str]:

@@ -5,12 +5,19 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TextIO
 
 from lit_dps.racing import longest_attempt, truncate_at_race_limit
 from lit_dps.repeats import RepeatPlan, repeats_left
 from lit_dps.trial import STACKED, Cell, Status, TrialResult
+
+Along = Callable[[Cell, int], float]  # what a cell has over what the nearest batch size has
+
+
+def as_many(cell: Cell, nearest: int) -> float:
+    """A cell has what the nearest batch size has."""
+    return 1.0
 
 
 class Left(NamedTuple):
@@ -145,11 +152,13 @@ class Progress:
 
 
 def mean_of_nearest_batch_size(
-    known: Mapping[Cell, Iterable[float]], cells: Iterable[Cell]
+    known: Mapping[Cell, Iterable[float]],
+    cells: Iterable[Cell],
+    along: Along = as_many,
 ) -> dict[Cell, float] | None:
     """For each cell the mean of what is known of the nearest batch size, the smaller of two equally near ones.
 
-    None where nothing is known of any.
+    None where nothing is known of any. `along` takes it from there to the cell.
     """
     by_size: dict[int, list[float]] = {}
     for cell, values in known.items():
@@ -157,7 +166,8 @@ def mean_of_nearest_batch_size(
     mean = {batch_size: sum(values) / len(values) for batch_size, values in by_size.items() if values}
     if not mean:
         return None
-    return {cell: mean[min(mean, key=lambda b, cell=cell: (abs(b - cell.batch_size), b))] for cell in cells}
+    near = {cell: min(mean, key=lambda b, cell=cell: (abs(b - cell.batch_size), b)) for cell in cells}
+    return {cell: mean[size] * along(cell, size) for cell, size in near.items()}
 
 
 def _end(result: TrialResult) -> TrialResult:

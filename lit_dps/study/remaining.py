@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from lit_dps.racing import best_steps
 from lit_dps.record import StudyRecord
 from lit_dps.repeats import RepeatPlan, repeats_left
-from lit_dps.study.progress import mean_of_nearest_batch_size
+from lit_dps.study.progress import Along, as_many, mean_of_nearest_batch_size
 from lit_dps.trial import Cell, Status, TrialResult
 
 Points = Mapping[Cell, Collection[int]]  # the points to run of each cell
@@ -38,14 +38,31 @@ def at_most(points: Points, max_steps: int, check_interval: int) -> dict[Cell, W
 
 
 def expected(
-    points: Points, results: Mapping[Cell, Sequence[TrialResult]], check_interval: int
+    points: Points,
+    results: Mapping[Cell, Sequence[TrialResult]],
+    check_interval: int,
+    along: Along = as_many,
 ) -> dict[Cell, Work] | None:
     """The work of each cell at the mean steps of the finished trials, however they ended, of the nearest batch size.
 
     None without finished trials: nothing else tells.
+
+    Args:
+        points: What is to run.
+        results: What has finished.
+        check_interval: Of the goal.
+        along: Steps of a cell over those of its series at the nearest batch size, by the law (`likely.along_laws`).
     """
-    mean = mean_of_nearest_batch_size(_steps_run(results), points)
+    mean = mean_of_nearest_batch_size(_steps_run(results), points, along)
     return None if mean is None else work(_counted(points), mean, check_interval)
+
+
+def not_above(likely: Mapping[Cell, Work], most: Mapping[Cell, Work]) -> dict[Cell, Work]:
+    """What is expected of each cell, but no more than what is possible at most."""
+    return {
+        cell: w if w.steps <= most[cell].steps else Work(w.trials, most[cell].steps, most[cell].checks)
+        for cell, w in likely.items()
+    }
 
 
 def repeats_at_most(
@@ -71,18 +88,19 @@ def repeats_at_most(
 
 
 def repeats_expected(
-    plan: RepeatPlan, points: Points, record: StudyRecord | None, check_interval: int
+    plan: RepeatPlan, points: Points, record: StudyRecord | None, check_interval: int, along: Along = as_many
 ) -> dict[Cell, Work] | None:
     """The work of each cell's repeats, where its best points stay the best.
 
     At the mean steps of finished repeats of the nearest batch size; without any at the mean K* there; without that at
-    the mean of finished trials. None without any of these.
+    the mean of finished trials; each along the law, as of `expected`. None without any of these.
     """
     if record is None:
         return None
     best = {cell: best_steps(r.steps for r in results) for cell, results in record.results.items()}
     known = (_steps_run(record.repeats), {c: [k] for c, k in best.items() if k}, _steps_run(record.results))
-    mean = next((m for steps in known if (m := mean_of_nearest_batch_size(steps, points)) is not None), None)
+    means = (mean_of_nearest_batch_size(steps, points, along) for steps in known)
+    mean = next((m for m in means if m is not None), None)
     if mean is None:
         return None
     trials = {

@@ -49,10 +49,23 @@ class View:
         if self.tracker is not None:
             self._try(lambda: self.tracker.log_trial(result))
 
-    def metrics(self, metrics: Mapping[str, float]) -> None:
-        """Logs further metrics of the study, if MLflow has not failed so far."""
-        if self.tracker is not None:
-            self._try(lambda: self.tracker.log_study({}, metrics, {}, (), {}, finished=True))
+    def further(
+        self,
+        metrics: Mapping[str, float],
+        curves: Mapping[str, Mapping[int, float]] | None = None,
+        files: Sequence[Path] = (),
+        note: str | None = None,
+        ended: bool = False,
+    ) -> None:
+        """Logs what is no trial, on the run of the study, as `Tracker.log_study` takes it, and its description."""
+
+        def log() -> None:
+            tracker = self._connected()
+            if note is not None:
+                tracker.describe(note, {})
+            tracker.log_study(curves or {}, metrics, {}, files, {}, finished=ended)
+
+        self._try(log)
 
     def _connected(self) -> Tracker:
         self.tracker = self.tracker or self._connect()

@@ -10,6 +10,7 @@ import pytest
 from lit_dps.advice import (
     Link,
     Timed,
+    contenders,
     expected_critical,
     explore,
     fit_step_time,
@@ -136,6 +137,17 @@ def test_what_is_asked_at_large_batches_is_probed_at_large_batches():
     assert worth["worth"].is_monotonic_decreasing
     near = probes(law, [8, 16, 2048], [8, 16], step).set_index("batch_size")
     assert near["gain"].sum() < 0.2 * worth["gain"][0]  # nothing much is left to learn there
+
+
+def test_the_answer_hangs_on_the_batch_sizes_that_may_be_the_best():
+    # (c1 / B + c2)(0.01 + 1e-4 B) is least at B = 200, and 1.16 times that at 64 and at 628
+    known = law_of([Observation(b, C1 / b + C2) for b in (4, 16, 64, 256, 1024)])
+    sizes = contenders(known, CANDIDATES, step)
+    assert {128, 256} <= set(sizes) <= {64, 128, 256, 512}
+    early = contenders(law_of([observed(b) for b in (8, 16, 32)]), CANDIDATES, step)
+    assert set(sizes) < set(early) and 1024 in early, "what is not known yet may be the best"
+    free = contenders(known, CANDIDATES, lambda b: 0.01)
+    assert 2048 in free and 4 not in free, "a step that takes no longer: the largest"
 
 
 def test_no_probe_beyond_the_budget_nor_of_nothing():

@@ -72,6 +72,7 @@ def test_the_time_of_asking_is_stored_along_the_way(monkeypatch):
     clock.tick()
     assert store.spent == 26 and clock.left == 62
     assert Clock(20, store, 0).left == 15 and Clock(3600, store, 0).left == 3580
+    assert Clock(100, store, 20, began=now[0] - 8).left == 100 - 12 - 20 - 8, "imports count"
 
 
 def test_beta2_and_weight_decay_are_told_at_the_recommended_batch_size():
