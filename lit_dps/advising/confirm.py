@@ -76,6 +76,7 @@ def confirm(
         found = {"batch_size": size, "params": dict(params), "steps": result.steps, "most": most}
         made.append(found | {"seconds": result.seconds, "timed": dict(result.timed)})
         store.append("confirmed", made[-1])
+        clock.keep()
         took = f"goal after {result.steps} steps" if result.steps else f"no goal in {result.steps_run} steps"
         say(f"  run {number + 1} at B = {size}: {took}, {time_text(result.seconds)}")
 

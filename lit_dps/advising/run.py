@@ -69,8 +69,7 @@ def run_advice(setup: StudySetup, options: Options, began: float | None = None) 
     try:
         with interruptible(stop, LEAVING), _kept(clock):
             store.keep(configuration=configuration)
-            times = _timed(probe_setup, store, clock, known)
-            stop.check()
+            times = _timed(probe_setup, store, clock, known, stop)
             noise = _noise(probe_setup, times, store, clock, known, stop)
             parameters = store.read()["parameters"]
             case = Case(setup, options, store, Probes(probe_setup, data), adaptive, times, noise, parameters)
@@ -140,7 +139,7 @@ def _study_of(setup: StudySetup, options: Options) -> tuple[StudySetup, tuple[fl
     return probing(setup, options.trials, adaptive is not None), adaptive, told
 
 
-def _timed(setup: StudySetup, store: AdviceStore, clock: Clock, known: dict) -> StepTimes:
+def _timed(setup: StudySetup, store: AdviceStore, clock: Clock, known: dict, stop: StopRequest) -> StepTimes:
     if "timed" in known:
         rows = [Timed(*row) for row in known["timed"]]
         return StepTimes(rows, known["check"], *known["largest"], known.get("waited", 0.0))
@@ -149,9 +148,15 @@ def _timed(setup: StudySetup, store: AdviceStore, clock: Clock, known: dict) -> 
         step, check = look
         _say_share(clock.budget, own, goal.max_steps, goal.max_steps * (step + check / goal.check_interval), "about ")
     say("timing steps")
+
+    def along(line: str) -> None:
+        say(line)
+        clock.tick()
+        stop.check()
+
     began, waited = time.monotonic(), waited_for_cpu()
     timed = one if setup.ranks == 1 else setup
-    found = time_steps(timed, TIMING * clock.budget, say, warm=look is not None)
+    found = time_steps(timed, TIMING * clock.budget, along, warm=look is not None)
     found.waited = (waited_for_cpu() - waited) / (time.monotonic() - began)
     say(f"  up to {found.largest} examples a device: {found.why}")
     rows = [list(row) for row in found.timed]
@@ -168,7 +173,12 @@ def _noise(
     size = min(NOISE_BATCH, times.largest) * setup.workload.accumulated
     params = {key: box.at(0.5) for key, box in setup.study.space.items()}
     seconds = min(NOISE * clock.budget, max(clock.left, 1.0))
-    found = short_run(of_one_device(setup), size, params, NOISE_STEPS, seconds, stop.check)
+
+    def at_step() -> None:
+        stop.check()
+        clock.tick()
+
+    found = short_run(of_one_device(setup), size, params, NOISE_STEPS, seconds, at_step)
     if isinstance(found, str):
         say(f"noise scale not measured: {found}")
         store.keep(noise=None)
