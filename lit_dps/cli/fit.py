@@ -110,6 +110,8 @@ class DPSCLI(LightningCLI):
         refuse_nulls(config, CALLBACKS | SETTINGS)
         if self.subcommand is None:
             return
+        for key, callback in CALLBACKS.items():
+            callback(**config[key].as_dict())  # refuses what is not allowed before anything is created
         if config.weights_only is None:  # Lightning would execute what stands in a checkpoint from the web
             config.weights_only = True
         self._gather(config.trainer.as_dict())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.e2e.commands import FAST
 from tests.e2e.test_bad_input import edited, refusal  # noqa: F401
 
 
@@ -30,3 +31,19 @@ def test_bad_axis(refusal, config, said):  # noqa: F811
     message = refusal(config=config)
     for part in said:
         assert part in message
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        (("--optim.delay", -1), "optim.delay: -1 is not allowed"),
+        (("--local.workers", 0), "local.workers: 0 is not allowed"),
+        (("--pruning.method", "lottery"), "pruning.method: 'lottery' is not allowed"),
+        (("--pruning.method", "shuffle", "--pruning.options", "{of: null}"), "pruning.options.of: None is not allowed"),
+    ],
+    ids=lambda value: None,
+)
+def test_one_run_refuses_it_before_anything_is_created(tmp_path, call, option, said):
+    done = call("fit", "--config", FAST, *option)
+    assert done.code == 2 and done.err.splitlines()[-1].startswith(f"lit-dps: error: {said}")
+    assert not list(tmp_path.iterdir())
