@@ -2,8 +2,8 @@
 
 Each round scores the network as the round before left it, on the next batches of the training split, and keeps fewer.
 The reference codes of all three take `nll_loss` of raw logits, which is no loss of a classifier (SNIP-it fec11fc,
-FORCE 7494eed); here it is the module's own loss. They keep one element fewer than asked, or drift by the rounds; here
-each round's count is exact.
+FORCE 7494eed); here it is the module's own loss, unless theirs is asked for (`reference_loss`). They keep one element
+fewer than asked, or drift by the rounds; here each round's count is exact.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import torch
 
 from lit_dps.errors import ConfigError
 from lit_dps.pruning.mask import Mask
-from lit_dps.pruning.network import Network, saliency
+from lit_dps.pruning.network import Network, gradient_sum, saliency
 from lit_dps.pruning.pruner import Pruner, top_k
+from lit_dps.pruning.reference_loss import OWN, check_loss, losses_of
 
 
 def halving(sparsity: float, rounds: int) -> list[float]:
@@ -32,15 +33,17 @@ class Rounds(Pruner):
     Args:
         rounds: How many.
         batches: Of each round.
+        loss: "module", the training loss, or "nll_on_logits", that of the authors' code.
     """
 
     returning = False  # whether what was pruned may return: then its score is that of the weight it had
 
-    def __init__(self, rounds: int = 50, batches: int = 1):
+    def __init__(self, rounds: int = 50, batches: int = 1, loss: str = OWN):
         for key, value in (("rounds", rounds), ("batches", batches)):
             if value < 1:
                 raise ConfigError(f"pruning.options.{key}", value, "at least 1")
-        self.rounds, self.batches = rounds, batches
+        check_loss(loss)
+        self.rounds, self.batches, self.loss = rounds, batches, loss
 
     def schedule(self, sparsity: float) -> Iterable[float]:
         """The sparsity after each round: the share that is kept falls by the same factor in all of them."""
@@ -51,7 +54,7 @@ class Rounds(Pruner):
         take, mask = network.stream(), None
         for reached in self.schedule(sparsity):
             with network.under(mask):
-                gradients = network.gradients(take(self.batches))
+                gradients = gradient_sum(network.parameters, losses_of(network, take(self.batches), self.loss))
             scores = {name: s.abs() for name, s in saliency(gradients, network.parameters).items()}
             if mask is not None and not self.returning:
                 scores = {name: score.masked_fill(~mask[name], -1) for name, score in scores.items()}
@@ -77,10 +80,11 @@ class SnipIt(Rounds):
     Args:
         rounds: Before the last one, which goes all the way.
         batches: Of each round; of the size of `pruning.batch_size`, where the authors have 512 examples.
+        loss: "module", the training loss, or "nll_on_logits", that of the authors' code.
     """
 
-    def __init__(self, rounds: int = 6, batches: int = 5):
-        super().__init__(rounds, batches)
+    def __init__(self, rounds: int = 6, batches: int = 5, loss: str = OWN):
+        super().__init__(rounds, batches, loss)
 
     def schedule(self, sparsity: float) -> Iterable[float]:
         return halving(sparsity, self.rounds)

@@ -13,8 +13,9 @@ from lit_dps.errors import ConfigError
 from lit_dps.parallel import ranks
 from lit_dps.pruning.iterative import halving
 from lit_dps.pruning.mask import Mask
-from lit_dps.pruning.network import Network
+from lit_dps.pruning.network import Batches, Network
 from lit_dps.pruning.pruner import Pruner
+from lit_dps.pruning.reference_loss import OWN, check_loss, losses_of
 
 _LAYERS = (nn.Conv2d, nn.Linear)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
@@ -50,15 +51,17 @@ class Snap(Pruner):
 
     Args:
         batches: Of each round, as `pruning.batch_size` has them.
+        loss: "module", the training loss, or "nll_on_logits", that of the authors' code.
     """
 
     exact = False
     name = "snap"  # in messages
 
-    def __init__(self, batches: int = 5):
+    def __init__(self, batches: int = 5, loss: str = OWN):
         if batches < 1:
             raise ConfigError("pruning.options.batches", batches, "at least 1")
-        self.batches = batches
+        check_loss(loss)
+        self.batches, self.loss = batches, loss
 
     def schedule(self, sparsity: float) -> list[float]:
         """The share of pruned nodes after each round."""
@@ -72,7 +75,7 @@ class Snap(Pruner):
         with network.evaluating():
             for reached in self.schedule(sparsity):
                 with network.under(mask):
-                    scores = node_scores(network, list(kept), take(self.batches))
+                    scores = node_scores(network, list(kept), take(self.batches), self.loss)
                 kept = best_nodes({n: s.masked_fill(~kept[n], -1) for n, s in scores.items()}, total, reached)
                 mask = mask_of(network.module, layers, kept)
         return mask
@@ -84,12 +87,13 @@ class SnapIt(Snap):
     Args:
         rounds: Before the last one, which goes all the way.
         batches: Of each round.
+        loss: As of SNAP.
     """
 
     name = "snap_it"
 
-    def __init__(self, rounds: int = 6, batches: int = 5):
-        super().__init__(batches)
+    def __init__(self, rounds: int = 6, batches: int = 5, loss: str = OWN):
+        super().__init__(batches, loss)
         if rounds < 1:
             raise ConfigError("pruning.options.rounds", rounds, "at least 1")
         self.rounds = rounds
@@ -168,15 +172,15 @@ def _gated(modules: dict[str, nn.Module], gates: dict[str, Tensor]) -> Iterator[
             handle.remove()
 
 
-def node_scores(network: Network, names: list[str], batches) -> dict[str, Tensor]:
-    """|sum over batches of all ranks of dL/dc| of the nodes of some layers."""
+def node_scores(network: Network, names: list[str], batches: Batches, loss: str = OWN) -> dict[str, Tensor]:
+    """|sum over batches of all ranks of dL/dc| of the nodes of some layers, L being `losses_of` that name."""
     modules = dict(network.module.named_modules())
     like = {name: modules[name].weight for name in names}
     gates = {name: torch.ones(len(w), device=w.device, dtype=w.dtype, requires_grad=True) for name, w in like.items()}
     sums = [torch.zeros(len(gate), dtype=torch.float64) for gate in gates.values()]
     with _gated(modules, gates):
-        for loss, weight in network.losses(batches):
-            for total, gradient in zip(sums, torch.autograd.grad(loss, list(gates.values())), strict=True):
+        for value, weight in losses_of(network, batches, loss):
+            for total, gradient in zip(sums, torch.autograd.grad(value, list(gates.values())), strict=True):
                 total += weight * gradient.cpu()
     return {name: ranks.all_reduce_sum(total).abs() for name, total in zip(names, sums, strict=True)}
 

@@ -63,6 +63,17 @@ def test_rounds_do_not_matter_where_the_gradient_does_not_depend_on_the_weights(
         assert equal(mask(method, network(module, data, loss=minus_target), 0.75, rounds=7), once)
 
 
+@pytest.mark.parametrize("method", ["snip_it", "iterative_snip", "force", "snap", "snap_it"])
+def test_the_loss_of_the_reference_codes_is_minus_the_logit_of_the_label(method):
+    x, y = images()
+    minus_target = lambda z, y: -z.gather(1, y[:, None]).mean()  # noqa: E731
+    theirs = mask(method, network(small(), (x, y)), 0.8, loss="nll_on_logits")
+    assert equal(theirs, mask(method, network(small(), (x, y), loss=minus_target), 0.8))
+    assert not equal(theirs, mask(method, network(small(), (x, y)), 0.8))
+    with pytest.raises(ConfigError, match="pruning.options.loss: 'nll' is not allowed; module, or nll_on_logits"):
+        mask(method, network(small()), 0.8, loss="nll")
+
+
 class Noted(PRUNERS["iterative_snip"]):
     """Notes the mask after each round."""
 
