@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import SUPPRESS
 from pathlib import Path
 
 from jsonargparse import ActionConfigFile
@@ -29,8 +30,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--show", type=str, default="", help=SHOW)
     parser.add_class_arguments(StudyConfig, "study")
     parser.add_class_arguments(StorageConfig, "storage")
+    # Read over, since the study knows them
     for other in ("model", "data", "trainer", "goal", "pruning", "optim", "local", "smoothness", "seed_everything"):
-        parser.add_argument(f"--{other}", type=_read_over, help="Only read over: the study knows it.")
+        parser.add_argument(f"--{other}", type=_read_over, help=SUPPRESS)
     config = parser.instantiate_classes(parser.parse_args(argv[1:]))
     storage, name, show = config.storage, config.study.name, parts_of(config.show)
     study, folder = read(storage, name), Path(config.output or figures_folder(storage.folder, name))

@@ -95,12 +95,14 @@ def test_update_rules_are_compared_in_the_same_way():
         *((0, 1), (0, 0.1), (1, None)),
         *((0, 1), (0, 0.1), (0, 0.01)),
     ]
-    steps, normalised = optimizers.draw(rows, *pair).axes
-    assert ([2000], [16]) in lines_of(steps)
-    assert legend_of(steps) == ["upper bound"]
-    assert legend_of(normalised) == ["perfect scaling"]
+    figure = optimizers.draw(rows, *pair)
+    assert ([2000], [16]) in lines_of(figure.axes[0])
+    rules, lines = ([text.get_text() for text in legend.get_texts()] for legend in figure.legends)
+    assert rules == ["a", "b"]
+    assert lines == ["law", "95 % band", "perfect scaling", "upper bound"]
     other = [pair[1], study_of((3200, 320, 48), name="c")]
-    assert legend_of(optimizers.draw(optimizers.rows(*other), *other).axes[0]) == []
+    _, lines = optimizers.draw(optimizers.rows(*other), *other).legends
+    assert "upper bound" not in [text.get_text() for text in lines.get_texts()]
 
 
 def test_ratios_leave_it_out_and_say_so():

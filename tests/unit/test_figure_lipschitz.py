@@ -105,10 +105,10 @@ def test_the_figure_draws_its_rows(one):
     assert small.get_xlim()[0] == 0
     assert [text.get_text() for text in small.get_legend().get_texts()] == ["6.32", "15.8"]
     assert small.get_legend().get_title().get_text() == "mean over the run"
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["S = 0", "S = 0.9"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["S = 0", "S = 0.9", "all trials"]
     assert [text.get_text() for text in large.get_legend().get_texts()] == ["3.00"]
     assert large.get_xlabel() == "optimizer step"
-    assert figure.get_supylabel() == "local Lipschitz constant of the gradient"
+    assert figure.get_supylabel() == "local Lipschitz constant\nof the gradient"
     colours = [line.get_color() for line in small.lines]
     assert len(set(colours)) == 2 and large.lines[0].get_color() == colours[0]
 

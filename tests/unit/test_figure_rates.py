@@ -1,7 +1,6 @@
 """The figure of rates and prices, lines of equal effective rates over the search space, and what a notebook reads."""
 
 import pytest
-from matplotlib.contour import ContourSet
 
 from lit_dps.analysis import Study
 from lit_dps.analysis.figures import FIGURES, drawn, write_figures
@@ -33,9 +32,10 @@ def test_the_search_space_shows_equal_effective_rates(optimizer, drawn_at):
     """Lines of eta / (1 - m): on that of 10, eta is 10 (1 - m)."""
     analysis = study(bowl(0.5), config={"model": {"init_args": {"optimizer": optimizer}}})
     panel = drawn(METAPARAMETERS, analysis).axes[0]
-    lines = [artist for artist in panel.collections if isinstance(artist, ContourSet)]
-    assert [10.0**level for line in lines for level in line.levels] == pytest.approx(drawn_at)
-    for line in lines:
-        for level, path in zip(line.levels, line.get_paths(), strict=True):
-            for eta, rest in path.vertices:
-                assert eta / rest == pytest.approx(10.0**level, rel=0.02)
+    lines = [line.get_xydata() for line in panel.lines if line.get_linestyle() == ":"]
+    assert [(ends[:, 0] / ends[:, 1]).tolist() for ends in lines] == [pytest.approx([rate] * 2) for rate in drawn_at]
+    assert [text.get_text() for text in panel.texts if text.get_fontsize() == 5] == [f"{rate:g}" for rate in drawn_at]
+    for ends in lines:  # from edge to edge of the box
+        eta, rest = ends.T
+        assert eta[0] == pytest.approx(1e-3) or rest[0] == pytest.approx(0.01)
+        assert eta[1] == pytest.approx(10) or rest[1] == pytest.approx(0.5)

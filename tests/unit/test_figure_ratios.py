@@ -77,7 +77,8 @@ def test_the_figure_draws_its_rows():
     assert (ax.get_ylabel(), ax.get_xlabel()) == ("K*(S) / K*(S = 0)", "batch size B [examples]")
     bottom, top = ax.get_ylim()
     assert bottom < min(1, low) and top > 4.5
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["S = 0.5", "S = 0.9"]
+    told = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert told == ["S = 0.5", "S = 0.9", "as many steps", "95 % limits"]
     assert ax.get_title() == ""
 
 

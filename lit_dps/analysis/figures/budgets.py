@@ -55,12 +55,16 @@ def metric_label(record: StudyRecord) -> str:
     return f"best {'validation error' if record.goal.metric == ERROR else record.goal.metric}"
 
 
-def metric_axis(ax: Axes, record: StudyRecord, values: np.ndarray) -> None:
-    """A vertical axis over values of the goal's metric, with the goal: logarithmic where they are positive errors."""
+def metric_axis(ax: Axes, record: StudyRecord, values: np.ndarray) -> Line2D:
+    """A vertical axis over values of the goal's metric, with the goal: logarithmic where they are positive errors.
+
+    Returns the line of the goal, for a legend.
+    """
     goal = record.goal
-    ax.axhline(goal.value, color=look.GREY, linestyle="--", linewidth=0.8, zorder=1)
+    line = look.goal_line(ax, goal.value, str(goal))
     if goal.metric == ERROR and len(values) and min(values) > 0:
         look.log_values_axis(ax, [*values, goal.value], 1.3, 1.3)
+    return line
 
 
 @matplotlib.rc_context(look.STYLE)
@@ -90,11 +94,12 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
             ax.legend(handles=handles[::-1], title=kind, loc="center left", bbox_to_anchor=(1, 0.5), handlelength=1.5)
         line[0].set_ylabel(metric_label(record))
     look.batch_size_axis(panels[0, 0], record.batch_sizes)
-    metric_axis(panels[0, 0], record, numbers(rows["best"]))
+    handles = [metric_axis(panels[0, 0], record, numbers(rows["best"]))]
     for ax in panels.flat[1:]:
-        ax.axhline(record.goal.value, color=look.GREY, linestyle="--", linewidth=0.8, zorder=1)
+        look.goal_line(ax, record.goal.value)
     for ax in panels[-1]:
         ax.set_xlabel(look.BATCH_SIZE)
+    look.legend_above(figure, handles + look.bound_handles(bool((rows["exact"] == 0).any()), "bound"))
     return figure
 
 

@@ -72,9 +72,11 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
             style = {**look.curve_style(i), "linestyle": "none", "label": f"delay {delay}"}
             right.plot(cells["in_flight"], cells["scaled"], **style)
         batch = np.geomspace(part["in_flight"].min(), part["in_flight"].max(), POINTS)
-        right.plot(batch, law.fit.steps(batch), color=look.GREY, zorder=1)
+        left.plot([], [], color=look.GREY, label="law")
+        right.plot(batch, law.fit.steps(batch), color=look.GREY, zorder=1, label="law")
         for ax in (left, right):
             ax.set_xscale("log", base=2)
+            look.plain_ticks(ax.xaxis)
             ax.legend()
             ax.set_title(legend(law.series))
         look.log_values_axis(left, part["k_star"])

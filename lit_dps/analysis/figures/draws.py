@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 import lit_dps.analysis.figures.style as look
 from lit_dps.analysis.analysis import Analysis
@@ -63,10 +64,10 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
             if not len(line):
                 continue
             n, steps = numbers(line["draws"]), numbers(line["median"])
-            ax.plot(n, steps, color=colour, label=f"B = {size}", linewidth=1, drawstyle="steps-post")
+            ax.plot(n, steps, color=colour, linewidth=1, drawstyle="steps-post")
             ax.plot(n[-1:], steps[-1:], color=colour, marker="o", markersize=3)
             if (each, size) in medians:
-                ax.plot(n[-1:] * 1.15, [medians[each, size]], color=colour, marker="_", markersize=7)
+                ax.plot(n[-1:] * 1.25, [medians[each, size]], color=colour, marker="_", markersize=7)
         ax.set_title(title(each))
         ticks = [2**i for i in range(int(np.log2(rows["draws"].max())) + 1)]
         ax.set_xticks(ticks, [str(t) for t in ticks])
@@ -78,6 +79,13 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
     finite = numbers(rows["median"])
     values = [*finite[np.isfinite(finite)], *medians.values()]
     look.log_values_axis(figure.axes[0], values, 1.1, 1.1)
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right center")
+    for ax in figure.axes:
+        ax.set_xlim(0.85 * min(rows["draws"]), 1.5 * max(rows["draws"]))
+    drawn = {size for size in sizes if any(math.isfinite(x) for x in finite[rows["batch_size"] == size])}
+    lines_of = zip(sizes, colours, strict=True)
+    handles = [Line2D([], [], color=to_hex(c), label=f"B = {size}") for size, c in lines_of if size in drawn]
+    if medians:
+        dash = {"marker": "_", "markersize": 7, "linestyle": "none", "color": look.GREY}
+        handles.append(Line2D([], [], label="median\nover seeds", **dash))
+    figure.legend(handles=handles, loc="outside right center")
     return figure

@@ -15,6 +15,7 @@ from lit_dps.analysis.layers import collapse_rows, kept_of, layer_rows
 from lit_dps.trial import text_of
 
 NAME, PAPER = "layers", ""
+EVEN = {"color": look.GREY, "linestyle": ":", "linewidth": 0.8, "zorder": 1}
 MOST = 6  # methods whose curves are told apart in one panel
 CAPTION = "The share of each layer that pruning keeps, and the least of them against the sparsity"
 
@@ -85,13 +86,14 @@ def draw(layers: pd.DataFrame, *studies: Analysis) -> Figure:
             ax.errorbar(x, share, **bars, **styles[j])
         ax.set_yscale("log")
         ax.set_ylim(floor / 1.3, 1.3)
+        look.plain_ticks(ax.yaxis)
         for sparsity in panel["sparsity"].unique():
-            ax.axhline(1 - sparsity, color=look.GREY, linestyle=":", linewidth=0.6, zorder=1)
+            ax.axhline(1 - sparsity, **EVEN)
         short = [name.removesuffix(".weight").removeprefix("network.") for name in names]
         ax.set_xticks(range(len(names)), short, rotation=45, ha="right")
         if i % columns == 0:
             ax.set_ylabel("share of the layer that is kept")
-    _legend(figure, curves, "" if panels is by_sparsity else "sparsity ")
+    _legend(figure, curves, "" if panels is by_sparsity else "sparsity ", "1 - S")
     return figure
 
 
@@ -114,11 +116,13 @@ def draw_collapse(collapse: pd.DataFrame) -> Figure:
         ax.plot(part["kept"], part["least"], **style)
         ax.plot(hollow["kept"], [floor] * len(hollow), linestyle="none", markerfacecolor="white", **style)
     ends = [collapse["kept"].min(), collapse["kept"].max()]
-    ax.plot(ends, ends, ":", color=look.GREY, linewidth=0.8, zorder=1)
+    ax.plot(ends, ends, **EVEN)
+    look.plain_ticks(ax.xaxis)
+    look.plain_ticks(ax.yaxis)
     ax.invert_xaxis()
     if (collapse["least"] == 0).any():
         ax.text(0.02, 0.02, "hollow: a layer is empty", transform=ax.transAxes, fontsize=7)
-    _legend(figure, ways)
+    _legend(figure, ways, even="all alike")
     return figure
 
 
@@ -137,9 +141,6 @@ def _ways(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     return [(", ".join(map(text_of, way)), part) for way, part in table.groupby(ways, sort=False)]
 
 
-def _legend(figure: Figure, curves: list[tuple[str, pd.DataFrame]], what: str = "") -> None:
-    if len(curves) > 1:
-        look.legend_above(
-            figure,
-            [look.Line2D([], [], label=what + name, **look.curve_style(i)) for i, (name, _) in enumerate(curves)],
-        )
+def _legend(figure: Figure, curves: list[tuple[str, pd.DataFrame]], what: str = "", even: str = "") -> None:
+    handles = [look.Line2D([], [], label=what + name, **look.curve_style(i)) for i, (name, _) in enumerate(curves)]
+    look.legend_above(figure, [*(handles if len(curves) > 1 else []), look.Line2D([], [], label=even, **EVEN)])

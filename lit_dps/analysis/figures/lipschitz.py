@@ -9,6 +9,7 @@ import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 import lit_dps.analysis.figures.style as look
 from lit_dps.analysis.analysis import Analysis
@@ -117,8 +118,10 @@ def draw(lines: pd.DataFrame, study: Analysis) -> Figure:
     legend = 0.13 * lines_of_legend / (1.3 + more)  # share of a panel's height that its legend takes
     above = 2 * (values.max() / values.min()) ** (legend / (1 - legend))
     look.log_values_axis(figure.axes[0], values, 2, above)
-    figure.supylabel("local Lipschitz constant of the gradient", fontsize=8)
-    look.legend_above(figure, look.series_handles((s, j) for j, s in enumerate(every) if len(rows_of(s, lines))))
+    figure.supylabel("local Lipschitz constant\nof the gradient", fontsize=8, multialignment="center")
+    handles = look.series_handles((s, j) for j, s in enumerate(every) if len(rows_of(s, lines)))
+    band = Patch(color=look.GREY, alpha=0.15, linewidth=0, label="all trials")
+    look.legend_above(figure, [*handles, band])
     return figure
 
 

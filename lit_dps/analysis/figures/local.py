@@ -12,6 +12,7 @@ from lit_dps.analysis.local import KEY, curve_rows
 from lit_dps.analysis.tables import legend, rows_of
 
 NAME, PAPER, AXIS = "local", "", KEY
+NONE = 0.5  # where no communication at all is drawn
 CAPTION = "K* against the local steps of a round, and against communications"
 
 
@@ -44,18 +45,19 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
         for i, (batch_size, cells) in enumerate(rows_of(series, rows).groupby("batch_size")):
             style = {**look.curve_style(i), "label": f"B = {batch_size}"}
             bounds = cells[cells["floor"] == 1]
-            for ax, x in ((left, cells["local_steps"]), (right, cells["communications"].astype(float).clip(lower=0.5))):
+            for ax, x in (
+                (left, cells["local_steps"]),
+                (right, cells["communications"].astype(float).clip(lower=NONE)),
+            ):
                 ax.plot(x, cells["k_star"], **style)
                 look.bounds(ax, x[bounds.index], bounds["k_star"], style["color"], style["marker"])
         for ax in (left, right):
             ax.set_xscale("log", base=2)
+            ax.xaxis.set_major_formatter(lambda x, _: "none" if x == NONE else look.tick(x))
             ax.set_title(legend(series))
             look.log_values_axis(ax, rows["k_star"])
         left.legend()
         left.set_xlabel("local steps of a round: H")
         left.set_ylabel(look.K_STAR)
         right.set_xlabel("communications until the goal")
-        if (rows["communications"] == 0).any():
-            right.axvline(0.5, color=look.GREY, linewidth=0.5, linestyle=":")
-            right.text(0.5, 0.97, " none", transform=right.get_xaxis_transform(), va="top", color=look.GREY, fontsize=6)
     return figure

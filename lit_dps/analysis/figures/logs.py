@@ -94,7 +94,7 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
         look.log_values_axis(line[0], shown, 1.3, 1.3)
         for ax in line if name == goal.metric else ():
             label = "goal error" if name == ERROR else "goal"
-            ax.axhline(goal.value, color=look.GREY, linestyle="--", linewidth=0.8, zorder=1, label=label)
+            look.goal_line(ax, goal.value, label)
     figure.supxlabel(look.STEPS, fontsize=8)
     look.legend_above(figure, panels[-1, 0].get_legend_handles_labels()[0])
     return figure

@@ -10,7 +10,7 @@ import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.colors import LogNorm
+from matplotlib.colors import ListedColormap, LogNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
@@ -41,10 +41,18 @@ STATUS_MARKS = {
     "K*": {"marker": "*", "color": look.COLOURS[1], "s": 70, "edgecolors": "white", "linewidths": 0.5, "zorder": 3},
 }
 
-SHADES = "viridis_r"  # steps to result of complete trials, logarithmic
+SHADES = ListedColormap(matplotlib.colormaps["viridis"](np.linspace(0, 0.9, 256)))  # steps to result, logarithmic
 SECOND = 0.16  # inches from the first line of the legend to the second
 CHARACTER = 0.075  # width of one, in inches
 
+# Where the label of a line stands, beside its end of the least rate: by whether the rate is the horizontal axis, and
+# whether that end is on the edge of the least rate
+OUTSIDE = {
+    (True, True): {"xytext": (-1.5, 0), "ha": "right", "va": "top", "rotation": 90},
+    (True, False): {"xytext": (0, 1), "ha": "left", "va": "bottom"},
+    (False, True): {"xytext": (0, -1.5), "ha": "right", "va": "top"},
+    (False, False): {"xytext": (1.5, 0), "ha": "left", "va": "bottom", "rotation": 90},
+}
 BANDS = {"incomplete": 1.5, "infeasible": 3}  # where steps are an axis, how many budgets high these trials lie
 
 
@@ -96,6 +104,7 @@ def draw(rows: pd.DataFrame, study: Analysis, axes: Mapping[str, Box]) -> Figure
         range_axis(first.yaxis, boxes[1])
     else:
         first.set_yscale("log")
+        look.plain_ticks(first.yaxis)
         ends = _ends(record, rows[~rows["status"].isin(BANDS)])
         first.set_ylim(min(ends, default=record.goal.check_interval) / 2, 5 * record.goal.max_steps)
     absent = SELDOM - {*rows["status"]}
@@ -119,7 +128,8 @@ def draw(rows: pd.DataFrame, study: Analysis, axes: Mapping[str, Box]) -> Figure
     labels = [axis_label(name, box) for name, box in axes.items()] + [look.K_STAR.replace(" K*", "")]
     figure.supxlabel(labels[0], fontsize=8)
     figure.supylabel(labels[1], fontsize=8)
-    handles = [first.scatter([], [], label=name, **mark) for name, mark in marks.items()]
+    plain = [(name, mark) for name, mark in marks.items() if name != "complete" or not shades]
+    handles = [first.scatter([], [], label=name, **mark) for name, mark in plain]
     common = {"loc": "upper center", "columnspacing": 1}
     figure.legend(handles=handles, ncols=len(handles), handletextpad=0.1, **common)
     handles = [Patch(fill=False, edgecolor=look.GREY, linewidth=0.6, label="search box")]
@@ -129,10 +139,10 @@ def draw(rows: pd.DataFrame, study: Analysis, axes: Mapping[str, Box]) -> Figure
     elif any(_rate_of(axes, study, cell) for cell in panels):
         handles.append(Line2D([], [], label="equal eta / (1 - m)", linewidth=0.5, **dotted))
     if shades:
-        colours = matplotlib.colormaps[SHADES]
-        for each in sorted({steps.min(), np.median(steps), steps.max()}):
-            dot = {"marker": "o", "linestyle": "none", "markersize": 3.5, "color": colours(shades(each))}
-            handles.append(Line2D([], [], label=f"K = {look.tick(float(f'{each:.2g}'))}", **dot))
+        for i, each in enumerate(sorted({steps.min(), np.median(steps), steps.max()})):
+            dot = {"marker": "o", "linestyle": "none", "markersize": 3.5, "color": SHADES(shades(each))}
+            label = f"K = {look.tick(float(f'{each:.2g}'))}"
+            handles.append(Line2D([], [], label=f"complete, {label}" if i == 0 else label, **dot))
     second = 1 - SECOND / figure.get_figheight()
     figure.legend(
         handles=handles, ncols=len(handles), handlelength=1.2, handletextpad=0.4, bbox_to_anchor=(0.5, second), **common
@@ -151,15 +161,24 @@ def _rate_of(axes: Mapping[str, Box], study: Analysis, cell: Cell) -> tuple[str,
 
 
 def _draw_effective(ax: Axes, axes: Mapping[str, Range], rate: str, momentum: str, label: bool) -> None:
-    """Lines of equal log10 of the effective rate eta / (1 - m), one a decade (Shallue et al. 2019, batch_science)."""
-    eta, m = (np.geomspace(*axis_values([axes[name].low, axes[name].high], axes[name])) for name in (rate, momentum))
-    x, y = np.meshgrid(*((eta, m) if [*axes][0] == rate else (m, eta)))
-    effective = np.log10(x / y if [*axes][0] == rate else y / x)
-    levels = np.arange(math.ceil(effective.min()), math.floor(effective.max()) + 1)
-    if len(levels):
-        lines = ax.contour(x, y, effective, levels=levels, colors=look.GREY, linewidths=0.5, linestyles=":", zorder=1)
+    """Lines of equal effective rate eta / (1 - m), one a decade (Shallue et al. 2019, batch_science), within the box.
+
+    Their labels stand outside of it, where nothing crosses them.
+    """
+    eta, rest = (sorted(axis_values([axes[name].low, axes[name].high], axes[name])) for name in (rate, momentum))
+    across = [*axes][0] == rate  # else the rate is the vertical axis
+    for power in range(math.ceil(math.log10(eta[0] / rest[1])), math.floor(math.log10(eta[1] / rest[0])) + 1):
+        low, high = max(eta[0], 10.0**power * rest[0]), min(eta[1], 10.0**power * rest[1])
+        if low >= high:
+            continue
+        rates, others = np.array([low, high]), np.array([low, high]) / 10.0**power
+        x, y = (rates, others) if across else (others, rates)
+        ax.plot(x, y, color=look.GREY, linewidth=0.5, linestyle=":", zorder=1)
         if label:
-            ax.clabel(lines, fmt=lambda power: f"{10.0**power:g}", fontsize=5)
+            side = OUTSIDE[across, low == eta[0]]
+            ax.annotate(
+                f"{10.0**power:g}", (x[0], y[0]), textcoords="offset points", fontsize=5, color=look.GREY, **side
+            )
 
 
 def _panels(record: StudyRecord) -> tuple[Figure, dict[Cell, Axes]]:

@@ -74,6 +74,8 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
         _line(ax, part, study, series)
         ax.set_xscale("log")
         ax.set_yscale("log")
+        look.plain_ticks(ax.xaxis)
+        look.plain_ticks(ax.yaxis)
         ax.set_title(legend(series))
         ax.set_xlabel("squared norm of the gradient")
         ax.legend(fontsize=6)

@@ -113,7 +113,7 @@ def draw(rows: pd.DataFrame, *studies: Analysis) -> Figure:
             scaling.draw_band(steps, curve, i)
             scaling.draw_curve(steps, curve, i)
             scaling.draw_curve(normalised, curve, i, "normalised_")
-        scaling.draw_perfect(normalised, next(filter(len, lines)), "normalised_", "perfect scaling")
+        scaling.draw_perfect(normalised, next(filter(len, lines)), "normalised_")
         steps.set_title(title(series))
         normalised.set_xlabel(look.BATCH_SIZE)
         normalised.set_ylabel(scaling.normalised_label(part))
@@ -121,10 +121,10 @@ def draw(rows: pd.DataFrame, *studies: Analysis) -> Figure:
     look.log_values_axis(panels[0, 0], rows["k_star"].dropna())
     look.log_values_axis(panels[1, 0], rows["normalised_k_star"].dropna())
     panels[0, 0].set_ylabel(look.K_STAR)
-    if bounds := scaling.bound_handles(rows):
-        panels[0, -1].legend(handles=bounds, loc="upper right", handlelength=1.5)
-    panels[1, -1].legend(loc="upper right", handlelength=2)
-    handles = [Line2D([], [], label=label, **look.curve_style(i)) for i, label in enumerate(labels)]
-    fit = sum(len(label) + 6 for label in labels) * 0.06 < figure.get_figwidth()  # inches of a character
-    figure.legend(handles=handles, loc="outside upper center", ncols=len(labels) if fit else 1, handlelength=1.5)
+    look.legend_above(figure, [Line2D([], [], label=label, **look.curve_style(i)) for i, label in enumerate(labels)])
+    every = (study.scalings[series] for study in studies for series in shared if series in study.scalings)
+    handles = [each for each in scaling.line_handles(every) if each.get_label() != "B_crit"]
+    handles += scaling.bound_handles(rows)
+    columns = min(len(handles), int(figure.get_figwidth() / 1.2))
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns, columnspacing=1.2)
     return figure

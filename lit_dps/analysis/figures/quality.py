@@ -11,7 +11,7 @@ from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.budgets import goes_on
 from lit_dps.analysis.figures.budgets import metric_axis, metric_label
 from lit_dps.analysis.quality import TOP
-from lit_dps.analysis.tables import legend, numbers, rows_of
+from lit_dps.analysis.tables import numbers, rows_of
 
 NAME, PAPER = "quality", ""
 CAPTION = "best validation error at the whole budget against batch size"
@@ -64,18 +64,18 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
         exact, bounds = part[part["exact"] == 1], part[part["exact"] == 0]
         x, y = numbers(exact["batch_size"]), numbers(exact["best"])
         left.vlines(x, y, numbers(exact["top_worst"]), color=style["color"], linewidth=0.8, alpha=0.6)
-        left.plot(x, y, label=legend(series), **style)
+        left.plot(x, y, **style)
         look.bounds(left, numbers(bounds["batch_size"]), numbers(bounds["best"]), **style, up=record.goal.at_least)
         right.plot(numbers(exact["batch_size"]), numbers(exact["final"]), **style)
     look.batch_size_axis(left, record.batch_sizes)
     values = numbers(pd.concat([rows["best"], rows["final"].dropna(), rows["top_worst"].dropna()]))
-    metric_axis(left, record, values)
-    right.axhline(record.goal.value, color=look.GREY, linestyle="--", linewidth=0.8, zorder=1)
+    goal = metric_axis(left, record, values)
+    look.goal_line(right, record.goal.value)
     left.set_ylabel(metric_label(record))
     left.set_title(f"at any check; bar: the best {TOP} trials")
     right.set_title("at the last check")
     for ax in (left, right):
         ax.set_xlabel(look.BATCH_SIZE)
-    if len(record.series) > 1:
-        left.legend()
+    handles = look.series_handles((s, i) for i, s in enumerate(record.series) if len(record.series) > 1)
+    look.legend_above(figure, [*handles, goal, *look.bound_handles(bool((rows["exact"] == 0).any()), "bound")])
     return figure

@@ -87,7 +87,12 @@ def draw(rows: pd.DataFrame, prices: pd.DataFrame, study: Analysis) -> Figure:
         ax.set_xlabel(look.BATCH_SIZE)
     best = Line2D([], [], label=f"best trial; bar: within {NEAR:g} K*", **look.curve_style(0), linestyle="none")
     rules = [Line2D([], [], label=WORDS[rule], **_style(i), linestyle="--") for i, rule in enumerate(RULES)]
-    look.legend_above(figure, [best, *rules])
+    bars = Line2D([], [], label="right, bar: 95 % limits; number: trials near", color=look.GREY, linewidth=0.8)
+    verdicts = {*prices["verdict"]} if len(prices) else set()
+    known = look.bound_handles(bool(verdicts & {AT_LEAST, AT_MOST} or (rows["floor"] == 1).any()), "bound")
+    if DIVERGED in verdicts:
+        known.append(Line2D([], [], label="all diverged", color=look.GREY, marker="x", linestyle="none"))
+    look.legend_above(figure, [best, *rules, bars, *known])
     return figure
 
 

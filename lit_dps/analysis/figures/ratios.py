@@ -9,6 +9,7 @@ import matplotlib
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 import lit_dps.analysis.figures.style as look
 from lit_dps.analysis.analysis import Analysis
@@ -16,6 +17,7 @@ from lit_dps.analysis.tables import columns_of, frame, numbers, rows_of
 
 NAME, PAPER = "ratios", "12"
 CAPTION = "K* of sparse over dense networks (Figure 12)"
+EQUAL = {"color": look.GREY, "linestyle": "--", "linewidth": 0.8}
 DODGE = 2**0.18  # factor between the batch sizes that neighbouring intervals are drawn at, so that none hides another
 
 
@@ -70,7 +72,7 @@ def draw(rows: pd.DataFrame, *studies: Analysis) -> Figure:
     for panel, study in enumerate(drawn):
         shared = ax = figure.add_subplot(lines, columns, panel + 1, sharey=shared)
         part = rows[rows["study"] == study.record.name]
-        ax.axhline(1, color=look.GREY, linestyle="--", linewidth=0.8)
+        ax.axhline(1, **EQUAL)
         above = sorted({ratio.cell.series for ratio in study.ratios})
         for i, series in enumerate(above):
             dodge = DODGE ** (i - (len(above) - 1) / 2)
@@ -83,7 +85,11 @@ def draw(rows: pd.DataFrame, *studies: Analysis) -> Figure:
             ax.set_title(textwrap.fill(study.record.name, 36))
         shown.update(above)
     look.log_values_axis(figure.axes[0], [1, *rows[["ratio", "ratio_low", "ratio_high"]].stack().dropna()], 1.15, 1.15)
-    look.legend_above(figure, look.series_handles((series, looks[series]) for series in sorted(shown)))
+    handles = look.series_handles((series, looks[series]) for series in sorted(shown))
+    handles.append(Line2D([], [], label="as many steps", **EQUAL))
+    if rows["ratio_low"].notna().any():
+        handles.append(Line2D([], [], label="95 % limits", color=look.GREY, linewidth=0.8))
+    look.legend_above(figure, handles)
     return figure
 
 

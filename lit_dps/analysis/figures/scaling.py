@@ -86,13 +86,13 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
         look.log_values_axis(ax, rows["k_star"].dropna())
     if len(parts) > 1:
         _draw_together(*axes[-2:], rows, parts)
-    handles = _line_handles([study.scalings[series] for _, series, _ in parts])
+    handles = line_handles([study.scalings[series] for _, series, _ in parts])
     per_line = max(1, int(figure.get_figwidth() / 1.1))
     figure.legend(handles=handles, loc="outside lower center", ncols=min(per_line, len(handles)), columnspacing=1.2)
     return figure
 
 
-def _line_handles(drawn: Sequence[Scaling]) -> list[Artist]:
+def line_handles(drawn: Sequence[Scaling]) -> list[Artist]:
     """What a legend says of the lines of the panels, whatever their colour: of those that there are."""
     line = {"color": look.GREY, "linewidth": 0.8}
     found: list[Artist] = [Line2D([], [], label="perfect scaling", linestyle="--", **line)]
@@ -213,8 +213,7 @@ def draw_perfect(ax: Axes, rows: pd.DataFrame, prefix: str = "", label: str | No
 
 def bound_handles(rows: pd.DataFrame) -> list[Line2D]:
     """The entry of a legend that explains upper bounds; none where the rows have none."""
-    hollow = Line2D([], [], label="upper bound", color=look.GREY, marker="o", linestyle="none", **HOLLOW)
-    return [hollow] if rows["floor"].any() else []
+    return look.bound_handles(bool(rows["floor"].any()))
 
 
 def normalised_label(rows: pd.DataFrame) -> str:

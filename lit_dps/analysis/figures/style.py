@@ -79,13 +79,18 @@ def log_values_axis(ax: Axes, values: Sequence[float] | pd.Series, below: float 
     span = values.max() / values.min() * max(1, below / 2, above / 2)
     if span < 30:  # hardly a decade: powers of ten alone would be one tick or none
         ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if span > 8 else (1, 1.5, 2, 3, 5, 7)))
-    ax.yaxis.set_major_formatter(tick)
-    ax.yaxis.set_minor_formatter(NullFormatter())
+    plain_ticks(ax.yaxis)
 
 
 def tick(x: float, position: int | None = None) -> str:
     """A tick of a logarithmic axis: 0.001, 0.5, 300, 7000, 30k, 2M."""
     return EngFormatter(sep="")(x) if x >= 10_000 else f"{x:g}"
+
+
+def plain_ticks(axis: Axis) -> None:
+    """Ticks of a logarithmic axis as numbers (`tick`), not as powers; none between them."""
+    axis.set_major_formatter(tick)
+    axis.set_minor_formatter(NullFormatter())
 
 
 def caption(figure: Figure, studies: Sequence[Analysis]) -> None:
@@ -120,6 +125,12 @@ def _lift(figure: Figure, share: float) -> None:
             text.set_y(1 - share + share * text.get_position()[1])
 
 
+def bound_handles(any_drawn: bool, label: str = "upper bound") -> list[Line2D]:
+    """The entry of a legend that explains hollow points; none where there are none."""
+    hollow = {"marker": "o", "linestyle": "none", "markerfacecolor": "white", "markeredgewidth": 0.8}
+    return [Line2D([], [], label=label, color=GREY, **hollow)] if any_drawn else []
+
+
 def bounds(ax: Axes, x: np.ndarray, y: np.ndarray, color: str, marker: str, up: bool = False) -> None:
     """Values that are only bounds: hollow, without a line, with an arrow to where the truth may lie."""
     ax.plot(x, y, linestyle="none", color=color, marker=marker, markerfacecolor="white", markeredgewidth=0.8)
@@ -132,6 +143,11 @@ def wrapped(text: str, width: int) -> str:
     """The name of a series on as many lines as it takes; a key stays beside its value."""
     whole = text.replace(" = ", "\xa0=\xa0")
     return textwrap.fill(whole, width, break_long_words=False, break_on_hyphens=False).replace("\xa0", " ")
+
+
+def goal_line(ax: Axes, value: float, label: str = "goal") -> Line2D:
+    """The goal's value as a dashed line across an axis of the metric."""
+    return ax.axhline(value, color=GREY, linestyle="--", linewidth=0.8, zorder=1, label=label)
 
 
 def few_ticks(axis: Axis, integer: bool = True) -> None:

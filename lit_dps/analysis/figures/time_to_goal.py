@@ -74,10 +74,9 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
     for ax in (left, right):
         ax.set_xlabel(look.BATCH_SIZE)
     handles = [*look.series_handles(drawn), Line2D([], [], color="white", label="fastest", **STAR)]
-    if rows["floor"].any():
-        hollow = {"color": look.GREY, "marker": "o", "markerfacecolor": "white", "linestyle": "none"}
-        handles.append(Line2D([], [], label="upper bound", **hollow))
-    look.legend_above(figure, handles)
+    if rows["seconds_low"].notna().any():
+        handles.append(Line2D([], [], label="95 % limits", color=look.GREY, linewidth=0.8))
+    look.legend_above(figure, handles + look.bound_handles(bool(rows["floor"].any())))
     return figure
 
 
