@@ -1,6 +1,7 @@
 """Which batch size, how many devices, how long, at what cost: the thinking, from numbers that were measured.
 
-`answer` is the way in. Law, rates and observations are those of `lit_dps.analysis`. No torch, no database.
+`advise` takes two tables; `answer`, below it, a law and a model of step times. Law, rates and observations are those of
+`lit_dps.analysis`. No torch, no database.
 """
 
 from lit_dps.advice.answer import Answer, Checks, answer
@@ -9,4 +10,5 @@ from lit_dps.advice.noise import PRIOR_SPREAD, expected_critical, pessimistic, s
 from lit_dps.advice.one_run import OneRun, of_runs, of_trials
 from lit_dps.advice.probe import Probe, contenders, explore, next_probe, probes
 from lit_dps.advice.step_time import Link, Seconds, StepTime, Timed, fit_step_time
+from lit_dps.advice.tables import advise
 from lit_dps.advice.text import render

@@ -41,9 +41,11 @@ class Options:
             raise ConfigError("--method", self.method, f"one of {', '.join(get_args(Method))}")
         if not self.devices or min(self.devices) < 1:
             raise ConfigError("--devices", ",".join(map(str, self.devices)), "numbers of devices such as 1,2,4,8")
-        for key, value in (("price", self.price), ("bandwidth", self.bandwidth), ("latency", self.latency)):
-            if value is not None and not (0 <= value < math.inf and (value > 0 or key == "latency")):
+        for key, value in (("price", self.price), ("bandwidth", self.bandwidth)):
+            if value is not None and not 0 < value < math.inf:
                 raise ConfigError(f"--{key}", value, "a finite number above 0")
+        if not 0 <= self.latency < math.inf:
+            raise ConfigError("--latency", self.latency, "a finite number of seconds, 0 or more")
         if self.trials < 2:
             raise ConfigError("--trials", self.trials, "at least 2: the rate has to be searched")
 

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lit_dps.advice import Checks, Link, Timed, answer, fit_step_time, render
+from lit_dps.advice import Checks, Link, Timed, advise, answer, fit_step_time, render
 from lit_dps.analysis import Observation, law_of, medians, rate_law
 from lit_dps.analysis.figures.advice import draw_advice
 
@@ -108,12 +108,26 @@ def test_tables_of_runs_and_of_step_times_are_all_it_takes():
     runs["censored"] = 0
     runs.loc[len(runs)] = [4, 5000, 1]  # one that missed its goal
     times = pd.DataFrame({"local_batch": [8, 64, 512, 64], "seconds": [0.011, 0.016, 0.061, 0.021]})
-    times["devices"] = [1, 1, 1, 2]
-    step = fit_step_time([Timed(*row) for row in times.itertuples(index=False)])
-    found = answer(law_of(medians(runs)), step, [32, 64, 128, 256], devices=(1, 2))
+    times["devices"], times["placement"] = [1, 1, 1, 2], "node"
+    found = advise(runs, times, [32, 64, 128, 256], devices=(1, 2), price=3.0)
     assert set(found.table["devices"]) == {1, 2} and found.law.refused is None
     assert found.law.critical[1] < 200 < found.law.critical[2]
-    assert "run B = " in render(found)
+    assert "run B = " in render(found) and found.price == 3
+    step = fit_step_time([Timed(*row) for row in times[["local_batch", "seconds", "devices"]].itertuples(index=False)])
+    by_hand = answer(law_of(medians(runs)), step, [32, 64, 128, 256], devices=(1, 2), price=3.0)
+    pd.testing.assert_frame_equal(found.table, by_hand.table)
+    assert sorted(set(advise(runs, times).table["batch_size"])) == [4, 8, 32, 128, 512]
+
+
+def test_tables_that_do_not_serve():
+    runs = pd.DataFrame({"batch_size": [8, 8, 32], "steps": [90, 91, 40], "seed": [0, 0, 0]})
+    times = pd.DataFrame({"local_batch": [8, 64], "seconds": [0.011, 0.016]})
+    with pytest.raises(ValueError, match="twice at batch size 8: give each run once"):
+        advise(runs, times)
+    with pytest.raises(ValueError, match="runs lacks the columns steps; it has batch_size, seed"):
+        advise(runs.drop(columns="steps"), times)
+    with pytest.raises(ValueError, match="times lacks the columns seconds"):
+        advise(runs, times.drop(columns="seconds"))
 
 
 def test_the_figure_marks_what_is_predicted_and_what_is_recommended():

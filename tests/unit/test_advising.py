@@ -53,6 +53,8 @@ def test_budgets_are_times():
             seconds_of(text)
     with pytest.raises(ConfigError, match="--bandwidth: 0 is not allowed"):
         Options(60, bandwidth=0)
+    with pytest.raises(ConfigError, match="--latency: -1 is not allowed; .* 0 or more"):
+        Options(60, latency=-1)
 
 
 def test_the_time_of_asking_is_stored_along_the_way(monkeypatch):
