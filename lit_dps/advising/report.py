@@ -19,6 +19,8 @@ from lit_dps.advising.recommended import of_branches, of_probes, rate_key
 from lit_dps.advising.showing import show, show_answer
 from lit_dps.advising.workload import own_batch_size, probing
 from lit_dps.analysis import Law, adaptive_advice, figures_folder, write_csv
+from lit_dps.analysis.fit import AT_LEAST
+from lit_dps.analysis.tables import listed_numbers, three_digits
 from lit_dps.files import replacing
 from lit_dps.record import StudyRecord
 
@@ -98,6 +100,14 @@ def _notes(case: Case, found: Answer, record: StudyRecord | None, scales: str | 
         lines.append(
             f"the trials at B = {', '.join(map(str, left))} are not all run, for want of time: K there is of a shorter "
             "search; a larger --budget goes on"
+        )
+    missed = [o for o in found.law.observations if o.bound == AT_LEAST]
+    if missed and len(missed) == len(found.law.observations):
+        most = three_digits(max(o.steps for o in missed))
+        where = listed_numbers(o.batch_size for o in missed)
+        lines.append(
+            f"no trial met the goal within {most} steps, at B = {where}: an easier goal, a larger goal.max_steps, or a "
+            "wider range of the learning rate"
         )
     if record is not None and case.largest < max(case.sizes):
         here = f"the {ranks} devices" if (ranks := case.setup.ranks) > 1 else "the device"

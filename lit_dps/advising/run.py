@@ -33,6 +33,7 @@ from lit_dps.trial import Trial
 
 TIMING, NOISE, CONFIRMING = 0.1, 0.05, 0.2  # shares of the budget of each stage but the probes, at most
 NOISE_STEPS, NOISE_BATCH = 200, 32
+BEGINNING = 30.0  # seconds that have to be left for MLflow, which takes some to begin, to be told before the end
 
 
 def run_advice(setup: StudySetup, options: Options, began: float | None = None) -> int:
@@ -74,7 +75,7 @@ def run_advice(setup: StudySetup, options: Options, began: float | None = None) 
             parameters = store.read()["parameters"]
             case = Case(setup, options, store, Probes(probe_setup, data), adaptive, times, noise, parameters)
             _say_cost(case)
-            if clock.left > 0:
+            if clock.left > BEGINNING:
                 show(case)
             if options.method == "branch":
                 run_branches(probe_setup, case.own_step, store, clock, stop)
