@@ -23,7 +23,9 @@ def _sentences(answer: Answer) -> list[str]:
         why = "nothing is within the limits" if len(answer.table) else "K or the step time is not known anywhere asked"
         return [f"no answer: {why}", *answer.law.notes]
     best, low, high = answer.best, *answer.interval
-    lines = [f"run {_place(best)}: {_costs(best, answer)}"]
+    rate = None if answer.rate is None else answer.rate.at(best["batch_size"])
+    told = "" if rate is None else f", {answer.rate.name} = {three_digits(rate)}"
+    lines = [f"run {_place(best)}{told}: {_costs(best, answer)}"]
     if answer.cut[0] or answer.cut[1]:
         ends = " and ".join(end for end, cut in zip(("smallest", "largest"), answer.cut, strict=True) if cut)
         more = f", cut off at the {ends} asked for"

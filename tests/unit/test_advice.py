@@ -80,8 +80,8 @@ def test_a_refused_law_answers_at_what_was_measured_alone():
 
 def test_the_text_has_the_answer_first():
     rate = rate_law(BATCH[:4], [0.01 * math.sqrt(b) for b in BATCH[:4]])
-    text = render(answer(LAW, LINE, BATCH, price=3.0, rate=rate))
-    assert text.startswith("run B = ")
+    text = render(answer(LAW, LINE, BATCH[:4], price=3.0, rate=rate))
+    assert text.startswith("run B = 64 on 1 device, learning_rate = 0.08: ")
     assert "is within 10 % of the best time on 1 device" in text
     assert "learning_rate ~ B^0.50" in text
     assert "assumed:" in text
