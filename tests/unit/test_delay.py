@@ -83,6 +83,24 @@ def test_the_largest_stable_rate_falls_with_the_delay():
         assert ends[0] < 1e-3 < 1e3 < ends[1], delay
 
 
+@pytest.mark.parametrize("delay", [1, 2, 4])
+def test_the_fastest_rate_and_its_contraction_are_those_of_the_double_root(delay):
+    """Of z^(tau + 1) - z^tau + rate h: at rate h = tau^tau / (tau + 1)^(tau + 1) the roots meet at tau / (tau + 1)."""
+    best, ends = delay**delay / (delay + 1) ** (delay + 1), {}
+    for share in (0.9, 1.0, 1.1):
+        x, found = nn.Parameter(torch.ones(1, dtype=torch.float64)), []
+        optimizer = torch.optim.SGD([x], lr=share * best)
+        for _ in range(900):
+            x.grad = x.detach().clone()
+            delay_gradients(optimizer, delay)
+            optimizer.step()
+            found.append(abs(float(x.detach())))
+        ends[share] = max(found[-20:])
+        if share == 1:
+            assert (found[899] / found[839]) ** (1 / 60) == pytest.approx(delay / (delay + 1), rel=2e-3)
+    assert ends[1.0] < 0.1 * min(ends[0.9], ends[1.1])
+
+
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("sparsity", [0.0, 0.8])
 def test_both_engines_train_the_same_to_the_bit(rule, sparsity):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import combinations, product
 
 import pytest
+from matplotlib.figure import Figure
 
 from lit_dps.analysis.figures import metaparameters, scaling, style
 from lit_dps.trial import Cell
@@ -38,3 +39,12 @@ def test_a_key_stays_beside_its_value(width):
         if width == 30
         else ["S = 0,", "outer_momentum = 0.9,", "steps = 4"]
     )
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.15, 4.6), (0.15, 6.5), (3, 60), (12, 800), (1, 1e5), (8, 9)])
+@pytest.mark.parametrize(("below", "above"), [(1.3, 1.3), (2, 1.6), (2, 100)])
+def test_a_logarithmic_axis_has_two_ticks_at_least_and_few_enough(low, high, below, above):
+    ax = Figure().add_subplot()
+    style.log_values_axis(ax, [low, high], below, above)
+    shown = [y for y in ax.get_yticks() if ax.get_ylim()[0] <= y <= ax.get_ylim()[1]]
+    assert 2 <= len(shown) <= 8

@@ -77,7 +77,8 @@ def log_values_axis(ax: Axes, values: Sequence[float] | pd.Series, below: float 
     ax.set_yscale("log")
     ax.set_ylim(values.min() / below, values.max() * above)
     span = values.max() / values.min() * max(1, below / 2, above / 2)
-    if span < 30:  # hardly a decade: powers of ten alone would be one tick or none
+    low, high = np.log10(ax.get_ylim())
+    if span < 30 or math.floor(high) - math.ceil(low) < 1:  # powers of ten alone would be one tick or none
         ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if span > 8 else (1, 1.5, 2, 3, 5, 7)))
     plain_ticks(ax.yaxis)
 
