@@ -32,7 +32,8 @@ class StudyConfig:
         sparsities: Shares of pruned parameters of the grid, each in [0, 1).
         grid: Values by configuration key, of further axes of the grid or in place of the two above:
             {pruning.method: [snip, random], model.network: [lit_dps.models.MLP, lit_dps.models.SimpleCNN]}. Keys are
-            those of the model, the data, the pruning, optim and local; values are numbers, names or class paths.
+            those of the model, the data, the pruning (pruning.options.batches, too), optim and local; values are
+            numbers, names or class paths.
         trials: Points, and so trials, of each cell.
         sampler: "sobol" draws the points of the paper's protocol, the same in every cell. "tpe" and "gp" (Optuna's), or
             the class path of another sampler of Optuna's, draw them from the results of the cell so far.

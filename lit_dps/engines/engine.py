@@ -18,6 +18,7 @@ from lit_dps.training.checkpoints import CheckpointFile, Checkpoints
 from lit_dps.training.workload import Workload
 from lit_dps.trial import Status, Trial, TrialResult
 
+OPTIONS = "pruning.options."  # an axis may be an argument of the pruning method
 SCORES_KEPT = 2**26  # elements: 256 MiB in float32, all 100 points of the paper's networks many times over
 NO_NOISE = ("noise", False)  # of smoothness, which had no such key before: studies and checkpoints of then stay equal
 Key = tuple[int, ...]  # of the pass that scores were taken over: `TrainingPass.key`
@@ -64,7 +65,10 @@ class Training:
 
     def pruning_of(self, trial: Trial) -> PruningCallback:
         """How a trial is pruned."""
-        own = {key.removeprefix("pruning."): value for key, value in trial.cell.others if key.startswith("pruning.")}
+        others = [(key, value) for key, value in trial.cell.others if key.startswith("pruning.")]
+        own = {key.removeprefix("pruning."): value for key, value in others if not key.startswith(OPTIONS)}
+        if options := {key.removeprefix(OPTIONS): value for key, value in others if key.startswith(OPTIONS)}:
+            own["options"] = {**(self.pruning.get("options") or {}), **options}
         seed = trial.seed_for("prune")
         found = PruningCallback(**{**self.pruning, **own, "sparsity": trial.cell.sparsity, "seed": seed})
         found.redraw = partial(self.workload.module, trial)

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 from collections.abc import Mapping
 
+from lit_dps.engines.engine import OPTIONS
 from lit_dps.errors import ConfigError
 from lit_dps.goal import TAKEN
 from lit_dps.rounds import Rounds
@@ -15,6 +16,8 @@ from lit_dps.training.workload import locate
 from lit_dps.trial import Cell, Trial
 
 LOCAL = [f"local.{field.name}" for field in dataclasses.fields(Rounds)]
+PRUNING = [f"pruning.{name}" for name in ("method", "init", "biases", "batch_size")]  # the seed is the point's
+DELAY = "optim.delay"
 
 
 def check_goals(setup: StudySetup) -> None:
@@ -43,6 +46,10 @@ def check_keys(setup: StudySetup) -> None:
     for source, key in [*(("study.space", key) for key in study.space), *(("study.grid", key) for key in study.axes)]:
         if key.startswith("local.") and key not in LOCAL:
             raise ConfigError(source, key, f"one of {', '.join(LOCAL)}")
+        if key.startswith("pruning.") and not (key in PRUNING or key.startswith(OPTIONS)):
+            raise ConfigError(source, key, f"one of {', '.join(PRUNING)}, {OPTIONS}NAME of an argument of the method")
+        if key.startswith("optim.") and key != DELAY:
+            raise ConfigError(source, key, DELAY)
         if source == "study.grid" and key in study.space and key in LOCAL:
             raise ConfigError(source, key, "a key of its own: study.space sets this one already")
     searched = [key for key in study.space if not key.startswith("local.")]

@@ -24,6 +24,16 @@ from tests.e2e.test_bad_input import edited, refusal  # noqa: F401
         (edited("local", {"workers": 2, "steps": 0}), ["local.steps: 0 is not allowed"]),
         (edited("study/grid", {"local.steps": [1, 0]}), ["local.steps: 0 is not allowed"]),
         (edited("local", {"workers": 2}) | {"optim": {"delay": 2}}, ["local.workers: 2 is not allowed"]),
+        (edited("study/grid", {"optim.dely": [0, 2]}), ["study.grid: 'optim.dely' is not allowed; optim.delay"]),
+        (
+            edited("study/grid", {"pruning.seed": [0, 2]}),
+            ["study.grid: 'pruning.seed' is not allowed; one of pruning."],
+        ),
+        (
+            edited("study/grid", {"pruning.options.batch": [1, 5]}),
+            ["pruning.options: {'batch': 1} is not allowed; what snip takes"],
+        ),
+        (edited("study/grid", {"pruning.options.batches": [0, 1]}), ["pruning.options.batches: 0 is not allowed"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )

@@ -43,3 +43,16 @@ def test_stacked_trials_may_be_pruned_by_different_methods():
         other = by_cell[result.trial.cell]
         assert other.kept == result.kept
         assert other.curve["train_loss"] == pytest.approx(result.curve["train_loss"], rel=1e-4)
+
+
+@pytest.mark.parametrize("option", [("batches", 1), ("abs_per_batch", 1)])
+def test_an_axis_may_be_an_argument_of_the_method(option):
+    name, value = option
+    pruning = {"method": "snip", "options": {"batches": 2}, "batch_size": 40}
+    axis = Trial(Cell(16, 0.8, ((f"pruning.options.{name}", value),)), 1, PARAMS)
+    given = {**pruning, "options": {**pruning["options"], name: value}}
+    usual, ours, asked = (
+        train_one(trial, WORKLOAD, GOAL, pruning=how)
+        for trial, how in ((dataclasses.replace(axis, cell=Cell(16, 0.8)), pruning), (axis, pruning), (axis, given))
+    )
+    assert ours.curve == asked.curve and ours.kept == asked.kept and ours.curve != usual.curve
