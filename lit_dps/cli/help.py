@@ -55,7 +55,7 @@ OPTIONS = {
 COMMON = {
     "--config FILE": "the configuration; of several the later ones win",
     "--print_config": "the whole configuration, with defaults",
-    "--help-all": "every key, also of Lightning's Trainer: 600 lines",
+    "--help-all": "every key, also of Lightning's Trainer: 770 lines",
     "--model.help CLASS": "the arguments of a class; likewise --data.help",
 }
 SECTIONS = {

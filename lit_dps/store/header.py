@@ -112,6 +112,7 @@ def declare(
         StorageError: if the storage cannot be used.
     """
     attrs = {
+        "about": f"what study {study.name} declares; its trials are in the studies of its cells, {study.name} | B=...",
         "workload": workload,
         "goal": goal.stored(),
         "seed": study.seed,

@@ -6,8 +6,9 @@ cell's points. Repeats of a cell's best points on fresh seeds are in "NAME | B=1
 K* looks into. MLflow holds a view that can be made anew from it (`analyze --sync`): an experiment for each workload, in
 it a run for each study, below that a run for each cell, below that a run for each trial and each repeat.
 
-Lists of Optuna's studies show the header as one without trials. It stays: by its attributes every stored study is found
-and continued, and no cell could hold them, since any cell may be the first to be run, by any of several workers.
+Lists of Optuna's studies show the header as one without trials; its attribute "about" says why. It stays: by its
+attributes every stored study is found and continued, and no cell could hold them, since any cell may be the first to
+be run, by any of several workers.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ HEADER_ATTRS = {
     UID: "Tells the study from all others, also from a deleted one of the same name. Absent in the oldest studies.",
     IDENTITY: "All that decides results, nested: has to be equal whenever the study is taken up again.",
     "config": "The whole configuration that the study was started with, for the record.",
+    "about": "What this study without trials is, for people that see it in a list. Absent in earlier studies.",
     "workload": "Name of the workload, and of MLflow's experiment.",
     "goal": "As `lit_dps.goal.Goal.stored` gives it.",
     "seed": "The study's seed, from which those of its trials are derived.",

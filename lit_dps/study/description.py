@@ -15,7 +15,7 @@ LONGEST = 250  # characters of a parameter's value
 
 
 def markdown(study: Analysis, report: str | None = None) -> str:
-    """The answer, in sentences and as a table, and where the report is.
+    """The answer, first since MLflow folds all but a few lines; the table, what to know of both, where the report is.
 
     Args:
         study: The study.
@@ -23,14 +23,15 @@ def markdown(study: Analysis, report: str | None = None) -> str:
     """
     record, goal = study.record, study.record.goal
     unfinished = sum(cell.pending for cell in study.cells)
-    lines = [
+    said = {series: sentences(series, study.answer, study.rate_laws[series]) for series in record.series}
+    lines = [f"- {first}" for first, *_ in said.values()] + ["", *_table(study)]
+    for series, (_, *others) in said.items():
+        lines += ["", f"{series}:", "", *(f"- {line.strip()}" for line in others)] if others else []
+    lines += [
+        "",
         f"{goal}, checked every {goal.check_interval} steps, budget {goal.max_steps} steps; "
         f"{record.trials} trials a cell" + (f"; **{unfinished} trials have not finished**" if unfinished else ""),
-        "",
     ]
-    for series in record.series:
-        lines += [f"- {'. '.join(map(str.strip, sentences(series, study.answer, study.rate_laws[series])))}"]
-    lines += ["", *_table(study)]
     if report is not None:
         lines += ["", f"[report.html]({report}): curves, rates, all trials"]
     return "\n".join(_escaped(line) for line in lines)
