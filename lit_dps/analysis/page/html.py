@@ -57,8 +57,9 @@ def page(study: Analysis) -> str:
             script,
             "Time and examples to the goal",
             answers.to_goal(study),
-            "K* times the median time of a step on the machine that ran the trials, bars: its quartiles; a star is the "
-            "fastest of its series. Examples are K* B. Open markers are upper bounds.",
+            "Steps, as the verdict says they are counted, times the median time of a step on the machine that ran the "
+            "trials; bars: 95 % limits. A star is the fastest of its series. Examples are K* B. Open markers are upper "
+            "bounds.",
         ),
         _chart(
             script,
