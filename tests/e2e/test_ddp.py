@@ -52,6 +52,7 @@ def test_torchrun_ends_with_the_table_of_one_process_and_reruns_nothing(tmp_path
     assert "nothing left to run" in again.stderr
 
 
+@pytest.mark.long
 def test_a_plain_command_goes_on_at_another_number_of_ranks(tmp_path, unbroken):
     part = ("--study.trials", 2)
     more = (*TWO, "--study.trials", 3)
@@ -65,6 +66,7 @@ def test_a_plain_command_goes_on_at_another_number_of_ranks(tmp_path, unbroken):
 SMALL = ("--study.batch_sizes", "[2]", "--study.trials", 2, "--goal.max_steps", 200, "--goal.early_reject", "true")
 
 
+@pytest.mark.long
 def test_four_ranks_train_on_two_examples(tmp_path):
     for name, options in {"one": (), "four": ("--trainer.devices", 4, "--trainer.strategy", "ddp")}.items():
         (tmp_path / name).mkdir()
@@ -73,7 +75,9 @@ def test_four_ranks_train_on_two_examples(tmp_path):
     assert table(tmp_path / "four") == table(tmp_path / "one")
 
 
-@pytest.mark.parametrize(("launcher", "who"), [("torchrun", "first"), ("plain", "last")])
+@pytest.mark.parametrize(
+    ("launcher", "who"), [pytest.param("torchrun", "first", marks=pytest.mark.long), ("plain", "last")]
+)
 def test_a_killed_rank_ends_the_job_and_its_trial_is_run_again(tmp_path, unbroken, launcher, who):
     database = tmp_path / "mlruns" / "study.db"
     process = start(tmp_path, *STUDY, *TWO) if launcher == "plain" else start_forked(tmp_path, torchrun(2, *STUDY))

@@ -18,7 +18,7 @@ STUDY = ("study", "--config", FAST)
 @pytest.mark.parametrize(
     ("sent", "workers", "group"),
     [
-        (signal.SIGTERM, 1, False),
+        pytest.param(signal.SIGTERM, 1, False, marks=pytest.mark.long),
         (signal.SIGINT, 2, True),  # as a terminal sends Ctrl-C: to all processes
         (signal.SIGKILL, 2, False),  # the parent alone: its workers must not train on
     ],
@@ -46,7 +46,7 @@ def test_interrupted_study_equals_unbroken_one(tmp_path, unbroken, sent, workers
     assert table(tmp_path) == table(unbroken)
 
 
-@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("sent", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_one_worker_that_ends_leaves_the_rest_to_the_others(tmp_path, unbroken, sent):
     database = tmp_path / "mlruns" / "study.db"
     process = start(tmp_path, *STUDY, "--study.workers", 2)

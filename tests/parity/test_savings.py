@@ -46,7 +46,7 @@ def study(folder, data: str, seed: int, workers: int, options) -> StudyRecord:
 @pytest.mark.parametrize(
     ("data", "seed"),
     [
-        ("fashion-mnist", 0),
+        pytest.param("fashion-mnist", 0, marks=pytest.mark.long),
         pytest.param("mnist", 0, marks=pytest.mark.long),
         pytest.param("mnist", 1, marks=pytest.mark.long),
         pytest.param("fashion-mnist", 1, marks=pytest.mark.long),

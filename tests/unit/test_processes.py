@@ -23,9 +23,9 @@ ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "2"}
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def server():
-    """A server of each test's own."""
+    """A server of these tests' own."""
     forkserver._forkserver._stop()
     yield forkserver._forkserver
     forkserver._forkserver._stop()
