@@ -29,6 +29,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
 
 
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Again after a test whose command took more: ranks that are forked would hang in OpenMP, and sums differ."""
+    yield
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def postgres_server():
     """A PostgreSQL server; without one the test is skipped."""
