@@ -210,6 +210,10 @@ def _assumed(law, table, step_time: StepTime, checks, price, one_run) -> tuple[s
         lines.append("steps are K, the least of several trials: one run usually needs more, how many is not known")
     else:
         lines.append("what one run needs beside K is the same at all batch sizes")
+    if (table["steps_known"] == "measured").any():
+        lines.append(
+            "K without a law is that of each batch size by itself: the fastest row is in part the luckiest one"
+        )
     if (table["step_known"] == "predicted").any():
         lines.append(f"step times marked predicted: {step_time.link}")
     if checks is None:

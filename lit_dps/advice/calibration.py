@@ -21,8 +21,8 @@ def calibrate(outcomes: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
 
     Args:
         outcomes: By study: batch_size, devices, reached, steps, hours of steps and checks, other_hours to begin, to log
-            and to save (absent in earlier versions, whose hours hold them), and predicted_steps and predicted_hours,
-            each lower limit, value and upper limit.
+            and to save (absent in earlier versions, whose hours hold them), real_devices (absent where they are
+            devices), and predicted_steps and predicted_hours, each lower limit, value and upper limit.
     """
     rows = [(name, each) for name, kept in outcomes.items() for each in kept]
     if not rows:
@@ -30,14 +30,23 @@ def calibrate(outcomes: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     lines = aligned((_row(name, each) for name, each in rows), words=True)
     for what in WHAT:
         lines.append("")
-        lines.append(f"{what}: {_summary(what, [each for _, each in rows])}")
+        of = [each for _, each in rows if what == "steps" or _as_asked(each)]
+        lines.append(f"{what}: {_summary(what, of)}")
+    if others := sum(not _as_asked(each) for _, each in rows):
+        lines.append(f"{others} ran on another number of devices than predicted: their hours do not count")
     if older := sum("other_hours" not in each for _, each in rows):
         lines.append(f"the hours of {older} of them, of an earlier version, hold what fit took to begin, log and save")
     return "\n".join(lines) + "\n"
 
 
+def _as_asked(each: Mapping[str, Any]) -> bool:
+    """Whether it ran on as many devices as predicted."""
+    return each.get("real_devices", each["devices"]) == each["devices"]
+
+
 def _row(name: str, each: Mapping[str, Any]) -> dict[str, str]:
     found = {"study": name, "B": str(each["batch_size"]), "devices": str(each["devices"])}
+    found["devices"] += "" if _as_asked(each) else f", run on {each['real_devices']}"
     for what in WHAT:
         low, value, high = map(three_digits, each[f"predicted_{what}"])
         sign = "" if each["reached"] else "> "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Any
 
@@ -10,6 +11,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lit_dps.parallel import ranks
 from lit_dps.store import AdviceStore
 from lit_dps.training import GoalErrorCallback
+from lit_dps.training.steps import examples_in
 from lit_dps.training.stopwatch import watch_of
 
 
@@ -17,7 +19,8 @@ class PredictionCallback(Callback):
     """Logs predicted and real steps and hours of a run to goal, and stores the pair where `calibration` finds it.
 
     Times are of steps with their data and of checks, as advice predicts them. What `fit` does beside, to begin, to log
-    and to save, is kept apart.
+    and to save, is kept apart. A run whose steps have another batch size is none of the prediction's, which is said and
+    not stored; one on another number of devices is stored with that number, and its hours count for nothing.
 
     Args:
         storage: Optuna storage URL of the study whose advice this is.
@@ -29,16 +32,24 @@ class PredictionCallback(Callback):
 
     def __init__(self, storage: str, study: str, batch_size: int, devices: int, steps: list[float], hours: list[float]):
         self.storage, self.study, self.batch_size, self.devices = storage, study, batch_size, devices
-        self.steps, self.hours, self._began = steps, hours, time.monotonic()
+        self.steps, self.hours, self._began, self._size = steps, hours, time.monotonic(), 0
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._began = time.monotonic()
+        self._began, self._size = time.monotonic(), 0
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if not self._size and trainer.world_size == 1:  # of several ranks each has a part
+            self._size = (examples_in(batch) or 0) * trainer.accumulate_grad_batches
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         watch_of(trainer).turn(None, pl_module.device)  # loggers are told next
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if ranks.rank():
+            return
+        if self._size not in (0, self.batch_size):
+            said = f"the prediction is of B = {self.batch_size}, this run has B = {self._size}: no pair of them is kept"
+            print(f"note: {said}", file=sys.stderr)
             return
         goal = next((c for c in trainer.callbacks if isinstance(c, GoalErrorCallback)), None)
         took, timed = time.monotonic() - self._began, watch_of(trainer).timed
@@ -48,6 +59,7 @@ class PredictionCallback(Callback):
             "steps": trainer.global_step,
             "hours": trained / 3600,
             "other_hours": (took - trained) / 3600,
+            "real_devices": trainer.world_size,
         }
         given = {"batch_size": self.batch_size, "devices": self.devices}
         predicted = {"predicted_steps": self.steps, "predicted_hours": self.hours}

@@ -198,10 +198,10 @@ def _say_cost(case: Case) -> None:
 
 def _say_share(budget: float, own: int, most: int, training: float, about: str = "") -> None:
     share = budget / training
-    cost = f"{share:.0%}" if share < 2 else f"{significant(share)} times"  # of one training that meets no goal
+    cost = f"{share:.0%} of" if share < 2 else f"{significant(share)} times"
     say(
         f"one training at B = {own} that spends its {most} steps takes {about}{time_text(training)} on one device: "
-        f"asking is at most {cost} of that"
+        f"asking is at most {cost} that"
     )
 
 

@@ -76,6 +76,7 @@ def test_a_refused_law_answers_at_what_was_measured_alone():
     assert found.table["batch_size"].tolist() == [8, 32, 64]
     assert found.best["batch_size"] == 32
     assert "not identifiable, because K rises" in render(found)
+    assert "the fastest row is in part the luckiest" in render(found)
 
 
 def test_the_text_has_the_answer_first():

@@ -126,6 +126,10 @@ def test_calibration_tells_bias_and_coverage():
     text = calibrate({"a": [run(110), run(200)], "b": [run(130, False), run(90, False)]})
     assert "steps: real / predicted 1.48" in text  # sqrt(1.1 x 2)
     assert "1 of 3 within the 95 % limits; 1 ended before" in text and "> 130" in text
+    other = calibrate({"a": [run(110), {**run(50), "devices": 4, "real_devices": 1}]})
+    assert "4, run on 1" in other and "1 ran on another number of devices" in other
+    steps, hours = (next(line for line in other.splitlines() if line.startswith(what)) for what in ("steps", "hours"))
+    assert "(of 2 that met the goal); 1 of 2 within" in steps and "(of 1 that met the goal); 1 of 1 within" in hours
     assert calibrate({"a": []}) == "no run of fit with a recommended configuration is stored yet\n"
 
 

@@ -13,7 +13,7 @@ from lit_dps.advice.calibration import calibrate
 from lit_dps.advising.prediction import PredictionCallback
 from lit_dps.analysis import step_seconds
 from lit_dps.models import MLP
-from lit_dps.store import decode_result, encode_result, list_advice
+from lit_dps.store import AdviceStore, decode_result, encode_result, list_advice
 from lit_dps.training import GoalErrorCallback
 from lit_dps.training.protocol import STUDY_TRAINER
 from lit_dps.training.stopwatch import Stopwatch
@@ -101,6 +101,15 @@ def test_fit_keeps_steps_and_checks_apart_from_what_it_does_beside(monkeypatch, 
     shown = calibrate({"mine": [found]})
     assert "other hours" in shown.splitlines()[0] and shown.splitlines()[1].endswith("0.833")
     assert "of an earlier version" in calibrate({"mine": [{k: v for k, v in found.items() if k != "other_hours"}]})
+
+
+def test_a_run_of_another_batch_size_is_no_pair(tmp_path, capsys):
+    url = f"sqlite:///{tmp_path}/study.db"
+    prediction = PredictionCallback(url, "mine", 64, 1, [10, 12, 14], [0.05, 0.1, 0.2])
+    built = Workload(SLOW, DATA, {"accelerator": "cpu", **STUDY_TRAINER}).build(TRIAL)
+    Trainer(**{**built.trainer, "callbacks": [prediction, GoalErrorCallback(**GOAL)]}).fit(built.module, built.data)
+    assert "the prediction is of B = 64, this run has B = 32: no pair of them is kept" in capsys.readouterr().err
+    assert AdviceStore(url, "mine").read() == {}
 
 
 def test_it_stands_still_where_it_is_stopped():
