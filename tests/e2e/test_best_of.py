@@ -20,8 +20,6 @@ def url(folder) -> str:
 
 def test_all_trials_of_a_cell_are_at_the_best_point_of_the_other_study(tmp_path):
     assert run_here(tmp_path, *SMALL).returncode == 0
-    first = run_here(tmp_path, *WINNERS, "--study.trials", 1, "--smoothness.interval", 4)
-    assert first.returncode == 0, first.stderr
     done = run_here(tmp_path, *WINNERS, "--smoothness.interval", 4)
     assert done.returncode == 0, done.stderr
     search, winners = (Analysis(read_study(url(tmp_path), name)) for name in ("fast", "winners"))

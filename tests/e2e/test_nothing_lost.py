@@ -46,7 +46,7 @@ def full_disk(folder: Path):
         subprocess.run(["umount", "-l", folder], check=False)
 
 
-@pytest.mark.parametrize("kind", ["no server", "full disk"])
+@pytest.mark.parametrize("kind", ["no server", pytest.param("full disk", marks=pytest.mark.long)])
 def test_a_study_goes_on_without_mlflow_and_can_be_logged_later(tmp_path, call, unbroken, kind):
     if kind == "no server":
         uri, why_unusable = f"http://127.0.0.1:{free_port()}", nullcontext()

@@ -72,6 +72,7 @@ def outputs(folders: list[Path]) -> list[str]:
     return [(folder / "output.txt").read_text() for folder in folders]
 
 
+@pytest.mark.long
 def test_eight_processes_finish_a_study_with_exactly_the_declared_points(tmp_path, postgres, unbroken, begin):
     view = f"sqlite:///{tmp_path}/mlflow.db"
     folders = machines(tmp_path, 8)

@@ -121,8 +121,7 @@ def test_a_delay_of_nothing_is_the_usual_update_to_the_bit():
         assert none.curve == usual.curve
 
 
-@pytest.mark.parametrize("rule", ["momentum", "nesterov", "adamw"])
-@pytest.mark.parametrize("schedule", ["constant", "linear"])
+@pytest.mark.parametrize(("rule", "schedule"), [("momentum", "constant"), ("nesterov", "linear"), ("adamw", "linear")])
 def test_stacked_trials_train_as_single_ones(rule, schedule):
     rates = (0.002, 0.01, 0.03) if rule == "adamw" else (0.02, 0.1, 0.2)
     trials = [

@@ -33,7 +33,7 @@ def again(outcome: Outcome, *options: object) -> list:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("animal", ["numpy", "short batches"])
+@pytest.mark.parametrize("animal", ["numpy", pytest.param("short batches", marks=pytest.mark.long)])
 def test_two_workers_do_what_one_does(zoo, animal):
     outcome = zoo(**ANIMALS[animal], **NEVER)
     assert_works(outcome, ["incomplete"])
