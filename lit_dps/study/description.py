@@ -8,6 +8,7 @@ from typing import Any
 from lit_dps.analysis import Analysis
 from lit_dps.analysis.answer import sentences, time_text
 from lit_dps.analysis.tables import k_star_text, records, short_columns
+from lit_dps.config import SPARSITY_KEY
 
 SECTIONS = ("model", "data", "pruning", "optim", "local")
 TRAINER = ("accelerator", "devices", "precision", "accumulate_grad_batches", "gradient_clip_val")
@@ -61,10 +62,18 @@ def _escaped(line: str) -> str:
 
 
 def constants(config: Mapping[str, Any]) -> dict[str, str]:
-    """What all trials share of a study's configuration, by dotted key, but for what is left out or empty."""
+    """What all trials share of a study's configuration, by dotted key, but for what is left out or empty.
+
+    What a cell or a trial sets, such as the batch size, is none of it.
+    """
     found: dict[str, str] = {}
+    study = config.get("study", {})
+    batch_size = study.get("batch_size_key", "data.batch_size")
+    varied = {batch_size, SPARSITY_KEY, "pruning.seed", *study.get("grid", ()), *study.get("space", ())}
 
     def take(prefix: str, node: object) -> None:
+        if prefix in varied:
+            return
         if isinstance(node, Mapping):
             for key, value in node.items():
                 take(prefix if key == "init_args" else f"{prefix}.{key}", value)

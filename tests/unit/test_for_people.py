@@ -115,6 +115,13 @@ def test_constants_are_named_by_their_keys():
     }
 
 
+def test_what_a_cell_or_a_trial_sets_is_no_constant():
+    data = {"class_path": "a.Data", "init_args": {"batch_size": 128, "size": 9, "net": {"class_path": "b.C"}}}
+    study = {"grid": {"data.net": ["b.C", "b.D"]}, "space": {"data.size": {"low": 1, "high": 9}}}
+    config = {"data": data, "pruning": {"sparsity": 0.5, "seed": 1, "method": "snip"}, "study": study}
+    assert constants(config) == {"data": "a.Data", "pruning.method": "snip"}
+
+
 def test_mlflow_holds_description_constants_and_views(study, tmp_path):
     tracker = Tracker(f"sqlite:///{tmp_path}/mlflow.db", str(tmp_path), "workload", "a study", {})
     sync(tracker, study.record, study)
