@@ -116,7 +116,7 @@ def test_a_goal_that_nobody_meets_is_no_error(tmp_path):
         if "no trial met the goal" in done.stdout:
             break
     assert "not identifiable, because K is known at 0 batch sizes" in done.stdout and "no answer" in done.stdout
-    assert "note: no trial met the goal within 20 steps, at B = 32" in done.stdout
+    assert re.search(r"note: no trial met the goal within 20 steps, at B = \d", done.stdout)
     assert not (tmp_path / "mlruns" / "figures" / "Hopeless" / "advice" / "fit.yaml").exists()
 
 
