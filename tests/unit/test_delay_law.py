@@ -187,7 +187,7 @@ def test_table_report_and_figure(tmp_path):
     assert list(found.critical_delays["batch_size"]) == list(BATCH_SIZES)
     assert "own_c2" in (tmp_path / "all" / "delay-law.csv").read_text()
     left, right = drawn(FIGURE, found).axes
-    assert left.get_legend_handles_labels()[1] == [f"B = {b}" for b in BATCH_SIZES]
+    assert left.get_legend_handles_labels()[1] == [*(f"B = {b}" for b in BATCH_SIZES), "law"]
     assert right.get_xlabel() == "B / s(delay) [examples]"
 
 
