@@ -147,6 +147,8 @@ def little(config: Path, data: Path) -> list[str]:
     sparsity = 0.0 if content["model"]["class_path"].endswith("NoisyQuadratic") else 0.9  # it has nothing to prune
     options = ["--study.batch_sizes", f"[{max(2, workers)}]", "--study.sparsities", f"[{sparsity}]"]
     options += ["--study.trials", "1", "--study.workers", "1", "--goal.max_steps", str(interval)]
+    if "space" not in content["study"]:  # advise finds the learning rate of such by itself
+        options += ["--study.space", "{model.lr: {low: 0.01, high: 0.1}}"]
     if content["data"]["class_path"] in ("lit_dps.data.MNIST", "lit_dps.data.FashionMNIST", "lit_dps.data.CIFAR10"):
         options += ["--data.root", str(data)]
     if "train_examples" in content["data"].get("init_args", {}):

@@ -34,7 +34,7 @@ def project(tmp_path_factory):
 def test_the_tutorial_runs_and_says_what_it_shows(project):
     folder, (fit, forecast, study, sparse, look, again) = project
     assert re.search(r"^complete after \d+ steps: the goal is met, val_error 0\.\d+ at step \d+$", fit, re.MULTILINE)
-    assert re.search(r"^total +32 ", forecast, re.MULTILINE)
+    assert re.search(r"^ *total +32 ", forecast, re.MULTILINE)
     assert "S=0.5" not in study and "S=0.5" in sparse
     heads = [line.split() for line in PAGE.splitlines() if re.match(r" +B +S +K\*", line)]
     assert len(heads) == 2 and all(head in [line.split() for line in study.splitlines()] for head in heads)

@@ -61,7 +61,9 @@ def test_a_made_up_study(tmp_path):
     assert isinstance(study.plot(), matplotlib.figure.Figure)
     assert [ax.get_title() for ax in study.plot("scaling").axes][:2] == ["sparsity 0", "sparsity 0.9"]
     assert len(study.plot("metaparameters").axes) == 8
-    with pytest.raises(ConfigError, match="name: 'loss' is not allowed; any of scaling, metaparameters, "):
+    with pytest.raises(
+        ConfigError, match="name: 'loss' is not allowed; any of scaling, time-to-goal, metaparameters, "
+    ):
         study.plot("loss")
     with pytest.raises(ConfigError, match="has data for: no Lipschitz measurements"):
         study.plot("lipschitz")
