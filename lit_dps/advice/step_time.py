@@ -1,8 +1,9 @@
 """Seconds of an optimizer step on one or several devices: fitted where it was timed, predicted where it was not.
 
 On a device, t(m) = (a^p + (b m)^p)^(1/p) over the local batch m: p = 1 is a line, a larger p a flat stretch up to a
-knee at m = a / b and a line beyond it. Several devices exchange gradients while they compute, (t(m)^q + s^q)^(1/q),
-with s = alpha + beta (n - 2) for n devices, of one node or of several: the form of Pollux (Qiao et al. 2021).
+knee at m = a / b and a line beyond it. Several devices exchange gradients while they compute, which slows computing by
+a factor c: ((c t(m))^q + s^q)^(1/q), s = alpha + beta (n - 2) for n devices, of one node or of several: the form of
+Pollux (Qiao et al. 2021), with c = 1 there. Few points tell neither c nor q: both are drawn to what is usual.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ EXACT = 0.005  # misfit of a line that leaves nothing for a knee to explain
 BETTER = 0.8  # a knee is taken where it lowers the misfit below this share of the line's
 TYPICAL_ERROR = 0.05  # of log t: the least that a prediction is uncertain by (docs/advice-law.md)
 TOGETHER = 0.1  # likewise, of several devices
+# Usual log c and log q, how far off they may be, and the error of a point: exchanges run beside the backward pass
+SLOWED, OVERLAP, POINT = (0.1, 0.1), (math.log(4), 0.7), 0.01
 PER_DOUBLING = 0.1  # what is added to it for each doubling beyond the local batches that were timed
 PER_DOUBLING_OF_DEVICES = 0.4  # likewise beyond the numbers of devices: public clusters were off by so much
 
@@ -86,6 +89,7 @@ class StepTime:
         local: The smallest and largest local batch that was timed on one device.
         exchange: alpha, beta [seconds] of one node (False) and of several (True), as far as they were timed.
         q: Overlap of computing and exchange; 1 is none.
+        slowed: How many times as long a device computes where it exchanges meanwhile (c).
         devices: Most devices timed, of one node (False) and of several (True).
         together: As `misfit`, of steps on several devices.
         link: What is assumed where no exchange was timed.
@@ -100,6 +104,7 @@ class StepTime:
     local: tuple[float, float]
     exchange: dict[bool, tuple[float, float]]
     q: float = 1.0
+    slowed: float = 1.0
     devices: dict[bool, int] | None = None
     together: float = math.nan
     link: Link | None = None
@@ -127,7 +132,7 @@ class StepTime:
             far = self.node is not None and devices > self.node
             if far in self.exchange:
                 alpha, beta = self.exchange[far]
-                last = float(_either(single, alpha + beta * (devices - 2), self.q))
+                last = float(_either(self.slowed * single, alpha + beta * (devices - 2), self.q))
                 misfits += [self.together, TOGETHER]
                 if (more := devices / self.devices[far]) > 1:
                     known, spread = "extrapolated", math.hypot(spread, PER_DOUBLING_OF_DEVICES * math.log2(more))
@@ -218,23 +223,28 @@ def _with_exchange(model: StepTime, rows: Sequence[Timed]) -> StepTime:
     sloped = [len({row.devices for row in rows if (row.nodes > 1) == kind}) > 1 for kind in kinds]
     scale = float(np.median(single))
 
-    def misfit(x):
-        alpha, beta = np.exp(x[1 : 1 + len(kinds)]), np.where(sloped, np.exp(x[1 + len(kinds) :]), 0.0)
+    def exchanged(x):
+        alpha, beta = np.exp(x[2 : 2 + len(kinds)]), np.where(sloped, np.exp(x[2 + len(kinds) :]), 0.0)
         exchange = scale * (alpha[far] + beta[far] * (n - 2))
-        return np.log(((parts - 1) * single + _either(single, exchange, x[0])) / t)
+        return np.log(((parts - 1) * single + _either(math.exp(x[0]) * single, exchange, math.exp(x[1]))) / t)
 
-    low, high = [1, *(2 * len(kinds)) * [-14]], [SHARPEST, *(2 * len(kinds)) * [7]]
-    starts = [[q, *len(kinds) * [-1.0], *len(kinds) * [-5.0]] for q in (1.2, 4.0)]
+    def misfit(x):
+        known = [(value - usual) / spread for value, (usual, spread) in zip(x, (SLOWED, OVERLAP), strict=False)]
+        return np.concatenate([exchanged(x) / POINT, known])
+
+    low, high = [0, 0, *(2 * len(kinds)) * [-14]], [math.log(2), math.log(SHARPEST), *(2 * len(kinds)) * [7]]
+    starts = [[0.1, math.log(q), *len(kinds) * [-1.0], *len(kinds) * [-5.0]] for q in (1.2, 4.0)]
     best = min((least_squares(misfit, x, bounds=(low, high)) for x in starts), key=lambda found: found.cost)
-    alpha, beta = scale * np.exp(best.x[1 : 1 + len(kinds)]), scale * np.exp(best.x[1 + len(kinds) :])
-    free = len(t) - 1 - len(kinds) - sum(sloped)
+    alpha, beta = scale * np.exp(best.x[2 : 2 + len(kinds)]), scale * np.exp(best.x[2 + len(kinds) :])
+    free = len(t) - 2 - len(kinds) - sum(sloped)
     most = {kind: max(row.devices for row in rows if (row.nodes > 1) == kind) for kind in kinds}
     return StepTime(
         **{
             **vars(model),
             "exchange": {k: (float(alpha[i]), float(beta[i]) if sloped[i] else 0.0) for i, k in enumerate(kinds)},
-            "q": float(best.x[0]),
+            "q": math.exp(best.x[1]),
+            "slowed": math.exp(best.x[0]),
             "devices": most,
-            "together": math.sqrt(float((best.fun**2).sum()) / free) if free > 0 else math.nan,
+            "together": math.sqrt(float((exchanged(best.x) ** 2).sum()) / free) if free > 0 else math.nan,
         }
     )

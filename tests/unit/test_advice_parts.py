@@ -54,11 +54,21 @@ def test_accumulation_repeats_the_device_and_exchanges_once():
     rows = [Timed(m, 0.01 + 1e-4 * m) for m in SIZES]
     rows += [Timed(m, 0.01 + 1e-4 * m + 0.005 + 0.001 * (n - 2), n) for m in SIZES for n in (2, 3, 4)]
     model = fit_step_time(rows, largest=64)
-    assert model.q == pytest.approx(1, abs=0.05)
     assert model.at(64 * 4, 4).value == pytest.approx(0.01 + 64e-4 + 0.007, rel=0.01)
     assert model.at(128 * 4, 4).value == pytest.approx(2 * (0.01 + 64e-4) + 0.007, rel=0.01)
     assert model.at(64 * 8, 8).known == "extrapolated"
     assert model.at(2, 4) is None
+
+
+@pytest.mark.parametrize("slowed", [1.0, 1.1, 1.25])
+def test_an_exchange_that_runs_beside_slows_computing(slowed):
+    def together(m: int) -> float:
+        return ((slowed * (0.02 + 6e-4 * m)) ** 4 + 0.15**4) ** 0.25
+
+    alone = [Timed(m, 0.02 + 6e-4 * m) for m in (32, 182, 1024)]
+    model = fit_step_time([*alone, *(Timed(m, together(m), 8, 2) for m in (32, 1024))], node=4)
+    for m in (64, 128, 256, 512):
+        assert model.at(8 * m, 8).value == pytest.approx(together(m), rel=0.05)
 
 
 def test_a_link_is_a_ring_and_marked_predicted():
