@@ -95,8 +95,8 @@ def parallel(study: Analysis) -> go.Figure | None:
     order = [str(status) for status in Status if (rows["status"] == str(status)).any()]
     dimensions.append(_levels("ended", rows["status"], order))
     goes_well = (rows["status"] == str(Status.COMPLETE)).astype(float)
-    line = {"color": goes_well, "colorscale": [[0, "#bbbbbb"], [1, COLOURS[0]]], "cmin": 0, "cmax": 1}
-    figure = go.Figure(go.Parcoords(dimensions=dimensions, line=line))
+    line = {"color": goes_well, "colorscale": [[0, "#d0d0d0"], [1, COLOURS[0]]], "cmin": 0, "cmax": 1}
+    figure = go.Figure(go.Parcoords(dimensions=dimensions, line=line, tickfont={"size": 12, "color": "black"}))
     figure.update_layout(margin={"t": 60, "b": 30, "l": 60, "r": 60}, height=420)
     return figure
 
@@ -157,7 +157,8 @@ def dress(figure: go.Figure, x: str, y: str, ticks: Sequence[float]) -> go.Figur
     """Gives a chart the axes, both logarithmic, and the legend of the page."""
     axis = {"gridcolor": _GRID, "linecolor": "#666666", "ticks": "outside", "zeroline": False}
     figure.update_xaxes(type="log", title=x, tickvals=list(ticks), ticktext=[f"{t:g}" for t in ticks], **axis)
-    figure.update_yaxes(type="log", title=y, dtick="D2", **axis)
+    # without a format of ticks 2 and 5 stand for 200 and 500
+    figure.update_yaxes(type="log", title=y, dtick="D2", tickformat=",~g", automargin=True, **axis)
     figure.update_layout(
         template="none",
         height=430,
