@@ -18,6 +18,7 @@ _NAMES = {
     "read": "Elsewhere list_studies open_elsewhere open_to_read read_study",
     "header": "StudyChanged attributes check_unchanged claim_report compare declare extend keep_noise_scale",
     "environments": "keep_environment",
+    "outcomes": "keep_outcomes",
     "sobol": "SobolSampler distributions sobol_point",
     "search": "SearchSampler sampler_of",
     "advice": "AdviceStore list_advice",

@@ -112,7 +112,7 @@ def declare(
         StorageError: if the storage cannot be used.
     """
     attrs = {
-        "about": f"what study {study.name} declares; its trials are in the studies of its cells, {study.name} | B=...",
+        "about": f"study {study.name}: K* of each cell; the trials of a cell are in {study.name} | B=...",
         "workload": workload,
         "goal": goal.stored(),
         "seed": study.seed,

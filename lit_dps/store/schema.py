@@ -1,14 +1,13 @@
 """The schema: all that is stored of a study, by name. Who reads a database needs this page alone.
 
-Optuna holds the truth. A study NAME is one Optuna study of that name, its *header*, which has user attributes and no
-trials, and one Optuna study for each *cell* of its grid, "NAME | B=16 S=0.9", whose trials are the attempts at the
+Optuna holds the truth. A study NAME is one Optuna study of that name, its *header*, whose user attributes declare it,
+and one Optuna study for each *cell* of its grid, "NAME | B=16 S=0.9", whose trials are the attempts at the
 cell's points. Repeats of a cell's best points on fresh seeds are in "NAME | B=16 S=0.9 | repeats", which no reader of
 K* looks into. MLflow holds a view that can be made anew from it (`analyze --sync`): an experiment for each workload, in
 it a run for each study, below that a run for each cell, below that a run for each trial and each repeat.
 
-Lists of Optuna's studies show the header as one without trials; its attribute "about" says why. It stays: by its
-attributes every stored study is found and continued, and no cell could hold them, since any cell may be the first to
-be run, by any of several workers.
+The header's own trials are for people, who meet it in Optuna's lists: each tells the K* of a cell, from the end of the
+study on (`lit_dps.store.outcomes`), and nothing reads them back. Studies of earlier versions have none.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ HEADER_ATTRS = {
     UID: "Tells the study from all others, also from a deleted one of the same name. Absent in the oldest studies.",
     IDENTITY: "All that decides results, nested: has to be equal whenever the study is taken up again.",
     "config": "The whole configuration that the study was started with, for the record.",
-    "about": "What this study without trials is, for people that see it in a list. Absent in earlier studies.",
+    "about": "What this study and its trials are, for people that see it in a list. Absent in earlier studies.",
     "workload": "Name of the workload, and of MLflow's experiment.",
     "goal": "As `lit_dps.goal.Goal.stored` gives it.",
     "seed": "The study's seed, from which those of its trials are derived.",
@@ -103,6 +102,14 @@ STATES = {
     Status.COMPLETE: TrialState.COMPLETE,
     **dict.fromkeys((Status.INCOMPLETE, Status.OUTRACED, Status.PAUSED), TrialState.PRUNED),
     **dict.fromkeys((Status.INFEASIBLE, Status.STOPPED, Status.FAILED), TrialState.FAIL),
+}
+
+# ---- Trials of the header: a cell's K* is the value, its axes that are numbers are the parameters --------------------
+CELL_ATTR, BEST_POINT, BEST_ATTR = "cell", "best_point", "metaparameters"
+OUTCOME_ATTRS = {
+    CELL_ATTR: "The cell as `str(Cell)` has it. Of several trials of a cell the last holds.",
+    BEST_POINT: "The point whose trial gave K*.",
+    BEST_ATTR: "Its metaparameters, by configuration key.",
 }
 
 # ---- Tags of MLflow's runs -------------------------------------------------------------------------------------------

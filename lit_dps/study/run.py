@@ -10,7 +10,7 @@ from functools import partial
 
 from lightning.pytorch import LightningDataModule
 
-from lit_dps.analysis import Analysis, figures_folder, publish
+from lit_dps.analysis import Analysis, figures_folder, publish, summarize
 from lit_dps.config import StorageConfig
 from lit_dps.engines.eligible import standard_data
 from lit_dps.errors import StorageError, Unguarded
@@ -29,6 +29,7 @@ from lit_dps.store import (
     declare,
     keep_environment,
     keep_noise_scale,
+    keep_outcomes,
     page_address,
     read_study,
     ui_command,
@@ -113,7 +114,11 @@ def _run(setup: StudySetup, data: LightningDataModule, stop: StopRequest, show: 
             print(f"study {name}: {others}")
         else:
             seen = getattr(data, "digest", None) is None or type(data).__module__.startswith("lit_dps.")
-            _finish(setup, view, read_study(url, name) if meanwhile else record, seen, show)
+            if meanwhile:
+                record = read_study(url, name)
+                best = [(cell.best.trial, cell.k_star) for cell in summarize(record) if cell.best is not None]
+                keep_outcomes(url, name, best)
+            _finish(setup, view, record, seen, show)
     except Interrupted as signal:
         left = _left(setup, read_study(url, name))
         print(f"\ninterrupted by {signal}: {left} trials are left, the others are stored; the same command goes on")

@@ -22,6 +22,7 @@ from lit_dps.store import (
     cell_study_name,
     declare,
     keep_environment,
+    keep_outcomes,
     open_storage,
     page_address,
     schema,
@@ -31,7 +32,7 @@ from lit_dps.store import (
 from lit_dps.store.cells import REPORTED_VALUES
 from lit_dps.study.description import constants, markdown
 from lit_dps.study.view import sync
-from lit_dps.trial import Cell, Status, TrialResult
+from lit_dps.trial import Cell, Status, Trial, TrialResult
 from tests.unit.fake_study import analysis_of, law_results
 from tests.unit.runs import trials_of
 
@@ -159,3 +160,20 @@ def test_views_ask_for_the_study_alone():
     views = views_of("it is", ["batch_size"], ["model.lr"], "val_error", ["K_star/S_0"])
     assert all("tags.`lit_dps.study` = 'it is'" in view["searchFilter"] for view in views.values())
     assert views["trials"]["selectedColumns"][2] == "metrics.`val_error`"
+
+
+def test_the_study_of_the_name_alone_shows_the_k_star_of_each_cell(stored):
+    url, cell = stored
+    best = Trial(CELL, 0, {"model.learning_rate": 0.1})
+    other = Trial(Cell(8, 0.5, (("data.kind", "a"), ("model.delay", 2))), 1, {})
+    for k_star in (1600, 1600, 1200):  # as it was, and a better one
+        keep_outcomes(url, "s", [(best, k_star), (other, 900)])
+    study = optuna.load_study(study_name="s", storage=open_storage(url))
+    shown = [(t.value, t.params, t.user_attrs["cell"]) for t in study.trials]
+    here = {"batch_size": 4, "sparsity": 0.5}
+    assert shown[0] == (1600, here, "B=4 S=0.5") and shown[2] == (1200, here, "B=4 S=0.5") and len(shown) == 3
+    assert shown[1][1] == {"batch_size": 8, "sparsity": 0.5, "model.delay": 2}
+    assert study.metric_names == ["K*"]
+    assert all(trial.user_attrs.keys() == schema.OUTCOME_ATTRS.keys() for trial in study.trials)
+    optuna.visualization.plot_slice(study, params=["batch_size"])
+    assert len(cell.trials) == 3, "the trials of the cell are where they were"
