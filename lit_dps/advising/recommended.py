@@ -88,5 +88,6 @@ def _configuration(
     trainer |= {"callbacks": listed} if listed else {}
     others = {"optim": dict(setup.optim)} if setup.optim.get("delay") else {}
     others |= {"local": dict(setup.local)} if Rounds(**setup.local).on else {}
-    goal = {key: value for key, value in setup.goal.items() if value is not None}
+    # whole checks: those are predicted, and `fit` is to show what a check finds
+    goal = {key: value for key, value in setup.goal.items() if value is not None and key != "early_reject"}
     return {**specs, "trainer": trainer, "goal": goal, **others}
