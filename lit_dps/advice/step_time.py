@@ -1,7 +1,8 @@
 """Seconds of an optimizer step on one or several devices: fitted where it was timed, predicted where it was not.
 
 On a device, t(m) = (a^p + (b m)^p)^(1/p) over the local batch m: p = 1 is a line, a larger p a flat stretch up to a
-knee at m = a / b and a line beyond it. Several devices exchange gradients while they compute, which slows computing by
+knee at m = a / b and a line beyond it. What the law misses at the sizes timed is interpolated between them: caches and
+memory bend it where no law says so. Several devices exchange gradients while they compute, which slows computing by
 a factor c: ((c t(m))^q + s^q)^(1/q), s = alpha + beta (n - 2) for n devices, of one node or of several: the form of
 Pollux (Qiao et al. 2021), with c = 1 there. Few points tell neither c nor q: both are drawn to what is usual.
 """
@@ -15,6 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import least_squares
+
+from lit_dps.advice.link import Link
 
 SHARPEST = 16.0  # p and q; beyond, the knee is a corner
 KNEE_FROM = 4  # local batch sizes that a knee needs, which is one constant more than a line
@@ -36,37 +39,6 @@ class Timed(NamedTuple):
     devices: int = 1
     nodes: int = 1
     accumulation: int = 1
-
-
-@dataclass(frozen=True)
-class Link:
-    """What is assumed of a connection that was not timed: a ring all-reduce of all gradients, nothing overlapped.
-
-    Attributes:
-        parameters: Of the network.
-        bandwidth: Bytes a second between neighbours of the ring.
-        latency: Seconds of a message.
-        bytes_each: Of a gradient element.
-    """
-
-    parameters: int
-    bandwidth: float
-    latency: float = 1e-5
-    bytes_each: int = 4
-
-    def seconds(self, devices: int) -> float:
-        """2 (n - 1) messages, each of 1 / n of the gradients (Patarasuk and Yuan 2009)."""
-        if devices == 1:
-            return 0.0
-        message = self.parameters * self.bytes_each / devices / self.bandwidth + self.latency
-        return 2 * (devices - 1) * message
-
-    def __str__(self) -> str:
-        size = self.parameters * self.bytes_each / 1e6
-        return (
-            f"a ring all-reduce of {size:.3g} MB at {self.bandwidth / 1e9:.3g} GB/s and {self.latency * 1e6:.3g} us, "
-            "nothing overlapped"
-        )
 
 
 class Seconds(NamedTuple):
@@ -95,6 +67,7 @@ class StepTime:
         link: What is assumed where no exchange was timed.
         largest: The largest local batch that fits the memory; a larger one is accumulated.
         node: Devices a node has; None where all are in one.
+        off: Local batches timed on one device, ascending, and the log by which a step took longer than the law has it.
     """
 
     a: float
@@ -110,10 +83,16 @@ class StepTime:
     link: Link | None = None
     largest: int | None = None
     node: int | None = None
+    off: tuple[tuple[float, float], ...] = ()
 
     def of_device(self, local_batch):
         """Seconds of one device for a local batch (number or array), nothing exchanged."""
-        return _either(self.a, self.b * np.asarray(local_batch, float), self.p)
+        m = np.asarray(local_batch, float)
+        law = _either(self.a, self.b * m, self.p)
+        if not self.off:
+            return law
+        sizes, missed = np.transpose(self.off)
+        return law * np.exp(np.interp(np.log(m), np.log(sizes), missed))
 
     def at(self, batch_size: float, devices: int = 1) -> Seconds | None:
         """A step of a global batch on so many devices; None where it is not known, or devices outnumber examples.
@@ -179,7 +158,9 @@ def fit_step_time(
         np.array([getattr(r, key) for r in alone], float) for key in ("local_batch", "seconds", "accumulation")
     )
     a, b, p, misfit = _device(m, t / parts)
-    model = StepTime(a, b, p, misfit, (m.min(), m.max()), {}, link=link, largest=largest, node=node)
+    log_off = np.log(t / parts / _either(a, b * m, p))
+    off = tuple((float(size), float(log_off[m == size].mean())) for size in np.unique(m))
+    model = StepTime(a, b, p, misfit, (m.min(), m.max()), {}, link=link, largest=largest, node=node, off=off)
     several = [row for row in rows if row.devices > 1]
     return _with_exchange(model, several) if several else model
 

@@ -9,6 +9,7 @@ import pytest
 
 from lit_dps.advice import (
     Link,
+    StepTime,
     Timed,
     contenders,
     expected_critical,
@@ -24,6 +25,20 @@ from lit_dps.analysis import Observation, law_of
 
 SIZES = (4, 8, 16, 32, 64, 128, 256)
 C1, C2 = 4e4, 100.0
+
+
+def test_where_no_law_holds_a_step_takes_what_it_took_and_between_what_its_neighbours_say():
+    took = {1: 0.0017, 8: 0.003, 64: 0.017, 512: 0.13, 4096: 2.2}  # the last one leaves the caches
+    model = fit_step_time([*(Timed(m, t) for m, t in took.items()), Timed(8, 0.0027)])
+    at = [model.at(m).value for m in took]
+    assert at == pytest.approx([0.0017, math.sqrt(0.003 * 0.0027), 0.017, 0.13, 2.2])
+    law = StepTime(model.a, model.b, model.p, model.misfit, model.local, {})
+    off = {m: math.log(model.at(m).value / law.at(m).value) for m in (64, 181.02, 512, 4096, 8192)}
+    assert off[181.02] == pytest.approx((off[64] + off[512]) / 2, rel=1e-3)  # half-way, in log m
+    assert off[8192] == pytest.approx(off[4096])
+    assert model.misfit > 0.1 and model.at(181.02).high / model.at(181.02).value == pytest.approx(
+        math.exp(1.96 * model.misfit)
+    )
 
 
 def test_a_line_is_found_as_a_line():

@@ -1,0 +1,36 @@
+"""What is assumed of a connection between devices where no exchange was timed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Link:
+    """What is assumed of a connection that was not timed: a ring all-reduce of all gradients, nothing overlapped.
+
+    Attributes:
+        parameters: Of the network.
+        bandwidth: Bytes a second between neighbours of the ring.
+        latency: Seconds of a message.
+        bytes_each: Of a gradient element.
+    """
+
+    parameters: int
+    bandwidth: float
+    latency: float = 1e-5
+    bytes_each: int = 4
+
+    def seconds(self, devices: int) -> float:
+        """2 (n - 1) messages, each of 1 / n of the gradients (Patarasuk and Yuan 2009)."""
+        if devices == 1:
+            return 0.0
+        message = self.parameters * self.bytes_each / devices / self.bandwidth + self.latency
+        return 2 * (devices - 1) * message
+
+    def __str__(self) -> str:
+        size = self.parameters * self.bytes_each / 1e6
+        return (
+            f"a ring all-reduce of {size:.3g} MB at {self.bandwidth / 1e9:.3g} GB/s and {self.latency * 1e6:.3g} us, "
+            "nothing overlapped"
+        )
