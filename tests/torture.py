@@ -171,18 +171,24 @@ def databases(storage: str, folder: Path) -> Iterator:
             yield lambda i: running.new_database(f"torture_{i}")
 
 
-def torture(storage: str, kills: int, commands: int = 2, trials: int = 8, seed: int = 0, pace: float = 1.0) -> Report:
-    """At least so many kills, a strike every `pace` seconds in the mean; each study has so many trials in a cell."""
+def torture(
+    storage: str, kills: int, commands: int = 2, trials: int = 8, seed: int = 0, pace: float = 1.0, hits: int = 0
+) -> Report:
+    """At least so many kills and `hits`, trials cut short by one; a strike every `pace` seconds in the mean.
+
+    Each study has so many trials in a cell.
+    """
     report, dice, begin = Report(storage, commands, trials), random.Random(seed), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="lit_dps-torture-") as name, databases(storage, Path(name)) as database:
         unbroken = Path(name) / "unbroken"
         unbroken.mkdir()
         done = run(unbroken, *report.study, timeout=3600)
         assert done.returncode == 0, done.stderr
-        while report.kills.total() < kills:
+        while report.kills.total() < kills or report.cut_short < hits:
+            more = max(kills, report.kills.total() + 5)
             folder = Path(name) / str(report.studies)
             folder.mkdir()
-            one_study(folder, database(report.studies), table(unbroken), kills, report, dice, pace)
+            one_study(folder, database(report.studies), table(unbroken), more, report, dice, pace)
             report.seconds = time.monotonic() - begin
             print(report.line(), file=sys.stderr, flush=True)
     return report

@@ -49,7 +49,7 @@ def wait_for_checkpoint(folder: Path, process) -> None:
 
 @pytest.mark.parametrize(
     ("sent", "workers"),
-    [(signal.SIGKILL, 1), pytest.param(signal.SIGTERM, 1, marks=pytest.mark.long), (signal.SIGTERM, 2)],
+    [(signal.SIGKILL, 1), *(pytest.param(signal.SIGTERM, n, marks=pytest.mark.long) for n in (1, 2))],
     ids=lambda value: getattr(value, "name", None),
 )
 def test_a_long_trial_goes_on_where_it_was(tmp_path, whole, sent, workers):

@@ -105,6 +105,7 @@ def test_a_killed_rank_ends_the_job_and_its_trial_is_run_again(tmp_path, unbroke
     assert table(tmp_path) == table(unbroken)
 
 
+@pytest.mark.long
 def test_a_stopped_command_gives_its_trial_back(tmp_path, unbroken):
     database = tmp_path / "mlruns" / "study.db"
     process = start(tmp_path, *STUDY, *TWO)

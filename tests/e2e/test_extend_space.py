@@ -15,6 +15,7 @@ pytestmark = pytest.mark.slow
 RATE, TRIALS = {"model.learning_rate": {"low": 1e-3, "high": 6e-3, "scale": "log"}}, 8
 
 
+@pytest.mark.long
 def test_a_study_killed_in_its_wider_box_ends_as_one_in_one_go(tmp_path):
     file, whole, killed = tmp_path / "narrow.yaml", tmp_path / "whole", tmp_path / "killed"
     config = yaml.safe_load(FAST.read_text())

@@ -33,6 +33,7 @@ def test_a_raced_study_in_lockstep_tells_what_a_raced_study_tells(tmp_path):
     assert table(tmp_path / "fused") == table(tmp_path / "one")
 
 
+@pytest.mark.long
 def test_a_killed_study_in_lockstep_goes_on(tmp_path, unbroken):
     database = tmp_path / "mlruns" / "study.db"
     process = start(tmp_path, *FUSED, "--study.slots", 3)

@@ -63,6 +63,7 @@ def test_a_study_goes_on_without_mlflow_and_can_be_logged_later(tmp_path, call, 
     assert logged(again) == dict.fromkeys(FAST_TRIALS, 1)
 
 
+@pytest.mark.long
 def test_a_power_cut_that_puts_the_database_back(tmp_path, unbroken):
     database, copy = tmp_path / "mlruns" / "study.db", tmp_path / "copy.db"
     process = start(tmp_path, *STUDY)
@@ -101,6 +102,7 @@ def test_a_database_that_may_not_grow_is_one_line_and_loses_nothing(tmp_path, ca
     assert table(tmp_path) == table(unbroken)
 
 
+@pytest.mark.long
 def test_three_processes_begin_at_once_in_an_empty_folder(tmp_path, unbroken, monkeypatch):
     monkeypatch.delenv(schema.KEY)
     processes = [start(tmp_path, *STUDY) for _ in range(3)]

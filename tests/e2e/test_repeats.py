@@ -66,6 +66,7 @@ def test_killed_or_added_later_repeats_are_those_of_one_go(tmp_path, whole):
     assert synced.returncode == 0 and "repeats: the point of K*" in synced.stdout
 
 
+@pytest.mark.long
 def test_a_server_hands_the_repeats_of_a_killed_process_to_another_machine(tmp_path, postgres, whole):
     study = (*SMALL, *REPEATS, "--storage.optuna", postgres)
     here, there = tmp_path / "here", tmp_path / "there"
@@ -77,6 +78,7 @@ def test_a_server_hands_the_repeats_of_a_killed_process_to_another_machine(tmp_p
     assert table(there) == table(whole)
 
 
+@pytest.mark.long
 def test_two_ranks_repeat_what_one_process_repeats_and_one_goes_on(tmp_path, whole):
     url = url_of(tmp_path)
     kill_amid_repeats(start(tmp_path, *SMALL, *REPEATS, "--trainer.devices", 2, "--trainer.strategy", "ddp"), url)

@@ -46,7 +46,8 @@ def test_interrupted_study_equals_unbroken_one(tmp_path, unbroken, sent, workers
     assert table(tmp_path) == table(unbroken)
 
 
-@pytest.mark.parametrize("sent", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])
 def test_one_worker_that_ends_leaves_the_rest_to_the_others(tmp_path, unbroken, sent):
     database = tmp_path / "mlruns" / "study.db"
     process = start(tmp_path, *STUDY, "--study.workers", 2)

@@ -10,7 +10,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def test_killed_processes_lose_nothing():
-    report = torture("sqlite", kills=10, trials=4, pace=0.5)
-    assert report.kills.total() >= 10
-    assert report.share >= 0.3, f"most kills hit nothing: {report.line()}"  # 0.6 in the long run of 100
+    report = torture("sqlite", kills=8, trials=4, pace=0.5, hits=3)
+    assert report.kills.total() >= 8 and report.cut_short >= 3, "it goes on until so many hit a trial"
     assert report.good, report.line()

@@ -161,6 +161,7 @@ def test_a_database_put_back_is_run_to_the_same_end(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_processes_neither_double_nor_lose_a_point_on_an_empty_server(postgres):
     context = multiprocessing.get_context("spawn")
     barrier, results = context.Barrier(4), context.Queue()

@@ -33,7 +33,7 @@ def test_the_last_batch_of_an_epoch_may_be_left_out(zoo):
     assert_works(zoo(data=spec("data.Clouds", n=170, drop_last=True)))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.long)])
 def test_two_runs_draw_the_same_from_numpy_and_random(tmp_path, workers):
     from tests.zoo.run import study
 
