@@ -101,7 +101,10 @@ def _front(axes: Axes, table: pd.DataFrame, colours: dict, unit: str, factor: fl
             axes.errorbar(x, y, **error, fmt="none", ecolor=style["color"], elinewidth=0.7, alpha=0.6)
         _points(axes, front, x, y, style)
         for size, *place in zip(front["batch_size"], x, y, strict=True):
-            axes.annotate(f"{size}", place, xytext=(4, 4), textcoords="offset points", fontsize=6)
+            # on this side of a front there are neither points nor its own line
+            axes.annotate(
+                f"{size}", place, xytext=(-4, -4), textcoords="offset points", ha="right", va="top", fontsize=6
+            )
     line = table[table["pareto"]].sort_values("hours")
     axes.plot(factor * line["hours"], line[name], color=GREY, linestyle="--", linewidth=0.8, zorder=1)
     cost = "cost [device-hours]" if price is None else f"cost [at {price:g} a device-hour]"
