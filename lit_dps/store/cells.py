@@ -53,16 +53,21 @@ def open_cell(
     )
     known = study.user_attrs
     check_cell(known, name, cell, uid)
-    if study.metric_names is None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ExperimentalWarning)
-            study.set_metric_names([OBJECTIVE])
+    name_value(study, OBJECTIVE)
     attrs = {"batch_size": cell.batch_size, "sparsity": cell.sparsity, UID: uid}
     attrs |= {AXES: dict(cell.others)} if cell.others else {}
     for key, value in attrs.items():
         if known.get(key) != value:
             study.set_user_attr(key, value)
     return study
+
+
+def name_value(study: optuna.Study, name: str) -> None:
+    """Says what Optuna's plots call the value of a study's trials, unless that was said."""
+    if study.metric_names is None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExperimentalWarning)
+            study.set_metric_names([name])
 
 
 def check_cell(attrs: Mapping[str, Any], name: str, cell: Cell, uid: str | None) -> None:

@@ -6,14 +6,13 @@ more trials or a wider box, gets another one; its last holds.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
-from optuna.exceptions import ExperimentalWarning
 
+from lit_dps.store.cells import name_value
 from lit_dps.store.database import storage_errors, storage_for_now
 from lit_dps.store.locks import storage_lock
 from lit_dps.store.schema import BEST_ATTR, BEST_POINT, CELL_ATTR
@@ -30,10 +29,7 @@ def keep_outcomes(url: str, name: str, found: Iterable[tuple[Trial, int]]) -> No
     """
     with storage_errors(url), storage_for_now(url) as storage, storage_lock(url):
         header = optuna.load_study(study_name=name, storage=storage)
-        if header.metric_names is None:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", ExperimentalWarning)
-                header.set_metric_names([K_STAR])
+        name_value(header, K_STAR)
         last_of = {trial.user_attrs.get(CELL_ATTR): trial for trial in header.get_trials(deepcopy=False)}
         for best, k_star in found:
             attrs = {CELL_ATTR: str(best.cell), BEST_POINT: best.point, BEST_ATTR: dict(best.params)}
