@@ -28,7 +28,7 @@ from lit_dps.config import StorageConfig, StudyConfig, cores
 from lit_dps.errors import ConfigError, StorageError
 from lit_dps.files import replacing
 from lit_dps.record import StudyRecord
-from lit_dps.replication import Core, Image, Machine, Part, appendix_page, replication_page, workload
+from lit_dps.replication import Core, Image, Machine, Part, appendix_page, as_measured, replication_page, workload
 from lit_dps.store import check_place, merge, open_elsewhere, read_study, without_password
 
 CONFIGS = Path("configs/replication")
@@ -102,15 +102,16 @@ def write_pages(named: dict[Path, str], storage: StorageConfig, output: Path, co
     parts, images = [], output / PAGE
     for file, name in named.items():
         try:
-            study = Analysis(read_study(storage.optuna_url, name))
+            record, left = as_measured(read_study(storage.optuna_url, name))
         except StorageError as error:
             print(f"left out: {error}", file=sys.stderr)
             continue
-        _, files = publish(study, figures_folder(storage.folder, name))
+        study = Analysis(record)
+        _, files = publish(study, figures_folder(storage.folder, f"{name} as far as measured" if left else name))
         shown = _copied(files, [figure for figure in FIGURES if figure not in COMPARISONS], images, name)
         core = _core(file)
         made = f"lit-dps study --config {shlex.quote(str(file))}{_extended(study.record, core)}"
-        parts.append(Part(study, made, shown, core))
+        parts.append(Part(study, made, shown, core, left))
     if not parts:
         raise StorageError("none of the studies is there: nothing to report")
     groups: dict[str, list[Analysis]] = {}

@@ -43,3 +43,4 @@ from lit_dps.replication.rules import (
     k_star_draws,
     log_ratio,
 )
+from lit_dps.replication.under_way import as_measured

@@ -49,6 +49,7 @@ class Part:
     command: str  # what makes it, in a shell
     images: Sequence[Image] = ()
     core: Core | None = None  # what its configuration asks for; the study may have been extended
+    left: Sequence[float] = ()  # sparsities that are under way (`as_measured`) and not in `study`
 
     def hours(self, core: bool = False) -> float:
         """Hours of training of its trials, or of those that its configuration asks for, one after another."""

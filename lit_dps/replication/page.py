@@ -12,6 +12,7 @@ from lit_dps.analysis.critical import DEFINITIONS
 from lit_dps.replication.appendix import Image, Machine, Part, escaped, judge_parts, progress, table
 from lit_dps.replication.paper import WORKLOADS, Claim, Judgement, classes, workload
 from lit_dps.replication.rules import Verdict
+from lit_dps.replication.under_way import under_way
 
 _ABOUT = (
     "Lee, Ajanthan, Torr and Jaggi, [Understanding the Effects of Data Parallelism and Sparsity on Neural Network "
@@ -95,7 +96,12 @@ def _summary(chosen: Mapping[Claim, Judgement], parts: Sequence[Part]) -> str:
         for results in part.study.record.results.values():
             trials, steps = trials + len(results), steps + sum(result.steps_run for result in results)
     told = ", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict)
-    return f"Of the paper's {len(chosen)} claims: {told}; by {len(parts)} studies, {trials:,} trials, {steps:,} steps."
+    left = [
+        f"`{part.study.record.name}` at S = {', '.join(f'{s:g}' for s in part.left)}" for part in parts if part.left
+    ]
+    others = f" Under way and left out: {'; '.join(left)}." if left else ""
+    said = f"Of the paper's {len(chosen)} claims: {told}; by {len(parts)} studies, {trials:,} trials, {steps:,} steps."
+    return said + others
 
 
 def _table(chosen: Mapping[Claim, Judgement], judgements: Sequence[Judgement]) -> str:
@@ -117,7 +123,7 @@ def _table(chosen: Mapping[Claim, Judgement], judgements: Sequence[Judgement]) -
 
 def _figures(parts: Sequence[Part], comparisons: Mapping[str, Sequence[Image]]) -> list[str]:
     """Each figure of the paper from the largest study, or workload, that has it."""
-    largest = sorted(parts, key=scale, reverse=True)
+    largest = sorted(parts, key=lambda part: (not under_way(part.study.record), *scale(part)), reverse=True)
     images = [image for part in largest for image in part.images]
     names = dict.fromkeys(" ".join(workload(part.study.record)) for part in largest)
     by_workload = [image for name in names for image in comparisons.get(name, ())]

@@ -1,0 +1,31 @@
+"""Studies that grow over many sittings: what of them is measured so far that the page can be judged on."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from lit_dps.record import StudyRecord
+from lit_dps.replication.rules import DENSE, SPARSE
+
+
+def under_way(record: StudyRecord) -> list[float]:
+    """The sparsities of a study that have a cell without any finished trial."""
+    return sorted({cell.sparsity for cell, results in record.results.items() if not results})
+
+
+def as_measured(record: StudyRecord) -> tuple[StudyRecord, list[float]]:
+    """A study without the sparsities that are under way, and these.
+
+    A claim about all series would else be undecided by one that has a point or two. All of it, and none, where 0 or 0.9
+    are among them, which the paper compares: then there is nothing to judge without them.
+    """
+    left = under_way(record)
+    kept = tuple(s for s in record.sparsities if s not in left)
+    if not left or not {DENSE, SPARSE} & set(record.sparsities) <= set(kept):
+        return record, []
+
+    def only(by_cell):
+        return {cell: found for cell, found in by_cell.items() if cell.sparsity in kept}
+
+    of_cells = {key: only(getattr(record, key)) for key in ("results", "running", "repeats")}
+    return dataclasses.replace(record, sparsities=kept, **of_cells), left
