@@ -21,6 +21,7 @@ from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _set_pg_timeout as _set_timeout  # its name before torch had a public one
 
 from lit_dps.errors import Unguarded, UserError
 from lit_dps.parallel import processes, ranks
@@ -28,6 +29,7 @@ from lit_dps.parallel import processes, ranks
 HOST = "127.0.0.1"
 # Of a collective. Long, since a rank may wait while rank 0 reads a slow database; the dead are found by `Heartbeat`.
 TIMEOUT = timedelta(minutes=30)
+CONNECT = timedelta(minutes=1)  # of connecting, once all are there: who waits for one that failed is not told of it
 TRIES = 2  # to connect
 LEAVE = 20  # seconds that a rank waits for the others before it leaves
 POLL = 0.01  # seconds; not `Store.wait`, under whose lock the heartbeat would stop
@@ -100,8 +102,10 @@ def _connect(backend: str, store: dist.Store, rank: int, world: int) -> None:
     """
     for left in reversed(range(TRIES)):
         tried, failure = dist.PrefixStore(f"group, {left} tries left", store), None
+        _meet(dist.PrefixStore("begin", tried), world, TIMEOUT.total_seconds())
         try:
-            dist.init_process_group(backend, store=tried, rank=rank, world_size=world, timeout=TIMEOUT)
+            dist.init_process_group(backend, store=tried, rank=rank, world_size=world, timeout=CONNECT)
+            getattr(dist, "set_timeout", _set_timeout)(TIMEOUT)
         except RuntimeError as error:
             failure = error
             tried.add("failed", 1)

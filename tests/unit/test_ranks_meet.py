@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import timedelta
 
 import pytest
 import torch
@@ -36,6 +37,30 @@ def test_a_connection_that_fails_is_tried_once_more_by_all(monkeypatch, failures
     else:
         for rank, answer in enumerate(on_ranks(3, _sum)):
             assert isinstance(answer, ranks.RankLost) and f"rank {rank}: another of 3 ranks" in str(answer)
+
+
+def test_who_waits_for_a_rank_that_could_not_connect_tries_again_with_all(monkeypatch):
+    tries = []
+
+    def connect(*args, rank, **kw):
+        tries.append(rank)
+        if rank == 1 and len(tries) == 1:
+            kw |= {"store": dist.PrefixStore("nowhere", kw["store"]), "timeout": timedelta(seconds=0.2)}
+        CONNECT(*args, rank=rank, **kw)  # that once it finds nobody, and the others do not find it
+
+    monkeypatch.setattr(dist, "init_process_group", connect)
+    monkeypatch.setattr(launch, "CONNECT", timedelta(seconds=2))
+    begin = time.monotonic()
+    assert same_on_ranks(3, _sum) == 6.0
+    assert time.monotonic() - begin >= 2, "two have waited"
+
+
+def _default_timeout():
+    return dist.group.WORLD._get_backend(torch.device("cpu")).options._timeout
+
+
+def test_a_collective_waits_longer_than_connecting_does():
+    assert same_on_ranks(2, _default_timeout) == launch.TIMEOUT > launch.CONNECT
 
 
 def test_an_error_of_the_configuration_is_not_taken_for_a_lost_rank(monkeypatch):
