@@ -108,7 +108,7 @@ def test_the_same_command_goes_on_with_what_is_left_of_the_budget(folder):
     assert other.returncode == 2 and "another configuration" in other.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_goal_that_nobody_meets_is_no_error(tmp_path):
     for budget in BUDGETS:
         done = advise(tmp_path, "Hopeless", "--budget", f"{budget}s", "--trials", 2, "--goal.max_steps", 20)

@@ -221,7 +221,7 @@ def test_locked_database(refusal, tmp_path, monkeypatch):
     assert "database is locked" in message
 
 
-@pytest.mark.slow
+@pytest.mark.long  # a database that may not grow, in test_nothing_lost.py, is a short form
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
 def test_full_disk_loses_nothing_that_is_stored(tmp_path, monkeypatch, capfd):
     """The disk fills up in the middle of a study; with room again the same command ends it."""

@@ -90,6 +90,7 @@ def test_a_trial_that_paused_in_a_heat_goes_on_with_the_next(tmp_path, monkeypat
     assert table(folders[0]) == table(folders[1])
 
 
+@pytest.mark.long  # without a study, unit/test_checkpoint_ranks.py
 def test_a_trial_of_two_ranks_goes_on_too(tmp_path):
     ddp = ("--trainer.devices", 2, "--trainer.strategy", "ddp", "--study.trials", 1, "--goal.max_steps", 600)
     folders = tmp_path / "broken", tmp_path / "whole"

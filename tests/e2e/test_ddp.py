@@ -121,6 +121,7 @@ def test_a_stopped_command_gives_its_trial_back(tmp_path, unbroken):
 FIT = ("fit", "--config", FAST, "--pruning.sparsity", 0.5, "--model.learning_rate", 0.05)
 
 
+@pytest.mark.long  # a study of several ranks, and one by torchrun, are short forms
 def test_fit_ends_alike_by_one_process_two_and_torchrun(tmp_path):
     runs = [run_here(tmp_path, *FIT), run(tmp_path, *FIT, *TWO), by_torchrun(tmp_path, 2, *FIT)]
     for done in runs:

@@ -145,9 +145,10 @@ def test_the_same_command_says_so_at_once_without_torch(finished):
     assert content(folder) == before
 
 
-@pytest.mark.parametrize(
-    "change", ["option", "configuration", "module", "data", "storage", "tracking", "note", "folder"]
-)
+ALWAYS, CHANGES = ("option", "module", "folder"), ("configuration", "data", "storage", "tracking", "note")
+
+
+@pytest.mark.parametrize("change", [*ALWAYS, *(pytest.param(each, marks=pytest.mark.long) for each in CHANGES)])
 def test_whatever_changed_the_long_way_is_taken(finished, tmp_path, change):
     folder, command, _ = finished
     changed = {

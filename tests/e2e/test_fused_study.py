@@ -14,9 +14,8 @@ STUDY = ("study", "--config", FAST)
 FUSED = (*STUDY, "--engine", "fused")
 
 
-@pytest.mark.parametrize(
-    "options", [pytest.param((), marks=pytest.mark.long), ("--study.workers", 2, "--study.slots", 3)], ids=str
-)
+@pytest.mark.long  # that of a raced study is a short form
+@pytest.mark.parametrize("options", [(), ("--study.workers", 2, "--study.slots", 3)], ids=str)
 def test_the_table_is_the_same(tmp_path, unbroken, options):
     done = (run if options else run_here)(tmp_path, *FUSED, *options)
     assert done.returncode == 0, done.stderr

@@ -10,7 +10,7 @@ import pytest
 from tests.e2e.commands import FAST, run_here, table
 
 
-@pytest.mark.slow
+@pytest.mark.long  # without processes, unit/test_merge.py
 def test_parts_that_were_run_apart_make_the_table_of_an_unbroken_run(unbroken, tmp_path):
     for batch_size in (16, 64):
         folder = tmp_path / str(batch_size)

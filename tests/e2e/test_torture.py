@@ -6,7 +6,7 @@ import pytest
 
 from tests.torture import torture
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]  # the tests of resuming kill processes too, not at random
 
 
 def test_killed_processes_lose_nothing():

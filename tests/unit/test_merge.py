@@ -138,20 +138,20 @@ def test_the_targets_uid_and_a_first_origin_stay(here, there, tmp_path):
 
 OUTRACED, FURTHER, COMPLETE, FAILED = ran("outraced", 32), ran("outraced", 64), ran("complete", 96), ran("failed", 48)
 OTHERWISE = ran("complete", 80, 0.4)
+ATTEMPTS = [  # ours, theirs, ours after, theirs after; the first two are short forms
+    ([FAILED, OUTRACED], [OUTRACED, FAILED, FURTHER], [FAILED, OUTRACED, FURTHER], [OUTRACED, FAILED, FURTHER]),
+    ([OUTRACED], [OUTRACED, FURTHER, COMPLETE], [OUTRACED, FURTHER, COMPLETE], [OUTRACED, FURTHER, COMPLETE]),
+    ([OUTRACED], [FURTHER], [OUTRACED, FURTHER], [FURTHER]),
+    ([OUTRACED], [COMPLETE], [OUTRACED, COMPLETE], [COMPLETE]),
+    *(([FAILED], [other], [FAILED, other], [other]) for other in (COMPLETE, OUTRACED)),
+    ([OUTRACED], [OUTRACED, FAILED], [OUTRACED, FAILED], [OUTRACED, FAILED]),
+    ([FAILED], [ran("failed", 16)], [FAILED], [ran("failed", 16)]),
+]
 
 
 @pytest.mark.parametrize(
     ("ours", "theirs", "here_after", "there_after"),
-    [
-        ([OUTRACED], [FURTHER], [OUTRACED, FURTHER], [FURTHER]),
-        ([OUTRACED], [COMPLETE], [OUTRACED, COMPLETE], [COMPLETE]),
-        ([FAILED], [COMPLETE], [FAILED, COMPLETE], [COMPLETE]),
-        ([FAILED], [OUTRACED], [FAILED, OUTRACED], [OUTRACED]),
-        ([OUTRACED], [OUTRACED, FURTHER, COMPLETE], [OUTRACED, FURTHER, COMPLETE], [OUTRACED, FURTHER, COMPLETE]),
-        ([OUTRACED], [OUTRACED, FAILED], [OUTRACED, FAILED], [OUTRACED, FAILED]),
-        ([FAILED, OUTRACED], [OUTRACED, FAILED, FURTHER], [FAILED, OUTRACED, FURTHER], [OUTRACED, FAILED, FURTHER]),
-        ([FAILED], [ran("failed", 16)], [FAILED], [ran("failed", 16)]),
-    ],
+    ATTEMPTS[:2] + [pytest.param(*each, marks=pytest.mark.long) for each in ATTEMPTS[2:]],
     ids=lambda each: "-".join(f"{r.status}{r.steps_run}" for r in each),
 )
 def test_the_attempt_that_tells_more_is_added_as_a_later_one(tmp_path, ours, theirs, here_after, there_after):

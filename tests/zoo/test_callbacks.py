@@ -41,7 +41,7 @@ def test_those_that_watch(zoo, way, name, options):
     assert name == "ModelSummary" or all(name in outcome.audit(result).callbacks for result in outcome.results)
 
 
-@pytest.mark.parametrize("way", [by_trainer, by_module])
+@pytest.mark.parametrize("way", [by_trainer, pytest.param(by_module, marks=pytest.mark.long)])
 @pytest.mark.parametrize(("name", "options"), IDLE, ids=["summary", "best", "periodic", "bar", "rich bar"])
 def test_those_that_would_save_or_draw_do_nothing(zoo, way, name, options):
     rich_or_skip(name)

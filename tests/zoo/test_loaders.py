@@ -13,12 +13,12 @@ def test_training_steps(zoo, name):
     assert_works(zoo(f"steps.{name}"))
 
 
-@pytest.mark.parametrize("data", ["DictOfLoaders", "ListOfLoaders", "Combined"])
+@pytest.mark.parametrize("data", ["DictOfLoaders", pytest.param("ListOfLoaders", marks=pytest.mark.long), "Combined"])
 def test_several_train_dataloaders(zoo, data):
     assert_works(zoo("steps.OnManyLoaders", f"data.{data}"))
 
 
-@pytest.mark.parametrize("split", [0, 1])
+@pytest.mark.parametrize("split", [pytest.param(0, marks=pytest.mark.long), 1])
 def test_several_validation_dataloaders(zoo, split):
     goal = {"monitor": f"val_error/dataloader_idx_{split}"}
     outcome = zoo("steps.OnTwoValidations", "data.TwoValidations", goal=goal)
@@ -45,10 +45,10 @@ def test_a_stream_without_a_pass(zoo):
 @pytest.mark.parametrize(
     "options",
     [
-        {"gradient_clip_val": 0.1},
+        pytest.param({"gradient_clip_val": 0.1}, marks=pytest.mark.long),
         {"precision": "bf16-mixed"},
         {"precision": "64-true"},
-        {"reload_dataloaders_every_n_epochs": 1},
+        pytest.param({"reload_dataloaders_every_n_epochs": 1}, marks=pytest.mark.long),
         {"detect_anomaly": True, "inference_mode": False},
         {"logger": True, "log_every_n_steps": 1, "num_sanity_val_steps": 2},
     ],

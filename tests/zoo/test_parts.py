@@ -17,7 +17,9 @@ def kept(outcome) -> set[str]:
     return set(result.kept)
 
 
-@pytest.mark.parametrize("name", ["Tied", "Embedded", "Attentive", "BatchNorm"])
+@pytest.mark.parametrize(
+    "name", ["Tied", "BatchNorm", *(pytest.param(name, marks=pytest.mark.long) for name in ("Embedded", "Attentive"))]
+)
 def test_networks_of_all_kinds(zoo, name):
     assert_works(zoo(f"parts.{name}", goal=NEVER))
 

@@ -9,10 +9,11 @@ from tests.zoo.run import spec
 from tests.zoo.verify import assert_refused, assert_works
 
 NEVER = {"monitor": "val_loss", "error": 1e-6, "max_steps": 20}
-NAMES = ["WithLookahead", "WithDecay", "WithLBFGS", "WeightNoise", "GradientNoise", "ClippedWeights", "MaxNorm"]
+MOVES = ["WithLookahead", "WithLBFGS", "ClippedWeights"]
+MORE = ["WithDecay", "WeightNoise", "GradientNoise", "MaxNorm"]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*MOVES, *(pytest.param(name, marks=pytest.mark.long) for name in MORE)])
 def test_whatever_moves_weights(zoo, name):
     assert_works(zoo(f"optimizers.{name}", goal=NEVER))
 
@@ -22,8 +23,15 @@ def test_orthogonal_updates(zoo):
     assert_works(zoo("optimizers.WithMuon", goal=NEVER))
 
 
-@pytest.mark.parametrize("tells", [False, True])
-@pytest.mark.parametrize("method", ["magnitude", "random"])
+@pytest.mark.parametrize(
+    ("method", "tells"),
+    [
+        ("magnitude", True),
+        ("random", False),
+        pytest.param("magnitude", False, marks=pytest.mark.long),
+        pytest.param("random", True, marks=pytest.mark.long),
+    ],
+)
 def test_manual_optimization(zoo, tells, method):
     assert_works(zoo(spec("optimizers.Manual", tells=tells), goal=NEVER, pruning={"method": method}))
 

@@ -14,10 +14,11 @@ from tests.zoo.run import spec
 from tests.zoo.verify import assert_works
 
 NEVER = {"monitor": "val_loss", "error": 1e-6, "max_steps": 20}
-STATEFUL = ["WarmUp", "MovingTeacher", "Memory", "LateBuffer", "NumpyNoise", "Dropout"]
+STATEFUL = ["passes.WarmUp", "passes.MovingTeacher", "passes.NumpyNoise", "parts.BatchNorm"]
+MORE = ["passes.Memory", "passes.LateBuffer", "passes.Dropout"]
 
 
-@pytest.mark.parametrize("model", [*(f"passes.{name}" for name in STATEFUL), "parts.BatchNorm"])
+@pytest.mark.parametrize("model", [*STATEFUL, *(pytest.param(name, marks=pytest.mark.long) for name in MORE)])
 def test_training_begins_as_if_there_had_been_no_pass(zoo, model):
     copies = {"teacher.": "student."} if "Teacher" in model else {}
     outcome = zoo(model, goal=NEVER, copies=copies)
