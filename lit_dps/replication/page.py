@@ -20,9 +20,9 @@ _ABOUT = (
 )
 _RULES = """\
 A claim is a number in a range, both fixed beforehand (`lit_dps/replication/`). It is seen where the 95 % interval, in
-brackets, lies in the range, not seen where all of it lies outside, else not decidable. The table has each claim at the
-largest study that decides it, those at the paper's own goal first; where none does, at the largest. Beside the verdict
-stands how many studies agree with it, of those that decide the claim at all."""
+brackets, lies in the range, not seen where all of it lies outside, else not decidable. Intervals of medians hold the
+luck of seeds, not that of the points drawn. The table has each claim at the largest study that decides it, those
+at the paper's own goal first, else at the largest. Beside it: how many of the studies that decide it agree."""
 _READING = """\
 The paper reads them off its curves, where linear scaling ends, as powers of two, 2^9 and 2^11 say. As measured,
 that is where the examples B K\\* exceed those of the smallest batch size by 20 %, or by 50 %; by the law, where they

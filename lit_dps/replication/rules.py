@@ -6,6 +6,8 @@ drawn at random, its trials, and from K* being known to one check interval; they
 data.
 
 The claims on steps are judged on the medians over seeds where the best points were repeated, else on K* (`curves`).
+The intervals of medians come from resampling the seeds, that is initial weights, masks and orders of examples; they do
+not know of other points of the search, among which another might have been the best.
 
 Where a claim is about several series it is not seen if it is not seen at one of them, seen if it is seen at all.
 """
