@@ -22,13 +22,13 @@ from lit_dps.analysis.scaling import (
     PERCENTILES,
     REPLICATES,
     Interval,
-    Ratio,
     Scaling,
     estimate,
     resample,
     scale,
 )
 from lit_dps.analysis.seeds import seeds_of
+from lit_dps.analysis.sparse_ratios import Ratio
 from lit_dps.analysis.step_seconds import StepSeconds, step_seconds
 from lit_dps.analysis.summary import CellSummary, at_first_check, comparable, setting, summarize
 from lit_dps.analysis.tables import (
@@ -43,4 +43,12 @@ from lit_dps.analysis.tables import (
     value_text,
     write_csv,
 )
-from lit_dps.analysis.theory import RATIOS, Pair, Terms, measured_terms, paired_terms, terms_of
+from lit_dps.analysis.theory import (
+    RATIOS,
+    Pair,
+    Terms,
+    lipschitz_at_the_same_steps,
+    measured_terms,
+    paired_terms,
+    terms_of,
+)

@@ -21,8 +21,9 @@ from lit_dps.analysis.prices import price_rows
 from lit_dps.analysis.quality import quality_rows
 from lit_dps.analysis.rates import RateLaw
 from lit_dps.analysis.repeats import RepeatSummary, repeat_notes, repeat_rows, summarize_repeats
-from lit_dps.analysis.scaling import REPLICATES, Ratio, Scaling, law_rows, ratio_bounds, ratios, scale
+from lit_dps.analysis.scaling import REPLICATES, Scaling, law_rows, scale
 from lit_dps.analysis.seeds import scale_medians, seeds_of
+from lit_dps.analysis.sparse_ratios import Ratio, ratio_bounds, ratios
 from lit_dps.analysis.step_seconds import StepSeconds, step_seconds
 from lit_dps.analysis.summary import CellSummary, cell_rows, summarize, trial_rows
 from lit_dps.analysis.theory import term_ratio_rows, theory_rows
@@ -117,7 +118,7 @@ class Analysis:
     @cached_property
     def ratios(self) -> list[Ratio]:
         """K* of sparse over dense cells."""
-        return ratios(self.cells, self.replicates)
+        return ratios(self.cells, seeds_of(self.repeats), self.replicates)
 
     @cached_property
     def ratio_bounds(self) -> list[Cell]:

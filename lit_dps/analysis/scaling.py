@@ -1,8 +1,8 @@
-"""The scaling law of each series, the ratios of K* between sparsities, and how certain the trials make both."""
+"""The scaling law of each series, and how certain the trials make it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
@@ -11,10 +11,10 @@ import pandas as pd
 
 from lit_dps.analysis.fit import Fit, fit_many, fit_scaling
 from lit_dps.analysis.refusal import FEWEST
-from lit_dps.analysis.summary import CellSummary, at_first_check
-from lit_dps.analysis.tables import base_of, columns_of, frame, three_digits
+from lit_dps.analysis.summary import at_first_check
+from lit_dps.analysis.tables import columns_of, frame, three_digits
 from lit_dps.racing import best_steps
-from lit_dps.trial import Cell, Series
+from lit_dps.trial import Series
 
 REPLICATES = 1000
 FEWEST_SEEDS = 3  # repeats of a cell that its intervals may rest on
@@ -199,52 +199,3 @@ def law_rows(scalings: Mapping[Series, Scaling]) -> pd.DataFrame:
             row[name], (row[f"{name}_low"], row[f"{name}_high"]) = value, interval or (None, None)
         rows.append(row | {"identifiable": scaling.identifiable, "verdict": scaling.describe()})
     return frame(rows)
-
-
-@dataclass(frozen=True)
-class Ratio:
-    """K* of a sparse cell over K* of the base cell at the same batch size (Lee et al. 2021, Figure 12).
-
-    The interval is over trials, widened to hold the value; None where neither cell has two trials to resample.
-    """
-
-    cell: Cell  # the sparse one
-    base: float  # sparsity of the base cell
-    value: float
-    interval: Interval | None
-
-
-def ratios(cells: Iterable[CellSummary], replicates: int = REPLICATES, seed: int = 0) -> list[Ratio]:
-    """The ratio of every cell above the smallest sparsity, the base, by series, then batch size.
-
-    Cells without a K*, or without one at the base, are left out; so are `ratio_bounds`. Both cells are resampled as
-    `scale` does, but as K* is observed; where they have as many trials, by the same points of the search, so that what
-    these points have in common cancels. Resamples in which either has no K* drop out.
-    """
-    found = []
-    for sparse, base in _pairs(cells):
-        if sparse.at_first_check or base.at_first_check:
-            continue
-        value, interval = sparse.k_star / base.k_star, None
-        if max(len(sparse.trials), len(base.trials)) > 1:
-            drawn = [resample(cell.steps, replicates, (seed, cell.cell.batch_size)) for cell in (sparse, base)]
-            quotients = np.divide(*drawn)
-            quotients = quotients[np.isfinite(quotients)]
-            interval = percentile_interval(quotients, value) if len(quotients) else None
-        found.append(Ratio(sparse.cell, base.cell.sparsity, value, interval))
-    return found
-
-
-def ratio_bounds(cells: Iterable[CellSummary]) -> list[Cell]:
-    """The cells whose ratio would only be a bound, as its K* or that of the base cell is at the first check."""
-    return [sparse.cell for sparse, base in _pairs(cells) if sparse.at_first_check or base.at_first_check]
-
-
-def _pairs(cells: Iterable[CellSummary]) -> Iterator[tuple[CellSummary, CellSummary]]:
-    """Each cell above its base with the base cell at its batch size, where both have a K*."""
-    at = {(summary.cell.batch_size, summary.cell.series): summary for summary in cells}
-    every = {series for _, series in at}
-    for (batch_size, series), sparse in at.items():
-        base = at[batch_size, base_of(series, every)]
-        if sparse is not base and None not in (sparse.k_star, base.k_star):
-            yield sparse, base

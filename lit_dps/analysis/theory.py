@@ -160,11 +160,16 @@ class Pair(NamedTuple):
 
 def measured_terms(record: StudyRecord, series: Series) -> dict[tuple[int, int], Terms]:
     """The terms of the trials of a series whose means compare (`summary.comparable`), by (batch size, point)."""
+    found = ((key, terms_of(result)) for key, result in _comparable(record, series).items())
+    return {key: terms for key, terms in found if terms is not None}
+
+
+def _comparable(record: StudyRecord, series: Series) -> dict[tuple[int, int], TrialResult]:
     return {
-        (cell.batch_size, result.trial.point): terms
+        (cell.batch_size, result.trial.point): result
         for cell, results in record.results.items()
         for result in results
-        if cell.series == series and comparable(result) and (terms := terms_of(result)) is not None
+        if cell.series == series and comparable(result)
     }
 
 
@@ -172,6 +177,24 @@ def paired_terms(record: StudyRecord, base: Series, series: Series) -> list[Pair
     """The points measured in two series, where both trials compare, by batch size, then point."""
     dense, sparse = (measured_terms(record, s) for s in (base, series))
     return [Pair(*key, dense[key], sparse[key]) for key in sorted(dense.keys() & sparse.keys())]
+
+
+def lipschitz_at_the_same_steps(record: StudyRecord, base: Series, series: Series) -> list[tuple[int, float]]:
+    """(point, natural logarithm of L over L) of each pair of trials, by batch size, then point.
+
+    As in `paired_terms`, but L is the mean over the steps that both trials measured it at: where the constant changes
+    along the run, the means over runs of different lengths differ for that alone.
+    """
+    found = []
+    dense, sparse = (_comparable(record, s) for s in (base, series))
+    for key in sorted(dense.keys() & sparse.keys()):
+        curves = [to_goal(results[key]).smoothness for results in (dense, sparse)]
+        under, over = (dict(zip(curve.get("step", ()), curve.get("lipschitz", ()), strict=True)) for curve in curves)
+        shared = [step for step in under if step in over and len(_finite([over[step], under[step]])) == 2]
+        sums = [sum(values[step] for step in shared) for values in (over, under)]
+        if shared and min(sums) > 0:
+            found.append((key[1], math.log(sums[0] / sums[1])))
+    return found
 
 
 def term_ratio_rows(record: StudyRecord, scalings: Mapping[Series, Scaling]) -> pd.DataFrame:

@@ -103,7 +103,13 @@ def test_failed_trials_are_no_trials_of_a_resample_and_stopped_ones_are_not_succ
     assert (law.replicates == of_failed.replicates).all()
     assert (of_stopped.replicates == of_incomplete.replicates).all()
     assert not np.array_equal(of_stopped.replicates, law.replicates)
-    assert Analysis(failed).ratios == Analysis(plain).ratios != Analysis(stopped).ratios
+
+    whole = {cell: steps_of(cell, *(cell.batch_size * k for k in range(50, 60))) for cell in (CELL, SPARSE)}
+    plain, failed, stopped = (
+        Analysis(read(whole | {CELL: [*whole[CELL], *more]})).ratios
+        for more in ([], [ended(10, "failed")], [ended(10, "stopped", 160)])
+    )
+    assert failed == plain != stopped and plain[0].interval is not None
 
 
 def test_where_a_stopped_trial_would_have_met_the_goal_is_open_from_there():

@@ -115,6 +115,18 @@ def test_the_figure_draws_its_rows(rules):
     assert {ax.get_xscale() for ax in figure.axes} == {ax.get_yscale() for ax in figure.axes} == {"log"}
 
 
+def test_curves_without_a_common_batch_size_are_not_normalised_and_the_panel_says_so():
+    apart = [study("a", scaled(1, (8, 80), (0.0,)), "sgd"), study("b", scaled(2, (16, 160), (0.0,)), "momentum")]
+    drawn = optimizers.rows(*apart)
+    assert drawn["normalised_k_star"].isna().all()
+    steps, normalised = optimizers.draw(drawn, *apart).axes
+    assert ([8, 80], [12600, 1350]) in lines_of(steps)
+    assert [text.get_text().replace("\n", " ") for text in normalised.texts] == [
+        "no batch size has a K* beyond the first check in every curve"
+    ]
+    assert normalised.get_ylabel() == "K*, normalised"
+
+
 def test_bands_are_drawn_where_trials_can_be_resampled():
     record = read(trials=8, batch_sizes=(4, 16, 64))
     studies = [Analysis(dataclasses.replace(record, name=name), replicates=50) for name in "ab"]

@@ -7,7 +7,8 @@ import pytest
 
 from lit_dps.analysis import Analysis, Interval, Ratio, records
 from lit_dps.analysis.figures import ratios
-from lit_dps.trial import Cell
+from lit_dps.analysis.sparse_ratios import ratios as ratios_of
+from lit_dps.trial import Cell, Series
 from tests.unit.fake_study import result
 from tests.unit.test_figures import columns, read
 
@@ -46,9 +47,26 @@ def test_intervals_resample_the_trials_of_both_cells():
     # One trial of the base has no interval of its own, the sparse cell has.
     (ratio,) = study({(8, 0.0): [100], (8, 0.5): [200, 400]}).ratios
     assert ratio.interval == Interval(2, 4)
-    # Resamples without a complete trial drop out.
+
+
+def test_a_ratio_has_no_interval_where_too_few_trials_are_complete():
+    # Of 2 trials a resample misses the complete one every fourth time: it might have needed any number of steps.
     (ratio,) = study({(8, 0.0): [100, 100], (8, 0.5): [200, None]}).ratios
+    assert (ratio.value, ratio.interval) == (2, None)
+    # Of 8, 7 complete, it misses all of them with (1 / 8)^8.
+    (ratio,) = study({(8, 0.0): [100] * 8, (8, 0.5): [*[200] * 7, None]}).ratios
     assert ratio.interval == Interval(2, 2)
+
+
+def test_repeats_are_resampled_where_there_are_enough():
+    raced = study({(8, 0.0): [100, None], (8, 0.5): [200, None]})
+    seeds = {Series(0.0): {8: [90.0, 100.0, 110.0]}, Series(0.5): {8: [100.0, 200.0, 400.0]}}
+    (ratio,) = ratios_of(raced.cells, seeds)
+    # The luckiest sparse seed over the unluckiest dense one, of nine equally likely pairs, and the other way about.
+    assert ratio.value == 2
+    assert ratio.interval == pytest.approx((2 * 0.5 / 1.1, 2 * 2 / 0.9))
+    seeds[Series(0.5)] = {8: [100.0, 200.0]}
+    assert [ratio.interval for ratio in ratios_of(raced.cells, seeds)] == [None]
 
 
 def test_the_figure_draws_its_rows():

@@ -116,7 +116,7 @@ def draw(rows: pd.DataFrame, *studies: Analysis) -> Figure:
         scaling.draw_perfect(normalised, next(filter(len, lines)), "normalised_")
         steps.set_title(title(series))
         normalised.set_xlabel(look.BATCH_SIZE)
-        normalised.set_ylabel(scaling.normalised_label(part))
+        scaling.label_normalised(normalised, part)
     look.batch_size_axis(panels[0, 0], scaling.grid_sizes(rows))
     look.log_values_axis(panels[0, 0], rows["k_star"].dropna())
     look.log_values_axis(panels[1, 0], rows["normalised_k_star"].dropna())

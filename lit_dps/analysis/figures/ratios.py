@@ -27,7 +27,7 @@ def rows(*studies: Analysis) -> pd.DataFrame:
     Without those in which a K* is at the first check: they are only bounds.
 
     Columns: study, sparsity and further axes, base_sparsity, batch_size [examples], ratio, and its 95 % limits
-    ratio_low and ratio_high, missing where there are no trials to resample.
+    ratio_low and ratio_high, missing where they are not known (`Ratio`).
     """
     found = []
     for study in studies:

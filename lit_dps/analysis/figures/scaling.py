@@ -118,7 +118,7 @@ def _draw_together(together: Axes, normalised: Axes, rows: pd.DataFrame, parts: 
         together.legend(handles=handles, loc="upper right", handlelength=1.5)
     normalised.set_title("all, normalised")
     normalised.legend(loc="upper right", handlelength=2)
-    normalised.set_ylabel(normalised_label(rows))
+    label_normalised(normalised, rows)
     look.log_values_axis(together, rows["k_star"].dropna())
     look.log_values_axis(normalised, rows["normalised_k_star"].dropna())
 
@@ -216,10 +216,13 @@ def bound_handles(rows: pd.DataFrame) -> list[Line2D]:
     return look.bound_handles(bool(rows["floor"].any()))
 
 
-def normalised_label(rows: pd.DataFrame) -> str:
-    """What an axis of normalised K* shows."""
+def label_normalised(ax: Axes, rows: pd.DataFrame) -> None:
+    """Says what normalised K* are over, or in the empty panel why there are none."""
     by = rows["normalised_by"].dropna()
-    return f"K* / K*(B = {by.iloc[0] if len(by) else '?'})"
+    ax.set_ylabel(f"K* / K*(B = {by.iloc[0]})" if len(by) else "K*, normalised")
+    if not len(by):
+        why = "no batch size has a K*\nbeyond the first check in every curve"
+        ax.text(0.5, 0.5, why, transform=ax.transAxes, ha="center", va="center", fontsize=7)
 
 
 def grid_sizes(rows: pd.DataFrame) -> list[int]:
