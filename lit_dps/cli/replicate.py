@@ -28,7 +28,17 @@ from lit_dps.config import StorageConfig, StudyConfig, cores
 from lit_dps.errors import ConfigError, StorageError
 from lit_dps.files import replacing
 from lit_dps.record import StudyRecord
-from lit_dps.replication import Core, Image, Machine, Part, appendix_page, as_measured, replication_page, workload
+from lit_dps.replication import (
+    Core,
+    Image,
+    Machine,
+    Part,
+    appendix_page,
+    as_measured,
+    compared_with,
+    replication_page,
+    searched,
+)
 from lit_dps.store import check_place, merge, open_elsewhere, read_study, without_password
 
 CONFIGS = Path("configs/replication")
@@ -116,7 +126,8 @@ def write_pages(named: dict[Path, str], storage: StorageConfig, output: Path, co
         raise StorageError("none of the studies is there: nothing to report")
     groups: dict[str, list[Analysis]] = {}
     for part in parts:
-        groups.setdefault(" ".join(workload(part.study.record)), []).append(part.study)
+        if searched(part.study.record):
+            groups.setdefault(compared_with(part.study.record), []).append(part.study)
     comparisons = {}
     for name, studies in groups.items():
         files, _ = write_comparison(studies, figures_folder(storage.folder, f"compare {name}"))

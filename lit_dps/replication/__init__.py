@@ -20,15 +20,17 @@ from lit_dps.replication.claims_trials import (
     theory_tells,
     variance_falls,
 )
-from lit_dps.replication.page import headlines, replication_page, scale
+from lit_dps.replication.page import headlines, larger_undecided, replication_page, scale
 from lit_dps.replication.paper import (
     CLAIMS,
     Claim,
     Judgement,
+    compared_with,
     judge,
     overall,
     protocol_rows,
     search_text,
+    searched,
     workload,
 )
 from lit_dps.replication.rules import (

@@ -68,7 +68,7 @@ class Machine(NamedTuple):
 def appendix_page(
     parts: Sequence[Part], comparisons: Mapping[str, Sequence[Image]], machine: Machine, command: str, date: str
 ) -> str:
-    """All that the page leaves out, of at least one study; `comparisons` are figures of several, by workload."""
+    """All that the page leaves out, of at least one study; `comparisons` as on the page."""
     judgements = judge_parts(parts)
     sections = [
         "# Replication: all studies, all verdicts\n",

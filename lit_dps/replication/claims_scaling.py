@@ -197,7 +197,7 @@ def _critical(over: Scaling, under: Scaling, name: str, other: str, least: float
 
 
 def _of_medians(scaling: Scaling) -> str:
-    return " (medians over seeds)" if scaling.of_medians else ""
+    return " (medians)" if scaling.of_medians else ""
 
 
 def _words(scaling: Scaling) -> str:

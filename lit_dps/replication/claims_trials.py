@@ -36,6 +36,7 @@ from lit_dps.analysis import (
     Analysis,
     Pair,
     cell_of,
+    lipschitz_at_the_same_steps,
     measured_terms,
     paired_terms,
     setting,
@@ -197,35 +198,42 @@ def _term(
     symbol: str,
     above: float = 0.0,
     to: float = math.inf,
-    told: Callable[[StudyRecord, Series], str] = lambda record, sparse: "",
+    told: Callable[[StudyRecord, Series, Series], str] = lambda record, sparse, dense: "",
 ) -> Finding | None:
     def judge(sparse: Series, dense: Series) -> Finding | None:
         if not (pairs := paired_terms(study.record, dense, sparse)):
             return None
         ratio = estimated(*_log_ratio(pairs, name)).map(math.exp)
-        words = f"{symbol} x{ratio} over {len(pairs)} pairs of trials{told(study.record, sparse)}"
+        words = f"{symbol} x{ratio} over {len(pairs)} pairs of trials{told(study.record, sparse, dense)}"
         return Finding(decide(ratio, above, to), words)
 
     return at_each_pair(study, judge)
 
 
-def _levels(record: StudyRecord, sparse: Series) -> str:
-    """L at each sparsity, over the points that all of them have; empty without such points."""
+def _levels(record: StudyRecord, sparse: Series, dense: Series) -> str:
+    """The ratio at the same steps, and L at each sparsity over the points that all of them have."""
+    same = lipschitz_at_the_same_steps(record, dense, sparse)
+    told = f"; at the same steps x{estimated(*_mean_log(*zip(*same, strict=True))).map(math.exp)}" if same else ""
     beside = (series for series in record.series if series.others == sparse.others)
     known = {series.sparsity: terms for series in beside if (terms := measured_terms(record, series))}
     common = set.intersection(*(set(terms) for terms in known.values()))
     if not common:
-        return ""
+        return told
     means = [math.exp(float(np.mean([math.log(terms[key].lipschitz) for key in common]))) for terms in known.values()]
-    return f"; L = {' / '.join(map(significant, means))} at S={' / '.join(f'{s:g}' for s in known)}"
+    return f"{told}; L = {' / '.join(map(significant, means))} at S={' / '.join(f'{s:g}' for s in known)}"
 
 
 def _log_ratio(pairs: Sequence[Pair], *names: str) -> tuple[float, np.ndarray]:
     """Log of the mean ratio of a product of terms, and its (R,) resamples over points."""
-    logs = np.array([sum(pair.log_ratios[name] for name in names) for pair in pairs])
-    points, index = np.unique([pair.point for pair in pairs], return_inverse=True)
+    return _mean_log([pair.point for pair in pairs], [sum(pair.log_ratios[name] for name in names) for pair in pairs])
+
+
+def _mean_log(points: Sequence[int], logs: Sequence[float]) -> tuple[float, np.ndarray]:
+    """The mean of logarithms, each of a point of the search, and its (R,) resamples over points."""
+    value = float(np.mean(logs))
+    points, index = np.unique(points, return_inverse=True)
     if len(points) < FEWEST:
-        return float(logs.mean()), np.full(REPLICATES, np.nan)
+        return value, np.full(REPLICATES, np.nan)
     sums, counts = np.bincount(index, logs), np.bincount(index)
     drawn = np.random.default_rng(SEED).integers(len(points), size=(REPLICATES, len(points)))
-    return float(logs.mean()), sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1)
+    return value, sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1)

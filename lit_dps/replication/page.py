@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from lit_dps.analysis.critical import DEFINITIONS
 from lit_dps.replication.appendix import Image, Machine, Part, escaped, judge_parts, progress, table
-from lit_dps.replication.paper import WORKLOADS, Claim, Judgement, classes, workload
+from lit_dps.replication.paper import WORKLOADS, Claim, Judgement, classes, compared_with
 from lit_dps.replication.rules import Verdict
 from lit_dps.replication.under_way import under_way
 
@@ -19,15 +19,16 @@ _ABOUT = (
     "Training](https://arxiv.org/abs/2003.11316) (ICLR 2021), measured again by lit_dps on real data."
 )
 _RULES = """\
-A claim is a number in a range, both fixed beforehand (`lit_dps/replication/`). It is seen where the 95 % interval, in
-brackets, lies in the range, not seen where all of it lies outside, else not decidable. Intervals of medians hold the
-luck of seeds, not that of the points drawn. The table has each claim at the largest study that decides it, those
-at the paper's own goal first, else at the largest. Beside it: how many of the studies that decide it agree."""
+A claim is a number in a range, both fixed beforehand (`lit_dps/replication/`): seen where the 95 % interval, in
+brackets, lies in the range, not seen where all of it lies outside, else not decidable. Medians are over seeds of the
+best points; their intervals do not hold the luck of the points drawn. The table has each claim at the largest study
+that decides it, those at the paper's goal or a harder one first, else at the largest; beside it, how many of the
+studies that decide it agree."""
 _READING = """\
-The paper reads them off its curves, where linear scaling ends, as powers of two, 2^9 and 2^11 say. As measured,
-that is where the examples B K\\* exceed those of the smallest batch size by 20 %, or by 50 %; by the law, where they
-double (c1 / c2). In examples, with 95 % intervals; `>` is below all that can be told, `*` needs a word, which
-critical.csv of the study has."""
+The paper reads them off its curves, where linear scaling ends, as powers of two. As measured, that is where the
+examples B K\\* exceed those of the smallest batch size by 20 or 50 %; by the law, where they double (c1 / c2). In
+examples, with 95 % intervals; `>` is below all that can be told, `*` needs a word, which critical.csv of the study has.
+The appendix has those of other goals."""
 # What each figure of the paper shows, by the figure of ours that repeats it
 FIGURES = {
     "scaling": (
@@ -47,17 +48,21 @@ FIGURES = {
 def replication_page(
     parts: Sequence[Part], comparisons: Mapping[str, Sequence[Image]], machine: Machine, command: str, date: str
 ) -> str:
-    """The page, of at least one study; `comparisons` are figures of several, by workload."""
+    """The page, of at least one study; `comparisons` are figures of several, by what they have in common.
+
+    See `paper.compared_with`.
+    """
     judgements = judge_parts(parts)
     chosen = headlines(judgements, parts)
     sections = [
         "# Replication\n",
         f"{_ABOUT} {_summary(chosen, parts)} [The appendix](replication-appendix.md) has every study and verdict.\n",
-        _table(chosen, judgements),
+        _table(chosen, judgements, parts),
         f"{_RULES}\n",
         *_figures(parts, comparisons),
         _critical(parts),
         _disagreements(chosen),
+        _undecided(chosen, judgements, parts),
         f"## How it was made\n\n`{command}`\n\nThis page was made {date} on {machine.cores} cores of {machine.cpu}, "
         f"with torch {machine.torch}, from stored trials; the commands that made these are in the appendix.\n",
     ]
@@ -68,25 +73,34 @@ def scale(part: Part) -> tuple[bool, int]:
     """How large a study is: whether its goal is the paper's for its workload or harder, then its finished trials."""
     record = part.study.record
     paper = WORKLOADS.get(classes(record.config))
-    own = paper is not None and (
-        record.goal.value == paper.error or record.goal.at(paper.error).easier(record.goal.value)
-    )
+    own = paper is not None and not record.goal.at(paper.error).easier(record.goal.value)
     return own, progress(part.study)[0]
 
 
 def headlines(judgements: Iterable[Judgement], parts: Sequence[Part]) -> dict[Claim, Judgement]:
-    """Each claim's verdict at the largest scale (`scale`, of a pair the smaller one's) among those that decide it."""
-    sizes = {part.study.record.name: scale(part) for part in parts}
+    """Each claim's verdict at the largest scale (`scale_of`) among those that decide it, if any does."""
     found: dict[Claim, Judgement] = {}
 
     def rank(judgement: Judgement) -> tuple:
-        decides = judgement.verdict is not Verdict.UNDECIDABLE
-        return decides, min((sizes[name] for name in judgement.studies), default=(False, 0))
+        return judgement.verdict is not Verdict.UNDECIDABLE, scale_of(judgement, parts)
 
     for judgement in judgements:
         if judgement.claim not in found or rank(judgement) > rank(found[judgement.claim]):
             found[judgement.claim] = judgement
     return found
+
+
+def larger_undecided(chosen: Judgement, judgements: Iterable[Judgement], parts: Sequence[Part]) -> Judgement | None:
+    """The same claim at the largest scale, where that does not decide it and a smaller one does."""
+    same = [judgement for judgement in judgements if judgement.claim is chosen.claim]
+    largest = max(same, key=lambda judgement: scale_of(judgement, parts))
+    return largest if scale_of(largest, parts) > scale_of(chosen, parts) else None
+
+
+def scale_of(judgement: Judgement, parts: Sequence[Part]) -> tuple[bool, int]:
+    """The scale of a judgement's study, of a pair that of the smaller one; the least where there is none."""
+    of = (scale(part) for part in parts if part.study.record.name in judgement.studies)
+    return min(of, default=(False, 0))
 
 
 def _summary(chosen: Mapping[Claim, Judgement], parts: Sequence[Part]) -> str:
@@ -100,15 +114,20 @@ def _summary(chosen: Mapping[Claim, Judgement], parts: Sequence[Part]) -> str:
         f"`{part.study.record.name}` at S = {', '.join(f'{s:g}' for s in part.left)}" for part in parts if part.left
     ]
     others = f" Under way and left out: {'; '.join(left)}." if left else ""
-    said = f"Of the paper's {len(chosen)} claims: {told}; by {len(parts)} studies, {trials:,} trials, {steps:,} steps."
-    return said + others
+    decided = [each for each in chosen.values() if each.verdict is not Verdict.UNDECIDABLE]
+    own = sum(scale_of(judgement, parts)[0] for judgement in decided)
+    return (
+        f"Of the paper's {len(chosen)} claims: {told}; decided at the paper's goal or a harder one: {own}. By "
+        f"{len(parts)} studies, {trials:,} trials, {steps:,} steps.{others}"
+    )
 
 
-def _table(chosen: Mapping[Claim, Judgement], judgements: Sequence[Judgement]) -> str:
+def _table(chosen: Mapping[Claim, Judgement], judgements: Sequence[Judgement], parts: Sequence[Part]) -> str:
     rows = []
     for claim, judgement in chosen.items():
         decided = [j.verdict for j in judgements if j.claim is claim and j.verdict is not Verdict.UNDECIDABLE]
-        agree = f" ({decided.count(judgement.verdict)} of {len(decided)})" if decided else ""
+        larger = ", undecided at the largest" if larger_undecided(judgement, judgements, parts) else ""
+        agree = f" ({decided.count(judgement.verdict)} of {len(decided)}{larger})" if decided else ""
         rows.append(
             {
                 "claim": f"{claim.text} ({claim.source})",
@@ -122,23 +141,27 @@ def _table(chosen: Mapping[Claim, Judgement], judgements: Sequence[Judgement]) -
 
 
 def _figures(parts: Sequence[Part], comparisons: Mapping[str, Sequence[Image]]) -> list[str]:
-    """Each figure of the paper from the largest study, or workload, that has it."""
+    """Each figure of the paper from the largest study, or studies to be compared, that have it."""
     largest = sorted(parts, key=lambda part: (not under_way(part.study.record), *scale(part)), reverse=True)
     images = [image for part in largest for image in part.images]
-    names = dict.fromkeys(" ".join(workload(part.study.record)) for part in largest)
-    by_workload = [image for name in names for image in comparisons.get(name, ())]
+    names = dict.fromkeys(compared_with(part.study.record) for part in largest)
+    of_several = [image for name in names for image in comparisons.get(name, ())]
     sections = []
     for name, (number, shows) in FIGURES.items():
-        image = next((image for image in (*images, *by_workload) if image.name == name), None)
+        image = next((image for image in (*images, *of_several) if image.name == name), None)
         if image is not None:
             sections.append(f"## {number}\n\nThe paper: {shows}\n\n![{image.caption}]({image.path})\n")
     return sections
 
 
 def _critical(parts: Sequence[Part]) -> str:
-    """Critical batch sizes of each workload and rule, at its largest study, as a law has them and as the paper does."""
+    """Critical batch sizes of each workload and rule, at its largest study, as a law has them and as the paper does.
+
+    Of the studies at the paper's goal alone, where there are any.
+    """
     rows, seen = [], set()
-    for part in sorted(parts, key=scale, reverse=True):
+    shown = [part for part in parts if scale(part)[0] and len(part.study.record.batch_sizes) > 1] or parts
+    for part in sorted(shown, key=scale, reverse=True):
         record = part.study.record
         if record.workload in seen or len(record.batch_sizes) < 2:
             continue
@@ -152,11 +175,16 @@ def _critical(parts: Sequence[Part]) -> str:
 
 
 def _disagreements(chosen: Mapping[Claim, Judgement]) -> str:
-    lines = ["## Where it disagrees\n"]
-    for claim, judgement in chosen.items():
-        if judgement.verdict is Verdict.NOT_SEEN:
-            lines.append(
-                f"- **{escaped(claim.text)}**: the paper {escaped(claim.paper)}; {escaped(judgement.measured)}. "
-            )
-            lines[-1] += claim.explained or "We have no explanation."
-    return "\n".join([*lines, *([] if len(lines) > 1 else ["Nowhere, among the claims that are decided."]), ""])
+    lines = [
+        f"- **{escaped(claim.text)}**: {claim.explained or 'we have no explanation.'}"
+        for claim, judgement in chosen.items()
+        if judgement.verdict is Verdict.NOT_SEEN
+    ]
+    said = ["The table says how strongly. What could explain it:\n", *lines] if lines else ["Nowhere."]
+    return "\n".join(["## Where it disagrees\n", *said, ""])
+
+
+def _undecided(chosen: Mapping[Claim, Judgement], judgements: Sequence[Judgement], parts: Sequence[Part]) -> str:
+    larger = [larger_undecided(judgement, judgements, parts) for judgement in chosen.values()]
+    lines = [f"- **{escaped(each.claim.text)}**: {escaped(each.measured)} (`{each.where}`)" for each in larger if each]
+    return "\n".join(["## Where the largest studies do not decide\n", *lines, ""]) if lines else ""

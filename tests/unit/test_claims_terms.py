@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from lit_dps.analysis import lipschitz_at_the_same_steps
 from lit_dps.replication import (
     Verdict,
     lipschitz_rises,
@@ -153,7 +154,7 @@ def test_terms(of, study, verdict):
 
 def test_terms_in_numbers():
     study = theory(**PAPER)
-    levels = "L = 0.570 / 1.76 at S=0 / 0.9"
+    levels = "at the same steps x3.09 [3.09, 3.09]; L = 0.570 / 1.76 at S=0 / 0.9"
     assert lipschitz_rises(study).measured == f"L x3.09 [3.09, 3.09] over 16 pairs of trials; {levels}"
     assert variance_falls(study).measured == "beta x0.54 [0.54, 0.54] over 16 pairs of trials"
     whole = theory(**PAPER, sizes=THREE)
@@ -171,6 +172,26 @@ def test_terms_and_laws_may_come_from_two_studies_of_one_workload():
     assert theory_tells(laws, measured) is None
     other = theory(**PAPER, measured=False, config={"model": {"init_args": {"optimizer": "momentum"}}})
     assert theory_tells(measured, other) is None
+
+
+def test_at_the_same_steps_a_longer_run_counts_as_far_as_the_shorter_one():
+    # L falls as 1 / step at both sparsities; the sparse one is twice as large and measured for longer.
+    cells = {Cell(64, s): [] for s in (0.0, 0.9)}
+    for (cell, found), lasts in zip(cells.items(), (2, 8), strict=True):
+        for point in range(4):
+            at = [100 * (i + 1) for i in range(lasts)]
+            lipschitz = [(2 if cell.sparsity else 1) * 100 / step for step in at]
+            found.append(result(cell, point, at[-1], **theory_terms(at[-1], lipschitz=lipschitz, at=at)))
+    study = fitted(cells, space={})
+    dense, sparse = study.record.series
+    same = lipschitz_at_the_same_steps(study.record, dense, sparse)
+    assert [point for point, _ in same] == [0, 1, 2, 3]
+    assert [log for _, log in same] == pytest.approx([math.log(2)] * 4)
+    of_runs = 2 * (sum(1 / i for i in range(1, 9)) / 8) / 0.75
+    assert lipschitz_rises(study).measured == (
+        f"L x{of_runs:.3g} [{of_runs:.3g}, {of_runs:.3g}] over 4 pairs of trials; at the same steps x2 [2, 2]; "
+        f"L = 0.750 / {0.75 * of_runs:.3f} at S=0 / 0.9"
+    )
 
 
 def test_points_are_resampled_whole():

@@ -13,6 +13,7 @@ import yaml
 
 from lit_dps.cli import main, replicate
 from lit_dps.errors import ConfigError
+from lit_dps.goal import Goal
 from lit_dps.store import IDENTITY, read_study
 from lit_dps.trial import Cell
 from tests.unit.fake_study import law_study
@@ -34,11 +35,18 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def stored(folder, *names):
+def stored(folder, *names, **header):
     (folder / "mlruns").mkdir(exist_ok=True)
     storage = optuna.storages.RDBStorage(f"sqlite:///{folder}/mlruns/study.db")
     for name in names:
-        law_study(storage, name, laws={0.0: (4e4, 60), 0.9: (8e4, 120)}, batch_sizes=(4, 64), trials=6, config=CONFIG)
+        of = {
+            "laws": {0.0: (4e4, 60), 0.9: (8e4, 120)},
+            "batch_sizes": (4, 64),
+            "trials": 6,
+            "config": CONFIG,
+            **header,
+        }
+        law_study(storage, name, **of)
 
 
 def verb(*args):
@@ -70,9 +78,30 @@ def test_the_report_alone_is_written_from_storage(folder, capsys):
     assert "made by `lit-dps study --config configs/a.yaml`" in page
     shown = [line.partition("](")[2].rstrip(")") for line in page.splitlines() if line.startswith("![")]
     assert "replication/one__a-scaling.png" in shown
-    assert "replication/MNIST_SimpleCNN-ratios.png" in shown
+    assert "replication/MNIST_SimpleCNN_goal_error_0.1-ratios.png" in shown
     images = {f"replication/{path.name}" for path in (folder / "docs" / "replication").iterdir()}
     assert images == {*shown}
+
+
+def compared(folder):
+    """The studies in the rows of the figure of ratios, by what they have in common."""
+    figures = (folder / "mlruns" / "figures").glob("compare_*/ratios.csv")
+    return {file.parent.name: {line.split(",")[0] for line in file.open()} - {"study"} for file in figures}
+
+
+def test_searches_for_the_same_goal_are_compared_and_best_points_of_others_are_not(folder):
+    stored(folder, "one: a")
+    stored(folder, "two", config={**CONFIG, "study": {"best_of": "one: a"}})
+    assert verb("--report_only", "true") == 0
+    assert compared(folder) == {"compare_MNIST_SimpleCNN_goal_error_0.1": {"one: a"}}
+
+
+def test_searches_for_different_goals_are_apart(folder):
+    stored(folder, "one: a")
+    stored(folder, "two", goal=Goal(0.02, 16, 40_000))
+    assert verb("--report_only", "true") == 0
+    workload = "compare_MNIST_SimpleCNN_goal_error"
+    assert compared(folder) == {f"{workload}_0.1": {"one: a"}, f"{workload}_0.02": {"two"}}
 
 
 def test_a_study_that_is_not_there_is_told_and_left_out(folder, capsys):

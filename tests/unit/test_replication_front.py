@@ -1,0 +1,68 @@
+"""The page of the replication: which study each claim and figure stands at, and how short it is."""
+
+import dataclasses
+
+import optuna
+
+from lit_dps.analysis import Analysis
+from lit_dps.goal import Goal
+from lit_dps.replication import Image, Part, compared_with, headlines, judge, scale
+from lit_dps.store import read_study
+from lit_dps.trial import Cell
+from tests.unit.fake_study import result, write_study
+from tests.unit.test_replication import CONFIG, front, section
+
+
+def k_stars(name, factor, trials):
+    """A study of one series, all of whose trials need factor / B steps."""
+    cells = {Cell(b, 0.0): [result(Cell(b, 0.0), i, round(factor / b)) for i in range(trials)] for b in (2, 8, 32)}
+    storage = optuna.storages.InMemoryStorage()
+    write_study(storage, cells, name, trials=trials, space={}, config=CONFIG)
+    return Part(Analysis(read_study(storage, name)), f"make {name}")
+
+
+def test_a_claim_stands_at_the_largest_study_that_decides_it():
+    small, large, undecided = k_stars("small", 1e6, 5), k_stars("large", 1e6, 7), k_stars("few", 1e6, 2)
+    linear_text = "steps fall in proportion to batch size where batches are small"
+    parts = [small, large, undecided]
+    judgements = judge([part.study for part in parts], {part.study.record.name: part.command for part in parts})
+    at = {claim.text: judgement for claim, judgement in headlines(judgements, parts).items()}
+    linear = at[linear_text]
+    assert (linear.where, linear.verdict) == ("large", "seen")
+    text = front(*parts)
+    assert "| `large` | seen (2 of 2) |" in text
+    nowhere = at["momentum has a larger critical batch size than SGD"]
+    assert nowhere.where == "" and nowhere.verdict == "not decidable at this scale"
+    assert "do not decide" not in text and "decided at the paper's goal or a harder one: 0." in text
+
+    bends = {Cell(b, 0.0): [result(Cell(b, 0.0), i, k) for i in range(3)] for b, k in ((2, 5000), (8, 4000))}
+    storage = optuna.storages.InMemoryStorage()
+    write_study(storage, bends, "hard", trials=3, space={}, config=CONFIG, goal=Goal(0.02, 16, 40_000))
+    hard = Part(Analysis(read_study(storage, "hard")), "make hard")
+    assert scale(hard) > scale(large), "fewer trials, but at the paper's own goal"
+    of_goals = [dataclasses.replace(hard.study.record, goal=Goal(error, 16, 40_000)) for error in (0.01, 0.02, 0.021)]
+    assert [scale(Part(Analysis(record), ""))[0] for record in of_goals] == [True, True, False]
+    text = front(*parts, hard)
+    assert "| `large` | seen (2 of 2, undecided at the largest) |" in text
+    (line,) = [
+        line for line in section(text, "Where the largest studies do not decide").splitlines() if linear_text in line
+    ]
+    assert line.startswith(f"- **{linear_text}**: S=0: K\\* goes as B^e from B=2 to 8, e = -0.161 [")
+    assert line.endswith("(`hard`)")
+
+
+def test_the_front_page_has_the_papers_figures_from_the_largest_study_and_is_short():
+    shown = [Image("curve", f"{name}.png", "scaling") for name in ("small", "large")]
+    small, large = k_stars("small", 1e6, 5), k_stars("large", 1e6, 7)
+    small, large = (dataclasses.replace(p, images=[image]) for p, image in zip((small, large), shown, strict=True))
+    theirs = {compared_with(large.study.record): [Image("ratios", "ratios.png", "ratios")], "other": []}
+    text = front(small, large, comparisons=theirs)
+    assert "![curve](large.png)" in section(text, "Figure 1") and "small.png" not in text
+    assert "![ratios](ratios.png)" in section(text, "Figure 12") and "## Figure 4" not in text
+    assert "2 studies, 36 trials" in text and len(text.split()) < 1500
+    assert f"| `large` | S=0 | {' | '.join(critical_of(large))} |" in section(text, "Critical batch sizes")
+
+
+def critical_of(part):
+    found = next(iter(part.study.critical_batch_sizes.values()))
+    return [str(found[name]).replace("*", "\\*") for name in ("linear_20", "linear_50", "law")]
