@@ -6,18 +6,28 @@ import dataclasses
 
 from lit_dps.record import StudyRecord
 from lit_dps.replication.rules import DENSE, SPARSE
+from lit_dps.trial import Cell, Status
 
 
 def under_way(record: StudyRecord) -> list[float]:
-    """The sparsities of a study that have a cell without any finished trial."""
-    return sorted({cell.sparsity for cell, results in record.results.items() if not results})
+    """The sparsities of a study that have a cell without any finished trial, or without a repeat where others have one.
+
+    A cell without a complete trial has nothing to repeat.
+    """
+    begun = any(record.repeats.values())
+
+    def waits(cell: Cell) -> bool:
+        complete = any(result.status is Status.COMPLETE for result in record.results[cell])
+        return not record.results[cell] or (begun and complete and not record.repeats[cell])
+
+    return sorted({cell.sparsity for cell in record.results if waits(cell)})
 
 
 def as_measured(record: StudyRecord) -> tuple[StudyRecord, list[float]]:
     """A study without the sparsities that are under way, and these.
 
-    A claim about all series would else be undecided by one that has a point or two. All of it, and none, where 0 or 0.9
-    are among them, which the paper compares: then there is nothing to judge without them.
+    A claim about all series would else be undecided by one that has a point or two, or no median. All of it, and none,
+    where 0 or 0.9 are among them, which the paper compares: then there is nothing to judge without them.
     """
     left = under_way(record)
     kept = tuple(s for s in record.sparsities if s not in left)

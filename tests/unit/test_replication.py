@@ -13,7 +13,6 @@ from lit_dps.replication import (
     Machine,
     Part,
     appendix_page,
-    as_measured,
     progress,
     protocol_rows,
     replication_page,
@@ -173,22 +172,3 @@ def test_a_markdown_table_keeps_its_cells_whole():
     assert table(rows) == "| K\\* | command |\n| --- | --- |\n| a\\|b | `x * y` |\n| \\* | - |\n"
     with pytest.raises(IndexError):
         table([])
-
-
-def test_a_sparsity_that_is_under_way_is_left_out_and_told():
-    whole = part("grows").study.record
-    begun = {Cell(b, 0.5): [] for b in whole.batch_sizes}
-    begun[Cell(whole.batch_sizes[0], 0.5)] = whole.results[Cell(whole.batch_sizes[0], 0.0)]
-    idle = dict.fromkeys(begun, 0)
-    grown = dataclasses.replace(
-        whole,
-        sparsities=(0.0, 0.5, 0.9),
-        results={**whole.results, **begun},
-        running={**whole.running, **idle},
-        repeats={**whole.repeats, **dict.fromkeys(begun, [])},
-    )
-    record, left = as_measured(grown)
-    assert left == [0.5] and record == whole and as_measured(whole) == (whole, [])
-    assert "Under way and left out: `grows` at S = 0.5." in front(Part(Analysis(record), "make", left=left))
-    nothing = dataclasses.replace(grown, results={c: r if c.sparsity < 0.9 else [] for c, r in grown.results.items()})
-    assert as_measured(nothing) == (nothing, []), "without 0.9 there is nothing to compare"

@@ -6,11 +6,11 @@ import optuna
 
 from lit_dps.analysis import Analysis
 from lit_dps.goal import Goal
-from lit_dps.replication import Image, Part, compared_with, headlines, judge, scale
+from lit_dps.replication import Image, Part, as_measured, compared_with, headlines, judge, scale
 from lit_dps.store import read_study
-from lit_dps.trial import Cell
+from lit_dps.trial import Cell, Status
 from tests.unit.fake_study import result, write_study
-from tests.unit.test_replication import CONFIG, front, section
+from tests.unit.test_replication import CONFIG, front, part, section
 
 
 def k_stars(name, factor, trials):
@@ -66,3 +66,32 @@ def test_the_front_page_has_the_papers_figures_from_the_largest_study_and_is_sho
 def critical_of(part):
     found = next(iter(part.study.critical_batch_sizes.values()))
     return [str(found[name]).replace("*", "\\*") for name in ("linear_20", "linear_50", "law")]
+
+
+def test_a_sparsity_that_is_under_way_is_left_out_and_told():
+    whole = part("grows").study.record
+    begun = {Cell(b, 0.5): [] for b in whole.batch_sizes}
+    begun[Cell(whole.batch_sizes[0], 0.5)] = whole.results[Cell(whole.batch_sizes[0], 0.0)]
+    idle = dict.fromkeys(begun, 0)
+    grown = dataclasses.replace(
+        whole,
+        sparsities=(0.0, 0.5, 0.9),
+        results={**whole.results, **begun},
+        running={**whole.running, **idle},
+        repeats={**whole.repeats, **dict.fromkeys(begun, [])},
+    )
+    record, left = as_measured(grown)
+    assert left == [0.5] and record == whole and as_measured(whole) == (whole, [])
+    assert "Under way and left out: `grows` at S = 0.5." in front(Part(Analysis(record), "make", left=left))
+    nothing = dataclasses.replace(grown, results={c: r if c.sparsity < 0.9 else [] for c, r in grown.results.items()})
+    assert as_measured(nothing) == (nothing, []), "without 0.9 there is nothing to compare"
+    repeat = whole.results[Cell(whole.batch_sizes[0], 0.0)][:1]
+    filled = {**whole.results, **{Cell(b, 0.5): whole.results[Cell(b, 0.0)] for b in whole.batch_sizes}}
+    ahead = dataclasses.replace(grown, results=filled)
+    assert as_measured(ahead) == (ahead, []), "nothing was repeated anywhere"
+    repeats = {cell: repeat if cell.sparsity != 0.5 else [] for cell in filled}
+    behind = dataclasses.replace(ahead, repeats=repeats)
+    assert as_measured(behind)[1] == [0.5], "its repeats are still to come"
+    kept = {cell: [r for r in found if r.status is not Status.COMPLETE] for cell, found in filled.items()}
+    lost = {cell: kept[cell] if cell.sparsity == 0.5 else found for cell, found in filled.items()}
+    assert as_measured(dataclasses.replace(behind, results=lost))[1] == [], "no complete trial, nothing to repeat"
