@@ -38,10 +38,11 @@ def check(storage) -> int:
     trials = 0
     for study in storage.get_all_studies():
         attrs = storage.get_study_user_attrs(study._study_id)
-        assert attrs.keys() <= (schema.CELL_ATTRS if " | " in study.study_name else schema.HEADER_ATTRS).keys()
+        of_cell = " | " in study.study_name
+        assert attrs.keys() <= (schema.CELL_ATTRS if of_cell else schema.HEADER_ATTRS).keys()
         for trial in storage.get_all_trials(study._study_id, deepcopy=False):
-            trials += 1
-            assert trial.user_attrs.keys() <= schema.TRIAL_ATTRS.keys()
+            assert trial.user_attrs.keys() <= (schema.TRIAL_ATTRS if of_cell else schema.OUTCOME_ATTRS).keys()
+            trials += of_cell
             if trial.state.is_finished() and "result" in trial.user_attrs:
                 assert trial.state is schema.STATES[Status(trial.user_attrs["result"]["status"])]
     return trials
