@@ -37,6 +37,7 @@ from lit_dps.replication import (
     as_measured,
     compared_with,
     replication_page,
+    scale,
     searched,
 )
 from lit_dps.store import check_place, merge, open_elsewhere, read_study, without_password
@@ -124,12 +125,15 @@ def write_pages(named: dict[Path, str], storage: StorageConfig, output: Path, co
         parts.append(Part(study, made, shown, core, left))
     if not parts:
         raise StorageError("none of the studies is there: nothing to report")
-    groups: dict[str, list[Analysis]] = {}
+    # Of several searches of a workload for one goal the largest alone is compared with others.
+    groups: dict[str, dict[str, Part]] = {}
     for part in parts:
-        if searched(part.study.record):
-            groups.setdefault(compared_with(part.study.record), []).append(part.study)
+        if searched(record := part.study.record):
+            group = groups.setdefault(compared_with(record), {})
+            group[record.workload] = max(group.get(record.workload, part), part, key=scale)
     comparisons = {}
-    for name, studies in groups.items():
+    for name, group in groups.items():
+        studies = [part.study for part in group.values()]
         files, _ = write_comparison(studies, figures_folder(storage.folder, f"compare {name}"))
         comparisons[name] = _copied(files, COMPARISONS, images, name)
     made = _machine(), command, datetime.date.today().isoformat()

@@ -69,7 +69,7 @@ def linear_scaling(study: Analysis) -> Finding | None:
         number = exponent(study, series, small, large)
         reached = small <= SMALLEST or (scaling.identifiable and REACH * small <= scaling.fit.critical_batch_size)
         verdict = _within(decide(number, to=LINEAR), reached)
-        return Finding(verdict, f"K* goes as B^e from B={small} to {large}, e = {number}")
+        return Finding(verdict, f"K* goes as B^e from B={small} to B={large}, e = {number}")
 
     return _at_each_law(study, judge)
 
@@ -81,7 +81,7 @@ def diminishing_returns(study: Analysis) -> Finding | None:
         small, large = sizes[0], sizes[-1]
         examples = exponent(study, series, small, large).map(lambda e: (large / small) ** (1 + e))
         verdict = _within(decide(examples, above=MARGIN), large >= LARGEST)
-        return Finding(verdict, f"x{examples} the examples at B={large} as at {small}")
+        return Finding(verdict, f"examples at B={large} over those at B={small}: x{examples}")
 
     return _at_each_law(study, judge)
 
@@ -93,11 +93,11 @@ def plateau(study: Analysis) -> Finding | None:
         large = sizes[-1]
         small = min([b for b in sizes if large / DOUBLINGS <= b < large], default=sizes[-2])
         number = exponent(study, series, small, large)
-        said = f"K* x{number.map(lambda e: 2**e)} a doubling from B={small} to {large}"
+        said = f"K* a doubling from B={small} to B={large}: x{number.map(lambda e: 2**e)}"
         if not scaling.identifiable:
             return Finding(Verdict.UNDECIDABLE, f"{said}; B_crit {scaling.describe().removeprefix('B_crit ')}")
         reached = large >= LARGEST or large >= REACH * scaling.fit.critical_batch_size
-        said = f"{said}, the largest being {large / scaling.fit.critical_batch_size:.2g} B_crit"
+        said = f"{said}, up to {large / scaling.fit.critical_batch_size:.2g} B_crit"
         return Finding(_within(decide(number, above=FLAT), reached), said)
 
     return _at_each_law(study, judge)

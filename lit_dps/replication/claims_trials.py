@@ -147,7 +147,8 @@ def _trend(cells: Mapping[int, Sequence[TrialResult]], statistic: Statistic, nam
     if not np.isfinite(rho):
         return Finding(Verdict.UNDECIDABLE, f"{name} at {len(known)} batch sizes")
     number = estimated(rho, rank_correlation(np.stack(drawn, axis=1))).map(lambda x: min(max(x, -1.0), 1.0))
-    return Finding(decide(number, above=TREND), f"{name} {known[0]}, {known[-1]}; rank correlation with B {number}")
+    said = f"rank correlation of the {name} with B: {number}, from {known[0]} to {known[-1]}"
+    return Finding(decide(number, above=TREND), said)
 
 
 def lipschitz_rises(study: Analysis) -> Finding | None:

@@ -29,6 +29,7 @@ The paper reads them off its curves, where linear scaling ends, as powers of two
 examples B K\\* exceed those of the smallest batch size by 20 or 50 %; by the law, where they double (c1 / c2). In
 examples, with 95 % intervals; `>` is below all that can be told, `*` needs a word, which critical.csv of the study has.
 The appendix has those of other goals."""
+REGION = "metaparameters"
 # What each figure of the paper shows, by the figure of ours that repeats it
 FIGURES = {
     "scaling": (
@@ -36,7 +37,7 @@ FIGURES = {
         "K\\* falls in proportion to 1/B, bends and goes flat, at every sparsity; sparser networks need more steps.",
     ),
     "optimizers": ("Figure 2", "Momentum and Nesterov go on scaling to larger batches than plain SGD does."),
-    "metaparameters": (
+    REGION: (
         "Figure 3",
         "Larger batches succeed in a larger region of learning rate and momentum, at higher effective rates.",
     ),
@@ -142,16 +143,22 @@ def _table(chosen: Mapping[Claim, Judgement], judgements: Sequence[Judgement], p
 
 def _figures(parts: Sequence[Part], comparisons: Mapping[str, Sequence[Image]]) -> list[str]:
     """Each figure of the paper from the largest study, or studies to be compared, that have it."""
-    largest = sorted(parts, key=lambda part: (not under_way(part.study.record), *scale(part)), reverse=True)
-    images = [image for part in largest for image in part.images]
-    names = dict.fromkeys(compared_with(part.study.record) for part in largest)
-    of_several = [image for name in names for image in comparisons.get(name, ())]
     sections = []
     for name, (number, shows) in FIGURES.items():
-        image = next((image for image in (*images, *of_several) if image.name == name), None)
+        largest = sorted(parts, key=lambda part, name=name: _rank(part, name), reverse=True)
+        groups = dict.fromkeys(compared_with(part.study.record) for part in largest)
+        images = [image for part in largest for image in part.images]
+        images += [image for group in groups for image in comparisons.get(group, ())]
+        image = next((image for image in images if image.name == name), None)
         if image is not None:
             sections.append(f"## {number}\n\nThe paper: {shows}\n\n![{image.caption}]({image.path})\n")
     return sections
+
+
+def _rank(part: Part, figure: str) -> tuple:
+    """Whether a study is whole, at the paper's goal, and how large; a raced one shows no region of success."""
+    record, (own, trials) = part.study.record, scale(part)
+    return not under_way(record), own, figure == REGION and record.slack is None, trials
 
 
 def _critical(parts: Sequence[Part]) -> str:

@@ -14,8 +14,11 @@ Where a claim is about several series it is not seen if it is not seen at one of
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterable
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -98,7 +101,18 @@ def at_each(every: Iterable[Series], judge: Callable[[Series], Finding]) -> Find
     """The findings in some series as one."""
     found = {series: judge(series) for series in every}
     verdict = combined(finding.verdict for finding in found.values())
-    return Finding(verdict, "; ".join(f"{series}: {finding.measured}" for series, finding in found.items()))
+    return Finding(verdict, together({str(series): finding.measured for series, finding in found.items()}))
+
+
+def together(said: Mapping[str, str]) -> str:
+    """What is said of several in a sentence: the words before the first number, where they agree, once."""
+    words = {name: sentence.split(" ") for name, sentence in said.items()}
+    shared = os.path.commonprefix(list(words.values())) if len(words) > 1 else []
+    shared = list(itertools.takewhile(lambda word: not re.match(r"[x>-]?\d", word), shared))
+    if not shared or not shared[-1].endswith((":", "=")):
+        return "; ".join(f"{name}: {sentence}" for name, sentence in said.items())
+    each = (f"{' '.join(sentence[len(shared) :])} at {name}" for name, sentence in words.items())
+    return " ".join([*shared, "; ".join(each)])
 
 
 def at_each_pair(study: Analysis, judge: Callable[[Series, Series], Finding | None]) -> Finding | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 from lit_dps.record import StudyRecord
-from lit_dps.replication.rules import DENSE, SPARSE
 from lit_dps.trial import Cell, Status
 
 
@@ -24,14 +23,13 @@ def under_way(record: StudyRecord) -> list[float]:
 
 
 def as_measured(record: StudyRecord) -> tuple[StudyRecord, list[float]]:
-    """A study without the sparsities that are under way, and these.
+    """A study without the sparsities that are under way, and these; all of it, and none, where all are.
 
-    A claim about all series would else be undecided by one that has a point or two, or no median. All of it, and none,
-    where 0 or 0.9 are among them, which the paper compares: then there is nothing to judge without them.
+    A claim about all series would else be undecided by one that has a point or two, or no median.
     """
     left = under_way(record)
     kept = tuple(s for s in record.sparsities if s not in left)
-    if not left or not {DENSE, SPARSE} & set(record.sparsities) <= set(kept):
+    if not left or not kept:
         return record, []
 
     def only(by_cell):

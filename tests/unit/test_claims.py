@@ -84,7 +84,7 @@ def test_linear_scaling_that_bends_too_early_for_the_fitted_law():
 
 def test_linear_scaling_says_what_it_measured():
     said = linear_scaling(study_of({8: sure(3200), 32: sure(400), 512: sure(100)})).measured
-    assert said == "S=0: K* goes as B^e from B=8 to 32, e = -1.5 [-1.53, -1.5]"
+    assert said == "S=0: K* goes as B^e from B=8 to B=32, e = -1.5 [-1.53, -1.5]"
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_diminishing_returns(steps, verdict):
 def test_diminishing_returns_in_numbers():
     # B K* is 8 x 1000 and 512 x 100: 6.4 times the examples, at least 512 x 84 / 8000 = 5.38, at most 51200 / 7872
     said = diminishing_returns(study_of({8: sure(1000), 512: sure(100)})).measured
-    assert said == "S=0: x6.4 [5.38, 6.5] the examples at B=512 as at 8"
+    assert said == "S=0: examples at B=512 over those at B=8: x6.4 [5.38, 6.5]"
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_a_plateau_that_is_not_where_the_law_has_it():
 
 def test_plateau_says_why_it_cannot_tell():
     said = plateau(study_of(law(1e8, 0, (4, 16, 64)))).measured
-    assert said.startswith("S=0: K* x0.5 [0.5, 0.5] a doubling from B=16 to 64; B_crit not identifiable: B_crit > ")
+    assert said.startswith("S=0: K* a doubling from B=16 to B=64: x0.5 [0.5, 0.5]; B_crit not identifiable: B_crit > ")
 
 
 @pytest.mark.parametrize("of", [linear_scaling, diminishing_returns, plateau])

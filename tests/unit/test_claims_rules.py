@@ -58,6 +58,21 @@ def test_verdicts_on_several_sparsities():
     assert found == (NOT_SEEN, "S=0: e of S=0; S=0.9: e of S=0.9")
 
 
+def test_what_several_sparsities_share_is_said_once():
+    def said(*sentences):
+        series = [Series(i / 10) for i in range(len(sentences))]
+        return at_each(series, lambda s: Finding(SEEN, sentences[series.index(s)])).measured
+
+    assert (
+        said("from B=2, e = -1 [-2, 0]", "from B=2, e = -1 [-3, 0]")
+        == "from B=2, e = -1 [-2, 0] at S=0; -1 [-3, 0] at S=0.1"
+    )
+    assert said("from B=2, e = -1", "from B=4, e = -1") == "S=0: from B=2, e = -1; S=0.1: from B=4, e = -1"
+    assert said("with B: 0.5", "with B: x2") == "with B: 0.5 at S=0; x2 at S=0.1"
+    assert said("with B: 0.5", "at 2 sizes") == "S=0: with B: 0.5; S=0.1: at 2 sizes"
+    assert said("with B: 0.5") == "S=0: with B: 0.5"
+
+
 def test_intervals_are_percentiles_that_hold_the_value():
     drawn = np.arange(1000.0)
     assert estimated(500, drawn).interval == (24, 974)

@@ -60,7 +60,8 @@ def test_the_rate_that_counts_is_the_effective_one():
     study = searched([0.1] * 5, space=space, momentum=[0.5, 0.9, 0.95, 0.98, 0.99])
     verdict, said = rate_grows(study)
     assert verdict is SEEN
-    assert said == "S=0: best effective learning rate 0.200 at B=4, 10.0 at B=1024; rank correlation with B 1 [1, 1]"
+    number = "1 [1, 1], from 0.200 at B=4 to 10.0 at B=1024"
+    assert said == f"S=0: rank correlation of the best effective learning rate with B: {number}"
 
 
 def test_rate_grows_is_for_studies_that_search_a_rate():
@@ -96,7 +97,8 @@ def test_region_grows(study, verdict):
 
 def test_the_region_is_counted_over_points_that_all_cells_have():
     said = region_grows(counted([0.25, 0.5, 0.5, 0.5, 1.0], points=16, unfinished=8)).measured
-    assert said.startswith("S=0: share of complete trials 0.500 at B=4, 1.00 at B=1024; rank correlation with B ")
+    assert said.startswith("S=0: rank correlation of the share of complete trials with B: ")
+    assert said.endswith(", from 0.500 at B=4 to 1.00 at B=1024")
 
 
 def test_a_race_tells_nothing_of_the_region():

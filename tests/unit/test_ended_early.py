@@ -136,8 +136,8 @@ def test_failed_trials_do_not_count_for_the_region_of_successful_ones():
         region_grows(Analysis(read(cells | {small: [*cells[small][:7], ended(7, status, cell=small)]}))).measured
         for status in ("failed", "stopped")
     )
-    assert of_failed.startswith("S=0: share of complete trials 0.429 at B=4, 0.857 at B=256;")
-    assert of_stopped.startswith("S=0: share of complete trials 0.375 at B=4, 0.750 at B=256;")
+    assert of_failed.endswith(", from 0.429 at B=4 to 0.857 at B=256")
+    assert of_stopped.endswith(", from 0.375 at B=4 to 0.750 at B=256")
 
 
 def test_failed_trials_do_not_count_for_the_best_rate():

@@ -172,7 +172,9 @@ def test_the_best_rate_is_that_of_resolved_k_star():
     write_study(storage, cells, space=space)
     record = read_study(storage, "fake")
     said = rate_grows(Analysis(record)).measured
-    assert said == "S=0: best learning rate 0.0100 at B=8, 0.100 at B=64; rank correlation with B 1 [1, 1]"
+    assert (
+        said == "S=0: rank correlation of the best learning rate with B: 1 [1, 1], from 0.0100 at B=8 to 0.100 at B=64"
+    )
     coarse = dataclasses.replace(record, goal=dataclasses.replace(GOAL, check_interval=800))
     said = rate_grows(Analysis(coarse)).measured
     assert said == "S=0: best learning rate at 0 batch sizes"

@@ -96,6 +96,14 @@ def test_searches_for_the_same_goal_are_compared_and_best_points_of_others_are_n
     assert compared(folder) == {"compare_MNIST_SimpleCNN_goal_error_0.1": {"one: a"}}
 
 
+@pytest.mark.parametrize("larger", ["one: a", "two"])
+def test_of_two_searches_of_a_workload_for_a_goal_the_larger_is_compared(folder, larger):
+    for name in ("one: a", "two"):
+        stored(folder, name, trials=3 if name == larger else 2)
+    assert verb("--report_only", "true") == 0
+    assert compared(folder) == {"compare_MNIST_SimpleCNN_goal_error_0.1": {larger}}
+
+
 def test_searches_for_different_goals_are_apart(folder):
     stored(folder, "one: a")
     stored(folder, "two", goal=Goal(0.02, 16, 40_000))

@@ -148,7 +148,7 @@ def test_claims_are_judged_and_repeated_by_verdict():
     row = next(
         line for line in claims.splitlines() if line.startswith("| larger batches give diminishing returns | fake")
     )
-    said = "S=0: x1 [0.997, 1] the examples at B=16384 as at 2"
+    said = "S=0: examples at B=16384 over those at B=2: x1 [0.997, 1]"
     assert row == f"| larger batches give diminishing returns | fake | K\\* B grows | {said} | not seen | `make fake` |"
 
     disagrees = section(front(Part(Analysis(record), "make fake")), "Where it disagrees")

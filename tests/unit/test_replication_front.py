@@ -47,7 +47,7 @@ def test_a_claim_stands_at_the_largest_study_that_decides_it():
     (line,) = [
         line for line in section(text, "Where the largest studies do not decide").splitlines() if linear_text in line
     ]
-    assert line.startswith(f"- **{linear_text}**: S=0: K\\* goes as B^e from B=2 to 8, e = -0.161 [")
+    assert line.startswith(f"- **{linear_text}**: S=0: K\\* goes as B^e from B=2 to B=8, e = -0.161 [")
     assert line.endswith("(`hard`)")
 
 
@@ -61,6 +61,16 @@ def test_the_front_page_has_the_papers_figures_from_the_largest_study_and_is_sho
     assert "![ratios](ratios.png)" in section(text, "Figure 12") and "## Figure 4" not in text
     assert "2 studies, 36 trials" in text and len(text.split()) < 1500
     assert f"| `large` | S=0 | {' | '.join(critical_of(large))} |" in section(text, "Critical batch sizes")
+
+
+def test_the_region_of_success_is_drawn_of_a_study_that_is_not_raced():
+    parts = []
+    for name, trials, slack in (("raced", 7, 1.0), ("whole", 5, None)):
+        study = k_stars(name, 1e6, trials).study
+        images = [Image("shown", f"{name}-{kind}.png", kind) for kind in ("scaling", "metaparameters")]
+        parts.append(Part(Analysis(dataclasses.replace(study.record, slack=slack)), "make", images))
+    text = front(*parts)
+    assert "raced-scaling.png" in section(text, "Figure 1") and "whole-metaparameters.png" in section(text, "Figure 3")
 
 
 def critical_of(part):
@@ -83,8 +93,10 @@ def test_a_sparsity_that_is_under_way_is_left_out_and_told():
     record, left = as_measured(grown)
     assert left == [0.5] and record == whole and as_measured(whole) == (whole, [])
     assert "Under way and left out: `grows` at S = 0.5." in front(Part(Analysis(record), "make", left=left))
-    nothing = dataclasses.replace(grown, results={c: r if c.sparsity < 0.9 else [] for c, r in grown.results.items()})
-    assert as_measured(nothing) == (nothing, []), "without 0.9 there is nothing to compare"
+    dense = dataclasses.replace(grown, results={c: r if c.sparsity < 0.5 else [] for c, r in grown.results.items()})
+    assert as_measured(dense)[0].sparsities == (0.0,) and as_measured(dense)[1] == [0.5, 0.9]
+    nothing = dataclasses.replace(grown, results={cell: [] for cell in grown.results})
+    assert as_measured(nothing) == (nothing, []), "nothing is whole"
     repeat = whole.results[Cell(whole.batch_sizes[0], 0.0)][:1]
     filled = {**whole.results, **{Cell(b, 0.5): whole.results[Cell(b, 0.0)] for b in whole.batch_sizes}}
     ahead = dataclasses.replace(grown, results=filled)
