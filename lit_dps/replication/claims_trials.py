@@ -103,7 +103,7 @@ def region_grows(study: Analysis) -> Finding | None:
         cells = {b: study.by_cell[cell_of(series, b)].trials for b in record.batch_sizes}
         common = set.intersection(*({result.trial.point for result in results} for results in cells.values()))
         cells = {b: [result for result in results if result.trial.point in common] for b, results in cells.items()}
-        return _trend(cells, shares, "share of complete trials")
+        return _trend(cells, shares, f"share of trials complete by step {record.goal.max_steps:,}")
 
     return at_each(record.series, judge)
 

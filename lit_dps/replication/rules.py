@@ -14,10 +14,8 @@ Where a claim is about several series it is not seen if it is not seen at one of
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from typing import NamedTuple
@@ -30,6 +28,7 @@ from lit_dps.trial import Cell, Series, Status
 
 SEED = 0
 FEWEST = 4  # trials of a cell, points or batch sizes below which a bootstrap says too little to decide anything
+FEWEST_SHARED = 3  # words of a sentence that are worth saying once
 MARGIN = 1.1  # factor within which two quantities count as equal
 DENSE, SPARSE = 0.0, 0.9  # the sparsities that the paper compares
 
@@ -105,11 +104,12 @@ def at_each(every: Iterable[Series], judge: Callable[[Series], Finding]) -> Find
 
 
 def together(said: Mapping[str, str]) -> str:
-    """What is said of several in a sentence: the words before the first number, where they agree, once."""
+    """What is said of several, in a sentence: what all say before the number, up to a colon or =, once."""
     words = {name: sentence.split(" ") for name, sentence in said.items()}
     shared = os.path.commonprefix(list(words.values())) if len(words) > 1 else []
-    shared = list(itertools.takewhile(lambda word: not re.match(r"[x>-]?\d", word), shared))
-    if not shared or not shared[-1].endswith((":", "=")):
+    while shared and not shared[-1].endswith((":", "=")):
+        shared.pop()
+    if len(shared) < FEWEST_SHARED:
         return "; ".join(f"{name}: {sentence}" for name, sentence in said.items())
     each = (f"{' '.join(sentence[len(shared) :])} at {name}" for name, sentence in words.items())
     return " ".join([*shared, "; ".join(each)])

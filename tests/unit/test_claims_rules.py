@@ -68,9 +68,13 @@ def test_what_several_sparsities_share_is_said_once():
         == "from B=2, e = -1 [-2, 0] at S=0; -1 [-3, 0] at S=0.1"
     )
     assert said("from B=2, e = -1", "from B=4, e = -1") == "S=0: from B=2, e = -1; S=0.1: from B=4, e = -1"
-    assert said("with B: 0.5", "with B: x2") == "with B: 0.5 at S=0; x2 at S=0.1"
-    assert said("with B: 0.5", "at 2 sizes") == "S=0: with B: 0.5; S=0.1: at 2 sizes"
-    assert said("with B: 0.5") == "S=0: with B: 0.5"
+    same = "share by step 9 with B: -1"
+    assert (
+        said(f"{same} [-2, 0]", f"{same} [-3, 0]") == "share by step 9 with B: -1 [-2, 0] at S=0; -1 [-3, 0] at S=0.1"
+    )
+    assert said("B_crit = 5 at sgd", "B_crit = 6 at sgd") == "S=0: B_crit = 5 at sgd; S=0.1: B_crit = 6 at sgd"
+    assert said("in all: 0.5", "at 2 sizes") == "S=0: in all: 0.5; S=0.1: at 2 sizes"
+    assert said("in all steps: 0.5") == "S=0: in all steps: 0.5"
 
 
 def test_intervals_are_percentiles_that_hold_the_value():

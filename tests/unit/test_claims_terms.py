@@ -97,7 +97,7 @@ def test_region_grows(study, verdict):
 
 def test_the_region_is_counted_over_points_that_all_cells_have():
     said = region_grows(counted([0.25, 0.5, 0.5, 0.5, 1.0], points=16, unfinished=8)).measured
-    assert said.startswith("S=0: rank correlation of the share of complete trials with B: ")
+    assert said.startswith("S=0: rank correlation of the share of trials complete by step 40,000 with B: ")
     assert said.endswith(", from 0.500 at B=4 to 1.00 at B=1024")
 
 
