@@ -69,7 +69,7 @@ class Analysis:
             steps[summary.cell.series][summary.cell.batch_size] = summary.steps
         interval, seeds = self.record.goal.check_interval, seeds_of(self.repeats)
         return {
-            series: scale(trials, self.replicates, check_interval=interval, seeds=seeds.get(series))
+            series: scale(trials, self.replicates, 0, interval, seeds.get(series), self.name_of(series))
             for series, trials in steps.items()
         }
 
@@ -78,7 +78,14 @@ class Analysis:
         """The law of the median over seeds of each series that has repeats."""
         interval = self.record.goal.check_interval
         found = seeds_of(self.repeats).items()
-        return {series: scale_medians(seeds, interval, self.replicates) for series, seeds in found}
+        return {
+            series: scale_medians(seeds, interval, self.replicates, name=self.name_of(series))
+            for series, seeds in found
+        }
+
+    def name_of(self, series: Series) -> str:
+        """What the repeats of a series are resampled by: others of this study, or of another, go their own way."""
+        return f"{self.record.name} | {series}"
 
     @cached_property
     def draws(self) -> pd.DataFrame:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
+from zlib import crc32
 
 import numpy as np
 import pandas as pd
@@ -115,6 +116,7 @@ def scale(
     seed: int = 0,
     check_interval: int = 0,
     seeds: Mapping[int, Sequence[float]] | None = None,
+    name: str = "",
 ) -> Scaling:
     """Fits the law to the K* of some cells and bootstraps it over their trials and over the rounding of K*.
 
@@ -130,9 +132,11 @@ def scale(
         seed: Of the resampling. u depends on a cell's steps too, so that cells which are resampled by the same points
             are not rounded alike.
         check_interval: Steps between two checks; 0 where steps are known exactly.
-        seeds: Steps to result of repeats of the K* trials on fresh seeds, by batch size. Where each has `FEWEST_SEEDS`,
-            these are resampled in place of the trials: K* times one of them over their median, so that K* is as
-            uncertain as one trial is over seeds; the least of many trials is no more than that.
+        seeds: Steps to result of repeats of the K* trials on fresh seeds, by batch size; infinite for one that missed
+            the goal. Where each has `FEWEST_SEEDS` and none missed, these are resampled in place of the trials: K*
+            times one of them over their median, so that K* is as uncertain as one trial is over seeds; the least of
+            many trials is no more than that.
+        name: Of the study and the series, which their repeats are resampled by (`draw_repeats`).
     """
     k_star = {b: k for b, steps in sorted(trials.items()) if (k := best_steps(steps)) is not None}
     bare = Scaling(k_star, at_first_check=frozenset(b for b, k in k_star.items() if at_first_check(k, check_interval)))
@@ -140,7 +144,9 @@ def scale(
     if len(resolved) < FEWEST:
         return bare
     fitted = replace(bare, fit=fit_scaling(list(resolved), list(resolved.values())))
-    repeated = seeds is not None and all(len(seeds.get(b, ())) >= FEWEST_SEEDS for b in resolved)
+    repeated = seeds is not None and all(
+        len(seeds.get(b, ())) >= FEWEST_SEEDS and np.isfinite(seeds[b]).all() for b in resolved
+    )
     if not repeated and max(len(trials[b]) for b in resolved) < 2:
         return fitted
 
@@ -148,7 +154,7 @@ def scale(
     for b in resolved:
         u = np.random.default_rng((seed, b, *(int(k or 0) for k in trials[b]))).random(replicates)
         if repeated:
-            luck = np.random.default_rng((seed, b, 1)).choice(seeds[b], replicates) / np.median(seeds[b])
+            luck = draw_repeats(seeds[b], replicates, (seed, b, 1), name)[:, 0] / np.median(seeds[b])
             drawn.append((k_star[b] - check_interval * u) * luck)
         else:
             drawn.append(resample(trials[b], replicates, (seed, b)) - check_interval * u)
@@ -176,6 +182,16 @@ def resample(steps: Sequence[int | None], replicates: int, seed: tuple[int, int]
     known = np.array([np.inf if k is None else k for k in steps], float)
     drawn = known[np.random.default_rng(seed).integers(len(known), size=(replicates, len(known)))].min(axis=1)
     return np.where(np.isfinite(drawn), drawn, np.nan)
+
+
+def draw_repeats(steps: Sequence[float], replicates: int, seed: tuple[int, ...], name: str) -> np.ndarray:
+    """Resamples of the repeats of a cell, (R, n) in steps, each of as many as it has, drawn with replacement.
+
+    Repeats of two cells have nothing in common, as each has seeds of its own: `name`, of the study and the series, and
+    the batch size in the seed keep their resamples independent.
+    """
+    values = np.asarray(steps, float)
+    return np.random.default_rng((*seed, crc32(name.encode()))).choice(values, (replicates, len(values)))
 
 
 def percentile_interval(values: np.ndarray, estimate: float) -> Interval:

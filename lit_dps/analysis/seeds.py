@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from zlib import crc32
 
 import numpy as np
 
@@ -11,37 +12,42 @@ from lit_dps.analysis.draws import draws_text
 from lit_dps.analysis.fit import fit_scaling
 from lit_dps.analysis.refusal import FEWEST
 from lit_dps.analysis.repeats import RepeatSummary, repeats_text
-from lit_dps.analysis.scaling import REPLICATES, Scaling, estimate, with_intervals
+from lit_dps.analysis.scaling import PERCENTILES, REPLICATES, Scaling, draw_repeats, estimate, with_intervals
 from lit_dps.analysis.summary import CellSummary, at_first_check
 from lit_dps.record import StudyRecord
 from lit_dps.trial import Series
 
 
 def seeds_of(repeats: Sequence[RepeatSummary]) -> dict[Series, dict[int, list[float]]]:
-    """Steps to result over seeds of each K* point, by series and batch size; see `RepeatSummary.bounded`.
+    """Steps to result over seeds of each K* point, by series and batch size; infinite for those that missed the goal.
 
     Without cells most of whose repeats missed the goal: their median is not known.
     """
     found: dict[Series, dict[int, list[float]]] = {}
     for each in repeats:
         if each.rank == 1 and each.median is not None and np.isfinite(each.median):
-            found.setdefault(each.cell.series, {})[each.cell.batch_size] = each.bounded
+            found.setdefault(each.cell.series, {})[each.cell.batch_size] = each.known
     return found
 
 
 def scale_medians(
-    seeds: Mapping[int, Sequence[float]], check_interval: int, replicates: int = REPLICATES, seed: int = 0
+    seeds: Mapping[int, Sequence[float]],
+    check_interval: int,
+    replicates: int = REPLICATES,
+    seed: int = 0,
+    name: str = "",
 ) -> Scaling:
     """The law of the medians over seeds, with percentile intervals from resampling the repeats of each cell.
 
     A resample draws as many repeats of a cell as it has, with replacement, and takes their median, less a uniform part
     of a check interval. A median at the first check is left out, as K* there is. Of a median nothing leans: it is no
-    minimum.
+    minimum. No intervals where one in 40 resamples of a cell or more has its median at a repeat that missed the goal.
 
     Args:
-        seeds: Steps to result of the repeats by batch size.
+        seeds: Steps to result of the repeats by batch size, infinite for those that missed; their medians are finite.
         check_interval: Steps between two checks.
         replicates, seed: Of the resampling.
+        name: Of the study and the series (`draw_repeats`).
     """
     medians = {b: float(np.median(steps)) for b, steps in sorted(seeds.items())}
     bounds = frozenset(b for b, median in medians.items() if at_first_check(median, check_interval))
@@ -54,10 +60,17 @@ def scale_medians(
         return fitted
     drawn = []
     for b in resolved:
-        rng, steps = np.random.default_rng((seed, b, 2)), np.asarray(seeds[b], float)
-        again = np.median(rng.choice(steps, (replicates, len(steps))), axis=1)
-        drawn.append(again - check_interval * rng.random(replicates))
+        medians = median_draws(seeds[b], replicates, (seed, b), name)
+        if np.isinf(medians).mean() >= PERCENTILES[0] / 100:
+            return fitted
+        u = np.random.default_rng((seed, b, 3, crc32(name.encode()))).random(replicates)
+        drawn.append(np.where(np.isfinite(medians), medians, np.nan) - check_interval * u)
     return with_intervals(fitted, np.stack(drawn, axis=1))
+
+
+def median_draws(steps: Sequence[float], replicates: int, seed: tuple[int, int], name: str) -> np.ndarray:
+    """Medians of resamples of a cell's repeats (`draw_repeats`), (R,) in steps; infinite where that is a missed one."""
+    return np.median(draw_repeats(steps, replicates, (*seed, 2), name), axis=1)
 
 
 def intervals_of(scalings: Mapping[Series, Scaling]) -> str:
@@ -66,7 +79,11 @@ def intervals_of(scalings: Mapping[Series, Scaling]) -> str:
     if over == {"seeds"}:
         return "intervals over seeds"
     words = "bootstrap intervals over trials, which lean upward"
-    return f"intervals over seeds, or where a cell lacks repeats {words}" if "seeds" in over else words
+    return (
+        f"intervals over seeds, or where a cell lacks repeats or one missed the goal {words}"
+        if "seeds" in over
+        else words
+    )
 
 
 def luck_text(

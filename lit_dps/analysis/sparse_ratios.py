@@ -26,7 +26,7 @@ class Ratio:
 
     The interval is over repeats on fresh seeds where both cells have `FEWEST_SEEDS`, else over trials; widened to hold
     the value. None where neither cell has two trials to resample, or where one in 40 resamples or more has no complete
-    trial in one of the cells: what another would have needed is not known, and might be any number.
+    trial, or a repeat that missed the goal, in one of the cells: what it would have needed might be any number.
     """
 
     cell: Cell  # the sparse one
@@ -67,7 +67,7 @@ def ratios(
             quotients = value * np.divide(*luck)
         elif max(len(sparse.trials), len(base.trials)) > 1:
             quotients = np.divide(*(resample(cell.steps, replicates, (seed, b)) for cell in (sparse, base)))
-        known = quotients[np.isfinite(quotients)]
+        known = quotients[np.isfinite(quotients) & (quotients > 0)]  # 0: of a repeat of the base that missed the goal
         if len(known) > (1 - PERCENTILES[0] / 100) * len(quotients):
             interval = percentile_interval(known, value)
         found.append(Ratio(sparse.cell, base.cell.sparsity, value, interval))

@@ -51,10 +51,14 @@ class Part:
     core: Core | None = None  # what its configuration asks for; the study may have been extended
     left: Sequence[float] = ()  # sparsities that are under way (`as_measured`) and not in `study`
 
+    def runs(self, kind: str) -> list[TrialResult]:
+        """Its finished trials ("results"), or repeats of best points ("repeats")."""
+        return [result for cell in getattr(self.study.record, kind).values() for result in cell]
+
     def hours(self, core: bool = False) -> float:
-        """Hours of training of its trials, or of those that its configuration asks for, one after another."""
-        results = (result for cell in self.study.record.results.values() for result in cell)
-        return sum(r.seconds for r in results if not core or self.core is None or self.core.has(r)) / 3600
+        """Hours of its trials and repeats, or of those that its configuration asks for, one after another."""
+        runs = [*self.runs("results"), *self.runs("repeats")]
+        return sum(r.seconds for r in runs if not core or self.core is None or self.core.has(r)) / 3600
 
 
 class Machine(NamedTuple):
@@ -113,9 +117,9 @@ def _made(parts: Sequence[Part], machine: Machine, command: str, date: str) -> s
         )
     made = f"This page was made {date} on {machine.cores} cores of {machine.cpu}, with torch {machine.torch}."
     took = (
-        "Hours are those of the trials, on whatever machine ran them, shared by the workers. As configured, the "
-        f"studies take {core:.2f} hours; extended as their commands say, {elapsed:.2f} hours. Attempts that a later "
-        "one of the same trial went beyond do not count."
+        "Hours are those of the trials and repeats, on whatever machine ran them, shared by the workers. As "
+        f"configured, the studies take {core:.2f} hours; extended as their commands say, {elapsed:.2f} hours. Attempts "
+        "that a later one of the same trial went beyond do not count."
     )
     return f"## How it was made\n\n`{command}`\n\n{made} {took}\n\n{table(rows)}"
 

@@ -30,7 +30,7 @@ decides.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -58,6 +58,7 @@ REACH = 8  # times B_crit
 DOUBLINGS = 4  # two of them, as a factor
 FEW_STEPS, MANY_STEPS = 1.5, 4.5
 RULE, SGD, MOMENTUM = "model.init_args.optimizer", "sgd", "momentum"
+RATES = ("learning_rate", "momentum")  # of the update rule
 
 
 def linear_scaling(study: Analysis) -> Finding | None:
@@ -105,8 +106,9 @@ def plateau(study: Analysis) -> Finding | None:
 
 def exponent(study: Analysis, series: Series, small: int, large: int) -> Estimate:
     """e of K* ~ B^e between two batch sizes that have a K* beyond the first check."""
-    k_star, octaves = curves(study)[series].resolved, math.log(large / small)
-    low, high = log_ratio(*(k_star_draws(study, cell_of(series, batch_size)) for batch_size in (large, small)))
+    (law,), octaves = curves(study, series), math.log(large / small)
+    k_star, cells = law.resolved, [cell_of(series, batch_size) for batch_size in (large, small)]
+    low, high = log_ratio(*(k_star_draws(study, cell, law.of_medians) for cell in cells))
     return estimated(math.log(k_star[large] / k_star[small]) / octaves, low / octaves, high / octaves)
 
 
@@ -115,10 +117,8 @@ def _at_each_law(study: Analysis, judge: Callable[[Series, Scaling, list[int]], 
     if len(study.record.batch_sizes) < 2:
         return None
 
-    laws = curves(study)
-
     def judged(series: Series) -> Finding:
-        scaling = laws[series]
+        (scaling,) = curves(study, series)
         sizes = list(scaling.resolved)
         if len(sizes) < 2:
             found = Finding(Verdict.UNDECIDABLE, f"K* at {len(sizes)} batch sizes")
@@ -139,7 +139,7 @@ def steps_of_sparse(study: Analysis) -> Finding | None:
     """Claim 4; None for a study without both sparsities."""
 
     def judge(sparse: Series, dense: Series) -> Finding:
-        laws = curves(study)[sparse], curves(study)[dense]
+        laws = curves(study, sparse, dense)
         over, under = (law.k_star for law in laws)
         both = [b for b in under if b in over]
         told = f"{len(both)} of the {len(under)} batch sizes with a dense K* have a sparse one"
@@ -150,7 +150,8 @@ def steps_of_sparse(study: Analysis) -> Finding | None:
         if not both or len(both) < len(under) / 2:
             return Finding(Verdict.UNDECIDABLE, told)
         ratios = [over[b] / under[b] for b in both]
-        limits = [log_ratio(*(k_star_draws(study, cell_of(series, b)) for series in (sparse, dense))) for b in both]
+        pairs = [[cell_of(series, b) for series in (sparse, dense)] for b in both]
+        limits = [log_ratio(*(k_star_draws(study, cell, laws[0].of_medians) for cell in pair)) for pair in pairs]
         low, high = (np.mean(side, axis=0) for side in zip(*limits, strict=True))
         mean = estimated(float(np.log(ratios).mean()), low, high).map(lambda x: float(np.exp(x)))
         words = f"K* x{min(ratios):.3g} to x{max(ratios):.3g} over B, mean x{mean}{_of_medians(laws[0])}"
@@ -174,17 +175,26 @@ def critical_of_momentum(study: Analysis, sgd: Analysis) -> Finding | None:
     """Claim 7; None unless the second study is of SGD and the first of another rule on the same workload."""
     rules = [setting(s.record.config, RULE) for s in (study, sgd)]
     shared = [series for series in study.record.series if series in sgd.scalings]
-    if rules[1] != SGD or rules[0] in (None, SGD) or not shared or str(study.record.goal) != str(sgd.record.goal):
+    if rules[1] != SGD or rules[0] in (None, SGD) or not shared:
         return None
-    if trained(study.record) != trained(sgd.record):
+    if not alike(study.record, sgd.record) or _goal(study.record) != _goal(sgd.record):
         return None
-    laws, others = curves(study), curves(sgd)
-    return at_each(shared, lambda s: _critical(laws[s], others[s], str(rules[0]), SGD, MARGIN))
+
+    def judge(series: Series) -> Finding:
+        laws = [curves(each, series)[0] for each in (study, sgd)]
+        if len({law.of_medians for law in laws}) > 1:  # a K* is luckier than a median
+            laws = [each.scalings[series] for each in (study, sgd)]
+        return _critical(*laws, str(rules[0]), SGD, MARGIN)
+
+    return at_each(shared, judge)
 
 
 def _critical_of_sparse(study: Analysis, least: float) -> Finding | None:
-    laws = curves(study)
-    return at_each_pair(study, lambda over, under: _critical(laws[over], laws[under], str(over), str(under), least))
+    return at_each_pair(study, lambda over, under: _critical(*curves(study, over, under), str(over), str(under), least))
+
+
+def _goal(record: StudyRecord) -> tuple:
+    return str(record.goal), record.goal.check_interval
 
 
 def _critical(over: Scaling, under: Scaling, name: str, other: str, least: float) -> Finding:
@@ -208,10 +218,27 @@ def _words(scaling: Scaling) -> str:
     return f"B_crit > {three_digits(scaling.bound)}"
 
 
-def trained(record: StudyRecord) -> list[object]:
-    """What was trained on what, and by which schedule, but for the update rule."""
-    data = dict(setting(record.config, "data.init_args") or {})
-    data.pop("batch_size", None)
-    schedule = setting(record.config, "model.init_args.schedule") or "constant"
-    network = setting(record.config, "model.init_args.network")
-    return [setting(record.config, "data.class_path"), data, network, schedule]
+def trained(record: StudyRecord) -> dict[str, object]:
+    """What was trained on what, how it was pruned, and by which schedule, but for the update rule and its goal.
+
+    The values that a configuration gives, by key, and not those that were searched. Configurations of earlier versions
+    lack keys, which are then at their defaults: compare what both have.
+    """
+    found = {key: setting(record.config, key) for key in ("data.class_path", "model.class_path")}
+    for section in ("data.init_args", "model.init_args", "pruning", "optim", "local"):
+        found |= _leaves(setting(record.config, section), section)
+    found.setdefault("model.init_args.schedule", "constant")
+    apart = {"batch_size", "root", "sparsity", "optimizer", *RATES, *(key.rsplit(".", 1)[-1] for key in record.space)}
+    return {key: value for key, value in found.items() if key.rsplit(".", 1)[-1] not in apart}
+
+
+def alike(record: StudyRecord, other: StudyRecord) -> bool:
+    """Whether two studies trained the same (`trained`)."""
+    ours, theirs = trained(record), trained(other)
+    return all(ours[key] == theirs[key] for key in ours.keys() & theirs.keys())
+
+
+def _leaves(node: object, name: str) -> dict[str, object]:
+    if not isinstance(node, Mapping):
+        return {name: node}
+    return {key: leaf for part, value in node.items() for key, leaf in _leaves(value, f"{name}.{part}").items()}

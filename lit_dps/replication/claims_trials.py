@@ -5,7 +5,8 @@ is above 0.5; both are resampled over the trials of each cell but failed ones, a
 
 8. The best learning rate grows with batch size: the learning rate of the K* trial, as effective rate,
    rate / (1 - momentum), where momentum is searched too. Batch sizes whose K* is at the first check are left out: the
-   best of the trials that got there is not known.
+   best of the trials that got there is not known. So are those with too few complete trials, where one resample in 40
+   or more has none, as all are in which trials stop at K*: which other point would be the best is not known.
 9. The region of successful metaparameters grows with batch size: the share of complete trials, at the budget in steps
    that all cells share, over the points that have finished in all of them. Not decidable where trials were stopped by
    racing (study.slack) and not by that budget.
@@ -32,6 +33,7 @@ import numpy as np
 import pandas as pd
 
 from lit_dps.analysis import (
+    PERCENTILES,
     REPLICATES,
     Analysis,
     Pair,
@@ -44,7 +46,7 @@ from lit_dps.analysis import (
 )
 from lit_dps.analysis.best_rates import RATE_NAMES
 from lit_dps.record import StudyRecord
-from lit_dps.replication.claims_scaling import RULE, trained
+from lit_dps.replication.claims_scaling import RULE, alike
 from lit_dps.replication.rules import (
     FEWEST,
     MARGIN,
@@ -140,14 +142,18 @@ def _trend(cells: Mapping[int, Sequence[TrialResult]], statistic: Statistic, nam
             whole.append(np.nan)
             continue
         samples = np.random.default_rng((SEED, batch_size)).integers(count, size=(REPLICATES, count))
-        drawn.append(statistic(best_first, samples))
-        whole.append(float(statistic(best_first, np.arange(count)[None])[0]))
+        values = statistic(best_first, samples)
+        rare = np.isnan(values).mean() < PERCENTILES[0] / 100
+        drawn.append(values if rare else np.full(REPLICATES, np.nan))
+        whole.append(float(statistic(best_first, np.arange(count)[None])[0]) if rare else np.nan)
     known = [f"{significant(value)} at B={b}" for b, value in zip(cells, whole, strict=True) if np.isfinite(value)]
     rho = float(rank_correlation(np.array([whole]))[0])
     if not np.isfinite(rho):
-        return Finding(Verdict.UNDECIDABLE, f"{name} at {len(known)} batch sizes")
+        return Finding(Verdict.UNDECIDABLE, f"{name} known at {len(known)} of {len(cells)} batch sizes")
     number = estimated(rho, rank_correlation(np.stack(drawn, axis=1))).map(lambda x: min(max(x, -1.0), 1.0))
     said = f"rank correlation of the {name} with B: {number}, from {known[0]} to {known[-1]}"
+    if left := len(cells) - len(known):
+        said += f", {left} batch size{'s' * (left > 1)} with too few complete trials left out"
     return Finding(decide(number, above=TREND), said)
 
 
@@ -173,7 +179,7 @@ def theory_tells(study: Analysis, other: Analysis) -> Finding | None:
     by the same rule.
     """
     rules, records = [setting(s.record.config, RULE) for s in (study, other)], (study.record, other.record)
-    if rules[0] != rules[1] or trained(records[0]) != trained(records[1]):
+    if rules[0] != rules[1] or not alike(*records):
         return None
 
     def judge(sparse: Series, dense: Series) -> Finding | None:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from lit_dps.analysis.critical import DEFINITIONS
+from lit_dps.goal import ERROR
 from lit_dps.replication.appendix import Image, Machine, Part, escaped, judge_parts, progress, table
 from lit_dps.replication.paper import WORKLOADS, Claim, Judgement, classes, compared_with
 from lit_dps.replication.rules import Verdict
@@ -74,7 +75,8 @@ def scale(part: Part) -> tuple[bool, int]:
     """How large a study is: whether its goal is the paper's for its workload or harder, then its finished trials."""
     record = part.study.record
     paper = WORKLOADS.get(classes(record.config))
-    own = paper is not None and not record.goal.at(paper.error).easier(record.goal.value)
+    own = paper is not None and record.goal.metric == ERROR and not record.goal.at_least
+    own = own and not record.goal.at(paper.error).easier(record.goal.value)
     return own, progress(part.study)[0]
 
 
@@ -106,10 +108,8 @@ def scale_of(judgement: Judgement, parts: Sequence[Part]) -> tuple[bool, int]:
 
 def _summary(chosen: Mapping[Claim, Judgement], parts: Sequence[Part]) -> str:
     counts = Counter(judgement.verdict for judgement in chosen.values())
-    trials, steps = 0, 0
-    for part in parts:
-        for results in part.study.record.results.values():
-            trials, steps = trials + len(results), steps + sum(result.steps_run for result in results)
+    runs = {kind: [run for part in parts for run in part.runs(kind)] for kind in ("results", "repeats")}
+    steps = sum(run.steps_run for each in runs.values() for run in each)
     told = ", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict)
     left = [
         f"`{part.study.record.name}` at S = {', '.join(f'{s:g}' for s in part.left)}" for part in parts if part.left
@@ -119,7 +119,8 @@ def _summary(chosen: Mapping[Claim, Judgement], parts: Sequence[Part]) -> str:
     own = sum(scale_of(judgement, parts)[0] for judgement in decided)
     return (
         f"Of the paper's {len(chosen)} claims: {told}; decided at the paper's goal or a harder one: {own}. By "
-        f"{len(parts)} studies, {trials:,} trials, {steps:,} steps.{others}"
+        f"{len(parts)} studies, {len(runs['results']):,} trials, {len(runs['repeats']):,} repeats of best points, "
+        f"{steps:,} steps.{others}"
     )
 
 

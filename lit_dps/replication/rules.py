@@ -15,14 +15,23 @@ Where a claim is about several series it is not seen if it is not seen at one of
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
 import numpy as np
 
-from lit_dps.analysis import PERCENTILES, REPLICATES, Analysis, Interval, Scaling, estimate, resample, seeds_of
+from lit_dps.analysis import (
+    PERCENTILES,
+    REPLICATES,
+    Analysis,
+    Interval,
+    Scaling,
+    estimate,
+    median_draws,
+    resample,
+    seeds_of,
+)
 from lit_dps.racing import last_step
 from lit_dps.trial import Cell, Series, Status
 
@@ -106,12 +115,12 @@ def at_each(every: Iterable[Series], judge: Callable[[Series], Finding]) -> Find
 def together(said: Mapping[str, str]) -> str:
     """What is said of several, in a sentence: what all say before the number, up to a colon or =, once."""
     words = {name: sentence.split(" ") for name, sentence in said.items()}
-    shared = os.path.commonprefix(list(words.values())) if len(words) > 1 else []
-    while shared and not shared[-1].endswith((":", "=")):
-        shared.pop()
-    if len(shared) < FEWEST_SHARED:
+    least = min(words.values(), key=len, default=[])
+    before = next((i for i, word in enumerate(least, 1) if word.endswith((":", "="))), 0)
+    shared = least[:before]
+    if len(words) < 2 or before < FEWEST_SHARED or any(sentence[:before] != shared for sentence in words.values()):
         return "; ".join(f"{name}: {sentence}" for name, sentence in said.items())
-    each = (f"{' '.join(sentence[len(shared) :])} at {name}" for name, sentence in words.items())
+    each = (f"{' '.join(sentence[before:])} at {name}" for name, sentence in words.items())
     return " ".join([*shared, "; ".join(each)])
 
 
@@ -125,41 +134,43 @@ def at_each_pair(study: Analysis, judge: Callable[[Series, Series], Finding | No
     return next(iter(found.values()), None)
 
 
-def repeated(study: Analysis) -> dict[Series, Scaling]:
-    """The laws of the median over seeds, of the series whose every K* was repeated on `FEWEST` seeds at least.
+def repeated(study: Analysis, *every: Series) -> bool:
+    """Whether the claims on steps are judged on the medians over seeds of some series, all of them, in place of K*.
 
-    The claims on steps are judged on these where there are any: a median is no minimum, so that its resamples do not
-    lean, and where trials stop at K* a resample of trials without the best one says nothing.
+    So they are where every K* of each was repeated on `FEWEST` seeds at least: a median is no minimum, so that its
+    resamples do not lean, and where trials stop at K* a resample of trials without the best one says nothing. Series
+    that are compared are judged alike, since a K* is luckier than a median.
     """
     seeds = seeds_of(study.repeats)
-    return {
-        series: law
-        for series, law in study.median_scalings.items()
-        if law.k_star.keys() == study.scalings[series].k_star.keys()
+    return all(
+        series in study.median_scalings
+        and study.median_scalings[series].k_star.keys() == study.scalings[series].k_star.keys()
         and all(len(steps) >= FEWEST for steps in seeds[series].values())
-    }
+        for series in every
+    )
 
 
-def curves(study: Analysis) -> dict[Series, Scaling]:
-    """What the claims on steps are judged on: of each series the law of the medians (`repeated`), else that of K*."""
-    return study.scalings | repeated(study)
+def curves(study: Analysis, *every: Series) -> list[Scaling]:
+    """What the claims on steps are judged on: the laws of the medians of some series (`repeated`), else those of K*."""
+    laws = study.median_scalings if repeated(study, *every) else study.scalings
+    return [laws[series] for series in every]
 
 
-def k_star_draws(study: Analysis, cell: Cell) -> tuple[np.ndarray, np.ndarray]:
+def k_star_draws(study: Analysis, cell: Cell, medians: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """Lower and upper limits, each (R,) in steps, of K* of the resamples of a cell.
 
     The goal was met after the last check that missed it, and a resample without a complete trial would have met it
     after the budget, or where trials were outraced, or where the first was stopped by its module or a callback. Failed
     trials tell nothing. Cells of one batch size with as many trials are resampled by the same points of the search.
-    Fewer than `FEWEST` trials give 0 and infinity. Of a series that is judged on medians (`repeated`), resamples of the
-    cell's repeats, with their median in place of K*.
+    Fewer than `FEWEST` trials give 0 and infinity. For `medians` (`repeated`), resamples of the cell's repeats, with
+    their median in place of K*: at least that of the repeats that met the goal where it is at one that missed it.
     """
-    if cell.series in repeated(study):
-        seeds = np.asarray(seeds_of(study.repeats)[cell.series][cell.batch_size], float)
-        again = np.random.default_rng((SEED, cell.batch_size, 2)).choice(seeds, (REPLICATES, len(seeds)))
-        median = np.median(again, axis=1)
-        return median - study.record.goal.check_interval, median
     found, goal = study.by_cell[cell], study.record.goal
+    if medians:
+        seeds = seeds_of(study.repeats)[cell.series][cell.batch_size]
+        drawn = median_draws(seeds, REPLICATES, (SEED, cell.batch_size), study.name_of(cell.series))
+        least = np.where(np.isfinite(drawn), drawn, np.median([k for k in seeds if math.isfinite(k)]))
+        return least - goal.check_interval, drawn
     if len(found.trials) < FEWEST:
         return np.zeros(REPLICATES), np.full(REPLICATES, np.inf)
     drawn = resample(found.steps, REPLICATES, (SEED, cell.batch_size))
@@ -180,7 +191,8 @@ def fit_ratio(
 ) -> tuple[float, np.ndarray] | None:
     """The ratio of `value` of c1 and c2 of two fitted laws, and its resamples; None where a law has none.
 
-    The resamples of the two go together as they come: those of one study at two sparsities are by the same points.
+    The resamples of the two go together as they come: trials of one study at two sparsities are resampled by the same
+    points, repeats independently.
     """
     count = min(len(over.replicates), len(under.replicates))
     if over.fit is None or under.fit is None or not count:

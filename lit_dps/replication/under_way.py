@@ -5,19 +5,20 @@ from __future__ import annotations
 import dataclasses
 
 from lit_dps.record import StudyRecord
-from lit_dps.trial import Cell, Status
+from lit_dps.repeats import repeats_left
+from lit_dps.trial import Cell
 
 
 def under_way(record: StudyRecord) -> list[float]:
-    """The sparsities of a study that have a cell without any finished trial, or without a repeat where others have one.
+    """The sparsities of a study that have a cell without any finished trial, or where repeats are left to be run.
 
-    A cell without a complete trial has nothing to repeat.
+    Repeats count from the first one of the study on: they come after all trials.
     """
     begun = any(record.repeats.values())
 
     def waits(cell: Cell) -> bool:
-        complete = any(result.status is Status.COMPLETE for result in record.results[cell])
-        return not record.results[cell] or (begun and complete and not record.repeats[cell])
+        results = record.results[cell]
+        return not results or (begun and bool(repeats_left(record.plan, results, record.repeats[cell])))
 
     return sorted({cell.sparsity for cell in record.results if waits(cell)})
 

@@ -224,6 +224,9 @@ def test_only_studies_of_one_workload_are_compared():
     assert critical_of_momentum(study_of(law(3e6, 1000, POWERS), "momentum", config=other), sgd) is None
     decay = {**MOMENTUM, "model": {"init_args": MOMENTUM["model"]["init_args"] | {"schedule": "linear"}}}
     assert critical_of_momentum(study_of(law(3e6, 1000, POWERS), "momentum", config=decay), sgd) is None
+    grasp = MOMENTUM | {"pruning": {"method": "grasp"}}
+    snip = dataclasses.replace(sgd.record, config=SGD | {"pruning": {"method": "snip"}})
+    assert critical_of_momentum(study_of(law(3e6, 1000, POWERS), "m", config=grasp), Analysis(snip)) is None
     batch = MOMENTUM | {"data": {"class_path": "MNIST", "init_args": {"batch_size": 64}}}
     same = study_of(law(3e6, 1000, POWERS), "momentum", config=batch)
     assert critical_of_momentum(same, sgd).measured.startswith("S=0: B_crit = 3")

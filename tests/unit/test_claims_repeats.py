@@ -1,25 +1,29 @@
 """The paper's claims on steps where best points were repeated on fresh seeds: the medians are judged."""
 
 import dataclasses
+import math
+import re
 
+import numpy as np
 import pytest
 
-from lit_dps.analysis import Analysis
+from lit_dps.analysis import Analysis, cell_of
 from lit_dps.repeats import RepeatPlan
-from lit_dps.replication import Verdict, critical_no_earlier, exponent, linear_scaling, steps_of_sparse
+from lit_dps.replication import Verdict, critical_no_earlier, exponent, k_star_draws, linear_scaling, steps_of_sparse
 from lit_dps.trial import Series
 from tests.unit.fake_study import result
 from tests.unit.test_claims import MOMENTUM, PARAMS, POWERS, law, study_of, vague
 
 SEEN, _, UNDECIDABLE = Verdict
+WIDE = [0.6, 0.8, 1.0, 1.3, 1.7]
 
 
 def with_repeats(study, seeds):
-    """The study with repeats of each cell's best point: K* times each of these factors."""
+    """The study with repeats of each cell's best point: K* times each of these factors; None for one that missed."""
     record = study.record
     repeats = {}
     for cell, summary in study.by_cell.items():
-        ended = [result(cell, summary.best.trial.point, round(f * summary.k_star), params=PARAMS) for f in seeds]
+        ended = [result(cell, summary.best.trial.point, f and round(f * summary.k_star), params=PARAMS) for f in seeds]
         trials = [dataclasses.replace(r.trial, repeat=i) for i, r in enumerate(ended, 1)]
         repeats[cell] = [dataclasses.replace(r, trial=t) for r, t in zip(ended, trials, strict=True)]
     return Analysis(dataclasses.replace(record, repeats=repeats, plan=RepeatPlan(len(seeds), 1, None)))
@@ -44,3 +48,43 @@ def test_a_series_that_was_not_repeated_whole_is_judged_on_k_star():
     steps = law(3.2e5, 160, POWERS[:10])
     few = with_repeats(study_of({cell: vague(found[0]) for cell, found in steps.items()}), [1.0, 1.2, 1.3])
     assert linear_scaling(few).verdict is UNDECIDABLE and "median" not in linear_scaling(few).measured
+
+
+def test_repeats_of_two_series_are_resampled_independently():
+    # Equal spreads of both: drawn alike they would cancel, and the ratio would seem known to a check.
+    steps = law(3.2e5, 160, POWERS[:10]) | law(6.4e5, 320, POWERS[:10], 0.9)
+    study = with_repeats(study_of({cell: vague(found[0]) for cell, found in steps.items()}, config=MOMENTUM), WIDE)
+    dense, sparse = (Series(s) for s in (0.0, 0.9))
+    draws = {s: k_star_draws(study, cell_of(s, 64), medians=True)[1] for s in (dense, sparse)}
+    assert abs(np.corrcoef(*draws.values())[0, 1]) < 0.1
+    low, high = np.percentile(np.log(draws[sparse] / draws[dense]), [2.5, 97.5])
+    assert low < math.log(2) - 0.5 and high > math.log(2) + 0.5
+    mean = re.search(r"mean x2.* \[(\S+), (\S+)\]", steps_of_sparse(study).measured)
+    assert float(mean[1]) < 1.8 and float(mean[2]) > 2.2
+
+
+def test_a_repeat_that_missed_the_goal_is_infinite():
+    steps = law(3.2e5, 160, POWERS[:10])
+    study = with_repeats(
+        study_of({cell: vague(found[0]) for cell, found in steps.items()}), [1.0, 1.0, 1.0, None, None]
+    )
+    low, high = k_star_draws(study, cell_of(Series(0.0), 64), medians=True)
+    # 3 of 5 draws, or more, are of the 2 that missed with probability 0.317
+    assert np.isinf(high).mean() == pytest.approx(0.317, abs=0.045)
+    assert set(low) == {study.by_cell[cell_of(Series(0.0), 64)].k_star - study.record.goal.check_interval}
+    found = study.median_scalings[Series(0.0)]
+    assert found.fit is not None and found.critical is None, "no interval where one resample in 40 is at a missed one"
+    assert linear_scaling(study).verdict is UNDECIDABLE
+    assert study.scalings[Series(0.0)].over == "trials"
+
+
+def test_series_that_are_compared_are_judged_alike():
+    # The truth is x1.2 and the luck of K* 1.6: a median over a K* would be x1.92, and the claim seen.
+    steps = law(1e6, 100, POWERS) | law(1.2e6, 120, POWERS, 0.9)
+    study = study_of({cell: vague(found[0]) for cell, found in steps.items()})
+    both = with_repeats(study, [1.6] * 5)
+    repeats = {c: [] if c.sparsity == 0.0 and c.batch_size == 64 else r for c, r in both.record.repeats.items()}
+    one = Analysis(dataclasses.replace(both.record, repeats=repeats))
+    for each, words in ((both, "mean x1.2 "), (one, "mean x1.2 ")):
+        assert words in steps_of_sparse(each).measured
+    assert "(medians)" in steps_of_sparse(both).measured and "(medians)" not in steps_of_sparse(one).measured

@@ -55,6 +55,19 @@ def test_rate_grows(rates, doubt, verdict):
     assert rate_grows(searched(rates, doubt)).verdict is verdict
 
 
+@pytest.mark.parametrize("raced", [True, False])
+def test_a_best_rate_that_no_other_trial_vouches_for_decides_nothing(raced):
+    # 14 batch sizes at growing rates; raced, each cell has one complete trial, and a resample without it knows no rate
+    cells = {}
+    for i, b in enumerate(2**n for n in range(1, 15)):
+        cell = Cell(b, 0.0)
+        rates = [{"model.learning_rate": 1e-3 * 1.5**i * factor} for factor in (1, 1.01, 1.02, 1.03, 1.04, 1.05)]
+        steps = [800 if point == 0 or not raced else None for point in range(6)]
+        cells[cell] = [result(cell, point, steps[point], params=rates[point]) for point in range(6)]
+    verdict, said = rate_grows(fitted(cells, space=SPACE))
+    assert (verdict, "known at 0 of 14 batch sizes" in said) == ((UNDECIDABLE, True) if raced else (SEEN, False))
+
+
 def test_the_rate_that_counts_is_the_effective_one():
     space = SPACE | {"model.momentum": Range(0.5, 0.999, "reverse_log")}
     study = searched([0.1] * 5, space=space, momentum=[0.5, 0.9, 0.95, 0.98, 0.99])

@@ -177,4 +177,4 @@ def test_the_best_rate_is_that_of_resolved_k_star():
     )
     coarse = dataclasses.replace(record, goal=dataclasses.replace(GOAL, check_interval=800))
     said = rate_grows(Analysis(coarse)).measured
-    assert said == "S=0: best learning rate at 0 batch sizes"
+    assert said == "S=0: best learning rate known at 0 of 0 batch sizes"

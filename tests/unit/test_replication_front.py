@@ -3,9 +3,11 @@
 import dataclasses
 
 import optuna
+import pytest
 
 from lit_dps.analysis import Analysis
 from lit_dps.goal import Goal
+from lit_dps.repeats import RepeatPlan
 from lit_dps.replication import Image, Part, as_measured, compared_with, headlines, judge, scale
 from lit_dps.store import read_study
 from lit_dps.trial import Cell, Status
@@ -41,7 +43,8 @@ def test_a_claim_stands_at_the_largest_study_that_decides_it():
     hard = Part(Analysis(read_study(storage, "hard")), "make hard")
     assert scale(hard) > scale(large), "fewer trials, but at the paper's own goal"
     of_goals = [dataclasses.replace(hard.study.record, goal=Goal(error, 16, 40_000)) for error in (0.01, 0.02, 0.021)]
-    assert [scale(Part(Analysis(record), ""))[0] for record in of_goals] == [True, True, False]
+    of_goals += [dataclasses.replace(hard.study.record, goal=Goal(0.01, 16, 40_000, metric="val_loss"))]
+    assert [scale(Part(Analysis(record), ""))[0] for record in of_goals] == [True, True, False, False]
     text = front(*parts, hard)
     assert "| `large` | seen (2 of 2, undecided at the largest) |" in text
     (line,) = [
@@ -78,6 +81,12 @@ def critical_of(part):
     return [str(found[name]).replace("*", "\\*") for name in ("linear_20", "linear_50", "law")]
 
 
+def again(results):
+    """The first repeat of the best of some trials, as long as it."""
+    best = min((r for r in results if r.steps is not None), key=lambda r: (r.steps, r.trial.point))
+    return [dataclasses.replace(best, trial=dataclasses.replace(best.trial, repeat=1))]
+
+
 def test_a_sparsity_that_is_under_way_is_left_out_and_told():
     whole = part("grows").study.record
     begun = {Cell(b, 0.5): [] for b in whole.batch_sizes}
@@ -97,13 +106,18 @@ def test_a_sparsity_that_is_under_way_is_left_out_and_told():
     assert as_measured(dense)[0].sparsities == (0.0,) and as_measured(dense)[1] == [0.5, 0.9]
     nothing = dataclasses.replace(grown, results={cell: [] for cell in grown.results})
     assert as_measured(nothing) == (nothing, []), "nothing is whole"
-    repeat = whole.results[Cell(whole.batch_sizes[0], 0.0)][:1]
     filled = {**whole.results, **{Cell(b, 0.5): whole.results[Cell(b, 0.0)] for b in whole.batch_sizes}}
     ahead = dataclasses.replace(grown, results=filled)
     assert as_measured(ahead) == (ahead, []), "nothing was repeated anywhere"
-    repeats = {cell: repeat if cell.sparsity != 0.5 else [] for cell in filled}
-    behind = dataclasses.replace(ahead, repeats=repeats)
+    repeats = {cell: [] if cell.sparsity == 0.5 else again(found) for cell, found in filled.items()}
+    behind = dataclasses.replace(ahead, repeats=repeats, plan=RepeatPlan(1, 1, None))
     assert as_measured(behind)[1] == [0.5], "its repeats are still to come"
+    runs = sum(len(found) for found in repeats.values())
+    seconds = sum(r.seconds for by_cell in (filled, repeats) for results in by_cell.values() for r in results)
+    assert Part(Analysis(behind), "make").hours() == pytest.approx(seconds / 3600)
+    assert f" trials, {runs} repeats of best points, " in front(Part(Analysis(behind), "make"))
+    more = dataclasses.replace(behind, plan=RepeatPlan(2, 1, None))
+    assert as_measured(more) == (more, []), "second ones are to come everywhere"
     kept = {cell: [r for r in found if r.status is not Status.COMPLETE] for cell, found in filled.items()}
     lost = {cell: kept[cell] if cell.sparsity == 0.5 else found for cell, found in filled.items()}
     assert as_measured(dataclasses.replace(behind, results=lost))[1] == [], "no complete trial, nothing to repeat"

@@ -56,4 +56,4 @@ def test_the_words_say_what_was_resampled():
     assert intervals_of({Series(): seeds}) == "intervals over seeds"
     assert intervals_of({Series(): trials}) == "bootstrap intervals over trials, which lean upward"
     both = intervals_of({Series(): trials, Series(0.5): seeds})
-    assert both.startswith("intervals over seeds, or where a cell lacks repeats bootstrap")
+    assert both.startswith("intervals over seeds, or where a cell lacks repeats or one missed the goal bootstrap")
