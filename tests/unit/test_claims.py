@@ -102,8 +102,8 @@ def test_diminishing_returns(steps, verdict):
 
 def test_diminishing_returns_in_numbers():
     # B K* is 8 x 1000 and 512 x 100: 6.4 times the examples, at least 512 x 84 / 8000 = 5.38, at most 51200 / 7872
-    said = diminishing_returns(study_of({8: sure(1000), 512: sure(100)})).measured
-    assert said == "S=0: examples at B=512 over those at B=8: x6.4 [5.38, 6.5]"
+    found = diminishing_returns(study_of({8: sure(1000), 512: sure(100)}))
+    assert found.measured == "S=0: examples at B=512 over those at B=8: x6.4 [5.38, 6.5]"
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_momentum_against_sgd(c1, verdict):
 def test_only_studies_of_one_workload_are_compared():
     sgd = study_of(law(1e6, 1000, POWERS), "sgd", config=SGD)
     other = MOMENTUM | {"data": {"class_path": "CIFAR10"}}
-    assert critical_of_momentum(study_of(law(3e6, 1000, POWERS), "momentum", config=other), sgd) is None
+    assert critical_of_momentum(study_of(law(3e6, 1000, POWERS), "m", config=other), sgd) is None
     decay = {**MOMENTUM, "model": {"init_args": MOMENTUM["model"]["init_args"] | {"schedule": "linear"}}}
     assert critical_of_momentum(study_of(law(3e6, 1000, POWERS), "momentum", config=decay), sgd) is None
     grasp = MOMENTUM | {"pruning": {"method": "grasp"}}
@@ -240,9 +240,8 @@ def test_one_row_a_claim_and_study():
     assert {row.claim for row in rows} == set(CLAIMS)
     by_rule = {c.judge: [row for row in rows if row.claim is c] for c in CLAIMS}
     assert [row.studies for row in by_rule[linear_scaling]] == [("momentum",), ("sgd",)]
-    assert [(row.studies, row.command) for row in by_rule[critical_of_momentum]] == [
-        (("momentum", "sgd"), "make momentum && make sgd")
-    ]
+    (both,) = by_rule[critical_of_momentum]
+    assert (both.studies, both.command) == (("momentum", "sgd"), "make momentum && make sgd")
     (missing,) = by_rule[steps_of_sparse]
     assert (missing.studies, missing.measured, missing.verdict) == ((), "no study of it", UNDECIDABLE)
     counted = {claim.judge: verdicts for claim, verdicts in overall(rows).items()}

@@ -1,6 +1,7 @@
 """K* of sparse over dense networks: the numbers, and the figure that draws them."""
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
@@ -67,6 +68,8 @@ def test_repeats_are_resampled_where_there_are_enough():
     assert ratio.interval == pytest.approx((2 * 0.5 / 1.1, 2 * 2 / 0.9))
     seeds[Series(0.5)] = {8: [100.0, 200.0]}
     assert [ratio.interval for ratio in ratios_of(raced.cells, seeds)] == [None]
+    missed = {Series(0.0): {8: [90.0, 100.0, math.inf]}, Series(0.5): {8: [100.0, 200.0, 400.0]}}
+    assert [ratio.interval for ratio in ratios_of(raced.cells, missed)] == [None], "one of the base missed the goal"
 
 
 def test_the_figure_draws_its_rows():
