@@ -113,12 +113,14 @@ def at_each(every: Iterable[Series], judge: Callable[[Series], Finding]) -> Find
 
 
 def together(said: Mapping[str, str]) -> str:
-    """What is said of several, in a sentence: what all say before the number, up to a colon or =, once."""
+    """What is said of several, in a sentence: what all say, or all say before the number, up to a colon or =, once."""
+    if len(set(said.values())) == 1:
+        return f"{', '.join(said)}: {next(iter(said.values()))}"
     words = {name: sentence.split(" ") for name, sentence in said.items()}
     least = min(words.values(), key=len, default=[])
     before = next((i for i, word in enumerate(least, 1) if word.endswith((":", "="))), 0)
     shared = least[:before]
-    if len(words) < 2 or before < FEWEST_SHARED or any(sentence[:before] != shared for sentence in words.values()):
+    if before < FEWEST_SHARED or any(sentence[:before] != shared for sentence in words.values()):
         return "; ".join(f"{name}: {sentence}" for name, sentence in said.items())
     each = (f"{' '.join(sentence[before:])} at {name}" for name, sentence in words.items())
     return " ".join([*shared, "; ".join(each)])

@@ -75,6 +75,8 @@ def test_what_several_sparsities_share_is_said_once():
     assert said("B_crit = 5 at sgd", "B_crit = 6 at sgd") == "S=0: B_crit = 5 at sgd; S=0.1: B_crit = 6 at sgd"
     assert said("in all: 0.5", "at 2 sizes") == "S=0: in all: 0.5; S=0.1: at 2 sizes"
     assert said("in all steps: 0.5") == "S=0: in all steps: 0.5"
+    assert said("in all steps: 0.5", "in all steps: 0.5") == "S=0, S=0.1: in all steps: 0.5"
+    assert said("in all steps: 0.5", "in all steps: 0.5 and") == "in all steps: 0.5 at S=0; 0.5 and at S=0.1"
 
 
 def test_intervals_are_percentiles_that_hold_the_value():
