@@ -175,8 +175,8 @@ class Analysis:
     @cached_property
     def critical_batch_sizes(self) -> dict[Series, dict[str, Critical]]:
         """By series and definition (`critical`)."""
-        interval = self.record.goal.check_interval
-        return critical_batch_sizes(self.cells, self.scalings, interval, self.replicates)
+        interval, seeds = self.record.goal.check_interval, seeds_of(self.repeats)
+        return critical_batch_sizes(self.cells, self.scalings, seeds, interval, self.replicates)
 
     @cached_property
     def critical(self) -> pd.DataFrame:

@@ -1,13 +1,12 @@
 """All critical batch sizes of a study in one table: what each paper calls so, in examples, each with its interval.
 
 - law: c1 / c2 of K* = c1 / B + c2, where a run needs 2 x the examples of a small batch (McCandlish et al. 2018; Lee et
-  al. 2021, Section 4). Interval of the bootstrap over trials (`scaling.scale`).
+  al. 2021, Section 4). Interval of the bootstrap over trials, or seeds where all is repeated (`scaling.scale`).
 - overhead: where the law needs 20 % more examples than at the smallest batch size measured (Zhang et al. 2024, "How
   Does Critical Batch Size Scale in Pre-training?"; `fit.overhead_batch_size`). The same bootstrap.
 - linear_20, linear_50: the end of linear scaling as measured, without a law: where the examples B K* exceed those at
-  the smallest batch size by 20 % and by 50 % (the end of perfect scaling of Shallue et al. 2019, by a rule). log(B K*)
-  is made monotone in B first, neighbours that fall being pooled (`scipy.optimize.isotonic_regression`), so that one
-  lucky or unlucky cell is no end; then it is interpolated in log B. The same resamples of trials, each read anew.
+  the smallest batch size by 20 % and by 50 % (`linear_end`: the end of perfect scaling of Shallue et al. 2019, by a
+  rule). The same resamples, each read anew; without limits where too many of them lack a cell that it hangs on.
 - theory: eta L beta / (mu epsilon) (Lee et al. 2021, Section 4), c1 / c2 of the terms of each K* trial.
 - noise_scale: tr(Sigma) / |G|^2 (McCandlish et al. 2018, Section 2.2). Both parts are averaged over the measurements
   of each K* trial, then over these trials, then divided; Fieller's limits (`lit_dps.noise.noise_scale`).
@@ -22,18 +21,18 @@ the batch sizes agree. Both are orders of magnitude, not predictions: their cons
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from scipy.optimize import isotonic_regression
 from scipy.stats import t as student
 
 from lit_dps.analysis.fit import Fit, overhead_batch_size
 from lit_dps.analysis.gradient_noise import noise_law, readings_of
+from lit_dps.analysis.linear_end import end_interval, linear_end, resampled
 from lit_dps.analysis.refusal import FEWEST
-from lit_dps.analysis.scaling import Interval, Scaling, estimate, percentile_interval, resample
+from lit_dps.analysis.scaling import Interval, Scaling, estimate
 from lit_dps.analysis.summary import CellSummary
 from lit_dps.analysis.tables import aligned, columns_of, frame, short_columns, three_digits
 from lit_dps.analysis.theory import terms_of
@@ -52,7 +51,8 @@ DEFINITIONS = {  # what the report calls them
 OVERHEAD = 0.2
 NOT_MEASURED = "not measured"
 FOOTNOTE = (
-    "* below the smallest batch size, counted from one beyond linear scaling, or of one trial: critical.csv says which"
+    "* below the smallest batch size, counted from one beyond linear scaling, of one trial, or without limits: "
+    "critical.csv says which"
 )
 
 
@@ -79,16 +79,29 @@ class Critical:
 
 
 def critical_batch_sizes(
-    cells: Iterable[CellSummary], scalings: Mapping[Series, Scaling], check_interval: int, replicates: int
+    cells: Iterable[CellSummary],
+    scalings: Mapping[Series, Scaling],
+    seeds: Mapping[Series, Mapping[int, Sequence[float]]],
+    check_interval: int,
+    replicates: int,
 ) -> dict[Series, dict[str, Critical]]:
-    """Each definition's critical batch size in each series, in the order of `DEFINITIONS`."""
+    """Each definition's critical batch size in each series, in the order of `DEFINITIONS`.
+
+    Args:
+        cells, scalings: Of a study, and the law of each series (`scaling.scale`).
+        seeds: Steps to result of repeats of the K* trials on fresh seeds, by series and batch size.
+        check_interval, replicates: As in `scaling.scale`.
+    """
     by_series: dict[Series, list[CellSummary]] = {series: [] for series in sorted(scalings)}
     for summary in cells:
         by_series[summary.cell.series].append(summary)
     return {
         series: {
             **_by_law(scalings[series]),
-            **_by_measurement(scalings[series], own, check_interval, replicates),
+            **_by_measurement(
+                scalings[series],
+                resampled(scalings[series], own, seeds.get(series, {}), check_interval, replicates),
+            ),
             "theory": _mean([_of_terms(summary) for summary in own]),
             "noise_scale": _noise_scale(own),
             "noise_law": _mean([_of_noise(summary) for summary in own]),
@@ -117,34 +130,19 @@ def _by_law(scaling: Scaling) -> dict[str, Critical]:
     }
 
 
-def _by_measurement(
-    scaling: Scaling, cells: Iterable[CellSummary], check_interval: int, replicates: int
-) -> dict[str, Critical]:
+def _by_measurement(scaling: Scaling, steps: np.ndarray) -> dict[str, Critical]:
     shares = {"linear_20": 0.2, "linear_50": 0.5}
     sizes = list(scaling.resolved)
     if scaling.fit is None:
         return dict.fromkeys(shares, Critical(verdict=f"needs K* at {FEWEST} batch sizes; has {len(sizes)}"))
-    batch, drawn = np.array(sizes, float), []
-    for cell in cells:
-        b = cell.cell.batch_size
-        if b in scaling.resolved and len(cell.trials) > 1:
-            u = np.random.default_rng((0, b, 2)).random(replicates)
-            drawn.append(resample(cell.steps, replicates, (0, b)) - check_interval * u)
-    found = {}
+    batch, found = np.array(sizes, float), {}
     for name, share in shares.items():
-        own = linear_end(batch, np.array([scaling.k_star[b] for b in sizes], float), share)
-        ends = np.array(
-            [linear_end(batch, row, share) for row in zip(*drawn, strict=True)] if len(drawn) == len(sizes) else []
-        )
-        ends = ends[~np.isnan(ends)]
-        verdict = f"not identifiable: > {sizes[-1]}" if math.isinf(own) else _late_start(scaling, share)
-        interval = None
-        if len(ends) and math.isfinite(own):
-            inverse = percentile_interval(1 / ends, 1 / own)  # finite where a resample has no end
-            interval = Interval(*(1 / x if x > 0 else math.inf for x in reversed(inverse)))
-        found[name] = Critical(
-            None if math.isinf(own) else own, interval, verdict, sizes[-1] if math.isinf(own) else None
-        )
+        own = linear_end(batch, np.array(list(scaling.resolved.values()), float), share)
+        if math.isinf(own):
+            found[name] = Critical(None, None, f"not identifiable: > {sizes[-1]}", sizes[-1])
+            continue
+        interval, why = end_interval(np.array([linear_end(batch, row, share) for row in steps]), own)
+        found[name] = Critical(own, interval, "; ".join(filter(None, (_late_start(scaling, share), why))))
     return found
 
 
@@ -153,27 +151,6 @@ def _late_start(scaling: Scaling, share: float) -> str:
     smallest = min(scaling.resolved)
     own = smallest / scaling.fit.critical_batch_size
     return f"counted from B = {smallest}, where the law has {own:.0%} overhead already" if own >= share else ""
-
-
-def linear_end(batch_sizes: np.ndarray, steps: np.ndarray, share: float) -> float:
-    """The batch size where the examples B K exceed those at the smallest one by a share; infinite if they never do.
-
-    Args:
-        batch_sizes: Ascending, shape (n,).
-        steps: Steps to result at each; nan where unknown. Nan is returned where fewer than 2 are known.
-        share: Above 0.
-    """
-    known = np.isfinite(steps)
-    if known.sum() < 2:
-        return math.nan
-    log_b = np.log(batch_sizes[known])
-    excess = isotonic_regression(log_b + np.log(np.asarray(steps)[known])).x
-    excess = excess - excess[0] - math.log1p(share)
-    above = int(np.argmax(excess > 0))
-    if excess[above] <= 0:
-        return math.inf
-    low, high = excess[above - 1], excess[above]
-    return float(np.exp(log_b[above - 1] - low / (high - low) * (log_b[above] - log_b[above - 1])))
 
 
 def _of_terms(summary: CellSummary) -> float | None:

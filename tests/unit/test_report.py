@@ -62,8 +62,9 @@ K* = c1 / B + c2, robust fit of log K*, 95 % bootstrap intervals over trials, wh
 
 critical batch sizes in examples, by definition
   S            law, 2x      law, +20 %  measured, +20 %  measured, +50 %
-  0  1090 [1080, 4350]  227 [226, 880]  111 [21.5, inf]  237 [71.9, inf]
+  0  1090 [1080, 4350]  227 [226, 880]            111 *            237 *
 0.9                  -               -                -                -
+* below the smallest batch size, counted from one beyond linear scaling, of one trial, or without limits: critical.csv says which
 
 note: no complete trial in 2 of 6 cells: no K* there
 note: 3 of 12 trials have not finished (1 running or queued)
