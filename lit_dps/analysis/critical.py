@@ -15,7 +15,8 @@
   last measurement before the goal. With the mean over the run in its place it would be the noise scale again.
 
 Theory and noise law are geometric means over the K* trials of the batch sizes, with 95 % limits of Student's t: how far
-the batch sizes agree. Both are orders of magnitude, not predictions: their constants are not known.
+the batch sizes agree. Both are orders of magnitude, not predictions: their constants are not known. What was measured
+after the goal, of runs that went on, counts in none of them; where their rates changed there is no theory.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from lit_dps.analysis.summary import CellSummary
 from lit_dps.analysis.tables import aligned, columns_of, frame, short_columns, three_digits
 from lit_dps.analysis.theory import terms_of
 from lit_dps.noise import LEVEL, noise_scale
+from lit_dps.racing import to_goal
 from lit_dps.trial import Series
 
 DEFINITIONS = {  # what the report calls them
@@ -155,11 +157,12 @@ def _late_start(scaling: Scaling, share: float) -> str:
 
 def _of_terms(summary: CellSummary) -> float | None:
     terms = None if summary.best is None else terms_of(summary.best)
-    return None if terms is None else terms.law.critical_batch_size
+    law = None if terms is None else terms.law_of(summary.k_star)
+    return None if law is None else law.critical_batch_size
 
 
 def _of_noise(summary: CellSummary) -> float | None:
-    readings = None if summary.best is None else readings_of(summary.best)
+    readings = None if summary.best is None else readings_of(to_goal(summary.best))
     law = None if readings is None else noise_law([readings])
     if law is None:
         return None
@@ -168,7 +171,8 @@ def _of_noise(summary: CellSummary) -> float | None:
 
 
 def _noise_scale(cells: Iterable[CellSummary]) -> Critical:
-    trials = [found for c in cells if c.best is not None and (found := readings_of(c.best)) is not None]
+    best = (to_goal(summary.best) for summary in cells if summary.best is not None)
+    trials = [found for result in best if (found := readings_of(result)) is not None]
     if not trials:
         return Critical()
     means = {"squared_gradient": [x.mean() for x, _ in trials], "variance": [y.mean() for _, y in trials]}

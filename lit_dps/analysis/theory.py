@@ -83,6 +83,10 @@ class Terms:
         decaying = self.lipschitz * self.beta * self.rate_squares / (MU * self.rate * self.epsilon)
         return Fit(decaying if self.decays else self.c1, self.c2)
 
+    def law_of(self, k_star: int) -> Fit | None:
+        """`law` of a run that met its goal at a step; None where its rates changed beyond: those to there are lost."""
+        return None if self.decays and self.steps != k_star else self.law
+
 
 def terms_of(result: TrialResult) -> Terms | None:
     """The terms of a trial, means taken over the finite measurements up to its goal.
@@ -125,7 +129,7 @@ def theory_rows(cells: Iterable[CellSummary], scalings: Mapping[Series, Scaling]
     def row(summary: CellSummary) -> dict[str, object]:
         cell, best, fit = summary.cell, summary.best, scalings[summary.cell.series].fit
         terms = None if best is None else terms_of(best)
-        law = None if terms is None or (terms.decays and terms.steps != summary.k_star) else terms.law
+        law = None if terms is None else terms.law_of(summary.k_star)
         return {
             "batch_size": cell.batch_size,
             **columns_of(cell.series),

@@ -133,6 +133,29 @@ def test_theory_noise_scale_and_noise_law_of_known_terms():
     assert by["theory"].interval == pytest.approx((4.0, 4.0))
 
 
+@pytest.mark.parametrize("decays", [False, True])
+def test_what_was_measured_beyond_the_goal_counts_in_none_of_them(decays):
+    """Noise 2 + 3 |grad|^2, |grad|^2 = 100 / step; M + sigma^2 / eps is 3 + 2 K / 100 at the goal."""
+
+    def keep(b, steps, ran=1):
+        at = np.linspace(steps / 8, ran * steps, 8 * ran)
+        kept = theory_terms(ran * steps, lipschitz=(2.0,) * len(at), squared=100 / at, first=2.5, at=at)
+        kept["smoothness"]["noise"] = (2 + 300 / at).tolist()
+        if decays and ran > 1:
+            kept["theory"]["rate_square_sum"] *= 2
+        return kept
+
+    whole = found(study(keep=lambda b, steps: keep(b, steps, ran=4)))
+    to_goal = found(study(keep=keep))
+    for name in ("noise_scale", "noise_law"):
+        assert whole[name].value == pytest.approx(to_goal[name].value)
+        assert whole[name].interval == pytest.approx(to_goal[name].interval)
+    assert to_goal["noise_law"].value == pytest.approx(
+        math.exp(np.mean([math.log(3 + round(LAW.steps(b)) / 50) for b in SIZES]))
+    )
+    assert whole["theory"].value == (None if decays else pytest.approx(to_goal["theory"].value))
+
+
 def test_table_report_and_notebook(tmp_path):
     analysis = study()
     table = analysis.critical
