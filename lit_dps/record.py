@@ -42,6 +42,8 @@ class StudyRecord:
         noise: The noise scale of a short run before the first trial; None without one.
         environments: Versions and machines that its trials ran in, by name; empty where that was not kept.
         run_on: Whether trials that met their goal went on to the step budget.
+        untold: At another goal than the study's own, of each cell the trials that are left out, as nobody can tell when
+            they met it: by point, the step of the first check at which it may have.
     """
 
     name: str
@@ -64,6 +66,7 @@ class StudyRecord:
     plan: RepeatPlan = RepeatPlan()
     boxes: tuple[Widened, ...] = ()
     environments: tuple[Mapping[str, str], ...] = ()
+    untold: Mapping[Cell, Mapping[int, int]] = field(default_factory=dict)
 
     @property
     def cells(self) -> list[Cell]:

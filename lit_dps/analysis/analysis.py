@@ -66,7 +66,8 @@ class Analysis:
         """The scaling law of each series."""
         steps: dict[Series, dict[int, list[int | None]]] = {series: {} for series in self.record.series}
         for summary in self.cells:
-            steps[summary.cell.series][summary.cell.batch_size] = summary.steps
+            if not summary.sooner:  # whose K* is a bound that `scale` does not know of
+                steps[summary.cell.series][summary.cell.batch_size] = summary.steps
         interval, seeds = self.record.goal.check_interval, seeds_of(self.repeats)
         return {
             series: scale(trials, self.replicates, 0, interval, seeds.get(series), self.name_of(series))

@@ -95,7 +95,7 @@ def delay_laws(cells: Iterable[CellSummary], check_interval: int, replicates: in
     trials: dict[Series, dict[tuple[int, int], Sequence[int | None]]] = {}
     for summary in cells:
         others = dict(summary.cell.others)
-        if KEY in others:
+        if KEY in others and not summary.sooner:
             delay = others.pop(KEY)
             series = replace(summary.cell.series, others=tuple(sorted(others.items())))
             trials.setdefault(series, {})[summary.cell.batch_size, delay] = summary.steps

@@ -78,7 +78,7 @@ def draw_rows(record: StudyRecord, cells: Iterable[CellSummary]) -> pd.DataFrame
 
     Columns: sparsity and further axes, batch_size [examples], draws (n), and of the best of n: median [steps], inf
     where most choices have no complete trial; mean [steps], geometric, missing where that may well happen; none, its
-    probability; floor, 1 where the median is at the first check and so an upper bound.
+    probability; floor, 1 where the median is an upper bound: at the first check, or where K* is for what is not told.
     """
     columns = ["batch_size", "draws", "median", "mean", "none", "floor"]
     bests = ((cell, best_of(cell.steps, n)) for cell in cells for n in range(1, len(cell.steps) + 1))
@@ -91,7 +91,7 @@ def draw_rows(record: StudyRecord, cells: Iterable[CellSummary]) -> pd.DataFrame
                 "median": best.median,
                 "mean": best.mean if best.none <= RARE else None,
                 "none": best.none,
-                "floor": int(best.median <= record.goal.check_interval),
+                "floor": int(best.median <= record.goal.check_interval or summary.sooner),
             }
             for summary, best in (bests if why_no_draws(record) is None else ())
         ),

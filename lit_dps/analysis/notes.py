@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from lit_dps.analysis.layers import empty_layers, jacobian_notes
-from lit_dps.analysis.summary import CellSummary, setting
+from lit_dps.analysis.summary import CellSummary, at_first_check, setting
 from lit_dps.boxes import told, widened
 from lit_dps.record import StudyRecord
 from lit_dps.space import short_names
@@ -41,7 +41,8 @@ def notes(record: StudyRecord, cells: Sequence[CellSummary]) -> list[str]:
     if pending:
         declared = record.trials * len(cells)
         lines.append(f"{pending} of {declared} trials have not finished ({running} running or queued)")
-    if bounds := sum(cell.at_first_check for cell in cells):
+    lines += _untold_notes(record, cells)
+    if bounds := sum(at_first_check(cell.k_star, record.goal.check_interval) for cell in cells):
         lines.append(
             f"K* is at the first check in {bounds} of {len(cells)} cells: an upper bound, left out of the law; lower "
             "goal.check_interval to resolve it"
@@ -73,6 +74,19 @@ def notes(record: StudyRecord, cells: Sequence[CellSummary]) -> list[str]:
         beyond = "nothing lies beyond" if stays else "lit-dps study --extend-space widens it"
         lines.append(f"the best {names[key]} lies {where}: {beyond}")
     return lines
+
+
+def _untold_notes(record: StudyRecord, cells: Sequence[CellSummary]) -> list[str]:
+    """That trials are left out at this goal, and which K* are upper bounds for that."""
+    if not (count := sum(len(cell.untold) for cell in cells)):
+        return []
+    why = "their checks stopped early (goal.early_reject), at the study's own goals"
+    line = f"of {count} of {record.trials * len(cells)} trials nobody can tell when they met {record.goal}: {why}"
+    if sooner := sum(cell.sooner for cell in cells):
+        line += (
+            f"; K* is an upper bound in {sooner} of {len(cells)} cells, where one may be faster: left out of the law"
+        )
+    return [line]
 
 
 def run_on_notes(record: StudyRecord) -> list[str]:

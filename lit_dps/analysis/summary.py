@@ -27,7 +27,9 @@ class CellSummary:
     pending: int  # declared trials that have not finished, started or not
     running: int  # those of them that are started or queued
     boundary: dict[str, Literal["low", "high"]]  # the end of its range that a metaparameter of `best` lies on
-    at_first_check: bool  # whether K* is only an upper bound (`at_first_check`)
+    at_first_check: bool  # whether K* is only an upper bound: it is (`at_first_check`), or `sooner`
+    untold: Mapping[int, int]  # trials that are left out, of which nobody can tell (`record.untold`)
+    sooner: bool  # whether one of these may have met the goal before K*
 
     @property
     def k_star(self) -> int | None:
@@ -66,16 +68,21 @@ def summarize(record: StudyRecord) -> list[CellSummary]:
         best = min(complete, key=lambda result: (result.steps, result.trial.point), default=None)
         params = {} if best is None else best.trial.params
         ends = {key: box.boundary(params[key]) for key, box in record.space.items() if key in params}
+        k_star, untold = best_steps(result.steps for result in trials), record.untold.get(cell, {})
+        sooner = k_star is not None and min(untold.values(), default=k_star) < k_star
+        known = {*untold, *(result.trial.point for result in results)}
         summary = CellSummary(
             cell=cell,
             trials=trials,
             best=best,
             counts=Counter(result.status for result in results),
             # A study may have been declared smaller than it once was: points beyond its trials are no less finished.
-            pending=record.trials - sum(result.trial.point < record.trials for result in results),
+            pending=record.trials - sum(point < record.trials for point in known),
             running=record.running[cell],
             boundary={key: end for key, end in ends.items() if end is not None},
-            at_first_check=at_first_check(best_steps(result.steps for result in trials), record.goal.check_interval),
+            at_first_check=sooner or at_first_check(k_star, record.goal.check_interval),
+            untold=untold,
+            sooner=sooner,
         )
         found.append(summary)
     return found
@@ -84,8 +91,8 @@ def summarize(record: StudyRecord) -> list[CellSummary]:
 def cell_rows(record: StudyRecord, cells: Iterable[CellSummary]) -> pd.DataFrame:
     """One row a cell, by series, then batch size.
 
-    Columns: batch_size [examples], sparsity and further axes, k_star [steps], floor (1 where K* is at the first check,
-    an upper bound, else 0), complete, incomplete, infeasible, outraced, stopped, failed, pending, point and the
+    Columns: batch_size [examples], sparsity and further axes, k_star [steps], floor (1 where K* is an upper bound, as
+    at the first check, else 0), complete, incomplete, infeasible, outraced, stopped, failed, pending, point and the
     metaparameters (short names) of the K* trial, boundary ("learning_rate high; momentum low" or empty).
     """
     names = short_names(list(record.space))

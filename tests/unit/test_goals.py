@@ -64,6 +64,44 @@ def test_a_lower_goal_is_refused(record):
         at_goal(record, 0.05)
 
 
+def early(*checks, point=0):
+    """A trial by its checks (step, error, exact); the goal is met at the last one."""
+    steps, errors, exact = (list(column) for column in zip(*checks, strict=True))
+    curve = {"step": steps, "val_error": errors, "train_loss": [1.0] * len(steps), "exact": exact}
+    return result(CELL, point, steps[-1], curve=curve)
+
+
+def test_trials_whose_check_stopped_early_are_told_and_may_be_faster():
+    whole, goal = early((32, 0.24, 1), (48, 0.1, 1)), Goal(0.1, 16, 640)
+    sooner, later = (early((step, 0.2, 0), (64, 0.1, 1), point=1) for step in (16, 32))
+    cells = [CELL, Cell(32), Cell(64)]
+
+    def study(other, points=2):
+        return analysis_of(
+            {
+                cell: [dataclasses.replace(r, trial=dataclasses.replace(r.trial, cell=cell)) for r in (whole, other)]
+                for cell in cells
+            },
+            space={},
+            goal=goal,
+            trials=points,
+        )
+
+    for other, bound in ((sooner, True), (later, False)):
+        at = study(other).at_goal(0.25)
+        assert [(c.k_star, c.at_first_check, c.pending) for c in at.cells] == [(32, bound, 0)] * 3
+        assert at.table["floor"].tolist() == [bound] * 3
+        assert (at.scalings[CELL.series].fit is None) == bound, "the law takes no bound"
+        assert at.draws["floor"].tolist() == [bound] * 3
+        told = [line for line in at.notes if "nobody can tell" in line]
+        assert len(told) == 1 and told[0].startswith("of 3 of 6 trials nobody can tell when they met goal error 0.25: ")
+        assert ("; K* is an upper bound in 3 of 3 cells" in told[0]) == bound
+        assert not any("not finished" in line or "first check" in line for line in at.notes)
+    assert not any("nobody" in line for line in study(sooner).notes), "at its own goal all is told"
+    more = study(later, points=3).at_goal(0.25)
+    assert more.cells[0].pending == 1 and "3 of 9 trials have not finished (0 running or queued)" in more.notes
+
+
 def repeated(run_on: bool = False):
     """Point 0 is the best at goal 0.1, point 1 at 0.2; two repeats of the former, of which one missed."""
 
