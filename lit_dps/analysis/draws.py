@@ -99,25 +99,32 @@ def draw_rows(record: StudyRecord, cells: Iterable[CellSummary]) -> pd.DataFrame
     )
 
 
+def _halves(cells: Iterable[CellSummary]) -> list[tuple[CellSummary, Best]]:
+    """The cells whose K* is more than an upper bound, each with the best of half as many trials."""
+    known = [cell for cell in cells if cell.k_star is not None and not cell.at_first_check and len(cell.steps) > 1]
+    return [(cell, best_of(cell.steps, len(cell.steps) // 2)) for cell in known]
+
+
 def last_doubling(cells: Iterable[CellSummary]) -> list[float]:
     """How many times K* the best of half as many trials needs, in each cell whose K* is more than an upper bound.
 
-    The geometric mean over the halves that have a complete trial; not the median, which is K* itself: a half holds the
-    best trial as often as not.
+    The geometric mean over the halves; not the median, which is K* itself: a half holds the best trial as often as not.
+    Left out are cells in which more than `RARE` halves have no complete trial: what those would need is not known, and
+    where trials stop at K*, all others are it by construction.
     """
-    known = [cell for cell in cells if cell.k_star is not None and not cell.at_first_check and len(cell.steps) > 1]
-    halves = [best_of(cell.steps, len(cell.steps) // 2) for cell in known]
-    return [half.mean / cell.k_star for cell, half in zip(known, halves, strict=True)]
+    return [half.mean / cell.k_star for cell, half in _halves(cells) if half.none <= RARE]
 
 
 def draws_text(record: StudyRecord, cells: Sequence[CellSummary]) -> str:
-    """What the last doubling of the trials was worth, in a line; empty where that is not known."""
-    found = [] if why_no_draws(record) else last_doubling(cells)
-    if not found:
+    """What the last doubling of the trials was worth, in a line; empty where no cell has two and a K*."""
+    if why_no_draws(record) or not _halves(cells):
         return ""
+    if not (found := last_doubling(cells)):
+        why = "too few trials of each cell are complete"
+        return f"draws: what doubling the trials would save is not known: {why}\n"
     mean = math.exp(sum(map(math.log, found)) / len(found))
-    counted = "1 cell" if len(found) == 1 else f"{len(found)} of {len(cells)} cells"
+    counted = f"{len(found)} of {len(cells)} cells"
     spread = f" (x{three_digits(min(found))} to x{three_digits(max(found))})" if len(found) > 1 else ""
-    over = f"in the geometric mean of {counted} and all halves with a complete trial"
+    over = f"in the geometric mean of {counted} and all their halves with a complete trial"
     needs = f"the best of half of the trials needs x{three_digits(mean)}{spread} the steps of K*"
     return f"draws: {needs},\n  {over}: a first guess of what doubling the trials would save\n"

@@ -56,6 +56,21 @@ def test_the_table_and_the_last_doubling():
     assert f"needs x{half:.3g} (x{half:.3g} to x{half:.3g}) the steps of K*" in said and "of 4 of 4 cells" in said
 
 
+def test_halves_without_a_complete_trial_say_nothing():
+    """Of (6 over 3) = 20 halves 10 lack the best trial; where only it is complete they count for nothing."""
+    whole, raced = [96, 160, 160, 160, 160, 160], [96, None, None, None, None, None]
+    ratio = (160 / 96) ** 0.5
+    assert last_doubling(study(steps=whole).cells) == pytest.approx([ratio] * 4)
+    found = study(steps=raced)
+    assert last_doubling(found.cells) == []
+    told = "draws: what doubling the trials would save is not known: too few trials of each cell are complete\n"
+    assert draws_text(found.record, found.cells) == told
+    results = {Cell(b): [result(Cell(b), i, k) for i, k in enumerate(steps)] for b, steps in ((4, whole), (8, raced))}
+    some = analysis_of(results)
+    assert f"needs x{ratio:.3g} the steps of K*" in draws_text(some.record, some.cells)
+    assert "of 1 of 2 cells and all their halves with a complete trial" in draws_text(some.record, some.cells)
+
+
 def test_bounds_are_marked_and_count_for_nothing():
     found = study(steps=[16, 16, 160])
     assert found.draws["floor"].tolist()[:3] == [1, 1, 1]
