@@ -25,7 +25,8 @@ class Observation:
         steps: K, in optimizer steps, or the bound of it.
         noise: Standard error of log K between repetitions: seeds, or resampled trials; 0 where nothing is known.
         check: Steps between two checks; the goal was met somewhere in (steps - check, steps]. 0 where K is exact.
-        bound: 0; `AT_LEAST`, where the goal was not met by then; `AT_MOST`, where it was met by the first check.
+        bound: 0; `AT_LEAST`, where the goal was not met by then; `AT_MOST`, where it was, maybe long before, as at the
+            first check.
         edge: Metaparameters whose best value lies on an end of its range, as "learning_rate low"; else empty. K could
             be smaller beyond it.
     """
@@ -57,12 +58,14 @@ def exact(observations: Iterable[Observation]) -> list[Observation]:
 def medians(runs: pd.DataFrame) -> list[Observation]:
     """One observation a batch size from runs of several seeds, by batch size: the median of K.
 
-    Its standard error takes the spread of log K pooled over all batch sizes that have several runs. Where half of the
-    runs did not meet the goal, the median is a lower bound: the smallest number of steps after which one had not.
+    Its standard error takes the spread of log K pooled over all batch sizes that have several runs. A run that did
+    not meet the goal may have met it at any step beyond its limit. So the median lies between those with its limit and
+    with infinity in its place: where they differ it is an upper bound, and a lower one where half of the runs did not.
 
     Args:
         runs: Columns batch_size [examples] and steps; censored, if there, is 1 for a run that did not meet the goal
-            (its steps are a lower bound, missing if not known); check, if there, is the spacing of checks [steps].
+            (its steps are its limit; missing where it would never have met it); check, if there, is the spacing of
+            checks [steps].
     """
     groups, spread, free = [], 0.0, 0
     for batch_size, group in runs.groupby("batch_size"):
@@ -75,14 +78,22 @@ def medians(runs: pd.DataFrame) -> list[Observation]:
     found = []
     for batch_size, group, missed, steps in groups:
         check = float(np.nan_to_num(group["check"].median())) if "check" in group else 0.0
-        order = np.sort(np.where(missed, np.inf, steps))
-        middle = (order[(len(order) - 1) // 2] + order[len(order) // 2]) / 2
-        noise = deviation * (_OF_MEDIAN / math.sqrt(len(order)) if len(order) > 2 else 1 / math.sqrt(len(order)))
-        if math.isfinite(middle):
-            found.append(Observation(batch_size, float(middle), noise, check))
-        elif np.isfinite(bound := steps[missed]).any():
-            found.append(Observation(batch_size, float(np.nanmin(bound)), noise, 0.0, AT_LEAST))
+        limits = np.where(missed & np.isnan(steps), np.inf, steps)
+        least, most = _median(limits), _median(np.where(missed, np.inf, steps))
+        noise = deviation * (_OF_MEDIAN / math.sqrt(len(steps)) if len(steps) > 2 else 1 / math.sqrt(len(steps)))
+        if least == most < math.inf:
+            found.append(Observation(batch_size, most, noise, check))
+        elif most < math.inf:
+            found.append(Observation(batch_size, most, noise, 0.0, AT_MOST))
+        elif (known := limits[np.isfinite(limits)]).size:
+            found.append(Observation(batch_size, min(least, float(known.max())), noise, 0.0, AT_LEAST))
     return found
+
+
+def _median(steps: np.ndarray) -> float:
+    """Of some steps, which may be infinite."""
+    order = np.sort(steps)
+    return float(order[(len(order) - 1) // 2] + order[len(order) // 2]) / 2
 
 
 def edges(observations: Sequence[Observation]) -> str | None:

@@ -159,7 +159,25 @@ def test_medians_of_seeds_with_misses():
     assert eight.noise == pytest.approx(1.2533 * spread / 2)
     assert eight.variance == pytest.approx(eight.noise**2 + (10 / 115) ** 2 / 12)
     assert (sixteen.steps, sixteen.bound) == (60, 0)  # the run that missed is above
-    assert (thirty_two.steps, thirty_two.bound) == (300, AT_LEAST)
+    assert (thirty_two.steps, thirty_two.bound) == (350, AT_LEAST)  # of both limits
+
+
+@pytest.mark.parametrize(
+    ("steps", "censored", "expected"),
+    [
+        ([10, 100], [0, 1], (55, AT_LEAST)),  # the other may have met it at 101
+        ([300, 400, 100], [0, 0, 1], (400, AT_MOST)),  # it may have met it at 150: a median of 300
+        ([300, 400, 350], [0, 0, 1], (400, AT_MOST)),
+        ([300, 400, 400], [0, 0, 1], (400, 0)),
+        ([300, 400, math.nan], [0, 0, 1], (400, 0)),  # it never met it
+        ([300, math.nan, 400], [1, 1, 1], (400, AT_LEAST)),
+        ([300, math.nan], [1, 1], (300, AT_LEAST)),
+    ],
+)
+def test_a_median_with_misses_is_a_bound_where_a_miss_may_lie_on_either_side(steps, censored, expected):
+    (found,) = medians(pd.DataFrame({"batch_size": 8, "steps": steps, "censored": censored, "check": 10}))
+    assert (found.steps, found.bound) == expected
+    assert found.check == (0 if found.bound else 10)
 
 
 def test_best_rates_on_an_edge_are_told():
