@@ -136,8 +136,13 @@ class Training:
 
 
 def _scored(trial: Trial) -> tuple:
-    """What the scores of a trial's network depend on: not on the weights that it is trained from."""
-    return trial.seed, trial.point, tuple(pair for pair in trial.cell.others if pair[0] != "pruning.init")
+    """What the scores of a trial's network depend on: not on the weights that it is trained from.
+
+    Its metaparameters are among it, which may be of the network or the loss: a point of a search that is not Sobol's
+    has others in each cell.
+    """
+    others = tuple(pair for pair in trial.cell.others if pair[0] != "pruning.init")
+    return trial.seed, trial.point, tuple(sorted(trial.params.items())), others
 
 
 def network_is_shared(workload: Workload) -> bool:

@@ -41,6 +41,7 @@ class PassStopwatch(Callback):
         # as `Training.keep_scores` decides it, of all the points of the study
         scores = sum(p.numel() for p in prunable(pl_module, setup.pruning["biases"]).values()) * setup.study.trials
         shared = run.key is not None and network_is_shared(setup.workload) and scores <= SCORES_KEPT
+        shared = shared and setup.study.sampler == "sobol" and setup.study.best_of is None  # else each cell has its own
         self.reused = shared and all(isinstance(p.pruner, OneShot) and p.init != "isometry" for p in found)
         if GoalErrorCallback(**setup.goal).early_reject and EarlyCheck.supports(trainer, pl_module):
             self.refusal = fewest(setup.goal_of_trials, trainer.datamodule.validation_size)

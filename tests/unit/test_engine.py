@@ -13,6 +13,7 @@ from lightning.pytorch import Callback
 from lit_dps.errors import ConfigError, UserError
 from lit_dps.training.workload import Workload, locate
 from lit_dps.trial import Cell, Status, Trial
+from tests.unit.runs import train as train_all
 from tests.unit.runs import train_one
 
 MODEL = {
@@ -78,6 +79,16 @@ def test_the_three_endings():
     assert (spent.status, spent.steps, spent.curve["step"][-1]) == (Status.INCOMPLETE, None, 100)
     diverged = status(1e30)
     assert (diverged.status, diverged.steps) == (Status.INFEASIBLE, None)
+
+
+@pytest.mark.parametrize("lean", [True, False])
+def test_scores_are_those_of_a_trial_s_own_metaparameters(lean):
+    """Of a search that draws a point of its own for each cell, such as tpe."""
+    goal = {**GOAL, "max_steps": 4}
+    first = Trial(Cell(16, 0.9), 0, {**PARAMS, "model.label_smoothing": 0.0})
+    other = Trial(Cell(64, 0.9), 0, {**PARAMS, "model.label_smoothing": 0.9})
+    (_, after), (alone,) = (train_all(asked, WORKLOAD, goal, lean=lean) for asked in ([first, other], [other]))
+    assert after.kept == alone.kept and after.curve == alone.curve
 
 
 def first_batches(order: str, trials: list[Trial]) -> list[list[int]]:

@@ -207,6 +207,9 @@ def test_scores_are_reused_where_neither_pass_nor_network_knows_the_batch_size(t
     assert timing.reused and measure(study(WithPass)).reused
     assert not measure(study(OwnLoader)).reused, "its pass is one of the train dataloader"
     assert not measure(study(Follows, key="model.batch_size")).reused
+    setup = study(WithPass)
+    searched = dataclasses.replace(setup, study=dataclasses.replace(setup.study, sampler="tpe"))
+    assert not measure(searched).reused, "each cell has points of its own"
 
 
 def test_data_without_an_end_cannot_be_pruned_over():
