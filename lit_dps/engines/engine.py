@@ -142,7 +142,7 @@ def _scored(trial: Trial) -> tuple:
     has others in each cell.
     """
     others = tuple(pair for pair in trial.cell.others if pair[0] != "pruning.init")
-    return trial.seed, trial.point, tuple(sorted(trial.params.items())), others
+    return trial.seed, trial.point, repr(sorted(trial.params.items())), others
 
 
 def network_is_shared(workload: Workload) -> bool:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from lightning.pytorch import Trainer
 
+from lit_dps.engines.alike import Queue, alike_of
 from lit_dps.engines.eligible import why_not
 from lit_dps.engines.engine import Training
 from lit_dps.engines.group import Group
@@ -46,7 +47,7 @@ class IntervalLoop:
 
     Attributes:
         training: What the trials have in common.
-        size: Runs that are trained in lockstep; 1 trains one after another.
+        size: Runs that are trained in lockstep, where they are alike; 1 trains one after another.
         say: Takes why runs are not trained in lockstep.
     """
 
@@ -57,14 +58,14 @@ class IntervalLoop:
     def train(
         self, next_run: Callable[[], Run | None], at_check: Callable[[], None] = lambda: None
     ) -> Iterator[TrialResult]:
-        queue, sizes, told = _Queue(next_run), {}, set()
+        queue, sizes, told = Queue(next_run, self.size), {}, set()
         while (run := queue.next()) is not None:
-            kind = _kind(run)
-            if kind not in sizes:
+            alike = alike_of(run)
+            if (kind := alike[:2]) not in sizes:
                 sizes[kind] = self._size_for(run.trial, told)
             if sizes[kind] == 0:
                 yield from TrainerEngine(self.training).train(iter([run, None]).__next__, at_check)
-            elif sizes[kind] == 1:
+            elif sizes[kind] == 1 or not queue.has(alike):
                 yield self._alone(run, at_check)
             else:
                 yield from self._together(run, queue, at_check)
@@ -117,8 +118,8 @@ class IntervalLoop:
 
         return self.training.attempt(run, train)
 
-    def _together(self, first: Run, queue: _Queue, at_check: Callable[[], None]) -> Iterator[TrialResult]:
-        """Trains a run and those of its kind that follow it in the queue."""
+    def _together(self, first: Run, queue: Queue, at_check: Callable[[], None]) -> Iterator[TrialResult]:
+        """Trains a run and those alike in the queue."""
         alone: list[Run] = []
         with isolated():
             built, device = self._build(first.trial)
@@ -126,14 +127,14 @@ class IntervalLoop:
             members = [group.begin(first, built)]
 
             def another() -> Member | None:
-                while (run := queue.next_of(_kind(first))) is not None:
+                while (run := queue.next_of(alike_of(first))) is not None:
                     try:
                         built, _ = self._build(run.trial)
                         if group.takes(built):
                             return group.begin(run, built)
                     except Exception:  # trained alone it is a failed trial
                         run.restart()
-                    alone.append(run)  # another architecture, say
+                    alone.append(run)  # another update rule, say
                 return None
 
             while len(members) < self.size and (member := another()) is not None:
@@ -200,28 +201,3 @@ class IntervalLoop:
         if time.monotonic() - member.saved >= min(seconds, self.training.checkpoints.seconds):
             networks.write_back(row)
             member.save(check.priority[row])
-
-
-class _Queue:
-    """Runs that are asked for one at a time, when there is room; the first of another kind waits."""
-
-    def __init__(self, next_run: Callable[[], Run | None]):
-        self._next_run = next_run
-        self._waiting: Run | None = None
-
-    def next(self) -> Run | None:
-        run, self._waiting = self._waiting, None
-        return run if run is not None else self._next_run()
-
-    def next_of(self, kind: tuple) -> Run | None:
-        """The next run, if it is of this kind."""
-        self._waiting = self.next()
-        if self._waiting is None or _kind(self._waiting) != kind:
-            return None
-        return self.next()
-
-
-def _kind(run: Run) -> tuple:
-    """What runs have in common that may be trained together: all of their cell but how it is pruned."""
-    cell = run.trial.cell
-    return cell.batch_size, tuple(pair for pair in cell.others if not pair[0].startswith("pruning."))
