@@ -13,7 +13,7 @@ from lit_dps.errors import ConfigError
 from lit_dps.record import grid
 from lit_dps.repeats import RepeatPlan
 from lit_dps.space import box_of
-from lit_dps.trial import Cell, Series, Value, check_sparsity
+from lit_dps.trial import Cell, Value, check_names, check_sparsity
 
 EngineName = Literal["auto", "lightning", "fused"]
 SPARSITY_KEY = "pruning.sparsity"
@@ -146,15 +146,14 @@ class StudyConfig:
         _nonempty_unique("study.sparsities", self.sparsities)
         for sparsity in self.sparsities:
             check_sparsity("study.sparsities", sparsity)
+        check_names("study.sparsities", self.sparsities)
         for key, values in self.axes.items():
             if not key.startswith(("model.", "data.", "pruning.", "optim.", "local.")):
                 raise ConfigError("study.grid", key, "keys of the model, the data, the pruning, optim or local")
             _nonempty_unique(f"study.grid.{key}", values)
             if len({isinstance(value, str) for value in values}) > 1:
                 raise ConfigError(f"study.grid.{key}", values, "numbers alone, or names and class paths alone")
-            names = [str(Series(others=((key, value),))) for value in values]
-            if len(set(names)) < len(names):
-                raise ConfigError(f"study.grid.{key}", values, "values whose last names differ")
+            check_names(f"study.grid.{key}", values)
         _nonempty_unique("study.grid", [key.rpartition(".")[2] for key in self.axes] or ["none"])
         counts = {"trials": self.trials, "threads": self.threads, "workers": self.workers, "slots": self.slots}
         counts |= {"repeat_points": self.repeat_points}

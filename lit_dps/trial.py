@@ -7,7 +7,7 @@ The word "step" always means an optimizer step and `batch_size` the global one.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -83,6 +83,15 @@ def short_name(key: str) -> str:
 def text_of(value: Value) -> str:
     """A value of an axis as tables and figures have it: of a class path the last name."""
     return value.rpartition(".")[2] if isinstance(value, str) else f"{value:g}"
+
+
+def check_names(key: str, values: Iterable[Value]) -> None:
+    """Raises ConfigError, naming `key`, where cells at two values of an axis have the same name."""
+    known: dict[str, Value] = {}
+    for value in values:
+        if (other := known.setdefault(text_of(value), value)) != value:
+            what = "values whose last names differ" if isinstance(value, str) else "values that differ in 6 digits"
+            raise ConfigError(key, value, f"{what}; {other!r} is there too")
 
 
 def check_sparsity(key: str, sparsity: float) -> None:

@@ -71,7 +71,14 @@ def name_value(study: optuna.Study, name: str) -> None:
 
 
 def check_cell(attrs: Mapping[str, Any], name: str, cell: Cell, uid: str | None) -> None:
-    """Raises StorageError if a cell, by its user attributes, belongs to an earlier study of that name than `uid`."""
+    """Raises StorageError if a cell, by its user attributes, is not this one, or is an earlier study's than `uid`."""
+    stood = {"sparsity": cell.sparsity, AXES: dict(cell.others)}
+    if held := {key: attrs[key] for key, value in stood.items() if attrs.get(key, value) != value}:
+        asked = {key: stood[key] for key in held}
+        raise StorageError(
+            f"{cell_study_name(name, cell)!r} holds trials of {held}, not of {asked}, which is called the same: "
+            "give one of the two another study.name"
+        )
     if None not in (uid, attrs.get(UID)) and attrs[UID] != uid:
         raise StorageError(
             f"{cell_study_name(name, cell)!r} belongs to an earlier study {name!r}, which was deleted without it: "

@@ -12,14 +12,14 @@ import optuna
 from optuna.storages import BaseStorage
 from optuna.trial import TrialState
 
-from lit_dps.boxes import Widened, continued
+from lit_dps.boxes import Widened
 from lit_dps.config import StudyConfig
-from lit_dps.errors import UserError
 from lit_dps.goal import Goal
 from lit_dps.noise import NoiseScale
 from lit_dps.repeats import RepeatPlan
 from lit_dps.space import stored
 from lit_dps.store.database import storage_errors, storage_for_now
+from lit_dps.store.joining import StudyChanged, check_joint
 from lit_dps.store.locks import peers, storage_lock
 from lit_dps.store.schema import (
     AXES,
@@ -38,10 +38,6 @@ from lit_dps.store.schema import (
 from lit_dps.store.urls import sqlite_file
 
 
-class StudyChanged(UserError):
-    """A study was asked to go on under a configuration that would make its results another experiment's."""
-
-
 def attributes(storage: BaseStorage, name: str) -> dict[str, Any]:
     """The user attributes of a study in Optuna; none where there is no such study."""
     try:
@@ -55,16 +51,37 @@ def uid_of(storage: BaseStorage, name: str) -> str | None:
     return attributes(storage, name).get(UID)
 
 
-def check_unchanged(url: str, name: str, identity: Mapping[str, Any]) -> None:
-    """Raises StudyChanged, naming every key that differs, if a study of this name has another identity.
+def check_unchanged(
+    url: str,
+    name: str,
+    identity: Mapping[str, Any],
+    study: StudyConfig | None = None,
+    boxes: Sequence[Widened] = (),
+) -> None:
+    """Checks that a study of this name, if there is one, has this identity, and may be extended; creates nothing.
 
-    Creates nothing.
+    Args:
+        url, name: Optuna storage URL, and the study's name.
+        identity: All that decides results, nested, plain JSON.
+        study, boxes: What is to extend it; by default nothing.
+
+    Raises:
+        StudyChanged: naming every key that differs, and as `check_joint`.
+        ConfigError: as `check_joint`.
     """
     file = sqlite_file(url)
     if file is not None and not file.exists():
         return
     with storage_errors(url), storage_for_now(url) as storage:
         _refuse_changed(storage, name, identity)
+        if study is not None and FORMAT_ATTR in (known := attributes(storage, name)):
+            check_joint(name, known, _grid(study, boxes))
+
+
+def _grid(study: StudyConfig, boxes: Sequence[Widened]) -> dict[str, Any]:
+    """What extends a study, as its header has it."""
+    grid = {"batch_sizes": study.batch_sizes, "sparsities": study.sparsities, AXES: study.axes, "trials": study.trials}
+    return grid | {BOXES: [box.stored() for box in boxes]}
 
 
 def _refuse_changed(storage: BaseStorage, name: str, identity: Mapping[str, Any]) -> None:
@@ -74,12 +91,6 @@ def _refuse_changed(storage: BaseStorage, name: str, identity: Mapping[str, Any]
             f"study {name!r} was made with another configuration: {'; '.join(differences)}; "
             "restore it, or give the new one another study.name"
         )
-
-
-def check_boxes(name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
-    """Raises StudyChanged where the box of a study was widened in two ways, by the headers of two storages."""
-    if not continued(ours.get(BOXES, []), theirs.get(BOXES, [])):
-        raise StudyChanged(f"the box of study {name!r} was widened in another way there: its points are others")
 
 
 def declare(
@@ -119,15 +130,11 @@ def declare(
         "space": stored(study.space),
         IDENTITY: dict(identity),
         "config": dict(config),
-        "batch_sizes": study.batch_sizes,
-        "sparsities": study.sparsities,
-        AXES: study.axes,
-        "trials": study.trials,
+        **_grid(study, boxes),
         "goals": study.goals,
         "slack": study.slack,
         **({RUN_ON: True} if study.run_on else {}),
         REPEATS: dataclasses.asdict(study.repeat_plan),
-        BOXES: [box.stored() for box in boxes],
     }
     with storage_errors(url), storage_for_now(url) as storage, storage_lock(url):
         _refuse_changed(storage, study.name, identity)
@@ -143,6 +150,7 @@ def extend(storage: BaseStorage, name: str, attrs: Mapping[str, Any]) -> dict[st
     Returns:
         The header's user attributes.
     """
+    check_joint(name, attributes(storage, name), attrs)
     header = optuna.create_study(study_name=name, storage=storage, load_if_exists=True)
     known = header.user_attrs
     was = {"batch_sizes": [], "sparsities": [], "goals": [], "trials": 0, AXES: {}, **known}

@@ -21,7 +21,8 @@ from lit_dps.store import schema
 from lit_dps.store.cells import check_cell, open_cell, race_limit, ran_to
 from lit_dps.store.database import storage_errors, storage_for_now
 from lit_dps.store.environments import add_environments
-from lit_dps.store.header import StudyChanged, attributes, check_boxes, compare, extend
+from lit_dps.store.header import attributes, compare, extend
+from lit_dps.store.joining import StudyChanged, check_joint
 from lit_dps.store.locks import storage_lock
 from lit_dps.store.read import Elsewhere, list_studies, read_study
 from lit_dps.store.urls import without_password
@@ -69,13 +70,16 @@ def merge(url: str, others: Sequence[Elsewhere], only: str | None = None) -> dic
 
     Raises:
         StudyChanged: if studies of the same name have different identities; then nothing was changed.
+        StudyChanged or ConfigError: likewise, if their grids or boxes do not join (`check_joint`).
         StorageError: if a storage cannot be used, or does not hold what it should.
     """
     wanted = [(other, name) for other in others for name in ([only] if only else _studies(other))]
-    first: dict[str, tuple[str, Mapping]] = {}
+    found: dict[str, list[tuple[str, Mapping]]] = {name: [] for _, name in wanted}
     for other, name in wanted:  # all that can be wrong is found before anything is made or changed
         theirs = _header(other.storage, name)
-        _check_same(name, *first.setdefault(name, (other.place, theirs)), other.place, theirs)
+        for earlier in found[name]:
+            _check_same(name, *earlier, other.place, theirs)
+        found[name].append((other.place, theirs))
     with storage_errors(url), storage_for_now(url) as storage, storage_lock(url):
         for other, name in wanted:
             _check_target(storage, without_password(url), other, name)
@@ -113,7 +117,7 @@ def _check_same(name: str, here: str, ours: Mapping, there: str, theirs: Mapping
             f"study {name!r} of {there} was made with another configuration than that of {here}: "
             f"{'; '.join(differences)}"
         )
-    check_boxes(name, ours, theirs)
+    check_joint(name, ours, theirs)
 
 
 def _check_target(storage: BaseStorage, place: str, other: Elsewhere, name: str) -> None:

@@ -146,7 +146,7 @@ def check_study(setup: StudySetup) -> LightningDataModule:
     for place in (setup.storage.optuna_url, setup.storage.mlflow_uri):
         check_place(place)
     check_writable(setup.storage.optuna_url)  # MLflow's may be away: then the study goes on without
-    check_unchanged(setup.storage.optuna_url, setup.study.name, setup.identity(data))
+    check_unchanged(setup.storage.optuna_url, setup.study.name, setup.identity(data), setup.study, setup.boxes)
     if setup.study.best_of is not None and not _settled(setup, data):
         check_best_of(setup)
     return data

@@ -131,3 +131,17 @@ def test_histories_merge_where_one_goes_on_from_the_other(tmp_path):
     rounded = [Widened.of_stored(box.stored()).stored()]
     rounded[0]["space"][RATE]["high"] *= 1 + 1e-14
     assert continued(rounded, [box.stored()]) and continued([], rounded) and not continued(rounded, [other.stored()])
+
+
+def test_a_side_with_points_of_the_old_box_where_the_other_widened_it_is_refused(tmp_path):
+    urls = [f"sqlite:///{tmp_path}/{name}.db" for name in ("one", "two")]
+    box = extended(SPACE, {RATE: {"high"}}, 8)
+    run(urls[0], config(trials=9, batch_sizes=[4]))
+    run(urls[1], config(trials=box.end, batch_sizes=[4]), (box,))
+    said = "was widened after 8 trials a cell, and one side has 9 in the box as it was before"
+    for one, other in (urls, urls[::-1]):
+        with pytest.raises(StudyChanged, match=said):
+            merged(one, other)
+    with pytest.raises(StudyChanged, match=said):
+        declare(urls[0], config(trials=box.end), "w", GOAL, {"a": 1}, {}, (box,))
+    assert read_study(urls[0], "s").boxes == ()

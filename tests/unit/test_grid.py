@@ -41,6 +41,13 @@ def test_batch_sizes_and_sparsities_may_stand_in_the_grid():
         StudyConfig(grid={"data.batch_size": [2]}, batch_sizes=[4])
 
 
+def test_sparsities_have_names_of_their_own():
+    with pytest.raises(
+        ConfigError, match="study.sparsities: 0.9999992 is not allowed; values that differ in 6 digits; 0"
+    ):
+        StudyConfig(sparsities=[0.9999991, 0.9999992], space=SPACE).check()
+
+
 def test_cells_are_the_product_of_all_axes():
     config = StudyConfig(batch_sizes=[2, 4], sparsities=[0.9], grid={**METHOD, "model.momentum": [0.5, 0.9]})
     assert len(config.cells) == 8

@@ -1,0 +1,47 @@
+"""What may join the trials of a study: cells that are told apart from its own, and points of the same boxes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lit_dps.boxes import continued
+from lit_dps.errors import ConfigError, UserError
+from lit_dps.store.schema import AXES, BOXES, FORMAT_ATTR
+from lit_dps.trial import check_names
+
+
+class StudyChanged(UserError):
+    """A study was asked to go on under a configuration that would make its results another experiment's."""
+
+
+def check_joint(name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
+    """Checks two headers of a study, or one and what is to extend it.
+
+    Raises:
+        ConfigError: for values of an axis that cells are called the same for, and for axes that one of them lacks.
+        StudyChanged: where the box was widened in two ways, or one has points of a box that the other widened.
+    """
+    axes, others = ours.get(AXES, {}), theirs.get(AXES, {})
+    if FORMAT_ATTR in ours and axes.keys() != others.keys():
+        allowed = f"the axes of study {name!r}, {sorted(axes)}, or another study.name: no cell would be one of both"
+        raise ConfigError("study.grid", sorted(others), allowed)
+    check_names("study.sparsities", [*ours.get("sparsities", ()), *theirs.get("sparsities", ())])
+    for key, values in others.items():
+        check_names(f"study.grid.{key}", [*axes.get(key, ()), *values])
+    _check_boxes(name, ours, theirs)
+
+
+def _check_boxes(name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
+    one, other = ours.get(BOXES, []), theirs.get(BOXES, [])
+    if not continued(one, other):
+        raise StudyChanged(f"the box of study {name!r} was widened in another way there: its points are others")
+    if len(one) == len(other):
+        return
+    shorter, boxes = (ours, other) if len(one) < len(other) else (theirs, one)
+    trials, first = shorter.get("trials", 0), boxes[min(len(one), len(other))]["first"]
+    if trials > first:
+        raise StudyChanged(
+            f"the box of study {name!r} was widened after {first} trials a cell, and one side has {trials} in the box "
+            f"as it was before: points from {first} on are others"
+        )

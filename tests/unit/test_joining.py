@@ -1,0 +1,71 @@
+"""What joins the trials of a study is told apart from what is there, or refused before anything is changed."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import optuna
+import pytest
+
+from lit_dps.config import StudyConfig
+from lit_dps.errors import ConfigError, StorageError
+from lit_dps.goal import Goal
+from lit_dps.space import Range
+from lit_dps.store import attributes, check_unchanged, declare, open_storage
+from lit_dps.store.cells import open_cell
+from lit_dps.trial import Cell
+from tests.unit.test_merge import merged
+
+NETWORK = "model.network"
+STUDY = StudyConfig(
+    name="s",
+    batch_sizes=[4],
+    sparsities=[0.9],
+    trials=1,
+    space={"model.lr": Range(0.1, 1.0)},
+    grid={NETWORK: ["a.Net"]},
+)
+SAME = r"study.grid.model.network: 'b.Net' is not allowed; values whose last names differ; 'a.Net' is there too"
+CLOSE = r"study.sparsities: 0.9000000001 is not allowed; values that differ in 6 digits; 0.9 is there too"
+AXES = r"study.grid: \[\] is not allowed; the axes of study 's', \['model.network'\], or another study.name"
+
+
+def url_of(folder, name: str, study: StudyConfig) -> str:
+    url = f"sqlite:///{folder}/{name}.db"
+    declare(url, study, "w", Goal(0.1), {"a": 1}, {})
+    return url
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [({"grid": {NETWORK: ["b.Net"]}}, SAME), ({"sparsities": [0.9000000001]}, CLOSE), ({"grid": {}}, AXES)],
+    ids=["class", "sparsity", "no axis"],
+)
+def test_cells_of_the_same_name_are_refused(tmp_path, change, said):
+    url, other = url_of(tmp_path, "one", STUDY), dataclasses.replace(STUDY, **change)
+    before = attributes(open_storage(url), "s")
+    for refused in (
+        lambda: check_unchanged(url, "s", {"a": 1}, other),
+        lambda: declare(url, other, "w", Goal(0.1), {"a": 1}, {}),
+        lambda: merged(url, url_of(tmp_path, "two", other)),
+        lambda: merged(f"sqlite:///{tmp_path}/new.db", url, f"sqlite:///{tmp_path}/two.db"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            refused()
+    assert attributes(open_storage(url), "s") == before and not optuna.get_all_study_names(
+        f"sqlite:///{tmp_path}/new.db"
+    )
+
+
+def test_a_cell_is_not_opened_for_another_one(tmp_path):
+    storage = open_storage(f"sqlite:///{tmp_path}/study.db")
+    for first, second in (
+        (Cell(4, 0.9999991), Cell(4, 0.9999992)),
+        (Cell(4, 0.0, ((NETWORK, "a.Net"),)), Cell(4, 0.0, ((NETWORK, "b.Net"),))),
+    ):
+        study = open_cell(storage, "s", first, "uid")
+        before = dict(study.user_attrs)
+        with pytest.raises(StorageError, match="holds trials of .*, not of .*, which is called the same"):
+            open_cell(storage, "s", second, "uid")
+        assert study.user_attrs == before
+        assert open_cell(storage, "s", first, "uid").user_attrs == before
