@@ -7,11 +7,12 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+from lit_dps.config import StudyConfig
 from lit_dps.data import ImageData
 from lit_dps.goal import ERROR
 from lit_dps.models import MLP, SimpleCNN
 from lit_dps.module import ImageClassifier
-from lit_dps.training.workload import classes_in
+from lit_dps.training.workload import classes_in, place_of
 
 # Arguments that studies of earlier versions were declared without, by the class that has them
 _ADDED = {
@@ -49,3 +50,13 @@ def forget_added(nested: Mapping[str, Any]) -> None:
             for key in added:
                 if key not in own and key in arguments and arguments[key] == defaults[key].default:
                     arguments.pop(key)
+
+
+def once_lost(study: StudyConfig, batch_size_key: str) -> bool:
+    """Whether trials of earlier versions did not have a value that was set below a class of an axis or a choice.
+
+    The class was set after it, so that the value had no effect. Such trials are of another study.
+    """
+    axes = sorted(key for key in study.axes if key.startswith(("model.", "data.")))
+    order = [place_of(key) for key in (batch_size_key, *study.space, *axes)]
+    return any(key[: len(later)] == later for i, key in enumerate(order) for later in order[i + 1 :])

@@ -24,11 +24,11 @@ from lit_dps.record import StudyRecord
 from lit_dps.repeats import repeats_left
 from lit_dps.rounds import Rounds
 from lit_dps.space import Choices, Space, stored
-from lit_dps.study.identity import forget_added, goal_of
+from lit_dps.study.identity import forget_added, goal_of, once_lost
 from lit_dps.training import GoalErrorCallback
 from lit_dps.training.checkpoints import Checkpoints
 from lit_dps.training.protocol import STUDY_TRAINER
-from lit_dps.training.workload import Workload, class_paths, locate
+from lit_dps.training.workload import Workload, class_paths, locate, place_of
 from lit_dps.trial import Cell, Status, TrialResult
 
 # Trials in lockstep where study.slots does not say: beyond 16 a core's cache holds nothing of the next network; nothing
@@ -196,7 +196,8 @@ class StudySetup:
         forget_added(specs)
         varied = [key for key in study.axes if key.startswith(("model.", "data."))]
         searched = [key for key in study.space if not key.startswith("local.")]
-        for key in (*searched, *varied, workload.batch_size_key):  # each trial sets them
+        set_by_trials = [*searched, *varied, workload.batch_size_key]
+        for key in sorted(set_by_trials, key=place_of, reverse=True):  # what is below a class before the class
             node, name = locate(specs, key, "study.grid", classes=True)
             node.pop(name, None)
         pruned = {"sparsity", "seed", *(key.removeprefix("pruning.") for key in study.axes)}
@@ -216,6 +217,8 @@ class StudySetup:
         }
         if study.sampler != "sobol":  # as before there were others
             found["study"]["sampler"] = study.sampler
+        if once_lost(study, workload.batch_size_key):
+            found["study"]["below_classes"] = True
         if study.best_of is not None:
             found["study"]["best_of"] = study.best_of
         if study.run_on:

@@ -25,6 +25,8 @@ from lit_dps.training.generators import isolated
 from lit_dps.training.protocol import STUDY_TRAINER, listed, welcome
 from lit_dps.trial import Trial
 
+_HOLDERS = ("init_args", "dict_kwargs")  # of what is below a class
+
 
 class NoLogger(DummyLogger):
     """Takes everything that callbacks and modules log, and keeps nothing; `trainer.log_dir` is this folder."""
@@ -107,17 +109,22 @@ class Workload:
             ConfigError: if a key of the trial names nothing.
         """
         specs = {"model": copy.deepcopy(dict(self.model)), "data": copy.deepcopy(dict(self.data))}
-        node, name = locate(specs, self.batch_size_key, "study.batch_size_key")
-        node[name] = trial.cell.batch_size // self.accumulated
-        for source, pairs in (("study.space", trial.params.items()), ("study.grid", trial.cell.others)):
-            for key, value in pairs:
-                if source == "study.grid" and not key.startswith(("model.", "data.")) or key.startswith("local."):
-                    continue  # of how it is trained
-                node, name = locate(specs, key, source, classes=isinstance(value, str))
-                node[name] = {"class_path": value} if isinstance(node.get(name), dict) else value
+        batch_size = trial.cell.batch_size // self.accumulated
+        pairs = [("study.batch_size_key", self.batch_size_key, batch_size)]
+        pairs += [("study.space", key, value) for key, value in trial.params.items() if not key.startswith("local.")]
+        # of the grid's other keys is how it is trained
+        pairs += [("study.grid", *pair) for pair in trial.cell.others if pair[0].startswith(("model.", "data."))]
+        for source, key, value in sorted(pairs, key=lambda pair: place_of(pair[1])):  # a class before what is below it
+            node, name = locate(specs, key, source, classes=isinstance(value, str))
+            node[name] = {"class_path": value} if isinstance(node.get(name), dict) else value
         if "order_seed" in specs["data"].get("init_args", {}):
             specs["data"]["init_args"]["order_seed"] = trial.seed_for("order")
         return specs
+
+
+def place_of(key: str) -> tuple[str, ...]:
+    """The names on the way to a key, alike for all ways to write it: a class comes before what is below it."""
+    return tuple(name for name in key.split(".") if name not in _HOLDERS)
 
 
 def locate(specs: Mapping[str, Any], key: str, source: str, classes: bool = False) -> tuple[dict[str, Any], str]:
@@ -162,8 +169,10 @@ def classes_in(nested: Any) -> Iterator[Any]:
 
 
 def _arguments(node: dict[str, Any], name: str) -> dict[str, Any]:
-    own = "class_path" not in node or name in ("init_args", "dict_kwargs")
-    return node if own else node.setdefault("init_args", {})
+    if "class_path" not in node or name == "dict_kwargs":
+        return node
+    arguments = node.setdefault("init_args", {})
+    return node if name == "init_args" else arguments
 
 
 @cache

@@ -13,6 +13,7 @@ from lit_dps.models import MLP, SimpleCNN
 from lit_dps.runs import Run
 from lit_dps.space import Range
 from lit_dps.study.checks import check
+from lit_dps.study.keys import check_keys
 from lit_dps.study.setup import StudySetup
 from lit_dps.training.checkpoints import Checkpoints
 from lit_dps.training.workload import Workload
@@ -93,6 +94,39 @@ def test_numbers_names_and_classes_reach_what_they_name():
     built = WORKLOAD.build(Trial(cell, 0, {"model.learning_rate": 0.1}))
     assert isinstance(built.module.network, SimpleCNN) and built.module.hparams.momentum == 0.3
     assert isinstance(WORKLOAD.build(Trial(Cell(16, 0.5), 0, {})).module.network, MLP)
+
+
+def test_what_is_below_a_class_of_an_axis_reaches_each_of_its_classes():
+    mlp = Cell(16, 0.5, (("model.network", "lit_dps.models.MLP"),))
+    for key in ("model.network.width", "model.init_args.network.init_args.width"):
+        assert WORKLOAD.module(Trial(mlp, 0, {key: 7})).network.layers[1].out_features == 7
+    workload = dataclasses.replace(WORKLOAD, batch_size_key="model.network.width")
+    spec = workload.specs(Trial(mlp, 0, {}))["model"]["init_args"]["network"]
+    assert spec == {"class_path": "lit_dps.models.MLP", "init_args": {"width": 16}}
+    choices = {"model.network.width": 7, "model.network": "lit_dps.models.MLP"}
+    assert WORKLOAD.module(Trial(Cell(16), 0, choices)).network.layers[1].out_features == 7
+
+
+def test_values_that_earlier_versions_lost_below_a_class_are_of_another_study():
+    below = {**SPACE, "model.network.width": Range(4, 8, integer=True)}
+
+    def identity(grid, space=SPACE, key="data.batch_size"):
+        found = setup(grid)
+        study, workload = (dataclasses.replace(found.study, space=space), found.workload)
+        workload = dataclasses.replace(workload, batch_size_key=key)
+        return dataclasses.replace(found, study=study, workload=workload).identity(None)["study"]
+
+    assert "below_classes" not in identity(NETWORK) and "below_classes" not in identity({}, below)
+    assert "below_classes" not in identity({"model.network.width": [4], **NETWORK}), "a grid's keys were set in order"
+    assert identity(NETWORK, below)["below_classes"] and identity(NETWORK, key="model.network.width")["below_classes"]
+
+
+def test_arguments_that_no_class_of_an_axis_would_have_are_refused():
+    said = r"study.grid: 'model.network' is not allowed; .* model.network.hidden = \[32\] would be lost"
+    with pytest.raises(ConfigError, match=said):
+        check_keys(setup(NETWORK))
+    network = {"class_path": "lit_dps.models.MLP", "init_args": {"hidden": [300, 100], "width": None}}
+    check_keys(setup(NETWORK, model={**MODEL, "init_args": {**MODEL["init_args"], "network": network}}))
 
 
 def test_each_axis_makes_the_trials_that_a_study_of_its_own_would():
