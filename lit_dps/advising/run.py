@@ -23,7 +23,7 @@ from lit_dps.analysis.tables import significant
 from lit_dps.errors import UserError
 from lit_dps.noise import NoiseScale
 from lit_dps.runtime import INTERRUPTED, Interrupted, StopRequest, interruptible, waited_for_cpu
-from lit_dps.store import AdviceStore
+from lit_dps.store import AdviceStore, changed
 from lit_dps.study.failures import FAILED, AllFail
 from lit_dps.study.noise import short_run
 from lit_dps.study.run import LEAVING, check_study
@@ -58,7 +58,7 @@ def run_advice(setup: StudySetup, options: Options, began: float | None = None) 
     store = AdviceStore(setup.storage.optuna_url, setup.study.name)
     known = store.read()
     configuration = probe_setup.identity(data)
-    if known.get("configuration", configuration) != configuration:
+    if changed(known.get("configuration", configuration), configuration):
         raise UserError(
             f"advice on {setup.study.name!r} was asked for with another configuration: restore it, or give the new one "
             "another study.name"

@@ -11,13 +11,13 @@ _NAMES = {
     "urls": "absolute check_place check_writable is_http is_postgresql scrubbed sqlite_file ui_command "
     "without_password",
     "schema": "AXES FAILED_AT FORMAT FORMAT_ATTR IDENTITY MERGED_FROM NOISE OWNER POINT_ATTR RESULT_ATTR RUN_ON STATES "
-    "UID "
+    "UID UNREAD "
     "cell_study_name cells_of decode_result encode_result",
     "locks": "MachinePeers ServerPeers alive owner peers storage_lock",
     "database": "open_storage place storage_errors storage_for_now",
     "read": "Elsewhere list_studies open_elsewhere open_to_read read_study",
-    "joining": "StudyChanged",
-    "header": "attributes check_unchanged claim_report compare declare extend keep_noise_scale",
+    "joining": "StudyChanged changed compare",
+    "header": "attributes check_unchanged claim_report declare extend keep_noise_scale",
     "environments": "keep_environment",
     "outcomes": "keep_outcomes",
     "sobol": "SobolSampler distributions sobol_point",

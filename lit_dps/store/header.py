@@ -19,7 +19,7 @@ from lit_dps.noise import NoiseScale
 from lit_dps.repeats import RepeatPlan
 from lit_dps.space import stored
 from lit_dps.store.database import storage_errors, storage_for_now
-from lit_dps.store.joining import StudyChanged, check_joint
+from lit_dps.store.joining import StudyChanged, changed, check_joint
 from lit_dps.store.locks import peers, storage_lock
 from lit_dps.store.schema import (
     AXES,
@@ -86,7 +86,7 @@ def _grid(study: StudyConfig, boxes: Sequence[Widened]) -> dict[str, Any]:
 
 def _refuse_changed(storage: BaseStorage, name: str, identity: Mapping[str, Any]) -> None:
     attrs = attributes(storage, name)
-    if FORMAT_ATTR in attrs and (differences := compare(attrs[IDENTITY], identity)):
+    if FORMAT_ATTR in attrs and (differences := changed(attrs[IDENTITY], identity)):
         raise StudyChanged(
             f"study {name!r} was made with another configuration: {'; '.join(differences)}; "
             "restore it, or give the new one another study.name"
@@ -192,24 +192,6 @@ def _union(one: Iterable, other: Iterable) -> list:
 def _larger(one: float | None, other: float | None) -> float | None:
     """The larger slack; None is the largest."""
     return None if None in (one, other) else max(one, other)
-
-
-def compare(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """The dotted keys whose values differ, each with both values."""
-    before, after = flatten(was), flatten(now)
-    pairs = {key: (before.get(key, "(absent)"), after.get(key, "(absent)")) for key in sorted(before | after)}
-    return [f"{key} was {old!r} and is {new!r}" for key, (old, new) in pairs.items() if old != new]
-
-
-def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"a": {"b": 1}} -> {"a.b": 1}."""
-    flat: dict[str, Any] = {}
-    for key, value in nested.items():
-        if isinstance(value, Mapping) and value:
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
 
 
 def claim_report(url: str, name: str) -> str | None:

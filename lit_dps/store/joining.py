@@ -7,12 +7,36 @@ from typing import Any
 
 from lit_dps.boxes import continued
 from lit_dps.errors import ConfigError, UserError
-from lit_dps.store.schema import AXES, BOXES, FORMAT_ATTR
+from lit_dps.store.schema import AXES, BOXES, FORMAT_ATTR, UNREAD
 from lit_dps.trial import check_names
 
 
 class StudyChanged(UserError):
     """A study was asked to go on under a configuration that would make its results another experiment's."""
+
+
+def changed(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """As `compare`, of two identities: data that nothing was read of are told apart where both say which."""
+    both = UNREAD in was and UNREAD in now
+    return compare(*({key: x for key, x in each.items() if both or key != UNREAD} for each in (was, now)))
+
+
+def compare(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """The dotted keys whose values differ, each with both values."""
+    before, after = flatten(was), flatten(now)
+    pairs = {key: (before.get(key, "(absent)"), after.get(key, "(absent)")) for key in sorted(before | after)}
+    return [f"{key} was {old!r} and is {new!r}" for key, (old, new) in pairs.items() if old != new]
+
+
+def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"a": {"b": 1}} -> {"a.b": 1}."""
+    flat: dict[str, Any] = {}
+    for key, value in nested.items():
+        if isinstance(value, Mapping) and value:
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
 
 
 def check_joint(name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:

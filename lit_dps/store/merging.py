@@ -21,8 +21,8 @@ from lit_dps.store import schema
 from lit_dps.store.cells import check_cell, open_cell, race_limit, ran_to
 from lit_dps.store.database import storage_errors, storage_for_now
 from lit_dps.store.environments import add_environments
-from lit_dps.store.header import attributes, compare, extend
-from lit_dps.store.joining import StudyChanged, check_joint
+from lit_dps.store.header import attributes, extend
+from lit_dps.store.joining import StudyChanged, changed, check_joint
 from lit_dps.store.locks import storage_lock
 from lit_dps.store.read import Elsewhere, list_studies, read_study
 from lit_dps.store.urls import without_password
@@ -112,7 +112,7 @@ def _check_cells(storage: BaseStorage, name: str, header: Mapping[str, Any], uid
 
 
 def _check_same(name: str, here: str, ours: Mapping, there: str, theirs: Mapping) -> None:
-    if differences := compare(ours[schema.IDENTITY], theirs[schema.IDENTITY]):
+    if differences := changed(ours[schema.IDENTITY], theirs[schema.IDENTITY]):
         raise StudyChanged(
             f"study {name!r} of {there} was made with another configuration than that of {here}: "
             f"{'; '.join(differences)}"

@@ -30,6 +30,7 @@ RUN_ON = "run_on"
 REPEATS = "repeats"
 BOXES = "boxes"
 ENVIRONMENTS = "environments"
+UNREAD = "unread_data"  # in the identity, since a later version: arguments of data that have no digest
 HEADER_ATTRS = {
     FORMAT_ATTR: "Version of this layout: 1. It is written last; a header without it was cut short.",
     UID: "Tells the study from all others, also from a deleted one of the same name. Absent in the oldest studies.",

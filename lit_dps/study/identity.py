@@ -7,6 +7,8 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+from lightning.pytorch import LightningDataModule
+
 from lit_dps.config import StudyConfig
 from lit_dps.data import ImageData
 from lit_dps.goal import ERROR
@@ -31,6 +33,12 @@ def goal_of(given: Mapping[str, Any]) -> dict[str, Any]:
     if 0 < found.get("at_most", 0) < 1 and found["monitor"] == ERROR:
         found["error"] = found.pop("at_most")
     return found
+
+
+def is_unread(data: LightningDataModule | None) -> bool:
+    """Whether data are somebody else's, whose content nothing is known of: our own have a digest."""
+    ours = isinstance(data, ImageData) or type(data).__module__.startswith("lit_dps.")
+    return data is not None and not ours and getattr(data, "digest", None) is None
 
 
 def forget_added(nested: Mapping[str, Any]) -> None:

@@ -24,7 +24,8 @@ from lit_dps.record import StudyRecord
 from lit_dps.repeats import repeats_left
 from lit_dps.rounds import Rounds
 from lit_dps.space import Choices, Space, stored
-from lit_dps.study.identity import forget_added, goal_of, once_lost
+from lit_dps.store import UNREAD
+from lit_dps.study.identity import forget_added, goal_of, is_unread, once_lost
 from lit_dps.training import GoalErrorCallback
 from lit_dps.training.checkpoints import Checkpoints
 from lit_dps.training.protocol import STUDY_TRAINER
@@ -38,6 +39,7 @@ CPU_SLOTS, GPU_SLOTS = 16, 64
 PROTOCOL = 2
 # Arguments that decide where and how fast things run, or what is shown, and not what comes out
 _FREE_DATA = ("root", "download", "eval_batch_size", "order_seed", "num_workers", "pin_memory")
+UNREAD_DATA = ("root", "eval_batch_size")  # of them, those that decide what data without a digest are
 _FREE_TRAINER = {
     *STUDY_TRAINER,
     *("accelerator", "devices", "num_nodes", "strategy", "use_distributed_sampler"),
@@ -191,8 +193,8 @@ class StudySetup:
         """
         study, workload = self.study, self.workload
         specs = copy.deepcopy({"model": dict(workload.model), "data": dict(workload.data)})
-        for name in _FREE_DATA:
-            specs["data"].get("init_args", {}).pop(name, None)
+        arguments = specs["data"].get("init_args", {})
+        free = {name: arguments.pop(name) for name in _FREE_DATA if name in arguments}
         forget_added(specs)
         varied = [key for key in study.axes if key.startswith(("model.", "data."))]
         searched = [key for key in study.space if not key.startswith("local.")]
@@ -217,6 +219,8 @@ class StudySetup:
         }
         if study.sampler != "sobol":  # as before there were others
             found["study"]["sampler"] = study.sampler
+        if unread := {name: free[name] for name in UNREAD_DATA if name in free and is_unread(data)}:
+            found[UNREAD] = unread
         if once_lost(study, workload.batch_size_key):
             found["study"]["below_classes"] = True
         if study.best_of is not None:

@@ -6,14 +6,17 @@ import dataclasses
 
 import optuna
 import pytest
+from lightning.pytorch import LightningDataModule
 
 from lit_dps.config import StudyConfig
+from lit_dps.data.quadratic import GradientNoise
 from lit_dps.errors import ConfigError, StorageError
 from lit_dps.goal import Goal
 from lit_dps.space import Range
-from lit_dps.store import attributes, check_unchanged, declare, open_storage
+from lit_dps.store import StudyChanged, attributes, check_unchanged, declare, open_storage
 from lit_dps.store.cells import open_cell
 from lit_dps.trial import Cell
+from tests.unit.test_grid import setup
 from tests.unit.test_merge import merged
 
 NETWORK = "model.network"
@@ -55,6 +58,34 @@ def test_cells_of_the_same_name_are_refused(tmp_path, change, said):
     assert attributes(open_storage(url), "s") == before and not optuna.get_all_study_names(
         f"sqlite:///{tmp_path}/new.db"
     )
+
+
+class Rooted(LightningDataModule):
+    """Somebody else's data, of which nothing is read."""
+
+
+def test_data_without_a_digest_are_known_by_their_arguments(tmp_path):
+    def identity(data=None, **arguments):
+        found = setup({})
+        spec = {"class_path": "tests.unit.test_joining.Rooted", "init_args": {"num_workers": 2, **arguments}}
+        return dataclasses.replace(found, workload=dataclasses.replace(found.workload, data=spec)).identity(data)
+
+    one, other = (identity(Rooted(), root=root, eval_batch_size=8) for root in ("easy", "hard"))
+    assert one["unread_data"] == {"root": "easy", "eval_batch_size": 8}
+    of_before = {key: value for key, value in one.items() if key != "unread_data"}
+    assert of_before == identity(root="easy") and "unread_data" not in identity(Rooted())
+    assert "unread_data" not in identity(GradientNoise(), eval_batch_size=8), "our own say all that decides them"
+
+    url = f"sqlite:///{tmp_path}/s.db"
+    for known in (of_before, one, of_before):  # a study of an earlier version goes on, and then knows
+        declare(url, STUDY, "w", Goal(0.1), known, {})
+    declare(url, STUDY, "w", Goal(0.1), one, {})
+    said = "unread_data.root was 'easy' and is 'hard'"
+    with pytest.raises(StudyChanged, match=said):
+        check_unchanged(url, "s", other)
+    declare(f"sqlite:///{tmp_path}/t.db", STUDY, "w", Goal(0.1), other, {})
+    with pytest.raises(StudyChanged, match=said):
+        merged(url, f"sqlite:///{tmp_path}/t.db")
 
 
 def test_a_cell_is_not_opened_for_another_one(tmp_path):
