@@ -84,8 +84,11 @@ class Curve:
 
     @property
     def flat_to(self) -> int | None:
-        """H_crit: the longest rounds up to which K* has not grown; None without a K* of the shortest."""
-        if not self.points or any(h < self.points[0][0] for h in self.unmet):
+        """H_crit: the longest rounds up to which K* has not grown.
+
+        None without a K* of the shortest, and where that is an upper bound: how far below it lies nobody can tell.
+        """
+        if not self.points or self.points[0][3] or any(h < self.points[0][0] for h in self.unmet):
             return None
         found = None
         ends = {h: k for h, k, _, _ in self.points}
@@ -143,14 +146,17 @@ def sentence(curve: Curve) -> str:
     """How far K* of a batch size is flat in H, and the fewest communications beside those of the least H."""
     if len(curve.points) < 2:
         return "too few cells with a K*"
-    first, k_first, talks_first, _ = curve.points[0]
-    flat = "not known" if curve.flat_to is None else f"H = {curve.flat_to}"
-    if curve.flat_to == max([*(h for h, *_ in curve.points), *curve.unmet]):
+    flat = "how far K* is flat is not known" if curve.flat_to is None else f"K* flat to H = {curve.flat_to}"
+    if curve.points[0][3]:
+        flat += f": at H = {curve.points[0][0]} it is an upper bound"
+    elif curve.flat_to == max([*(h for h, *_ in curve.points), *curve.unmet]):
         flat += ", the longest"
     _, fewest = min((talks, i) for i, (_, _, talks, _) in enumerate(curve.points))
-    length, k_star, talks, _ = curve.points[fewest]
-    compared = f"{talks} at H = {length} (K* = {k_star}), {talks_first} at H = {first} (K* = {k_first})"
-    return f"K* flat to {flat}; fewest communications {compared}"
+    compared = (
+        f"{'<= ' * floor}{talks} at H = {length} (K* {'<=' if floor else '='} {k_star})"
+        for length, k_star, talks, floor in (curve.points[fewest], curve.points[0])
+    )
+    return f"{flat}; fewest communications {', '.join(compared)}"
 
 
 def local_text(every: Sequence[Curve]) -> str:

@@ -6,6 +6,7 @@ import pytest
 
 from lit_dps.analysis import render, write_all
 from lit_dps.analysis.figures import FIGURES, drawn
+from lit_dps.analysis.local import sentence
 from lit_dps.goal import Goal
 from lit_dps.rounds import Rounds
 from lit_dps.trial import Cell
@@ -77,6 +78,18 @@ def test_the_report_says_it():
     assert "  S=0  B=256  K* flat to H = 4; fewest communications 4 at H = 16 (K* = 64), 40 at H = 1 (K* = 40)" in text
     head = next(line.split("  ") for line in text.splitlines() if "communications" in line and "K*" in line)
     assert "communications" in [word.strip() for word in head]
+
+
+def test_what_is_flat_from_an_upper_bound_on_is_not_known():
+    (floored,) = study({16: {1: 4, 4: 4, 16: 4, 64: 40}}).local_curves
+    assert floored.flat_to is None
+    assert sentence(floored) == (
+        "how far K* is flat is not known: at H = 1 it is an upper bound; fewest communications <= 0 at H = 16 "
+        "(K* <= 4), <= 4 at H = 1 (K* <= 4)"
+    )
+    (later,) = study({16: {1: 8, 4: 4, 16: 4, 64: 40}}).local_curves
+    assert later.flat_to == 16, "what comes after may be lower"
+    assert sentence(later).endswith("<= 0 at H = 16 (K* <= 4), 8 at H = 1 (K* = 8)")
 
 
 def test_bounds_are_told_as_such():
