@@ -26,6 +26,7 @@ from lit_dps.record import StudyRecord
 from lit_dps.trial import Cell, Series
 
 NEAR = 1.1  # times the least time: as near, nobody can tell which is the best
+LIMITS = "limits: 95 % of steps, quartiles of a step"  # what those of the time to the goal are made of
 QUIET = 1.25  # ratio of the quartiles of a cell's seconds a step, above which its machine was busy with other things
 
 
@@ -86,7 +87,11 @@ def answer_rows(
 
 
 def _limits(steps: Steps, each: StepSeconds | None) -> dict[str, float | None]:
-    """Of the seconds to the goal; those of K and of a step are taken to be independent."""
+    """Of the seconds to the goal: the 95 % limits of K and the quartiles of a step, taken to be independent.
+
+    Quartiles, since beyond them lies what else ran on the machine. So where a step scatters as much as K does, more
+    runs than one in 20 lie outside.
+    """
     if each is None or math.isnan(steps.low):
         return {"seconds_low": None, "seconds_high": None}
     below = math.hypot(math.log(steps.value / steps.low), math.log(each.median / each.low))
@@ -208,8 +213,8 @@ def _based(rows: Sequence[Row]) -> list[str]:
     luck = ["one run usually needs more than K*, the least of many trials: study.repeats tells how much"]
     luck = luck if of == K_STAR else []
     if why:
-        return [f"times go by {of} itself: its law is not identifiable, because {why}", *luck]
-    return [f"times go by the law of {of}, whose single values scatter, with 95 % limits", *luck]
+        return [f"times go by {of} itself: its law is not identifiable, because {why}; with {LIMITS}", *luck]
+    return [f"times go by the law of {of}, whose single values scatter, with {LIMITS}", *luck]
 
 
 def seconds_text(seconds: float | None) -> str:

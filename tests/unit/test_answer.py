@@ -190,7 +190,7 @@ def test_times_go_by_the_law_where_single_k_stars_scatter():
     assert all(low < truth[b] for b, low in table["seconds_low"].items())
     assert all(truth[b] < high for b, high in table["seconds_high"].items())
     assert (table["k_star"] != table["steps"].round()).any() and set(table["steps_of"]) == {"K*"}
-    assert "times go by the law of K*, whose single values scatter, with 95 % limits" in said
+    assert "times go by the law of K*, whose single values scatter, with limits: 95 % of steps, quartiles" in said
     assert "one run usually needs more than K*" in said
     assert f"is the fastest here, {seconds_text(table.loc[32, 'seconds'])} [" in said
 
@@ -200,6 +200,7 @@ def test_times_go_by_k_star_where_its_law_is_refused():
     assert table["steps"].tolist() == table["k_star"].tolist()
     assert table["why_not_law"].str.contains("K rises").all()
     assert "times go by K* itself: its law is not identifiable, because K rises" in said
+    assert "; with limits: 95 % of steps, quartiles of a step\n" in said
 
 
 def test_a_bound_stays_a_bound_beside_a_law():

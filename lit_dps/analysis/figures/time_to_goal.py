@@ -11,6 +11,7 @@ from matplotlib.lines import Line2D
 
 import lit_dps.analysis.figures.style as look
 from lit_dps.analysis.analysis import Analysis
+from lit_dps.analysis.answer import LIMITS
 from lit_dps.analysis.tables import numbers, rows_of
 
 NAME, PAPER = "time-to-goal", ""
@@ -43,7 +44,7 @@ def notes(study: Analysis) -> list[str]:
 
 @matplotlib.rc_context(look.STYLE)
 def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
-    """Left the time to the goal with its 95 % limits, a star the fastest; right K* B. A curve a series.
+    """Left the time to the goal with its limits, a star the fastest; right K* B. A curve a series.
 
     Upper bounds are hollow, with an arrow: of the time, only where the law does not tell more than K*.
     """
@@ -75,7 +76,7 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
         ax.set_xlabel(look.BATCH_SIZE)
     handles = [*look.series_handles(drawn), Line2D([], [], color="white", label="fastest", **STAR)]
     if rows["seconds_low"].notna().any():
-        handles.append(Line2D([], [], label="95 % limits", color=look.GREY, linewidth=0.8))
+        handles.append(Line2D([], [], label=LIMITS, color=look.GREY, linewidth=0.8))
     look.legend_above(figure, handles + look.bound_handles(bool(rows["floor"].any())))
     return figure
 

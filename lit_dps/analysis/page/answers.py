@@ -19,7 +19,7 @@ RATES = {EFFECTIVE: "effective rate eta / (1 - m)", PLAIN: "learning rate"}
 def to_goal(study: Analysis) -> go.Figure | None:
     """Time and examples to the goal against batch size, a line a series; None where no cell has a K*.
 
-    Open markers are upper bounds, a star is the fastest, bars are the 95 % limits of the time.
+    Open markers are upper bounds, a star is the fastest, bars are the limits of the time (`answer.LIMITS`).
     """
     table = study.answer
     if not len(table):

@@ -17,7 +17,7 @@ import lit_dps.analysis.page.answers as answers
 import lit_dps.analysis.page.charts as charts
 import lit_dps.analysis.page.words as words
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.answer import answer_text
+from lit_dps.analysis.answer import LIMITS, answer_text
 from lit_dps.analysis.best_rates import NEAR
 from lit_dps.analysis.report import render, table_and_law, theory_text
 from lit_dps.analysis.tables import records, three_digits, value_text
@@ -58,7 +58,7 @@ def page(study: Analysis) -> str:
             "Time and examples to the goal",
             answers.to_goal(study),
             "Steps, as the verdict says they are counted, times the median time of a step on the machine that ran the "
-            "trials; bars: 95 % limits. A star is the fastest of its series. Examples are K* B. Open markers are upper "
+            f"trials; bars: {LIMITS}. A star is the fastest of its series. Examples are K* B. Open markers are upper "
             "bounds.",
         ),
         _chart(
