@@ -38,8 +38,8 @@ class Answer:
         table: A row a batch size and number of devices (`answer`).
         best: The row to run: the cheapest of those within 10 % of the least time. None where nothing is known.
         fastest, cheapest: The rows of least time, and of least cost (device-hours without a price).
-        interval: Batch sizes within 10 % of the least time on `best`'s devices, in examples; ends of what was asked
-            where it is cut off there (`cut`).
+        interval: Batch sizes within 10 % of the least time on as many devices as `fastest` has, in examples; ends of
+            what was asked where it is cut off there (`cut`).
         cut: Whether the lower and the upper end of it are those of the batch sizes asked for.
         changes: What measurement would change it most, a line each.
         assumed: What it rests on that was not measured, a line each.
