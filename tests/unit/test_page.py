@@ -10,9 +10,10 @@ import pytest
 
 from lit_dps.analysis import Analysis, publish
 from lit_dps.analysis.page import page
+from lit_dps.analysis.page.charts import curve
 from lit_dps.record import grid
 from lit_dps.trial import Cell, Status, Trial, TrialResult
-from tests.unit.fake_study import analysis_of, law_results
+from tests.unit.fake_study import analysis_of, law_results, result
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 
@@ -60,6 +61,12 @@ def test_it_draws_the_k_stars_of_the_table(study, text):
         if trace.get("mode") == "markers":
             drawn |= set(zip(trace["x"], trace["y"], strict=True))
     assert drawn == {(c.cell.batch_size, c.k_star) for c in study.cells if c.k_star is not None}
+
+
+def test_its_ticks_are_the_batch_sizes_and_the_doublings_that_the_law_is_drawn_to(study):
+    assert list(curve(study).layout.xaxis.tickvals) == [4, 16, 64, 128, 256]
+    two = analysis_of({Cell(b): [result(Cell(b), 0, 320)] for b in (4, 16)}, space={})
+    assert list(curve(two).layout.xaxis.tickvals) == [4, 16], "no law to draw"
 
 
 def test_every_finished_trial_is_in_the_table_with_the_fewest_steps_first(study, text):

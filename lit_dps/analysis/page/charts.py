@@ -43,8 +43,8 @@ def curve(study: Analysis) -> go.Figure | None:
     if not figure.data:
         return None
     sizes = study.record.batch_sizes
-    largest = BEYOND * sizes[-1] if any(scaling.fit for scaling in study.scalings.values()) else sizes[-1]
-    return dress(figure, BATCH_SIZE, "steps to result K* [optimizer steps]", _doublings(sizes, largest))
+    beyond = BEYOND if any(scaling.fit for scaling in study.scalings.values()) else 1
+    return dress(figure, BATCH_SIZE, "steps to result K* [optimizer steps]", _doublings(sizes, beyond))
 
 
 def _points(figure: go.Figure, series: Series, scaling: Scaling, colour: str) -> None:
