@@ -8,8 +8,9 @@ from torch import Tensor
 from lit_dps.data.loaders import Steps
 from lit_dps.engines.member import Member
 from lit_dps.module import weights_finite
-from lit_dps.optim import rule_of
+from lit_dps.optim import OURS, rule_of
 from lit_dps.optim.delay import delay_gradients
+from lit_dps.pruning.mask import multiply
 from lit_dps.training.apart import Still, mean_of, part_of
 from lit_dps.training.early_check import evaluating
 
@@ -27,8 +28,8 @@ class One:
         self.members, self.member = [member], member
         parameters, mask = dict(member.module.named_parameters()), member.mask or {}
         self._kept = [(parameters[name], keep.to(parameters[name])) for name, keep in mask.items()]
-        # pruned weights of plain SGD do not move under a masked gradient; other rules may move any weight
-        self._moves = rule_of(member.optimizer) is None
+        # pruned weights do not move under a masked gradient; somebody else's rule may move any weight, by noise say
+        self._moves = rule_of(member.optimizer) not in OURS
         self._still = Still(member.module, member.optimizer, member.local.rounds) if member.local is not None else None
 
     def train(self, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
@@ -61,12 +62,12 @@ class One:
         optimizer.zero_grad()
         loss = module.loss(batch)
         loss.backward()
-        _multiply([(p.grad, keep) for p, keep in self._kept if p.grad is not None])
+        multiply([(p.grad, keep) for p, keep in self._kept if p.grad is not None])
         delay_gradients(optimizer, self.member.delay)
         optimizer.step()
         if self._moves:
             with torch.no_grad():
-                _multiply(self._kept)
+                multiply(self._kept)
         return loss.detach()
 
     def write_back(self, row: int) -> None:
@@ -82,8 +83,3 @@ class One:
     def wrongness(self, rows: Tensor, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
         with evaluating(self.member.module):
             return self.member.module.wrongness((x[index[0]], y[index[0]])).float()[None]
-
-
-def _multiply(pairs: list[tuple[Tensor, Tensor]]) -> None:
-    if pairs:
-        torch._foreach_mul_(*map(list, zip(*pairs, strict=True)))

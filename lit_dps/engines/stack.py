@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map, tree_map_
 
 from lit_dps.engines.eligible import Functional
 from lit_dps.engines.member import Member
-from lit_dps.optim import rule_of
+from lit_dps.optim import OURS, rule_of
 from lit_dps.optim.delay import KEY
 from lit_dps.training.early_check import CHUNK, evaluating
 
@@ -160,6 +160,8 @@ class Stack:
                 gradients = stale
             updates = weights.new_tensor([[max(t - delay, 0) + 1.0] for t in taken])
             self.rule.update_(weights, gradients, state, weights.new_tensor(rates)[:, None], given, updates)
+            if self.rule not in OURS:  # it may move pruned weights
+                weights.mul_(keep)
         return loss
 
     def gradients(self, x: Tensor, y: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,8 @@ from lit_dps.optim.schedule import Schedule, factor, make_scheduler
 from lit_dps.optim.sgd import MOMENTUM, NESTEROV, SGD
 from lit_dps.plugins import named
 
-RULES: dict[str, Rule] = {rule.name: rule for rule in (SGD, MOMENTUM, NESTEROV, ADAM, ADAMW)}
+OURS = (SGD, MOMENTUM, NESTEROV, ADAM, ADAMW)  # where gradient and state are zero, none of these moves a zero
+RULES: dict[str, Rule] = {rule.name: rule for rule in OURS}
 
 
 def rule_named(name: str) -> Rule:
@@ -26,4 +27,4 @@ def rule_of(optimizer) -> Rule | None:
     return next((rule for rule in RULES.values() if rule.is_of(optimizer)), None)
 
 
-__all__ = ["RULES", "Rule", "Schedule", "State", "factor", "make_scheduler", "rule_named", "rule_of"]
+__all__ = ["OURS", "RULES", "Rule", "Schedule", "State", "factor", "make_scheduler", "rule_named", "rule_of"]

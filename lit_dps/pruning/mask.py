@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Literal
 
@@ -112,3 +112,9 @@ def _normalizes(module: nn.Module) -> bool:
     own = dict(module.named_parameters(recurse=False))
     scales = any(p.ndim == 1 and not _BIAS.search(name) for name, p in own.items())
     return scales and all(p.ndim <= 1 for p in own.values())
+
+
+def multiply(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """Multiplies each first tensor by the second one, in place; a mask as numbers costs less than one as bools."""
+    if pairs := list(pairs):
+        torch._foreach_mul_(*map(list, zip(*pairs, strict=True)))

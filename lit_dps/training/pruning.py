@@ -16,7 +16,7 @@ from lit_dps.errors import ConfigError
 from lit_dps.pruning import PRUNERS, Mask, Network, prunable, prune, pruner_of, worth_knowing
 from lit_dps.pruning.copies import copies_of, why_pruned_weights_return, why_unprunable
 from lit_dps.pruning.isometry import STEPS
-from lit_dps.pruning.mask import Biases
+from lit_dps.pruning.mask import Biases, multiply
 from lit_dps.pruning.pruner import Scores
 from lit_dps.pruning.start import Init, Redraw, check_init, start
 from lit_dps.training.training_pass import TrainingPass
@@ -196,16 +196,16 @@ class PruningCallback(Callback):
     def _zero(self, *args: Any) -> None:
         """Sets the pruned weights to zero."""
         with torch.no_grad():
-            _multiply(list(self._masked.values()))
+            multiply(self._masked.values())
 
     def _after_step(self, names: Sequence[str], *args: Any) -> None:
         """Sets those to zero that an optimizer moved; others may still be needed as they are by a backward pass."""
         with torch.no_grad():
-            _multiply([self._masked[name] for name in names])
+            multiply(self._masked[name] for name in names)
 
     def on_before_optimizer_step(self, trainer, pl_module, optimizer) -> None:
         pairs = ((tensor.grad, keep) for tensor, keep in self._masked.values())
-        _multiply([(gradient, keep) for gradient, keep in pairs if gradient is not None])
+        multiply([(gradient, keep) for gradient, keep in pairs if gradient is not None])
 
     def on_train_batch_start(self, trainer, pl_module, *args: Any) -> None:
         self._zero()
@@ -232,8 +232,3 @@ class PruningCallback(Callback):
 
 def _tensors(module: LightningModule) -> dict[str, Tensor]:
     return {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers())}
-
-
-def _multiply(pairs: list[tuple[Tensor, Tensor]]) -> None:
-    if pairs:
-        torch._foreach_mul_(*map(list, zip(*pairs, strict=True)))
