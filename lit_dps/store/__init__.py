@@ -17,7 +17,7 @@ _NAMES = {
     "database": "open_storage place storage_errors storage_for_now",
     "read": "Elsewhere list_studies open_elsewhere open_to_read read_study",
     "joining": "StudyChanged changed compare",
-    "header": "attributes check_unchanged claim_report declare extend keep_noise_scale",
+    "header": "attributes check_unchanged claim_report declare extend keep_noise_scale seed_of_trials",
     "environments": "keep_environment",
     "outcomes": "keep_outcomes",
     "sobol": "SobolSampler distributions sobol_point",

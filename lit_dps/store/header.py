@@ -33,9 +33,11 @@ from lit_dps.store.schema import (
     REPORTED,
     RESULT_ATTR,
     RUN_ON,
+    TRIAL_SEED,
     UID,
 )
 from lit_dps.store.urls import sqlite_file
+from lit_dps.trial import derive_seed
 
 
 def attributes(storage: BaseStorage, name: str) -> dict[str, Any]:
@@ -138,6 +140,9 @@ def declare(
     }
     with storage_errors(url), storage_for_now(url) as storage, storage_lock(url):
         _refuse_changed(storage, study.name, identity)
+        if study.best_of is not None and FORMAT_ATTR not in attributes(storage, study.name):
+            # the seed of the other study may be the same: then one of these trials may be the very one that was best
+            attrs[TRIAL_SEED] = derive_seed(study.seed, f"best of {study.best_of}")
         written = extend(storage, study.name, attrs)
     return written["slack"], written[UID]
 
@@ -176,6 +181,12 @@ def extend(storage: BaseStorage, name: str, attrs: Mapping[str, Any]) -> dict[st
         if key not in known or known[key] != value:
             header.set_user_attr(key, value)
     return new
+
+
+def seed_of_trials(url: str, study: StudyConfig) -> int:
+    """What the seeds of a declared study's trials are derived from."""
+    with storage_errors(url), storage_for_now(url) as storage:
+        return attributes(storage, study.name).get(TRIAL_SEED, study.seed)
 
 
 def keep_noise_scale(url: str, name: str, noise: NoiseScale) -> None:

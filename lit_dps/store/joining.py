@@ -7,7 +7,7 @@ from typing import Any
 
 from lit_dps.boxes import continued
 from lit_dps.errors import ConfigError, UserError
-from lit_dps.store.schema import AXES, BOXES, FORMAT_ATTR, UNREAD
+from lit_dps.store.schema import AXES, BOXES, FORMAT_ATTR, TRIAL_SEED, UNREAD
 from lit_dps.trial import check_names
 
 
@@ -54,6 +54,15 @@ def check_joint(name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -
     for key, values in others.items():
         check_names(f"study.grid.{key}", [*axes.get(key, ()), *values])
     _check_boxes(name, ours, theirs)
+
+
+def check_seeds(name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
+    """Raises StudyChanged where one point has other seeds in the one study than in the other, by their headers."""
+    if ours.get(TRIAL_SEED) != theirs.get(TRIAL_SEED):
+        raise StudyChanged(
+            f"the trials of study {name!r} are on other seeds there: one side was begun by an earlier version, which "
+            "took those of the study that study.best_of names"
+        )
 
 
 def _check_boxes(name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:

@@ -22,14 +22,14 @@ from lit_dps.store.cells import check_cell, open_cell, race_limit, ran_to
 from lit_dps.store.database import storage_errors, storage_for_now
 from lit_dps.store.environments import add_environments
 from lit_dps.store.header import attributes, extend
-from lit_dps.store.joining import StudyChanged, changed, check_joint
+from lit_dps.store.joining import StudyChanged, changed, check_joint, check_seeds
 from lit_dps.store.locks import storage_lock
 from lit_dps.store.read import Elsewhere, list_studies, read_study
 from lit_dps.store.urls import without_password
 from lit_dps.trial import Cell, Status, Trial, TrialResult, Value
 
 # What an existing study keeps of its own header
-_RECORDS = ("workload", "goal", "seed", "space", schema.IDENTITY, "config", schema.RUN_ON)
+_RECORDS = ("workload", "goal", "seed", "space", schema.IDENTITY, "config", schema.RUN_ON, schema.TRIAL_SEED)
 
 
 @dataclass(frozen=True)
@@ -118,6 +118,7 @@ def _check_same(name: str, here: str, ours: Mapping, there: str, theirs: Mapping
             f"{'; '.join(differences)}"
         )
     check_joint(name, ours, theirs)
+    check_seeds(name, ours, theirs)
 
 
 def _check_target(storage: BaseStorage, place: str, other: Elsewhere, name: str) -> None:

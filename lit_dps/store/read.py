@@ -54,11 +54,11 @@ def read_study(storage: BaseStorage | str, name: str) -> StudyRecord:
         existing = set(optuna.get_all_study_names(opened))
         try:
             results, repeats, running = {}, {}, {}
+            seed = header.get(schema.TRIAL_SEED, header["seed"])
             for cell in schema.cells_of(header):
                 studies = schema.cell_study_name(name, cell), schema.repeats_study_name(name, cell)
                 (found, searched), (repeats[cell], repeated) = (
-                    _read_cell(_trials(opened, study) if study in existing else [], cell, header["seed"])
-                    for study in studies
+                    _read_cell(_trials(opened, study) if study in existing else [], cell, seed) for study in studies
                 )
                 running[cell] = searched + repeated
                 results[cell] = truncate_at_race_limit(found, header.get("slack"))

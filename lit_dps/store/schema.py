@@ -27,6 +27,7 @@ FORMAT = 1
 FORMAT_ATTR, UID, IDENTITY, AXES, REPORTED = "lit_dps_format", "uid", "identity", "axes", "reported"
 NOISE = "noise_scale"
 RUN_ON = "run_on"
+TRIAL_SEED = "trial_seed"
 REPEATS = "repeats"
 BOXES = "boxes"
 ENVIRONMENTS = "environments"
@@ -40,6 +41,7 @@ HEADER_ATTRS = {
     "workload": "Name of the workload, and of MLflow's experiment.",
     "goal": "As `lit_dps.goal.Goal.stored` gives it.",
     "seed": "The study's seed, from which those of its trials are derived.",
+    TRIAL_SEED: "What they are derived from in its place, where best_of says what the points are. Else absent.",
     "space": "Metaparameter, by configuration key -> the fields of `lit_dps.space.Range` or `Choices`.",
     "batch_sizes": "Batch sizes of the grid, sorted. This and what follows can be extended, never reduced.",
     "sparsities": "Sparsities of the grid, sorted.",

@@ -21,7 +21,7 @@ from lit_dps.errors import Unguarded, UserError
 from lit_dps.parallel import launch, processes, ranks
 from lit_dps.runs import Run
 from lit_dps.runtime import INTERRUPTED, Interrupted, StopRequest, interruptible, prepare_process
-from lit_dps.store import Store, sampler_of
+from lit_dps.store import Store, sampler_of, seed_of_trials
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.watching import Lookout, Sighting
 from lit_dps.trial import TrialResult
@@ -52,7 +52,8 @@ def work(setup: StudySetup, stop: StopRequest, saw: Saw = None) -> Iterator[Tria
     config = setup.study
     sampler = sampler_of(config, setup.goal_of_trials, setup.boxes)
     url = setup.storage.optuna_url
-    what = (config.name, setup.cells, config.trials, sampler, config.seed, setup.goal_of_trials, config.goals)
+    seed = seed_of_trials(url, config)
+    what = (config.name, setup.cells, config.trials, sampler, seed, setup.goal_of_trials, config.goals)
     asked = {"run_on": config.run_on, "metrics": config.metrics, "plan": config.repeat_plan}
     store = Store(url, *what, config.slack, uid=setup.uid, began=setup.began, **asked)
     lookout = None if saw is None else Lookout(saw)
