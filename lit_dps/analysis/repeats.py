@@ -202,8 +202,21 @@ def repeat_notes(record: StudyRecord, repeats: Sequence[RepeatSummary], whole: S
         lines.append(f"{left_over} repeats of points that are not the best {when} are kept and not counted")
     if failed := [r for r in every if r.status is Status.FAILED]:
         lines.append(f"{len(failed)} repeats failed, the first with {failed[0].failure}: the next run repeats them")
+    told = [each for each in repeats if each.results]
+    if same := sum(_same_runs(record, each) for each in told):
+        lines.append(
+            f"at {same} of the {len(told)} repeated points all runs are the same, that of the search too: the module or"
+            " the data seed themselves, or draw nothing, so that the spread over seeds is not known"
+        )
     data = record.config.get("data", {})
     order = data.get("init_args", {}).get("order", "authors") if isinstance(data, dict) else "authors"
     if str(order) not in ("authors", "per_trial"):
         lines.append(f"data.order {order} is a file: all repeats take their examples in that one order")
     return lines
+
+
+def _same_runs(record: StudyRecord, repeated: RepeatSummary) -> bool:
+    """Whether all repeats of a point ran as its trial of the search did, by their losses: errors may be bounds."""
+    runs = [r for r in record.results[repeated.cell] if r.trial.point == repeated.point]
+    curves = [(r.curve.get("step"), r.curve.get("train_loss") or r.curve) for r in (*runs, *repeated.results)]
+    return bool(runs) and all(curve == curves[0] and curve[0] for curve in curves)

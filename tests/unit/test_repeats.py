@@ -16,7 +16,7 @@ from lit_dps.repeats import RepeatPlan, repeats_left
 from lit_dps.store import OWNER, SobolSampler, Store, attributes, claim_report, declare, open_storage, owner, read_study
 from lit_dps.study.progress import Progress
 from lit_dps.trial import Cell, Status, Trial, TrialResult
-from tests.unit.fake_study import result
+from tests.unit.fake_study import analysis_of, result
 from tests.unit.runs import trials_of
 from tests.unit.test_engine import DATA, MODEL, PARAMS, WORKLOAD, quiet  # noqa: F401
 from tests.unit.test_grid import setup
@@ -201,6 +201,20 @@ def test_merge_takes_repeats_over_and_tells_conflicts(tmp_path):
         [192] * 2,
         [96] * 2,
     ]
+
+
+@pytest.mark.parametrize(("losses", "noted"), [((1.0, 1.0), True), ((1.0, 0.9), False)])
+def test_repeats_that_are_the_same_as_the_search_do_not_tell_the_spread(losses, noted):
+    def of(repeat, loss):
+        curve = {"step": [16, 96], "val_error": [0.5, 0.1], "train_loss": [2.0, loss]}
+        return dataclasses.replace(ended(Trial(A, 0, PARAMS, repeat=repeat), 96), curve=curve)
+
+    record = analysis_of({A: [of(0, 1.0)]}).record
+    record = dataclasses.replace(record, plan=PLAN, repeats={A: [of(1, losses[0]), of(2, losses[1])]})
+    said = (
+        "note: at 1 of the 1 repeated points all runs are the same, that of the search too: the module or the data seed"
+    )
+    assert (said in render(Analysis(record))) == noted
 
 
 def test_repeats_are_no_part_of_the_identity():
