@@ -16,6 +16,7 @@ from lit_dps.cli.parser import CommandError
 from lit_dps.config import NO_RACE, EngineName, StudyConfig
 from lit_dps.errors import ConfigError, one_line, user_error_in
 from lit_dps.parallel.ranks import follows_torchrun
+from lit_dps.study.effects import check_effects
 from lit_dps.study.finished import WIDEN
 from lit_dps.study.forecast import forecast
 from lit_dps.study.run import check_study, run_study
@@ -93,7 +94,9 @@ def main(argv: list[str]) -> int:
     sys.argv = ["lit-dps study", *argv[1:]]  # LightningCLI warns of arguments given otherwise
     cli = RunCLI(run=False, seed_everything_default=False)
     setup = cli.setup()
+    notes = check_effects(setup)
     if not follows_torchrun():
+        print(*(f"note: {line}\n" for line in notes), sep="", end="", file=sys.stderr)
         setup = as_stored(setup, cli.config.get("extend_space", False))
     if not cli.config.get("forecast"):
         return run_study(setup, parts_of(cli.config.get("show", "")))

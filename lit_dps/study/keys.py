@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import importlib
-import inspect
 from collections.abc import Mapping
-from typing import Any
 
 from lit_dps.engines.engine import OPTIONS
 from lit_dps.errors import ConfigError
@@ -62,25 +59,11 @@ def check_keys(setup: StudySetup) -> None:
         node, name = locate(specs, key, source, classes)
         if (place := (id(node), name)) in set_by:
             raise ConfigError(source, key, f"a key of its own: {set_by[place]} sets this one already")
-        if isinstance(node.get(name), dict):
-            _refuse_arguments(source, key, node[name])
         set_by[place] = source if source == "study.batch_size_key" else f"{source} {key}"
     for batch_size in study.batch_sizes:
         if batch_size % workload.accumulated:
             multiples = f"multiples of trainer.accumulate_grad_batches = {workload.accumulated}"
             raise ConfigError("study.batch_sizes", batch_size, f"{multiples}: the examples of an optimizer step")
-
-
-def _refuse_arguments(source: str, key: str, spec: Mapping[str, Any]) -> None:
-    """Raises ConfigError where a class that an axis replaces was configured: no value of the axis would be so."""
-    module, _, name = spec["class_path"].rpartition(".")
-    arguments = inspect.signature(getattr(importlib.import_module(module), name)).parameters
-    for argument, value in (spec.get("init_args") or {}).items():
-        default = arguments[argument].default if argument in arguments else inspect.Parameter.empty
-        default = list(default) if isinstance(default, tuple) else default
-        if value != default:
-            lost = f"a class without arguments of its own: {key}.{argument} = {value!r} would be lost; leave it out"
-            raise ConfigError(source, key, f"{lost}, or set it by study.grid too")
 
 
 def check_workers(setup: StudySetup, cell: Cell, params: Mapping[str, float]) -> None:

@@ -13,7 +13,6 @@ from lit_dps.models import MLP, SimpleCNN
 from lit_dps.runs import Run
 from lit_dps.space import Range
 from lit_dps.study.checks import check
-from lit_dps.study.keys import check_keys
 from lit_dps.study.setup import StudySetup
 from lit_dps.training.checkpoints import Checkpoints
 from lit_dps.training.workload import Workload
@@ -119,14 +118,6 @@ def test_values_that_earlier_versions_lost_below_a_class_are_of_another_study():
     assert "below_classes" not in identity(NETWORK) and "below_classes" not in identity({}, below)
     assert "below_classes" not in identity({"model.network.width": [4], **NETWORK}), "a grid's keys were set in order"
     assert identity(NETWORK, below)["below_classes"] and identity(NETWORK, key="model.network.width")["below_classes"]
-
-
-def test_arguments_that_no_class_of_an_axis_would_have_are_refused():
-    said = r"study.grid: 'model.network' is not allowed; .* model.network.hidden = \[32\] would be lost"
-    with pytest.raises(ConfigError, match=said):
-        check_keys(setup(NETWORK))
-    network = {"class_path": "lit_dps.models.MLP", "init_args": {"hidden": [300, 100], "width": None}}
-    check_keys(setup(NETWORK, model={**MODEL, "init_args": {**MODEL["init_args"], "network": network}}))
 
 
 def test_each_axis_makes_the_trials_that_a_study_of_its_own_would():
