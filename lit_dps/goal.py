@@ -21,6 +21,23 @@ ERROR = "val_error"  # what a goal is of where nothing else is said: a share of 
 TAKEN = ("step", "train_loss", "exact")  # what else stands in a run's curve
 
 
+def value_given(error: float | None, at_most: float | None, at_least: float | None, metric: str | None) -> float:
+    """The value of a goal, which is given in one of three ways. Raises ConfigError if it is not.
+
+    Args:
+        error, at_most, at_least: The ways; None for those that are not taken.
+        metric: What it is a value of, where that is no validation error: then it cannot be an `error`.
+    """
+    named = {"error": error, "at_most": at_most, "at_least": at_least}
+    given = {key: value for key, value in named.items() if value is not None}
+    if len(given) != 1:
+        raise ConfigError("goal", given, "one of goal.error, goal.at_most and goal.at_least")
+    if error is not None and metric not in (None, ERROR):
+        allowed = f"goal.at_most or goal.at_least of goal.metric {metric}; of an error of another name set goal.monitor"
+        raise ConfigError("goal.error", error, allowed)
+    return next(iter(given.values()))
+
+
 @dataclass(frozen=True)
 class Goal:
     """When a trial stops (Lee et al. 2021, Section 2).

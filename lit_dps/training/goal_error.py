@@ -11,7 +11,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 import lit_dps.training.lightning_private as lightning_private
 from lit_dps.errors import ConfigError
-from lit_dps.goal import ERROR, Goal
+from lit_dps.goal import ERROR, Goal, value_given
 from lit_dps.module import weights_finite
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import SharedBatchDDP
@@ -38,7 +38,7 @@ class GoalErrorCallback(Callback):
     or after a step, where a check has given it a new value since.
 
     Args:
-        error: Goal validation error, in (0, 1): short for `at_most` of `monitor`.
+        error: Goal validation error, in (0, 1): short for `at_most` of `monitor`. Not of another `metric`.
         check_interval: Optimizer steps between checks.
         max_steps: Step budget, a multiple of `check_interval`.
         monitor: Name that the module logs its validation error under, as a fraction.
@@ -75,16 +75,13 @@ class GoalErrorCallback(Callback):
         at_most: float | None = None,
         at_least: float | None = None,
     ):
-        named = {"error": error, "at_most": at_most, "at_least": at_least}
-        given = {key: value for key, value in named.items() if value is not None}
-        if len(given) != 1:
-            raise ConfigError("goal", given, "one of goal.error, goal.at_most and goal.at_least")
+        value = value_given(error, at_most, at_least, metric)
         self.monitor, steps = metric or monitor, (check_interval, max_steps)
         if rises(self.monitor) and at_least is None:
             key = "goal.monitor" if metric is None else "goal.metric"
             raise ConfigError(key, self.monitor, "a metric that falls; of one that rises set goal.at_least")
         of = ERROR if error is not None else self.monitor
-        self.goal = Goal(*given.values(), *steps, of, at_least is not None)
+        self.goal = Goal(value, *steps, of, at_least is not None)
         self.early_reject = early_reject and at_least is None
         self.look_first = False
         self.at_check: Callable[[], None] = lambda: None

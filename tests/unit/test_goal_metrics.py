@@ -57,6 +57,10 @@ def test_a_value_that_is_not_finite_meets_no_goal():
             "goal.metric: 'val_acc' is not allowed; a metric that falls; of one tha",
         ),
         ({"error": 0.1, "monitor": "val_acc"}, "goal.monitor: 'val_acc' is not allowed; a metric that falls"),
+        (
+            {"error": 0.5, "metric": "val_loss"},
+            "goal.error: 0.5 is not allowed; goal.at_most or goal.at_least of goal.metric val_loss; of an error of",
+        ),
         ({"metric": "val/ppl", "at_most": math.inf}, "goal.at_most: inf is not allowed; a finite number"),
         ({"metric": "train_loss", "at_most": 0.1}, "goal.metric: 'train_loss' is not allowed"),
         (
