@@ -18,6 +18,7 @@ from lit_dps.trial import Cell, Value, check_names, check_sparsity
 EngineName = Literal["auto", "lightning", "fused"]
 SPARSITY_KEY = "pruning.sparsity"
 SAMPLERS = ("sobol", "tpe", "gp")
+THREADS = 1024  # more than any CPU has, and fewer than the system makes
 SLACK = 2.0  # of racing, where nothing else is said
 NO_RACE = "null, or left out, where study.run_on runs trials to the budget"
 
@@ -38,8 +39,8 @@ class StudyConfig:
         sampler: "sobol" draws the points of the paper's protocol, the same in every cell. "tpe" and "gp" (Optuna's), or
             the class path of another sampler of Optuna's, draw them from the results of the cell so far.
         best_of: Name of another study in the same storage: all points of a cell are the point of K* there, so that its
-            trials differ in their seeds alone. For what is too dear to measure in every trial of a search, such as
-            smoothness, and for how far tuned metaparameters carry.
+            trials differ in their seeds alone, none of which is that study's. For what is too dear to measure in every
+            trial of a search, such as smoothness, and for how far tuned metaparameters carry.
         seed: Seed of the search and, with the point, of each trial's initial weights.
         scramble: Owen-scrambled Sobol points. The plain sequence begins with the low end of every range.
         space: Searched metaparameters by configuration key, such as model.learning_rate: ranges, or
@@ -102,6 +103,10 @@ class StudyConfig:
     threads: int = 1
 
     def __post_init__(self):
+        for name, keys in (("space", self.space), ("grid", self.grid)):
+            for key in keys:
+                if not isinstance(key, str):
+                    raise ConfigError(f"study.{name}", key, "a key of the configuration, such as model.learning_rate")
         short = {self.batch_size_key: ("batch_sizes", int), SPARSITY_KEY: ("sparsities", float)}
         for key, (name, kind) in short.items():
             if key in self.grid:
@@ -166,8 +171,10 @@ class StudyConfig:
             raise ConfigError("study.sampler", self.sampler, "sobol where study.best_of says what the points are")
         if self.best_of == self.name:
             raise ConfigError("study.best_of", self.best_of, "the name of another study")
-        if self.seed < 0:
-            raise ConfigError("study.seed", self.seed, "0 or more")
+        if not 0 <= self.seed < 2**32:
+            raise ConfigError("study.seed", self.seed, "0 or more, and below 2^32 = 4294967296")
+        if self.threads > THREADS:
+            raise ConfigError("study.threads", self.threads, f"{THREADS} at most")
         if self.repeats < 0:
             raise ConfigError("study.repeats", self.repeats, "0 or more")
         if self.slack is not None and not 1 <= self.slack < math.inf:

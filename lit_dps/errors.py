@@ -62,6 +62,7 @@ _WRAPPED = re.compile(r"Problem with given class_path '[^']*': (?=Problem|Option
 _UNION = re.compile(r".*?Does not validate against any of the Union subtypes Subtypes: \[.*?\] Errors: (- .*)")
 _PLAIN = re.compile(r"(?:- )?Expected (?:a )?<class '(\w+)'>")
 _GIVEN = re.compile(r" Given value: ?(.*?)(?= - (?:Expected|Problem)|$)")
+_LITERAL = re.compile(r"Expected a typing\.Literal\[(.*)\]")
 _BELOW = re.compile(r".*Got value: NestedArg\(key='([^']+)', .*")
 
 
@@ -86,11 +87,20 @@ def one_line(error: BaseException | str) -> str:
     while match := _UNION.fullmatch(_KEY.sub("", text)):
         reasons = [reason.removeprefix("- ") for reason in re.split(r" (?=- )", match[1])]
         ours = [r for r in reasons if not r.startswith(_NOT_MEANT)]
-        text = (ours or reasons)[-1].split(" Given value type:")[0]
+        ours = [reason.split(" Given value type:")[0] for reason in ours or reasons]
+        text = ours[-1]
         if _PLAIN.fullmatch(text) and (given := _GIVEN.search(match[0])):
             kinds = dict.fromkeys(kind[1] for reason in reasons if (kind := _PLAIN.match(reason)))
             names = " or ".join(kinds).replace("NoneType", "null")
             text = f"Expected a <class '{names}'>. Got value: {given[1]}"
+        if all(map(_LITERAL.fullmatch, ours)) and (
+            given := _GIVEN.search(match[0])
+        ):  # as the trainer's precision has it
+            values = [value for reason in ours for value in _LITERAL.fullmatch(reason)[1].split(", ")]
+            known: dict[str, str] = {}  # 64 and '64' are one
+            for value in values:
+                known.setdefault(value.strip("'"), value)
+            text = f"Expected a typing.Literal[{', '.join(known.values())}]. Got value: {given[1]}"
     text = _WRAPPED.sub("", _KEY.sub("", text))
     if match := _BELOW.fullmatch(text):
         key = ".".join(keys)

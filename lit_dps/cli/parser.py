@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NoReturn, get_args, get_type_hints
 
-from jsonargparse import ArgumentParser
+from jsonargparse import ArgumentParser, Namespace
 
 from lit_dps.cli.shipped import how_to_get
 from lit_dps.cli.suggestions import likely_meant
@@ -40,15 +40,17 @@ class PlainParser(OneLineErrors, ArgumentParser):
 
 
 def refuse_nulls(config: Mapping[str, Any], classes: Mapping[str, type]) -> None:
-    """Raises ConfigError for arguments that are null and may not be: jsonargparse takes null for "left out".
+    """Raises ConfigError for arguments that are null and may not be, and for what is there in place of arguments.
+
+    jsonargparse takes null for "left out".
 
     Args:
         config: A configuration.
         classes: Its keys that hold the arguments of a class.
     """
     for key, cls in classes.items():
-        if config[key] is None:
-            raise ConfigError(key, None, "arguments by name, or left out")
+        if not isinstance(config[key], (Mapping, Namespace)):
+            raise ConfigError(key, config[key], "arguments by name, or left out")
         for name, hint in get_type_hints(cls.__init__).items():
             if name in config[key] and config[key][name] is None and type(None) not in get_args(hint):
                 raise ConfigError(f"{key}.{name}", None, "a value is needed")

@@ -68,7 +68,7 @@ class MLP(nn.Module):
         depth: Hidden layers of that width; by default as many as `hidden` has.
 
     Raises:
-        ConfigError: for a width below 1, and a depth below 0 or without a width.
+        ConfigError: for widths below 1, and a depth below 0 or without a width.
     """
 
     def __init__(
@@ -82,6 +82,8 @@ class MLP(nn.Module):
         super().__init__()
         if width is not None and width < 1:
             raise ConfigError("model.network.width", width, "at least 1")
+        if any(each < 1 for each in hidden):
+            raise ConfigError("model.network.hidden", list(hidden), "widths of at least 1")
         if depth is not None and (depth < 0 or width is None):
             raise ConfigError("model.network.depth", depth, "0 or more hidden layers, beside model.network.width")
         if width is not None:

@@ -71,6 +71,8 @@ def check_trainer(trainer: Mapping[str, Any]) -> None:
         # with its type: to Lightning 1 is one batch and 1.0 all of them
         if not any(value == other and type(value) is type(other) for other in allowed):
             raise ConfigError(f"trainer.{key}", value, why)
+    if (batches := trainer.get("accumulate_grad_batches")) is not None and batches < 1:
+        raise ConfigError("trainer.accumulate_grad_batches", batches, "1 or more batches that make an optimizer step")
 
 
 def overruled(trainer: Mapping[str, Any]) -> list[str]:
