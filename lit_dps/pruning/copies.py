@@ -10,12 +10,15 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 from torch.nn.utils.weight_norm import WeightNorm
 
+from lit_dps.pruning.attributes import hidden_tensors
+
 
 def copies_of(network: nn.Module, names: Iterable[str], held: Container[int] = ()) -> dict[str, str]:
     """Tensors of a network that are copies of pruned parameters and are not trained, such as a momentum teacher's.
 
     A copy stands at the same place of another part ("teacher.0.weight" to "student.0.weight"), with equal values. Which
-    parts are copies is told by weights whose elements differ; their constant tensors, zero biases say, follow.
+    parts are copies is told by weights whose elements differ; their constant tensors, zero biases say, follow. Tensors
+    that are kept outside of the tree of modules (`hidden_tensors`), in a list say, may stand anywhere.
 
     Args:
         network: The network, before it is pruned.
@@ -28,11 +31,18 @@ def copies_of(network: nn.Module, names: Iterable[str], held: Container[int] = (
     state = {**dict(network.named_parameters(remove_duplicate=False)), **dict(network.named_buffers())}
     pruned = {name: state[name] for name in names}
     places = {id(tensor) for tensor in pruned.values()}
+    hidden = hidden_tensors(network)
+    state |= {name: tensor for name, tensor in hidden.items() if name not in state}
     others = {name: t for name, t in state.items() if id(t) not in places and id(t) not in held}
     alike = defaultdict(list)
     for name, tensor in pruned.items():
         alike[tensor.shape].append(name)
-    equal = [(o, p) for o in others for p in alike[others[o].shape] if _suffix(o, p) and _equal(others[o], pruned[p])]
+    equal = [
+        (o, p)
+        for o, other in others.items()
+        for p in alike[other.shape]
+        if (_suffix(o, p) or o in hidden and _differs(other)) and same(other, pruned[p])
+    ]
     parts = {_parts(o, p) for o, p in equal if _differs(others[o])}
     return {o: p for o, p in equal if _parts(o, p) in parts}
 
@@ -100,8 +110,9 @@ def _parts(one: str, other: str) -> tuple[str, str]:
     return one.removesuffix(suffix), other.removesuffix(suffix)
 
 
-def _equal(one: Tensor, other: Tensor) -> bool:
-    return torch.equal(one.detach(), other.detach().to(one))
+def same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are of one shape and equal values, wherever they are."""
+    return one.shape == other.shape and torch.equal(one.detach(), other.detach().to(one))
 
 
 def _differs(tensor: Tensor) -> bool:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from lit_dps.errors import ConfigError
 from lit_dps.parallel import ranks
+from lit_dps.pruning.copies import same
 from lit_dps.pruning.isometry import STEPS, distances, jacobian_singular_values, restore_isometry
 from lit_dps.pruning.mask import Mask
 from lit_dps.pruning.network import Network
@@ -73,23 +74,19 @@ def _reinit(module: nn.Module, mask: Mask, redraw: Redraw | None) -> None:
     modules = module, redraw("init"), redraw("reinit")
     ours, again, other = (dict(m.named_parameters()) for m in modules)
     for name, parameter in ours.items():
-        if name not in again or not _equal(again[name], parameter):
+        if name not in again or not same(again[name], parameter):
             raise refused(f"built anew it has not the weights {name} that training began with")
     if not all(name in other and other[name].shape == p.shape for name, p in ours.items()):
         raise refused("built under another seed it has other parameters")
-    if all(_equal(other[name], ours[name]) for name in mask):
+    if all(same(other[name], ours[name]) for name in mask):
         raise refused("its weights do not depend on a seed")
     buffers, made, drawn = (dict(m.named_buffers()) for m in modules)
-    of_seed = [n for n, b in buffers.items() if n in made and n in drawn and _equal(made[n], b)]  # a teacher's, say
+    of_seed = [n for n, b in buffers.items() if n in made and n in drawn and same(made[n], b)]  # a teacher's, say
     with torch.no_grad():
         for name, parameter in ours.items():
             parameter.copy_(other[name])
         for name in of_seed:
             buffers[name].copy_(drawn[name])
-
-
-def _equal(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and torch.equal(one.detach().to(other), other.detach())
 
 
 def _isometry(

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lit_dps.errors import ConfigError
 from lit_dps.pruning import PRUNERS, Mask, Network, prunable, prune, pruner_of, worth_knowing
+from lit_dps.pruning.attributes import hidden_tensors
 from lit_dps.pruning.copies import copies_of, why_pruned_weights_return, why_unprunable
 from lit_dps.pruning.isometry import STEPS
 from lit_dps.pruning.mask import Biases, multiply
@@ -28,7 +29,7 @@ class PruningCallback(Callback):
 
     The method sees a copy of the module and passes over the training split (`TrainingPass`). Pruned are the
     parameters that an optimizer trains and that the loss depends on (`lit_dps.pruning.prunable` says which of them),
-    and the copies of them that the module holds, such as a momentum teacher's.
+    and the copies of them that the module holds, such as a momentum teacher's, be they in a list or a dict.
 
     Gradients are masked before every optimizer step, where Lightning's clipping sees the pruned network, and weights
     after it, since an optimizer, a hook or a second optimizer may have moved them; once more before a check.
@@ -157,7 +158,7 @@ class PruningCallback(Callback):
 
     def _follow(self, module: LightningModule) -> None:
         """Copies of pruned parameters follow where these were moved."""
-        state = _tensors(module)
+        state = self._tensors(module)
         with torch.no_grad():
             for copy, name in self._copies.items():
                 state[copy].copy_(state[name])
@@ -187,11 +188,16 @@ class PruningCallback(Callback):
 
     def _watch(self, module: LightningModule) -> None:
         """Notes the tensors to be masked, and their masks as numbers: a product costs less than with a bool."""
-        state, names = _tensors(module), {name: name for name in self.mask} | self._copies
+        state, names = self._tensors(module), {name: name for name in self.mask} | self._copies
+        names = {name: of for name, of in names.items() if name in state or name in self.mask}  # copies may go
         for name, of in names.items():
             if name not in state or state[name].shape != self.mask[of].shape:
                 raise ConfigError("model", type(module).__name__, f"a module that keeps its parameter {name}")
         self._masked = {name: (state[name], self.mask[of].to(state[name])) for name, of in names.items()}
+
+    def _tensors(self, module: LightningModule) -> dict[str, Tensor]:
+        found = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers())}
+        return {**hidden_tensors(module), **found} if self._copies.keys() - found.keys() else found
 
     def _zero(self, *args: Any) -> None:
         """Sets the pruned weights to zero."""
@@ -204,8 +210,8 @@ class PruningCallback(Callback):
             multiply(self._masked[name] for name in names)
 
     def on_before_optimizer_step(self, trainer, pl_module, optimizer) -> None:
-        pairs = ((tensor.grad, keep) for tensor, keep in self._masked.values())
-        multiply([(gradient, keep) for gradient, keep in pairs if gradient is not None])
+        pairs = [self._masked[name] for name in (self.mask or ())]
+        multiply((parameter.grad, keep) for parameter, keep in pairs if parameter.grad is not None)
 
     def on_train_batch_start(self, trainer, pl_module, *args: Any) -> None:
         self._zero()
@@ -216,7 +222,7 @@ class PruningCallback(Callback):
     def on_validation_batch_start(self, trainer, pl_module, batch, batch_idx, dataloader_idx=0) -> None:
         # after all hooks that may put other weights in place for a check
         if self._masked and batch_idx == dataloader_idx == 0:
-            state = _tensors(pl_module)
+            state = self._tensors(pl_module)
             if any(state.get(name) is not tensor for name, (tensor, _) in self._masked.items()):
                 self._watch(pl_module)
             self._zero()
@@ -228,7 +234,3 @@ class PruningCallback(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.mask = Mask(state_dict["mask"]) if state_dict["mask"] is not None else None
         self._copies, self.observed = state_dict.get("copies", {}), state_dict.get("observed", {})
-
-
-def _tensors(module: LightningModule) -> dict[str, Tensor]:
-    return {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers())}
