@@ -60,9 +60,12 @@ def notes(record: StudyRecord, cells: Sequence[CellSummary]) -> list[str]:
             "repeatable by one worker without an interruption alone"
         )
     if (best_of := setting(record.config, "study.best_of")) is not None:
+        shared = any(r.trial.seed == record.seed for results in record.results.values() for r in results)
         lines.append(
             f"all trials of a cell are at the point of K* of study {best_of}, on other seeds: K* here is that of the "
             "luckiest seed, not of a search"
+            + "; begun by an earlier version, it may have the very trial that was best there among them"
+            * shared
         )
     lines += run_on_notes(record)
     lines += observed_notes(record)

@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from lit_dps.analysis import Analysis
 from lit_dps.config import StorageConfig, StudyConfig
 from lit_dps.runtime import StopRequest
 from lit_dps.store import StudyChanged, declare, read_study
@@ -69,6 +70,8 @@ def test_winners_of_an_earlier_version_stay_on_the_seeds_that_they_have(tmp_path
     for name in ("was", "now"):
         run(tmp_path / name, WINNERS)
     assert {trial.seed for trial in trials_in(was, "w")} == {5} != {trial.seed for trial in trials_in(now, "w")}
+    records = [dataclasses.replace(read_study(url, "w"), config={"study": {"best_of": "s"}}) for url in (was, now)]
+    assert ["very trial" in " ".join(Analysis(record).notes) for record in records] == [True, False]
     for one, other in ((was, now), (now, was)):
         with pytest.raises(StudyChanged, match="the trials of study 'w' are on other seeds there"):
             merged(one, other, only="w")
