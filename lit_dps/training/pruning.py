@@ -11,6 +11,7 @@ from typing import Any, get_args
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from lit_dps.errors import ConfigError
 from lit_dps.pruning import PRUNERS, Mask, Network, prunable, prune, pruner_of, worth_knowing
@@ -31,8 +32,9 @@ class PruningCallback(Callback):
     parameters that an optimizer trains and that the loss depends on (`lit_dps.pruning.prunable` says which of them),
     and the copies of them that the module holds, such as a momentum teacher's, be they in a list or a dict.
 
-    Gradients are masked before every optimizer step, where Lightning's clipping sees the pruned network, and weights
-    after it, since an optimizer, a hook or a second optimizer may have moved them; once more before a check.
+    Gradients are masked as they come out of a backward pass, so that any clipping sees the pruned network, and before
+    every optimizer step, since a module may write them itself; weights after it, since an optimizer, a hook or a second
+    optimizer may have moved them; once more before a check.
 
     Args:
         sparsity: Share of the parameters to prune, in [0, 1); 0 prunes nothing.
@@ -86,6 +88,7 @@ class PruningCallback(Callback):
         self.redraw: Redraw | None = None
         self.examples: int | None = None
         self._given: tuple[tuple[int, ...], Scores] | None = None
+        self._hooks: list[RemovableHandle] = []
         self._begin()
 
     def _begin(self) -> None:
@@ -95,6 +98,7 @@ class PruningCallback(Callback):
         self.key: tuple[int, ...] | None = None
         self._copies: dict[str, str] = {}
         self._masked: dict[str, tuple[Tensor, Tensor]] = {}  # name -> tensor, its mask as numbers
+        self._unhook()
 
     def reuse(self, key: tuple[int, ...], scores: Scores) -> None:
         """Takes these scores in the next run instead of computing them, which costs as much as an epoch.
@@ -194,6 +198,14 @@ class PruningCallback(Callback):
             if name not in state or state[name].shape != self.mask[of].shape:
                 raise ConfigError("model", type(module).__name__, f"a module that keeps its parameter {name}")
         self._masked = {name: (state[name], self.mask[of].to(state[name])) for name, of in names.items()}
+        self._unhook()
+        trained = (self._masked[name] for name in self.mask if state[name].requires_grad)
+        self._hooks = [parameter.register_hook(partial(torch.mul, keep)) for parameter, keep in trained]
+
+    def _unhook(self, *args: Any, **kwargs: Any) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
 
     def _tensors(self, module: LightningModule) -> dict[str, Tensor]:
         found = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers())}
@@ -226,6 +238,8 @@ class PruningCallback(Callback):
             if any(state.get(name) is not tensor for name, (tensor, _) in self._masked.items()):
                 self._watch(pl_module)
             self._zero()
+
+    teardown = on_exception = _unhook
 
     def state_dict(self) -> dict[str, Any]:
         mask = dict(self.mask) if self.mask is not None else None
