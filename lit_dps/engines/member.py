@@ -24,6 +24,7 @@ from lit_dps.optim.local import LocalSGD
 from lit_dps.pruning import Mask, Network, prunable, prune, worth_knowing
 from lit_dps.pruning.start import start
 from lit_dps.runs import Run
+from lit_dps.training.attributes import capture_attributes, restore_attributes
 from lit_dps.training.checkpoints import CheckpointFile, Checkpoints
 from lit_dps.training.generators import capture, isolated, restore
 from lit_dps.training.pruning import PruningCallback
@@ -148,6 +149,7 @@ class Member:
             "schedule": None if self.schedule is None else self.schedule.state_dict(),
             "priority": priority,
             "generators": capture(self.module, self.data),
+            "kept": capture_attributes(self.module, self.data),
         }
 
         if self.local is not None:
@@ -172,5 +174,6 @@ class Member:
         self.run.curve, self.run.observed = state["run"]["curve"], state["run"]["observed"]
         restore(state["generators"], self.module, self.data)
         next(islice(self.batches, skip := self.steps // self.run.goal.check_interval, skip), None)
+        restore_attributes(state.get("kept", [None, None]), self.module, self.data)
         if not state["paused"]:  # a pause is no news
             checkpoints.say(f"{self.file.about['name']} goes on from step {self.steps}")

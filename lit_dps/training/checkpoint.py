@@ -17,6 +17,7 @@ from lit_dps.data.loaders import EndlessLoader
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import SharedBatchDDP
 from lit_dps.runs import Run
+from lit_dps.training.attributes import capture_attributes, restore_attributes
 from lit_dps.training.checkpoints import MIN_SECONDS_WORTH_SAVING, CheckpointFile
 from lit_dps.training.generators import capture, restore
 from lit_dps.trial import Status
@@ -30,8 +31,9 @@ class CheckpointCallback(Callback):
     """Saves the trainer's checkpoint after a check, when everything of that step is done.
 
     With what Lightning saves (weights, optimizer, schedule, steps, the states of module, data module and callbacks) go
-    the position in the training data and the states of all random number generators. `Trainer.fit` with the file as
-    `ckpt_path` and a new callback goes on, equal to the last bit. Several ranks save together, into rank 0's file.
+    the position in the training data, the states of all random number generators, and what module and data module keep
+    beside what Lightning saves of them (`capture_attributes`). `Trainer.fit` with the file as `ckpt_path` and a new
+    callback goes on, equal to the last bit. Several ranks save together, into rank 0's file.
 
     Not saved are runs of loaders that `ResumableLoader` does not serve, with a schedule that follows a metric, with
     train dataloaders that are made anew, or of several devices in another way than `SharedBatchDDP`: they begin anew.
@@ -143,7 +145,7 @@ class ResumableLoader(CombinedLoader):
 
     Args:
         loader: The loader; `supports` says which.
-        owners: Objects whose generators belong to the position, beside the loader's own.
+        owners: Objects whose generators and attributes belong to the position, beside the loader's own generators.
         between: Called when all of the last batch is done and nothing of the next one has begun.
         position: Where to go on, from an earlier `position()` of a loader alike.
     """
@@ -176,7 +178,8 @@ class ResumableLoader(CombinedLoader):
 
     def position(self) -> dict[str, Any]:
         """Where the run stands between two batches: plain numbers and tensors."""
-        return {"start": self._start, "first": self._first, "taken": self.taken, "now": capture(*self._keepers)}
+        now = {"now": capture(*self._keepers), "kept": capture_attributes(*self.owners)}
+        return {"start": self._start, "first": self._first, "taken": self.taken, **now}
 
     @property
     def _keepers(self) -> tuple[Any, ...]:
@@ -196,7 +199,8 @@ class ResumableLoader(CombinedLoader):
             self._first = capture(*self._keepers)  # a sampler draws its order here
         if self._fetched >= self._ahead:
             if self._now is not None:  # not before: what is drawn when training starts was drawn before
-                restore(self._now, *self._keepers)
+                restore(self._now["now"], *self._keepers)
+                restore_attributes(self._now["kept"], *self.owners)
                 self._now = None
             self.between()
         batch = super().__next__()
@@ -204,7 +208,7 @@ class ResumableLoader(CombinedLoader):
         return batch
 
     def _go_on(self, position: dict[str, Any]) -> None:
-        self._goal, self._now = None, position["now"]
+        self._goal, self._now = None, position
         restore(position["start"], *self._keepers)
         iter(self)
         restore(position["first"], *self._keepers)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+from collections import deque
+from enum import Enum
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -60,12 +64,15 @@ class Dropping(LightningModule):
 
     def on_train_epoch_start(self) -> None:
         if self.hparams.forget:
-            self.epoch_losses = []
+            self.weights = iter(range(1, 100))
 
     def training_step(self, batch, batch_idx):
-        x, y = batch
         if self.hparams.forget:
-            self.epoch_losses.append(0.0)  # not there in the middle of an epoch that was taken up
+            return self.loss(batch) / next(self.weights)  # in the middle of an epoch that was taken up, from its start
+        return self.loss(batch)
+
+    def loss(self, batch):
+        x, y = batch
         return F.cross_entropy(self.network(x) + self.mean(x), y)
 
     def on_train_batch_end(self, outputs, batch, batch_idx) -> None:
@@ -81,3 +88,68 @@ class Dropping(LightningModule):
         optimizer = torch.optim.Adam(self.parameters(), self.hparams.rate)
         schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "epoch"}}
+
+
+class Ema:
+    """A running mean in an object that is no module."""
+
+    def __init__(self):
+        self.loss = 1.0
+
+    def update(self, loss: float) -> float:
+        self.loss += 0.2 * (loss - self.loss)
+        return self.loss
+
+
+class Phase(Enum):
+    LOW = 0.3
+    HIGH = 1.0
+
+
+class Keeping(Dropping):
+    """Its loss depends on what it keeps in attributes of all kinds, and a teacher that nobody sees validates."""
+
+    def __init__(self, keeps: str = "count", rate: float = 0.01):
+        super().__init__(rate=rate)
+        self.count, self.window, self.phase, self.ema, self.known = 0, deque(maxlen=5), Phase.LOW, Ema(), {"first": 1.0}
+        self.teacher, self.shadow = [copy.deepcopy(self.mean)], {"sum": torch.zeros(4)}
+        self.array, self.seen, self.queue = np.ones(2), set(), [0.5, 0.6, 0.7, 0.8, 0.9] * 20
+        self.register_buffer("hidden", torch.ones(()), persistent=False)
+
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        value = float(loss.detach())
+        self.count += 1
+        self.window.append(value)
+        self.phase = Phase.HIGH if self.count > 3 else Phase.LOW
+        self.known[f"step {self.count}"] = value
+        self.shadow["sum"] += 0.1 * batch[0].sum(0)
+        self.array += 0.1
+        self.seen |= {self.count}
+        self.hidden += 0.1
+        scales = {
+            "count": lambda: 1 / self.count,
+            "window": lambda: len(self.window) + sum(self.window),
+            "phase": lambda: self.phase.value,
+            "object": lambda: self.ema.update(value),
+            "dict": lambda: sum(self.known.values()) / len(self.known),
+            "teacher": lambda: 1.0,
+            "shadow": lambda: float(self.shadow["sum"].abs().sum()),
+            "array": lambda: float(self.array.sum()),
+            "set": lambda: 1 / len(self.seen),
+            "list": lambda: self.queue.pop(),
+            "buffer": lambda: float(self.hidden),
+        }
+        return loss * scales[self.hparams.keeps]()
+
+    def on_train_batch_end(self, outputs, batch, batch_idx) -> None:
+        super().on_train_batch_end(outputs, batch, batch_idx)
+        with torch.no_grad():
+            for mean, weight in zip(self.teacher[0].parameters(), self.mean.parameters(), strict=True):
+                mean.lerp_(weight, 0.3)
+
+    def validation_step(self, batch, batch_idx):
+        x, y = batch
+        mean = self.teacher[0] if self.hparams.keeps == "teacher" else self.mean
+        self.log("val_error", ((self.network(x) + mean(x)).argmax(1) != y).float().mean())
+        self.log("val_loss", F.cross_entropy(self.network(x) + mean(x), y))

@@ -64,6 +64,17 @@ def test_a_users_module_and_data(tmp_path, arguments, accumulate):
     assert_goes_on(study, Trial(Cell(8 * accumulate, 0.3), 0, {"model.rate": 0.01}), (1, 3, 2))
 
 
+KEPT = ("count", "window", "phase", "object", "dict", "teacher", "shadow", "array", "set", "list", "buffer")
+
+
+@pytest.mark.parametrize("keeps", KEPT)
+def test_what_a_module_keeps_beside_its_weights_goes_on_too(tmp_path, keeps):
+    data = {"class_path": USER_DATA}
+    model = {"class_path": "tests.unit.saved_user.Keeping", "init_args": {"keeps": keeps}}
+    study = Study(tmp_path, model=model, data=data, goal={**GOAL, "max_steps": 40}, metrics=["val_loss"])
+    assert_goes_on(study, Trial(Cell(8, 0.3), 0, {"model.rate": 0.01}), (1, 3, 2))
+
+
 def test_a_module_that_forgets_begins_anew(tmp_path):
     study = Study(tmp_path, model=USER, data={"class_path": USER_DATA}, goal={**GOAL, "max_steps": 24})
     trial = Trial(Cell(8, 0.0), 0, {"model.rate": 0.01, "model.forget": True})
