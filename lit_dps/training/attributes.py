@@ -43,7 +43,8 @@ def capture_attributes(*owners: Any) -> list[Any]:
     What `state_dict` has of a module is left out. Attributes of other kinds, which nobody can save, are left alone, and
     those of the standard library, of torch and of Lightning (loggers, threads, loaders).
     """
-    return [_Walk(owner).capture(owner) for owner in owners]
+    walk = _Walk(owners)
+    return [walk.of(owner).capture(owner) for owner in owners]
 
 
 def restore_attributes(state: list[Any], *owners: Any) -> None:
@@ -52,19 +53,25 @@ def restore_attributes(state: list[Any], *owners: Any) -> None:
     Raises:
         ValueError: if an object is missing, or another one than it was, or one is an iterator.
     """
+    walk = _Walk(owners)
     for owner, saved in zip(owners, state, strict=True):
-        _Walk(owner).restore(owner, saved, type(owner).__name__)
+        walk.of(owner).restore(owner, saved, type(owner).__name__)
 
 
 class _Walk:
-    """One way through all that an owner keeps, the same to save it and to put it back."""
+    """One way through all that owners keep, the same to save it and to put it back."""
 
-    def __init__(self, owner: Any):
-        self.tensors = not isinstance(owner, LightningDataModule)
-        saved = owner.state_dict(keep_vars=True).values() if isinstance(owner, nn.Module) else ()
-        self.elsewhere = {id(value) for value in saved if isinstance(value, Tensor)}
+    def __init__(self, owners: tuple[Any, ...]):
+        saved = [o.state_dict(keep_vars=True).values() for o in owners if isinstance(o, nn.Module)]
+        self.elsewhere = {id(value) for values in saved for value in values if isinstance(value, Tensor)}
         self.numbers: dict[int, int] = {}  # of objects, by id
         self.met: list[Any] = []  # in the order of their numbers
+        self.tensors = True
+
+    def of(self, owner: Any) -> _Walk:
+        """The walk, on its way through an owner; tensors of data are examples, and left alone."""
+        self.tensors = not isinstance(owner, LightningDataModule)
+        return self
 
     def capture(self, item: Any) -> Any:
         """A kind and what belongs to it; None for what is left alone."""

@@ -31,9 +31,9 @@ class CheckpointCallback(Callback):
     """Saves the trainer's checkpoint after a check, when everything of that step is done.
 
     With what Lightning saves (weights, optimizer, schedule, steps, the states of module, data module and callbacks) go
-    the position in the training data, the states of all random number generators, and what module and data module keep
-    beside what Lightning saves of them (`capture_attributes`). `Trainer.fit` with the file as `ckpt_path` and a new
-    callback goes on, equal to the last bit. Several ranks save together, into rank 0's file.
+    the position in the training data, the states of all random number generators, and what module, data module and
+    callbacks keep beside what Lightning saves of them (`capture_attributes`). `Trainer.fit` with the file as
+    `ckpt_path` and a new callback goes on, equal to the last bit. Several ranks save together, into rank 0's file.
 
     Not saved are runs of loaders that `ResumableLoader` does not serve, with a schedule that follows a metric, with
     train dataloaders that are made anew, or of several devices in another way than `SharedBatchDDP`: they begin anew.
@@ -77,7 +77,7 @@ class CheckpointCallback(Callback):
         once = not (trainer.overfit_batches or trainer.reload_dataloaders_every_n_epochs)
         follows = any(config.reduce_on_plateau for config in trainer.lr_scheduler_configs)  # its metrics are not saved
         if ours and once and not follows and ResumableLoader.supports(loader):
-            owners = (trainer.lightning_module, trainer.datamodule)
+            owners = (trainer.lightning_module, trainer.datamodule, *filter(_users, trainer.callbacks))
             self._loader = ResumableLoader(loader, owners, lambda: self._between(trainer), self._position)
             return self._loader
         if self._position is not None:
@@ -135,6 +135,11 @@ class CheckpointCallback(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._position, self.seconds = state_dict["positions"][ranks.rank()], state_dict["seconds"]
         self._paused = state_dict["paused"]
+
+
+def _users(callback: Callback) -> bool:
+    """Whether a callback is neither ours, which all save what they need, nor Lightning's."""
+    return type(callback).__module__.split(".")[0] not in ("lit_dps", "lightning")
 
 
 class ResumableLoader(CombinedLoader):

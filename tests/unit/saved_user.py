@@ -9,7 +9,7 @@ from enum import Enum
 import numpy as np
 import torch
 import torch.nn.functional as F
-from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -153,3 +153,16 @@ class Keeping(Dropping):
         mean = self.teacher[0] if self.hparams.keeps == "teacher" else self.mean
         self.log("val_error", ((self.network(x) + mean(x)).argmax(1) != y).float().mean())
         self.log("val_loss", F.cross_entropy(self.network(x) + mean(x), y))
+
+
+class Warming(Callback):
+    """Scales the steps of the first batches by a number of its own, and draws from a generator of its own."""
+
+    def __init__(self):
+        self.seen, self.rng = 0, np.random.default_rng(1)
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer) -> None:
+        self.seen += 1
+        for parameter in pl_module.parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(self.rng.uniform(0.5, 1) / self.seen)

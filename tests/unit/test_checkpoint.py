@@ -75,6 +75,12 @@ def test_what_a_module_keeps_beside_its_weights_goes_on_too(tmp_path, keeps):
     assert_goes_on(study, Trial(Cell(8, 0.3), 0, {"model.rate": 0.01}), (1, 3, 2))
 
 
+def test_what_a_callback_keeps_goes_on_too(tmp_path):
+    trainer = {"callbacks": [{"class_path": "tests.unit.saved_user.Warming"}]}
+    study = Study(tmp_path, model=USER, data={"class_path": USER_DATA}, trainer=trainer, goal={**GOAL, "max_steps": 40})
+    assert_goes_on(study, Trial(Cell(8, 0.3), 0, {"model.rate": 0.01}), (1, 3, 2))
+
+
 def test_a_module_that_forgets_begins_anew(tmp_path):
     study = Study(tmp_path, model=USER, data={"class_path": USER_DATA}, goal={**GOAL, "max_steps": 24})
     trial = Trial(Cell(8, 0.0), 0, {"model.rate": 0.01, "model.forget": True})
