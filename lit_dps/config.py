@@ -15,7 +15,7 @@ from lit_dps.repeats import RepeatPlan
 from lit_dps.space import box_of
 from lit_dps.trial import Cell, Value, check_names, check_sparsity
 
-EngineName = Literal["auto", "lightning", "fused"]
+EngineName = Literal["auto", "lightning", "fused", "sparse"]
 SPARSITY_KEY = "pruning.sparsity"
 SAMPLERS = ("sobol", "tpe", "gp")
 THREADS = 1024  # more than any CPU has, and fewer than the system makes
@@ -63,8 +63,9 @@ class StudyConfig:
             runs it to the step budget. 1 or more.
         lean: Whether Lightning is asked once a check, not once a step, where nobody else listens: the same to the bit.
         engine: "lightning" trains one trial at a time, "fused" many in lockstep where they can be stacked, and "auto"
-            whichever a short timing finds faster at each batch size. Gradients differ by rounding, which training
-            amplifies: K of a stacked trial is equal in distribution, not to the bit.
+            "fused" on a GPU alone. "sparse" trains as "lightning" does, but convolutions that keep few of their weights
+            skip the others, on a CPU (lit_dps[sparse]). Gradients of "fused" and "sparse" differ by rounding, which
+            training amplifies: K of such a trial is equal in distribution, not to the bit.
         checkpoint_minutes: A trial that takes longer is saved after so many minutes, at its next check, and when it is
             interrupted, and goes on from there: the same to the bit. null never saves. Those that the fused engine
             stacks begin anew.

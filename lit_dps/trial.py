@@ -209,6 +209,7 @@ BY_NODES = "by_nodes"  # 1 where sparsity is a share of nodes, not of weights
 TRAINED = "trained"  # elements of the parameters that an optimizer trains, where PRUNABLE is told
 COPIES = "copies"  # elements of tensors that were masked as copies of pruned parameters
 STACKED = "stacked"  # 1 where the trial was trained stacked with others
+SPARSE_KERNELS = "sparse_kernels"  # 1 where convolutions skipped its pruned weights
 # Of a trial whose weights were moved towards isometry, "before" and "after" it: sum over the layers of ||W'W - I||_F;
 # "mean", "spread" (standard deviation) and "condition" of the singular values of the Jacobian d logits / d image
 RESIDUAL = "isometry_distance_{}"

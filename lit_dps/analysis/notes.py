@@ -18,6 +18,7 @@ from lit_dps.trial import (
     PRUNABLE,
     RANKS,
     SHORT_STEPS,
+    SPARSE_KERNELS,
     STACKED,
     TRAINED,
     UNSCORED,
@@ -159,6 +160,9 @@ def observed_notes(record: StudyRecord) -> list[str]:
     if stacked := having(STACKED):
         equal = "equal to single ones in distribution, not to the bit"
         lines.append(f"{_were(stacked)} trained stacked: {equal}; K* of one trial can differ by checks")
+    if sparse := having(SPARSE_KERNELS):
+        by = "trained by convolutions that skip pruned weights"
+        lines.append(f"{_were(sparse)} {by}: equal to dense ones in distribution, not to the bit")
     if shared := having(RANKS):
         ranks = " or ".join(f"{n:.0f}" for n in sorted({result.observed[RANKS] for result in shared}))
         lines.append(f"{_were(shared)} trained by {ranks} ranks: equal to one process in distribution, not to the bit")

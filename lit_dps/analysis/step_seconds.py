@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lit_dps.record import StudyRecord
-from lit_dps.trial import STACKED, Cell, Status
+from lit_dps.trial import SPARSE_KERNELS, STACKED, Cell, Status
 
 # Trials of these ends ran as many steps as their curves have; one that a race ended may be shown shorter than it was.
 WHOLE = (Status.COMPLETE, Status.INCOMPLETE)
@@ -63,7 +63,7 @@ def _of_whole_trials(record: StudyRecord, among: set[Cell]) -> dict[Cell, StepSe
         for cell, results in record.results.items()
         for result in results
         if cell in among and result.status in WHOLE and result.seconds > 0 and result.steps_run
-        if not (result.observed.get(STACKED) or result.smoothness.get("step"))
+        if not (result.observed.keys() & {STACKED, SPARSE_KERNELS} or result.smoothness.get("step"))
     ]
     if not rows:
         return {}

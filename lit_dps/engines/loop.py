@@ -29,7 +29,7 @@ from lit_dps.training.checkpoints import MIN_SECONDS_WORTH_SAVING
 from lit_dps.training.early_check import HardestFirst
 from lit_dps.training.generators import isolated
 from lit_dps.training.workload import Built
-from lit_dps.trial import Status, Trial, TrialResult
+from lit_dps.trial import SPARSE_KERNELS, Status, Trial, TrialResult
 
 
 def say(text: str) -> None:
@@ -48,12 +48,14 @@ class IntervalLoop:
     Attributes:
         training: What the trials have in common.
         size: Runs that are trained in lockstep, where they are alike; 1 trains one after another.
-        say: Takes why runs are not trained in lockstep.
+        say: Takes why runs are not trained in lockstep, or not by sparse convolutions.
+        skips: Whether convolutions skip pruned weights (`lit_dps.engines.sparse`); of one run at a time.
     """
 
     training: Training
     size: int = 1
     say: Callable[[str], None] = say
+    skips: bool = False
 
     def train(
         self, next_run: Callable[[], Run | None], at_check: Callable[[], None] = lambda: None
@@ -81,7 +83,11 @@ class IntervalLoop:
             if reason not in told:
                 self.say(f"one trial at a time: {reason}")
             told.add(reason)
-        return int(self.why_not(trial) is None)
+        reason = self.why_not(trial)
+        if self.skips and reason is not None and reason not in told:
+            self.say(f"dense convolutions: {reason}")
+            told.add(reason)
+        return int(reason is None)
 
     def why_not(self, trial: Trial, side_by_side: bool = False) -> str | None:
         """Why a trial has to be trained by Lightning's loop, or by itself; None if it is trained here."""
@@ -108,13 +114,15 @@ class IntervalLoop:
                 built, device = self._build(run.trial)
                 group = Group(self.training, built, device, 1)
                 member = group.begin(run, built)
-                networks, check = One(member), group.checks([member])
+                networks, check = One(member, self.skips), group.checks([member])
                 while run.status is None:
                     ((_, *found),) = self._advance(group, networks, check)
                     member.judge(*found)
                     if run.status in (None, Status.PAUSED):
                         self._leave_or_save(networks, check, at_check)
-                run.seconds, run.timed = member.took(), group.watch.timed
+                run.seconds = member.took()
+                if SPARSE_KERNELS not in run.observed:  # others that are asked for the time are dense
+                    run.timed = group.watch.timed
 
         return self.training.attempt(run, train)
 

@@ -7,12 +7,14 @@ from torch import Tensor
 
 from lit_dps.data.loaders import Steps
 from lit_dps.engines.member import Member
+from lit_dps.engines.sparse import skip_pruned
 from lit_dps.module import weights_finite
 from lit_dps.optim import OURS, rule_of
 from lit_dps.optim.delay import delay_gradients
 from lit_dps.pruning.mask import multiply
 from lit_dps.training.apart import Still, mean_of, part_of
 from lit_dps.training.early_check import evaluating
+from lit_dps.trial import SPARSE_KERNELS
 
 
 class One:
@@ -20,16 +22,22 @@ class One:
 
     Lightning spends 0.4 ms on a batch, near what a step of Simple-CNN takes at a batch size of 2, to ask hooks, loggers
     and counters. Between two checks nobody needs an answer here. What it does is what a `Stack` of one row does.
+
+    Args:
+        member: The run.
+        skips: Whether its convolutions skip pruned weights where few are kept: equal up to rounding.
     """
 
     live = (0,)
 
-    def __init__(self, member: Member):
+    def __init__(self, member: Member, skips: bool = False):
         self.members, self.member = [member], member
         parameters, mask = dict(member.module.named_parameters()), member.mask or {}
         self._kept = [(parameters[name], keep.to(parameters[name])) for name, keep in mask.items()]
         # pruned weights do not move under a masked gradient; somebody else's rule may move any weight, by noise say
         self._moves = rule_of(member.optimizer) not in OURS
+        if skips and skip_pruned(member.module, mask):
+            member.run.observed = {**member.run.observed, SPARSE_KERNELS: 1}
         self._still = Still(member.module, member.optimizer, member.local.rounds) if member.local is not None else None
 
     def train(self, x: Tensor, y: Tensor, index: Tensor) -> Tensor:

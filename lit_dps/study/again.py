@@ -22,7 +22,7 @@ from lit_dps.store import check_unchanged
 from lit_dps.study.checks import check
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.workers import first_of_ranks, raise_if_any_rank_interrupted
-from lit_dps.trial import RANKS, STACKED, Cell, Status, TrialResult
+from lit_dps.trial import RANKS, SPARSE_KERNELS, STACKED, Cell, Status, TrialResult
 
 LEAVING = "\n{}: leaving at the next check; once more to leave now\n"
 
@@ -136,6 +136,8 @@ def compared(run: Run, stored: TrialResult) -> str:
     why = "the machine, a version or code that the study does not see is another one"
     if stored.observed.get(STACKED):
         why = "it was trained stacked with others, which is equal in distribution, not to the bit"
+    elif stored.observed.get(SPARSE_KERNELS):
+        why = "its convolutions skipped pruned weights, which is equal in distribution, not to the bit"
     elif stored.observed.get(RANKS, 1) != ranks.world():
         why = f"{stored.observed.get(RANKS, 1):.0f} ranks trained it, equal in distribution, not to the bit"
     return f"warning: the study stored: {_ended(stored)}; {why}"

@@ -21,6 +21,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lit_dps.engines.eligible import standard_data
 from lit_dps.engines.engine import Training
+from lit_dps.engines.sparse import check_sparse
 from lit_dps.errors import ConfigError, UserError, user_error_in
 from lit_dps.parallel.ranks import started_by_torchrun
 from lit_dps.runs import Run
@@ -66,10 +67,21 @@ def check(
     sampler_of(study, setup.goal_of_trials)
     check_trainer(trainer)
     check_keys(setup)
-    if setup.ranks > 1 and study.engine == "fused":
-        raise ConfigError("study.engine", "fused", f"lightning or auto where {setup.ranks} ranks train each trial")
-    if study.engine == "fused" and not study.lean:
-        raise ConfigError("study.lean", False, "true where study.engine is fused")
+    alone = study.engine in ("fused", "sparse")
+    if setup.ranks > 1 and alone:
+        raise ConfigError("study.engine", study.engine, f"lightning or auto where {setup.ranks} ranks train each trial")
+    if alone and not study.lean:
+        raise ConfigError("study.lean", False, f"true where study.engine is {study.engine}")
+    if study.engine == "sparse":
+        if setup.on_gpu:
+            raise ConfigError(
+                "study.engine", "sparse", "lightning, fused or auto on a GPU: sparse convolutions are for a CPU"
+            )
+        if study.threads > 1:
+            raise ConfigError(
+                "study.threads", study.threads, "1 where study.engine is sparse: its convolutions use one"
+            )
+        check_sparse()
     if started_by_torchrun() and setup.workers > 1:
         raise ConfigError("study.workers", setup.workers, "1 under torchrun: start it once for each worker")
     for cell in dict.fromkeys(replace(cell, batch_size=min(study.batch_sizes)) for cell in study.cells):

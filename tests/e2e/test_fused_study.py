@@ -47,6 +47,29 @@ def test_a_killed_study_in_lockstep_goes_on(tmp_path, unbroken):
     assert table(tmp_path) == table(unbroken)
 
 
+def test_a_study_by_convolutions_that_skip_says_so(tmp_path):
+    network = ("--model.network", "lit_dps.models.SimpleCNN", "--study.batch_sizes", "[16]")
+    cells = ("--study.sparsities", "[0, 0.95]", "--study.trials", 2)
+    done = run_here(tmp_path, *STUDY, *network, *cells, "--engine", "sparse")
+    assert done.returncode == 0, done.stderr
+    assert "2 trials were trained by convolutions that skip pruned weights" in done.stdout  # dense ones did not
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        (("--study.threads", 2), "study.threads: 2 is not allowed; 1 where study.engine is sparse"),
+        (("--study.lean", "false"), "study.lean: False is not allowed; true where study.engine is sparse"),
+        (("--trainer.devices", 2), "study.engine: 'sparse' is not allowed; lightning or auto where 2 ranks"),
+    ],
+    ids=str,
+)
+def test_what_convolutions_that_skip_cannot_do_is_refused(tmp_path, options, said):
+    done = run_here(tmp_path, *STUDY, "--engine", "sparse", *options)
+    assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1
+    assert not [*tmp_path.iterdir()]
+
+
 def test_what_cannot_be_stacked_is_told_once_and_run(tmp_path):
     small = ("--study.batch_sizes", "[16,64]", "--study.sparsities", "[0]", "--study.trials", 2)
     done = run_here(tmp_path, *FUSED, *small, "--trainer.gradient_clip_val", 1)

@@ -18,10 +18,12 @@ from lit_dps.trial import Cell, Trial, TrialResult
 ASKED = ("further", "limit", "pause", "run_on", "metrics")  # of the runs, all else is of the engine
 
 
-def engine(workload: Workload, goal: dict, lean: bool = True, size: int = 1, say=print, **common: Any) -> Engine:
+def engine(
+    workload: Workload, goal: dict, lean: bool = True, size: int = 1, say=print, skips: bool = False, **common: Any
+) -> Engine:
     """The interval loop, or Lightning's; `common` are further arguments of `Training`."""
     training = Training(workload, goal, **common)
-    return IntervalLoop(training, size, say) if lean else TrainerEngine(training)
+    return IntervalLoop(training, size, say, skips) if lean else TrainerEngine(training)
 
 
 def runs(

@@ -12,7 +12,7 @@ from lit_dps.goal import Goal
 from lit_dps.record import StudyRecord
 from lit_dps.repeats import RepeatPlan
 from lit_dps.space import Range
-from lit_dps.trial import STACKED, Cell, Series, Status, Trial, TrialResult
+from lit_dps.trial import SPARSE_KERNELS, STACKED, Cell, Series, Status, Trial, TrialResult
 
 SPACE = {"model.learning_rate": Range(1e-3, 10.0, "log")}
 GOAL = Goal(0.1, check_interval=4, max_steps=400)
@@ -76,6 +76,7 @@ def test_a_busy_hour_moves_the_median_little():
 
 def test_trials_that_say_nothing_of_a_step_are_left_out():
     assert step_seconds(study(observed={STACKED: 1})) == {}
+    assert step_seconds(study(observed={SPARSE_KERNELS: 1})) == {}
     assert step_seconds(record({8: [trial(8, 0, None, 5.0, Status.OUTRACED, run=100)]})) == {}
     assert step_seconds(record({8: [trial(8, 0, 100, 0.0)]})) == {}
 

@@ -8,7 +8,7 @@ import pytest
 from lit_dps.analysis import Analysis, at_goal, observed_notes, render
 from lit_dps.racing import cut
 from lit_dps.store import read_study
-from lit_dps.trial import BY_NODES, KEPT, PRUNABLE, RANKS, SHORT_STEPS, STACKED, TRAINED, UNSCORED, Cell
+from lit_dps.trial import BY_NODES, KEPT, PRUNABLE, RANKS, SHORT_STEPS, SPARSE_KERNELS, STACKED, TRAINED, UNSCORED, Cell
 from tests.unit.fake_study import result, write_study
 
 DENSE, SPARSE = Cell(8, 0.0), Cell(8, 0.9)
@@ -89,6 +89,10 @@ def test_stacked_trials_and_trials_of_several_ranks():
         "2 trials were trained stacked: equal to single ones in distribution, not to the bit; K* of one trial can "
         "differ by checks",
         "1 trial was trained by 2 ranks: equal to one process in distribution, not to the bit",
+    ]
+    assert observed_notes(read(trial(0, **{SPARSE_KERNELS: 1}), trial(1))) == [
+        "1 trial was trained by convolutions that skip pruned weights: equal to dense ones in distribution, not to the "
+        "bit"
     ]
     found = read(trial(0, **{RANKS: 4}), trial(1, **{RANKS: 2}))
     assert observed_notes(found)[0].startswith("2 trials were trained by 2 or 4 ranks: ")
