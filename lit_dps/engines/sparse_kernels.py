@@ -17,7 +17,7 @@ from numba import njit
 
 def _compiled(function):
     # Sums may be taken in any order, so that they are vectorised. What is not finite stays so: no "nnan" and "ninf".
-    compiled = njit(fastmath={"contract", "reassoc", "nsz"}, nogil=True)(function)
+    compiled = njit(fastmath={"contract", "reassoc", "nsz"})(function)
     with suppress(RuntimeError):  # nowhere to write it: each process compiles it then
         compiled.enable_caching()
     return compiled
