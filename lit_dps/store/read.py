@@ -91,12 +91,12 @@ def read_study(storage: BaseStorage | str, name: str) -> StudyRecord:
 
 
 def _headers(storage: BaseStorage) -> dict[str, dict]:
-    summaries = optuna.get_all_study_summaries(storage, include_best_trial=False)
-    return {s.study_name: s.user_attrs for s in summaries if schema.FORMAT_ATTR in s.user_attrs}
+    studies = storage.get_all_studies()  # Optuna's summaries read every trial
+    return {s.study_name: s.user_attrs for s in studies if schema.FORMAT_ATTR in s.user_attrs}
 
 
 def _trials(storage: BaseStorage, study: str) -> list[optuna.trial.FrozenTrial]:
-    return optuna.load_study(study_name=study, storage=storage).trials
+    return optuna.load_study(study_name=study, storage=storage).get_trials(deepcopy=False)
 
 
 def _read_cell(trials: list[optuna.trial.FrozenTrial], cell: Cell, seed: int) -> tuple[list[TrialResult], int]:
