@@ -49,7 +49,7 @@ class Part:
     command: str  # what makes it, in a shell
     images: Sequence[Image] = ()
     core: Core | None = None  # what its configuration asks for; the study may have been extended
-    left: Sequence[float] = ()  # sparsities that are under way (`as_measured`) and not in `study`
+    left: str = ""  # what is under way (`as_measured`) and not in `study`
 
     def runs(self, kind: str) -> list[TrialResult]:
         """Its finished trials ("results"), or repeats of best points ("repeats")."""

@@ -111,9 +111,7 @@ def _summary(chosen: Mapping[Claim, Judgement], parts: Sequence[Part]) -> str:
     runs = {kind: [run for part in parts for run in part.runs(kind)] for kind in ("results", "repeats")}
     steps = sum(run.steps_run for each in runs.values() for run in each)
     told = ", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict)
-    left = [
-        f"`{part.study.record.name}` at S = {', '.join(f'{s:g}' for s in part.left)}" for part in parts if part.left
-    ]
+    left = [f"`{part.study.record.name}` at {part.left}" for part in parts if part.left]
     others = f" Under way and left out: {'; '.join(left)}." if left else ""
     decided = [each for each in chosen.values() if each.verdict is not Verdict.UNDECIDABLE]
     own = sum(scale_of(judgement, parts)[0] for judgement in decided)

@@ -9,8 +9,8 @@ from lit_dps.repeats import repeats_left
 from lit_dps.trial import Cell
 
 
-def under_way(record: StudyRecord) -> list[float]:
-    """The sparsities of a study that have a cell without any finished trial, or where repeats are left to be run.
+def under_way(record: StudyRecord) -> list[Cell]:
+    """The cells of a study without any finished trial, or where repeats are left to be run.
 
     Repeats count from the first one of the study on: they come after all trials.
     """
@@ -20,21 +20,28 @@ def under_way(record: StudyRecord) -> list[float]:
         results = record.results[cell]
         return not results or (begun and bool(repeats_left(record.plan, results, record.repeats[cell])))
 
-    return sorted({cell.sparsity for cell in record.results if waits(cell)})
+    return [cell for cell in record.results if waits(cell)]
 
 
-def as_measured(record: StudyRecord) -> tuple[StudyRecord, list[float]]:
-    """A study without the sparsities that are under way, and these; all of it, and none, where all are.
+def as_measured(record: StudyRecord) -> tuple[StudyRecord, str]:
+    """A study without what is under way of it, and that in words; all of it, and "", where that leaves nothing.
 
-    A claim about all series would else be undecided by one that has a point or two, or no median.
+    A claim about all series would else be undecided by one that has a point or two, or no median. Left out are whole
+    sparsities, or whole batch sizes where that keeps more cells: a grid grows by either.
     """
-    left = under_way(record)
-    kept = tuple(s for s in record.sparsities if s not in left)
-    if not left or not kept:
-        return record, []
+    waiting = under_way(record)
+    sparsities, batch_sizes = {cell.sparsity for cell in waiting}, {cell.batch_size for cell in waiting}
+    ways = {
+        f"S = {_listed(sparsities)}": [cell for cell in record.results if cell.sparsity not in sparsities],
+        f"B = {_listed(batch_sizes)}": [cell for cell in record.results if cell.batch_size not in batch_sizes],
+    }
+    left, kept = max(ways.items(), key=lambda way: len(way[1]))  # of equals the first
+    if not waiting or not kept:
+        return record, ""
+    of_cells = {key: {cell: getattr(record, key)[cell] for cell in kept} for key in ("results", "running", "repeats")}
+    grid = {"sparsities": {cell.sparsity for cell in kept}, "batch_sizes": {cell.batch_size for cell in kept}}
+    return dataclasses.replace(record, **{key: tuple(sorted(found)) for key, found in grid.items()}, **of_cells), left
 
-    def only(by_cell):
-        return {cell: found for cell, found in by_cell.items() if cell.sparsity in kept}
 
-    of_cells = {key: only(getattr(record, key)) for key in ("results", "running", "repeats")}
-    return dataclasses.replace(record, sparsities=kept, **of_cells), left
+def _listed(values: set[float]) -> str:
+    return ", ".join(f"{value:.9g}" for value in sorted(values))

@@ -87,6 +87,20 @@ def again(results):
     return [dataclasses.replace(best, trial=dataclasses.replace(best.trial, repeat=1))]
 
 
+def test_a_batch_size_that_is_under_way_is_left_out_where_that_keeps_more():
+    whole = part("grows").study.record
+    larger = 2 * whole.batch_sizes[-1]
+    begun = {Cell(larger, s): [] for s in whole.sparsities}
+    grown = dataclasses.replace(
+        whole,
+        batch_sizes=(*whole.batch_sizes, larger),
+        results={**whole.results, **begun, Cell(larger, 0.0): whole.results[Cell(whole.batch_sizes[-1], 0.0)]},
+        running={**whole.running, **dict.fromkeys(begun, 0)},
+        repeats={**whole.repeats, **dict.fromkeys(begun, [])},
+    )
+    assert as_measured(grown) == (whole, f"B = {larger}")
+
+
 def test_a_sparsity_that_is_under_way_is_left_out_and_told():
     whole = part("grows").study.record
     begun = {Cell(b, 0.5): [] for b in whole.batch_sizes}
@@ -100,24 +114,24 @@ def test_a_sparsity_that_is_under_way_is_left_out_and_told():
         repeats={**whole.repeats, **dict.fromkeys(begun, [])},
     )
     record, left = as_measured(grown)
-    assert left == [0.5] and record == whole and as_measured(whole) == (whole, [])
+    assert left == "S = 0.5" and record == whole and as_measured(whole) == (whole, "")
     assert "Under way and left out: `grows` at S = 0.5." in front(Part(Analysis(record), "make", left=left))
     dense = dataclasses.replace(grown, results={c: r if c.sparsity < 0.5 else [] for c, r in grown.results.items()})
-    assert as_measured(dense)[0].sparsities == (0.0,) and as_measured(dense)[1] == [0.5, 0.9]
+    assert as_measured(dense)[0].sparsities == (0.0,) and as_measured(dense)[1] == "S = 0.5, 0.9"
     nothing = dataclasses.replace(grown, results={cell: [] for cell in grown.results})
-    assert as_measured(nothing) == (nothing, []), "nothing is whole"
+    assert as_measured(nothing) == (nothing, ""), "nothing is whole"
     filled = {**whole.results, **{Cell(b, 0.5): whole.results[Cell(b, 0.0)] for b in whole.batch_sizes}}
     ahead = dataclasses.replace(grown, results=filled)
-    assert as_measured(ahead) == (ahead, []), "nothing was repeated anywhere"
+    assert as_measured(ahead) == (ahead, ""), "nothing was repeated anywhere"
     repeats = {cell: [] if cell.sparsity == 0.5 else again(found) for cell, found in filled.items()}
     behind = dataclasses.replace(ahead, repeats=repeats, plan=RepeatPlan(1, 1, None))
-    assert as_measured(behind)[1] == [0.5], "its repeats are still to come"
+    assert as_measured(behind)[1] == "S = 0.5", "its repeats are still to come"
     runs = sum(len(found) for found in repeats.values())
     seconds = sum(r.seconds for by_cell in (filled, repeats) for results in by_cell.values() for r in results)
     assert Part(Analysis(behind), "make").hours() == pytest.approx(seconds / 3600)
     assert f" trials, {runs} repeats of best points, " in front(Part(Analysis(behind), "make"))
     more = dataclasses.replace(behind, plan=RepeatPlan(2, 1, None))
-    assert as_measured(more) == (more, []), "second ones are to come everywhere"
+    assert as_measured(more) == (more, ""), "second ones are to come everywhere"
     kept = {cell: [r for r in found if r.status is not Status.COMPLETE] for cell, found in filled.items()}
     lost = {cell: kept[cell] if cell.sparsity == 0.5 else found for cell, found in filled.items()}
-    assert as_measured(dataclasses.replace(behind, results=lost))[1] == [], "no complete trial, nothing to repeat"
+    assert as_measured(dataclasses.replace(behind, results=lost))[1] == "", "no complete trial, nothing to repeat"
