@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from itertools import combinations
 
 from lit_dps.record import StudyRecord
 from lit_dps.repeats import repeats_left
@@ -24,24 +26,25 @@ def under_way(record: StudyRecord) -> list[Cell]:
 
 
 def as_measured(record: StudyRecord) -> tuple[StudyRecord, str]:
-    """A study without what is under way of it, and that in words; all of it, and "", where that leaves nothing.
+    """A study without what is under way of it, and that in words; all of it, and "", where nothing is whole.
 
-    A claim about all series would else be undecided by one that has a point or two, or no median. Left out are whole
-    sparsities, or whole batch sizes where that keeps more cells: a grid grows by either.
+    A claim about all series would else be undecided by one that has a point or two, or no median. Of the grids of some
+    sparsities by some batch sizes without a cell under way, the largest is kept; of equals that of fewer sparsities,
+    whose curves are longer.
     """
-    waiting = under_way(record)
-    sparsities, batch_sizes = {cell.sparsity for cell in waiting}, {cell.batch_size for cell in waiting}
-    ways = {
-        f"S = {_listed(sparsities)}": [cell for cell in record.results if cell.sparsity not in sparsities],
-        f"B = {_listed(batch_sizes)}": [cell for cell in record.results if cell.batch_size not in batch_sizes],
-    }
-    left, kept = max(ways.items(), key=lambda way: len(way[1]))  # of equals the first
-    if not waiting or not kept:
+    waiting = {(cell.sparsity, cell.batch_size) for cell in under_way(record)}
+    some = (chosen for n in range(1, len(record.sparsities) + 1) for chosen in combinations(record.sparsities, n))
+    grids = ((ss, tuple(b for b in record.batch_sizes if waiting.isdisjoint((s, b) for s in ss))) for ss in some)
+    sparsities, batch_sizes = max(grids, key=lambda grid: len(grid[0]) * len(grid[1]))
+    if not waiting or not batch_sizes:
         return record, ""
+    kept = [cell for cell in record.results if cell.sparsity in sparsities and cell.batch_size in batch_sizes]
     of_cells = {key: {cell: getattr(record, key)[cell] for cell in kept} for key in ("results", "running", "repeats")}
-    grid = {"sparsities": {cell.sparsity for cell in kept}, "batch_sizes": {cell.batch_size for cell in kept}}
-    return dataclasses.replace(record, **{key: tuple(sorted(found)) for key, found in grid.items()}, **of_cells), left
+    left = [_without("S", record.sparsities, sparsities), _without("B", record.batch_sizes, batch_sizes)]
+    found = dataclasses.replace(record, sparsities=sparsities, batch_sizes=batch_sizes, **of_cells)
+    return found, " and ".join(filter(None, left))
 
 
-def _listed(values: set[float]) -> str:
-    return ", ".join(f"{value:.9g}" for value in sorted(values))
+def _without(name: str, values: Sequence[float], kept: Sequence[float]) -> str:
+    left = ", ".join(f"{value:.9g}" for value in values if value not in kept)
+    return left and f"{name} = {left}"

@@ -49,8 +49,4 @@ def list_advice(url: str) -> dict[str, dict[str, Any]]:
     """All advice of a storage: its values by the name of the study. StorageError if there is no such storage."""
     with storage_errors(url), open_to_read(url) as storage:
         advice = (s for s in storage.get_all_studies() if s.study_name.endswith(ADVICE_SUFFIX))
-        return {s.study_name.removesuffix(ADVICE_SUFFIX): dict(s.user_attrs) for s in sorted(advice, key=_name)}
-
-
-def _name(study: Any) -> str:
-    return study.study_name
+        return dict(sorted((s.study_name.removesuffix(ADVICE_SUFFIX), dict(s.user_attrs)) for s in advice))

@@ -99,6 +99,12 @@ def test_a_batch_size_that_is_under_way_is_left_out_where_that_keeps_more():
         repeats={**whole.repeats, **dict.fromkeys(begun, [])},
     )
     assert as_measured(grown) == (whole, f"B = {larger}")
+    only = Cell(whole.batch_sizes[0], 0.0)
+    barely = dataclasses.replace(grown, results={c: r if c == only else [] for c, r in grown.results.items()})
+    record, left = as_measured(barely)
+    rest = ", ".join(map(str, (*whole.batch_sizes[1:], larger)))
+    assert (record.sparsities, record.batch_sizes, left) == ((0.0,), (only.batch_size,), f"S = 0.9 and B = {rest}")
+    assert record.results == {only: whole.results[only]}
 
 
 def test_a_sparsity_that_is_under_way_is_left_out_and_told():
