@@ -125,10 +125,10 @@ def write_pages(named: dict[Path, str], storage: StorageConfig, output: Path, co
         parts.append(Part(study, made, shown, core, left))
     if not parts:
         raise StorageError("none of the studies is there: nothing to report")
-    # Of several searches of a workload for one goal the largest alone is compared with others.
+    # Of several searches of a workload for one goal the largest alone is compared with others; a point is no curve.
     groups: dict[str, dict[str, Part]] = {}
     for part in parts:
-        if searched(record := part.study.record):
+        if searched(record := part.study.record) and len(record.batch_sizes) > 1:
             group = groups.setdefault(compared_with(record), {})
             group[record.workload] = max(group.get(record.workload, part), part, key=scale)
     comparisons = {}

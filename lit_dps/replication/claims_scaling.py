@@ -172,10 +172,15 @@ def critical_later(study: Analysis) -> Finding | None:
 
 
 def critical_of_momentum(study: Analysis, sgd: Analysis) -> Finding | None:
-    """Claim 7; None unless the second study is of SGD and the first of another rule on the same workload."""
+    """Claim 7; None unless the second study is of SGD and the first of another rule on the same workload.
+
+    None for a study of one batch size, too.
+    """
     rules = [setting(s.record.config, RULE) for s in (study, sgd)]
     shared = [series for series in study.record.series if series in sgd.scalings]
     if rules[1] != SGD or rules[0] in (None, SGD) or not shared:
+        return None
+    if min(len(each.record.batch_sizes) for each in (study, sgd)) < 2:
         return None
     if not alike(study.record, sgd.record) or _goal(study.record) != _goal(sgd.record):
         return None

@@ -216,6 +216,7 @@ def test_momentum_against_sgd(c1, verdict):
     assert critical_of_momentum(momentum, sgd).verdict is verdict
     assert critical_of_momentum(sgd, momentum) is None
     assert critical_of_momentum(sgd, sgd) is None
+    assert critical_of_momentum(momentum, study_of(law(1e6, 1000, [2]), "begun", config=SGD)) is None, "no curve"
 
 
 def test_only_studies_of_one_workload_are_compared():
