@@ -8,7 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from lit_dps.analysis.figures import metaparameters, scaling, style
-from lit_dps.trial import Cell
+from lit_dps.trial import Cell, Status
 from tests.unit.fake_study import SPACE, analysis_of, result
 
 
@@ -29,6 +29,25 @@ def test_long_names_overlap_nothing():
         names += [text.get_window_extent() for text in ax.texts]
     assert names and not any(a.overlaps(b) for a, b in combinations(names, 2))
     assert max(name.x1 for name in names) <= figure.bbox.x1
+
+
+@pytest.mark.parametrize(
+    ("sizes", "status"), [((2,), Status.COMPLETE), ((2,), Status.FAILED), ((8, 16, 32, 64, 128, 256), None)]
+)
+def test_what_is_searched_has_its_legend_and_its_label_beside_the_panels(sizes, status):
+    ends = [status, Status.OUTRACED] if status else [Status.COMPLETE]
+    params = {key: box.at(0.5) for key, box in SPACE.items()}
+    study = analysis_of({Cell(b): [result(Cell(b), i, 64, params=params) for i in range(3)] for b in sizes})
+    rows, box = metaparameters.rows(study), metaparameters.axes_of(study.record)[0]
+    rows.loc[rows.index[: len(ends)], "status"] = [str(end.value) for end in ends]
+    figure = metaparameters.draw(rows, study, box)
+    figure.draw_without_rendering()
+    for each in figure.legends:
+        extent = each.get_window_extent()
+        assert extent.x0 >= figure.bbox.x0 and extent.x1 <= figure.bbox.x1
+    ticks = [text.get_window_extent() for text in figure.axes[0].get_yticklabels() if text.get_text()]
+    label = figure._supylabel.get_window_extent()
+    assert ticks and not any(label.overlaps(tick) for tick in ticks) and label.x0 >= figure.bbox.x0
 
 
 @pytest.mark.parametrize("width", [10, 30])

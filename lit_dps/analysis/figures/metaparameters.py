@@ -97,7 +97,9 @@ def draw(rows: pd.DataFrame, study: Analysis, axes: Mapping[str, Box]) -> Figure
     least.
     """
     record, boxes = study.record, list(axes.values())
-    figure, panels = _panels(record)
+    absent = SELDOM - {*rows["status"]}
+    marks = {name: mark for name, mark in STATUS_MARKS.items() if name not in absent}
+    figure, panels = _panels(record, len(marks))
     first, *_ = panels.values()  # all panels share its axes
     range_axis(first.xaxis, boxes[0])
     if len(boxes) > 1:
@@ -107,8 +109,6 @@ def draw(rows: pd.DataFrame, study: Analysis, axes: Mapping[str, Box]) -> Figure
         look.plain_ticks(first.yaxis)
         ends = _ends(record, rows[~rows["status"].isin(BANDS)])
         first.set_ylim(min(ends, default=record.goal.check_interval) / 2, 5 * record.goal.max_steps)
-    absent = SELDOM - {*rows["status"]}
-    marks = {name: mark for name, mark in STATUS_MARKS.items() if name not in absent}
     steps = numbers(rows["steps"].dropna()) if len(axes) > 1 else np.array([])
     shades = LogNorm(steps.min(), max(steps.max(), 1.001 * steps.min())) if len(steps) else None
     for cell, ax in panels.items():
@@ -127,7 +127,7 @@ def draw(rows: pd.DataFrame, study: Analysis, axes: Mapping[str, Box]) -> Figure
             ax.axhline(record.goal.max_steps, color=look.GREY, linestyle=":", linewidth=0.8)
     labels = [axis_label(name, box) for name, box in axes.items()] + [look.K_STAR.replace(" K*", "")]
     figure.supxlabel(labels[0], fontsize=8)
-    figure.supylabel(labels[1], fontsize=8)
+    figure.supylabel(labels[1], x=0.05 / figure.get_figwidth(), fontsize=8)  # left of the ticks, however wide it is
     plain = [(name, mark) for name, mark in marks.items() if name != "complete" or not shades]
     handles = [first.scatter([], [], label=name, **mark) for name, mark in plain]
     common = {"loc": "upper center", "columnspacing": 1}
@@ -181,8 +181,8 @@ def _draw_effective(ax: Axes, axes: Mapping[str, Range], rate: str, momentum: st
             )
 
 
-def _panels(record: StudyRecord) -> tuple[Figure, dict[Cell, Axes]]:
-    """A panel for each cell, sharing axes: a row per series, a column per batch size.
+def _panels(record: StudyRecord, entries: int) -> tuple[Figure, dict[Cell, Axes]]:
+    """A panel for each cell, sharing axes, and room for a legend: a row per series, a column per batch size.
 
     Many batch sizes go into blocks of rows below each other, so that a page holds the figure in legible size. Placed
     by hand: a layout engine takes seconds for as many panels, and leaves wide gaps between them.
@@ -191,7 +191,7 @@ def _panels(record: StudyRecord) -> tuple[Figure, dict[Cell, Axes]]:
     columns, lines = math.ceil(len(record.batch_sizes) / count), len(record.series)
     blocks = [record.batch_sizes[i : i + columns] for i in range(0, len(record.batch_sizes), columns)]
     high = min(max(6.2 / columns, 0.85), 1.7)  # inches, as all below: text width for all columns
-    wide = max(high, 2.3 / columns)  # room for the legend
+    wide = max(high, max(2.3, 0.65 * entries - 0.6) / columns)  # room for the first line of the legend
     left, top, bottom, gap, between = 0.7, 0.45 + SECOND, 0.45, 0.12, 0.4
     names = {series: look.wrapped(legend(series), int(high / CHARACTER)) for series in record.series}
     right = 0.2 + 0.14 * max(name.count("\n") for name in names.values())
