@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import platform
 import re
-from pathlib import Path
 
 import torch
 
 from lit_dps.config import cores
+from lit_dps.study.hardware import cpu_model
 from lit_dps.study.view import environment_tags
 
 PACKAGES = ("torch", "lightning", "optuna", "mlflow", "lit_dps")
@@ -30,15 +29,6 @@ def versions() -> dict[str, str]:
 def commit() -> str:
     """The git commit of lit_dps, with "-dirty" where files were changed since; "none" outside of git."""
     return environment_tags(None)["mlflow.source.git.commit"]
-
-
-def cpu_model() -> str:
-    """The processor's name, where the system tells it."""
-    try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    except OSError:
-        found = None
-    return found[1].strip() if found else platform.processor() or platform.machine()
 
 
 def memory() -> str:

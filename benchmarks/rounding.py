@@ -10,11 +10,11 @@ import argparse
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from benchmarks.machine import cpu_model
 from lit_dps.engines.engine import Training
 from lit_dps.engines.trainer import TrainerEngine
 from lit_dps.runs import Run
 from lit_dps.runtime import prepare_process
+from lit_dps.study.hardware import cpu_model
 from lit_dps.training import GoalErrorCallback
 from lit_dps.training.workload import Built, Workload
 from lit_dps.trial import Cell, Trial

@@ -9,13 +9,13 @@ import argparse
 from functools import partial
 
 from benchmarks.fused import rate
-from benchmarks.machine import cpu_model
 from benchmarks.numbers import interleaved
 from benchmarks.setups import UNREACHABLE, middle_trial, on_cpu, paper_setup
 from benchmarks.step import threads
 from benchmarks.text import spread, table, times
 from lit_dps.engines.engine import Training
 from lit_dps.engines.loop import IntervalLoop
+from lit_dps.study.hardware import cpu_model
 from lit_dps.study.setup import StudySetup
 from lit_dps.training import GoalErrorCallback
 from lit_dps.trial import Cell

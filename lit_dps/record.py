@@ -14,6 +14,8 @@ from lit_dps.repeats import RepeatPlan
 from lit_dps.space import Box
 from lit_dps.trial import Cell, Series, Status, TrialResult, Value, short_name, text_of
 
+HARDWARE = "hardware"  # of an environment: what its trials ran on, in words; absent in those of earlier versions
+
 
 @dataclass(frozen=True)
 class StudyRecord:
@@ -72,6 +74,11 @@ class StudyRecord:
     def cells(self) -> list[Cell]:
         """The grid, by series, then batch size."""
         return grid(self.batch_sizes, self.sparsities, self.axes)
+
+    @property
+    def hardware(self) -> list[str | None]:
+        """What its trials ran on, each once, the first first; None for trials of a version that did not keep it."""
+        return list(dict.fromkeys(each.get(HARDWARE) for each in self.environments))
 
     @property
     def series(self) -> list[Series]:

@@ -130,11 +130,14 @@ def answer_text(
     lines += [*(line.rstrip() for line in aligned(rows, words=True)), ""]
     for series in record.series:
         lines += sentences(series, table, rates[series])
-    return "\n".join([*lines, *timing_notes(table)]) + "\n"
+    return "\n".join([*lines, *timing_notes(record, table)]) + "\n"
 
 
-def timing_notes(table: pd.DataFrame) -> list[str]:
-    """What to know of the times of `answer_rows`: that the machine was not quiet, if so, and what a step is."""
+def timing_notes(record: StudyRecord, table: pd.DataFrame) -> list[str]:
+    """What to know of the times of `answer_rows`, and last what a step is.
+
+    That trials ran on several kinds of machines, or may have, and that a machine was not quiet, if so.
+    """
     if not len(table) or table["step_seconds"].isna().all():
         return []
     spread = (table["step_high"].astype(float) / table["step_low"].astype(float)).max()
@@ -145,7 +148,17 @@ def timing_notes(table: pd.DataFrame) -> list[str]:
             f"the machine was not quiet: a step takes up to x{spread:.2g} as long between the quartiles of a cell, and "
             "smaller differences between batch sizes are no evidence",
         )
-    return lines
+    return _hardware_notes(record.hardware) + lines
+
+
+def _hardware_notes(hardware: Sequence[str | None]) -> list[str]:
+    unknown = "hardware that an earlier version did not keep"
+    if len(hardware) > 1:
+        found = ", on ".join(each or unknown for each in hardware)
+        return [f"trials ran on {found}: what is the fastest here may only have run on the faster of them"]
+    if None in hardware:
+        return [f"trials ran on {unknown}: on several machines, times of their batch sizes cannot be compared"]
+    return []
 
 
 def sentences(series: Series, table: pd.DataFrame, rate: RateLaw | None) -> list[str]:

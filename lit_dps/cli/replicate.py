@@ -6,7 +6,6 @@ With --full those at the paper's own scale too, which take days: they go on from
 from __future__ import annotations
 
 import datetime
-import platform
 import shlex
 import shutil
 import signal
@@ -41,6 +40,7 @@ from lit_dps.replication import (
     searched,
 )
 from lit_dps.store import check_place, merge, open_elsewhere, read_study, without_password
+from lit_dps.study.hardware import cpu_model
 
 CONFIGS = Path("configs/replication")
 PAGE = "replication"  # the page, and beside it the folder of its images and of stored trials
@@ -175,10 +175,7 @@ def _copied(files: Sequence[Path], figures: Iterable[ModuleType], folder: Path, 
 
 
 def _machine() -> Machine:
-    info = Path("/proc/cpuinfo")
-    models = [line for line in info.read_text().splitlines() if line.startswith("model name")] if info.exists() else []
-    cpu = models[0].partition(":")[2].strip() if models else platform.processor() or platform.machine()
-    return Machine(cores(), cpu, version("torch"))
+    return Machine(cores(), cpu_model(), version("torch"))
 
 
 def _run(argv: list[str]) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lit_dps.analysis import Analysis
-from lit_dps.analysis.answer import sentences, time_text
+from lit_dps.analysis.answer import sentences, time_text, timing_notes
 from lit_dps.analysis.tables import k_star_text, records, short_columns
 from lit_dps.config import SPARSITY_KEY
 
@@ -33,6 +33,8 @@ def markdown(study: Analysis, report: str | None = None) -> str:
         f"{goal}, checked every {goal.check_interval} steps, budget {goal.max_steps} steps; "
         f"{record.trials} trials a cell" + (f"; **{unfinished} trials have not finished**" if unfinished else ""),
     ]
+    if beware := timing_notes(record, study.answer)[:-1]:
+        lines += ["", *(f"- {line}" for line in beware)]
     if report is not None:
         lines += ["", f"[report.html]({report}): curves, rates, all trials"]
     return "\n".join(_escaped(line) for line in lines)

@@ -16,7 +16,7 @@ from lit_dps.engines.eligible import standard_data
 from lit_dps.errors import StorageError, Unguarded
 from lit_dps.parallel import ranks
 from lit_dps.parallel.processes import unguarded
-from lit_dps.record import StudyRecord
+from lit_dps.record import HARDWARE, StudyRecord
 from lit_dps.runtime import INTERRUPTED, Interrupted, StopRequest, interruptible, prepare_process
 from lit_dps.store import (
     CELLS,
@@ -42,6 +42,7 @@ from lit_dps.study.checks import check
 from lit_dps.study.command import again_text
 from lit_dps.study.display import LEAVING, Display, at_terminal
 from lit_dps.study.failures import FAILED, AllFail, Failures
+from lit_dps.study.hardware import hardware
 from lit_dps.study.noise import first_guess
 from lit_dps.study.progress import Progress
 from lit_dps.study.setup import StudySetup
@@ -100,7 +101,8 @@ def _run(setup: StudySetup, data: LightningDataModule, stop: StopRequest, show: 
     try:
         meanwhile = left or ranks.started_by_torchrun()  # time in which others may have stored results
         if left:
-            keep_environment(url, name, {key: value for key, value in tags.items() if not key.startswith("mlflow.")})
+            versions = {key: value for key, value in tags.items() if not key.startswith("mlflow.")}
+            keep_environment(url, name, {**versions, HARDWARE: hardware()})
             view.sync(record, goes_on=True)  # where nothing is left `_finish` brings all of it in step
             stop.check()
             record = _guessed(setup, record, stop)

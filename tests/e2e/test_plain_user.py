@@ -10,6 +10,9 @@ import mlflow
 import pytest
 import yaml
 
+from lit_dps.config import cores
+from lit_dps.store import read_study
+from lit_dps.study.hardware import cpu_model, hardware
 from tests.e2e.commands import run
 
 CONFIG = {
@@ -66,3 +69,5 @@ def test_a_module_that_knows_nothing_of_the_package_is_studied(tmp_path):
     artifacts = {item.path for item in client.list_artifacts(study.info.run_id)}
     assert artifacts >= {"config.yaml", "scaling.png", "metaparameters.png", "table.csv", "table.txt"}
     assert {"mlflow.source.git.commit", "version.torch", "data_digest"} <= study.data.tags.keys()
+    (where,) = read_study(f"sqlite:///{tmp_path}/mlruns/study.db", "moons").hardware
+    assert where == hardware() and where.startswith(cpu_model()) and f", {cores()} core" in where

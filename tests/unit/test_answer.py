@@ -74,6 +74,17 @@ def test_a_busy_hour_moves_the_median_little():
     assert "not quiet" not in text(study())
 
 
+def test_times_of_several_machines_are_told():
+    def on(*hardware):
+        return text(dataclasses.replace(study(), environments=tuple({"python": "3.11", **each} for each in hardware)))
+
+    one, other = {"hardware": "Xeon, 2 cores"}, {"hardware": "EPYC, 2 cores"}
+    assert "trials ran on" not in on() and "trials ran on" not in on(one) and "trials ran on" not in on(one, one)
+    assert "\ntrials ran on Xeon, 2 cores, on EPYC, 2 cores: what is the fastest here may only" in on(one, other)
+    assert "\ntrials ran on Xeon, 2 cores, on hardware that an earlier version did not keep: what is" in on(one, {})
+    assert "\ntrials ran on hardware that an earlier version did not keep: on several machines, times" in on({})
+
+
 def test_trials_that_say_nothing_of_a_step_are_left_out():
     assert step_seconds(study(observed={STACKED: 1})) == {}
     assert step_seconds(study(observed={SPARSE_KERNELS: 1})) == {}
