@@ -1,25 +1,16 @@
 """The paper's protocol and claims, and the pages that judge them."""
 
 from lit_dps.replication.appendix import Core, Image, Machine, Part, appendix_page, progress, table
+from lit_dps.replication.claims_critical import critical_later, critical_no_earlier, critical_of_momentum
 from lit_dps.replication.claims_scaling import (
-    critical_later,
-    critical_no_earlier,
-    critical_of_momentum,
     diminishing_returns,
     exponent,
     linear_scaling,
     plateau,
     steps_of_sparse,
 )
-from lit_dps.replication.claims_trials import (
-    lipschitz_rises,
-    loss_stays,
-    rank_correlation,
-    rate_grows,
-    region_grows,
-    theory_tells,
-    variance_falls,
-)
+from lit_dps.replication.claims_terms import lipschitz_rises, loss_stays, theory_tells, variance_falls
+from lit_dps.replication.claims_trials import rank_correlation, rate_grows, region_grows
 from lit_dps.replication.page import headlines, larger_undecided, replication_page, scale
 from lit_dps.replication.paper import (
     CLAIMS,

@@ -1,4 +1,4 @@
-"""The paper's claims on K* against batch size, sparsity and update rules (Lee et al. 2021, Section 3.1).
+"""The paper's claims on K* against batch size and sparsity (Lee et al. 2021, Section 3.1).
 
 The first three, on the regimes of Figure 1, are judged by the local exponent e of K* ~ B^e between two batch sizes,
 which needs no fitted law: -1 is perfect scaling, 0 a plateau. K* is known to one check interval; the intervals allow
@@ -18,24 +18,16 @@ doubling; from B_crit / 8 on its exponent over two doublings is -0.8.
 4. A 90 % sparse network needs 1.5 to 4.5 times the steps (Figure 12): judged by the geometric mean of the ratios of K*,
    0.9 over 0, over the batch sizes that have both; their range is told. Not decidable where fewer than half of the
    batch sizes with a dense K* have a sparse one. Batch sizes where one of the two is at the first check are left out.
-5. The critical batch size at 90 % comes no earlier: B_crit(0.9) > B_crit(0) / 1.1.
-6. With momentum it comes later: B_crit(0.9) > 1.1 B_crit(0).
-7. Momentum (and Nesterov) has a larger critical batch size than SGD on the same data, network, schedule and goal
-   (Figure 2): B_crit > 1.1 times, at every sparsity that both studies have.
-
-B_crit has to be identifiable below the line; above it, where it may lie beyond the largest batch size, the lower limit
-decides.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 
-from lit_dps.analysis import Analysis, Scaling, cell_of, setting, three_digits
-from lit_dps.record import StudyRecord
+from lit_dps.analysis import Analysis, Scaling, cell_of
 from lit_dps.replication.rules import (
     MARGIN,
     Estimate,
@@ -46,7 +38,7 @@ from lit_dps.replication.rules import (
     curves,
     decide,
     estimated,
-    fit_ratio,
+    if_reached,
     k_star_draws,
     log_ratio,
 )
@@ -57,8 +49,6 @@ SMALLEST, LARGEST = 2, 16384  # batch sizes of the paper
 REACH = 8  # times B_crit
 DOUBLINGS = 4  # two of them, as a factor
 FEW_STEPS, MANY_STEPS = 1.5, 4.5
-RULE, SGD, MOMENTUM = "model.init_args.optimizer", "sgd", "momentum"
-RATES = ("learning_rate", "momentum")  # of the update rule
 
 
 def linear_scaling(study: Analysis) -> Finding | None:
@@ -69,7 +59,7 @@ def linear_scaling(study: Analysis) -> Finding | None:
         large = max([b for b in sizes if small < b <= DOUBLINGS * small], default=sizes[1])
         number = exponent(study, series, small, large)
         reached = small <= SMALLEST or (scaling.identifiable and REACH * small <= scaling.fit.critical_batch_size)
-        verdict = _within(decide(number, to=LINEAR), reached)
+        verdict = if_reached(decide(number, to=LINEAR), reached)
         return Finding(verdict, f"K* goes as B^e from B={small} to B={large}, e = {number}")
 
     return _at_each_law(study, judge)
@@ -81,7 +71,7 @@ def diminishing_returns(study: Analysis) -> Finding | None:
     def judge(series: Series, scaling: Scaling, sizes: list[int]) -> Finding:
         small, large = sizes[0], sizes[-1]
         examples = exponent(study, series, small, large).map(lambda e: (large / small) ** (1 + e))
-        verdict = _within(decide(examples, above=MARGIN), large >= LARGEST)
+        verdict = if_reached(decide(examples, above=MARGIN), large >= LARGEST)
         return Finding(verdict, f"examples at B={large} over those at B={small}: x{examples}")
 
     return _at_each_law(study, judge)
@@ -99,7 +89,7 @@ def plateau(study: Analysis) -> Finding | None:
             return Finding(Verdict.UNDECIDABLE, f"{said}; B_crit {scaling.describe().removeprefix('B_crit ')}")
         reached = large >= LARGEST or large >= REACH * scaling.fit.critical_batch_size
         said = f"{said}, up to {large / scaling.fit.critical_batch_size:.2g} B_crit"
-        return Finding(_within(decide(number, above=FLAT), reached), said)
+        return Finding(if_reached(decide(number, above=FLAT), reached), said)
 
     return _at_each_law(study, judge)
 
@@ -124,15 +114,11 @@ def _at_each_law(study: Analysis, judge: Callable[[Series, Scaling, list[int]], 
             found = Finding(Verdict.UNDECIDABLE, f"K* at {len(sizes)} batch sizes")
         else:
             found = judge(series, scaling, sizes)
-        found = found._replace(measured=found.measured + _of_medians(scaling))
+        found = found._replace(measured=found.measured + medians_note(scaling))
         left = len(scaling.at_first_check)
         return found._replace(measured=f"{found.measured}; {left} at the first check left out") if left else found
 
     return at_each(study.record.series, judged)
-
-
-def _within(verdict: Verdict, reached: bool) -> Verdict:
-    return Verdict.UNDECIDABLE if verdict is Verdict.NOT_SEEN and not reached else verdict
 
 
 def steps_of_sparse(study: Analysis) -> Finding | None:
@@ -154,96 +140,12 @@ def steps_of_sparse(study: Analysis) -> Finding | None:
         limits = [log_ratio(*(k_star_draws(study, cell, laws[0].of_medians) for cell in pair)) for pair in pairs]
         low, high = (np.mean(side, axis=0) for side in zip(*limits, strict=True))
         mean = estimated(float(np.log(ratios).mean()), low, high).map(lambda x: float(np.exp(x)))
-        words = f"K* x{min(ratios):.3g} to x{max(ratios):.3g} over B, mean x{mean}{_of_medians(laws[0])}"
+        words = f"K* x{min(ratios):.3g} to x{max(ratios):.3g} over B, mean x{mean}{medians_note(laws[0])}"
         whole = words if len(both) == len(under) else f"{words}; {told}"
         return Finding(decide(mean, above=FEW_STEPS, to=MANY_STEPS), whole)
 
     return at_each_pair(study, judge)
 
 
-def critical_no_earlier(study: Analysis) -> Finding | None:
-    """Claim 5; None for a study without both sparsities."""
-    return _critical_of_sparse(study, 1 / MARGIN)
-
-
-def critical_later(study: Analysis) -> Finding | None:
-    """Claim 6; None for a study without both sparsities or with another update rule."""
-    return _critical_of_sparse(study, MARGIN) if setting(study.record.config, RULE) == MOMENTUM else None
-
-
-def critical_of_momentum(study: Analysis, sgd: Analysis) -> Finding | None:
-    """Claim 7; None unless the second study is of SGD and the first of another rule on the same workload.
-
-    None for a study of one batch size, too.
-    """
-    rules = [setting(s.record.config, RULE) for s in (study, sgd)]
-    shared = [series for series in study.record.series if series in sgd.scalings]
-    if rules[1] != SGD or rules[0] in (None, SGD) or not shared:
-        return None
-    if min(len(each.record.batch_sizes) for each in (study, sgd)) < 2:
-        return None
-    if not alike(study.record, sgd.record) or _goal(study.record) != _goal(sgd.record):
-        return None
-
-    def judge(series: Series) -> Finding:
-        laws = [curves(each, series)[0] for each in (study, sgd)]
-        if len({law.of_medians for law in laws}) > 1:  # a K* is luckier than a median
-            laws = [each.scalings[series] for each in (study, sgd)]
-        return _critical(*laws, str(rules[0]), SGD, MARGIN)
-
-    return at_each(shared, judge)
-
-
-def _critical_of_sparse(study: Analysis, least: float) -> Finding | None:
-    return at_each_pair(study, lambda over, under: _critical(*curves(study, over, under), str(over), str(under), least))
-
-
-def _goal(record: StudyRecord) -> tuple:
-    return str(record.goal), record.goal.check_interval
-
-
-def _critical(over: Scaling, under: Scaling, name: str, other: str, least: float) -> Finding:
-    said = f"{_words(over)} at {name}, {_words(under)} at {other}{_of_medians(over)}"
-    ratio = fit_ratio(over, under, lambda c1, c2: c1 / c2)
-    if ratio is None or not under.identifiable:
-        return Finding(Verdict.UNDECIDABLE, said)
-    number = estimated(*ratio)
-    return Finding(_within(decide(number, above=least), over.identifiable), f"{said}, x{number}")
-
-
-def _of_medians(scaling: Scaling) -> str:
+def medians_note(scaling: Scaling) -> str:
     return " (medians)" if scaling.of_medians else ""
-
-
-def _words(scaling: Scaling) -> str:
-    if scaling.fit is None:
-        return f"no law ({scaling.describe()})"
-    if scaling.identifiable:
-        return scaling.describe().removesuffix(", below the smallest batch size")
-    return f"B_crit > {three_digits(scaling.bound)}"
-
-
-def trained(record: StudyRecord) -> dict[str, object]:
-    """What was trained on what, how it was pruned, and by which schedule, but for the update rule and its goal.
-
-    The values that a configuration gives, by key, and not those that were searched. Configurations of earlier versions
-    lack keys, which are then at their defaults: compare what both have.
-    """
-    found = {key: setting(record.config, key) for key in ("data.class_path", "model.class_path")}
-    for section in ("data.init_args", "model.init_args", "pruning", "optim", "local"):
-        found |= _leaves(setting(record.config, section), section)
-    found.setdefault("model.init_args.schedule", "constant")
-    apart = {"batch_size", "root", "sparsity", "optimizer", *RATES, *(key.rsplit(".", 1)[-1] for key in record.space)}
-    return {key: value for key, value in found.items() if key.rsplit(".", 1)[-1] not in apart}
-
-
-def alike(record: StudyRecord, other: StudyRecord) -> bool:
-    """Whether two studies trained the same (`trained`)."""
-    ours, theirs = trained(record), trained(other)
-    return all(ours[key] == theirs[key] for key in ours.keys() & theirs.keys())
-
-
-def _leaves(node: object, name: str) -> dict[str, object]:
-    if not isinstance(node, Mapping):
-        return {name: node}
-    return {key: leaf for part, value in node.items() for key, leaf in _leaves(value, f"{name}.{part}").items()}

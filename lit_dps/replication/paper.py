@@ -1,8 +1,8 @@
 """What the paper did and what it claims, beside studies of one's own.
 
 The protocol of its workloads is from Section 2 and Appendix B of Lee et al. 2021. The claims are judged a study, or
-pair of studies, at a time; their rules are fixed in advance, in `claims_scaling` and `claims_trials`, and how a rule
-becomes a verdict is in `rules`.
+pair of studies, at a time; their rules are in the files `claims_*` beside this one, and how a rule becomes a verdict is
+in `rules`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from itertools import pairwise, product
 from typing import NamedTuple
 
+import lit_dps.replication.claims_critical as critical
 import lit_dps.replication.claims_scaling as scaling
+import lit_dps.replication.claims_terms as terms
 import lit_dps.replication.claims_trials as trials
 from lit_dps.analysis import Analysis, setting
 from lit_dps.record import StudyRecord
@@ -139,21 +141,21 @@ CLAIMS = (
         "the critical batch size of 90 % sparse networks is no smaller",
         _REGIMES,
         "same or larger",
-        scaling.critical_no_earlier,
+        critical.critical_no_earlier,
         explained=_CURVES,
     ),
     Claim(
         "with momentum, the critical batch size of 90 % sparse networks is larger",
         _REGIMES,
         "larger",
-        scaling.critical_later,
+        critical.critical_later,
         explained=_CURVES,
     ),
     Claim(
         "momentum has a larger critical batch size than SGD",
         "3.1, Figure 2",
         "larger",
-        scaling.critical_of_momentum,
+        critical.critical_of_momentum,
         studies=2,
     ),
     Claim("the best learning rate grows with batch size", _SEARCH, "grows", trials.rate_grows),
@@ -162,16 +164,16 @@ CLAIMS = (
         "L rises with sparsity",
         "4, Figure 4",
         "0.57 / 0.72 / 0.81 / 1.76 at 0 / 50 / 70 / 90 %: x3.09",
-        trials.lipschitz_rises,
+        terms.lipschitz_rises,
         search=False,
     ),
-    Claim("the gradient variance beta falls at 90 %", "4", "x0.54", trials.variance_falls, search=False),
-    Claim("the loss to go Delta is the same at 90 %", "4", "x1.00", trials.loss_stays, search=False),
+    Claim("the gradient variance beta falls at 90 %", "4", "x0.54", terms.variance_falls, search=False),
+    Claim("the loss to go Delta is the same at 90 %", "4", "x1.00", terms.loss_stays, search=False),
     Claim(
         "Delta beta L tells the ratio of c1 at 90 %",
         "4",
         "x1.67",
-        trials.theory_tells,
+        terms.theory_tells,
         studies=2,
         search=False,
         explained="The bounds are for plain SGD at a constant rate and equal epsilon, beta is that at initialization, "

@@ -97,6 +97,11 @@ def decide(number: Estimate | None, above: float = -math.inf, to: float = math.i
     return Verdict.NOT_SEEN if high <= above or low > to else Verdict.UNDECIDABLE
 
 
+def if_reached(verdict: Verdict, reached: bool) -> Verdict:
+    """The verdict on a claim about batches small or large enough; not seen only where a study reaches such ones."""
+    return Verdict.UNDECIDABLE if verdict is Verdict.NOT_SEEN and not reached else verdict
+
+
 def combined(verdicts: Iterable[Verdict]) -> Verdict:
     """The verdict on a claim that is about all of several cases."""
     found = set(verdicts)

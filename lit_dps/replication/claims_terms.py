@@ -1,0 +1,137 @@
+"""The paper's claims on the terms of its theory.
+
+On the theory (Section 4), 90 % sparse over dense. Ratios are geometric means over pairs of trials, of the same point
+and batch size (`theory.paired_terms`), resampled over points: the trials of a point at several batch sizes share their
+initial weights. Four points are needed.
+
+10. L rises with sparsity: L(0.9) > 1.1 L(0). Paper, Simple-CNN on MNIST: 0.57, 0.72, 0.81, 1.76 at 0, 50, 70, 90 %.
+11. The gradient variance falls: beta(0.9) <= beta(0) / 1.1. Paper: x0.54.
+12. The loss to go stays: Delta within a factor of 1.1. Paper: x1.00.
+13. The theory tells the steps of small batches: the ratio of the fitted c1 is that of Delta beta L, within a factor of
+    1.5. Paper: x1.67. The terms may come from a study of their own, of the same workload and update rule.
+
+The claims 10 to 12 are on the direction; the sizes are those of one workload, and told beside the paper's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from lit_dps.analysis import (
+    Analysis,
+    Pair,
+    lipschitz_at_the_same_steps,
+    measured_terms,
+    paired_terms,
+    setting,
+    significant,
+)
+from lit_dps.record import StudyRecord
+from lit_dps.replication.compared import RULE, alike
+from lit_dps.replication.rules import (
+    FEWEST,
+    MARGIN,
+    REPLICATES,
+    SEED,
+    Finding,
+    Verdict,
+    at_each_pair,
+    decide,
+    estimated,
+    fit_ratio,
+)
+from lit_dps.trial import Series
+
+AGREES = 1.5  # factor within which a predicted ratio tells the measured one
+
+
+def lipschitz_rises(study: Analysis) -> Finding | None:
+    """Claim 10; None without measurements at both sparsities."""
+    return _term(study, "lipschitz", "L", above=MARGIN, told=_levels)
+
+
+def variance_falls(study: Analysis) -> Finding | None:
+    """Claim 11; None without measurements at both sparsities."""
+    return _term(study, "beta", "beta", to=1 / MARGIN)
+
+
+def loss_stays(study: Analysis) -> Finding | None:
+    """Claim 12; None without measurements at both sparsities."""
+    return _term(study, "delta", "Delta", above=1 / MARGIN, to=MARGIN)
+
+
+def theory_tells(study: Analysis, other: Analysis) -> Finding | None:
+    """Claim 13, of terms measured in one study and laws fitted in another, or in the same.
+
+    None without measurements at both sparsities, without laws in another study, or where the two do not train the same
+    by the same rule.
+    """
+    rules, records = [setting(s.record.config, RULE) for s in (study, other)], (study.record, other.record)
+    if rules[0] != rules[1] or not alike(*records):
+        return None
+
+    def judge(sparse: Series, dense: Series) -> Finding | None:
+        pairs, laws = paired_terms(study.record, dense, sparse), [other.scalings.get(s) for s in (sparse, dense)]
+        if not pairs or None in laws or (other is not study and None in [law.fit for law in laws]):
+            return None
+        value, drawn = _log_ratio(pairs, "delta", "beta", "lipschitz")
+        predicted = estimated(value, drawn).map(math.exp)
+        fitted = fit_ratio(*laws, lambda c1, c2: c1)
+        if fitted is None:
+            return Finding(Verdict.UNDECIDABLE, f"Delta beta L x{predicted}, no fitted c1 at both sparsities")
+        count = min(len(drawn), len(fitted[1]))
+        quotient = estimated(fitted[0] / math.exp(value), fitted[1][:count] / np.exp(drawn[:count]))
+        words = f"Delta beta L x{predicted}, fitted c1 x{estimated(*fitted)}: x{quotient} of the predicted"
+        return Finding(decide(quotient, above=1 / AGREES, to=AGREES), words)
+
+    return at_each_pair(study, judge)
+
+
+def _term(
+    study: Analysis,
+    name: str,
+    symbol: str,
+    above: float = 0.0,
+    to: float = math.inf,
+    told: Callable[[StudyRecord, Series, Series], str] = lambda record, sparse, dense: "",
+) -> Finding | None:
+    def judge(sparse: Series, dense: Series) -> Finding | None:
+        if not (pairs := paired_terms(study.record, dense, sparse)):
+            return None
+        ratio = estimated(*_log_ratio(pairs, name)).map(math.exp)
+        words = f"{symbol} x{ratio} over {len(pairs)} pairs of trials{told(study.record, sparse, dense)}"
+        return Finding(decide(ratio, above, to), words)
+
+    return at_each_pair(study, judge)
+
+
+def _levels(record: StudyRecord, sparse: Series, dense: Series) -> str:
+    """The ratio at the same steps, and L at each sparsity over the points that all of them have."""
+    same = lipschitz_at_the_same_steps(record, dense, sparse)
+    told = f"; at the same steps x{estimated(*_mean_log(*zip(*same, strict=True))).map(math.exp)}" if same else ""
+    beside = (series for series in record.series if series.others == sparse.others)
+    known = {series.sparsity: terms for series in beside if (terms := measured_terms(record, series))}
+    common = set.intersection(*(set(terms) for terms in known.values()))
+    if not common:
+        return told
+    means = [math.exp(float(np.mean([math.log(terms[key].lipschitz) for key in common]))) for terms in known.values()]
+    return f"{told}; L = {' / '.join(map(significant, means))} at S={' / '.join(f'{s:g}' for s in known)}"
+
+
+def _log_ratio(pairs: Sequence[Pair], *names: str) -> tuple[float, np.ndarray]:
+    """Log of the mean ratio of a product of terms, and its (R,) resamples over points."""
+    return _mean_log([pair.point for pair in pairs], [sum(pair.log_ratios[name] for name in names) for pair in pairs])
+
+
+def _mean_log(points: Sequence[int], logs: Sequence[float]) -> tuple[float, np.ndarray]:
+    """The mean of logarithms, each of a point of the search, and its (R,) resamples over points."""
+    value = float(np.mean(logs))
+    points, index = np.unique(points, return_inverse=True)
+    if len(points) < FEWEST:
+        return value, np.full(REPLICATES, np.nan)
+    sums, counts = np.bincount(index, logs), np.bincount(index)
+    drawn = np.random.default_rng(SEED).integers(len(points), size=(REPLICATES, len(points)))
+    return value, sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1)
