@@ -149,7 +149,10 @@ def theory_rows(cells: Iterable[CellSummary], scalings: Mapping[Series, Scaling]
 
 
 class Pair(NamedTuple):
-    """One point of the search at one batch size, dense and sparse: the same initial weights and metaparameters."""
+    """One point at one batch size, dense and sparse: the same initial weights, in a search the same metaparameters.
+
+    In a study of best points (study.best_of) a point is a seed, and each sparsity is at its own metaparameters.
+    """
 
     batch_size: int
     point: int

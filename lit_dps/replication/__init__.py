@@ -11,6 +11,7 @@ from lit_dps.replication.claims_scaling import (
 )
 from lit_dps.replication.claims_terms import lipschitz_rises, loss_stays, theory_tells, variance_falls
 from lit_dps.replication.claims_trials import rank_correlation, rate_grows, region_grows
+from lit_dps.replication.compared import searched
 from lit_dps.replication.page import headlines, larger_undecided, replication_page, scale
 from lit_dps.replication.paper import (
     CLAIMS,
@@ -21,8 +22,6 @@ from lit_dps.replication.paper import (
     overall,
     protocol_rows,
     search_text,
-    searched,
-    workload,
 )
 from lit_dps.replication.rules import (
     Estimate,
@@ -37,3 +36,4 @@ from lit_dps.replication.rules import (
     log_ratio,
 )
 from lit_dps.replication.under_way import as_measured
+from lit_dps.replication.workloads import workload

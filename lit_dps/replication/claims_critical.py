@@ -12,9 +12,8 @@ decides.
 from __future__ import annotations
 
 from lit_dps.analysis import Analysis, Scaling, setting, three_digits
-from lit_dps.record import StudyRecord
 from lit_dps.replication.claims_scaling import medians_note
-from lit_dps.replication.compared import RULE, alike
+from lit_dps.replication.compared import RULE, alike, goal_of
 from lit_dps.replication.rules import (
     MARGIN,
     Finding,
@@ -53,7 +52,7 @@ def critical_of_momentum(study: Analysis, sgd: Analysis) -> Finding | None:
         return None
     if min(len(each.record.batch_sizes) for each in (study, sgd)) < 2:
         return None
-    if not alike(study.record, sgd.record) or _goal(study.record) != _goal(sgd.record):
+    if not alike(study.record, sgd.record) or goal_of(study.record) != goal_of(sgd.record):
         return None
 
     def judge(series: Series) -> Finding:
@@ -67,10 +66,6 @@ def critical_of_momentum(study: Analysis, sgd: Analysis) -> Finding | None:
 
 def _critical_of_sparse(study: Analysis, least: float) -> Finding | None:
     return at_each_pair(study, lambda over, under: _critical(*curves(study, over, under), str(over), str(under), least))
-
-
-def _goal(record: StudyRecord) -> tuple:
-    return str(record.goal), record.goal.check_interval
 
 
 def _critical(over: Scaling, under: Scaling, name: str, other: str, least: float) -> Finding:

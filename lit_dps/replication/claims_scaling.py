@@ -11,9 +11,10 @@ for that. Batch sizes whose K* is at the first check, an upper bound, are left o
    B_crit is not identifiable (`Scaling.identifiable`).
 
 These are about small, larger and large enough batches. A study that does not get there cannot refute them, so they are
-"not seen" only where it does: its smallest batch size is at most B_crit / 8 or the paper's 2 (for 1), its largest at
-least the paper's 16,384 (for 2 and 3) or 8 B_crit (for 3). At 8 B_crit the law c1 / B + c2 itself falls by 10 % a
-doubling; from B_crit / 8 on its exponent over two doublings is -0.8.
+"not seen" only where it does: its smallest batch size is at most B_crit / 9 or the paper's 2 (for 1), its largest at
+least the paper's 16,384 (for 2 and 3) or 12 B_crit (for 3). From there on a study that follows the law c1 / B + c2
+exactly is in the range: over two doublings from B_crit / 9 on e = -0.81, and up to 12 B_crit K* falls by 9.9 % a
+doubling.
 
 4. A 90 % sparse network needs 1.5 to 4.5 times the steps (Figure 12): judged by the geometric mean of the ratios of K*,
    0.9 over 0, over the batch sizes that have both; their range is told. Not decidable where fewer than half of the
@@ -27,7 +28,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from lit_dps.analysis import Analysis, Scaling, cell_of
+from lit_dps.analysis import Analysis, Scaling, cell_of, three_digits
 from lit_dps.replication.rules import (
     MARGIN,
     Estimate,
@@ -46,7 +47,7 @@ from lit_dps.trial import Series
 
 LINEAR, FLAT = -0.8, math.log2(0.9)
 SMALLEST, LARGEST = 2, 16384  # batch sizes of the paper
-REACH = 8  # times B_crit
+SMALL, LARGE = 1 / 9, 12  # times B_crit
 DOUBLINGS = 4  # two of them, as a factor
 FEW_STEPS, MANY_STEPS = 1.5, 4.5
 
@@ -58,9 +59,14 @@ def linear_scaling(study: Analysis) -> Finding | None:
         small = sizes[0]
         large = max([b for b in sizes if small < b <= DOUBLINGS * small], default=sizes[1])
         number = exponent(study, series, small, large)
-        reached = small <= SMALLEST or (scaling.identifiable and REACH * small <= scaling.fit.critical_batch_size)
+        reached = small <= SMALLEST or (scaling.identifiable and small <= SMALL * scaling.fit.critical_batch_size)
         verdict = if_reached(decide(number, to=LINEAR), reached)
-        return Finding(verdict, f"K* goes as B^e from B={small} to B={large}, e = {number}")
+        said = f"K* goes as B^e from B={small} to B={large}, e = {number}{medians_note(scaling)}"
+        least = study.scalings[series].resolved
+        if scaling.of_medians and {small, large} <= least.keys():
+            own = math.log(least[large] / least[small]) / math.log(large / small)
+            said += f", {three_digits(own)} by K* itself"
+        return Finding(verdict, said)
 
     return _at_each_law(study, judge)
 
@@ -72,7 +78,7 @@ def diminishing_returns(study: Analysis) -> Finding | None:
         small, large = sizes[0], sizes[-1]
         examples = exponent(study, series, small, large).map(lambda e: (large / small) ** (1 + e))
         verdict = if_reached(decide(examples, above=MARGIN), large >= LARGEST)
-        return Finding(verdict, f"examples at B={large} over those at B={small}: x{examples}")
+        return Finding(verdict, f"examples at B={large} over those at B={small}: x{examples}{medians_note(scaling)}")
 
     return _at_each_law(study, judge)
 
@@ -87,8 +93,8 @@ def plateau(study: Analysis) -> Finding | None:
         said = f"K* a doubling from B={small} to B={large}: x{number.map(lambda e: 2**e)}"
         if not scaling.identifiable:
             return Finding(Verdict.UNDECIDABLE, f"{said}; B_crit {scaling.describe().removeprefix('B_crit ')}")
-        reached = large >= LARGEST or large >= REACH * scaling.fit.critical_batch_size
-        said = f"{said}, up to {large / scaling.fit.critical_batch_size:.2g} B_crit"
+        reached = large >= LARGEST or large >= LARGE * scaling.fit.critical_batch_size
+        said = f"{said}, up to {large / scaling.fit.critical_batch_size:.2g} B_crit{medians_note(scaling)}"
         return Finding(if_reached(decide(number, above=FLAT), reached), said)
 
     return _at_each_law(study, judge)
@@ -114,7 +120,6 @@ def _at_each_law(study: Analysis, judge: Callable[[Series, Scaling, list[int]], 
             found = Finding(Verdict.UNDECIDABLE, f"K* at {len(sizes)} batch sizes")
         else:
             found = judge(series, scaling, sizes)
-        found = found._replace(measured=found.measured + medians_note(scaling))
         left = len(scaling.at_first_check)
         return found._replace(measured=f"{found.measured}; {left} at the first check left out") if left else found
 

@@ -9,7 +9,8 @@ is above 0.5; both are resampled over the trials of each cell but failed ones, a
    or more has none, as all are in which trials stop at K*: which other point would be the best is not known.
 9. The region of successful metaparameters grows with batch size: the share of complete trials, at the budget in steps
    that all cells share, over the points that have finished in all of them. Not decidable where trials were stopped by
-   racing (study.slack) and not by that budget.
+   racing (study.slack) and not by that budget, nor where all are complete or none is. At a small budget the share
+   grows for that alone that K* falls with B: the budget is told beside the paper's.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from lit_dps.replication.rules import (
     decide,
     estimated,
 )
+from lit_dps.replication.workloads import WORKLOADS, classes
 from lit_dps.trial import Series, Status, TrialResult
 
 TREND = 0.5
@@ -75,6 +77,10 @@ def region_grows(study: Analysis) -> Finding | None:
     if record.slack is not None:
         return Finding(Verdict.UNDECIDABLE, f"trials stop at {record.slack:g} K*, not at a budget that all cells share")
 
+    paper = WORKLOADS.get(classes(record.config))
+    own = f" (the paper's budget: {paper.max_steps:,})" if paper and paper.max_steps != record.goal.max_steps else ""
+    name = f"complete by step {record.goal.max_steps:,}{own}"
+
     def shares(results: Sequence[TrialResult], drawn: np.ndarray) -> np.ndarray:
         return _complete(results)[drawn].mean(axis=1)
 
@@ -82,7 +88,10 @@ def region_grows(study: Analysis) -> Finding | None:
         cells = {b: study.by_cell[cell_of(series, b)].trials for b in record.batch_sizes}
         common = set.intersection(*({result.trial.point for result in results} for results in cells.values()))
         cells = {b: [result for result in results if result.trial.point in common] for b, results in cells.items()}
-        return _trend(cells, shares, f"share of trials complete by step {record.goal.max_steps:,}")
+        complete = np.concatenate([_complete(results) for results in cells.values()])
+        if complete.all() or not complete.any():
+            return Finding(Verdict.UNDECIDABLE, f"{'all' if complete.any() else 'no'} trials are {name}")
+        return _trend(cells, shares, f"share of trials {name}")
 
     return at_each(record.series, judge)
 

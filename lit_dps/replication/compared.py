@@ -11,6 +11,21 @@ RULE = "model.init_args.optimizer"
 RATES = ("learning_rate", "momentum")  # of the update rule
 
 
+def searched(record: StudyRecord) -> bool:
+    """Whether a study searched for its K*, and not took the best points of another (study.best_of)."""
+    return setting(record.config, "study.best_of") is None
+
+
+def trial_seeds(record: StudyRecord) -> set[int]:
+    """The seeds that a study's trials were derived from: trials of one point and seed begin with the same weights."""
+    return {result.trial.seed for results in record.results.values() for result in results}
+
+
+def goal_of(record: StudyRecord) -> tuple[str, int]:
+    """A study's goal, and how often it is asked for: K* of others are of other runs."""
+    return str(record.goal), record.goal.check_interval
+
+
 def trained(record: StudyRecord) -> dict[str, object]:
     """What was trained on what, how it was pruned, and by which schedule, but for the update rule and its goal.
 

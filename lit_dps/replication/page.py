@@ -11,25 +11,29 @@ from collections.abc import Iterable, Mapping, Sequence
 from lit_dps.analysis.critical import DEFINITIONS
 from lit_dps.goal import ERROR
 from lit_dps.replication.appendix import Image, Machine, Part, escaped, judge_parts, progress, table
-from lit_dps.replication.paper import WORKLOADS, Claim, Judgement, classes, compared_with
+from lit_dps.replication.compared import trial_seeds
+from lit_dps.replication.paper import BATCH_SIZES, TRIALS, Claim, Judgement, compared_with
 from lit_dps.replication.rules import Verdict
 from lit_dps.replication.under_way import under_way
+from lit_dps.replication.workloads import WORKLOADS, classes, workload
+from lit_dps.trial import Status
 
 _ABOUT = (
     "Lee, Ajanthan, Torr and Jaggi, [Understanding the Effects of Data Parallelism and Sparsity on Neural Network "
     "Training](https://arxiv.org/abs/2003.11316) (ICLR 2021), measured again by lit_dps on real data."
 )
 _RULES = """\
-A claim is a number in a range, both fixed beforehand (`lit_dps/replication/`): seen where the 95 % interval, in
-brackets, lies in the range, not seen where all of it lies outside, else not decidable. Medians are over seeds of the
-best points; their intervals do not hold the luck of the points drawn. The table has each claim at the largest study
-that decides it, those at the paper's goal or a harder one first, else at the largest; beside it, how many of the
-studies that decide it agree."""
+A claim is a number in a range (`lit_dps/replication/`): seen where the 95 % interval, in brackets, lies in the range,
+not seen where all of it lies outside, else not decidable. The ranges were fixed before the first trial; that medians
+are judged, and when nothing can be told, was settled while studies ran. Medians are over seeds of the best points;
+their intervals do not hold the luck of the points drawn. The table has each claim at the largest study that decides it,
+those that met the paper's goal or a harder one first, else at the largest; beside it, how many of the studies that
+decide it agree. Of terms, studies of the same initial weights count once."""
 _READING = """\
 The paper reads them off its curves, where linear scaling ends, as powers of two. As measured, that is where the
-examples B K\\* exceed those of the smallest batch size by 20 or 50 %; by the law, where they double (c1 / c2). In
-examples, with 95 % intervals; `>` is below all that can be told, `*` needs a word, which critical.csv of the study has.
-The appendix has those of other goals."""
+examples B K\\* exceed those of the smallest batch size by 20 or 50 %; by the law, where they double (c1 / c2). Here of
+K\\*, where the claims above are on medians. In examples, with 95 % intervals."""
+_MARKS = " `>` is below all that can be told, `*` needs a word, which critical.csv of the study has."
 REGION = "metaparameters"
 # What each figure of the paper shows, by the figure of ours that repeats it
 FIGURES = {
@@ -72,11 +76,12 @@ def replication_page(
 
 
 def scale(part: Part) -> tuple[bool, int]:
-    """How large a study is: whether its goal is the paper's for its workload or harder, then its finished trials."""
+    """How large a study is: whether it met the paper's goal or a harder one, then its finished trials."""
     record = part.study.record
     paper = WORKLOADS.get(classes(record.config))
     own = paper is not None and record.goal.metric == ERROR and not record.goal.at_least
     own = own and not record.goal.at(paper.error).easier(record.goal.value)
+    own = own and any(result.status is Status.COMPLETE for result in part.runs("results"))
     return own, progress(part.study)[0]
 
 
@@ -115,19 +120,33 @@ def _summary(chosen: Mapping[Claim, Judgement], parts: Sequence[Part]) -> str:
     others = f" Under way and left out: {'; '.join(left)}." if left else ""
     decided = [each for each in chosen.values() if each.verdict is not Verdict.UNDECIDABLE]
     own = sum(scale_of(judgement, parts)[0] for judgement in decided)
+    done, due = (sum(each) for each in zip(*(progress(part.study) for part in parts), strict=True))
+    of = f" of {due:,}" if done < due else ""
     return (
         f"Of the paper's {len(chosen)} claims: {told}; decided at the paper's goal or a harder one: {own}. By "
-        f"{len(parts)} studies, {len(runs['results']):,} trials, {len(runs['repeats']):,} repeats of best points, "
-        f"{steps:,} steps.{others}"
+        f"{len(parts)} studies, {done:,}{of} trials, {len(runs['repeats']):,} repeats of best points, {steps:,} "
+        f"steps.{_extent(parts)}{others}"
     )
+
+
+def _extent(parts: Sequence[Part]) -> str:
+    """How far the studies at the paper's goal reach, beside the paper's."""
+    records = [part.study.record for part in parts if scale(part)[0]]
+    if not records:
+        return ""
+    trials, largest = max(r.trials for r in records), max(max(r.batch_sizes) for r in records)
+    ours = f" At its goal up to {trials} trials a cell and batches of {largest:,}"
+    return f"{ours}, where the paper has {TRIALS} and {BATCH_SIZES[-1]:,}."
 
 
 def _table(chosen: Mapping[Claim, Judgement], judgements: Sequence[Judgement], parts: Sequence[Part]) -> str:
     rows = []
     for claim, judgement in chosen.items():
-        decided = [j.verdict for j in judgements if j.claim is claim and j.verdict is not Verdict.UNDECIDABLE]
-        larger = ", undecided at the largest" if larger_undecided(judgement, judgements, parts) else ""
-        agree = f" ({decided.count(judgement.verdict)} of {len(decided)}{larger})" if decided else ""
+        decided = _decided(claim, judgements, parts)
+        larger = (
+            " at a smaller scale, undecided at the largest" if larger_undecided(judgement, judgements, parts) else ""
+        )
+        agree = f"{larger} ({decided.count(judgement.verdict)} of {len(decided)})" if decided else ""
         rows.append(
             {
                 "claim": f"{claim.text} ({claim.source})",
@@ -138,6 +157,20 @@ def _table(chosen: Mapping[Claim, Judgement], judgements: Sequence[Judgement], p
             }
         )
     return table(rows)
+
+
+def _decided(claim: Claim, judgements: Sequence[Judgement], parts: Sequence[Part]) -> list[Verdict]:
+    """The verdicts of the studies that decide a claim, the largest first.
+
+    Of a claim on terms one for all studies of the same trained by the same seeds: their trials begin alike.
+    """
+    found: dict[object, Verdict] = {}
+    mine = [j for j in judgements if j.claim is claim and j.verdict is not Verdict.UNDECIDABLE]
+    for judgement in sorted(mine, key=lambda judgement: scale_of(judgement, parts), reverse=True):
+        records = [part.study.record for part in parts if part.study.record.name in judgement.studies]
+        begun = frozenset((workload(r), s) for r in records for s in trial_seeds(r))
+        found.setdefault(judgement.studies if claim.search else begun, judgement.verdict)
+    return list(found.values())
 
 
 def _figures(parts: Sequence[Part], comparisons: Mapping[str, Sequence[Image]]) -> list[str]:
@@ -177,7 +210,8 @@ def _critical(parts: Sequence[Part]) -> str:
             rows.append({"study": f"`{record.name}`", "series": str(series), **sizes})
     if not rows:
         return ""
-    return f"## Critical batch sizes\n\n{_READING}\n\n{table(rows)}"
+    marked = any(text.startswith(">") or text.endswith("*") for row in rows for text in row.values())
+    return f"## Critical batch sizes\n\n{_READING}{_MARKS * marked}\n\n{table(rows)}"
 
 
 def _disagreements(chosen: Mapping[Claim, Judgement]) -> str:

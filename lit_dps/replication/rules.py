@@ -1,4 +1,7 @@
-"""How a claim is decided: a number with its 95 % bootstrap interval against a range that is fixed beforehand.
+"""How a claim is decided: a number with its 95 % interval against a range.
+
+The ranges were fixed before the first trial of a study at the paper's scale. What else is in this file, what is judged,
+how intervals are made, when nothing can be told, was settled while such studies ran: the commits say when and why.
 
 A claim says that a number lies in a range. It is *seen* where the whole interval lies in the range, *not seen* where
 all of it lies outside, and *not decidable at this scale* otherwise. The intervals come from resampling what a study has
@@ -9,7 +12,8 @@ The claims on steps are judged on the medians over seeds where the best points w
 The intervals of medians come from resampling the seeds, that is initial weights, masks and orders of examples; they do
 not know of other points of the search, among which another might have been the best.
 
-Where a claim is about several series it is not seen if it is not seen at one of them, seen if it is seen at all.
+Where a claim is about several series it is not seen if it is not seen at one of them, seen if it is seen at all; which
+is told.
 """
 
 from __future__ import annotations
@@ -48,6 +52,11 @@ class Verdict(StrEnum):
     SEEN = "seen"
     NOT_SEEN = "not seen"
     UNDECIDABLE = "not decidable at this scale"
+
+    @property
+    def short(self) -> str:
+        """The verdict on one of several series."""
+        return "undecided" if self is Verdict.UNDECIDABLE else str(self)
 
 
 class Finding(NamedTuple):
@@ -113,8 +122,11 @@ def combined(verdicts: Iterable[Verdict]) -> Verdict:
 def at_each(every: Iterable[Series], judge: Callable[[Series], Finding]) -> Finding:
     """The findings in some series as one."""
     found = {series: judge(series) for series in every}
-    verdict = combined(finding.verdict for finding in found.values())
-    return Finding(verdict, together({str(series): finding.measured for series, finding in found.items()}))
+    measured = together({str(series): finding.measured for series, finding in found.items()})
+    by_verdict = {v: [str(s) for s, finding in found.items() if finding.verdict is v] for v in Verdict}
+    if len(several := [f"{v.short} at {', '.join(names)}" for v, names in by_verdict.items() if names]) > 1:
+        measured += f"; {', '.join(several)}"
+    return Finding(combined(finding.verdict for finding in found.values()), measured)
 
 
 def together(said: Mapping[str, str]) -> str:

@@ -61,6 +61,8 @@ def test_the_exponent_between_two_batch_sizes():
         (law(1e5, 100, (4, 8, 16, 64)), SEEN),
         ({2: sure(900), 4: sure(880), 8: sure(850)}, NOT_SEEN),  # the paper's smallest batch size
         ({64: sure(900), 128: sure(880), 256: sure(850)}, UNDECIDABLE),  # smaller ones may yet be linear
+        (law(6.4e6, 1e5, POWERS[2:]), UNDECIDABLE),  # the law itself, from B_crit / 8 = 8 on: e = -0.792
+        (law(7.4e6, 1e5, POWERS[2:]), SEEN),  # from B_crit / 9.25 on
         (law(1e5, 100, (4, 8, 16, 64), trials=vague), UNDECIDABLE),
         (law(3e4, 10, (4, 16), 0.0) | law(3e4, 10, (4,), 0.9) | {(16, 0.9): [None] * 8}, UNDECIDABLE),
         ({(2, 0.0): sure(800), (8, 0.0): sure(200), (2, 0.9): sure(900), (8, 0.9): sure(900)}, NOT_SEEN),
@@ -111,6 +113,8 @@ def test_diminishing_returns_in_numbers():
         (law(1e5, 20, POWERS), UNDECIDABLE),  # K* of 26 steps, known to 16
         (law(1e5, 1000, POWERS, trials=vague), UNDECIDABLE),
         (law(1e8, 0, (4, 16, 64)), UNDECIDABLE),  # B_crit is not identifiable
+        (law(1.28e7, 1e5, POWERS[:10]), UNDECIDABLE),  # the law itself up to 8 B_crit: x0.866 a doubling
+        (law(8.2e6, 1e5, POWERS[:10]), SEEN),  # up to 12.5 B_crit
     ],
 )
 def test_plateau(steps, verdict):

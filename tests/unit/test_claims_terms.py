@@ -1,10 +1,12 @@
 """The paper's claims on the search and on the theory's terms, judged on studies for which the verdict is known."""
 
+import dataclasses
 import math
+import re
 
 import pytest
 
-from lit_dps.analysis import lipschitz_at_the_same_steps
+from lit_dps.analysis import Analysis, lipschitz_at_the_same_steps
 from lit_dps.replication import (
     Verdict,
     lipschitz_rises,
@@ -98,7 +100,8 @@ def counted(shares, points=16, unfinished=0):
     [
         (counted([0.1, 0.3, 0.5, 0.7, 0.9], points=64), SEEN),
         (counted([0.9, 0.7, 0.5, 0.3, 0.1], points=64), NOT_SEEN),
-        (counted([1, 1, 1, 1, 1]), NOT_SEEN),
+        (counted([1, 1, 1, 1, 1]), UNDECIDABLE),  # nobody knows how much easier the larger ones find it
+        (counted([0, 0, 0, 0, 0]), UNDECIDABLE),
         (counted([0.4, 0.5, 0.5, 0.6, 0.5]), UNDECIDABLE),
         (counted([0.1, 0.5, 0.9], points=64), UNDECIDABLE),
         (counted([0.1, 0.3, 0.5, 0.7, 0.9], points=64, unfinished=62), UNDECIDABLE),  # two points are common to all
@@ -112,6 +115,16 @@ def test_the_region_is_counted_over_points_that_all_cells_have():
     said = region_grows(counted([0.25, 0.5, 0.5, 0.5, 1.0], points=16, unfinished=8)).measured
     assert said.startswith("S=0: rank correlation of the share of trials complete by step 40,000 with B: ")
     assert said.endswith(", from 0.500 at B=4 to 1.00 at B=1024")
+    assert region_grows(counted([0, 0, 0, 0])).measured == "S=0: no trials are complete by step 40,000"
+
+
+def test_a_budget_beside_the_papers_is_told():
+    record = counted([0.25, 0.5, 0.5, 1.0]).record
+    network = {"class_path": "lit_dps.models.SimpleCNN"}
+    config = {"data": {"class_path": "lit_dps.data.MNIST"}, "model": {"init_args": {"network": network}}}
+    short = dataclasses.replace(record, config=config, goal=dataclasses.replace(record.goal, max_steps=2000))
+    assert "by step 2,000 (the paper's budget: 40,000) with B" in region_grows(Analysis(short)).measured
+    assert "budget" not in region_grows(Analysis(dataclasses.replace(record, config=config))).measured
 
 
 def test_a_race_tells_nothing_of_the_region():
@@ -169,12 +182,13 @@ def test_terms(of, study, verdict):
 
 def test_terms_in_numbers():
     study = theory(**PAPER)
-    levels = "at the same steps x3.09 [3.09, 3.09]; L = 0.570 / 1.76 at S=0 / 0.9"
+    levels = "at the same steps x3.09 [3.09, 3.09]; L = 0.570 / 1.76 at S=0 / 0.9, of 2 / 2 measurements a run"
     assert lipschitz_rises(study).measured == f"L x3.09 [3.09, 3.09] over 16 pairs of trials; {levels}"
     assert variance_falls(study).measured == "beta x0.54 [0.54, 0.54] over 16 pairs of trials"
     whole = theory(**PAPER, sizes=THREE)
     said = theory_tells(whole, whole).measured
-    assert said == "Delta beta L x1.67 [1.67, 1.67], fitted c1 x1.67 [1.67, 1.67]: x1 [1, 1] of the predicted"
+    assert said.startswith("Delta beta L x1.67 [1.67, 1.67], fitted c1 x1.67 [1.67, 1.67]: x1 [1, 1] of the predicted")
+    assert said.endswith("; at the measured epsilon, x1.00, x1.67")
 
 
 def test_terms_and_laws_may_come_from_two_studies_of_one_workload():
@@ -187,6 +201,8 @@ def test_terms_and_laws_may_come_from_two_studies_of_one_workload():
     assert theory_tells(laws, measured) is None
     other = theory(**PAPER, measured=False, config={"model": {"init_args": {"optimizer": "momentum"}}})
     assert theory_tells(measured, other) is None
+    easier = dataclasses.replace(laws.record, goal=dataclasses.replace(laws.record.goal, value=0.5))
+    assert theory_tells(measured, Analysis(easier)) is None, "terms are means up to another goal"
 
 
 def test_at_the_same_steps_a_longer_run_counts_as_far_as_the_shorter_one():
@@ -205,11 +221,11 @@ def test_at_the_same_steps_a_longer_run_counts_as_far_as_the_shorter_one():
     of_runs = 2 * (sum(1 / i for i in range(1, 9)) / 8) / 0.75
     assert lipschitz_rises(study).measured == (
         f"L x{of_runs:.3g} [{of_runs:.3g}, {of_runs:.3g}] over 4 pairs of trials; at the same steps x2 [2, 2]; "
-        f"L = 0.750 / {0.75 * of_runs:.3f} at S=0 / 0.9"
+        f"L = 0.750 / {0.75 * of_runs:.3f} at S=0 / 0.9, of 2 / 8 measurements a run"
     )
 
 
-def test_points_are_resampled_whole():
+def test_intervals_are_students_over_points():
     # Two batch sizes of each of four points, alike: as certain as four pairs, not as eight.
     cells = {Cell(b, s): [] for b in (4, 64) for s in (0.0, 0.9)}
     for point, ratio in enumerate((1.0, 2.0, 4.0, 8.0)):
@@ -217,8 +233,11 @@ def test_points_are_resampled_whole():
             lipschitz = [ratio if cell.sparsity else 1.0]
             found.append(result(cell, point, 160, **theory_terms(160, lipschitz=lipschitz)))
     said = lipschitz_rises(fitted(cells, space={})).measured
-    # Of 256 equally likely means of log2 the least 6 are 0 x4, and (0, 0, 0, 1) x4: percentile 2.5 is the seventh, 0.5
-    assert said.startswith("L x2.83 [1.41, 5.66] over 8 pairs")
+    # log2 of the points: mean 1.5, error sqrt(5 / 3) / 2 = 0.6455; Student's t of 3 degrees of freedom at 97.5 %: 3.182
+    value, low, high = map(float, re.match(r"L x(\S+) \[(\S+), (\S+)\] over 8 pairs", said).groups())
+    assert (value, low, high) == pytest.approx(
+        (2**1.5, 2 ** (1.5 - 3.182 * 0.6455), 2 ** (1.5 + 3.182 * 0.6455)), rel=0.03
+    )
 
 
 @pytest.mark.parametrize("of", [lipschitz_rises, variance_falls, loss_stays, theory_tells])

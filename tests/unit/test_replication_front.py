@@ -12,6 +12,7 @@ from lit_dps.replication import Image, Part, as_measured, compared_with, headlin
 from lit_dps.store import read_study
 from lit_dps.trial import Cell, Status
 from tests.unit.fake_study import result, write_study
+from tests.unit.test_claims_terms import PAPER, theory
 from tests.unit.test_replication import CONFIG, front, part, section
 
 
@@ -45,13 +46,30 @@ def test_a_claim_stands_at_the_largest_study_that_decides_it():
     of_goals = [dataclasses.replace(hard.study.record, goal=Goal(error, 16, 40_000)) for error in (0.01, 0.02, 0.021)]
     of_goals += [dataclasses.replace(hard.study.record, goal=Goal(0.01, 16, 40_000, metric="val_loss"))]
     assert [scale(Part(Analysis(record), ""))[0] for record in of_goals] == [True, True, False, False]
+    nobody = {
+        cell: [dataclasses.replace(r, status=Status.INCOMPLETE, steps=None) for r in results]
+        for cell, results in hard.study.record.results.items()
+    }
+    missed = dataclasses.replace(hard.study.record, goal=Goal(0.01, 16, 40_000), results=nobody)
+    assert not scale(Part(Analysis(missed), ""))[0], "harder, and met by nobody"
     text = front(*parts, hard)
-    assert "| `large` | seen (2 of 2, undecided at the largest) |" in text
+    assert "At its goal up to 3 trials a cell and batches of 8, where the paper has 100 and 16,384." in text
+    assert "| `large` | seen at a smaller scale, undecided at the largest (2 of 2) |" in text
     (line,) = [
         line for line in section(text, "Where the largest studies do not decide").splitlines() if linear_text in line
     ]
     assert line.startswith(f"- **{linear_text}**: S=0: K\\* goes as B^e from B=2 to B=8, e = -0.161 [")
     assert line.endswith("(`hard`)")
+
+
+def test_studies_that_begin_with_the_same_weights_count_once():
+    first = theory(**PAPER).record
+    seeded = [dataclasses.replace(r, trial=dataclasses.replace(r.trial, seed=7)) for r in first.results[Cell(4, 0.9)]]
+    other = dataclasses.replace(first, name="other", results={**first.results, Cell(4, 0.9): seeded})
+    again = dataclasses.replace(first, name="again", trials=4)
+    parts = [Part(Analysis(record), "make") for record in (first, again)]
+    assert "| beta x0.54 [0.54, 0.54] over 16 pairs of trials | `fake` | seen (1 of 1) |" in front(*parts)
+    assert "| `fake` | seen (2 of 2) |" in front(*parts, Part(Analysis(other), "make"))
 
 
 def test_the_front_page_has_the_papers_figures_from_the_largest_study_and_is_short():
