@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from lit_dps.errors import ConfigError
 from lit_dps.models.init import init_variance_scaling, scaled
-from lit_dps.models.layout import channels_last
 
 
 class Block(nn.Module):
@@ -68,7 +67,7 @@ class ResNet(nn.Module):
         init_variance_scaling(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.blocks(self.conv(channels_last(x))))
+        x = F.relu(self.blocks(self.conv(x)))
         return self.linear(x.mean(dim=(2, 3)))
 
 
