@@ -23,6 +23,7 @@ from lit_dps.replication.paper import (
     protocol_rows,
     search_text,
 )
+from lit_dps.replication.protocol import workload
 from lit_dps.replication.rules import (
     Estimate,
     Finding,
@@ -36,4 +37,3 @@ from lit_dps.replication.rules import (
     log_ratio,
 )
 from lit_dps.replication.under_way import as_measured
-from lit_dps.replication.workloads import workload

@@ -29,6 +29,7 @@ from lit_dps.analysis import (
 )
 from lit_dps.analysis.best_rates import RATE_NAMES
 from lit_dps.record import StudyRecord
+from lit_dps.replication.protocol import WORKLOADS, classes
 from lit_dps.replication.rules import (
     FEWEST,
     SEED,
@@ -38,7 +39,6 @@ from lit_dps.replication.rules import (
     decide,
     estimated,
 )
-from lit_dps.replication.workloads import WORKLOADS, classes
 from lit_dps.trial import Series, Status, TrialResult
 
 TREND = 0.5

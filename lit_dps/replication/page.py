@@ -12,10 +12,10 @@ from lit_dps.analysis.critical import DEFINITIONS
 from lit_dps.goal import ERROR
 from lit_dps.replication.appendix import Image, Machine, Part, escaped, judge_parts, progress, table
 from lit_dps.replication.compared import trial_seeds
-from lit_dps.replication.paper import BATCH_SIZES, TRIALS, Claim, Judgement, compared_with
+from lit_dps.replication.paper import Claim, Judgement, compared_with
+from lit_dps.replication.protocol import BATCH_SIZES, TRIALS, WORKLOADS, classes, workload
 from lit_dps.replication.rules import Verdict
 from lit_dps.replication.under_way import under_way
-from lit_dps.replication.workloads import WORKLOADS, classes, workload
 from lit_dps.trial import Status
 
 _ABOUT = (

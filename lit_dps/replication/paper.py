@@ -18,13 +18,9 @@ import lit_dps.replication.claims_trials as trials
 from lit_dps.analysis import Analysis
 from lit_dps.record import StudyRecord
 from lit_dps.replication.compared import searched
+from lit_dps.replication.protocol import BATCH_SIZES, SPARSITIES, TRIALS, WORKLOADS, classes, workload
 from lit_dps.replication.rules import Finding, Verdict
-from lit_dps.replication.workloads import WORKLOADS, classes, workload
 from lit_dps.space import short_names
-
-BATCH_SIZES = tuple(2**i for i in range(1, 15))
-SPARSITIES = (0.0, 0.5, 0.7, 0.9)
-TRIALS = 100
 
 
 def compared_with(record: StudyRecord) -> str:

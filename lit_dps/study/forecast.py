@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from lit_dps.noise import read_at
 from lit_dps.racing import rungs
 from lit_dps.record import StudyRecord, grid
-from lit_dps.replication import paper
+from lit_dps.replication import protocol
 from lit_dps.study.likely import along_laws, laws_of, record_that_tells, stored_record, told_by
 from lit_dps.study.noise import PATIENCE, STEPS
 from lit_dps.study.remaining import (
@@ -216,15 +216,15 @@ def _columns_explained(
 
 
 def _paper_lines(setup: StudySetup, timing: Timing) -> list[str]:
-    goal = paper.WORKLOADS.get(paper.classes(setup.config()), paper.MNIST)
+    goal = protocol.WORKLOADS.get(protocol.classes(setup.config()), protocol.MNIST)
     max_steps, interval = goal.max_steps, goal.check_interval
-    points = dict.fromkeys(grid(paper.BATCH_SIZES, paper.SPARSITIES), range(paper.TRIALS))
+    points = dict.fromkeys(grid(protocol.BATCH_SIZES, protocol.SPARSITIES), range(protocol.TRIALS))
     most = at_most(points, max_steps, interval)
     pruning = pruning_seconds(pruning_passes(points, setup.workers, timing.reused), timing)
     total, time = sum(most.values(), Work()), (training_seconds(most, timing) + pruning) / setup.workers
     return [
-        f"the paper's protocol, {len(paper.BATCH_SIZES)} batch sizes x {len(paper.SPARSITIES)} sparsities x "
-        f"{paper.TRIALS} trials of {max_steps:,} steps, a check every {interval}:",
+        f"the paper's protocol, {len(protocol.BATCH_SIZES)} batch sizes x {len(protocol.SPARSITIES)} sparsities x "
+        f"{protocol.TRIALS} trials of {max_steps:,} steps, a check every {interval}:",
         f"  at most {total.trials:,} trials, {total.steps:,.0f} steps, {total.checks:,.0f} checks, "
         f"{duration(time)} on this machine",
         "  of one workload the paper says: 14 million checks, 162 days (Lee et al. 2021, Appendix B)",

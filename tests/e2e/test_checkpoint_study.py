@@ -20,7 +20,8 @@ LONG = (
     *("study", "--config", FAST, "--study.batch_sizes", "[16]", "--study.sparsities", "[0.5]"),
     *("--goal.error", 0.001, "--goal.check_interval", 20, "--goal.early_reject", "true"),  # nobody gets there
 )
-BUDGET = ("--goal.max_steps", 4000)
+STEPS = 1600
+BUDGET = ("--goal.max_steps", STEPS)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +64,7 @@ def test_a_long_trial_goes_on_where_it_was(tmp_path, whole, sent, workers):
     done = run(tmp_path, *LONG, *BUDGET, *options)
     assert done.returncode == 0, done.stderr
     steps = re.findall(r"B=16 S=0\.5 point \d goes on from step (\d+)", done.stderr)
-    assert steps and all(0 < int(step) < 4000 for step in steps), done.stderr
+    assert steps and all(0 < int(step) < STEPS for step in steps), done.stderr
     assert table(tmp_path) == table(whole)
     assert found(tmp_path) == found(whole)
     assert not (tmp_path / "mlruns" / "checkpoints").exists(), "nothing is left"

@@ -18,6 +18,12 @@ pytestmark = pytest.mark.slow
 STUDY = ("study", "--config", FAST)
 
 
+@pytest.fixture(autouse=True)
+def brief(monkeypatch):
+    """Counts are looked at, and no seconds: a fifth of what is timed for people."""
+    monkeypatch.setattr("lit_dps.study.timing.SECONDS", 0.2)
+
+
 def rows(said: str) -> dict[str, list[str]]:
     """The lines of the table by their first column: a batch size, "pruning" or "total"."""
     cells = [re.split(r"\s{2,}", line.strip()) for line in said.splitlines()]

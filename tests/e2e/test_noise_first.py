@@ -7,7 +7,8 @@ import pytest
 from lit_dps.store import read_study
 from tests.e2e.commands import FAST, run_here
 
-SMALL = ("--study.batch_sizes", "[16]", "--study.sparsities", "[0]")
+ON = ("--study.noise_scale", True)
+SMALL = ("--study.batch_sizes", "[16]", "--study.sparsities", "[0]", *ON)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +37,7 @@ def test_it_can_be_switched_off(folder):
 
 
 def test_what_cannot_be_read_is_said_and_the_study_goes_on(folder):
-    one = ("--study.batch_sizes", "[1]", "--study.sparsities", "[0]", "--study.trials", 1, "--study.name", "one")
+    one = ("--study.batch_sizes", "[1]", "--study.sparsities", "[0]", *ON, "--study.trials", 1, "--study.name", "one")
     done = run_here(folder, "study", "--config", FAST, *one)
     assert done.returncode == 0
     assert "noise scale not measured: NoiseScaleCallback: 1 is not allowed; batches of at least 2" in done.stderr

@@ -154,7 +154,7 @@ def mlflow_server(tmp_path):
                 break
             except OSError:
                 assert server.poll() is None and time.monotonic() < end, (folder / "log").read_text()
-                time.sleep(0.5)
+                time.sleep(0.05)
         yield address
     finally:
         os.killpg(server.pid, signal.SIGKILL)
@@ -162,14 +162,15 @@ def mlflow_server(tmp_path):
 
 
 def test_an_mlflow_server_shows_what_several_processes_log(tmp_path, mlflow_server, begin):
-    study = ("study", "--config", FAST, "--storage.mlflow", mlflow_server, "--study.batch_sizes", "[64]")
+    study = ("study", "--config", FAST, "--storage.mlflow", mlflow_server)
+    study += ("--study.batch_sizes", "[64]", "--study.trials", 2)
     processes = [begin(tmp_path, *study) for _ in range(2)]
     assert [process.wait(300) for process in processes] == [0, 0], outputs([tmp_path])
     assert f"{mlflow_server}/#/experiments/" in outputs([tmp_path])[0]
     client = mlflow.MlflowClient(mlflow_server)
     experiments = [e.experiment_id for e in client.search_experiments()]
     runs = client.search_runs(experiments, max_results=100)
-    assert Counter(r.data.tags["lit_dps.kind"] for r in runs) == {"study": 1, "cell": 2, "trial": 8}
+    assert Counter(r.data.tags["lit_dps.kind"] for r in runs) == {"study": 1, "cell": 2, "trial": 4}
     (whole,) = [r.info.run_id for r in runs if r.data.tags["lit_dps.kind"] == "study"]
     assert "table.txt" in {item.path for item in client.list_artifacts(whole)}
     assert not (tmp_path / "mlruns" / "mlflow.db").exists()

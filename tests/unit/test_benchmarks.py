@@ -8,20 +8,18 @@ import math
 import pytest
 import torch
 
-from benchmarks import SECTIONS, summary, workers
-from benchmarks.__main__ import main
+from benchmarks import SECTIONS, workers
 from benchmarks.checks import Checked, by_level
 from benchmarks.machine import slug
 from benchmarks.numbers import Bounds, Sample, growth, interleaved
 from benchmarks.paper_cost import Cost, evenly, paper_steps, same_end
 from benchmarks.raced import short_sample
-from benchmarks.report import Report, Section, plain, read
+from benchmarks.report import Report, Section, plain
 from benchmarks.scaling import Series
 from benchmarks.setups import middle_trial, paper_setup
 from benchmarks.step import bare, engine, threads
 from benchmarks.text import between, ratio, seconds, spread, table, times
 from lit_dps.trial import Cell, Status, Trial, TrialResult
-from tests.e2e.commands import ROOT
 
 
 def ended(point: int, status: Status, steps: int) -> TrialResult:
@@ -203,43 +201,6 @@ def test_the_bare_loop_trains_what_the_engine_trains(sparsity):
             _, network = engine(setup, trial, 6, lean)
             for ours, theirs in zip(alone.parameters(), network.parameters(), strict=True):
                 torch.testing.assert_close(ours, theirs)
-
-
-def test_unknown_sections_are_refused(capsys):
-    with pytest.raises(SystemExit):
-        main(["speed"])
-    assert "no section speed; there are startup, protocol, step" in capsys.readouterr().err
-
-
-BRIEF = ["protocol", "step", "checks", "fused"]  # the sections that start no processes, and fill no database
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "sections", [BRIEF, pytest.param(list(SECTIONS), marks=pytest.mark.long)], ids=["brief", "all"]
-)
-def test_a_quick_run_writes_its_sections(tmp_path, sections):
-    few = ["--repeats", "1", "--trials", "3", "--max-steps", "32"] if sections == BRIEF else []
-    assert main([*sections, "--quick", *few, "--output", str(tmp_path)]) == 0
-    [file] = tmp_path.glob("*-quick.json")
-    stored = json.loads(file.read_text())
-    assert list(stored["sections"]) == sections
-    assert file.with_suffix(".md").read_text().count(f"python -m benchmarks {sections[0]}") == len(sections)
-    assert all(both["same"] for cell in stored["sections"]["protocol"]["numbers"]["cells"] for both in cell["both"])
-
-
-def test_the_table_of_the_docs_is_that_of_the_newest_report():
-    newest = sorted((ROOT / "benchmarks" / "results").glob("*.json"))[-1]
-    path = str(newest.with_suffix(".md").relative_to(ROOT))
-    page = (ROOT / "docs" / "speed.md").read_text()
-    assert summary.put(summary.summary(read(newest), path), page) == page
-
-
-def test_a_newer_table_takes_the_place_of_the_last_one():
-    readme = f"before\n{summary.BEGIN}{summary.END}\nafter\n"
-    once = summary.put("old\n", readme)
-    assert summary.put("new\n", once) == once.replace("old", "new")
-    assert once.startswith("before\n") and once.endswith(f"old\n\n{summary.END}\nafter\n")
 
 
 def test_what_workers_can_gain_is_bounded_by_what_threads_give():

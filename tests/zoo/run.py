@@ -108,6 +108,7 @@ def study(
     monitor = config["goal"].get("monitor", "val_error")
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(), audited(monitor, copies or {}) as audits:
         patch.setattr("lit_dps.analysis.publishing.write_all", lambda *args, **kwargs: ([], []))
+        patch.setattr("lit_dps.analysis.publishing._write_page", lambda study, path: path)
         patch.setattr("lit_dps.study.run.connect", lambda *args: MagicMock(logged=dict))
         _show_warnings()
         done = run_here(folder, "study", "--config", "zoo.yaml")

@@ -1,4 +1,4 @@
-"""The paper's workloads, and what a study trains on what."""
+"""The paper's protocol, of all workloads and of each (Lee et al. 2021, Section 2, Appendix B); what a study trains."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from typing import NamedTuple
 
 from lit_dps.analysis import setting
 from lit_dps.record import StudyRecord
+
+BATCH_SIZES = tuple(2**i for i in range(1, 15))
+SPARSITIES = (0.0, 0.5, 0.7, 0.9)
+TRIALS = 100
 
 
 class Protocol(NamedTuple):
