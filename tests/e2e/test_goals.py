@@ -11,7 +11,7 @@ from lit_dps.store import read_study
 from tests.e2e.commands import FAST, results, table
 
 pytestmark = pytest.mark.slow
-STUDY = ("study", "--config", FAST)
+STUDY = ("study", "--config", FAST, "--study.trials", 2)
 FIGURES = Path("mlruns") / "figures" / "fast"
 
 
