@@ -6,11 +6,12 @@ is above 0.5; both are resampled over the trials of each cell but failed ones, a
 8. The best learning rate grows with batch size: the learning rate of the K* trial, as effective rate,
    rate / (1 - momentum), where momentum is searched too. Batch sizes whose K* is at the first check are left out: the
    best of the trials that got there is not known. So are those with too few complete trials, where one resample in 40
-   or more has none, as all are in which trials stop at K*: which other point would be the best is not known.
+   or more has none: which other point would be the best is not known. A study whose trials stop at K* has no more than
+   one in most cells, and is none of this claim.
 9. The region of successful metaparameters grows with batch size: the share of complete trials, at the budget in steps
-   that all cells share, over the points that have finished in all of them. Not decidable where trials were stopped by
-   racing (study.slack) and not by that budget, nor where all are complete or none is. At a small budget the share
-   grows for that alone that K* falls with B: the budget is told beside the paper's.
+   that all cells share, over the points that have finished in all of them. A study whose trials a race ends
+   (study.slack), and not that budget, is none of this claim. Not decidable where all are complete or none is. At a
+   small budget the share grows for that alone that K* falls with B: the budget is told beside the paper's.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from lit_dps.analysis import (
     significant,
 )
 from lit_dps.analysis.best_rates import RATE_NAMES
+from lit_dps.racing import last_step
 from lit_dps.record import StudyRecord
 from lit_dps.replication.protocol import WORKLOADS, classes
 from lit_dps.replication.rules import (
@@ -49,10 +51,10 @@ Statistic = Callable[[Sequence[TrialResult], np.ndarray], np.ndarray]
 
 
 def rate_grows(study: Analysis) -> Finding | None:
-    """Claim 8; None where not exactly one learning rate is searched, or for a study of one batch size."""
+    """Claim 8; None where not exactly one learning rate is searched, trials stop at K*, or for one batch size."""
     record = study.record
     keys, momenta = _searched(record, *RATE_NAMES), _searched(record, MOMENTUM_NAME)
-    if len(keys) != 1 or len(record.batch_sizes) < 2:
+    if len(keys) != 1 or len(record.batch_sizes) < 2 or last_step(1, record.slack) <= 1:
         return None
 
     def rates(results: Sequence[TrialResult], drawn: np.ndarray) -> np.ndarray:
@@ -70,13 +72,10 @@ def rate_grows(study: Analysis) -> Finding | None:
 
 
 def region_grows(study: Analysis) -> Finding | None:
-    """Claim 9; None for a study of one batch size."""
+    """Claim 9; None for a study of one batch size, and where a race and not the budget ends trials."""
     record = study.record
-    if len(record.batch_sizes) < 2:
+    if len(record.batch_sizes) < 2 or record.slack is not None:
         return None
-    if record.slack is not None:
-        return Finding(Verdict.UNDECIDABLE, f"trials stop at {record.slack:g} K*, not at a budget that all cells share")
-
     paper = WORKLOADS.get(classes(record.config))
     own = f" (the paper's budget: {paper.max_steps:,})" if paper and paper.max_steps != record.goal.max_steps else ""
     name = f"complete by step {record.goal.max_steps:,}{own}"
