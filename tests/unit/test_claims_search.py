@@ -19,10 +19,6 @@ SPACE = {"model.learning_rate": Range(1e-4, 10, "log")}
 SIZES = (4, 16, 64, 256, 1024)
 
 
-def fitted(cells, **kw):
-    return analysis_of(cells, **kw)
-
-
 def searched(best, doubt=False, space=SPACE, momentum=None, sizes=SIZES):
     """Eight trials a cell: five are best at the given rate, or with a doubt one; the others are slow at other rates."""
     cells = {}
@@ -33,7 +29,7 @@ def searched(best, doubt=False, space=SPACE, momentum=None, sizes=SIZES):
             params = {"model.learning_rate": 10 ** -((3 * i + point) % 4.0) if off else rate}
             params |= {} if momentum is None else {"model.momentum": momentum[i]}
             cell.append(result(Cell(b, 0.0), point, 1600 if off else 800, params=params))
-    return fitted(cells, space=space)
+    return analysis_of(cells, space=space)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +56,7 @@ def test_a_best_rate_that_no_other_trial_vouches_for_decides_nothing(raced):
         rates = [{"model.learning_rate": 1e-3 * 1.5**i * factor} for factor in (1, 1.01, 1.02, 1.03, 1.04, 1.05)]
         steps = [800 if point == 0 or not raced else None for point in range(6)]
         cells[cell] = [result(cell, point, steps[point], params=rates[point]) for point in range(6)]
-    verdict, said = rate_grows(fitted(cells, space=SPACE))
+    verdict, said = rate_grows(analysis_of(cells, space=SPACE))
     assert (verdict, "known at 0 of 14 batch sizes" in said) == ((UNDECIDABLE, True) if raced else (SEEN, False))
 
 
@@ -76,7 +72,7 @@ def test_the_rate_that_counts_is_the_effective_one():
 def test_rate_grows_is_for_studies_that_search_a_rate():
     cell = Cell(8, 0.0)
     width = {"model.width": Range(1, 64)}
-    assert rate_grows(fitted({cell: [result(cell, 0, 16, params={"model.width": 8})]}, space=width)) is None
+    assert rate_grows(analysis_of({cell: [result(cell, 0, 16, params={"model.width": 8})]}, space=width)) is None
     assert rate_grows(searched([0.1])) is None  # one batch size
 
 
@@ -86,7 +82,7 @@ def counted(shares, points=16, unfinished=0):
         complete = round(share * points)
         cells[Cell(b, 0.0)] = [result(Cell(b, 0.0), i, 160 if i < complete else None) for i in range(points)]
     cells[Cell(SIZES[0], 0.0)] = cells[Cell(SIZES[0], 0.0)][: points - unfinished]
-    return fitted(cells, space={}, trials=points)
+    return analysis_of(cells, space={}, trials=points)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +119,7 @@ def test_a_budget_beside_the_papers_is_told():
 
 def test_a_race_is_no_study_of_the_region_and_one_at_k_star_none_of_the_best_rate():
     cells = {Cell(b, 0.0): [result(Cell(b, 0.0), i, 160) for i in range(8)] for b in SIZES}
-    assert region_grows(fitted(cells, space={}, slack=2.0)) is None
+    assert region_grows(analysis_of(cells, space={}, slack=2.0)) is None
     record = searched([0.01, 0.02, 0.05, 0.1, 0.3]).record
     raced = {slack: rate_grows(Analysis(dataclasses.replace(record, slack=slack))) for slack in (1.0, 2.0)}
     assert raced[1.0] is None and raced[2.0].verdict is SEEN

@@ -20,10 +20,6 @@ from tests.unit.fake_study import analysis_of, result, theory_terms
 SEEN, NOT_SEEN, UNDECIDABLE = Verdict
 
 
-def fitted(cells, **kw):
-    return analysis_of(cells, **kw)
-
-
 def theory(points=8, spread=0.0, c1=1.67, sparsities=(0.0, 0.9), sizes=(4, 64), measured=True, config=None, **ratios):
     """A study whose terms have the given ratios on average, by e^spread more or less at a point."""
     cells = {}
@@ -41,7 +37,7 @@ def theory(points=8, spread=0.0, c1=1.67, sparsities=(0.0, 0.9), sizes=(4, 64), 
                 steps = round((160000 * (c1 if s == 0.9 else 1)) / b + 1000)
                 kept = theory_terms(steps, **terms) if measured else {}
                 cells[Cell(b, s)].append(result(Cell(b, s), point, steps, **kept))
-    return fitted(cells, space={}, config=config or {})
+    return analysis_of(cells, space={}, config=config or {})
 
 
 PAPER = {"delta": 1.0, "beta": 0.54, "lipschitz": 3.09}
@@ -104,7 +100,7 @@ def test_at_the_same_steps_a_longer_run_counts_as_far_as_the_shorter_one():
             at = [100 * (i + 1) for i in range(lasts)]
             lipschitz = [(2 if cell.sparsity else 1) * 100 / step for step in at]
             found.append(result(cell, point, at[-1], **theory_terms(at[-1], lipschitz=lipschitz, at=at)))
-    study = fitted(cells, space={})
+    study = analysis_of(cells, space={})
     dense, sparse = study.record.series
     same = lipschitz_at_the_same_steps(study.record, dense, sparse)
     assert [point for point, _ in same] == [0, 1, 2, 3]
@@ -123,7 +119,7 @@ def test_intervals_are_students_over_points():
         for cell, found in cells.items():
             lipschitz = [ratio if cell.sparsity else 1.0]
             found.append(result(cell, point, 160, **theory_terms(160, lipschitz=lipschitz)))
-    said = lipschitz_rises(fitted(cells, space={})).measured
+    said = lipschitz_rises(analysis_of(cells, space={})).measured
     # log2 of the points: mean 1.5, error sqrt(5 / 3) / 2 = 0.6455; Student's t of 3 degrees of freedom at 97.5 %: 3.182
     value, low, high = map(float, re.match(r"L x(\S+) \[(\S+), (\S+)\] over 8 pairs", said).groups())
     assert (value, low, high) == pytest.approx(
@@ -137,4 +133,4 @@ def test_the_theory_needs_measurements_at_both_sparsities(of):
         of = lambda study: theory_tells(study, study)  # noqa: E731
     assert of(theory(**PAPER, sparsities=(0.0,))) is None
     cells = {Cell(b, s): [result(Cell(b, s), i, 160) for i in range(4)] for b in (4, 64) for s in (0.0, 0.9)}
-    assert of(fitted(cells, space={})) is None
+    assert of(analysis_of(cells, space={})) is None
