@@ -13,6 +13,7 @@ from unittest.mock import MagicMock
 import pytest
 import yaml
 
+from lit_dps.analysis import Analysis
 from lit_dps.record import StudyRecord
 from lit_dps.store import read_study
 from lit_dps.trial import TrialResult
@@ -108,13 +109,19 @@ def study(
     monitor = config["goal"].get("monitor", "val_error")
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(), audited(monitor, copies or {}) as audits:
         patch.setattr("lit_dps.analysis.publishing.write_all", lambda *args, **kwargs: ([], []))
-        patch.setattr("lit_dps.analysis.publishing._write_page", lambda study, path: path)
+        patch.setattr("lit_dps.analysis.publishing._write_page", _write_empty)
         patch.setattr("lit_dps.study.run.connect", lambda *args: MagicMock(logged=dict))
         _show_warnings()
         done = run_here(folder, "study", "--config", "zoo.yaml")
     database = folder / "mlruns" / "study.db"
     record = read_study(f"sqlite:///{database}", "zoo") if database.exists() else None
     return Outcome(done.returncode, done.stdout, done.stderr, folder, config["goal"], record, audits)
+
+
+def _write_empty(study: Analysis, path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    return path
 
 
 def _show_warnings() -> None:
