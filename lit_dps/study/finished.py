@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 import sys
 from pathlib import Path
 
@@ -57,8 +58,8 @@ def keep(storage: StorageConfig, record: StudyRecord, pages: str) -> None:
         return
     own = os.path.abspath(storage.folder) + os.sep
     modules = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-    files = {path for path in (*_watched[1], *modules) if path and not path.startswith((own, "/proc", "/sys", "/dev"))}
-    known = {path: stat for path in sorted(files) if "__pycache__" not in path and (stat := _stat(path))}
+    files = {path for path in (*_watched[1], *modules) if path and not path.startswith((own, "/proc/", "/sys/"))}
+    known = {path: found for path in sorted(files) if "__pycache__" not in path and (found := _stat(path))}
     note = {"command": _watched[0], "files": known, "source": source_of(record), "pages": pages}
     with replacing(figures_folder(storage.folder, record.name) / NOTE) as temporary:
         temporary.write_text(json.dumps(note), encoding="utf-8")
@@ -79,7 +80,7 @@ def repeat(argv: list[str]) -> bool:
         folder = figures_folder(storage.folder, study)
         note = json.loads((folder / NOTE).read_text(encoding="utf-8"))
         logged = sqlite_file(storage.mlflow_uri)
-        same = note["command"] == _hash(argv) and all(_stat(path) == stat for path, stat in note["files"].items())
+        same = note["command"] == _hash(argv) and all(_stat(path) == found for path, found in note["files"].items())
         if not same or not (logged is None or logged.is_file()):
             return False
         record = read_study(storage.optuna_url, study)
@@ -107,9 +108,12 @@ def _without_show(argv: list[str]) -> tuple[list[str], str]:
 
 
 def _stat(path: str) -> list[int] | None:
+    """Size and time of a file or folder; None for what is not there, and for devices, which are never as they were."""
     try:
         found = os.stat(path)
     except OSError:
+        return None
+    if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
         return None
     return [found.st_size, found.st_mtime_ns]
 
