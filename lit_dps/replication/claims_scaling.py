@@ -61,11 +61,11 @@ def linear_scaling(study: Analysis) -> Finding | None:
         number = exponent(study, series, small, large)
         reached = small <= SMALLEST or (scaling.identifiable and small <= SMALL * scaling.fit.critical_batch_size)
         verdict = if_reached(decide(number, to=LINEAR), reached)
-        said = f"K* goes as B^e from B={small} to B={large}, e = {number}{medians_note(scaling)}"
+        said = f"K* goes as B^e from B={small} to B={large}, e = {number}"
         least = study.scalings[series].resolved
         if scaling.of_medians and {small, large} <= least.keys():
             own = math.log(least[large] / least[small]) / math.log(large / small)
-            said += f", {three_digits(own)} by K* itself"
+            said += f" (K*: {three_digits(own)})"
         return Finding(verdict, said)
 
     return _at_each_law(study, judge)
@@ -78,7 +78,7 @@ def diminishing_returns(study: Analysis) -> Finding | None:
         small, large = sizes[0], sizes[-1]
         examples = exponent(study, series, small, large).map(lambda e: (large / small) ** (1 + e))
         verdict = if_reached(decide(examples, above=MARGIN), large >= LARGEST)
-        return Finding(verdict, f"examples at B={large} over those at B={small}: x{examples}{medians_note(scaling)}")
+        return Finding(verdict, f"examples at B={large} over those at B={small}: x{examples}")
 
     return _at_each_law(study, judge)
 
@@ -94,7 +94,7 @@ def plateau(study: Analysis) -> Finding | None:
         if not scaling.identifiable:
             return Finding(Verdict.UNDECIDABLE, f"{said}; B_crit {scaling.describe().removeprefix('B_crit ')}")
         reached = large >= LARGEST or large >= LARGE * scaling.fit.critical_batch_size
-        said = f"{said}, up to {large / scaling.fit.critical_batch_size:.2g} B_crit{medians_note(scaling)}"
+        said = f"{said}, up to {large / scaling.fit.critical_batch_size:.2g} B_crit"
         return Finding(if_reached(decide(number, above=FLAT), reached), said)
 
     return _at_each_law(study, judge)
@@ -112,6 +112,7 @@ def _at_each_law(study: Analysis, judge: Callable[[Series, Scaling, list[int]], 
     """The findings on each series, from its law and the batch sizes that the law is fitted to, as one."""
     if len(study.record.batch_sizes) < 2:
         return None
+    whole = all(curves(study, series)[0].of_medians for series in study.record.series)  # then it is said once
 
     def judged(series: Series) -> Finding:
         (scaling,) = curves(study, series)
@@ -120,10 +121,13 @@ def _at_each_law(study: Analysis, judge: Callable[[Series, Scaling, list[int]], 
             found = Finding(Verdict.UNDECIDABLE, f"K* at {len(sizes)} batch sizes")
         else:
             found = judge(series, scaling, sizes)
+        if not whole:
+            found = found._replace(measured=found.measured + medians_note(scaling))
         left = len(scaling.at_first_check)
         return found._replace(measured=f"{found.measured}; {left} at the first check left out") if left else found
 
-    return at_each(study.record.series, judged)
+    found = at_each(study.record.series, judged)
+    return found._replace(measured=f"medians: {found.measured}") if whole else found
 
 
 def steps_of_sparse(study: Analysis) -> Finding | None:

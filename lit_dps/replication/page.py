@@ -23,12 +23,11 @@ _ABOUT = (
     "Training](https://arxiv.org/abs/2003.11316) (ICLR 2021), measured again by lit_dps on real data."
 )
 _RULES = """\
-A claim is a number in a range (`lit_dps/replication/`): seen where the 95 % interval, in brackets, lies in the range,
-not seen where all of it lies outside, else not decidable. The ranges were fixed before the first trial; that medians
-are judged, and when nothing can be told, was settled while studies ran. Medians are over seeds of the best points;
-their intervals do not hold the luck of the points drawn. The table has each claim at the largest study that decides it,
-those that met the paper's goal or a harder one first, else at the largest; beside it, how many of the studies that
-decide it agree. Of terms, studies of the same initial weights count once."""
+A claim is a number in a range (`lit_dps/replication/`): seen where its 95 % interval, in brackets, lies within, not
+seen where all of it lies outside, else not decidable. The ranges were fixed before the first trial, the other rules
+while studies ran. Medians are over seeds of the best points; their intervals leave out the luck of the points drawn.
+Each claim stands at the largest study that decides it, those that met the paper's goal first, else at the largest;
+beside it, how many that decide it agree, studies of the same initial weights counted once."""
 _READING = """\
 The paper reads them off its curves, where linear scaling ends, as powers of two. As measured, that is where the
 examples B K\\* exceed those of the smallest batch size by 20 or 50 %; by the law, where they double (c1 / c2). Here of

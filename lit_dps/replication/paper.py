@@ -88,9 +88,8 @@ CLAIMS = (
         _REGIMES,
         "K* ~ 1/B",
         scaling.linear_scaling,
-        explained="Checks every 16 steps let noisy runs at B = 2 meet the goal sooner, which explains most of it for "
-        "the dense network and little at 90 % sparsity ([How often the goal is checked](studies/checks.md)). "
-        "Neighbouring batch sizes share the best of few points.",
+        explained="[Checks every 16 steps](studies/checks.md) let noisy runs at B = 2 meet the goal sooner: most of it "
+        "for the dense network, little at 90 % sparsity. Neighbouring batch sizes share the best of few points.",
     ),
     Claim("larger batches give diminishing returns", _REGIMES, "K* B grows", scaling.diminishing_returns),
     Claim("the largest batches save no more steps", _REGIMES, "K* constant", scaling.plateau),
@@ -142,9 +141,8 @@ CLAIMS = (
         terms.theory_tells,
         studies=2,
         search=False,
-        explained="Most of it is that the paper takes epsilon, the mean gradient norm along training, to be equal: "
-        "the prediction at the measured one stands in the table. The bounds are for plain SGD at a constant rate, too, "
-        "beta is that at initialization, and L a mean of local estimates.",
+        explained="Mostly that the paper takes epsilon, the mean gradient norm along training, to be equal. The bounds "
+        "are for plain SGD at a constant rate, too, beta is that at initialization, and L a mean of local estimates.",
     ),
 )
 
