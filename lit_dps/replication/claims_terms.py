@@ -124,19 +124,19 @@ def _levels(record: StudyRecord, sparse: Series, dense: Series) -> str:
         return told
     means = [math.exp(float(np.mean([math.log(terms[key].lipschitz) for key in common]))) for terms in known.values()]
     of = [_measurements(record, series, common) for series in known]
-    where = " / ".join(f"{series.sparsity:g}" for series in known)
-    return f"{told}; L = {' / '.join(map(significant, means))} at S={where}, of {' / '.join(of)} measurements a run"
+    where = ", ".join(f"{series.sparsity:g}" for series in known)
+    return f"{told}; L = {', '.join(map(significant, means))} at S={where}, of {', '.join(of)} measurements a run"
 
 
 def _measurements(record: StudyRecord, series: Series, points: Collection[tuple[int, int]]) -> str:
-    """How many measurements of L a run has up to its goal, over some (batch size, point) of a series: "2 to 3"."""
+    """How many measurements of L a run has up to its goal, over some (batch size, point) of a series: "2-3"."""
     counts = {
         len(to_goal(result).smoothness["step"])
         for cell, results in record.results.items()
         for result in results
         if cell.series == series and (cell.batch_size, result.trial.point) in points
     }
-    return " to ".join(map(str, sorted({min(counts), max(counts)})))
+    return "-".join(map(str, sorted({min(counts), max(counts)})))
 
 
 def _log_ratio(pairs: Sequence[Pair], *names: str) -> tuple[float, np.ndarray]:

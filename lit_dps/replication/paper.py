@@ -128,7 +128,7 @@ CLAIMS = (
     Claim(
         "L rises with sparsity",
         "4, Figure 4",
-        "0.57 / 0.72 / 0.81 / 1.76 at 0 / 50 / 70 / 90 %: x3.09",
+        "0.57, 0.72, 0.81, 1.76 at 0, 50, 70, 90 %: x3.09",
         terms.lipschitz_rises,
         search=False,
     ),

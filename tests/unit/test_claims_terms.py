@@ -69,7 +69,7 @@ def test_terms(of, study, verdict):
 
 def test_terms_in_numbers():
     study = theory(**PAPER)
-    levels = "at the same steps x3.09 [3.09, 3.09]; L = 0.570 / 1.76 at S=0 / 0.9, of 2 / 2 measurements a run"
+    levels = "at the same steps x3.09 [3.09, 3.09]; L = 0.570, 1.76 at S=0, 0.9, of 2, 2 measurements a run"
     assert lipschitz_rises(study).measured == f"L x3.09 [3.09, 3.09] over 16 pairs of trials; {levels}"
     assert variance_falls(study).measured == "beta x0.54 [0.54, 0.54] over 16 pairs of trials"
     whole = theory(**PAPER, sizes=THREE)
@@ -108,7 +108,7 @@ def test_at_the_same_steps_a_longer_run_counts_as_far_as_the_shorter_one():
     of_runs = 2 * (sum(1 / i for i in range(1, 9)) / 8) / 0.75
     assert lipschitz_rises(study).measured == (
         f"L x{of_runs:.3g} [{of_runs:.3g}, {of_runs:.3g}] over 4 pairs of trials; at the same steps x2 [2, 2]; "
-        f"L = 0.750 / {0.75 * of_runs:.3f} at S=0 / 0.9, of 2 / 8 measurements a run"
+        f"L = 0.750, {0.75 * of_runs:.3f} at S=0, 0.9, of 2, 8 measurements a run"
     )
 
 
