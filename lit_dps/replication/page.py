@@ -134,8 +134,8 @@ def _extent(parts: Sequence[Part]) -> str:
     if not records:
         return ""
     trials, largest = max(r.trials for r in records), max(max(r.batch_sizes) for r in records)
-    ours = f" At its goal up to {trials} trials a cell and batches of {largest:,}"
-    return f"{ours}, where the paper has {TRIALS} and {BATCH_SIZES[-1]:,}."
+    ours = f" At its goal up to {trials} trials a cell, B = {largest:,}"
+    return f"{ours} (the paper: {TRIALS}, {BATCH_SIZES[-1]:,})."
 
 
 def _table(chosen: Mapping[Claim, Judgement], judgements: Sequence[Judgement], parts: Sequence[Part]) -> str:
