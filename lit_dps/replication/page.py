@@ -30,8 +30,8 @@ Each claim stands at the largest study that decides it, those that met the paper
 beside it, how many that decide it agree, studies of the same initial weights counted once."""
 _READING = """\
 The paper reads them off its curves, where linear scaling ends, as powers of two. As measured, that is where the
-examples B K\\* exceed those of the smallest batch size by 20 or 50 %; by the law, where they double (c1 / c2). Here of
-K\\*, where the claims above are on medians. In examples, with 95 % intervals."""
+examples B K\\* exceed those of the smallest batch size by 20 or 50 %; by the law, where they double (c1 / c2). Of
+K\\*, not of medians; in examples, with 95 % intervals."""
 _MARKS = " `>` is below all that can be told, `*` needs a word, which critical.csv of the study has."
 REGION = "metaparameters"
 # What each figure of the paper shows, by the figure of ours that repeats it
@@ -219,7 +219,7 @@ def _disagreements(chosen: Mapping[Claim, Judgement]) -> str:
         for claim, judgement in chosen.items()
         if judgement.verdict is Verdict.NOT_SEEN
     ]
-    said = ["The table says how strongly. What could explain it:\n", *lines] if lines else ["Nowhere."]
+    said = ["What could explain it:\n", *lines] if lines else ["Nowhere."]
     return "\n".join(["## Where it disagrees\n", *said, ""])
 
 
