@@ -43,12 +43,11 @@ from lit_dps.analysis.tables import (
     value_text,
     write_csv,
 )
-from lit_dps.analysis.theory import (
+from lit_dps.analysis.term_ratios import (
     RATIOS,
     Pair,
-    Terms,
     lipschitz_at_the_same_steps,
     measured_terms,
     paired_terms,
-    terms_of,
 )
+from lit_dps.analysis.theory import Start, Terms, start_of, terms_of

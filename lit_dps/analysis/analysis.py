@@ -26,7 +26,8 @@ from lit_dps.analysis.seeds import scale_medians, seeds_of
 from lit_dps.analysis.sparse_ratios import Ratio, ratio_bounds, ratios
 from lit_dps.analysis.step_seconds import StepSeconds, step_seconds
 from lit_dps.analysis.summary import CellSummary, cell_rows, summarize, trial_rows
-from lit_dps.analysis.theory import term_ratio_rows, theory_rows
+from lit_dps.analysis.term_ratios import term_ratio_rows
+from lit_dps.analysis.theory import theory_rows
 from lit_dps.record import StudyRecord
 from lit_dps.trial import Cell, Series
 
@@ -216,7 +217,7 @@ class Analysis:
 
     @cached_property
     def term_ratios(self) -> pd.DataFrame:
-        """A row a series above the smallest sparsity and batch size (`theory.term_ratio_rows`)."""
+        """A row a series above the smallest sparsity and batch size (`term_ratio_rows`)."""
         return term_ratio_rows(self.record, self.scalings)
 
     @cached_property

@@ -29,19 +29,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
 import pandas as pd
 
 from lit_dps.analysis.fit import Fit
 from lit_dps.analysis.scaling import Scaling
-from lit_dps.analysis.summary import CellSummary, comparable
-from lit_dps.analysis.tables import base_of, columns_of, frame
+from lit_dps.analysis.summary import CellSummary
+from lit_dps.analysis.tables import columns_of, frame
 from lit_dps.racing import to_goal
-from lit_dps.record import StudyRecord
 from lit_dps.trial import Series, TrialResult
 
 MU = 1.0  # the paper's: batch gradients are unbiased
-RATIOS = ("delta", "beta", "lipschitz", "epsilon")
 # Sums of squares of rates that are all equal differ from the square of their sum by rounding alone.
 _EQUAL_RATES = 1e-9
 
@@ -88,20 +85,40 @@ class Terms:
         return None if self.decays and self.steps != k_star else self.law
 
 
+class Start(NamedTuple):
+    """The terms of a trial that are those before its first step: no later measurement is needed for them.
+
+    Attributes:
+        delta: As in `Terms`.
+        beta: As in `Terms`.
+    """
+
+    delta: float
+    beta: float
+
+
+def start_of(result: TrialResult) -> Start | None:
+    """The terms of a trial before its first step; None where they were not measured or are not positive and finite."""
+    if not (measured := result.theory):
+        return None
+    start = Start(2 * (measured["loss"] - measured["floor"]), measured["gradient_variance"])
+    return start if all(math.isfinite(x) and x > 0 for x in start) else None
+
+
 def terms_of(result: TrialResult) -> Terms | None:
     """The terms of a trial, means taken over the finite measurements up to its goal.
 
     None where a term was not measured (a run may end before its first measurement of L) or is not positive and finite.
     """
     measured, curve = result.theory, to_goal(result).smoothness
-    lipschitz = _finite(curve.get("lipschitz", ()))
-    if not measured or not lipschitz or not measured["steps"]:
+    start, lipschitz = start_of(result), finite(curve.get("lipschitz", ()))
+    if start is None or not lipschitz or not measured["steps"]:
         return None
-    squared = _finite([measured["squared_gradient"], *curve["squared_gradient"]])
+    squared = finite([measured["squared_gradient"], *curve["squared_gradient"]])
     terms = Terms(
-        delta=2 * (measured["loss"] - measured["floor"]),
+        delta=start.delta,
         lipschitz=sum(lipschitz) / len(lipschitz),
-        beta=measured["gradient_variance"],
+        beta=start.beta,
         epsilon=sum(squared) / len(squared) if squared else math.nan,
         rate=measured["rate_sum"] / measured["steps"],
         rate_squares=measured["rate_square_sum"],
@@ -110,7 +127,8 @@ def terms_of(result: TrialResult) -> Terms | None:
     return terms if all(math.isfinite(x) and x > 0 for x in vars(terms).values()) else None
 
 
-def _finite(values: Sequence[float]) -> list[float]:
+def finite(values: Sequence[float]) -> list[float]:
+    """The finite ones of some measurements."""
     return [x for x in values if math.isfinite(x)]
 
 
@@ -146,97 +164,3 @@ def theory_rows(cells: Iterable[CellSummary], scalings: Mapping[Series, Scaling]
         }
 
     return frame(map(row, cells))
-
-
-class Pair(NamedTuple):
-    """One point at one batch size, dense and sparse: the same initial weights, in a search the same metaparameters.
-
-    In a study of best points (study.best_of) a point is a seed, and each sparsity is at its own metaparameters.
-    """
-
-    batch_size: int
-    point: int
-    base: Terms
-    sparse: Terms
-
-    @property
-    def log_ratios(self) -> dict[str, float]:
-        """Natural logarithms of sparse over base, of each of `RATIOS`."""
-        return {name: math.log(getattr(self.sparse, name) / getattr(self.base, name)) for name in RATIOS}
-
-
-def measured_terms(record: StudyRecord, series: Series) -> dict[tuple[int, int], Terms]:
-    """The terms of the trials of a series whose means compare (`summary.comparable`), by (batch size, point)."""
-    found = ((key, terms_of(result)) for key, result in _comparable(record, series).items())
-    return {key: terms for key, terms in found if terms is not None}
-
-
-def _comparable(record: StudyRecord, series: Series) -> dict[tuple[int, int], TrialResult]:
-    return {
-        (cell.batch_size, result.trial.point): result
-        for cell, results in record.results.items()
-        for result in results
-        if cell.series == series and comparable(result)
-    }
-
-
-def paired_terms(record: StudyRecord, base: Series, series: Series) -> list[Pair]:
-    """The points measured in two series, where both trials compare, by batch size, then point."""
-    dense, sparse = (measured_terms(record, s) for s in (base, series))
-    return [Pair(*key, dense[key], sparse[key]) for key in sorted(dense.keys() & sparse.keys())]
-
-
-def lipschitz_at_the_same_steps(record: StudyRecord, base: Series, series: Series) -> list[tuple[int, float]]:
-    """(point, natural logarithm of L over L) of each pair of trials, by batch size, then point.
-
-    As in `paired_terms`, but L is the mean over the steps that both trials measured it at: where the constant changes
-    along the run, the means over runs of different lengths differ for that alone.
-    """
-    found = []
-    dense, sparse = (_comparable(record, s) for s in (base, series))
-    for key in sorted(dense.keys() & sparse.keys()):
-        curves = [to_goal(results[key]).smoothness for results in (dense, sparse)]
-        under, over = (dict(zip(curve.get("step", ()), curve.get("lipschitz", ()), strict=True)) for curve in curves)
-        shared = [step for step in under if step in over and len(_finite([over[step], under[step]])) == 2]
-        sums = [sum(values[step] for step in shared) for values in (over, under)]
-        if shared and min(sums) > 0:
-            found.append((key[1], math.log(sums[0] / sums[1])))
-    return found
-
-
-def term_ratio_rows(record: StudyRecord, scalings: Mapping[Series, Scaling]) -> pd.DataFrame:
-    """How the terms change from the smallest sparsity to each higher one, by series, then batch size, then over all.
-
-    The two agree on all further axes of the grid. Ratios of the terms are geometric means over pairs of trials
-    (`paired_terms`), in the row of all batch sizes over all pairs. Columns: sparsity and further axes; base;
-    batch_size [examples], missing in the row of all; pairs; delta, beta, lipschitz, epsilon, the ratios; predicted_c1,
-    the ratio of c1 at equal epsilon as in the paper (Delta x beta x L: 1.00 x 0.54 x 3.09 = 1.67 for 90 % of Simple-CNN
-    on MNIST); predicted_c1_measured_epsilon, that over the squared ratio of epsilon; c1, the ratio of the fitted c1;
-    k_star, the ratio of K*, in the row of all the geometric mean over the batch sizes with both, k_star_low and
-    k_star_high the least and the greatest, without K* that are upper bounds. Missing where unknown.
-    """
-    rows = []
-    for series in record.series:
-        if (base := base_of(series, record.series)) == series:
-            continue
-        pairs, dense, sparse = paired_terms(record, base, series), scalings[base], scalings[series]
-        c1 = None if dense.fit is None or sparse.fit is None else sparse.fit.c1 / dense.fit.c1
-        steps = {b: sparse.resolved[b] / k for b, k in dense.resolved.items() if b in sparse.resolved}
-        for batch_size in (*record.batch_sizes, None):
-            here = [pair for pair in pairs if batch_size in (None, pair.batch_size)]
-            k_star = [ratio for b, ratio in steps.items() if batch_size in (None, b)]
-            names = {**columns_of(series), "base": base.sparsity, "batch_size": batch_size, "pairs": len(here)}
-            ranged = {"k_star_low": min(k_star, default=None), "k_star_high": max(k_star, default=None)}
-            mean = float(np.exp(np.mean(np.log(k_star)))) if k_star else None
-            rows.append({**names, **_term_ratios(here), "c1": c1, "k_star": mean, **ranged})
-    return frame(rows, None if rows else ["base", "batch_size", "pairs"])
-
-
-def _term_ratios(pairs: Sequence[Pair]) -> dict[str, float | None]:
-    if not pairs:
-        return dict.fromkeys((*RATIOS, "predicted_c1", "predicted_c1_measured_epsilon"))
-    logs = np.mean([list(pair.log_ratios.values()) for pair in pairs], axis=0)
-    means = dict(zip(RATIOS, np.exp(logs).tolist(), strict=True))
-    predicted = means["delta"] * means["beta"] * means["lipschitz"]
-    measured = predicted / means["epsilon"] ** 2
-    return {**means, "predicted_c1": predicted, "predicted_c1_measured_epsilon": measured}

@@ -44,6 +44,19 @@ PAPER = {"delta": 1.0, "beta": 0.54, "lipschitz": 3.09}
 THREE = (4, 16, 64)
 
 
+def test_what_is_before_the_first_step_needs_no_measurement_of_l():
+    study = theory(**PAPER)
+    kept = {
+        cell: [dataclasses.replace(each, smoothness={key: [] for key in each.smoothness}) for each in results]
+        for cell, results in study.record.results.items()
+    }
+    study = Analysis(dataclasses.replace(study.record, results=kept))
+    beta, delta = variance_falls(study), loss_stays(study)
+    assert (beta.verdict, delta.verdict) == (SEEN, SEEN)
+    assert beta.measured.startswith("beta x0.54 [") and delta.measured.startswith("Delta x1 [")
+    assert lipschitz_rises(study) is None and theory_tells(study, study) is None
+
+
 @pytest.mark.parametrize(
     ("of", "study", "verdict"),
     [
