@@ -1,74 +1,91 @@
 """The paper's claims that are judged trial by trial: on the metaparameter search.
 
 On the search (Lee et al. 2021, Section 3.2, Figure 3), where a quantity grows if its rank correlation with B (Spearman)
-is above 0.5; both are resampled over the trials of each cell but failed ones, and need four batch sizes:
+is above 0.5; both need four batch sizes:
 
 8. The best learning rate grows with batch size: the learning rate of the K* trial, as effective rate,
-   rate / (1 - momentum), where momentum is searched too. Batch sizes whose K* is at the first check are left out: the
-   best of the trials that got there is not known. So are those with too few complete trials, where one resample in 40
-   or more has none: which other point would be the best is not known. A study whose trials stop at K* has no more than
-   one in most cells, and is none of this claim.
+   rate / (1 - momentum), where momentum is searched too. Which of the points that were run is best is known also where
+   trials stop at K*. The luck of those points is in how the best rates scatter around the trend, which the interval
+   rests on (`correlation_interval`). Batch sizes whose K* is at the first check are left out: the best of the trials
+   that got there is not known.
 9. The region of successful metaparameters grows with batch size: the share of complete trials, at the budget in steps
    that all cells share, over the points that have finished in all of them. A study whose trials a race ends
    (study.slack), and not that budget, is none of this claim. Not decidable where all are complete or none is. At a
-   small budget the share grows for that alone that K* falls with B: the budget is told beside the paper's.
+   small budget the share grows for that alone that K* falls with B: the budget is told beside the paper's. The trials
+   of each cell but failed ones are resampled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
 
 from lit_dps.analysis import (
-    PERCENTILES,
     REPLICATES,
     Analysis,
+    Interval,
     cell_of,
     significant,
 )
 from lit_dps.analysis.best_rates import RATE_NAMES
-from lit_dps.racing import last_step
 from lit_dps.record import StudyRecord
 from lit_dps.replication.protocol import WORKLOADS, classes
 from lit_dps.replication.rules import (
     FEWEST,
     SEED,
+    Estimate,
     Finding,
     Verdict,
     at_each,
     decide,
     estimated,
 )
-from lit_dps.trial import Series, Status, TrialResult
+from lit_dps.trial import Series, Status
 
 TREND = 0.5
+NORMAL_975 = 1.959964  # quantile of the normal distribution
 MOMENTUM_NAME = "momentum"
-
-# A number of a cell from samples of its trials: the trials, best first, and (R, n) indices into them -> (R,)
-Statistic = Callable[[Sequence[TrialResult], np.ndarray], np.ndarray]
 
 
 def rate_grows(study: Analysis) -> Finding | None:
-    """Claim 8; None where not exactly one learning rate is searched, trials stop at K*, or for one batch size."""
+    """Claim 8; None where not exactly one learning rate is searched, or for one batch size."""
     record = study.record
     keys, momenta = _searched(record, *RATE_NAMES), _searched(record, MOMENTUM_NAME)
-    if len(keys) != 1 or len(record.batch_sizes) < 2 or last_step(1, record.slack) <= 1:
+    if len(keys) != 1 or len(record.batch_sizes) < 2:
         return None
-
-    def rates(results: Sequence[TrialResult], drawn: np.ndarray) -> np.ndarray:
-        params = [result.trial.params for result in results]
-        values = [found[keys[0]] / (1 - (found[momenta[0]] if momenta else 0.0)) for found in params]
-        return np.where(_complete(results), values, np.nan)[drawn.min(axis=1)]
-
     name = "best effective learning rate" if momenta else "best learning rate"
 
     def judge(series: Series) -> Finding:
         cells = {b: study.by_cell[cell_of(series, b)] for b in record.batch_sizes}
-        return _trend({b: cell.trials for b, cell in cells.items() if not cell.at_first_check}, rates, name)
+        found = {b: cell.best.trial.params for b, cell in cells.items() if cell.best and not cell.at_first_check}
+        rates = {b: own[keys[0]] / (1 - (own[momenta[0]] if momenta else 0.0)) for b, own in found.items()}
+        if len(rates) < FEWEST:
+            return Finding(Verdict.UNDECIDABLE, f"{name} known at {len(rates)} of {len(cells)} batch sizes")
+        rho = float(rank_correlation(np.array([list(rates.values())]))[0])
+        number = Estimate(rho, correlation_interval(rho, len(rates)))
+        (first, least), *_, (last, most) = rates.items()
+        said = f"rank correlation of the {name} with B: {number}, from {significant(least)} at B={first}"
+        said += f" to {significant(most)} at B={last}"
+        if left := len(cells) - len(rates):
+            said += f", {left} batch size{'s' * (left > 1)} without one left out"
+        return Finding(decide(number, above=TREND), said)
 
     return at_each(record.series, judge)
+
+
+def correlation_interval(rho: float, count: int) -> Interval:
+    """The 95 % interval of Spearman's rank correlation of so many pairs, at least 4 (Bonett and Wright 2000, Eq. 4).
+
+    Fisher's z has the variance (1 + rho^2 / 2) / (n - 3). Of pairs in perfect order z is infinite; it is taken
+    halfway to the next lower correlation that so many pairs can have.
+    """
+    most = 1 - 6 / (count**3 - count)
+    z = math.atanh(min(max(rho, -most), most))
+    wide = NORMAL_975 * math.sqrt((1 + rho**2 / 2) / (count - 3))
+    return Interval(min(rho, math.tanh(z - wide)), max(rho, math.tanh(z + wide)))
 
 
 def region_grows(study: Analysis) -> Finding | None:
@@ -80,19 +97,41 @@ def region_grows(study: Analysis) -> Finding | None:
     own = f" (the paper's budget: {paper.max_steps:,})" if paper and paper.max_steps != record.goal.max_steps else ""
     name = f"complete by step {record.goal.max_steps:,}{own}"
 
-    def shares(results: Sequence[TrialResult], drawn: np.ndarray) -> np.ndarray:
-        return _complete(results)[drawn].mean(axis=1)
-
     def judge(series: Series) -> Finding:
-        cells = {b: study.by_cell[cell_of(series, b)].trials for b in record.batch_sizes}
-        common = set.intersection(*({result.trial.point for result in results} for results in cells.values()))
-        cells = {b: [result for result in results if result.trial.point in common] for b, results in cells.items()}
-        complete = np.concatenate([_complete(results) for results in cells.values()])
-        if complete.all() or not complete.any():
-            return Finding(Verdict.UNDECIDABLE, f"{'all' if complete.any() else 'no'} trials are {name}")
-        return _trend(cells, shares, f"share of trials {name}")
+        cells = {b: study.by_cell[cell_of(series, b)] for b in record.batch_sizes}
+        common = set.intersection(*({r.trial.point for r in cell.trials} for cell in cells.values()))
+        found = {b: [r for r in cell.trials if r.trial.point in common] for b, cell in cells.items()}
+        complete = {b: np.array([r.status is Status.COMPLETE for r in results], bool) for b, results in found.items()}
+        every = np.concatenate(list(complete.values()))
+        if every.all() or not every.any():
+            return Finding(Verdict.UNDECIDABLE, f"{'all' if every.any() else 'no'} trials are {name}")
+        if min(len(common), len(cells)) < FEWEST:
+            return Finding(Verdict.UNDECIDABLE, f"{len(common)} points finished at all of {len(cells)} batch sizes")
+        drawn = [_resampled_shares(own, b) for b, own in complete.items()]
+        rho = float(rank_correlation(np.array([[own.mean() for own in complete.values()]]))[0])
+        number = estimated(rho, rank_correlation(np.stack(drawn, axis=1))).map(lambda x: min(max(x, -1.0), 1.0))
+        said = f"rank correlation of the share of trials {name} with B: {number}, {_ends(complete)}"
+        # A budget that moves with K* has no part in the trend. Where it is beyond that of the study nothing is known.
+        twice = {b: 2 * cell.k_star for b, cell in cells.items() if cell.k_star}
+        known = {b: limit for b, limit in twice.items() if limit <= record.goal.max_steps}
+        relative = {b: np.array([(r.steps or math.inf) <= known[b] for r in found[b]]) for b in known}
+        if len(relative) > 1:
+            said += f"; by twice the K* of each, {_ends(relative)}"
+        return Finding(decide(number, above=TREND), said)
 
     return at_each(record.series, judge)
+
+
+def _resampled_shares(complete: np.ndarray, batch_size: int) -> np.ndarray:
+    """(R,) shares that are true in resamples of some trials (n,)."""
+    count = len(complete)
+    return complete[np.random.default_rng((SEED, batch_size)).integers(count, size=(REPLICATES, count))].mean(axis=1)
+
+
+def _ends(true: Mapping[int, np.ndarray]) -> str:
+    """The share that is true at the first and at the last of some batch sizes."""
+    ends = [f"{significant(float(true[b].mean()))} at B={b}" for b in (min(true), max(true))]
+    return "from {} to {}".format(*ends)
 
 
 def rank_correlation(values: np.ndarray) -> np.ndarray:
@@ -111,32 +150,3 @@ def rank_correlation(values: np.ndarray) -> np.ndarray:
 
 def _searched(record: StudyRecord, *names: str) -> list[str]:
     return [key for key in record.space if key.rsplit(".", 1)[-1] in names]
-
-
-def _complete(results: Sequence[TrialResult]) -> np.ndarray:
-    return np.array([result.status is Status.COMPLETE for result in results], bool)
-
-
-def _trend(cells: Mapping[int, Sequence[TrialResult]], statistic: Statistic, name: str) -> Finding:
-    whole, drawn = [], []
-    for batch_size, results in cells.items():
-        best_first = sorted(results, key=lambda r: (r.steps is None, r.steps or 0, r.trial.point))
-        count = len(results)
-        if count < FEWEST:
-            drawn.append(np.full(REPLICATES, np.nan))
-            whole.append(np.nan)
-            continue
-        samples = np.random.default_rng((SEED, batch_size)).integers(count, size=(REPLICATES, count))
-        values = statistic(best_first, samples)
-        rare = np.isnan(values).mean() < PERCENTILES[0] / 100
-        drawn.append(values if rare else np.full(REPLICATES, np.nan))
-        whole.append(float(statistic(best_first, np.arange(count)[None])[0]) if rare else np.nan)
-    known = [f"{significant(value)} at B={b}" for b, value in zip(cells, whole, strict=True) if np.isfinite(value)]
-    rho = float(rank_correlation(np.array([whole]))[0])
-    if not np.isfinite(rho):
-        return Finding(Verdict.UNDECIDABLE, f"{name} known at {len(known)} of {len(cells)} batch sizes")
-    number = estimated(rho, rank_correlation(np.stack(drawn, axis=1))).map(lambda x: min(max(x, -1.0), 1.0))
-    said = f"rank correlation of the {name} with B: {number}, from {known[0]} to {known[-1]}"
-    if left := len(cells) - len(known):
-        said += f", {left} batch size{'s' * (left > 1)} with too few complete trials left out"
-    return Finding(decide(number, above=TREND), said)

@@ -1,12 +1,16 @@
 """The paper's claims on the search of metaparameters, judged on studies for which the verdict is known."""
 
 import dataclasses
+import math
 
+import numpy as np
 import pytest
 
 from lit_dps.analysis import Analysis
 from lit_dps.replication import (
     Verdict,
+    correlation_interval,
+    rank_correlation,
     rate_grows,
     region_grows,
 )
@@ -19,53 +23,71 @@ SPACE = {"model.learning_rate": Range(1e-4, 10, "log")}
 SIZES = (4, 16, 64, 256, 1024)
 
 
-def searched(best, doubt=False, space=SPACE, momentum=None, sizes=SIZES):
-    """Eight trials a cell: five are best at the given rate, or with a doubt one; the others are slow at other rates."""
+GROWING = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.6)
+
+
+def searched(best, space=SPACE, momentum=None, **kw):
+    """Eight trials a cell at B = 4, 8, 16, ...: one is best at the given rate, the others are slower at other rates."""
     cells = {}
-    for i, (b, rate) in enumerate(zip(sizes, best, strict=False)):
-        cell = cells[Cell(b, 0.0)] = []
+    for i, rate in enumerate(best):
+        cell = Cell(4 * 2**i, 0.0)
+        cells[cell] = []
         for point in range(8):
-            off = point >= 5 or (doubt and point > 0)
-            params = {"model.learning_rate": 10 ** -((3 * i + point) % 4.0) if off else rate}
+            params = {"model.learning_rate": rate if point == 0 else 10 ** -((3 * i + point) % 4.0)}
             params |= {} if momentum is None else {"model.momentum": momentum[i]}
-            cell.append(result(Cell(b, 0.0), point, 1600 if off else 800, params=params))
-    return analysis_of(cells, space=space)
+            cells[cell].append(result(cell, point, 1600 if point else 800, params=params))
+    return analysis_of(cells, space=space, **kw)
 
 
 @pytest.mark.parametrize(
-    ("rates", "doubt", "verdict"),
+    ("rates", "verdict"),
     [
-        ([0.01, 0.02, 0.05, 0.1, 0.3], False, SEEN),
-        ([0.01, 0.02, 0.05, 0.04, 0.3], False, SEEN),  # rank correlation 0.9
-        ([0.3, 0.1, 0.05, 0.02, 0.01], False, NOT_SEEN),
-        ([0.1, 0.1, 0.1, 0.1, 0.1], False, NOT_SEEN),
-        ([0.01, 0.02, 0.05, 0.1, 0.3], True, UNDECIDABLE),  # each hangs on one trial
-        ([0.01, 0.02, 0.05], False, UNDECIDABLE),  # three batch sizes
+        (GROWING, SEEN),
+        ((0.01, 0.02, 0.05, 0.2, 0.1, 0.3, 0.4, 0.6), SEEN),  # rank correlation 0.976
+        ((0.01, 0.3, 0.05, 0.1, 0.02, 0.2, 0.4, 0.6), UNDECIDABLE),  # 0.667
+        (GROWING[::-1], NOT_SEEN),
+        ((0.1,) * 8, UNDECIDABLE),  # as eight unrelated numbers may have one of 0.7
+        ((0.1,) * 64, NOT_SEEN),
+        (GROWING[:4], UNDECIDABLE),
+        (GROWING[:3], UNDECIDABLE),
     ],
 )
-def test_rate_grows(rates, doubt, verdict):
-    assert rate_grows(searched(rates, doubt)).verdict is verdict
+def test_rate_grows(rates, verdict):
+    assert rate_grows(searched(rates)).verdict is verdict
 
 
-@pytest.mark.parametrize("raced", [True, False])
-def test_a_best_rate_that_no_other_trial_vouches_for_decides_nothing(raced):
-    # 14 batch sizes at growing rates; raced, each cell has one complete trial, and a resample without it knows no rate
-    cells = {}
-    for i, b in enumerate(2**n for n in range(1, 15)):
-        cell = Cell(b, 0.0)
-        rates = [{"model.learning_rate": 1e-3 * 1.5**i * factor} for factor in (1, 1.01, 1.02, 1.03, 1.04, 1.05)]
-        steps = [800 if point == 0 or not raced else None for point in range(6)]
-        cells[cell] = [result(cell, point, steps[point], params=rates[point]) for point in range(6)]
-    verdict, said = rate_grows(analysis_of(cells, space=SPACE))
-    assert (verdict, "known at 0 of 14 batch sizes" in said) == ((UNDECIDABLE, True) if raced else (SEEN, False))
+def test_a_race_leaves_the_best_rate_known():
+    assert rate_grows(searched(GROWING, slack=1.0)) == rate_grows(searched(GROWING))
+
+
+def test_the_interval_of_a_rank_correlation():
+    # Bonett and Wright (2000): tanh(atanh(rho) -+ 1.96 sqrt((1 + rho^2 / 2) / (n - 3))); tanh(0.6931) = 0.6
+    half = 1.959964 * math.sqrt(1.18 / 97)
+    assert correlation_interval(0.6, 100) == pytest.approx((math.tanh(0.693147 - half), math.tanh(0.693147 + half)))
+    # In perfect order of 8: halfway between 1 and 1 - 12 / (8^3 - 8), the next lower one
+    half = 1.959964 * math.sqrt(1.5 / 5)
+    assert correlation_interval(1.0, 8) == pytest.approx((math.tanh(math.atanh(1 - 6 / 504) - half), 1))
+    assert correlation_interval(-1.0, 8) == pytest.approx((-1, -correlation_interval(1.0, 8).low))
+
+
+def test_the_interval_of_a_rank_correlation_covers():
+    # of pairs with a normal copula, whose rank correlation is 6 / pi asin(r / 2)
+    rng, r = np.random.default_rng(0), 0.9
+    true, hits = 6 / math.pi * math.asin(r / 2), 0
+    for _ in range(400):
+        x, noise = rng.standard_normal((2, 10))
+        rho = float(rank_correlation((r * x + math.sqrt(1 - r * r) * noise)[None, np.argsort(x)])[0])
+        interval = correlation_interval(rho, 10)
+        hits += interval.low <= true <= interval.high
+    assert hits >= 0.93 * 400
 
 
 def test_the_rate_that_counts_is_the_effective_one():
     space = SPACE | {"model.momentum": Range(0.5, 0.999, "reverse_log")}
-    study = searched([0.1] * 5, space=space, momentum=[0.5, 0.9, 0.95, 0.98, 0.99])
+    study = searched([0.1] * 8, space=space, momentum=[0.5, 0.9, 0.95, 0.98, 0.99, 0.992, 0.995, 0.998])
     verdict, said = rate_grows(study)
     assert verdict is SEEN
-    number = "1 [1, 1], from 0.200 at B=4 to 10.0 at B=1024"
+    number = "1 [0.902, 1], from 0.200 at B=4 to 50.0 at B=512"
     assert said == f"S=0: rank correlation of the best effective learning rate with B: {number}"
 
 
@@ -117,9 +139,20 @@ def test_a_budget_beside_the_papers_is_told():
     assert "budget" not in region_grows(Analysis(dataclasses.replace(record, config=config))).measured
 
 
-def test_a_race_is_no_study_of_the_region_and_one_at_k_star_none_of_the_best_rate():
+def test_a_race_is_no_study_of_the_region():
     cells = {Cell(b, 0.0): [result(Cell(b, 0.0), i, 160) for i in range(8)] for b in SIZES}
     assert region_grows(analysis_of(cells, space={}, slack=2.0)) is None
-    record = searched([0.01, 0.02, 0.05, 0.1, 0.3]).record
-    raced = {slack: rate_grows(Analysis(dataclasses.replace(record, slack=slack))) for slack in (1.0, 2.0)}
-    assert raced[1.0] is None and raced[2.0].verdict is SEEN
+
+
+def test_the_share_by_twice_each_k_star_is_told_where_the_budget_goes_so_far():
+    # K* = 1600 / B^(1/2): by twice that the same half of all trials, at every batch size; all are complete in the end
+    cells = {}
+    for b in SIZES:
+        k = round(16000 / math.sqrt(b))
+        steps = [k, 2 * k, 3 * k, None if b == SIZES[0] else 4 * k]
+        cells[Cell(b, 0.0)] = [result(Cell(b, 0.0), i, each) for i, each in enumerate(steps)]
+    study = analysis_of(cells, space={})
+    assert region_grows(study).measured.endswith("; by twice the K* of each, from 0.500 at B=4 to 0.500 at B=1024")
+    goal = dataclasses.replace(study.record.goal, max_steps=14992)
+    said = region_grows(Analysis(dataclasses.replace(study.record, goal=goal))).measured
+    assert said.endswith("; by twice the K* of each, from 0.500 at B=16 to 0.500 at B=1024")
