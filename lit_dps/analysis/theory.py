@@ -54,7 +54,7 @@ class Terms:
     delta: float  # Delta = 2 (f(w1) - f_inf) of the training loss after pruning, in nats
     lipschitz: float  # L, mean over the run of the local Lipschitz constant of the gradient, in nats / w^2
     beta: float  # trace of the covariance of the per-example gradient before the first step, in (nats / w)^2 examples
-    epsilon: float  # mean of the squared norm of the training gradient over the measurements, in (nats / w)^2
+    epsilon: float  # mean over the run's steps of the squared norm of the training gradient, in (nats / w)^2
     rate: float  # etabar, mean learning rate, in w^2 / nats a step
     rate_squares: float  # H, sum over the steps of the squared learning rate, in (w^2 / nats)^2
     steps: int
@@ -106,7 +106,7 @@ def start_of(result: TrialResult) -> Start | None:
 
 
 def terms_of(result: TrialResult) -> Terms | None:
-    """The terms of a trial, means taken over the finite measurements up to its goal.
+    """The terms of a trial, means taken over the finite measurements up to its goal, of epsilon over steps.
 
     None where a term was not measured (a run may end before its first measurement of L) or is not positive and finite.
     """
@@ -114,17 +114,31 @@ def terms_of(result: TrialResult) -> Terms | None:
     start, lipschitz = start_of(result), finite(curve.get("lipschitz", ()))
     if start is None or not lipschitz or not measured["steps"]:
         return None
-    squared = finite([measured["squared_gradient"], *curve["squared_gradient"]])
+    squared = zip((1, *curve["step"]), (measured["squared_gradient"], *curve["squared_gradient"]), strict=True)
     terms = Terms(
         delta=start.delta,
         lipschitz=sum(lipschitz) / len(lipschitz),
         beta=start.beta,
-        epsilon=sum(squared) / len(squared) if squared else math.nan,
+        epsilon=_mean_over_steps(squared),
         rate=measured["rate_sum"] / measured["steps"],
         rate_squares=measured["rate_square_sum"],
         steps=int(measured["steps"]),
     )
     return terms if all(math.isfinite(x) and x > 0 for x in vars(terms).values()) else None
+
+
+def _mean_over_steps(readings: Iterable[tuple[int, float]]) -> float:
+    """The mean over the steps up to the last reading, (step, value) each; a reading stands for those since the last.
+
+    The gradient before the first step may be a thousand times any later one: a plain mean of one reading in a hundred
+    steps would say how many readings there are, and nothing of the run. Those that are not finite are left out; nan
+    without any.
+    """
+    total, last = 0.0, 0
+    for step, value in readings:
+        if math.isfinite(value):
+            total, last = total + (step - last) * value, step
+    return total / last if last else math.nan
 
 
 def finite(values: Sequence[float]) -> list[float]:

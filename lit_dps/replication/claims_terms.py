@@ -92,8 +92,10 @@ def theory_tells(study: Analysis, other: Analysis) -> Finding | None:
         count = min(len(drawn), len(fitted[1]))
         quotient = estimated(fitted[0] / math.exp(value), fitted[1][:count] / np.exp(drawn[:count]))
         words = f"Delta beta L x{predicted}, fitted c1 x{estimated(*fitted)}: x{quotient} of the predicted"
-        epsilon = math.exp(float(np.mean([pair.log_ratio("epsilon") for pair in pairs])))
-        words += f"; at the measured epsilon, x{significant(epsilon)}, x{significant(math.exp(value) / epsilon**2)}"
+        of_c1 = [p.log_ratio("delta", "beta", "lipschitz") - 2 * p.log_ratio("epsilon") for p in pairs]
+        epsilon, own = _log_ratio(pairs, "epsilon"), _mean_log([pair.point for pair in pairs], of_c1)
+        epsilon, own = (estimated(*ratio).map(math.exp) for ratio in (epsilon, own))
+        words += f"; over the square of the measured epsilon, x{epsilon}, it is x{own}"
         return Finding(decide(quotient, above=1 / AGREES, to=AGREES), words)
 
     return at_each_pair(study, judge)

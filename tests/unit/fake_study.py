@@ -38,14 +38,13 @@ def result(cell: Cell, point: int, steps: int | None, status: str = "complete", 
     return TrialResult(Trial(cell, point, dict(params or {})), status, steps, **kept)
 
 
-def theory_terms(
-    steps, loss=2.0, floor=0.0, beta=1.0, lipschitz=(1.0, 1.0), squared=(1.0, 1.0), first=1.0, rate=0.1, at=()
-):
+def theory_terms(steps, loss=2.0, floor=0.0, beta=1.0, lipschitz=(1.0, 1.0), squared=(), first=1.0, rate=0.1, at=()):
     """Keywords for `result`: the theory's terms of a run of `steps` at a constant rate, measured at the steps `at`."""
     theory = {"loss": loss, "gradient_variance": beta, "squared_gradient": first, "floor": floor}
     theory |= {"steps": steps, "rate_sum": rate * steps, "rate_square_sum": rate**2 * steps}
     at = list(at) or list(range(1, 1 + len(lipschitz)))
-    curve = {"step": at, "lipschitz": list(lipschitz), "squared_gradient": list(squared)[: len(lipschitz)]}
+    squared = list(squared) or [1.0] * len(lipschitz)
+    curve = {"step": at, "lipschitz": list(lipschitz), "squared_gradient": squared}
     return {"theory": theory, "smoothness": curve}
 
 

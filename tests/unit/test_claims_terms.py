@@ -88,7 +88,7 @@ def test_terms_in_numbers():
     whole = theory(**PAPER, sizes=THREE)
     said = theory_tells(whole, whole).measured
     assert said.startswith("Delta beta L x1.67 [1.67, 1.67], fitted c1 x1.67 [1.67, 1.67]: x1 [1, 1] of the predicted")
-    assert said.endswith("; at the measured epsilon, x1.00, x1.67")
+    assert said.endswith("; over the square of the measured epsilon, x1 [1, 1], it is x1.67 [1.67, 1.67]")
 
 
 def test_terms_and_laws_may_come_from_two_studies_of_one_workload():

@@ -122,7 +122,7 @@ def test_theory_noise_scale_and_noise_law_of_known_terms():
     """Noise 50 everywhere, |grad|^2 falling from 4 to 1: tr(Sigma) / |G|^2 = 20, M + sigma^2 / eps = 50."""
 
     def keep(b, steps):
-        kept = theory_terms(steps, beta=50.0, lipschitz=(2.0,) * 12, squared=np.linspace(4, 1, 12), first=2.5, rate=0.1)
+        kept = theory_terms(steps, beta=50.0, lipschitz=(2.0,) * 12, squared=np.linspace(4, 1, 12), first=4, rate=0.1)
         kept["smoothness"]["noise"] = [50.0] * 12
         return kept
 

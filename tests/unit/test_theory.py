@@ -23,8 +23,10 @@ def one(cell=Cell(8, 0.0), point=0, steps=200, status="complete", **terms):  # n
 
 
 def test_the_law_at_a_constant_rate():
-    # Delta = 2 (2.5 - 0.5) = 4, L = 3, beta = 10, epsilon = (0.6 + 0.2 + 0.4) / 3 = 0.4, eta = 0.05, 200 steps
-    terms = terms_of(one(loss=2.5, floor=0.5, lipschitz=[2, 4], beta=10, first=0.6, squared=[0.2, 0.4], rate=0.05))
+    # Delta = 2 (2.5 - 0.5) = 4, L = 3, beta = 10, eta = 0.05, 200 steps. A gradient is read before step 1, 51 and 151:
+    # epsilon = (1 x 20.1 + 50 x 0.2 + 100 x 0.303) / 151 = 0.4
+    squared = {"first": 20.1, "squared": [0.2, 0.303], "at": [51, 151]}
+    terms = terms_of(one(loss=2.5, floor=0.5, lipschitz=[2, 4], beta=10, rate=0.05, **squared))
     assert vars(terms) == pytest.approx(
         {"delta": 4, "lipschitz": 3, "beta": 10, "epsilon": 0.4, "rate": 0.05, "rate_squares": 0.5, "steps": 200}
     )
@@ -50,8 +52,8 @@ def test_the_law_at_rates_that_fall():
 
 
 def test_measurements_that_are_not_finite_are_left_out():
-    terms = terms_of(one(lipschitz=[math.nan, 5, math.inf], squared=[math.nan, 1, 1], first=1))
-    assert (terms.lipschitz, terms.epsilon) == (5, 1)
+    terms = terms_of(one(lipschitz=[math.nan, 5, math.inf], squared=[math.nan, 1, 3], first=5, at=[11, 21, 31]))
+    assert (terms.lipschitz, terms.epsilon) == (5, pytest.approx((1 * 5 + 20 * 1 + 10 * 3) / 31))
 
 
 @pytest.mark.parametrize(
@@ -62,7 +64,7 @@ def test_measurements_that_are_not_finite_are_left_out():
         {"beta": 0.0},
         {"loss": 0.0},
         {"loss": math.inf},
-        {"first": math.nan, "squared": [math.nan]},
+        {"first": math.nan, "squared": [math.nan, math.nan]},
     ],
 )
 def test_no_terms_without_what_they_need(terms):
