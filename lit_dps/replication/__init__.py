@@ -6,6 +6,7 @@ from lit_dps.replication.claims_scaling import (
     diminishing_returns,
     exponent,
     linear_scaling,
+    more_steps_of_sparse,
     plateau,
     steps_of_sparse,
 )

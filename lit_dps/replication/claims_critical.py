@@ -1,8 +1,8 @@
 """The paper's claims on critical batch sizes (Lee et al. 2021, Section 3.1), as c1 / c2 of the fitted laws.
 
-5. The critical batch size at 90 % comes no earlier: B_crit(0.9) > B_crit(0) / 1.1.
-6. With momentum it comes later: B_crit(0.9) > 1.1 B_crit(0).
-7. Momentum (and Nesterov) has a larger critical batch size than SGD on the same data, network, schedule and goal
+6. The critical batch size at 90 % comes no earlier: B_crit(0.9) > B_crit(0) / 1.1.
+7. With momentum it comes later: B_crit(0.9) > 1.1 B_crit(0).
+8. Momentum (and Nesterov) has a larger critical batch size than SGD on the same data, network, schedule and goal
    (Figure 2): B_crit > 1.1 times, at every sparsity that both studies have.
 
 B_crit has to be identifiable below the line; above it, where it may lie beyond the largest batch size, the lower limit
@@ -32,17 +32,17 @@ SGD, MOMENTUM = "sgd", "momentum"
 
 
 def critical_no_earlier(study: Analysis) -> Finding | None:
-    """Claim 5; None for a study without both sparsities."""
+    """Claim 6; None for a study without both sparsities."""
     return _critical_of_sparse(study, 1 / MARGIN)
 
 
 def critical_later(study: Analysis) -> Finding | None:
-    """Claim 6; None for a study without both sparsities or with another update rule."""
+    """Claim 7; None for a study without both sparsities or with another update rule."""
     return _critical_of_sparse(study, MARGIN) if setting(study.record.config, RULE) == MOMENTUM else None
 
 
 def critical_of_momentum(study: Analysis, sgd: Analysis) -> Finding | None:
-    """Claim 7; None unless the second study is of SGD and the first of another rule on the same workload.
+    """Claim 8; None unless the second study is of SGD and the first of another rule on the same workload.
 
     None for a study of one batch size, too.
     """

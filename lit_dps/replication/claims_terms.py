@@ -5,13 +5,13 @@ a point at several batch sizes share their initial weights, so that intervals ar
 four or five, percentiles of resamples would be too narrow. Four points are needed. Beta and Delta are those before the
 first step, so that trials without a measurement of L count for them too.
 
-10. L rises with sparsity: L(0.9) > 1.1 L(0). Paper, Simple-CNN on MNIST: 0.57, 0.72, 0.81, 1.76 at 0, 50, 70, 90 %.
-11. The gradient variance falls: beta(0.9) <= beta(0) / 1.1. Paper: x0.54.
-12. The loss to go stays: Delta within a factor of 1.1. Paper: x1.00.
-13. The theory tells the steps of small batches: the ratio of the fitted c1 is that of Delta beta L, within a factor of
+11. L rises with sparsity: L(0.9) > 1.1 L(0). Paper, Simple-CNN on MNIST: 0.57, 0.72, 0.81, 1.76 at 0, 50, 70, 90 %.
+12. The gradient variance falls: beta(0.9) <= beta(0) / 1.1. Paper: x0.54.
+13. The loss to go stays: Delta within a factor of 1.1. Paper: x1.00.
+14. The theory tells the steps of small batches: the ratio of the fitted c1 is that of Delta beta L, within a factor of
     1.5. Paper: x1.67. The terms may come from a study of their own, of the same workload and update rule.
 
-The claims 10 to 12 are on the direction; the sizes are those of one workload, and told beside the paper's.
+The claims 11 to 13 are on the direction; the sizes are those of one workload, and told beside the paper's.
 """
 
 from __future__ import annotations
@@ -56,22 +56,22 @@ AGREES = 1.5  # factor within which a predicted ratio tells the measured one
 
 
 def lipschitz_rises(study: Analysis) -> Finding | None:
-    """Claim 10; None without measurements at both sparsities."""
+    """Claim 11; None without measurements at both sparsities."""
     return _term(study, "lipschitz", "L", terms_of, above=MARGIN, told=_levels)
 
 
 def variance_falls(study: Analysis) -> Finding | None:
-    """Claim 11; None without measurements at both sparsities."""
+    """Claim 12; None without measurements at both sparsities."""
     return _term(study, "beta", "beta", start_of, to=1 / MARGIN)
 
 
 def loss_stays(study: Analysis) -> Finding | None:
-    """Claim 12; None without measurements at both sparsities."""
+    """Claim 13; None without measurements at both sparsities."""
     return _term(study, "delta", "Delta", start_of, above=1 / MARGIN, to=MARGIN)
 
 
 def theory_tells(study: Analysis, other: Analysis) -> Finding | None:
-    """Claim 13, of terms measured in one study and laws fitted in another, or in the same.
+    """Claim 14, of terms measured in one study and laws fitted in another, or in the same.
 
     None without measurements at both sparsities, without laws in another study, or where the two do not train the same
     by the same rule to the same goal, up to which the terms are means.

@@ -3,12 +3,12 @@
 On the search (Lee et al. 2021, Section 3.2, Figure 3), where a quantity grows if its rank correlation with B (Spearman)
 is above 0.5; both need four batch sizes:
 
-8. The best learning rate grows with batch size: the learning rate of the K* trial, as effective rate,
+9. The best learning rate grows with batch size: the learning rate of the K* trial, as effective rate,
    rate / (1 - momentum), where momentum is searched too. Which of the points that were run is best is known also where
    trials stop at K*. The luck of those points is in how the best rates scatter around the trend, which the interval
    rests on (`correlation_interval`). Batch sizes whose K* is at the first check are left out: the best of the trials
    that got there is not known.
-9. The region of successful metaparameters grows with batch size: the share of complete trials, at the budget in steps
+10. The region of successful metaparameters grows with batch size: the share of complete trials, at the budget in steps
    that all cells share, over the points that have finished in all of them. A study whose trials a race ends
    (study.slack), and not that budget, is none of this claim. Not decidable where all are complete or none is. At a
    small budget the share grows for that alone that K* falls with B: the budget is told beside the paper's. The trials
@@ -51,7 +51,7 @@ MOMENTUM_NAME = "momentum"
 
 
 def rate_grows(study: Analysis) -> Finding | None:
-    """Claim 8; None where not exactly one learning rate is searched, or for one batch size."""
+    """Claim 9; None where not exactly one learning rate is searched, or for one batch size."""
     record = study.record
     keys, momenta = _searched(record, *RATE_NAMES), _searched(record, MOMENTUM_NAME)
     if len(keys) != 1 or len(record.batch_sizes) < 2:
@@ -70,7 +70,7 @@ def rate_grows(study: Analysis) -> Finding | None:
         said = f"rank correlation of the {name} with B: {number}, from {significant(least)} at B={first}"
         said += f" to {significant(most)} at B={last}"
         if left := len(cells) - len(rates):
-            said += f", {left} batch size{'s' * (left > 1)} without one left out"
+            said += f"; not known at {left} of {len(cells)} batch sizes"
         return Finding(decide(number, above=TREND), said)
 
     return at_each(record.series, judge)
@@ -89,7 +89,7 @@ def correlation_interval(rho: float, count: int) -> Interval:
 
 
 def region_grows(study: Analysis) -> Finding | None:
-    """Claim 9; None for a study of one batch size, and where a race and not the budget ends trials."""
+    """Claim 10; None for a study of one batch size, and where a race and not the budget ends trials."""
     record = study.record
     if len(record.batch_sizes) < 2 or record.slack is not None:
         return None

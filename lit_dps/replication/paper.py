@@ -93,8 +93,9 @@ CLAIMS = (
     ),
     Claim("larger batches give diminishing returns", _REGIMES, "K* B grows", scaling.diminishing_returns),
     Claim("the largest batches save no more steps", _REGIMES, "K* constant", scaling.plateau),
+    Claim("90 % sparse networks need more steps", "3.1, Figure 12", "more", scaling.more_steps_of_sparse),
     Claim(
-        "90 % sparse networks need more steps",
+        "90 % sparse networks need 1.5 to 4.5 times the steps",
         "3.1, Figure 12",
         "x1.5 to x4.5",
         scaling.steps_of_sparse,

@@ -12,6 +12,7 @@ from lit_dps.replication import (
     diminishing_returns,
     exponent,
     linear_scaling,
+    more_steps_of_sparse,
     plateau,
     steps_of_sparse,
 )
@@ -156,8 +157,9 @@ def ratio(k, trials=sure):
         (ratio([1, 1.1, 1.2]), NOT_SEEN),
         (ratio([6, 7, 8]), NOT_SEEN),
         (ratio([2, 2.5, 3], trials=vague), UNDECIDABLE),
-        (ratio([2, 2.5, None]), SEEN),
-        (ratio([2, None, None]), UNDECIDABLE),
+        (ratio([2, 2.5, None]), NOT_SEEN),  # the third is at least x125
+        (ratio([1, 1, None]), NOT_SEEN),  # x5 at least
+        (ratio([2, None, None]), NOT_SEEN),
         (ratio([2, 2.5, 3]) | {(8, 0.9): sure(6400)[:3]}, UNDECIDABLE),  # three trials
     ],
 )
@@ -165,13 +167,31 @@ def test_steps_of_sparse(steps, verdict):
     assert steps_of_sparse(study_of(steps)).verdict is verdict
 
 
+@pytest.mark.parametrize(
+    ("steps", "verdict"),
+    [
+        (ratio([6, 7, 8]), SEEN),
+        (ratio([2, 2.5, None]), SEEN),
+        (ratio([0.9, 1, 1.1]), NOT_SEEN),
+        (ratio([1, 1.1, 1.2]), UNDECIDABLE),  # x1.097 by the checks, more between them
+        (ratio([2, 2.5, 3]) | {(8, 0.9): sure(6400)[:3]}, UNDECIDABLE),
+        (ratio([None, None, None]), UNDECIDABLE),
+    ],
+)
+def test_more_steps_of_sparse(steps, verdict):
+    assert more_steps_of_sparse(study_of(steps)).verdict is verdict
+
+
 def test_steps_of_sparse_in_numbers():
     said = steps_of_sparse(
         study_of({(8, 0.0): sure(16000), (8, 0.9): sure(64000), (32, 0.0): sure(16000), (32, 0.9): sure(16000)})
     )
     assert said.measured.startswith("K* x1 to x4 over B, mean x2 [2, 2]")
+    # With 40,000 / 320 = 125 at least where none met the goal, (2 x 2.5 x 125)^(1/3) = 8.55;
+    # to one check interval, (1.995 x 2.48 x 125)^(1/3) = 8.52
     said = steps_of_sparse(study_of(ratio([2, 2.5, None])))
-    assert said.measured.endswith("; 2 of the 3 batch sizes with a dense K* have a sparse one")
+    told = "2 of the 3 batch sizes with a dense K* have a sparse one"
+    assert said.measured == f"K* x2 to x2.5 over B, mean at least x8.55 [8.52, inf]; {told}"
 
 
 def two(dense, sparse, batch_sizes=POWERS, sparse_trials=sure, **kw):
