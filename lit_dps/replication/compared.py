@@ -16,11 +16,6 @@ def searched(record: StudyRecord) -> bool:
     return setting(record.config, "study.best_of") is None
 
 
-def trial_seeds(record: StudyRecord) -> set[int]:
-    """The seeds that a study's trials were derived from: trials of one point and seed begin with the same weights."""
-    return {result.trial.seed for results in record.results.values() for result in results}
-
-
 def goal_of(record: StudyRecord) -> tuple[str, int]:
     """A study's goal, and how often it is asked for: K* of others are of other runs."""
     return str(record.goal), record.goal.check_interval

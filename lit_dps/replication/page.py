@@ -11,13 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from lit_dps.analysis.critical import DEFINITIONS
 from lit_dps.goal import ERROR
 from lit_dps.replication.appendix import Image, Machine, Part, escaped, judge_parts, progress, table
-from lit_dps.replication.compared import trial_seeds
 from lit_dps.replication.paper import Claim, Judgement, compared_with
-from lit_dps.replication.protocol import BATCH_SIZES, TRIALS, WORKLOADS, classes, workload
+from lit_dps.replication.protocol import BATCH_SIZES, TRIALS, WORKLOADS, classes
 from lit_dps.replication.rules import Verdict
 from lit_dps.replication.under_way import under_way
 from lit_dps.trial import Status
 
+UNDECIDABLE = Verdict.UNDECIDABLE
 _ABOUT = (
     "Lee, Ajanthan, Torr and Jaggi, [Understanding the Effects of Data Parallelism and Sparsity on Neural Network "
     "Training](https://arxiv.org/abs/2003.11316) (ICLR 2021), measured again by lit_dps on real data."
@@ -27,7 +27,7 @@ A claim is a number in a range (`lit_dps/replication/`): seen where its 95 % int
 seen where all of it lies outside, else not decidable. The ranges were fixed before the first trial, the other rules
 while studies ran. Medians are over seeds of the best points; their intervals leave out the luck of the points drawn.
 Each claim stands at the largest study that decides it, those that met the paper's goal first, else at the largest;
-beside it, how many that decide it agree, studies of the same initial weights counted once."""
+beside it, those that decide otherwise."""
 _READING = """\
 The paper reads them off its curves, where linear scaling ends, as powers of two. As measured, that is where the
 examples B K\\* exceed those of the smallest batch size by 20 or 50 %; by the law, where they double (c1 / c2). Of
@@ -89,7 +89,7 @@ def headlines(judgements: Iterable[Judgement], parts: Sequence[Part]) -> dict[Cl
     found: dict[Claim, Judgement] = {}
 
     def rank(judgement: Judgement) -> tuple:
-        return judgement.verdict is not Verdict.UNDECIDABLE, scale_of(judgement, parts)
+        return judgement.verdict is not UNDECIDABLE, scale_of(judgement, parts)
 
     for judgement in judgements:
         if judgement.claim not in found or rank(judgement) > rank(found[judgement.claim]):
@@ -117,7 +117,7 @@ def _summary(chosen: Mapping[Claim, Judgement], parts: Sequence[Part]) -> str:
     told = ", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict)
     left = [f"`{part.study.record.name}` at {part.left}" for part in parts if part.left]
     others = f" Under way and left out: {'; '.join(left)}." if left else ""
-    decided = [each for each in chosen.values() if each.verdict is not Verdict.UNDECIDABLE]
+    decided = [each for each in chosen.values() if each.verdict is not UNDECIDABLE]
     own = sum(scale_of(judgement, parts)[0] for judgement in decided)
     done, due = (sum(each) for each in zip(*(progress(part.study) for part in parts), strict=True))
     of = f" of {due:,}" if done < due else ""
@@ -141,35 +141,19 @@ def _extent(parts: Sequence[Part]) -> str:
 def _table(chosen: Mapping[Claim, Judgement], judgements: Sequence[Judgement], parts: Sequence[Part]) -> str:
     rows = []
     for claim, judgement in chosen.items():
-        decided = _decided(claim, judgements, parts)
-        larger = (
-            " at a smaller scale, undecided at the largest" if larger_undecided(judgement, judgements, parts) else ""
-        )
-        agree = f"{larger} ({decided.count(judgement.verdict)} of {len(decided)})" if decided else ""
+        larger = larger_undecided(judgement, judgements, parts)
+        differ = [j for j in judgements if j.claim is claim and j.verdict not in (judgement.verdict, UNDECIDABLE)]
+        verdict = f"{judgement.verdict}{' at a smaller scale, undecided at the largest' if larger else ''}"
         rows.append(
             {
                 "claim": f"{claim.text} ({claim.source})",
                 "paper": claim.paper,
                 "ours": judgement.measured,
                 "study": f"`{judgement.where}`" if judgement.studies else "-",
-                "verdict": f"{judgement.verdict}{agree}",
+                "verdict": "; ".join([verdict, *(f"{j.verdict} by `{j.where}`" for j in differ)]),
             }
         )
     return table(rows)
-
-
-def _decided(claim: Claim, judgements: Sequence[Judgement], parts: Sequence[Part]) -> list[Verdict]:
-    """The verdicts of the studies that decide a claim, the largest first.
-
-    Of a claim on terms one for all studies of the same trained by the same seeds: their trials begin alike.
-    """
-    found: dict[object, Verdict] = {}
-    mine = [j for j in judgements if j.claim is claim and j.verdict is not Verdict.UNDECIDABLE]
-    for judgement in sorted(mine, key=lambda judgement: scale_of(judgement, parts), reverse=True):
-        records = [part.study.record for part in parts if part.study.record.name in judgement.studies]
-        begun = frozenset((workload(r), s) for r in records for s in trial_seeds(r))
-        found.setdefault(judgement.studies if claim.search else begun, judgement.verdict)
-    return list(found.values())
 
 
 def _figures(parts: Sequence[Part], comparisons: Mapping[str, Sequence[Image]]) -> list[str]:
