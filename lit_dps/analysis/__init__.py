@@ -15,7 +15,7 @@ from lit_dps.analysis.notes import observed_notes
 from lit_dps.analysis.observations import Observation, medians
 from lit_dps.analysis.publishing import figures_folder, goal_folder, listing, publish, source_of, write_all, write_goals
 from lit_dps.analysis.rates import RateLaw, adaptive_advice, rate_law
-from lit_dps.analysis.refusal import Reason
+from lit_dps.analysis.refusal import OFF, Reason
 from lit_dps.analysis.report import parts_of, render, sentence, table_and_law, theory_text
 from lit_dps.analysis.scaling import (
     NEGLIGIBLE,

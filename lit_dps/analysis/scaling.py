@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
@@ -78,6 +79,17 @@ class Scaling:
         largest = max(self.resolved)
         c2 = self.fit.c2 if self.c2 is None else self.c2.low
         return largest >= self.fit.critical_batch_size / 2 and c2 * largest / self.fit.c1 >= NEGLIGIBLE
+
+    @property
+    def misfit(self) -> float:
+        """Root mean square of the residuals of log K* of the fit, over the points less its constants.
+
+        Nan without a fit. Above `refusal.OFF` the law says little of anything else.
+        """
+        if self.fit is None:
+            return math.nan
+        residual = np.log(list(self.resolved.values())) - np.log(self.fit.steps(np.array(list(self.resolved), float)))
+        return math.sqrt(float((residual**2).sum()) / (len(residual) - 2))
 
     @property
     def bound(self) -> float | None:

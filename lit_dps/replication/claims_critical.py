@@ -6,7 +6,7 @@
    (Figure 2): B_crit > 1.1 times, at every sparsity that both studies have.
 
 B_crit has to be identifiable below the line; above it, where it may lie beyond the largest batch size, the lower limit
-decides.
+decides. A law that misses what it is fitted to tells no B_crit (`rules.misfits`).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from lit_dps.replication.rules import (
     estimated,
     fit_ratio,
     if_reached,
+    misfits,
 )
 from lit_dps.trial import Series
 
@@ -74,6 +75,8 @@ def _critical(over: Scaling, under: Scaling, name: str, other: str, least: float
     if ratio is None or not under.identifiable:
         return Finding(Verdict.UNDECIDABLE, said)
     number = estimated(*ratio)
+    if off := misfits({name: over, other: under}):
+        return Finding(Verdict.UNDECIDABLE, f"{said}, x{number}; {off}")
     return Finding(if_reached(decide(number, above=least), over.identifiable), f"{said}, x{number}")
 
 

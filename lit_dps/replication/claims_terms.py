@@ -49,6 +49,7 @@ from lit_dps.replication.rules import (
     decide,
     estimated,
     fit_ratio,
+    misfits,
 )
 from lit_dps.trial import Series, TrialResult
 
@@ -96,6 +97,8 @@ def theory_tells(study: Analysis, other: Analysis) -> Finding | None:
         epsilon, own = _log_ratio(pairs, "epsilon"), _mean_log([pair.point for pair in pairs], of_c1)
         epsilon, own = (estimated(*ratio).map(math.exp) for ratio in (epsilon, own))
         words += f"; over the square of the measured epsilon, x{epsilon}, it is x{own}"
+        if off := misfits({str(series): law for series, law in zip((sparse, dense), laws, strict=True)}):
+            return Finding(Verdict.UNDECIDABLE, f"{words}; {off}")
         return Finding(decide(quotient, above=1 / AGREES, to=AGREES), words)
 
     return at_each_pair(study, judge)

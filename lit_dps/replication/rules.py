@@ -26,6 +26,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lit_dps.analysis import (
+    OFF,
     PERCENTILES,
     REPLICATES,
     Analysis,
@@ -220,3 +221,9 @@ def fit_ratio(
         drawn = [value(*law.replicates[:count].T) for law in (over, under)]
         whole = [value(np.array(law.fit.c1), np.array(law.fit.c2)) for law in (over, under)]
         return float(np.divide(*whole)), np.divide(*drawn)
+
+
+def misfits(laws: Mapping[str, Scaling]) -> str:
+    """Which of some fitted laws miss what they are fitted to, so that their constants say little; "" where none."""
+    off = [f"by {law.misfit:.0%} at {name}" for name, law in laws.items() if law.misfit > OFF]
+    return f"c1 / B + c2 misses K* {', '.join(off)}" if off else ""

@@ -1,6 +1,7 @@
 """The paper's claims on K*, judged on studies for which the verdict is known."""
 
 import dataclasses
+import math
 
 import pytest
 
@@ -212,6 +213,22 @@ def two(dense, sparse, batch_sizes=POWERS, sparse_trials=sure, **kw):
 def test_critical_batch_sizes_of_sparse_and_dense(study, no_earlier, later):
     assert critical_no_earlier(study).verdict is no_earlier
     assert critical_later(Analysis(dataclasses.replace(study.record, config=MOMENTUM))).verdict is later
+
+
+def test_a_law_that_misses_its_k_star_tells_no_critical_batch_size():
+    study = two((1e6, 1000), (4e6, 2000))
+    bent = {cell: results for cell, results in study.record.results.items()}
+    for b, factor in ((8, 2.5), (512, 0.4)):
+        cell = Cell(b, 0.9)
+        bent[cell] = [dataclasses.replace(r, steps=round(factor * r.steps)) for r in bent[cell]]
+    off = Analysis(dataclasses.replace(study.record, results=bent))
+    law = off.scalings[Series(0.9)]
+    residuals = [math.log(k / (law.fit.c1 / b + law.fit.c2)) for b, k in law.k_star.items()]
+    assert law.misfit == pytest.approx(math.sqrt(sum(r * r for r in residuals) / (len(POWERS) - 2)))
+    assert law.misfit > 0.3 and study.scalings[Series(0.9)].misfit < 0.001
+    verdict, said = critical_no_earlier(off)
+    assert verdict is UNDECIDABLE
+    assert said.endswith(f"; c1 / B + c2 misses K* by {law.misfit:.0%} at S=0.9")
 
 
 def test_the_critical_batch_sizes_in_words():
