@@ -27,7 +27,7 @@ from lit_dps.analysis.scaling import (
     resample,
     scale,
 )
-from lit_dps.analysis.seeds import median_draws, seeds_of
+from lit_dps.analysis.seeds import median_draws, scale_medians, seeds_of
 from lit_dps.analysis.sparse_ratios import Ratio
 from lit_dps.analysis.step_seconds import StepSeconds, step_seconds
 from lit_dps.analysis.summary import CellSummary, at_first_check, comparable, setting, summarize

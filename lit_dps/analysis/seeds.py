@@ -36,6 +36,7 @@ def scale_medians(
     replicates: int = REPLICATES,
     seed: int = 0,
     name: str = "",
+    luck: float = 0.0,
 ) -> Scaling:
     """The law of the medians over seeds, with percentile intervals from resampling the repeats of each cell.
 
@@ -48,6 +49,7 @@ def scale_medians(
         check_interval: Steps between two checks.
         replicates, seed: Of the resampling.
         name: Of the study and the series (`draw_repeats`).
+        luck: As of `median_draws`.
     """
     medians = {b: float(np.median(steps)) for b, steps in sorted(seeds.items())}
     bounds = frozenset(b for b, median in medians.items() if at_first_check(median, check_interval))
@@ -60,7 +62,7 @@ def scale_medians(
         return fitted
     drawn = []
     for b in resolved:
-        medians = median_draws(seeds[b], replicates, (seed, b), name)
+        medians = median_draws(seeds[b], replicates, (seed, b), name, luck)
         if np.isinf(medians).mean() >= PERCENTILES[0] / 100:
             return fitted
         u = np.random.default_rng((seed, b, 3, crc32(name.encode()))).random(replicates)
@@ -68,9 +70,18 @@ def scale_medians(
     return with_intervals(fitted, np.stack(drawn, axis=1))
 
 
-def median_draws(steps: Sequence[float], replicates: int, seed: tuple[int, int], name: str) -> np.ndarray:
-    """Medians of resamples of a cell's repeats (`draw_repeats`), (R,) in steps; infinite where that is a missed one."""
-    return np.median(draw_repeats(steps, replicates, (*seed, 2), name), axis=1)
+def median_draws(
+    steps: Sequence[float], replicates: int, seed: tuple[int, int], name: str, luck: float = 0.0
+) -> np.ndarray:
+    """Medians of resamples of a cell's repeats (`draw_repeats`), (R,) in steps; infinite where that is a missed one.
+
+    Repeats are of the best of the points that were searched. `luck` is what another search may find: the standard
+    deviation of log K between searches.
+    """
+    medians = np.median(draw_repeats(steps, replicates, (*seed, 2), name), axis=1)
+    if not luck:
+        return medians
+    return medians * np.exp(luck * np.random.default_rng((*seed, 4, crc32(name.encode()))).standard_normal(replicates))
 
 
 def intervals_of(scalings: Mapping[Series, Scaling]) -> str:

@@ -31,6 +31,7 @@ from lit_dps.replication.rules import (
     Verdict,
     at_each,
     combined,
+    curves,
     decide,
     estimated,
     fit_ratio,

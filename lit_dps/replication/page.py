@@ -25,9 +25,9 @@ _ABOUT = (
 _RULES = """\
 A claim is a number in a range (`lit_dps/replication/`): seen where its 95 % interval, in brackets, lies within, not
 seen where all of it lies outside, else not decidable. The ranges were fixed before the first trial, the other rules
-while studies ran. Medians are over seeds of the best points; their intervals leave out the luck of the points drawn.
-Each claim stands at the largest study that decides it, those that met the paper's goal first, else at the largest;
-beside it, those that decide otherwise."""
+while studies ran. Medians are over seeds of the best points; their intervals allow for the luck of the points that were
+searched, a factor of 1.1 a batch size for 25 points. Each claim stands at the largest study that decides it, those that
+met the paper's goal first, else at the largest; beside it, those that decide otherwise."""
 _READING = """\
 The paper reads them off its curves, where linear scaling ends, as powers of two. As measured, that is where the
 examples B K\\* exceed those of the smallest batch size by 20 or 50 %; by the law, where they double (c1 / c2). Of
