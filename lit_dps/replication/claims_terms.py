@@ -58,12 +58,12 @@ AGREES = 1.5  # factor within which a predicted ratio tells the measured one
 
 def lipschitz_rises(study: Analysis) -> Finding | None:
     """Claim 11; None without measurements at both sparsities."""
-    return _term(study, "lipschitz", "L", terms_of, above=MARGIN, told=_levels)
+    return _term(study, "lipschitz", "L", terms_of, above=MARGIN, paper=3.09, told=_levels)
 
 
 def variance_falls(study: Analysis) -> Finding | None:
     """Claim 12; None without measurements at both sparsities."""
-    return _term(study, "beta", "beta", start_of, to=1 / MARGIN)
+    return _term(study, "beta", "beta", start_of, to=1 / MARGIN, paper=0.54)
 
 
 def loss_stays(study: Analysis) -> Finding | None:
@@ -111,6 +111,7 @@ def _term(
     of: Callable[[TrialResult], Terms | Start | None],
     above: float = 0.0,
     to: float = math.inf,
+    paper: float | None = None,
     told: Callable[[StudyRecord, Series, Series], str] = lambda record, sparse, dense: "",
 ) -> Finding | None:
     def judge(sparse: Series, dense: Series) -> Finding | None:
@@ -119,6 +120,8 @@ def _term(
         ratio = estimated(*_log_ratio(pairs, name)).map(math.exp)
         each = "" if searched(study.record) else ", each sparsity at its own best point"
         words = f"{symbol} x{ratio} over {len(pairs)} pairs of trials{each}{told(study.record, sparse, dense)}"
+        if paper is not None and not ratio.interval.low <= paper <= ratio.interval.high:
+            words += f"; the paper's x{paper:g} lies outside"
         return Finding(decide(ratio, above, to), words)
 
     return at_each_pair(study, judge)

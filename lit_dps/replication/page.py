@@ -28,12 +28,19 @@ seen where all of it lies outside, else not decidable. The ranges were fixed bef
 while studies ran. Medians are over seeds of the best points; their intervals allow for the luck of the points that were
 searched, a factor of 1.1 a batch size for 25 points. Each claim stands at the largest study that decides it, those that
 met the paper's goal first, else at the largest; beside it, those that decide otherwise."""
+_WORDS = """\
+B is the batch size, S the share of pruned weights, K\\* the fewest optimizer steps to the goal of any trial. The law is
+K\\* = c1 / B + c2, and B_crit = c1 / c2. L, beta, Delta and epsilon are the terms of the paper's theory: smoothness,
+gradient variance, loss to go, squared gradient ([all words](glossary.md)).
+"""
 _READING = """\
 The paper reads them off its curves, where linear scaling ends, as powers of two. As measured, that is where the
-examples B K\\* exceed those of the smallest batch size by 20 or 50 %; by the law, where they double (c1 / c2). Of
-K\\*, not of medians; in examples, with 95 % intervals."""
+examples B K\\* exceed those of the smallest batch size by 20 %; by the law, where they exceed the c1 of infinitely
+small batches by 20 %, or are twice as many (c1 / c2). Of K\\*, not of medians; in examples, with 95 % intervals. Where
+the law is much above what was measured it hides how early the bend begins."""
 _MARKS = " `>` is below all that can be told, `*` needs a word, which critical.csv of the study has."
 REGION = "metaparameters"
+READINGS = "linear_20", "overhead", "law"  # of the critical batch size, shown
 # What each figure of the paper shows, by the figure of ours that repeats it
 FIGURES = {
     "scaling": (
@@ -64,6 +71,7 @@ def replication_page(
         f"{_ABOUT} {_summary(chosen, parts)} [The appendix](replication-appendix.md) has every study and verdict.\n",
         _table(chosen, judgements, parts),
         f"{_RULES}\n",
+        _WORDS,
         *_figures(parts, comparisons),
         _critical(parts),
         _disagreements(chosen),
@@ -189,7 +197,7 @@ def _critical(parts: Sequence[Part]) -> str:
             continue
         seen.add(record.workload)
         for series, found in part.study.critical_batch_sizes.items():
-            sizes = {f"{DEFINITIONS[name]}": str(found[name]) for name in ("linear_20", "linear_50", "law")}
+            sizes = {f"{DEFINITIONS[name]}": str(found[name]) for name in READINGS}
             rows.append({"study": f"`{record.name}`", "series": str(series), **sizes})
     if not rows:
         return ""

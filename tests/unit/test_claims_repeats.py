@@ -99,7 +99,9 @@ def test_a_repeat_that_missed_the_goal_is_infinite():
     low, high = k_star_draws(study, cell_of(Series(0.0), 64), medians=True)
     # 3 of 5 draws, or more, are of the 2 that missed with probability 0.317
     assert np.isinf(high).mean() == pytest.approx(0.317, abs=0.045)
-    assert low == pytest.approx(study.by_cell[cell_of(Series(0.0), 64)].k_star - study.record.goal.check_interval, abs=0.1)
+    assert low == pytest.approx(
+        study.by_cell[cell_of(Series(0.0), 64)].k_star - study.record.goal.check_interval, abs=0.1
+    )
     found = study.median_scalings[Series(0.0)]
     assert found.fit is not None and found.critical is None, "no interval where one resample in 40 is at a missed one"
     assert linear_scaling(study).verdict is UNDECIDABLE

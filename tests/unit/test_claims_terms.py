@@ -44,6 +44,11 @@ PAPER = {"delta": 1.0, "beta": 0.54, "lipschitz": 3.09}
 THREE = (4, 16, 64)
 
 
+def test_a_size_that_the_paper_does_not_have_is_told():
+    assert variance_falls(theory(beta=0.3)).measured.endswith("over 16 pairs of trials; the paper's x0.54 lies outside")
+    assert "lies outside" not in variance_falls(theory(beta=0.54)).measured
+
+
 def test_what_is_before_the_first_step_needs_no_measurement_of_l():
     study = theory(**PAPER)
     kept = {
@@ -121,7 +126,7 @@ def test_at_the_same_steps_a_longer_run_counts_as_far_as_the_shorter_one():
     of_runs = 2 * (sum(1 / i for i in range(1, 9)) / 8) / 0.75
     assert lipschitz_rises(study).measured == (
         f"L x{of_runs:.3g} [{of_runs:.3g}, {of_runs:.3g}] over 4 pairs of trials; at the same steps x2 [2, 2]; "
-        f"L = 0.750, {0.75 * of_runs:.3f} at S=0, 0.9, of 2, 8 measurements a run"
+        f"L = 0.750, {0.75 * of_runs:.3f} at S=0, 0.9, of 2, 8 measurements a run; the paper's x3.09 lies outside"
     )
 
 
