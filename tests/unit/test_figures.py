@@ -15,6 +15,7 @@ from lit_dps.space import Range
 from lit_dps.store import read_study
 from lit_dps.trial import Cell, Series
 from tests.unit.fake_study import SPACE, law_study, result, write_study
+from tests.unit.test_claims_repeats import with_repeats
 
 
 def read(results=None, **kw):
@@ -63,6 +64,18 @@ def test_the_scaling_figure_draws_its_rows():
     assert dense.get_ylabel() == "steps to result K* [optimizer steps]"
     assert normalised.get_ylabel() == "K* / K*(B = 8)"
     assert together.get_xlabel() == "batch size B [examples]"
+
+
+def test_medians_over_seeds_are_drawn_beside_k_star():
+    bare = Analysis(read(exact()))
+    study = with_repeats(bare, [1.0, 1.2, 1.5])
+    figure = scaling.draw(scaling.rows(study), study)
+    medians = [line for ax in figure.axes for line in ax.lines if line.get_marker() == "x"]
+    assert [list(line.get_ydata()) for line in medians] == [[15120, 1620, 180], [30240, 3240, 360]]
+    labels = [handle.get_text() for handle in figure.legends[-1].get_texts()]
+    assert labels[-1] == "median over seeds"
+    axes = scaling.draw(scaling.rows(bare), bare).axes
+    assert not any(len(line.get_xdata()) for ax in axes for line in ax.lines if line.get_marker() == "x")
 
 
 def test_sparsities_are_told_apart_by_colour_and_marker():

@@ -25,6 +25,7 @@ CAPTION = "K* against batch size by sparsity (the paper's Figure 1)"
 WORDS = 42  # characters that have room above a panel
 PER_OCTAVE = 8  # points of a fitted curve in each doubling of the batch size
 HOLLOW = {"markerfacecolor": "white", "markeredgewidth": 0.8}  # K* that are upper bounds
+MEDIAN = {"marker": "x", "color": look.GREY, "markersize": 4, "linestyle": "none", "zorder": 3}
 FEW = 5  # entries of a legend that have room in a panel, above falling curves,
 SHORT = 18  # if none is longer, in characters
 ARROW = 0.35  # length of their arrows, as a share of K*
@@ -34,10 +35,15 @@ def rows(study: Analysis) -> pd.DataFrame:
     """The rows of `curve_rows` for each series of a study, with its columns first.
 
     They are normalised at the smallest batch size that has a K* in every series that has any (`common_batch_size`).
+    `median` [steps] is that of the best point over seeds, missing where it was not repeated.
     """
     common, sizes = common_batch_size(study.scalings.values()), study.record.batch_sizes
-    found = ((series, curve_rows(scaling, sizes, common)) for series, scaling in study.scalings.items())
-    return pd.concat([pd.DataFrame({**columns_of(series), **curve}) for series, curve in found], ignore_index=True)
+    parts = []
+    for series, scaling in study.scalings.items():
+        curve, own = curve_rows(scaling, sizes, common), study.median_scalings.get(series)
+        curve["median"] = pd.array([own and own.k_star.get(b) for b in curve["batch_size"]], "Float64")
+        parts.append(pd.DataFrame({**columns_of(series), **curve}))
+    return pd.concat(parts, ignore_index=True)
 
 
 def missing(study: Analysis) -> str | None:
@@ -80,13 +86,16 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
         _draw_words(ax, title(series), study.scalings[series])
         draw_band(ax, part, i)
         draw_curve(ax, part, i)
+        ax.plot(*_known(part, "median"), **MEDIAN)
         draw_perfect(ax, part)
         if bounds := bound_handles(part):
             ax.legend(handles=bounds, loc="upper right", handlelength=1.5)
-        look.log_values_axis(ax, rows["k_star"].dropna())
+        look.log_values_axis(ax, pd.concat([rows["k_star"], rows["median"]]).dropna())
     if len(parts) > 1:
         _draw_together(*axes[-2:], rows, parts)
     handles = line_handles([study.scalings[series] for _, series, _ in parts])
+    if rows["median"].notna().any():
+        handles.append(Line2D([], [], label="median over seeds", **MEDIAN))
     per_line = max(1, int(figure.get_figwidth() / 1.1))
     figure.legend(handles=handles, loc="outside lower center", ncols=min(per_line, len(handles)), columnspacing=1.2)
     return figure
