@@ -227,6 +227,11 @@ class StorageConfig:
         return Path(self.folder) / "failures" / study
 
 
+def folder_name(study: str) -> str:
+    """The name of the folder of a study's figures and tables. `lit_dps.store` keeps those of a storage apart."""
+    return study.replace(" ", "_").replace(":", "_")
+
+
 def cores() -> int:
     """CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -18,6 +18,7 @@ from lit_dps.analysis.layers import jacobian_rows
 from lit_dps.analysis.report import FILES, answered, render, sections
 from lit_dps.analysis.scaling import law_rows
 from lit_dps.analysis.tables import write_csv
+from lit_dps.config import folder_name
 from lit_dps.files import replacing
 from lit_dps.record import StudyRecord
 
@@ -28,7 +29,7 @@ Written = tuple[list[Path], list[str]]  # the files' paths, and notes on them
 
 def figures_folder(folder: str | Path, study: str) -> Path:
     """Where the figures of a study go below the storage folder."""
-    return Path(folder) / "figures" / study.replace(" ", "_").replace(":", "_")
+    return Path(folder) / "figures" / folder_name(study)
 
 
 def goal_folder(folder: Path, error: float) -> Path:
