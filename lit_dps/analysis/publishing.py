@@ -72,7 +72,7 @@ def source_of(record: StudyRecord) -> str:
     """A hash of a study, of the code that draws it and of what it draws with. Equal ones are equal files."""
     found = hashlib.sha256(f"{version('matplotlib')} {version('plotly')}".encode())
     package = Path(__file__).parents[1]
-    for file in sorted((*package.glob("*.py"), *package.glob("analysis/**/*.py"))):
+    for file in sorted((*package.glob("*.py"), *package.glob("analysis/**/*.py"), *package.glob("analysis/**/*.html"))):
         found.update(file.read_bytes())
     found.update(pickle.dumps(vars(record), protocol=5))
     return found.hexdigest()
