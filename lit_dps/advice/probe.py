@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from lit_dps.analysis import Law, Observation
+from lit_dps.analysis import Law
 from lit_dps.analysis.answer import NEAR
 
 CHEAP = 0.4  # exponent of the cost
@@ -107,34 +107,6 @@ def next_probe(table: pd.DataFrame, budget: float, least: float = 0.05) -> Probe
         return None
     row = allowed.iloc[0]
     return Probe(*(float(row[key]) for key in ("batch_size", "cost", "gain", "share")))
-
-
-def explore(
-    measure: Callable[[float], Observation],
-    law_of: Callable[[list[Observation]], Law],
-    known: Sequence[Observation],
-    candidates: Sequence[float],
-    targets: Sequence[float],
-    seconds: Callable[[float], float],
-    budget: float,
-    trials: int = 1,
-) -> tuple[Law, float]:
-    """Probes until the budget is spent or nothing is worth it; returns the law and what was spent.
-
-    What a probe costs is what it took, steps x seconds x trials, which may be more than was expected of it.
-    """
-    found, spent = list(known), 0.0
-    while True:
-        law = law_of(found)
-        taken = {o.batch_size for o in found}
-        left = [b for b in candidates if b not in taken]
-        if not left:
-            return law, spent
-        probe = next_probe(probes(law, left, targets, seconds, trials=trials), budget - spent)
-        if probe is None:
-            return law, spent
-        found.append(measure(probe.batch_size))
-        spent += found[-1].steps * seconds(probe.batch_size) * trials
 
 
 def _steps(law: Law, batch_sizes: Sequence[float]) -> np.ndarray:
