@@ -34,7 +34,6 @@ def scale_medians(
     seeds: Mapping[int, Sequence[float]],
     check_interval: int,
     replicates: int = REPLICATES,
-    seed: int = 0,
     name: str = "",
 ) -> Scaling:
     """The law of the medians over seeds, with percentile intervals from resampling the repeats of each cell.
@@ -46,7 +45,7 @@ def scale_medians(
     Args:
         seeds: Steps to result of the repeats by batch size, infinite for those that missed; their medians are finite.
         check_interval: Steps between two checks.
-        replicates, seed: Of the resampling.
+        replicates: Of the resampling.
         name: Of the study and the series (`draw_repeats`).
     """
     medians = {b: float(np.median(steps)) for b, steps in sorted(seeds.items())}
@@ -60,10 +59,10 @@ def scale_medians(
         return fitted
     drawn = []
     for b in resolved:
-        medians = median_draws(seeds[b], replicates, (seed, b), name)
+        medians = median_draws(seeds[b], replicates, (0, b), name)
         if np.isinf(medians).mean() >= PERCENTILES[0] / 100:
             return fitted
-        u = np.random.default_rng((seed, b, 3, crc32(name.encode()))).random(replicates)
+        u = np.random.default_rng((0, b, 3, crc32(name.encode()))).random(replicates)
         drawn.append(np.where(np.isfinite(medians), medians, np.nan) - check_interval * u)
     return with_intervals(fitted, np.stack(drawn, axis=1))
 

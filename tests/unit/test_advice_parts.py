@@ -170,7 +170,7 @@ def test_no_probe_beyond_the_budget_nor_of_nothing():
     assert next_probe(table, budget=table["cost"].min() / 2) is None
     best = next_probe(table, budget=table["cost"].max())
     assert best.batch_size == table["batch_size"][0]
-    assert next_probe(table, budget=1e9, least=1.1) is None
+    assert next_probe(table.assign(share=0.049), budget=1e9) is None
     with pytest.raises(ValueError, match="nothing is known of K yet"):
         probes(law_of([]), CANDIDATES, [64], step)
 
