@@ -63,8 +63,7 @@ def run_branches(setup: StudySetup, step_seconds: float, store: AdviceStore, clo
         return
     say(f"forking a run at B = {size}, at steps {', '.join(map(str, at))}")
     torch.set_num_threads(setup.study.threads)
-    params = {key: box.at(0.5) for key, box in setup.study.space.items()}
-    trial = Trial(Cell(size), 0, params, setup.study.seed)
+    trial = Trial(Cell(size), 0, setup.middle, setup.study.seed)
     goal = setup.goal_of_trials
     run = Run(trial, goal, run_on=True)  # a goal that it meets tells how many steps it takes
     engine = TrainerEngine(of_one_device(setup).training(), (callback,))

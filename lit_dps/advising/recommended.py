@@ -56,7 +56,7 @@ def of_branches(setup: StudySetup, forked: StudySetup, found: Answer, store: Adv
     """
     if found.best is None or found.rate is None:
         return None
-    params = {key: box.at(0.5) for key, box in forked.study.space.items()}
+    params = forked.middle
     params[found.rate.name] = float(found.rate.at(found.best["batch_size"]))
     return _configuration(setup, forked, params, found, store, found.law.met)
 
