@@ -72,6 +72,18 @@ def median_draws(steps: Sequence[float], replicates: int, seed: tuple[int, int],
     return np.median(draw_repeats(steps, replicates, (*seed, 2), name), axis=1)
 
 
+def law_lines(scalings: Mapping[Series, Scaling]) -> list[str]:
+    """A line a series: the constants of its law and what else is to say of it."""
+    lines = []
+    for series, scaling in sorted(scalings.items()):
+        parts = [scaling.describe()]
+        if scaling.fit is not None:
+            c1, c2 = estimate(scaling.fit.c1, scaling.c1), estimate(scaling.fit.c2, scaling.c2)
+            parts = [f"c1 = {c1}", f"c2 = {c2}", *parts]
+        lines.append(f"  {series}  " + "  ".join(parts))
+    return lines
+
+
 def intervals_of(scalings: Mapping[Series, Scaling]) -> str:
     """What the intervals of the laws of K* are, in words."""
     over = {scaling.over for scaling in scalings.values()}
@@ -101,11 +113,5 @@ def median_law_text(scalings: Mapping[Series, Scaling]) -> str:
     """A line a series; empty where there are no repeats."""
     if not scalings:
         return ""
-    lines = ["median K over seeds = c1 / B + c2, 95 % intervals over seeds"]
-    for series, scaling in sorted(scalings.items()):
-        parts = [scaling.describe()]
-        if scaling.fit is not None:
-            c1, c2 = estimate(scaling.fit.c1, scaling.c1), estimate(scaling.fit.c2, scaling.c2)
-            parts = [f"c1 = {c1}", f"c2 = {c2}", *parts]
-        lines.append(f"  {series}  " + "  ".join(parts))
+    lines = ["median K over seeds = c1 / B + c2, 95 % intervals over seeds", *law_lines(scalings)]
     return "\n".join(lines) + "\n"

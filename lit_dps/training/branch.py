@@ -21,7 +21,7 @@ from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import whole
 from lit_dps.training.adam_scaling import is_adaptive
 from lit_dps.training.generators import isolated
-from lit_dps.training.gradients import masks_of
+from lit_dps.training.kept import masks_of
 from lit_dps.training.steps import examples_in
 from lit_dps.training.training_pass import TrainingPass, fresh
 
