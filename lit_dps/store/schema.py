@@ -65,7 +65,7 @@ ADVICE_ATTRS = {
     "spent": "Seconds that asking has taken, all runs of the command together.",
     "timed": "Steps that were timed: lists of the fields of `lit_dps.advice.Timed`.",
     "check": "Seconds of a check of the validation split, as it was timed.",
-    "largest": "The largest batch of one device, and why no larger one was timed.",
+    "largest": "The largest batch of one device, why no larger one was timed, and whether that is for want of memory.",
     "waited": "Share of the time of timing steps that the process waited for a CPU; absent in earlier versions.",
     "parameters": "Of the network.",
     "noise": "As `lit_dps.noise.NoiseScale.stored` gives it.",

@@ -93,7 +93,7 @@ class Timing:
     def trial_seconds(self, batch_size: int, trials: int, steps: float, checks: float) -> float:
         """Seconds of so many trials of one batch size, with so many steps and checks in all, but without pruning.
 
-        What else a trial costs, such as measurements of smoothness, belongs here.
+        Measurements of smoothness are not counted either: a forecast tells them by themselves.
         """
         return trials * self.start + steps * self.step.at(batch_size) + checks * self.check.at(1 / batch_size)
 
