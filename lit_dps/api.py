@@ -51,23 +51,34 @@ def run(config: str | Path | Mapping[str, Any]) -> Study:
     leave_if_unguarded()
     from lit_dps.cli import study  # torch and Lightning
 
-    text = yaml.safe_dump(_plain(config)) if isinstance(config, Mapping) else Path(config).read_text(encoding="utf-8")
+    if isinstance(config, Mapping):
+        with tempfile.NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8") as file:
+            yaml.safe_dump(_plain(config), file)
+            file.flush()
+            return run(file.name)
+    name, storage = _whereabouts(Path(config))
     before = sys.argv
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        try:
-            code = study.main(["study", "--config", file.name])
-        except Unguarded as error:
-            print(f"lit-dps: error: {error}", file=sys.stderr)
-            raise SystemExit(2) from None
-        finally:
-            sys.argv = before
+    try:
+        code = study.main(["study", "--config", str(config)])
+    except Unguarded as error:
+        print(f"lit-dps: error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    finally:
+        sys.argv = before
     if code == INTERRUPTED:
         raise KeyboardInterrupt
-    found = yaml.safe_load(text)
-    storage = StorageConfig(**(found.get("storage") or {}))
-    return load((found.get("study") or {}).get("name", StudyConfig.name), storage.optuna_url)
+    return load(name, storage.optuna_url)
+
+
+def _whereabouts(config: Path) -> tuple[str, StorageConfig]:
+    """The name of a configuration file's study, and its storage. A section may be the name of a file beside it."""
+    found = yaml.safe_load(config.read_text(encoding="utf-8"))
+    sections = [found.get("study") or {}, found.get("storage") or {}]
+    for i, given in enumerate(sections):
+        if isinstance(given, str):
+            sections[i] = yaml.safe_load((config.parent / given).read_text(encoding="utf-8"))
+    study, storage = sections
+    return study.get("name", StudyConfig.name), StorageConfig(**storage)
 
 
 def _plain(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -49,12 +49,12 @@ def widened(box: Range, ends: Collection[str]) -> Range:
     one has whole ends, and stays at 1 or above if it was.
     """
     low, high = (box.value(u) for u in (-FACTOR * ("low" in ends), 1 + FACTOR * ("high" in ends)))
-    if not box.integer:
-        low = max(low, 0.0) if box.low >= 0 else low
-    if box.scale == "linear" and not box.integer:
-        high = min(high, (box.high + 1) / 2) if box.high < 1 else high
     if box.integer:
-        low, high = (max(math.floor(low), 1) if box.low >= 1 else math.floor(low)), math.ceil(high)
+        low, high = math.floor(low), math.ceil(high)
+    elif box.scale == "linear" and box.high < 1:
+        high = min(high, (box.high + 1) / 2)
+    if box.low >= 0:
+        low = max(low, min(box.low, 1) if box.integer else 0.0)
     return replace(box, low=low if "low" in ends else box.low, high=high if "high" in ends else box.high)
 
 

@@ -45,7 +45,8 @@ class StudyConfig:
         scramble: Owen-scrambled Sobol points. The plain sequence begins with the low end of every range.
         space: Searched metaparameters by configuration key, such as model.learning_rate: ranges, or
             {choices: [0.0, 0.01, 0.1]} of numbers, names or class paths.
-        goals: Further goal errors, above goal.error, that the same runs answer: each gets its own table and figures.
+        goals: Further values of the goal's metric that the same runs answer: each gets its own table and figures.
+            Easier ones than the goal, such as larger errors; with run_on any.
         slack: A trial is stopped once it has run this many times as long as the best complete trial of its cell needed:
             K* is the same, and found sooner. 1 or more; null runs every trial to the step budget, as the paper does,
             which tells how large a part of the search box is successful.
@@ -225,6 +226,11 @@ class StorageConfig:
     def failures(self, study: str) -> Path:
         """The folder of the tracebacks of a study's failed trials."""
         return Path(self.folder) / "failures" / study
+
+
+def folder_name(study: str) -> str:
+    """The name of the folder of a study's figures and tables. `lit_dps.store` keeps those of a storage apart."""
+    return study.replace(" ", "_").replace(":", "_")
 
 
 def cores() -> int:

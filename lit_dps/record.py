@@ -30,7 +30,8 @@ class StudyRecord:
         sparsities: Sparsities of the grid, in [0, 1).
         trials: Trials declared for each cell: points 0 to trials - 1.
         seed: The study's seed.
-        goals: Further goal errors, above the goal's own, that the same runs answer (`lit_dps.analysis.at_goal`).
+        goals: Further values of the goal's metric that the same runs answer (`lit_dps.analysis.at_goal`): easier ones;
+            with run_on any.
         slack: How far beyond K* trials run, as a multiple of it; None to the step budget (`lit_dps.racing`).
         config: The configuration it was started with.
         results: Finished trials of every cell of the grid, by point, as they stood at step slack x K*; an empty list

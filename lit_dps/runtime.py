@@ -92,10 +92,10 @@ class StopRequest:
 
 @contextmanager
 def interruptible(stop: StopRequest, said: str = "") -> Iterator[None]:
-    """In here a first Ctrl-C or SIGTERM is left to `leave`; the second raises `Interrupted` at once.
+    """In here a first Ctrl-C or SIGTERM is left to `stop`; the second raises `Interrupted` at once.
 
     Args:
-        leave: Remembers the first.
+        stop: Remembers the first.
         said: What to tell the user then, on standard error.
     """
 

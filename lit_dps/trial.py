@@ -154,9 +154,10 @@ class TrialResult:
         trial: The trial.
         status: How it ended.
         steps: Steps to result, a multiple of the check interval; None unless complete.
-        curve: Equally long lists "step", "val_error" (fraction of the validation split) and "train_loss" (mean
-            loss of that step's batch, before its update), one entry a check; where checks stop early also "exact", 0
-            where val_error is a lower bound, too high for every goal still to be met.
+        curve: Equally long lists "step", that of the goal's metric by its name ("val_error": fraction of the validation
+            split), "train_loss" (mean loss of that step's batch, before its update) and those of study.metrics, one
+            entry a check; where checks stop early also "exact", 0 where the metric is a bound, too bad for every goal
+            still to be met.
         kept: Kept and all elements of each prunable tensor, by parameter name.
         seconds: Wall time of the trial.
         timed: Where it was told, of the attempt's last process: "steps" and their seconds with their data, "training",

@@ -6,9 +6,9 @@
 
 from lit_dps.advice.answer import Answer, Checks, answer
 from lit_dps.advice.branched import Branched, Critical
-from lit_dps.advice.noise import PRIOR_SPREAD, expected_critical, pessimistic, scale_of_pairs, steps_ratio
+from lit_dps.advice.noise import expected_critical
 from lit_dps.advice.one_run import OneRun, of_runs, of_trials
-from lit_dps.advice.probe import Probe, contenders, explore, next_probe, probes
-from lit_dps.advice.step_time import Link, Seconds, StepTime, Timed, fit_step_time
+from lit_dps.advice.probe import contenders, next_probe, probes
+from lit_dps.advice.step_time import Link, StepTime, Timed, fit_step_time
 from lit_dps.advice.tables import advise
 from lit_dps.advice.text import render

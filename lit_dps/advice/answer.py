@@ -14,8 +14,7 @@ from lit_dps.advice.one_run import OneRun
 from lit_dps.advice.probe import probes
 from lit_dps.advice.step_time import StepTime
 from lit_dps.analysis import Law, RateLaw
-from lit_dps.analysis.answer import NEAR
-from lit_dps.analysis.tables import significant
+from lit_dps.analysis.answer import NEAR, seconds_text
 
 HOUR = 3600.0
 FINE = 97  # batch sizes looked at between two ends
@@ -107,12 +106,8 @@ def answer(
 
 
 def hours_text(hours: float) -> str:
-    """A time for reading, to 3 digits in its unit: 42.0 s, 3.10 min, 2.50 h, 12.0 days."""
-    seconds = 3600 * hours
-    for unit, size, most in (("s", 1, 120), ("min", 60, 7200), ("h", 3600, 172800)):
-        if seconds < most:
-            return f"{significant(seconds / size)} {unit}"
-    return f"{significant(seconds / 86400)} days"
+    """A time for reading, as `lit_dps.analysis.seconds_text` has it."""
+    return seconds_text(HOUR * hours)
 
 
 def _table(law, step_time, batch_sizes, devices, price, checks, one_run=None) -> pd.DataFrame:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+BYTES = 4  # of a gradient element
+
 
 @dataclass(frozen=True)
 class Link:
@@ -13,23 +15,21 @@ class Link:
         parameters: Of the network.
         bandwidth: Bytes a second between neighbours of the ring.
         latency: Seconds of a message.
-        bytes_each: Of a gradient element.
     """
 
     parameters: int
     bandwidth: float
     latency: float = 1e-5
-    bytes_each: int = 4
 
     def seconds(self, devices: int) -> float:
         """2 (n - 1) messages, each of 1 / n of the gradients (Patarasuk and Yuan 2009)."""
         if devices == 1:
             return 0.0
-        message = self.parameters * self.bytes_each / devices / self.bandwidth + self.latency
+        message = self.parameters * BYTES / devices / self.bandwidth + self.latency
         return 2 * (devices - 1) * message
 
     def __str__(self) -> str:
-        size = self.parameters * self.bytes_each / 1e6
+        size = self.parameters * BYTES / 1e6
         return (
             f"a ring all-reduce of {size:.3g} MB at {self.bandwidth / 1e9:.3g} GB/s and {self.latency * 1e6:.3g} us, "
             "nothing overlapped"

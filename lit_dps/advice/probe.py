@@ -12,11 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from lit_dps.analysis import Law, Observation
+from lit_dps.analysis import Law
 from lit_dps.analysis.answer import NEAR
 
 CHEAP = 0.4  # exponent of the cost
 NOISE = 0.1  # standard deviation of log K of a run whose repetitions are not known (seed and search)
+LEAST = 0.05  # share of the variance by which a run has to lower it
 LIKELY = 0.05  # the probability to be near the best, above which a batch size is asked for
 
 
@@ -42,7 +43,6 @@ def probes(
     candidates: Sequence[float],
     targets: Sequence[float],
     seconds: Callable[[float], float],
-    noise: float = NOISE,
     trials: int = 1,
 ) -> pd.DataFrame:
     """What each candidate run would be worth, the best first.
@@ -57,7 +57,6 @@ def probes(
         candidates: Batch sizes that could be run, in examples.
         targets: Batch sizes that are asked for.
         seconds: Seconds (or price) of a step of a batch size.
-        noise: Standard deviation of log K of a run.
         trials: Runs that a K takes, by tuning the rate.
 
     Returns:
@@ -73,7 +72,7 @@ def probes(
     centred = draws - draws.mean(axis=0)
     covariance = centred.T @ centred / len(draws)
     n = len(candidates)
-    sigma = noise**2 + law.error**2
+    sigma = NOISE**2 + law.error**2
     variance = np.diag(covariance)
     gain = (covariance[:n, n:] ** 2).mean(axis=1) / (sigma + variance[:n])
     steps = np.exp(draws[:, :n].mean(axis=0))
@@ -84,57 +83,26 @@ def probes(
     return table.sort_values("worth", ascending=False, ignore_index=True)
 
 
-def contenders(
-    law: Law, candidates: Sequence[float], seconds: Callable[[float], float], near: float = NEAR
-) -> list[float]:
+def contenders(law: Law, candidates: Sequence[float], seconds: Callable[[float], float]) -> list[float]:
     """The batch sizes that may be among the best: those whose K the answer hangs on.
 
-    They are within `near` times the least time of all with a probability of at least `LIKELY`, by the law's posterior.
+    They are within `NEAR` times the least time of all with a probability of at least `LIKELY`, by the law's posterior.
 
     Args:
         law, candidates, seconds: As of `probes`.
-        near: A ratio of times.
     """
     times = _steps(law, candidates) * np.array([seconds(b) for b in candidates])
-    share = (times <= near * times.min(axis=1, keepdims=True)).mean(axis=0)
+    share = (times <= NEAR * times.min(axis=1, keepdims=True)).mean(axis=0)
     return [b for b, often in zip(candidates, share, strict=True) if often >= LIKELY]
 
 
-def next_probe(table: pd.DataFrame, budget: float, least: float = 0.05) -> Probe | None:
-    """The best run that the budget allows; None where none does or none lowers the variance by a share of `least`."""
-    allowed = table[(table["cost"] <= budget) & (table["share"] >= least)]
+def next_probe(table: pd.DataFrame, budget: float) -> Probe | None:
+    """The best run that the budget allows; None where none does or none lowers the variance by a share of `LEAST`."""
+    allowed = table[(table["cost"] <= budget) & (table["share"] >= LEAST)]
     if not len(allowed):
         return None
     row = allowed.iloc[0]
     return Probe(*(float(row[key]) for key in ("batch_size", "cost", "gain", "share")))
-
-
-def explore(
-    measure: Callable[[float], Observation],
-    law_of: Callable[[list[Observation]], Law],
-    known: Sequence[Observation],
-    candidates: Sequence[float],
-    targets: Sequence[float],
-    seconds: Callable[[float], float],
-    budget: float,
-    trials: int = 1,
-) -> tuple[Law, float]:
-    """Probes until the budget is spent or nothing is worth it; returns the law and what was spent.
-
-    What a probe costs is what it took, steps x seconds x trials, which may be more than was expected of it.
-    """
-    found, spent = list(known), 0.0
-    while True:
-        law = law_of(found)
-        taken = {o.batch_size for o in found}
-        left = [b for b in candidates if b not in taken]
-        if not left:
-            return law, spent
-        probe = next_probe(probes(law, left, targets, seconds, trials=trials), budget - spent)
-        if probe is None:
-            return law, spent
-        found.append(measure(probe.batch_size))
-        spent += found[-1].steps * seconds(probe.batch_size) * trials
 
 
 def _steps(law: Law, batch_sizes: Sequence[float]) -> np.ndarray:

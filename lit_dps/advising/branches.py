@@ -41,7 +41,14 @@ def run_branches(setup: StudySetup, step_seconds: float, store: AdviceStore, clo
     at = sorted({max(1, most >> (FORKS - i)) for i in range(FORKS)})
     callback = BranchCallback(at, (1, *_affordable(step_seconds, clock.left / (len(at) + 1))))
     callback.forks = known
-    callback.on_fork = lambda fork: (store.append("branches", fork.stored()), say(f"  {_line(fork)}"))
+
+    def on_fork(fork: Fork) -> None:
+        # with the first fork, since a later run of the command may find all of them and train none
+        store.keep(branch_adaptive=callback.adaptive)
+        store.append("branches", fork.stored())
+        say(f"  {_line(fork)}")
+
+    callback.on_fork = on_fork
     end = time.monotonic() + clock.left
     callback.seconds = clock.left
 
@@ -56,8 +63,7 @@ def run_branches(setup: StudySetup, step_seconds: float, store: AdviceStore, clo
         return
     say(f"forking a run at B = {size}, at steps {', '.join(map(str, at))}")
     torch.set_num_threads(setup.study.threads)
-    params = {key: box.at(0.5) for key, box in setup.study.space.items()}
-    trial = Trial(Cell(size), 0, params, setup.study.seed)
+    trial = Trial(Cell(size), 0, setup.middle, setup.study.seed)
     goal = setup.goal_of_trials
     run = Run(trial, goal, run_on=True)  # a goal that it meets tells how many steps it takes
     engine = TrainerEngine(of_one_device(setup).training(), (callback,))

@@ -17,6 +17,7 @@ from lit_dps.record import StudyRecord
 from lit_dps.rounds import Rounds
 from lit_dps.store import AdviceStore, without_password
 from lit_dps.study.setup import StudySetup
+from lit_dps.training.protocol import listed
 from lit_dps.training.workload import locate
 
 PREDICTION = "lit_dps.advising.prediction.PredictionCallback"
@@ -56,7 +57,7 @@ def of_branches(setup: StudySetup, forked: StudySetup, found: Answer, store: Adv
     """
     if found.best is None or found.rate is None:
         return None
-    params = {key: box.at(0.5) for key, box in forked.study.space.items()}
+    params = forked.middle
     params[found.rate.name] = float(found.rate.at(found.best["batch_size"]))
     return _configuration(setup, forked, params, found, store, found.law.met)
 
@@ -77,15 +78,14 @@ def _configuration(
     trainer = {key: value for key, value in probe.workload.trainer.items() if value != standard.get(key, ...)}
     trainer = {key: value for key, value in trainer.items() if key not in ("max_epochs", "num_sanity_val_steps")}
     trainer |= {"devices": devices} | ({"accumulate_grad_batches": parts} if parts > 1 else {})
-    listed = trainer.get("callbacks") or []
-    listed = list(listed) if isinstance(listed, (list, tuple)) else [listed]
+    callbacks = listed(trainer.get("callbacks"))
     if predicted:
         ends = ("_low", "", "_high")
         limits = {name: [float(best[f"{name}{end}"]) for end in ends] for name in ("steps", "hours")}
         where = {"storage": without_password(store.url), "study": setup.study.name}
         told = {"class_path": PREDICTION, "init_args": {**where, "batch_size": size, "devices": devices, **limits}}
-        listed.append(told)
-    trainer |= {"callbacks": listed} if listed else {}
+        callbacks.append(told)
+    trainer |= {"callbacks": callbacks} if callbacks else {}
     others = {"optim": dict(setup.optim)} if setup.optim.get("delay") else {}
     others |= {"local": dict(setup.local)} if Rounds(**setup.local).on else {}
     # whole checks: those are predicted, and `fit` is to show what a check finds

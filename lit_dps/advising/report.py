@@ -36,7 +36,9 @@ def conclude(case: Case) -> Answer:
     asked = case.model, case.sizes, options.devices, options.price, checks
     if record is None and (forks := branched(kept, case.setup)) is not None:
         middle = setup.study.space[key].at(0.5) if key else None
-        return answer(forks, *asked, None if middle is None else forks.rate(key, middle, case.adaptive is not None))
+        # as the branches were trained: case.adaptive is None also where decay is searched or nobody could look
+        adaptive = kept.get("branch_adaptive", case.adaptive is not None)
+        return answer(forks, *asked, None if middle is None else forks.rate(key, middle, adaptive))
     law, rates = law_with(observations(record), case.noise), best_rates(record)
     rate = None if rates is None else rates.law
     k_of = {int(row["batch_size"]): row["steps"] for row in law.predict(case.sizes).dropna().to_dict("records")}

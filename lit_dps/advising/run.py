@@ -122,8 +122,7 @@ def _study_of(setup: StudySetup, options: Options) -> tuple[StudySetup, tuple[fl
     """
     told = ""
     plain = probing(setup, options.trials, adaptive=False)
-    params = {key: box.at(0.5) for key, box in plain.study.space.items()}
-    built = plain.workload.build(Trial(plain.study.cells[0], 0, params, plain.study.seed))
+    built = plain.workload.build(Trial(plain.study.cells[0], 0, plain.middle, plain.study.seed))
     try:
         found = built.module.configure_optimizers()
         optimizers = found.get("optimizer") if isinstance(found, dict) else found
@@ -172,14 +171,13 @@ def _noise(
     if "noise" in known:
         return None if known["noise"] is None else NoiseScale.of_stored(known["noise"])
     size = min(NOISE_BATCH, times.largest) * setup.workload.accumulated
-    params = {key: box.at(0.5) for key, box in setup.study.space.items()}
     seconds = min(NOISE * clock.budget, max(clock.left, 1.0))
 
     def at_step() -> None:
         stop.check()
         clock.tick()
 
-    found = short_run(of_one_device(setup), size, params, NOISE_STEPS, seconds, at_step)
+    found = short_run(of_one_device(setup), size, setup.middle, NOISE_STEPS, seconds, at_step)
     if isinstance(found, str):
         say(f"noise scale not measured: {found}")
         store.keep(noise=None)

@@ -72,7 +72,7 @@ def time_steps(
     parts, size = setup.workload.accumulated, 1
     failed, ceiling = "", math.inf  # why a size could not be timed, and the smallest such
     torch.set_num_threads(threads_of_fit(setup))
-    params = {key: box.at(0.5) for key, box in setup.study.space.items()}
+    params = setup.middle
     last = math.nan
     while True:
         began = time.monotonic()
@@ -122,8 +122,7 @@ def time_steps(
 def first_look(setup: StudySetup, batch_size: int) -> tuple[float, float] | None:
     """About the seconds of a step and of a check on one device, by a few steps; None where it cannot be trained."""
     torch.set_num_threads(threads_of_fit(setup))
-    params = {key: box.at(0.5) for key, box in setup.study.space.items()}
-    found, _ = _timed(setup, Trial(Cell(batch_size), 0, params, setup.study.seed), FEWEST)
+    found, _ = _timed(setup, Trial(Cell(batch_size), 0, setup.middle, setup.study.seed), FEWEST)
     return found
 
 
@@ -162,8 +161,7 @@ def _timed(
 
 def parameters_of(setup: StudySetup) -> int:
     """Elements of the trained parameters."""
-    params = {key: box.at(0.5) for key, box in setup.study.space.items()}
-    module = setup.workload.build(Trial(setup.study.cells[0], 0, params, setup.study.seed)).module
+    module = setup.workload.build(Trial(setup.study.cells[0], 0, setup.middle, setup.study.seed)).module
     return sum(p.numel() for p in module.parameters() if p.requires_grad)
 
 

@@ -14,6 +14,7 @@ from lit_dps.errors import ConfigError
 from lit_dps.space import Range
 from lit_dps.store.schema import PROBES_SUFFIX
 from lit_dps.study.setup import StudySetup
+from lit_dps.training.protocol import listed
 from lit_dps.training.workload import Workload, locate
 
 WIDTH = 32.0  # the default box reaches from the module's own rate divided by this to the rate times this
@@ -78,9 +79,8 @@ def probing(setup: StudySetup, trials: int, adaptive: bool) -> StudySetup:
     )
     trainer = dict(setup.workload.trainer)
     if adaptive and not searches_scales(space):
-        listed = trainer.get("callbacks") or []
-        listed = list(listed) if isinstance(listed, (list, tuple)) else [listed]
-        trainer["callbacks"] = [*listed, {"class_path": SCALING, "init_args": {"reference": own}}]
+        scaling = {"class_path": SCALING, "init_args": {"reference": own}}
+        trainer["callbacks"] = [*listed(trainer.get("callbacks")), scaling]
     workload = dataclasses.replace(setup.workload, trainer=trainer)
     return dataclasses.replace(setup, study=study, workload=workload, smoothness={**setup.smoothness, "interval": None})
 

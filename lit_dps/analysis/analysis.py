@@ -106,7 +106,7 @@ class Analysis:
 
     @cached_property
     def step_seconds(self) -> dict[Cell, StepSeconds]:
-        """Seconds of a step of each cell whose trials tell them (`answer.step_seconds`)."""
+        """Seconds of a step of each cell whose trials tell them (`step_seconds.step_seconds`)."""
         return step_seconds(self.whole)
 
     @cached_property

@@ -6,7 +6,7 @@
   Does Critical Batch Size Scale in Pre-training?"; `fit.overhead_batch_size`). The same bootstrap.
 - linear_20, linear_50: the end of linear scaling as measured, without a law: where the examples B K* exceed those at
   the smallest batch size by 20 % and by 50 % (`linear_end`: the end of perfect scaling of Shallue et al. 2019, by a
-  rule). The same resamples, each read anew; without limits where too many of them lack a cell that it hangs on.
+  rule). Resamples of the same kind, each read anew; without limits where too many lack a cell that it hangs on.
 - theory: eta L beta / (mu epsilon) (Lee et al. 2021, Section 4), c1 / c2 of the terms of each K* trial.
 - noise_scale: tr(Sigma) / |G|^2 (McCandlish et al. 2018, Section 2.2). Both parts are averaged over the measurements
   of each K* trial, then over these trials, then divided; Fieller's limits (`lit_dps.noise.noise_scale`).

@@ -37,40 +37,26 @@ class Fit:
         return self.c1 / batch_size + self.c2
 
 
-def fit_scaling(
-    batch_sizes: Sequence[float],
-    steps: Sequence[float],
-    loss_scale: float = LOSS_SCALE,
-    weights: Sequence[float] | None = None,
-    bounds: Sequence[int] | None = None,
-) -> Fit:
+def fit_scaling(batch_sizes: Sequence[float], steps: Sequence[float]) -> Fit:
     """The law that fits K* at some batch sizes best, by a robust fit of log K*.
 
     Minimises the sum of 2 s^2 (sqrt(1 + (r / s)^2) - 1) over residuals r = log K* - log(c1 / B + c2) ("soft_l1" of
-    scipy.optimize.least_squares, s = `loss_scale`) with c1 > 0 and c2 >= 0; the same data always give the same fit.
-
-    With a large s this is plain least squares of log K*.
+    scipy.optimize.least_squares, s = `LOSS_SCALE`) with c1 > 0 and c2 >= 0; the same data always give the same fit.
 
     Args:
         batch_sizes, steps: (n,).
-        loss_scale: s.
-        weights: (n,), factors of the terms of the sum; by default 1.
-        bounds: (n,): 0 where K* is known, `AT_LEAST` where the steps are a lower bound of it, `AT_MOST` where they are
-            an upper one. A bound that the law keeps adds nothing to the sum.
 
     Raises:
-        ValueError: for numbers that are not positive and finite, or fewer than two different batch sizes with a K*.
+        ValueError: for numbers that are not positive and finite, or fewer than two different batch sizes.
     """
     batch, k = np.asarray(batch_sizes, float), np.asarray(steps, float)
     if batch.ndim != 1 or batch.shape != k.shape:
         raise ValueError(f"as many batch sizes as steps are needed, not shapes {batch.shape} and {k.shape}")
     if not (np.isfinite(batch) & np.isfinite(k) & (batch > 0) & (k > 0)).all():
         raise ValueError("batch sizes and steps must be positive and finite")
-    side = np.zeros(len(batch), int) if bounds is None else np.asarray(bounds)
-    if (known := np.unique(batch[side == 0]).size) < 2:
+    if (known := np.unique(batch).size) < 2:
         raise ValueError(f"a fit needs at least 2 different batch sizes, not {known}")
-    factors = None if weights is None else np.asarray(weights, float)
-    ((c1, c2),) = fit_many(batch, k[None], loss_scale, factors, side)
+    ((c1, c2),) = fit_many(batch, k[None])
     return Fit(float(c1), float(c2))
 
 
@@ -90,7 +76,10 @@ def fit_many(
     Args:
         batch_sizes: (n,), or (R, n) where each curve has its own.
         steps: (R, n), nan where a curve has no point; at least two points a curve.
-        loss_scale, weights, bounds: As of `fit_scaling`, the same for all curves.
+        loss_scale: s; a large one makes it plain least squares of log K*.
+        weights: (n,), factors of the terms of the sum; by default 1.
+        bounds: (n,): 0 where K* is known, `AT_LEAST` where the steps are a lower bound of it, `AT_MOST` where they are
+            an upper one. A bound that the law keeps adds nothing to the sum.
     """
     inverse = np.broadcast_to(1.0 / batch_sizes, steps.shape)
     known = np.isfinite(steps)

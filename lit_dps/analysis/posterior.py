@@ -34,7 +34,7 @@ def posterior(
     Args:
         batch_sizes, steps: (n,).
         deviation: (n,), standard deviation of log K about the law.
-        bounds: (n,), as of `fit_scaling`; at least one is 0.
+        bounds: (n,), as of `fit_many`; at least one is 0.
         bent: Whether c3 is free, else it is 0.
         expected: B_crit [examples] and the standard deviation of its logarithm by other knowledge.
 

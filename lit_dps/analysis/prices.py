@@ -27,29 +27,28 @@ MEASURED, AT_LEAST, AT_MOST = "measured", "at least", "at most"
 NOBODY, OUTSIDE, DIVERGED = "no trial near", "outside the search space", "all near diverged"
 
 
-def price_rows(record: StudyRecord, curves: Sequence[RateCurve], window: float = WINDOW) -> pd.DataFrame:
+def price_rows(record: StudyRecord, curves: Sequence[RateCurve]) -> pd.DataFrame:
     """One row a cell beyond the smallest batch size, kind of rate and rule, in this order.
 
     Args:
         record: The study.
         curves: Its best rates.
-        window: The factor by which the rate of a trial may miss the rule's.
 
     Returns:
         Columns: sparsity and further axes, batch_size [examples], rate ("effective_rate", and where momentum is
         searched too "learning_rate"), rule ("linear" or "square_root"), scaled_from, the batch size whose best rate it
-        scales, rule_rate, best_rate (of the K* trial), near, the number of trials within the window, complete, those of
+        scales, rule_rate, best_rate (of the K* trial), near, the number of trials within `WINDOW`, complete, those of
         them that met the goal, steps, the fewest that any of them needed, k_star [steps], price, their quotient,
         price_low and price_high, its 95 % limits over resampled trials, which move the rule's rate too, and verdict:
         "measured", "at least" or "at most" where the price is a bound, else why there is none.
     """
-    rows = [row for curve in curves for row in _of_curve(record, curve, window)]
+    rows = [row for curve in curves for row in _of_curve(record, curve)]
     columns = ["batch_size", "rate", "rule", "scaled_from", "rule_rate", "best_rate", "near", "complete", "steps"]
     columns += ["k_star", "price", "price_low", "price_high", "verdict"]
     return frame(rows, [*columns_of(record.series[0]), *columns])
 
 
-def _of_curve(record: StudyRecord, curve: RateCurve, window: float) -> Iterator[dict[str, object]]:
+def _of_curve(record: StudyRecord, curve: RateCurve) -> Iterator[dict[str, object]]:
     first, kinds = curve.first, curve.source.kinds
     if first is None:
         return
@@ -61,9 +60,9 @@ def _of_curve(record: StudyRecord, curve: RateCurve, window: float) -> Iterator[
             first_rates = np.array([rate(result) for result in curve.cells[first].trials])
             for rule, power in RULES.items():
                 scaled = rate(curve.cells[first].best) * (batch_size / first) ** power
-                there = [r for r, x in zip(cell.trials, rates, strict=True) if _near(x, scaled, window)]
+                there = [r for r, x in zip(cell.trials, rates, strict=True) if _near(x, scaled)]
                 price, verdict = priced(there, cell.k_star, cell.at_first_check)
-                if verdict == NOBODY and not _reachable(record, curve, kind, scaled, window):
+                if verdict == NOBODY and not _reachable(record, curve, kind, scaled):
                     verdict = OUTSIDE
                 low = high = None
                 if verdict == MEASURED:
@@ -71,7 +70,7 @@ def _of_curve(record: StudyRecord, curve: RateCurve, window: float) -> Iterator[
                     of_first = draws(len(first_rates), curve.replicates, first)
                     moved = best_of(of_first, steps_of(curve.cells[first].trials), first_rates)
                     moved *= (batch_size / first) ** power
-                    low, high = _limits(own, rates, steps_of(cell.trials), moved, window, price)
+                    low, high = _limits(own, rates, steps_of(cell.trials), moved, price)
                 met = [r.steps for r in there if r.steps is not None]
                 yield {
                     **columns_of(curve.series),
@@ -92,8 +91,8 @@ def _of_curve(record: StudyRecord, curve: RateCurve, window: float) -> Iterator[
                 }
 
 
-def _near(rate, scaled, window: float):
-    return np.abs(np.log(rate / scaled)) <= math.log(window) * (1 + 1e-9)
+def _near(rate, scaled):
+    return np.abs(np.log(rate / scaled)) <= math.log(WINDOW) * (1 + 1e-9)
 
 
 def priced(near: Sequence[TrialResult], k_star: int, at_first_check: bool) -> tuple[float | None, str]:
@@ -115,16 +114,16 @@ def priced(near: Sequence[TrialResult], k_star: int, at_first_check: bool) -> tu
     return met / k_star, AT_LEAST if at_first_check else MEASURED
 
 
-def _reachable(record: StudyRecord, curve: RateCurve, kind: str, rate: float, window: float) -> bool:
+def _reachable(record: StudyRecord, curve: RateCurve, kind: str, rate: float) -> bool:
     """Whether a trial of the search space could lie near a rate."""
     source, rates = curve.source, record.space[curve.source.rate].extremes
     momenta = record.space[source.momentum].extremes if isinstance(source.momentum, str) else [source.momentum]
     low, high = (1 - min(momenta), 1 - max(momenta)) if kind == EFFECTIVE else (1.0, 1.0)
-    return min(rates) / low / window <= rate <= max(rates) / high * window
+    return min(rates) / low / WINDOW <= rate <= max(rates) / high * WINDOW
 
 
 def _limits(
-    drawn: np.ndarray, rates: np.ndarray, steps: np.ndarray, scaled: np.ndarray, window: float, price: float
+    drawn: np.ndarray, rates: np.ndarray, steps: np.ndarray, scaled: np.ndarray, price: float
 ) -> tuple[float | None, float | None]:
     """The 95 % limits of a price, over resamples of its cell (R, n) and of the rule's rate (R,); widened to hold it.
 
@@ -132,7 +131,7 @@ def _limits(
     price is infinite.
     """
     best = steps[drawn].min(axis=1)
-    near = _near(rates[drawn], scaled[:, None], window)
+    near = _near(rates[drawn], scaled[:, None])
     at_rule = np.where(near, steps[drawn], math.inf).min(axis=1)
     counts = near.any(axis=1) & np.isfinite(best) & np.isfinite(scaled)
     if not counts.any():

@@ -18,6 +18,7 @@ from lit_dps.analysis.layers import jacobian_rows
 from lit_dps.analysis.report import FILES, answered, render, sections
 from lit_dps.analysis.scaling import law_rows
 from lit_dps.analysis.tables import write_csv
+from lit_dps.config import folder_name
 from lit_dps.files import replacing
 from lit_dps.record import StudyRecord
 
@@ -28,7 +29,7 @@ Written = tuple[list[Path], list[str]]  # the files' paths, and notes on them
 
 def figures_folder(folder: str | Path, study: str) -> Path:
     """Where the figures of a study go below the storage folder."""
-    return Path(folder) / "figures" / study.replace(" ", "_").replace(":", "_")
+    return Path(folder) / "figures" / folder_name(study)
 
 
 def goal_folder(folder: Path, error: float) -> Path:
@@ -71,7 +72,7 @@ def source_of(record: StudyRecord) -> str:
     """A hash of a study, of the code that draws it and of what it draws with. Equal ones are equal files."""
     found = hashlib.sha256(f"{version('matplotlib')} {version('plotly')}".encode())
     package = Path(__file__).parents[1]
-    for file in sorted((*package.glob("*.py"), *package.glob("analysis/**/*.py"))):
+    for file in sorted((*package.glob("*.py"), *package.glob("analysis/**/*.py"), *package.glob("analysis/**/*.html"))):
         found.update(file.read_bytes())
     found.update(pickle.dumps(vars(record), protocol=5))
     return found.hexdigest()

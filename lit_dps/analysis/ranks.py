@@ -72,7 +72,7 @@ def rank_rows(record: StudyRecord) -> pd.DataFrame:
     return frame(rows)
 
 
-def correlation_rows(record: StudyRecord, replicates: int = REPLICATES, seed: int = 0) -> pd.DataFrame:
+def correlation_rows(record: StudyRecord, replicates: int = REPLICATES) -> pd.DataFrame:
     """Spearman's rank correlation over the series between each term and K*, by batch size.
 
     The limits are of two kinds, each 95 %. `low` and `high` are percentiles over resampled points, the series taken as
@@ -88,7 +88,7 @@ def correlation_rows(record: StudyRecord, replicates: int = REPLICATES, seed: in
             continue
         k, values = np.array(list(steps.values())), np.array(list(terms.values()))  # (series, points[, terms])
         points = k.shape[1]
-        drawn = np.random.default_rng((seed, batch_size)).integers(points, size=(replicates, points))
+        drawn = np.random.default_rng((0, batch_size)).integers(points, size=(replicates, points))
         best, whole = k[:, drawn].min(axis=2).T, k.min(axis=1)
         means = np.array([_geometric(values[:, d]) for d in drawn])  # (replicates, series, terms)
         for i, name in enumerate(TERMS):
@@ -101,9 +101,7 @@ def correlation_rows(record: StudyRecord, replicates: int = REPLICATES, seed: in
             low, high = np.percentile(rhos, PERCENTILES) if rhos else (math.nan, math.nan)
             rho = _rho(x[known], whole[known])
             row = {"batch_size": batch_size, "term": name, "series": int(known.sum()), "rho": rho}
-            rows.append(
-                {**row, "low": min(low, rho), "high": max(high, rho), "chance": _chance(int(known.sum()), seed)}
-            )
+            rows.append({**row, "low": min(low, rho), "high": max(high, rho), "chance": _chance(int(known.sum()))})
     return frame(rows)
 
 
@@ -124,7 +122,7 @@ def _rho(x: np.ndarray, y: np.ndarray) -> float:
 
 
 @cache
-def _chance(n: int, seed: int, draws: int = 4000) -> float:
-    random = np.random.default_rng((seed, n))
-    found = [abs(_rho(np.arange(n), random.permutation(n))) for _ in range(draws)]
+def _chance(n: int) -> float:
+    random = np.random.default_rng((0, n))
+    found = [abs(_rho(np.arange(n), random.permutation(n))) for _ in range(4000)]
     return float(np.percentile(found, 95))

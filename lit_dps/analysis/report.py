@@ -10,8 +10,7 @@ from lit_dps.analysis.answer import answer_text
 from lit_dps.analysis.critical import critical_text
 from lit_dps.analysis.delay import delay_text
 from lit_dps.analysis.local import communications_text, local_text
-from lit_dps.analysis.scaling import estimate
-from lit_dps.analysis.seeds import intervals_of, luck_text
+from lit_dps.analysis.seeds import intervals_of, law_lines, luck_text
 from lit_dps.analysis.tables import (
     Row,
     aligned,
@@ -104,13 +103,8 @@ def table_and_law(analysis: Analysis) -> str:
         *_table(analysis),
         "",
         f"K* = c1 / B + c2, robust fit of log K*, 95 % {intervals_of(analysis.scalings)}",
+        *law_lines(analysis.scalings),
     ]
-    for series, scaling in sorted(analysis.scalings.items()):
-        parts = [scaling.describe()]
-        if scaling.fit is not None:
-            c1, c2 = estimate(scaling.fit.c1, scaling.c1), estimate(scaling.fit.c2, scaling.c2)
-            parts = [f"c1 = {c1}", f"c2 = {c2}", *parts]
-        lines.append(f"  {series}  " + "  ".join(parts))
     if record.noise is not None:
         lines.append(f"  {record.noise.sentence}")
     return "\n".join(lines) + "\n"

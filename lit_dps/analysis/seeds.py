@@ -34,7 +34,6 @@ def scale_medians(
     seeds: Mapping[int, Sequence[float]],
     check_interval: int,
     replicates: int = REPLICATES,
-    seed: int = 0,
     name: str = "",
     luck: float = 0.0,
 ) -> Scaling:
@@ -47,7 +46,7 @@ def scale_medians(
     Args:
         seeds: Steps to result of the repeats by batch size, infinite for those that missed; their medians are finite.
         check_interval: Steps between two checks.
-        replicates, seed: Of the resampling.
+        replicates: Of the resampling.
         name: Of the study and the series (`draw_repeats`).
         luck: As of `median_draws`.
     """
@@ -62,10 +61,10 @@ def scale_medians(
         return fitted
     drawn = []
     for b in resolved:
-        medians = median_draws(seeds[b], replicates, (seed, b), name, luck)
+        medians = median_draws(seeds[b], replicates, (0, b), name, luck)
         if np.isinf(medians).mean() >= PERCENTILES[0] / 100:
             return fitted
-        u = np.random.default_rng((seed, b, 3, crc32(name.encode()))).random(replicates)
+        u = np.random.default_rng((0, b, 3, crc32(name.encode()))).random(replicates)
         drawn.append(np.where(np.isfinite(medians), medians, np.nan) - check_interval * u)
     return with_intervals(fitted, np.stack(drawn, axis=1))
 
@@ -82,6 +81,18 @@ def median_draws(
     if not luck:
         return medians
     return medians * np.exp(luck * np.random.default_rng((*seed, 4, crc32(name.encode()))).standard_normal(replicates))
+
+
+def law_lines(scalings: Mapping[Series, Scaling]) -> list[str]:
+    """A line a series: the constants of its law and what else is to say of it."""
+    lines = []
+    for series, scaling in sorted(scalings.items()):
+        parts = [scaling.describe()]
+        if scaling.fit is not None:
+            c1, c2 = estimate(scaling.fit.c1, scaling.c1), estimate(scaling.fit.c2, scaling.c2)
+            parts = [f"c1 = {c1}", f"c2 = {c2}", *parts]
+        lines.append(f"  {series}  " + "  ".join(parts))
+    return lines
 
 
 def intervals_of(scalings: Mapping[Series, Scaling]) -> str:
@@ -113,11 +124,5 @@ def median_law_text(scalings: Mapping[Series, Scaling]) -> str:
     """A line a series; empty where there are no repeats."""
     if not scalings:
         return ""
-    lines = ["median K over seeds = c1 / B + c2, 95 % intervals over seeds"]
-    for series, scaling in sorted(scalings.items()):
-        parts = [scaling.describe()]
-        if scaling.fit is not None:
-            c1, c2 = estimate(scaling.fit.c1, scaling.c1), estimate(scaling.fit.c2, scaling.c2)
-            parts = [f"c1 = {c1}", f"c2 = {c2}", *parts]
-        lines.append(f"  {series}  " + "  ".join(parts))
+    lines = ["median K over seeds = c1 / B + c2, 95 % intervals over seeds", *law_lines(scalings)]
     return "\n".join(lines) + "\n"

@@ -39,7 +39,6 @@ def ratios(
     cells: Iterable[CellSummary],
     seeds: Mapping[Series, Mapping[int, Sequence[float]]],
     replicates: int = REPLICATES,
-    seed: int = 0,
 ) -> list[Ratio]:
     """The ratio of every cell above the smallest sparsity, the base, by series, then batch size.
 
@@ -49,7 +48,7 @@ def ratios(
         cells: Of a study.
         seeds: Steps to result of repeats of the K* trials on fresh seeds, by series and batch size. Where there are
             enough, each K* is resampled as `scale` does: times one of its repeats over their median.
-        replicates, seed: Of the resampling. Without repeats both cells' trials are resampled, where they have as many
+        replicates: Of the resampling. Without repeats both cells' trials are resampled, where they have as many
             by the same points of the search, so that what these points have in common cancels.
     """
     found = []
@@ -61,12 +60,12 @@ def ratios(
         quotients = np.empty(0)
         if min(map(len, repeats)) >= FEWEST_SEEDS:
             luck = [
-                np.random.default_rng((seed, b, 1, i)).choice(steps, replicates) / np.median(steps)
+                np.random.default_rng((0, b, 1, i)).choice(steps, replicates) / np.median(steps)
                 for i, steps in enumerate(repeats)
             ]
             quotients = value * np.divide(*luck)
         elif max(len(sparse.trials), len(base.trials)) > 1:
-            quotients = np.divide(*(resample(cell.steps, replicates, (seed, b)) for cell in (sparse, base)))
+            quotients = np.divide(*(resample(cell.steps, replicates, (0, b)) for cell in (sparse, base)))
         known = quotients[np.isfinite(quotients) & (quotients > 0)]  # 0: of a repeat of the base that missed the goal
         if len(known) > (1 - PERCENTILES[0] / 100) * len(quotients):
             interval = percentile_interval(known, value)

@@ -16,6 +16,7 @@ from lit_dps.errors import ConfigError
 from lit_dps.store import list_studies, read_study
 
 ONLY = "Some figures, with commas between: modules of your own (docs/extending.md), and of "
+GOAL = "Value of the goal's metric to evaluate at, easier than the studies' own; any where their trials ran on."
 LONGEST = 100  # characters of a comparison's folder name
 
 
@@ -24,7 +25,7 @@ def main(argv: list[str]) -> int:
     parser = PlainParser(prog="lit-dps figures", description=__doc__)
     parser.add_argument("names", type=str, nargs="*", metavar="NAME", help="Names of studies.")
     parser.add_argument("--only", type=str, help=ONLY + ", ".join(_figures(2)))
-    parser.add_argument("--goal", type=float, help="Goal error to evaluate at, above the studies' own.")
+    parser.add_argument("--goal", type=float, help=GOAL)
     parser.add_argument(
         "--output",
         type=str,

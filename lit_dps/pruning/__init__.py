@@ -13,7 +13,7 @@ from lit_dps.pruning.pruner import PRUNERS, OneShot, Pruner, prune, pruner_of, t
 from lit_dps.pruning.random import Random
 from lit_dps.pruning.shuffle import Shuffle
 from lit_dps.pruning.snap import Snap, SnapIt
-from lit_dps.pruning.snip import Snip, signed_saliency
+from lit_dps.pruning.snip import Snip
 from lit_dps.pruning.synflow import SynFlow
 
 PRUNERS |= {
@@ -35,5 +35,5 @@ PRUNERS |= {
 
 __all__ = [
     *("PRUNERS", "Mask", "Network", "OneShot", "Pruner", "gradient_sum", "prunable", "prune", "pruner_of"),
-    *("saliency", "signed_saliency", "top_k", "worth_knowing"),
+    *("saliency", "top_k", "worth_knowing"),
 ]

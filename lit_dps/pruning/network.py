@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,16 +110,21 @@ class Network:
                 for name, weights in before.items():
                     named[name].copy_(weights)
 
-    @contextmanager
-    def evaluating(self) -> Iterator[None]:
+    def evaluating(self) -> AbstractContextManager[None]:
         """In here the network is in evaluation mode."""
-        modes = {module: module.training for module in self.module.modules()}
-        self.module.eval()
-        try:
-            yield
-        finally:
-            for module, mode in modes.items():
-                module.training = mode
+        return in_evaluation_mode(self.module)
+
+
+@contextmanager
+def in_evaluation_mode(module: nn.Module) -> Iterator[None]:
+    """In here a module is in evaluation mode; each of its parts gets its mode back."""
+    modes = {part: part.training for part in module.modules()}
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, training in modes.items():
+            part.training = training
 
 
 def gradient_sum(parameters: Parameters, losses: Losses, absolute: bool = False) -> dict[str, Tensor]:

@@ -6,13 +6,8 @@ import torch
 from torch import Tensor
 
 from lit_dps.errors import ConfigError
-from lit_dps.pruning.network import Losses, Network, Parameters, gradient_sum, saliency
+from lit_dps.pruning.network import Network, gradient_sum, saliency
 from lit_dps.pruning.pruner import OneShot
-
-
-def signed_saliency(parameters: Parameters, losses: Losses) -> dict[str, Tensor]:
-    """The sum over the batches of all ranks of w * dL/dw, signed, of the parameters that the loss depends on."""
-    return saliency(gradient_sum(parameters, losses), parameters)
 
 
 class Snip(OneShot):

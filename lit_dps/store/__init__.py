@@ -10,23 +10,21 @@ from typing import Any
 _NAMES = {
     "urls": "absolute check_place check_writable is_http is_postgresql scrubbed sqlite_file ui_command "
     "without_password",
-    "schema": "AXES FAILED_AT FORMAT FORMAT_ATTR IDENTITY MERGED_FROM NOISE OWNER POINT_ATTR RESULT_ATTR RUN_ON STATES "
-    "UID UNREAD "
+    "schema": "AXES FORMAT FORMAT_ATTR IDENTITY MERGED_FROM OWNER POINT_ATTR RESULT_ATTR RUN_ON STATES UNREAD "
     "cell_study_name cells_of decode_result encode_result",
-    "locks": "MachinePeers ServerPeers alive owner peers storage_lock",
-    "database": "open_storage place storage_errors storage_for_now",
-    "read": "Elsewhere list_studies open_elsewhere open_to_read read_study",
+    "locks": "ServerPeers alive owner peers storage_lock",
+    "database": "open_storage storage_errors",
+    "read": "Elsewhere list_studies open_elsewhere read_study",
     "joining": "StudyChanged changed compare",
     "header": "attributes check_unchanged claim_report declare extend keep_noise_scale seed_of_trials",
     "environments": "keep_environment",
     "outcomes": "keep_outcomes",
     "sobol": "SobolSampler distributions sobol_point",
-    "search": "SearchSampler sampler_of",
+    "search": "sampler_of",
     "advice": "AdviceStore list_advice",
-    "cells": "ran_to steps_of",
     "trials": "MAX_QUEUED Store",
-    "merging": "Conflict Merged merge",
-    "mlflow_client": "experiments mlflow_errors open_experiment page_address",
+    "merging": "Merged merge",
+    "mlflow_client": "experiments open_experiment page_address",
     "places": "Logged Place place",
     "tracker": "Tracker",
     "views": "CELLS CURVES view_key views_of",

@@ -19,7 +19,7 @@ from lit_dps.noise import NoiseScale
 from lit_dps.repeats import RepeatPlan
 from lit_dps.space import stored
 from lit_dps.store.database import storage_errors, storage_for_now
-from lit_dps.store.joining import StudyChanged, changed, check_joint
+from lit_dps.store.joining import StudyChanged, changed, check_apart, check_joint
 from lit_dps.store.locks import peers, storage_lock
 from lit_dps.store.schema import (
     AXES,
@@ -69,7 +69,7 @@ def check_unchanged(
 
     Raises:
         StudyChanged: naming every key that differs, and as `check_joint`.
-        ConfigError: as `check_joint`.
+        ConfigError: as `check_joint` and `check_apart`.
     """
     file = sqlite_file(url)
     if file is not None and not file.exists():
@@ -88,7 +88,9 @@ def _grid(study: StudyConfig, boxes: Sequence[Widened]) -> dict[str, Any]:
 
 def _refuse_changed(storage: BaseStorage, name: str, identity: Mapping[str, Any]) -> None:
     attrs = attributes(storage, name)
-    if FORMAT_ATTR in attrs and (differences := changed(attrs[IDENTITY], identity)):
+    if FORMAT_ATTR not in attrs:
+        check_apart(name, (s.study_name for s in storage.get_all_studies() if FORMAT_ATTR in s.user_attrs))
+    elif differences := changed(attrs[IDENTITY], identity):
         raise StudyChanged(
             f"study {name!r} was made with another configuration: {'; '.join(differences)}; "
             "restore it, or give the new one another study.name"
@@ -122,6 +124,7 @@ def declare(
 
     Raises:
         StudyChanged: naming every key that differs.
+        ConfigError: as `check_joint` and `check_apart`.
         StorageError: if the storage cannot be used.
     """
     attrs = {

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lit_dps.boxes import continued
+from lit_dps.config import folder_name
 from lit_dps.errors import ConfigError, UserError
 from lit_dps.store.schema import AXES, BOXES, FORMAT_ATTR, TRIAL_SEED, UNREAD
 from lit_dps.trial import check_names
@@ -54,6 +55,16 @@ def check_joint(name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -
     for key, values in others.items():
         check_names(f"study.grid.{key}", [*axes.get(key, ()), *values])
     _check_boxes(name, ours, theirs)
+
+
+def check_apart(name: str, others: Iterable[str]) -> None:
+    """Raises ConfigError where a new study's files would take the place of those of another study of the storage.
+
+    It is refused, and not given another folder: those of the studies that are stored keep their names.
+    """
+    for other in others:
+        if other != name and folder_name(other) == folder_name(name):
+            raise ConfigError("study.name", name, f"a name whose files go elsewhere than those of study {other!r}")
 
 
 def check_seeds(name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:

@@ -64,20 +64,17 @@ def experiments(uri: str) -> list[Experiment]:
         return [e for e in found if client.search_runs([e.experiment_id], max_results=1)]
 
 
-def page_address(
-    uri: str, experiment_id: str, run_id: str | None = None, port: int = 5000, view: str | None = None
-) -> str:
-    """The page of an experiment's runs, or of the charts of one run, on an MLflow server, else on the one of `ui`.
+def page_address(uri: str, experiment_id: str, port: int = 5000, view: str | None = None) -> str:
+    """The page of an experiment's runs on an MLflow server, else on the one of `ui`.
 
     With the key of a `view` (`lit_dps.store.views`) the page of runs shows that; that of curves is a page of charts.
 
     Without the workflow type MLflow 3 opens its pages for language models.
     """
     server = without_password(uri).rstrip("/") if is_http(uri) else f"http://127.0.0.1:{port}"
-    page = "runs" if run_id is None else f"runs/{run_id}/model-metrics"
     shown = f"&viewStateShareKey={view}" if view else ""
     shown += "&compareRunsMode=CHART" if view and view.endswith(CURVES) else ""
-    return f"{server}/#/experiments/{experiment_id}/{page}?workflowType=machine_learning{shown}"
+    return f"{server}/#/experiments/{experiment_id}/runs?workflowType=machine_learning{shown}"
 
 
 def log_artifacts(client: mlflow.MlflowClient, run: str, files: Sequence[Path], texts: Mapping[str, str]) -> None:

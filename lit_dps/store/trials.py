@@ -46,7 +46,7 @@ class Store:
         sampler: Where the points lie.
         seed: The study's seed, carried by every trial.
         goal: When trials stop.
-        further: Further goal errors that their runs answer.
+        further: Further values of the goal's metric that their runs answer.
         slack: How far beyond the best of its cell a trial has to run; see `lit_dps.racing`.
         levels: Rungs, ending with infinity; by default those of `lit_dps.racing.rungs`.
         uid: What `lit_dps.store.header.declare` said of the study; None asks nothing.

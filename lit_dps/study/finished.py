@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import stat
 import sys
 from pathlib import Path
@@ -56,13 +57,26 @@ def keep(storage: StorageConfig, record: StudyRecord, pages: str) -> None:
     """Notes that the command which is watched has nothing left to run, and where its study is seen in MLflow."""
     if _watched is None:
         return
-    own = os.path.abspath(storage.folder) + os.sep
+    own = _written(storage, record)
     modules = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-    files = {path for path in (*_watched[1], *modules) if path and not path.startswith((own, "/proc/", "/sys/"))}
+    files = {path for path in (*_watched[1], *modules) if path and not own.match(path)}
     known = {path: found for path in sorted(files) if "__pycache__" not in path and (found := _stat(path))}
     note = {"command": _watched[0], "files": known, "source": source_of(record), "pages": pages}
     with replacing(figures_folder(storage.folder, record.name) / NOTE) as temporary:
         temporary.write_text(json.dumps(note), encoding="utf-8")
+
+
+def _written(storage: StorageConfig, record: StudyRecord) -> re.Pattern[str]:
+    """The paths of what a study writes itself, and of the kernel's files: they change while what it asks does not.
+
+    Not all of the storage folder, in which configuration, modules and data may lie too.
+    """
+    folders = [figures_folder(storage.folder, record.name), Path(storage.folder, "artifacts", record.workload)]
+    folders += [storage.checkpoints(record.name), storage.failures(record.name), Path("/proc"), Path("/sys")]
+    databases = filter(None, map(sqlite_file, (storage.optuna_url, storage.mlflow_uri)))
+    own = [f"{re.escape(os.path.abspath(folder))}/.*" for folder in folders]
+    own += [rf"{re.escape(os.path.abspath(file))}(-journal|-wal|-shm|.*\.lock)?" for file in databases]
+    return re.compile(f"({'|'.join(own)})$", re.DOTALL)
 
 
 def repeat(argv: list[str]) -> bool:

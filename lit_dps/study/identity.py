@@ -7,15 +7,28 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from lightning.pytorch import LightningDataModule
+from lightning.pytorch import LightningDataModule, Trainer
 
 from lit_dps.config import StudyConfig
 from lit_dps.data import ImageData
 from lit_dps.goal import ERROR
 from lit_dps.models import MLP, SimpleCNN
 from lit_dps.module import ImageClassifier
-from lit_dps.training.workload import classes_in, place_of
+from lit_dps.space import Choices
+from lit_dps.training.protocol import STUDY_TRAINER
+from lit_dps.training.workload import Workload, class_paths, classes_in, place_of
 
+# How trials of other people's modules are seeded, pruned and accumulated; 1 was never written down
+PROTOCOL = 2
+# Arguments that decide where and how fast things run, or what is shown, and not what comes out
+FREE_DATA = ("root", "download", "eval_batch_size", "order_seed", "num_workers", "pin_memory")
+UNREAD_DATA = ("root", "eval_batch_size")  # of them, those that decide what data without a digest are
+_FREE_TRAINER = {
+    *STUDY_TRAINER,
+    *("accelerator", "devices", "num_nodes", "strategy", "use_distributed_sampler"),
+    *("default_root_dir", "log_every_n_steps", "profiler"),
+    *("val_check_interval", "check_val_every_n_epoch", "max_steps"),  # GoalErrorCallback sets them
+}
 # Arguments that studies of earlier versions were declared without, by the class that has them
 _ADDED = {
     ImageClassifier: ("beta1", "beta2", "epsilon", "weight_decay", "label_smoothing"),
@@ -33,6 +46,20 @@ def goal_of(given: Mapping[str, Any]) -> dict[str, Any]:
     if 0 < found.get("at_most", 0) < 1 and found["monitor"] == ERROR:
         found["error"] = found.pop("at_most")
     return found
+
+
+def trainer_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What of the trainer decides results, where it is not the trainer's default."""
+    standard = {name: p.default for name, p in inspect.signature(Trainer.__init__).parameters.items()}
+    return {key: value for key, value in given.items() if key not in _FREE_TRAINER and value != standard.get(key)}
+
+
+def is_ours(study: StudyConfig, workload: Workload) -> bool:
+    """Whether all classes of a study, those of its axes and choices too, are this package's or PyTorch's."""
+    choices = (box.choices for box in study.space.values() if isinstance(box, Choices))
+    axes = (value for values in (*study.axes.values(), *choices) for value in values if "." in str(value))
+    paths = [*class_paths(workload), *(value for value in axes if isinstance(value, str))]
+    return all(path.startswith(("lit_dps.", "torch.")) for path in paths)
 
 
 def is_unread(data: LightningDataModule | None) -> bool:

@@ -11,7 +11,6 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_dps.engines.trainer import TrainerEngine
 from lit_dps.errors import UserError
-from lit_dps.goal import Goal
 from lit_dps.noise import NoiseScale, read_at
 from lit_dps.runs import Run
 from lit_dps.study.setup import StudySetup
@@ -20,7 +19,6 @@ from lit_dps.trial import Cell, Trial
 
 STEPS = 64  # of the short run, every one of them read
 PATIENCE = 20.0  # seconds after which a slow run is left with what it has read
-UNREACHED = 1e300  # of any metric
 
 
 def first_guess(setup: StudySetup, go_on: Callable[[], None] = lambda: None) -> NoiseScale | str:
@@ -33,8 +31,7 @@ def first_guess(setup: StudySetup, go_on: Callable[[], None] = lambda: None) -> 
         setup: A study that was checked.
         go_on: Called at every step; may raise to leave.
     """
-    params = {key: box.at(0.5) for key, box in setup.study.space.items()}
-    return short_run(setup, read_at(setup.study.batch_sizes), params, STEPS, PATIENCE, go_on)
+    return short_run(setup, read_at(setup.study.batch_sizes), setup.middle, STEPS, PATIENCE, go_on)
 
 
 def short_run(
@@ -51,7 +48,7 @@ def short_run(
     others = tuple(pair for pair in setup.study.cells[0].others if not pair[0].startswith(("pruning.", "local.")))
     params = {key: value for key, value in params.items() if not key.startswith("local.")}
     trial = Trial(Cell(batch_size, 0.0, others), 0, params, setup.study.seed)
-    run = Run(trial, Goal(UNREACHED, 1 + steps, 1 + steps, setup.goal_of_trials.metric, at_least=True))
+    run = Run(trial, setup.unreached(steps))
     reads, watch = NoiseScaleCallback(), _Watch(steps, seconds, go_on)
     try:
         with setup.workload.traceless() as workload:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import inspect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch import LightningDataModule
 
 from lit_dps.boxes import Widened
 from lit_dps.config import StorageConfig, StudyConfig, cores
@@ -23,29 +22,27 @@ from lit_dps.parallel.ranks import started_by_torchrun
 from lit_dps.record import StudyRecord
 from lit_dps.repeats import repeats_left
 from lit_dps.rounds import Rounds
-from lit_dps.space import Choices, Space, stored
+from lit_dps.space import Space, stored
 from lit_dps.store import UNREAD
-from lit_dps.study.identity import forget_added, goal_of, is_unread, once_lost
+from lit_dps.study.identity import (
+    FREE_DATA,
+    PROTOCOL,
+    UNREAD_DATA,
+    forget_added,
+    goal_of,
+    is_ours,
+    is_unread,
+    once_lost,
+    trainer_of,
+)
 from lit_dps.training import GoalErrorCallback
 from lit_dps.training.checkpoints import Checkpoints
-from lit_dps.training.protocol import STUDY_TRAINER
-from lit_dps.training.workload import Workload, class_paths, locate, place_of
+from lit_dps.training.workload import Workload, locate, place_of
 from lit_dps.trial import Cell, Status, TrialResult
 
 # Trials in lockstep where study.slots does not say: beyond 16 a core's cache holds nothing of the next network; nothing
 # was measured on a GPU
 CPU_SLOTS, GPU_SLOTS = 16, 64
-# How trials of other people's modules are seeded, pruned and accumulated; 1 was never written down
-PROTOCOL = 2
-# Arguments that decide where and how fast things run, or what is shown, and not what comes out
-_FREE_DATA = ("root", "download", "eval_batch_size", "order_seed", "num_workers", "pin_memory")
-UNREAD_DATA = ("root", "eval_batch_size")  # of them, those that decide what data without a digest are
-_FREE_TRAINER = {
-    *STUDY_TRAINER,
-    *("accelerator", "devices", "num_nodes", "strategy", "use_distributed_sampler"),
-    *("default_root_dir", "log_every_n_steps", "profiler"),
-    *("val_check_interval", "check_val_every_n_epoch", "max_steps"),  # GoalErrorCallback sets them
-}
 
 
 @dataclass(frozen=True)
@@ -108,6 +105,15 @@ class StudySetup:
     @property
     def goal_of_trials(self) -> Goal:
         return GoalErrorCallback(**self.goal).goal
+
+    @property
+    def middle(self) -> dict[str, Any]:
+        """The metaparameters at the middle of their ranges."""
+        return {key: box.at(0.5) for key, box in self.study.space.items()}
+
+    def unreached(self, steps: int) -> Goal:
+        """A goal that no metric meets, checked after more steps than so many: of runs that are timed or read."""
+        return Goal(1e300, 1 + steps, 1 + steps, self.goal_of_trials.metric, at_least=True)
 
     @property
     def ranks(self) -> int:
@@ -194,7 +200,7 @@ class StudySetup:
         study, workload = self.study, self.workload
         specs = copy.deepcopy({"model": dict(workload.model), "data": dict(workload.data)})
         arguments = specs["data"].get("init_args", {})
-        free = {name: arguments.pop(name) for name in _FREE_DATA if name in arguments}
+        free = {name: arguments.pop(name) for name in FREE_DATA if name in arguments}
         forget_added(specs)
         varied = [key for key in study.axes if key.startswith(("model.", "data."))]
         searched = [key for key in study.space if not key.startswith("local.")]
@@ -203,11 +209,9 @@ class StudySetup:
             node, name = locate(specs, key, "study.grid", classes=True)
             node.pop(name, None)
         pruned = {"sparsity", "seed", *(key.removeprefix("pruning.") for key in study.axes)}
-        trainer = {key: value for key, value in workload.trainer.items() if key not in _FREE_TRAINER}
-        standard = {name: p.default for name, p in inspect.signature(Trainer.__init__).parameters.items()}
         found = {
             **specs,
-            "trainer": {key: value for key, value in trainer.items() if value != standard.get(key)},
+            "trainer": trainer_of(workload.trainer),
             "goal": goal_of(self.goal),
             "pruning": {key: value for key, value in self.pruning.items() if key not in pruned},
             "study": {
@@ -234,11 +238,7 @@ class StudySetup:
                 found["pruning"].pop(key, None)
         if found["pruning"].get("init") == "original":
             found["pruning"].pop("init")
-        choices = (box.choices for box in study.space.values() if isinstance(box, Choices))
-        axes = (value for values in (*study.axes.values(), *choices) for value in values if "." in str(value))
-        paths = [*class_paths(workload), *(value for value in axes if isinstance(value, str))]
-        ours = all(path.startswith(("lit_dps.", "torch.")) for path in paths)
-        if not ours or workload.accumulated > 1:
+        if not is_ours(study, workload) or workload.accumulated > 1:
             found["protocol"] = PROTOCOL
         if self.optim.get("delay") and "optim.delay" not in study.axes:  # as before there was one
             found["optim"] = dict(self.optim)

@@ -16,7 +16,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from lit_dps.engines.trainer import TrainerEngine
 from lit_dps.errors import UserError
-from lit_dps.goal import Goal
 from lit_dps.runs import Run
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.timing_pruning import SHORTEST, Looked, PassStopwatch
@@ -29,7 +28,6 @@ SIZES = 3  # batch sizes that are timed
 SMALLER_BY = 8  # where the grid gives no second batch size to time, one smaller by this factor is
 PLAIN = {"method": "magnitude", "options": None, "init": "original"}  # pruning that takes no time
 _START = "local.start"
-UNREACHED = 1e300  # of any metric: where trials that are timed are not to end
 
 
 @dataclass(frozen=True)
@@ -95,7 +93,7 @@ class Timing:
     def trial_seconds(self, batch_size: int, trials: int, steps: float, checks: float) -> float:
         """Seconds of so many trials of one batch size, with so many steps and checks in all, but without pruning.
 
-        What else a trial costs, such as measurements of smoothness, belongs here.
+        Measurements of smoothness are not counted either: a forecast tells them by themselves.
         """
         return trials * self.start + steps * self.step.at(batch_size) + checks * self.check.at(1 / batch_size)
 
@@ -122,8 +120,7 @@ def measure(setup: StudySetup) -> Timing:
             break
         found.append(_measure_trial(setup, fitting[-1], _steps(bounds[fitting[-1]])))
     if len(found) == 1 and sizes[0] > 1:
-        middle = {key: box.at(0.5) for key, box in setup.study.space.items()}
-        n = _workers(setup, Trial(setup.study.cells[0], 0, middle))
+        n = _workers(setup, Trial(setup.study.cells[0], 0, setup.middle))
         smaller = max(n, sizes[0] // SMALLER_BY // n * n)
         found[:0] = [_measure_trial(setup, smaller, _steps(found[0].step))] if smaller < sizes[0] else []
     batch_sizes = [m.batch_size for m in found]
@@ -156,11 +153,10 @@ def _steps(seconds: float) -> int:
 
 
 def _measure_trial(setup: StudySetup, batch_size: int, steps: int) -> Measured:
-    params = {key: box.at(0.5) for key, box in setup.study.space.items()}
     # the first values of further axes stand for all; pruning is timed by itself
     others = tuple(pair for pair in setup.study.cells[0].others if not pair[0].startswith("pruning."))
-    trial = Trial(Cell(batch_size, max(setup.study.sparsities), others), 0, params, setup.study.seed)
-    run = Run(trial, Goal(UNREACHED, 1 + steps, 1 + steps, setup.goal_of_trials.metric, at_least=True))
+    trial = Trial(Cell(batch_size, max(setup.study.sparsities), others), 0, setup.middle, setup.study.seed)
+    run = Run(trial, setup.unreached(steps))
     passes, pruning = PassStopwatch(setup), {**setup.pruning, **PLAIN}
     with suppress(Looked), setup.workload.traceless() as workload:
         TrainerEngine(dataclasses.replace(setup.training(), workload=workload, pruning=pruning), (passes,)).train_one(
@@ -187,8 +183,7 @@ def timed_run(setup: StudySetup, trial: Trial, steps: int, together: bool = Fals
     # the other ranks would wait for a checkpoint, of which this one knows nothing
     study = dataclasses.replace(setup.study, engine="lightning", checkpoint_minutes=None)
     timed, trial = _apart(dataclasses.replace(setup, goal=goal, study=study), trial)
-    metric = setup.goal_of_trials.metric
-    clock = _StepStopwatch(trial, Goal(UNREACHED, 1 + steps, 1 + steps, metric, at_least=True))
+    clock = _StepStopwatch(trial, setup.unreached(steps))
     clock.each = max(1, _workers(timed, trial) // (setup.ranks if together else 1))
     with ExitStack() as group:
         timed = dataclasses.replace(timed, workload=group.enter_context(timed.workload.traceless()))

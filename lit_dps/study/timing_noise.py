@@ -12,7 +12,6 @@ from contextlib import suppress
 from lightning.pytorch import LightningModule, Trainer
 
 from lit_dps.engines.trainer import TrainerEngine
-from lit_dps.goal import Goal
 from lit_dps.runs import Run
 from lit_dps.smoothness import flatten
 from lit_dps.study.setup import StudySetup
@@ -48,10 +47,9 @@ def single_gradient(setup: StudySetup) -> float:
     """Seconds of the gradient of one example, in the study's first cell; 0 where its noise is not measured."""
     if setup.smoothness["interval"] is None or not setup.smoothness.get("noise"):
         return 0.0
-    middle = {key: box.at(0.5) for key, box in setup.study.space.items()}
-    trial = Trial(dataclasses.replace(setup.study.cells[0], sparsity=0.0), 0, middle, setup.study.seed)
+    trial = Trial(dataclasses.replace(setup.study.cells[0], sparsity=0.0), 0, setup.middle, setup.study.seed)
     watch = NoiseStopwatch()
     with suppress(Looked), setup.workload.traceless() as workload:
         training = dataclasses.replace(setup.training(), workload=workload, smoothness={"interval": None})
-        TrainerEngine(training, (watch,)).train_one(Run(trial, Goal(1e300, 1, 1, setup.goal_of_trials.metric, True)))
+        TrainerEngine(training, (watch,)).train_one(Run(trial, setup.unreached(0)))
     return watch.seconds

@@ -21,7 +21,7 @@ from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import whole
 from lit_dps.training.adam_scaling import is_adaptive
 from lit_dps.training.generators import isolated
-from lit_dps.training.gradients import masks_of
+from lit_dps.training.kept import masks_of
 from lit_dps.training.steps import examples_in
 from lit_dps.training.training_pass import TrainingPass, fresh
 
@@ -100,6 +100,7 @@ class BranchCallback(Callback):
 
     Attributes:
         forks: A `Fork` for each step that was reached.
+        adaptive: Whether the branches' rates grow with sqrt(k), once the fit has begun.
 
     Raises:
         ConfigError: for values out of their range; in a fit for manual optimization, several optimizers or ranks.
@@ -127,6 +128,7 @@ class BranchCallback(Callback):
         self.at, self.factors, self.stretches = set(at), tuple(factors), stretches
         self.repetitions, self.tolerance, self.seconds = repetitions, tolerance, seconds
         self.forks: list[Fork] = []
+        self.adaptive = False
         self.on_fork: Callable[[Fork], None] = lambda fork: None
         self._began: float | None = None
 
@@ -136,7 +138,7 @@ class BranchCallback(Callback):
             raise ConfigError("BranchCallback", name, "a module with one optimizer and without manual optimization")
         if ranks.world() > 1:
             raise ConfigError("BranchCallback", ranks.world(), "one rank: branches are trained by one device")
-        self._pass = TrainingPass(trainer, pl_module, 1)
+        self._pass, self.adaptive = TrainingPass(trainer, pl_module, 1), is_adaptive(trainer.optimizers)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         step = trainer.global_step
@@ -192,7 +194,7 @@ class BranchCallback(Callback):
         with self._pass.traceless() as twin:
             torch.manual_seed(seed)
             optimizer, keep = _copy_of(trainer.optimizers[0], module, twin), masks_of(trainer, module)
-            scale = math.sqrt(factor) if is_adaptive([optimizer]) else factor
+            scale = math.sqrt(factor) if self.adaptive else factor
             for group in optimizer.param_groups:
                 group["lr"] = group["lr"] * scale
             for i, batch in enumerate(batches[:-stretch]):

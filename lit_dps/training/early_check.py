@@ -13,6 +13,7 @@ from torch import nn
 from lit_dps.goal import Goal
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import SharedBatchDDP
+from lit_dps.pruning.network import in_evaluation_mode
 
 CHUNK = 256  # examples a forward pass beyond the first: small enough to stop soon, large enough to fill a core
 Wrongness = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -146,14 +147,8 @@ class EarlyCheck:
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
     """In here a module evaluates, without gradients; each of its parts gets its mode back."""
-    modes = {part: part.training for part in module.modules()}
-    module.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for part, training in modes.items():
-            part.training = training
+    with in_evaluation_mode(module), torch.no_grad():
+        yield
 
 
 def _first_defines(instance: object, wanted: str, *others: str) -> bool:

@@ -17,7 +17,7 @@ from lit_dps import smoothness
 from lit_dps.errors import ConfigError
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import SharedBatchDDP
-from lit_dps.training.pruning import PruningCallback
+from lit_dps.training.kept import kept_of, masks_of, squared_norm
 from lit_dps.training.stopwatch import watch_of
 from lit_dps.training.training_pass import TrainingPass, loss_of
 
@@ -215,8 +215,7 @@ class GradientNorms(Callback):
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if self._keep is None:  # not before: pruning may come after this callback
-            parameters = dict(pl_module.named_parameters())
-            self._keep = {parameters[name]: mask for name, mask in masks_of(trainer, pl_module).items()}
+            self._keep = kept_of(trainer, pl_module)
         since = trainer.global_step - self.start
         self._due = since >= 0 and since % self.interval == 0
         self._part: Tensor | None = None
@@ -224,7 +223,7 @@ class GradientNorms(Callback):
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer) -> None:
         if not self._due:
             return
-        squares = [self._square(p, p.grad) for p in pl_module.parameters() if p.grad is not None]
+        squares = [squared_norm(p.grad, self._keep.get(p)) for p in pl_module.parameters() if p.grad is not None]
         whole, share = float(torch.stack(squares).sum()), getattr(trainer.strategy, "share", 1.0)
         part = whole
         if self._part is not None:
@@ -234,16 +233,6 @@ class GradientNorms(Callback):
 
     def _read(self, bucket: GradBucket) -> None:
         if self._due:
-            squares = [self._square(p, g) for p, g in zip(bucket.parameters(), bucket.gradients(), strict=True)]
+            pairs = zip(bucket.parameters(), bucket.gradients(), strict=True)
+            squares = [squared_norm(gradient, self._keep.get(parameter)) for parameter, gradient in pairs]
             self._part = torch.stack(squares if self._part is None else [self._part, *squares]).sum()
-
-    def _square(self, parameter: Tensor, gradient: Tensor) -> Tensor:
-        keep = self._keep.get(parameter)
-        return (gradient if keep is None else gradient * keep).double().square().sum()
-
-
-def masks_of(trainer: Trainer, module: LightningModule) -> dict[str, Tensor]:
-    """Which elements of each pruned parameter are kept, on its device."""
-    parameters = dict(module.named_parameters())
-    masks = (c.mask for c in trainer.callbacks if isinstance(c, PruningCallback) and c.mask is not None)
-    return {name: keep.to(parameters[name].device) for mask in masks for name, keep in mask.items()}

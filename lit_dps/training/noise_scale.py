@@ -14,7 +14,8 @@ from lit_dps.errors import ConfigError
 from lit_dps.noise import NoiseScale, noise_scale, two_sizes
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import SharedBatchDDP
-from lit_dps.training.gradients import GradientNorms, masks_of
+from lit_dps.training.gradients import GradientNorms
+from lit_dps.training.kept import kept_of, squared_norm
 from lit_dps.training.steps import examples_in
 from lit_dps.training.training_pass import TrainingPass
 
@@ -80,8 +81,7 @@ class NoiseScaleCallback(Callback):
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if self._keep is None:  # not before: pruning may come after this callback
-            parameters = dict(pl_module.named_parameters())
-            self._keep = {parameters[name]: mask for name, mask in masks_of(trainer, pl_module).items()}
+            self._keep = kept_of(trainer, pl_module)
         self._size, step = examples_in(batch) or 0, trainer.global_step
         self._due = step >= self.start and (step - self.start) % self.interval == 0
         begins, self._step = step != self._step, step
@@ -169,11 +169,8 @@ class NoiseScaleCallback(Callback):
             logger.log_metrics({f"noise_scale/{key}": x for key, x in logged.items()}, step=trainer.global_step)
 
     def _norm(self, parameters: list[Tensor], gradients: list[Tensor]) -> float:
-        total = 0.0
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            keep = self._keep.get(parameter)
-            total += float((gradient if keep is None else gradient * keep).double().square().sum())
-        return total
+        pairs = zip(parameters, gradients, strict=True)
+        return sum(float(squared_norm(gradient, self._keep.get(parameter))) for parameter, gradient in pairs)
 
     def state_dict(self) -> dict[str, Any]:
         return {"readings": self.readings, "batch_size": self.batch_size}

@@ -99,8 +99,8 @@ def welcome(callbacks: list[Callback], source: str) -> list[Callback]:
     return [callback for callback in callbacks if not isinstance(callback, _NO_EFFECT)]
 
 
-def listed(callbacks: Any) -> list[Callback]:
-    """Callbacks as they may be given: one, several, or None."""
+def listed(callbacks: Any) -> list[Any]:
+    """Callbacks, or what stands for them in a configuration, as they may be given: one, several, or None."""
     return list(callbacks) if isinstance(callbacks, (list, tuple)) else [] if callbacks is None else [callbacks]
 
 

@@ -145,6 +145,21 @@ def test_the_same_command_says_so_at_once_without_torch(finished):
     assert content(folder) == before
 
 
+def test_files_beside_those_that_the_study_wrote_are_watched(finished, tmp_path):
+    """Of a configuration, a module and data in the storage folder the long way is taken once they change."""
+    folder, command, _ = finished
+    shutil.copytree(folder, tmp_path / "copy", ignore=shutil.ignore_patterns("mlruns"))
+    folder, command = tmp_path / "copy", (*command, "--storage.folder", ".")
+    assert run(folder, *command).returncode == 0
+    for changed in (folder / "mine.yaml", folder / "mine.py", next((folder / "data").rglob("train-labels*"))):
+        done, was = run_without({"torch"}, folder, *command), changed.stat()
+        assert (done.returncode, done.stderr) == (0, "study fast: nothing left to run\n")
+        os.utime(changed)
+        done = run_without({"torch"}, folder, *command)
+        assert done.returncode != 0 and "blocked" in done.stderr, changed.name
+        os.utime(changed, ns=(was.st_atime_ns, was.st_mtime_ns))
+
+
 ALWAYS, CHANGES = ("option", "module", "folder"), ("configuration", "data", "storage", "tracking", "note")
 
 

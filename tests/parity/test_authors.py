@@ -144,14 +144,16 @@ def test_cifar10_nesterov_trajectory_with_linear_decay(precision, steps):
     ],
 )
 def test_snip_saliency(file, network, data):
-    from lit_dps.pruning import prunable, signed_saliency
+    from lit_dps.pruning import gradient_sum, prunable, saliency
 
     recorded = load(file)
     network = with_weights(network(), recorded)
     module, data = ImageClassifier(network), data(root=str(DATA))
     data.setup("fit")
     batches = (data.transfer_batch_to_device(batch, module.device) for batch in data.pruning_dataloader(100))
-    ours = signed_saliency(prunable(network), ((module.training_step(batch, 0), 1.0) for batch in batches))
+    parameters = prunable(network)
+    losses = ((module.training_step(batch, 0), 1.0) for batch in batches)
+    ours = saliency(gradient_sum(parameters, losses), parameters)
     theirs = tensors(network, recorded, "snip")
     scale = max(float(value.abs().max()) for value in theirs.values())
     for name, value in theirs.items():

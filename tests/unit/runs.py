@@ -39,7 +39,7 @@ def runs(
     Args:
         trials: The trials.
         goal: Arguments of `GoalErrorCallback`.
-        further: Further goal errors.
+        further: Further values of the goal's metric.
         limit: The step that the trials of a cell have to reach.
         pause: The step at which they pause.
         of_run: Further arguments of `Run`.

@@ -13,15 +13,12 @@ from lit_dps.advice import (
     Timed,
     contenders,
     expected_critical,
-    explore,
     fit_step_time,
     next_probe,
-    pessimistic,
     probes,
-    scale_of_pairs,
-    steps_ratio,
 )
 from lit_dps.analysis import Observation, law_of
+from lit_dps.noise import noise_scale, two_sizes
 
 SIZES = (4, 8, 16, 32, 64, 128, 256)
 C1, C2 = 4e4, 100.0
@@ -112,6 +109,11 @@ def test_public_step_times_are_predicted():
         assert low < rows.loc[held, "step_time"].item() < high
 
 
+def scale_of(small, large, sizes):
+    squared, variance = two_sizes(*sizes, small, large)
+    return noise_scale({"squared_gradient": squared, "variance": variance}, sizes[1])
+
+
 def test_the_noise_scale_of_pairs_is_that_of_their_distribution():
     random = np.random.default_rng(0)
     size, dimension, variance = 0.5, 200, 4.0  # |G|^2 = 0.25, tr(Sigma) = 4: phi = 16
@@ -121,25 +123,13 @@ def test_the_noise_scale_of_pairs_is_that_of_their_distribution():
         noise[:, 0] += size
         return (noise**2).sum(axis=1)
 
-    scale = scale_of_pairs(squared(8), squared(64), 8, 64)
+    scale = scale_of(squared(8), squared(64), (8, 64))
     assert scale.low < 16 < scale.high
     value, spread = expected_critical(scale)
     assert (value, spread) == (scale.value, pytest.approx(1.0, abs=0.1))
-    lost = scale_of_pairs(random.exponential(1.0, 20) + 1, random.exponential(1.0, 20) + 1, 8, 9)
+    lost = scale_of(random.exponential(1.0, 20) + 1, random.exponential(1.0, 20) + 1, (8, 9))
     assert not lost.resolved
     assert expected_critical(lost) is None
-    with pytest.raises(ValueError, match="must be below"):
-        scale_of_pairs([1, 2], [1, 2], 8, 8)
-
-
-def test_a_constant_noise_scale_is_the_law_with_that_critical_batch_size():
-    batch = np.array([16.0, 64, 256])
-    ratio = steps_ratio([400.0, 400.0], 64, batch)
-    assert ratio == pytest.approx((1 + 400 / batch) / (1 + 400 / 64))
-    assert pessimistic(64, 512) is None
-    assert "too many steps" in pessimistic(64, 1024)
-    with pytest.raises(ValueError, match="finite and at least 0"):
-        steps_ratio([-1.0], 64, [8])
 
 
 def observed(batch, noise=0.03):
@@ -180,14 +170,21 @@ def test_no_probe_beyond_the_budget_nor_of_nothing():
     assert next_probe(table, budget=table["cost"].min() / 2) is None
     best = next_probe(table, budget=table["cost"].max())
     assert best.batch_size == table["batch_size"][0]
-    assert next_probe(table, budget=1e9, least=1.1) is None
+    assert next_probe(table.assign(share=0.049), budget=1e9) is None
     with pytest.raises(ValueError, match="nothing is known of K yet"):
         probes(law_of([]), CANDIDATES, [64], step)
 
 
+def left_of(law):
+    return [b for b in CANDIDATES if b not in {o.batch_size for o in law.observations}]
+
+
 def test_probing_learns_the_answer_within_its_budget():
     budget = 60.0  # seconds of training
-    law, spent = explore(observed, law_of, [observed(16)], CANDIDATES, [128, 256, 512], step, budget)
+    law, spent = law_of([observed(16)]), 0.0
+    while probe := next_probe(probes(law, left_of(law), [128, 256, 512], step), budget - spent):
+        law = law_of([*law.observations, observed(probe.batch_size)])
+        spent += law.observations[-1].steps * step(probe.batch_size)
     assert 0 < spent <= 1.5 * budget  # a probe may take longer than was expected of it
     assert len(law.observations) < len(CANDIDATES)
     assert law.refused is None

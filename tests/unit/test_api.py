@@ -101,9 +101,12 @@ def test_a_study_is_run_from_a_file_and_taken_up_from_a_dict(tmp_path, monkeypat
     config = yaml.safe_load((ROOT / "tests" / "e2e" / "fast.yaml").read_text())
     config["study"] |= {"trials": 1, "batch_sizes": [64]}
     config["storage"] = {"folder": "here"}
-    (tmp_path / "fast.yaml").write_text(yaml.safe_dump(config))
+    (tmp_path / "asked").mkdir()
+    nested = config | {"data": "data.yaml", "study": "study.yaml"}  # which lie beside the file that names them
+    for name, content in (("fast", nested), ("data", config["data"]), ("study", config["study"])):
+        (tmp_path / "asked" / f"{name}.yaml").write_text(yaml.safe_dump(content))
     before = list(sys.argv)
-    assert len(lit_dps.run("fast.yaml").trials) == 2
+    assert len(lit_dps.run("asked/fast.yaml").trials) == 2
     config["study"]["trials"] = 2
     study = lit_dps.run(config)
     assert len(study.trials) == 4

@@ -37,6 +37,8 @@ GOAL = Goal(0.1, check_interval=16, max_steps=960)
         (Range(0.1, 0.9), ["low", "high"], 0.0, 0.95),
         (Range(16, 64, "log", True), ["low", "high"], 8, 128),
         (Range(1, 4, "linear", True), ["low"], 1, 4),
+        (Range(0, 8, "linear", True), ["low", "high"], 0, 12),
+        (Range(-2, 2, "linear", True), ["low"], -4, 2),
     ],
 )
 def test_an_end_moves_by_half_of_the_width_on_its_scale(box, ends, low, high):

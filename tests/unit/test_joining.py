@@ -8,6 +8,7 @@ import optuna
 import pytest
 from lightning.pytorch import LightningDataModule
 
+from lit_dps.analysis import figures_folder
 from lit_dps.config import StudyConfig
 from lit_dps.data.quadratic import GradientNoise
 from lit_dps.errors import ConfigError, StorageError
@@ -58,6 +59,24 @@ def test_cells_of_the_same_name_are_refused(tmp_path, change, said):
     assert attributes(open_storage(url), "s") == before and not optuna.get_all_study_names(
         f"sqlite:///{tmp_path}/new.db"
     )
+
+
+def test_a_new_study_whose_files_would_take_the_place_of_anothers_is_refused(tmp_path):
+    def named(name: str) -> StudyConfig:
+        return dataclasses.replace(STUDY, name=name)
+
+    url = url_of(tmp_path, "study", named("a b"))
+    said = "study.name: '{}' is not allowed; a name whose files go elsewhere than those of study 'a b'"
+    for name in ("a_b", "a:b"):
+        with pytest.raises(ConfigError, match=said.format(name)):
+            check_unchanged(url, name, {"a": 1})
+        with pytest.raises(ConfigError, match=said.format(name)):
+            declare(url, named(name), "w", Goal(0.1), {"a": 1}, {})
+        assert attributes(open_storage(url), name) == {}
+    for name in ("a-b", "a_b_", "a b"):  # the last goes on
+        check_unchanged(url, name, {"a": 1})
+        declare(url, named(name), "w", Goal(0.1), {"a": 1}, {})
+    assert figures_folder("x", "a b") == figures_folder("x", "a_b"), "stored studies find their files where they were"
 
 
 class Rooted(LightningDataModule):

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lit_dps.analysis import AT_LEAST, AT_MOST, Observation, fit_many, fit_scaling, law_of, medians
+from lit_dps.analysis import AT_LEAST, AT_MOST, Fit, Observation, fit_many, fit_scaling, law_of, medians
 
 BATCH = 2.0 ** np.arange(3, 13)
 
@@ -17,10 +17,15 @@ def curve(c1=4e4, c2=60.0, c3=0.0, batch=BATCH, noise=0.0, seed=0):
     return [Observation(b, k) for b, k in zip(batch, steps, strict=True)]
 
 
+def fit(batch, steps, **how):
+    ((c1, c2),) = fit_many(np.array(batch), np.array([steps]), **{key: np.array(value) for key, value in how.items()})
+    return Fit(c1, c2)
+
+
 def test_a_weight_of_two_is_a_point_given_twice():
     batch, steps = [4, 8, 16, 32], np.array([110, 64, 48, 30])
     doubled = fit_scaling([4, 8, 8, 16, 32], [110, 64, 64, 48, 30])
-    weighted = fit_scaling(batch, steps, weights=[1, 2, 1, 1])
+    weighted = fit(batch, steps, weights=[1, 2, 1, 1])
     assert [weighted.c1, weighted.c2] == pytest.approx([doubled.c1, doubled.c2], rel=1e-6)
     assert weighted.c2 != pytest.approx(fit_scaling(batch, steps).c2, rel=1e-3)
 
@@ -29,23 +34,18 @@ def test_a_bound_that_the_law_keeps_changes_nothing_and_one_that_it_breaks_pulls
     batch, steps = np.array([4.0, 8, 16, 32, 64]), np.array([1010.0, 510, 260, 135, 72.5])  # 4000 / B + 10
     bare = fit_scaling(batch[:4], steps[:4])
     for bound, value in ((AT_LEAST, 50), (AT_MOST, 100)):
-        kept = fit_scaling(batch, [*steps[:4], value], bounds=[0, 0, 0, 0, bound])
+        kept = fit(batch, [*steps[:4], value], bounds=[0, 0, 0, 0, bound])
         assert [kept.c1, kept.c2] == pytest.approx([bare.c1, bare.c2], rel=1e-6)
-    raised = fit_scaling(batch, [*steps[:4], 150], bounds=[0, 0, 0, 0, AT_LEAST])
-    lowered = fit_scaling(batch, [*steps[:4], 40], bounds=[0, 0, 0, 0, AT_MOST])
+    raised = fit(batch, [*steps[:4], 150], bounds=[0, 0, 0, 0, AT_LEAST])
+    lowered = fit(batch, [*steps[:4], 40], bounds=[0, 0, 0, 0, AT_MOST])
     assert raised.steps(64) > 1.2 * bare.steps(64)
     assert lowered.steps(64) < 0.9 * bare.steps(64)
 
 
 def test_a_broken_bound_counts_as_a_point_would():
     batch, steps = [4.0, 8, 16, 32], [1010.0, 510, 260, 500]
-    as_point, as_bound = fit_scaling(batch, steps), fit_scaling(batch, steps, bounds=[0, 0, 0, AT_LEAST])
+    as_point, as_bound = fit_scaling(batch, steps), fit(batch, steps, bounds=[0, 0, 0, AT_LEAST])
     assert [as_point.c1, as_point.c2] == pytest.approx([as_bound.c1, as_bound.c2], rel=1e-6)
-
-
-def test_bounds_alone_are_no_data():
-    with pytest.raises(ValueError, match="at least 2 different batch sizes, not 1"):
-        fit_scaling([4, 8, 16], [100, 60, 40], bounds=[0, AT_LEAST, AT_MOST])
 
 
 def test_curves_may_have_batch_sizes_of_their_own():

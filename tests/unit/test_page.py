@@ -5,10 +5,11 @@ import html
 import json
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
-from lit_dps.analysis import Analysis, publish
+from lit_dps.analysis import Analysis, publish, source_of
 from lit_dps.analysis.page import page
 from lit_dps.analysis.page.charts import curve
 from lit_dps.record import grid
@@ -119,3 +120,13 @@ def test_it_is_written_beside_the_figures_and_the_same_each_time(study, text, tm
     _, files = publish(study, tmp_path)
     assert tmp_path / "report.html" in files
     assert (tmp_path / "report.html").read_text() == text
+
+
+def test_a_page_of_another_frame_is_written_anew(study, monkeypatch):
+    """The frame is part of what a study's files are made from, as is the code."""
+    before, read = source_of(study.record), Path.read_bytes
+    assert source_of(study.record) == before
+    for changed in ("page.html", "charts.py"):
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "read_bytes", lambda path, name=changed: read(path) + b" " * (path.name == name))
+            assert source_of(study.record) != before, changed

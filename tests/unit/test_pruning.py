@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from lit_dps.errors import ConfigError
-from lit_dps.pruning import PRUNERS, Mask, Network, OneShot, prunable, pruner_of, signed_saliency, top_k
+from lit_dps.pruning import PRUNERS, Mask, Network, OneShot, gradient_sum, prunable, pruner_of, saliency, top_k
 from tests.unit.tiny import points, two_layers
 
 X, Y = points(10).tensors
@@ -49,7 +49,8 @@ def masked_loss(network, name: str, element: int, c: float) -> float:
 def test_the_saliency_is_the_derivative_of_the_loss_by_the_mask(sizes):
     """Of the loss summed over the examples, per `sizes[0]` of them, so a short last batch weighs by its share."""
     network, h = two_layers().double(), 1e-5
-    ours = signed_saliency(prunable(network), batches(network, sizes))
+    parameters = prunable(network)
+    ours = saliency(gradient_sum(parameters, batches(network, sizes)), parameters)
     for name, parameter in network.named_parameters():
         theirs = [
             (masked_loss(network, name, i, 1 + h) - masked_loss(network, name, i, 1 - h)) / (2 * h) / sizes[0]
@@ -64,7 +65,8 @@ def test_snip_sums_over_the_batches_before_it_takes_the_absolute_value():
     network = two_layers().double()
     one = scores_of("snip", network)
     two = scores_of("snip", network, (5, 5))
-    parts = [signed_saliency(prunable(network), [part]) for part in batches(network, [5, 5])]
+    parameters = prunable(network)
+    parts = [saliency(gradient_sum(parameters, [part]), parameters) for part in batches(network, [5, 5])]
     for name in one:
         assert (one[name] >= 0).all()
         torch.testing.assert_close(two[name], 2 * one[name], rtol=1e-10, atol=1e-14)

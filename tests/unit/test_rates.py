@@ -175,9 +175,10 @@ def test_rules_that_begin_on_the_end_of_the_range_are_told():
     ]
 
 
-def test_a_window_of_another_width():
+def test_a_window_of_another_width(monkeypatch):
     analysis = study(bowl(0.5))
-    wide = price_rows(analysis.record, analysis.rate_curves, 2.0)
+    monkeypatch.setattr("lit_dps.analysis.prices.WINDOW", 2.0)
+    wide = price_rows(analysis.record, analysis.rate_curves)
     (price,) = rows(wide, "price", rate="effective_rate", rule="linear", batch_size=16)
     assert price == (1.0,)  # rates of 1 to 4: the best among them
 

@@ -8,35 +8,24 @@ import matplotlib
 import pandas as pd
 from matplotlib.figure import Figure
 
+import lit_dps.analysis.figures.scaling as curves
 import lit_dps.analysis.figures.style as look
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.figures.scaling import bound_handles, bound_notes, curve_rows, draw_curve, grid_sizes
-from lit_dps.analysis.figures.scaling import missing as no_curve
+from lit_dps.analysis.figures.scaling import bound_handles, curve_rows, draw_curve, grid_sizes
 from lit_dps.analysis.layers import INIT
-from lit_dps.analysis.tables import columns_of, listed, rows_of, title
+from lit_dps.analysis.tables import columns_of, rows_of, title
 from lit_dps.trial import Series
 
 NAME, PAPER = "pruners", ""
 CAPTION = "K* against batch size by pruning method, a panel for each sparsity"
 KEYS = ("pruning.method", INIT)
 FEW = 5  # methods and starts that a legend above has room for
+missing, notes = curves.missing, curves.notes  # its curves are those of that figure
 
 
 def by_default(study: Analysis) -> bool:
     """Where the method or the start is an axis."""
     return any(key in study.record.axes for key in KEYS)
-
-
-def missing(study: Analysis) -> str | None:
-    """Why there is nothing to draw, if so."""
-    return no_curve(study)
-
-
-def notes(study: Analysis) -> list[str]:
-    """Series that have no curve, and how upper bounds are drawn."""
-    bare = [series for series, scaling in study.scalings.items() if not scaling.k_star]
-    told = [f"no complete trial at {listed(bare)}: no curve there"] if bare else []
-    return told + bound_notes(study.scalings.values())
 
 
 def rows(study: Analysis) -> pd.DataFrame:

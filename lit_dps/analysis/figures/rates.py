@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 
 import lit_dps.analysis.figures.style as look
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.best_rates import AVERAGING, EFFECTIVE, NEAR, PLAIN, RULES
+from lit_dps.analysis.best_rates import AVERAGING, EFFECTIVE, NEAR, PLAIN, RULE_NAMES, RULES
 from lit_dps.analysis.prices import AT_LEAST, AT_MOST, DIVERGED, MEASURED, WINDOW
 from lit_dps.analysis.tables import legend, listed, numbers, rows_of
 
@@ -21,7 +21,6 @@ NAME, PAPER = "rates", ""
 CAPTION = "best learning rate against batch size, and the price of scaling rules for it"
 PRICES = "rates-prices"  # the name of its second table
 LABELS = {EFFECTIVE: "effective rate eta / (1 - m)", PLAIN: "learning rate eta"}
-WORDS = {"linear": "linear scaling", "square_root": "square-root scaling"}
 
 
 def by_default(study: Analysis) -> bool:
@@ -86,7 +85,7 @@ def draw(rows: pd.DataFrame, prices: pd.DataFrame, study: Analysis) -> Figure:
     for ax in panels[-1]:
         ax.set_xlabel(look.BATCH_SIZE)
     best = Line2D([], [], label=f"best trial; bar: within {NEAR:g} K*", **look.curve_style(0), linestyle="none")
-    rules = [Line2D([], [], label=WORDS[rule], **_style(i), linestyle="--") for i, rule in enumerate(RULES)]
+    rules = [Line2D([], [], label=RULE_NAMES[rule], **_style(i), linestyle="--") for i, rule in enumerate(RULES)]
     bars = Line2D([], [], label="right, bar: 95 % limits; number: trials near", color=look.GREY, linewidth=0.8)
     verdicts = {*prices["verdict"]} if len(prices) else set()
     known = look.bound_handles(bool(verdicts & {AT_LEAST, AT_MOST} or (rows["floor"] == 1).any()), "bound")

@@ -7,12 +7,11 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.best_rates import EFFECTIVE, PLAIN, RULES, RateCurve
+from lit_dps.analysis.best_rates import EFFECTIVE, PLAIN, RULE_NAMES, RULES, RateCurve
 from lit_dps.analysis.page.charts import BATCH_SIZE, colour, dress, plain
 from lit_dps.analysis.tables import legend, numbers, rows_of
 
 _DASHES = {"linear": "dash", "square_root": "dot"}
-_WORDS = {"linear": "linear scaling", "square_root": "square-root scaling"}
 RATES = {EFFECTIVE: "effective rate eta / (1 - m)", PLAIN: "learning rate"}
 
 
@@ -110,9 +109,9 @@ def _rate_curve(figure: go.Figure, curve: RateCurve, colour: str) -> None:
             x=ends,
             y=[curve.rule(rule, b) for b in ends],
             mode="lines",
-            name=f"{_WORDS[rule]}",
+            name=RULE_NAMES[rule],
             legendgroup=plain(curve.series),
-            showlegend=not any(trace.name == _WORDS[rule] for trace in figure.data),
+            showlegend=not any(trace.name == RULE_NAMES[rule] for trace in figure.data),
             line={"color": colour, "width": 1, "dash": _DASHES[rule]},
             hoverinfo="skip",
         )
