@@ -10,17 +10,24 @@ from lit_dps.record import StudyRecord
 from lit_dps.repeats import repeats_left
 from lit_dps.trial import Cell
 
+FEWEST_OF = 0.25  # of the trials of the cell that has most: K* of fewer points is no K* beside the others
+
 
 def under_way(record: StudyRecord) -> list[Cell]:
-    """The cells of a study without any finished trial, or where repeats are left to be run.
+    """The cells of a study with too few finished trials (`FEWEST_OF`), or where repeats are left to be run.
 
     Repeats count from the first one of the study on: they come after all trials.
     """
     begun = any(record.repeats.values())
+    least = FEWEST_OF * max(map(len, record.results.values()))
 
     def waits(cell: Cell) -> bool:
         results = record.results[cell]
-        return not results or (begun and bool(repeats_left(record.plan, results, record.repeats[cell])))
+        return (
+            not results
+            or len(results) < least
+            or (begun and bool(repeats_left(record.plan, results, record.repeats[cell])))
+        )
 
     return [cell for cell in record.results if waits(cell)]
 

@@ -104,6 +104,14 @@ def again(results):
     return [dataclasses.replace(best, trial=dataclasses.replace(best.trial, repeat=1))]
 
 
+def test_a_cell_with_a_few_of_its_trials_is_under_way():
+    whole = k_stars("whole", 1e6, 8).study.record
+    cell = Cell(32, 0.0)
+    for kept, left in ((1, "B = 32"), (2, "")):
+        begun = dataclasses.replace(whole, results={**whole.results, cell: whole.results[cell][:kept]})
+        assert as_measured(begun)[1] == left
+
+
 def test_a_batch_size_that_is_under_way_is_left_out_where_that_keeps_more():
     whole = part("grows").study.record
     larger = 2 * whole.batch_sizes[-1]
