@@ -163,6 +163,7 @@ def test_a_sparsity_that_is_under_way_is_left_out_and_told():
     assert f" trials, {runs} repeats of best points, " in front(Part(Analysis(behind), "make"))
     more = dataclasses.replace(behind, plan=RepeatPlan(2, 1, None))
     assert as_measured(more) == (more, ""), "second ones are to come everywhere"
-    kept = {cell: [r for r in found if r.status is not Status.COMPLETE] for cell, found in filled.items()}
+    missed = {"status": Status.INCOMPLETE, "steps": None}
+    kept = {cell: [dataclasses.replace(r, **missed) for r in found] for cell, found in filled.items()}
     lost = {cell: kept[cell] if cell.sparsity == 0.5 else found for cell, found in filled.items()}
     assert as_measured(dataclasses.replace(behind, results=lost))[1] == "", "no complete trial, nothing to repeat"
