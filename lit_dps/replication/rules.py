@@ -1,7 +1,8 @@
 """How a claim is decided: a number with its 95 % interval against a range.
 
-The ranges were fixed before the first trial of a study at the paper's scale. What else is in this file, what is judged,
-how intervals are made, when nothing can be told, was settled while such studies ran: the commits say when and why.
+The ranges were fixed before the first trial of a study at the paper's scale, but that of claim 4. What else is in this
+file, what is judged, how intervals are made, when nothing can be told, was settled while such studies ran: the commits
+say when and why.
 
 A claim says that a number lies in a range. It is *seen* where the whole interval lies in the range, *not seen* where
 all of it lies outside, and *not decidable at this scale* otherwise. The intervals come from resampling what a study has
