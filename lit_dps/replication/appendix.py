@@ -119,7 +119,7 @@ def _made(parts: Sequence[Part], machine: Machine, command: str, date: str) -> s
     took = (
         "Hours are those of the trials and repeats, on whatever machine ran them, shared by the workers. As "
         f"configured, the studies take {core:.2f} hours; extended as their commands say, {elapsed:.2f} hours. Attempts "
-        "that a later one of the same trial went beyond do not count."
+        "that a later one of the same trial went beyond do not count; trials that a study has from another count twice."
     )
     return f"## How it was made\n\n`{command}`\n\n{made} {took}\n\n{table(rows)}"
 

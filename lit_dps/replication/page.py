@@ -15,7 +15,7 @@ from lit_dps.replication.paper import Claim, Judgement, compared_with
 from lit_dps.replication.protocol import BATCH_SIZES, TRIALS, WORKLOADS, classes
 from lit_dps.replication.rules import Verdict
 from lit_dps.replication.under_way import under_way
-from lit_dps.trial import Status
+from lit_dps.trial import Status, TrialResult
 
 UNDECIDABLE = Verdict.UNDECIDABLE
 _ABOUT = (
@@ -121,7 +121,7 @@ def scale_of(judgement: Judgement, parts: Sequence[Part]) -> tuple[bool, int]:
 
 def _summary(chosen: Mapping[Claim, Judgement], parts: Sequence[Part]) -> str:
     counts = Counter(judgement.verdict for judgement in chosen.values())
-    runs = {kind: [run for part in parts for run in part.runs(kind)] for kind in ("results", "repeats")}
+    runs = {kind: _distinct(parts, kind) for kind in ("results", "repeats")}
     steps = sum(run.steps_run for each in runs.values() for run in each)
     told = ", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict)
     left = [f"`{part.study.record.name}` at {part.left}" for part in parts if part.left]
@@ -129,12 +129,19 @@ def _summary(chosen: Mapping[Claim, Judgement], parts: Sequence[Part]) -> str:
     decided = [each for each in chosen.values() if each.verdict is not UNDECIDABLE]
     own = sum(scale_of(judgement, parts)[0] for judgement in decided)
     done, due = (sum(each) for each in zip(*(progress(part.study) for part in parts), strict=True))
-    of = f" of {due:,}" if done < due else ""
+    shared = sum(len(part.runs("results")) for part in parts) - len(runs["results"])
+    of = f" of {due - shared:,}" if done < due else ""
     return (
         f"Of the paper's {len(chosen)} claims: {told}; decided at the paper's goal or a harder one: {own}. By "
-        f"{len(parts)} studies, {done:,}{of} trials, {len(runs['repeats']):,} repeats of best points, {steps:,} "
-        f"steps.{_extent(parts)}{others}"
+        f"{len(parts)} studies, {done - shared:,}{of} trials, {len(runs['repeats']):,} repeats of best points, "
+        f"{steps:,} steps.{_extent(parts)}{others}"
     )
+
+
+def _distinct(parts: Sequence[Part], kind: str) -> list[TrialResult]:
+    """The runs of all studies (`Part.runs`); one that a study has from another, told by its seconds, counts once."""
+    found = {(str(run.trial), run.seconds): run for part in reversed(parts) for run in part.runs(kind)}
+    return list(found.values())
 
 
 def _extent(parts: Sequence[Part]) -> str:

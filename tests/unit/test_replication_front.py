@@ -16,9 +16,13 @@ from tests.unit.test_claims_terms import PAPER, theory
 from tests.unit.test_replication import CONFIG, front, part, section
 
 
-def k_stars(name, factor, trials):
-    """A study of one series, all of whose trials need factor / B steps."""
-    cells = {Cell(b, 0.0): [result(Cell(b, 0.0), i, round(factor / b)) for i in range(trials)] for b in (2, 8, 32)}
+def k_stars(name, factor, trials, speed=None):
+    """A study of one series, all of whose trials need factor / B steps, and of equal `speed` equal seconds."""
+    speed = speed or 1 + trials
+    cells = {
+        Cell(b, 0.0): [result(Cell(b, 0.0), i, round(factor / b), seconds=(i + 1) / speed) for i in range(trials)]
+        for b in (2, 8, 32)
+    }
     storage = optuna.storages.InMemoryStorage()
     write_study(storage, cells, name, trials=trials, space={}, config=CONFIG)
     return Part(Analysis(read_study(storage, name)), f"make {name}")
@@ -80,6 +84,10 @@ def test_the_front_page_has_the_papers_figures_from_the_largest_study_and_is_sho
     assert "![curve](large.png)" in section(text, "Figure 1") and "small.png" not in text
     assert "![ratios](ratios.png)" in section(text, "Figure 12") and "## Figure 4" not in text
     assert "2 studies, 36 trials" in text and len(text.split()) < 1500
+    further = k_stars("further", 1e6, 9, speed=8)
+    assert "3 studies, 42 trials" in front(small, large, further), (
+        "the 21 of the large one are taken over, and count once"
+    )
     assert f"| `large` | S=0 | {' | '.join(critical_of(large))} |" in section(text, "Critical batch sizes")
 
 
