@@ -120,9 +120,9 @@ def _term(
         ratio = estimated(*_log_ratio(pairs, name)).map(math.exp)
         each = "" if searched(study.record) else ", each sparsity at its own best point"
         words = f"{symbol} x{ratio} over {len(pairs)} pairs of trials{each}{told(study.record, sparse, dense)}"
-        if paper is not None and not ratio.interval.low <= paper <= ratio.interval.high:
-            words += f"; the paper's x{paper:g} lies outside"
-        return Finding(decide(ratio, above, to), words)
+        apart = paper is not None and not ratio.interval.low <= paper <= ratio.interval.high
+        words += f"; the paper's x{paper:g} lies outside" if apart else ""
+        return Finding(decide(ratio, above, to), words, apart)
 
     return at_each_pair(study, judge)
 

@@ -40,6 +40,7 @@ examples B K\\* exceed those of the smallest batch size by 20 %; by the law, whe
 small batches by 20 %, or are twice as many (c1 / c2). Of K\\*, not of medians; in examples, with 95 % intervals. Where
 the law is much above what was measured it hides how early the bend begins."""
 _MARKS = " `>` is below all that can be told, `*` needs a word, which critical.csv of the study has."
+APART, UNEXPLAINED = ", but the paper's number lies outside", "We have no explanation."
 REGION = "metaparameters"
 READINGS = "linear_20", "overhead", "law"  # of the critical batch size, shown
 # What each figure of the paper shows, by the figure of ours that repeats it
@@ -215,9 +216,9 @@ def _critical(parts: Sequence[Part]) -> str:
 
 def _disagreements(chosen: Mapping[Claim, Judgement]) -> str:
     lines = [
-        f"- **{escaped(claim.text)}**: {claim.explained or 'we have no explanation.'}"
-        for claim, judgement in chosen.items()
-        if judgement.verdict is Verdict.NOT_SEEN
+        f"- **{escaped(claim.text)}**: {at.verdict.short}{APART * at.apart}. {claim.explained or UNEXPLAINED}"
+        for claim, at in chosen.items()
+        if at.verdict is Verdict.NOT_SEEN or at.apart
     ]
     said = ["What could explain it:\n", *lines] if lines else ["Nowhere."]
     return "\n".join(["## Where it disagrees\n", *said, ""])

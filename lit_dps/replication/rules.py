@@ -71,6 +71,7 @@ class Finding(NamedTuple):
 
     verdict: Verdict
     measured: str
+    apart: bool = False  # whether the paper's number lies outside the interval
 
 
 class Estimate(NamedTuple):
@@ -92,8 +93,7 @@ def estimated(value: float, low: np.ndarray, high: np.ndarray | None = None) -> 
 
     Args:
         value: The number.
-        low: (R,) of the resamples; their lower limits, where `high`, (R,), has upper ones. One that is nan could have
-            been anything.
+        low: (R,) of the resamples, nan where it could be anything; their lower limits, where `high`, (R,), has upper.
     """
     lowest = np.where(np.isnan(low), -np.inf, low)
     highest = low if high is None else high
@@ -133,7 +133,7 @@ def at_each(every: Iterable[Series], judge: Callable[[Series], Finding]) -> Find
     by_verdict = {v: [str(s) for s, finding in found.items() if finding.verdict is v] for v in Verdict}
     if len(several := [f"{v.short} at {', '.join(names)}" for v, names in by_verdict.items() if names]) > 1:
         measured += f"; {', '.join(several)}"
-    return Finding(combined(finding.verdict for finding in found.values()), measured)
+    return Finding(combined(by.verdict for by in found.values()), measured, any(by.apart for by in found.values()))
 
 
 def together(said: Mapping[str, str]) -> str:
@@ -202,8 +202,8 @@ def k_star_draws(study: Analysis, cell: Cell, medians: bool = False) -> tuple[np
     The goal was met after the last check that missed it, and a resample without a complete trial would have met it
     after the budget, or where trials were outraced, or where the first was stopped by its module or a callback. Failed
     trials tell nothing. Cells of one batch size with as many trials are resampled by the same points of the search.
-    Fewer than `FEWEST` trials give 0 and infinity. For `medians` (`repeated`), resamples of the cell's repeats, with
-    their median in place of K*: at least that of the repeats that met the goal where it is at one that missed it.
+    Fewer than `FEWEST` trials give 0 and infinity. For `medians` (`repeated`), medians of resamples of the repeats: at
+    least that of the repeats that met the goal where it is at one that missed it.
     """
     found, goal = study.by_cell[cell], study.record.goal
     if medians:

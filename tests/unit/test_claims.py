@@ -226,7 +226,7 @@ def test_a_law_that_misses_its_k_star_tells_no_critical_batch_size():
     residuals = [math.log(k / (law.fit.c1 / b + law.fit.c2)) for b, k in law.k_star.items()]
     assert law.misfit == pytest.approx(math.sqrt(sum(r * r for r in residuals) / (len(POWERS) - 2)))
     assert law.misfit > 0.3 and study.scalings[Series(0.9)].misfit < 0.001
-    verdict, said = critical_no_earlier(off)
+    verdict, said, _ = critical_no_earlier(off)
     assert verdict is UNDECIDABLE
     assert said.endswith(f"; c1 / B + c2 misses K* by {law.misfit:.0%} at S=0.9")
 

@@ -55,7 +55,7 @@ def test_verdicts_on_several_sparsities():
     assert combined([SEEN, UNDECIDABLE, NOT_SEEN]) is NOT_SEEN
     assert combined([]) is UNDECIDABLE
     found = at_each(map(Series, (0.0, 0.9)), lambda s: Finding(SEEN if s > Series(0.0) else NOT_SEEN, f"e of {s}"))
-    assert found == (NOT_SEEN, "S=0: e of S=0; S=0.9: e of S=0.9; seen at S=0.9, not seen at S=0")
+    assert found == Finding(NOT_SEEN, "S=0: e of S=0; S=0.9: e of S=0.9; seen at S=0.9, not seen at S=0")
     of = {Series(s): v for s, v in ((0.0, SEEN), (0.5, UNDECIDABLE), (0.9, UNDECIDABLE))}
     assert at_each(of, lambda s: Finding(of[s], "e")).measured.endswith("e; seen at S=0, undecided at S=0.5, S=0.9")
 

@@ -152,7 +152,7 @@ def test_claims_are_judged_and_repeated_by_verdict():
     assert row == f"| larger batches give diminishing returns | fake | K\\* B grows | {said} | not seen | `make fake` |"
 
     disagrees = section(front(Part(Analysis(record), "make fake")), "Where it disagrees")
-    assert "- **larger batches give diminishing returns**: we have no explanation." in disagrees
+    assert "- **larger batches give diminishing returns**: not seen. We have no explanation." in disagrees
     assert "small" not in disagrees and "L rises" not in disagrees
 
 

@@ -91,6 +91,13 @@ def test_the_front_page_has_the_papers_figures_from_the_largest_study_and_is_sho
     assert f"| `large` | S=0 | {' | '.join(critical_of(large))} |" in section(text, "Critical batch sizes")
 
 
+def test_a_number_that_the_paper_does_not_have_is_a_disagreement_where_the_claim_is_seen():
+    told = section(front(Part(theory(beta=0.3), "make")), "Where it disagrees")
+    falls = "- **the gradient variance beta falls at 90 %**: seen, but the paper's number lies outside."
+    assert falls in told
+    assert falls not in section(front(Part(theory(beta=0.54), "make")), "Where it disagrees")
+
+
 def test_the_region_of_success_is_drawn_of_a_study_that_is_not_raced():
     parts = []
     for name, trials, slack in (("raced", 7, 1.0), ("whole", 5, None)):
