@@ -67,8 +67,8 @@ def rate_grows(study: Analysis) -> Finding | None:
         rho = float(rank_correlation(np.array([list(rates.values())]))[0])
         number = Estimate(rho, correlation_interval(rho, len(rates)))
         (first, least), *_, (last, most) = rates.items()
-        said = f"rank correlation of the {name} with B: {number}, from {significant(least)} at B={first}"
-        said += f" to {significant(most)} at B={last}"
+        said = f"rank correlation of the {name} with B, and the rates at B={first} and B={last}: {number}, "
+        said += f"{significant(least)}, {significant(most)}"
         if left := len(cells) - len(rates):
             said += f"; not known at {left} of {len(cells)} batch sizes"
         return Finding(decide(number, above=TREND), said)

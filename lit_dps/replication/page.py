@@ -24,11 +24,10 @@ _ABOUT = (
 )
 _RULES = """\
 A claim is a number in a range (`lit_dps/replication/`): seen where its 95 % interval, in brackets, lies within, not
-seen where all of it lies outside, else not decidable. The ranges were fixed before the first trial, that of "need more
+seen where all of it lies outside, else undecided. The ranges were fixed before the first trial, that of "need more
 steps" and the other rules while studies ran. Medians are over seeds of the best points; their intervals allow for the
-luck of the points that were searched, a factor of 1.1 a batch size for 25 points. Each claim stands at the largest
-study that decides it, those that met the paper's goal first, else at the largest; beside it, those that decide
-otherwise."""
+luck of the points searched, a factor of 1.1 a batch size for 25 points. Each claim stands at the largest study that
+decides it, those at the paper's goal first, else at the largest; beside it, those that decide otherwise."""
 _WORDS = """\
 B is the batch size, S the share of pruned weights, K\\* the fewest optimizer steps to the goal of any trial. The law is
 K\\* = c1 / B + c2, and B_crit = c1 / c2. L, beta, Delta and epsilon are the terms of the paper's theory: smoothness,
@@ -37,9 +36,9 @@ gradient variance, loss to go, squared gradient ([all words](glossary.md)).
 _READING = """\
 The paper reads them off its curves, where linear scaling ends, as powers of two. As measured, that is where the
 examples B K\\* exceed those of the smallest batch size by 20 %; by the law, where they exceed the c1 of infinitely
-small batches by 20 %, or are twice as many (c1 / c2). Of K\\*, not of medians; in examples, with 95 % intervals. Where
-the law is much above what was measured it hides how early the bend begins."""
-_MARKS = " `>` is below all that can be told, `*` needs a word, which critical.csv of the study has."
+small batches by 20 %, or are twice as many (c1 / c2). Of K\\*, in examples, with 95 % intervals. A law much above what
+was measured hides how early the bend begins."""
+_MARKS = {">": " `>` is below all that can be told.", "*": " `*`: critical.csv of the study tells more."}
 APART, UNEXPLAINED = ", but the paper's number lies outside", "We have no explanation."
 REGION = "metaparameters"
 READINGS = "linear_20", "overhead", "law"  # of the critical batch size, shown
@@ -156,16 +155,17 @@ def _extent(parts: Sequence[Part]) -> str:
 
 
 def _table(chosen: Mapping[Claim, Judgement], judgements: Sequence[Judgement], parts: Sequence[Part]) -> str:
-    rows = []
+    rows, above = [], None
     for claim, judgement in chosen.items():
+        same, above = above == (judgement.measured, judgement.where), (judgement.measured, judgement.where)
         larger = larger_undecided(judgement, judgements, parts)
         differ = [j for j in judgements if j.claim is claim and j.verdict not in (judgement.verdict, UNDECIDABLE)]
-        verdict = f"{judgement.verdict}{' at a smaller scale, undecided at the largest' if larger else ''}"
+        verdict = f"{judgement.verdict.short}{' at a smaller scale, undecided at the largest' if larger else ''}"
         rows.append(
             {
                 "claim": f"{claim.text} ({claim.source})",
                 "paper": claim.paper,
-                "ours": judgement.measured,
+                "ours": "as above" if same else judgement.measured,
                 "study": f"`{judgement.where}`" if judgement.studies else "-",
                 "verdict": "; ".join([verdict, *(f"{j.verdict} by `{j.where}`" for j in differ)]),
             }
@@ -210,8 +210,9 @@ def _critical(parts: Sequence[Part]) -> str:
             rows.append({"study": f"`{record.name}`", "series": str(series), **sizes})
     if not rows:
         return ""
-    marked = any(text.startswith(">") or text.endswith("*") for row in rows for text in row.values())
-    return f"## Critical batch sizes\n\n{_READING}{_MARKS * marked}\n\n{table(rows)}"
+    ends = {end for row in rows for text in row.values() for end in (text[0], text[-1])}
+    marks = "".join(told for mark, told in _MARKS.items() if mark in ends)
+    return f"## Critical batch sizes\n\n{_READING}{marks}\n\n{table(rows)}"
 
 
 def _disagreements(chosen: Mapping[Claim, Judgement]) -> str:

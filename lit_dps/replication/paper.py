@@ -144,9 +144,9 @@ CLAIMS = (
         terms.theory_tells,
         studies=2,
         search=False,
-        explained="The paper takes epsilon, the mean squared gradient along training, to be equal. Over the square of "
-        "the measured one the ratio stands beside the other; read every 100 steps, epsilon is rough. The bounds are "
-        "for plain SGD at a constant rate, too, beta is that at initialization, and L a mean of local estimates.",
+        explained="The paper takes epsilon, the mean squared gradient along training, to be equal; the ratio over the "
+        "square of the measured one, which is rough, stands beside the other. The bounds are for plain SGD at a "
+        "constant rate, beta is that at initialization, and L a mean of local estimates.",
     ),
 )
 

@@ -87,8 +87,8 @@ def test_the_rate_that_counts_is_the_effective_one():
     study = searched([0.1] * 8, space=space, momentum=[0.5, 0.9, 0.95, 0.98, 0.99, 0.992, 0.995, 0.998])
     verdict, said, _ = rate_grows(study)
     assert verdict is SEEN
-    number = "1 [0.902, 1], from 0.200 at B=4 to 50.0 at B=512"
-    assert said == f"S=0: rank correlation of the best effective learning rate with B: {number}"
+    name = "best effective learning rate with B, and the rates at B=4 and B=512"
+    assert said == f"S=0: rank correlation of the {name}: 1 [0.902, 1], 0.200, 50.0"
 
 
 def test_rate_grows_is_for_studies_that_search_a_rate():

@@ -172,8 +172,8 @@ def test_the_best_rate_is_that_of_resolved_k_star():
     write_study(storage, cells, space=space)
     record = read_study(storage, "fake")
     said = rate_grows(Analysis(record)).measured
-    assert said.startswith("S=0: rank correlation of the best learning rate with B: 1 [")
-    assert said.endswith("], from 0.0100 at B=8 to 0.100 at B=64; not known at 1 of 5 batch sizes")
+    assert said.startswith("S=0: rank correlation of the best learning rate with B, and the rates at B=8 and B=64: 1 [")
+    assert said.endswith("], 0.0100, 0.100; not known at 1 of 5 batch sizes")
     coarse = dataclasses.replace(record, goal=dataclasses.replace(GOAL, check_interval=800))
     said = rate_grows(Analysis(coarse)).measured
     assert said == "S=0: best learning rate known at 0 of 5 batch sizes"
