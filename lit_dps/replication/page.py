@@ -123,7 +123,7 @@ def _summary(chosen: Mapping[Claim, Judgement], parts: Sequence[Part]) -> str:
     counts = Counter(judgement.verdict for judgement in chosen.values())
     runs = {kind: _distinct(parts, kind) for kind in ("results", "repeats")}
     steps = sum(run.steps_run for each in runs.values() for run in each)
-    told = ", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict)
+    told = ", ".join(f"{counts[verdict]} {verdict.short}" for verdict in Verdict)
     left = [f"`{part.study.record.name}` at {part.left}" for part in parts if part.left]
     others = f" Under way and left out: {'; '.join(left)}." if left else ""
     decided = [each for each in chosen.values() if each.verdict is not UNDECIDABLE]
@@ -157,7 +157,8 @@ def _extent(parts: Sequence[Part]) -> str:
 def _table(chosen: Mapping[Claim, Judgement], judgements: Sequence[Judgement], parts: Sequence[Part]) -> str:
     rows, above = [], None
     for claim, judgement in chosen.items():
-        same, above = above == (judgement.measured, judgement.where), (judgement.measured, judgement.where)
+        found = (judgement.measured, judgement.studies)
+        ours, above = "as above" if judgement.studies and found == above else judgement.measured, found
         larger = larger_undecided(judgement, judgements, parts)
         differ = [j for j in judgements if j.claim is claim and j.verdict not in (judgement.verdict, UNDECIDABLE)]
         verdict = f"{judgement.verdict.short}{' at a smaller scale, undecided at the largest' if larger else ''}"
@@ -165,7 +166,7 @@ def _table(chosen: Mapping[Claim, Judgement], judgements: Sequence[Judgement], p
             {
                 "claim": f"{claim.text} ({claim.source})",
                 "paper": claim.paper,
-                "ours": "as above" if same else judgement.measured,
+                "ours": ours,
                 "study": f"`{judgement.where}`" if judgement.studies else "-",
                 "verdict": "; ".join([verdict, *(f"{j.verdict} by `{j.where}`" for j in differ)]),
             }
@@ -210,7 +211,7 @@ def _critical(parts: Sequence[Part]) -> str:
             rows.append({"study": f"`{record.name}`", "series": str(series), **sizes})
     if not rows:
         return ""
-    ends = {end for row in rows for text in row.values() for end in (text[0], text[-1])}
+    ends = {end for row in rows for text in row.values() for end in (text[:1], text[-1:])}
     marks = "".join(told for mark, told in _MARKS.items() if mark in ends)
     return f"## Critical batch sizes\n\n{_READING}{marks}\n\n{table(rows)}"
 

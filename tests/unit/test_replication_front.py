@@ -91,6 +91,16 @@ def test_the_front_page_has_the_papers_figures_from_the_largest_study_and_is_sho
     assert f"| `large` | S=0 | {' | '.join(critical_of(large))} |" in section(text, "Critical batch sizes")
 
 
+def test_what_two_claims_rest_on_is_said_once():
+    record = part("grows").study.record
+    init = CONFIG["model"]["init_args"] | {"optimizer": "momentum"}
+    record = dataclasses.replace(record, config=CONFIG | {"model": CONFIG["model"] | {"init_args": init}})
+    text = front(Part(Analysis(record), "make grows"))
+    rows = [line for line in text.splitlines() if "the critical batch size of 90 % sparse" in line]
+    assert [row.count("| as above |") for row in rows] == [0, 1] and "B_crit" in rows[0]
+    assert "as above" not in front(k_stars("dense", 1e6, 5)), "nowhere is no number"
+
+
 def test_a_number_that_the_paper_does_not_have_is_a_disagreement_where_the_claim_is_seen():
     told = section(front(Part(theory(beta=0.3), "make")), "Where it disagrees")
     falls = "- **the gradient variance beta falls at 90 %**: seen, but the paper's number lies outside."
