@@ -36,8 +36,8 @@ from lit_dps.replication import (
     as_measured,
     compared_with,
     replication_page,
-    scale,
     searched,
+    span,
 )
 from lit_dps.store import check_place, merge, open_elsewhere, read_study, without_password
 from lit_dps.study.hardware import cpu_model
@@ -125,12 +125,12 @@ def write_pages(named: dict[Path, str], storage: StorageConfig, output: Path, co
         parts.append(Part(study, made, shown, core, left))
     if not parts:
         raise StorageError("none of the studies is there: nothing to report")
-    # Of several searches of a workload for one goal the largest alone is compared with others; a point is no curve.
+    # Of several searches of a workload for one goal the widest alone is compared with others; a point is no curve.
     groups: dict[str, dict[str, Part]] = {}
     for part in parts:
         if searched(record := part.study.record) and len(record.batch_sizes) > 1:
             group = groups.setdefault(compared_with(record), {})
-            group[record.workload] = max(group.get(record.workload, part), part, key=scale)
+            group[record.workload] = max(group.get(record.workload, part), part, key=span)
     comparisons = {}
     for name, group in groups.items():
         studies = [part.study for part in group.values()]

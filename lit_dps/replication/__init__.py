@@ -13,7 +13,7 @@ from lit_dps.replication.claims_scaling import (
 from lit_dps.replication.claims_terms import lipschitz_rises, loss_stays, theory_tells, variance_falls
 from lit_dps.replication.claims_trials import correlation_interval, rank_correlation, rate_grows, region_grows
 from lit_dps.replication.compared import searched
-from lit_dps.replication.page import headlines, larger_undecided, replication_page, scale
+from lit_dps.replication.page import headlines, larger_undecided, replication_page, scale, span
 from lit_dps.replication.paper import (
     CLAIMS,
     Claim,

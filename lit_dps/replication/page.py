@@ -93,6 +93,12 @@ def scale(part: Part) -> tuple[bool, int]:
     return own, progress(part.study)[0]
 
 
+def span(part: Part) -> tuple[bool, int, int]:
+    """How much of a figure a study fills: as `scale`, but its cells before its trials, which make a curve no longer."""
+    own, trials = scale(part)
+    return own, len(part.study.record.results), trials
+
+
 def headlines(judgements: Iterable[Judgement], parts: Sequence[Part]) -> dict[Claim, Judgement]:
     """Each claim's verdict at the largest scale (`scale_of`) among those that decide it, if any does."""
     found: dict[Claim, Judgement] = {}
@@ -175,12 +181,12 @@ def _table(chosen: Mapping[Claim, Judgement], judgements: Sequence[Judgement], p
 
 
 def _figures(parts: Sequence[Part], comparisons: Mapping[str, Sequence[Image]]) -> list[str]:
-    """Each figure of the paper from the largest study, or studies to be compared, that have it."""
+    """Each figure of the paper from the widest study (`span`), or studies to be compared, that have it."""
     sections = []
     for name, (number, shows) in FIGURES.items():
-        largest = sorted(parts, key=lambda part, name=name: _rank(part, name), reverse=True)
-        groups = dict.fromkeys(compared_with(part.study.record) for part in largest)
-        images = [image for part in largest for image in part.images]
+        widest = sorted(parts, key=lambda part, name=name: _rank(part, name), reverse=True)
+        groups = dict.fromkeys(compared_with(part.study.record) for part in widest)
+        images = [image for part in widest for image in part.images]
         images += [image for group in groups for image in comparisons.get(group, ())]
         image = next((image for image in images if image.name == name), None)
         if image is not None:
@@ -189,19 +195,19 @@ def _figures(parts: Sequence[Part], comparisons: Mapping[str, Sequence[Image]]) 
 
 
 def _rank(part: Part, figure: str) -> tuple:
-    """Whether a study is whole, at the paper's goal, and how large; a raced one shows no region of success."""
-    record, (own, trials) = part.study.record, scale(part)
-    return not under_way(record), own, figure == REGION and record.slack is None, trials
+    """Whether a study is whole, at the paper's goal, and how wide; a raced one shows no region of success."""
+    record, (own, *size) = part.study.record, span(part)
+    return not under_way(record), own, figure == REGION and record.slack is None, *size
 
 
 def _critical(parts: Sequence[Part]) -> str:
-    """Critical batch sizes of each workload and rule, at its largest study, as a law has them and as the paper does.
+    """Critical batch sizes of each workload and rule, at its widest study, as a law has them and as the paper does.
 
     Of the studies at the paper's goal alone, where there are any.
     """
     rows, seen = [], set()
     shown = [part for part in parts if scale(part)[0] and len(part.study.record.batch_sizes) > 1] or parts
-    for part in sorted(shown, key=scale, reverse=True):
+    for part in sorted(shown, key=span, reverse=True):
         record = part.study.record
         if record.workload in seen or len(record.batch_sizes) < 2:
             continue

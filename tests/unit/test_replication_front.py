@@ -16,12 +16,12 @@ from tests.unit.test_claims_terms import PAPER, theory
 from tests.unit.test_replication import CONFIG, front, part, section
 
 
-def k_stars(name, factor, trials, speed=None):
+def k_stars(name, factor, trials, speed=None, sizes=(2, 8, 32)):
     """A study of one series, all of whose trials need factor / B steps, and of equal `speed` equal seconds."""
     speed = speed or 1 + trials
     cells = {
         Cell(b, 0.0): [result(Cell(b, 0.0), i, round(factor / b), seconds=(i + 1) / speed) for i in range(trials)]
-        for b in (2, 8, 32)
+        for b in sizes
     }
     storage = optuna.storages.InMemoryStorage()
     write_study(storage, cells, name, trials=trials, space={}, config=CONFIG)
@@ -75,7 +75,7 @@ def test_a_study_that_decides_otherwise_stands_beside_the_verdict():
     assert row.endswith("| `rises` | seen |")
 
 
-def test_the_front_page_has_the_papers_figures_from_the_largest_study_and_is_short():
+def test_the_front_page_has_the_papers_figures_from_the_widest_study_and_is_short():
     shown = [Image("curve", f"{name}.png", "scaling") for name in ("small", "large")]
     small, large = k_stars("small", 1e6, 5), k_stars("large", 1e6, 7)
     small, large = (dataclasses.replace(p, images=[image]) for p, image in zip((small, large), shown, strict=True))
@@ -89,6 +89,12 @@ def test_the_front_page_has_the_papers_figures_from_the_largest_study_and_is_sho
         "the 21 of the large one are taken over, and count once"
     )
     assert f"| `large` | S=0 | {' | '.join(critical_of(large))} |" in section(text, "Critical batch sizes")
+    deep = k_stars("deep", 1e6, 30, sizes=(2, 8))
+    deep = dataclasses.replace(deep, images=[Image("curve", "deep.png", "scaling")])
+    text = front(large, deep)
+    assert scale(deep) > scale(large) and "| `deep` | seen |" in text, "claims stand at the most trials"
+    assert "![curve](large.png)" in text and "deep.png" not in text, "but a curve has more batch sizes at fewer"
+    assert "| `large` | S=0 |" in section(text, "Critical batch sizes")
 
 
 def test_what_two_claims_rest_on_is_said_once():
