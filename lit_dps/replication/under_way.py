@@ -10,7 +10,7 @@ from lit_dps.record import StudyRecord
 from lit_dps.repeats import repeats_left
 from lit_dps.trial import Cell
 
-FEWEST_OF = 0.5  # of the trials of the cell that has most: K* of fewer points is higher, by more than its interval allows for
+FEWEST_OF = 0.5  # of the trials of the cell that has most: K* of fewer points is higher, by more than is allowed for
 
 
 def under_way(record: StudyRecord) -> list[Cell]:
