@@ -117,9 +117,9 @@ def _made(parts: Sequence[Part], machine: Machine, command: str, date: str) -> s
         )
     made = f"This page was made {date} on {machine.cores} cores of {machine.cpu}, with torch {machine.torch}."
     took = (
-        "Hours are those of the trials and repeats, on whatever machine ran them, shared by the workers. As "
-        f"configured, the studies take {core:.2f} hours; extended as their commands say, {elapsed:.2f} hours. Attempts "
-        "that a later one of the same trial went beyond do not count; trials that a study has from another count twice."
+        "Hours are those of the trials and repeats, on whatever machine ran them, shared by the workers. What is "
+        f"shown took {core:.2f} hours as configured and {elapsed:.2f} hours as the commands extend it. Attempts that "
+        "a later one of the same trial went beyond do not count; trials that a study has from another count twice."
     )
     return f"## How it was made\n\n`{command}`\n\n{made} {took}\n\n{table(rows)}"
 

@@ -94,7 +94,7 @@ def region_grows(study: Analysis) -> Finding | None:
     if len(record.batch_sizes) < 2 or record.slack is not None:
         return None
     paper = WORKLOADS.get(classes(record.config))
-    own = f" (the paper's budget: {paper.max_steps:,})" if paper and paper.max_steps != record.goal.max_steps else ""
+    own = f" (the paper's budget is {paper.max_steps:,})" if paper and paper.max_steps != record.goal.max_steps else ""
     name = f"complete by step {record.goal.max_steps:,}{own}"
 
     def judge(series: Series) -> Finding:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from lit_dps.analysis.critical import DEFINITIONS
 from lit_dps.goal import ERROR
 from lit_dps.replication.appendix import Image, Machine, Part, escaped, judge_parts, progress, table
+from lit_dps.replication.compared import searched
 from lit_dps.replication.paper import Claim, Judgement, compared_with
 from lit_dps.replication.protocol import BATCH_SIZES, TRIALS, WORKLOADS, classes
 from lit_dps.replication.rules import Verdict
@@ -25,9 +26,10 @@ _ABOUT = (
 _RULES = """\
 A claim is a number in a range (`lit_dps/replication/`): seen where its 95 % interval, in brackets, lies within, not
 seen where all of it lies outside, else undecided. The ranges were fixed before the first trial, that of "need more
-steps" and the other rules while studies ran. Medians are over seeds of the best points; their intervals allow for the
-luck of the points searched, a factor of 1.1 a batch size for 25 points. Each claim stands at the largest study that
-decides it, those at the paper's goal first, else at the largest; beside it, those that decide otherwise."""
+steps" and the other rules while studies ran, after first verdicts. Medians are over seeds of the best points; their
+intervals allow for the luck of the points searched, a factor of 1.1 a batch size for 25 points. Each claim stands at
+the largest study that decides it, those at the paper's goal first, else at the largest; beside it, those that decide
+otherwise."""
 _WORDS = """\
 B is the batch size, S the share of pruned weights, K\\* the fewest optimizer steps to the goal of any trial. The law is
 K\\* = c1 / B + c2, and B_crit = c1 / c2. L, beta, Delta and epsilon are the terms of the paper's theory: smoothness,
@@ -83,19 +85,19 @@ def replication_page(
     return "\n".join(sections)
 
 
-def scale(part: Part) -> tuple[bool, int]:
-    """How large a study is: whether it met the paper's goal or a harder one, then its finished trials."""
+def scale(part: Part) -> tuple[bool, bool, int]:
+    """How large a study is: whether it met the paper's goal or a harder one, whether it is whole, finished trials."""
     record = part.study.record
     paper = WORKLOADS.get(classes(record.config))
     own = paper is not None and record.goal.metric == ERROR and not record.goal.at_least
     own = own and not record.goal.at(paper.error).easier(record.goal.value)
     own = own and any(result.status is Status.COMPLETE for result in part.runs("results"))
-    return own, progress(part.study)[0]
+    return own, not part.left, progress(part.study)[0]
 
 
 def span(part: Part) -> tuple[bool, int, int]:
     """How much of a figure a study fills: as `scale`, but its cells before its trials, which make a curve no longer."""
-    own, trials = scale(part)
+    own, _, trials = scale(part)
     return own, len(part.study.record.results), trials
 
 
@@ -119,10 +121,10 @@ def larger_undecided(chosen: Judgement, judgements: Iterable[Judgement], parts: 
     return largest if scale_of(largest, parts) > scale_of(chosen, parts) else None
 
 
-def scale_of(judgement: Judgement, parts: Sequence[Part]) -> tuple[bool, int]:
+def scale_of(judgement: Judgement, parts: Sequence[Part]) -> tuple[bool, bool, int]:
     """The scale of a judgement's study, of a pair that of the smaller one; the least where there is none."""
     of = (scale(part) for part in parts if part.study.record.name in judgement.studies)
-    return min(of, default=(False, 0))
+    return min(of, default=(False, False, 0))
 
 
 def _summary(chosen: Mapping[Claim, Judgement], parts: Sequence[Part]) -> str:
@@ -134,12 +136,11 @@ def _summary(chosen: Mapping[Claim, Judgement], parts: Sequence[Part]) -> str:
     others = f" Under way and left out: {'; '.join(left)}." if left else ""
     decided = [each for each in chosen.values() if each.verdict is not UNDECIDABLE]
     own = sum(scale_of(judgement, parts)[0] for judgement in decided)
-    done, due = (sum(each) for each in zip(*(progress(part.study) for part in parts), strict=True))
     shared = sum(len(part.runs("results")) for part in parts) - len(runs["results"])
-    of = f" of {due - shared:,}" if done < due else ""
+    done = sum(progress(part.study)[0] for part in parts) - shared
     return (
         f"Of the paper's {len(chosen)} claims: {told}; decided at the paper's goal or a harder one: {own}. By "
-        f"{len(parts)} studies, {done - shared:,}{of} trials, {len(runs['repeats']):,} repeats of best points, "
+        f"{len(parts)} studies, {done:,} trials, {len(runs['repeats']):,} repeats of best points, "
         f"{steps:,} steps.{_extent(parts)}{others}"
     )
 
@@ -151,13 +152,12 @@ def _distinct(parts: Sequence[Part], kind: str) -> list[TrialResult]:
 
 
 def _extent(parts: Sequence[Part]) -> str:
-    """How far the studies at the paper's goal reach, beside the paper's."""
-    records = [part.study.record for part in parts if scale(part)[0]]
-    if not records:
-        return ""
-    trials, largest = max(r.trials for r in records), max(max(r.batch_sizes) for r in records)
-    ours = f" At its goal up to {trials} trials a cell, B = {largest:,}"
-    return f"{ours} (the paper: {TRIALS}, {BATCH_SIZES[-1]:,})."
+    """How far the searches at the paper's goal reach, beside the paper's."""
+    records = [part.study.record for part in parts if scale(part)[0] and searched(part.study.record)]
+    reach = sorted(((max(r.batch_sizes), min(map(len, r.results.values()))) for r in records), reverse=True)
+    farther = [(b, n) for i, (b, n) in enumerate(reach) if n > max((m for _, m in reach[:i]), default=0)]
+    ours = ", ".join(f"{n} trials a cell up to B = {b:,}" for b, n in farther)
+    return ours and f" At its goal {ours} (the paper: {TRIALS}, {BATCH_SIZES[-1]:,})."
 
 
 def _table(chosen: Mapping[Claim, Judgement], judgements: Sequence[Judgement], parts: Sequence[Part]) -> str:

@@ -132,8 +132,8 @@ CLAIMS = (
         "0.57, 0.72, 0.81, 1.76 at 0, 50, 70, 90 %: x3.09",
         terms.lipschitz_rises,
         search=False,
-        explained="Where L falls along a run, means over whole runs favour the longer runs of sparse networks; those "
-        "at the same steps do not.",
+        explained="L changes along a run and with the rate, so that a mean depends on which trials, and how much of "
+        "each, it is taken over.",
     ),
     Claim("the gradient variance beta falls at 90 %", "4", "x0.54", terms.variance_falls, search=False),
     Claim("the loss to go Delta is the same at 90 %", "4", "x1.00", terms.loss_stays, search=False),

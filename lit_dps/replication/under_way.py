@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable
 from itertools import combinations
 
 from lit_dps.record import StudyRecord
@@ -16,18 +16,19 @@ FEWEST_OF = 0.5  # of the trials of the cell that has most: K* of fewer points i
 def under_way(record: StudyRecord) -> list[Cell]:
     """The cells of a study with too few finished trials (`FEWEST_OF`), or where repeats are left to be run.
 
-    Repeats count from the first one of the study on: they come after all trials.
+    Repeats count from the first one of the study on: they come after all trials. A cell whose best point is newer than
+    its repeats is none: to leave it out until they are run would keep those alone that more points did not improve.
     """
     begun = any(record.repeats.values())
     least = FEWEST_OF * max(map(len, record.results.values()))
 
     def waits(cell: Cell) -> bool:
-        results = record.results[cell]
-        return (
-            not results
-            or len(results) < least
-            or (begun and bool(repeats_left(record.plan, results, record.repeats[cell])))
-        )
+        results, repeats = record.results[cell], record.repeats[cell]
+        if not results or len(results) < least:
+            return True
+        left = {point for point, _ in repeats_left(record.plan, results, repeats)}
+        ran = {result.trial.point for result in repeats}
+        return begun and bool(left) and (not ran or not left.isdisjoint(ran))
 
     return [cell for cell in record.results if waits(cell)]
 
@@ -47,11 +48,13 @@ def as_measured(record: StudyRecord) -> tuple[StudyRecord, str]:
         return record, ""
     kept = [cell for cell in record.results if cell.sparsity in sparsities and cell.batch_size in batch_sizes]
     of_cells = {key: {cell: getattr(record, key)[cell] for cell in kept} for key in ("results", "running", "repeats")}
-    left = [_without("S", record.sparsities, sparsities), _without("B", record.batch_sizes, batch_sizes)]
+    left = [_told("S", set(record.sparsities) - {*sparsities}), _told("B", set(record.batch_sizes) - {*batch_sizes})]
     found = dataclasses.replace(record, sparsities=sparsities, batch_sizes=batch_sizes, **of_cells)
-    return found, " and ".join(filter(None, left))
+    if all(left):  # what is left out is no grid
+        return found, f"all but {_told('S', sparsities)} and {_told('B', batch_sizes)}"
+    return found, "".join(left)
 
 
-def _without(name: str, values: Sequence[float], kept: Sequence[float]) -> str:
-    left = ", ".join(f"{value:.9g}" for value in values if value not in kept)
-    return left and f"{name} = {left}"
+def _told(name: str, values: Iterable[float]) -> str:
+    told = ", ".join(f"{value:.9g}" for value in sorted(values))
+    return told and f"{name} = {told}"

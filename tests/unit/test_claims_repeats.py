@@ -26,20 +26,23 @@ SEEN, _, UNDECIDABLE = Verdict
 WIDE = [0.6, 0.8, 1.0, 1.3, 1.7]
 
 
-def with_repeats(study, seeds, trials=10**12):
-    """The study with repeats of each cell's best point: K* times each of these factors; None for one that missed.
+@pytest.fixture
+def sure_points(monkeypatch):
+    """As if the points that were searched were no luck."""
+    monkeypatch.setattr("lit_dps.replication.rules.POINT_LUCK", 0.0)
 
-    Of so many trials that none of their luck is left.
-    """
-    record = dataclasses.replace(study.record, trials=trials)
+
+def with_repeats(study, seeds):
+    """The study with repeats of each cell's best point: K* times each of these factors; None for one that missed."""
     repeats = {}
     for cell, summary in study.by_cell.items():
         ended = [result(cell, summary.best.trial.point, f and round(f * summary.k_star), params=PARAMS) for f in seeds]
         trials = [dataclasses.replace(r.trial, repeat=i) for i, r in enumerate(ended, 1)]
         repeats[cell] = [dataclasses.replace(r, trial=t) for r, t in zip(ended, trials, strict=True)]
-    return Analysis(dataclasses.replace(record, repeats=repeats, plan=RepeatPlan(len(seeds), 1, None)))
+    return Analysis(dataclasses.replace(study.record, repeats=repeats, plan=RepeatPlan(len(seeds), 1, None)))
 
 
+@pytest.mark.usefixtures("sure_points")
 def test_where_best_points_were_repeated_the_medians_are_judged():
     steps = law(3.2e5, 160, POWERS[:10]) | law(6.4e5, 320, POWERS[:10], 0.9)
     lucky = study_of({cell: vague(found[0]) for cell, found in steps.items()}, config=MOMENTUM)
@@ -59,8 +62,9 @@ def test_where_best_points_were_repeated_the_medians_are_judged():
 def test_medians_allow_for_the_luck_of_the_points_that_were_searched():
     steps = law(3.2e5, 160, POWERS[:10])
     lucky = study_of({cell: vague(found[0]) for cell, found in steps.items()}, config=MOMENTUM)
-    for trials, luck in ((4, 0.25), (100, 0.05)):
-        study = with_repeats(lucky, [1.2] * 5, trials)
+    for trials, luck in ((4, 0.275), (100, 0.055)):
+        found = {cell: [round(found[0]), *[4 * round(found[0])] * (trials - 1)] for cell, found in steps.items()}
+        study = with_repeats(study_of(found, config=MOMENTUM), [1.2] * 5)
         value, (low, high) = exponent(study, Series(0.0), 2, 8)
         half = 1.96 * luck * math.sqrt(2) / math.log(4)
         assert (low, high) == pytest.approx((value - half, value + half), rel=0.05)
@@ -69,6 +73,9 @@ def test_medians_allow_for_the_luck_of_the_points_that_were_searched():
         assert (fitted.fit, fitted.of_medians) == (study.median_scalings[Series(0.0)].fit, True)
         spread = np.log(fitted.critical.high / fitted.critical.low)
         assert spread > 2 * 1.96 * luck * math.sqrt(2 / 10), "of ten batch sizes"
+    results = {cell: found[:4] if cell.batch_size == 64 else found for cell, found in study.record.results.items()}
+    least = Analysis(dataclasses.replace(study.record, results=results))
+    assert linear_scaling(least).verdict is UNDECIDABLE, "100 are to be run, but one cell has 4"
     assert critical_no_earlier(lucky) is None
 
 
@@ -91,6 +98,7 @@ def test_repeats_of_two_series_are_resampled_independently():
     assert float(mean[1]) < 1.8 and float(mean[2]) > 2.2
 
 
+@pytest.mark.usefixtures("sure_points")
 def test_a_repeat_that_missed_the_goal_is_infinite():
     steps = law(3.2e5, 160, POWERS[:10])
     study = with_repeats(

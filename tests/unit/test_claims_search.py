@@ -135,7 +135,7 @@ def test_a_budget_beside_the_papers_is_told():
     network = {"class_path": "lit_dps.models.SimpleCNN"}
     config = {"data": {"class_path": "lit_dps.data.MNIST"}, "model": {"init_args": {"network": network}}}
     short = dataclasses.replace(record, config=config, goal=dataclasses.replace(record.goal, max_steps=2000))
-    assert "by step 2,000 (the paper's budget: 40,000) with B" in region_grows(Analysis(short)).measured
+    assert "by step 2,000 (the paper's budget is 40,000) with B" in region_grows(Analysis(short)).measured
     assert "budget" not in region_grows(Analysis(dataclasses.replace(record, config=config))).measured
 
 

@@ -14,7 +14,7 @@ from lit_dps.replication import (
     theory_tells,
     variance_falls,
 )
-from lit_dps.trial import Cell
+from lit_dps.trial import Cell, Series
 from tests.unit.fake_study import analysis_of, result, theory_terms
 
 SEEN, NOT_SEEN, UNDECIDABLE = Verdict
@@ -94,6 +94,22 @@ def test_terms_in_numbers():
     said = theory_tells(whole, whole).measured
     assert said.startswith("Delta beta L x1.67 [1.67, 1.67], fitted c1 x1.67 [1.67, 1.67]: x1 [1, 1] of the predicted")
     assert said.endswith("; over the square of the measured epsilon, x1 [1, 1], it is x1.67 [1.67, 1.67]")
+
+
+def test_a_law_that_misses_its_k_star_widens_the_interval_of_its_c1():
+    whole = theory(**PAPER, sizes=(4, 8, 16, 64))
+    off = {Cell(8, 0.9): 1.1, Cell(16, 0.9): 1 / 1.1}
+    bent = {
+        cell: [dataclasses.replace(r, steps=round(off.get(cell, 1) * r.steps)) for r in found]
+        for cell, found in whole.record.results.items()
+    }
+    study = Analysis(dataclasses.replace(whole.record, results=bent))
+    sparse = study.scalings[Series(0.9)]
+    ratio = sparse.fit.c1 / study.scalings[Series(0.0)].fit.c1 / 1.67  # trials alike: no other width
+    said = theory_tells(study, study).measured
+    numbers = map(float, re.search(r": x(\S+) \[(\S+), (\S+)\] of the predicted", said).groups())
+    factor = math.exp(2 * sparse.misfit)
+    assert factor > 1.1 and [*numbers] == pytest.approx([ratio, ratio / factor, ratio * factor], rel=0.01)
 
 
 def test_terms_and_laws_may_come_from_two_studies_of_one_workload():

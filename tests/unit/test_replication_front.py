@@ -47,6 +47,9 @@ def test_a_claim_stands_at_the_largest_study_that_decides_it():
     write_study(storage, bends, "hard", trials=3, space={}, config=CONFIG, goal=Goal(0.02, 16, 40_000))
     hard = Part(Analysis(read_study(storage, "hard")), "make hard")
     assert scale(hard) > scale(large), "fewer trials, but at the paper's own goal"
+    assert scale(dataclasses.replace(large, left="S = 0.9")) < scale(small), "more trials, but of a half-done study"
+    deep = {cell: results * 5 for cell, results in hard.study.record.results.items() if cell.batch_size == 2}
+    deep = Part(Analysis(dataclasses.replace(hard.study.record, name="deep", batch_sizes=(2,), results=deep)), "make")
     of_goals = [dataclasses.replace(hard.study.record, goal=Goal(error, 16, 40_000)) for error in (0.01, 0.02, 0.021)]
     of_goals += [dataclasses.replace(hard.study.record, goal=Goal(0.01, 16, 40_000, metric="val_loss"))]
     assert [scale(Part(Analysis(record), ""))[0] for record in of_goals] == [True, True, False, False]
@@ -57,7 +60,8 @@ def test_a_claim_stands_at_the_largest_study_that_decides_it():
     missed = dataclasses.replace(hard.study.record, goal=Goal(0.01, 16, 40_000), results=nobody)
     assert not scale(Part(Analysis(missed), ""))[0], "harder, and met by nobody"
     text = front(*parts, hard)
-    assert "At its goal up to 3 trials a cell, B = 8 (the paper: 100, 16,384)." in text
+    assert "At its goal 3 trials a cell up to B = 8 (the paper: 100, 16,384)." in text
+    assert "At its goal 3 trials a cell up to B = 8, 15 trials a cell up to B = 2 (" in front(*parts, hard, deep)
     assert "| `large` | seen at a smaller scale, undecided at the largest |" in text
     (line,) = [
         line for line in section(text, "Where the largest studies do not decide").splitlines() if linear_text in line
@@ -158,8 +162,11 @@ def test_a_batch_size_that_is_under_way_is_left_out_where_that_keeps_more():
     only = Cell(whole.batch_sizes[0], 0.0)
     barely = dataclasses.replace(grown, results={c: r if c == only else [] for c, r in grown.results.items()})
     record, left = as_measured(barely)
-    rest = ", ".join(map(str, (*whole.batch_sizes[1:], larger)))
-    assert (record.sparsities, record.batch_sizes, left) == ((0.0,), (only.batch_size,), f"S = 0.9 and B = {rest}")
+    assert (record.sparsities, record.batch_sizes, left) == (
+        (0.0,),
+        (only.batch_size,),
+        f"all but S = 0 and B = {only.batch_size}",
+    )
     assert record.results == {only: whole.results[only]}
 
 
@@ -192,6 +199,10 @@ def test_a_sparsity_that_is_under_way_is_left_out_and_told():
     seconds = sum(r.seconds for by_cell in (filled, repeats) for results in by_cell.values() for r in results)
     assert Part(Analysis(behind), "make").hours() == pytest.approx(seconds / 3600)
     assert f" trials, {runs} repeats of best points, " in front(Part(Analysis(behind), "make"))
+    newer = Cell(whole.batch_sizes[0], 0.0)  # another point is the best by now than the one that was repeated
+    lower = [dataclasses.replace(filled[newer][-1], steps=1), *filled[newer][:-1]]
+    outdone = dataclasses.replace(behind, results={**filled, newer: lower})
+    assert as_measured(outdone)[1] == "S = 0.5"
     more = dataclasses.replace(behind, plan=RepeatPlan(2, 1, None))
     assert as_measured(more) == (more, ""), "second ones are to come everywhere"
     missed = {"status": Status.INCOMPLETE, "steps": None}
