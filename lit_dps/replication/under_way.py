@@ -23,12 +23,14 @@ def under_way(record: StudyRecord) -> list[Cell]:
     least = FEWEST_OF * max(map(len, record.results.values()))
 
     def waits(cell: Cell) -> bool:
-        results, repeats = record.results[cell], record.repeats[cell]
+        results = record.results[cell]
         if not results or len(results) < least:
             return True
-        left = {point for point, _ in repeats_left(record.plan, results, repeats)}
-        ran = {result.trial.point for result in repeats}
-        return begun and bool(left) and (not ran or not left.isdisjoint(ran))
+        if not begun:
+            return False
+        left = {point for point, _ in repeats_left(record.plan, results, record.repeats[cell])}
+        ran = {result.trial.point for result in record.repeats[cell]}
+        return bool(left) and (not ran or not left.isdisjoint(ran))
 
     return [cell for cell in record.results if waits(cell)]
 
