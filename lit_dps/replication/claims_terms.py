@@ -106,7 +106,7 @@ def theory_tells(study: Analysis, other: Analysis) -> Finding | None:
         epsilon, own = (estimated(*ratio).map(math.exp) for ratio in (epsilon, own))
         words += f"; over the square of the measured epsilon, x{epsilon}, it is x{own}"
         if missed := misfits({str(series): law for series, law in zip((sparse, dense), laws, strict=True)}):
-            words += f"; {missed}, and the interval allows for that"
+            words += f"; {missed}: the interval is wider"
         return Finding(decide(quotient, above=1 / AGREES, to=AGREES), words)
 
     return at_each_pair(study, judge)

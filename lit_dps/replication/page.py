@@ -37,9 +37,8 @@ gradient variance, loss to go, squared gradient ([all words](glossary.md)).
 """
 _READING = """\
 The paper reads them off its curves, where linear scaling ends, as powers of two. As measured, that is where the
-examples B K\\* exceed those of the smallest batch size by 20 %; by the law, where they exceed the c1 of infinitely
-small batches by 20 %, or are twice as many (c1 / c2). Of K\\*, in examples, with 95 % intervals. A law much above what
-was measured hides how early the bend begins."""
+examples B K\\* exceed those of the smallest batch size by 20 %; by the law, where they exceed c1 by 20 %, or are twice
+as many (c1 / c2). Of K\\*, in examples, with 95 % intervals. A law far above the measured hides an early bend."""
 _MARKS = {">": " `>` is below all that can be told.", "*": " `*`: critical.csv of the study tells more."}
 APART, UNEXPLAINED = ", but the paper's number lies outside", "We have no explanation."
 REGION = "metaparameters"
@@ -79,8 +78,8 @@ def replication_page(
         _critical(parts),
         _disagreements(chosen),
         _undecided(chosen, judgements, parts),
-        f"## How it was made\n\n`{command}`\n\nThis page was made {date} on {machine.cores} cores of {machine.cpu}, "
-        f"with torch {machine.torch}, from stored trials; the commands that made these are in the appendix.\n",
+        f"## How it was made\n\n`{command}`\n\nMade {date} on {machine.cores} cores of {machine.cpu}, "
+        f"with torch {machine.torch}, from stored trials; their commands are in the appendix.\n",
     ]
     return "\n".join(sections)
 
@@ -156,7 +155,7 @@ def _extent(parts: Sequence[Part]) -> str:
     records = [part.study.record for part in parts if scale(part)[0] and searched(part.study.record)]
     reach = sorted(((max(r.batch_sizes), min(map(len, r.results.values()))) for r in records), reverse=True)
     farther = [(b, n) for i, (b, n) in enumerate(reach) if n > max((m for _, m in reach[:i]), default=0)]
-    ours = ", ".join(f"{n} trials a cell up to B = {b:,}" for b, n in farther)
+    ours = ", ".join(f"{n}{' trials a cell' * (not i)} up to B = {b:,}" for i, (b, n) in enumerate(farther))
     return ours and f" At its goal {ours} (the paper: {TRIALS}, {BATCH_SIZES[-1]:,})."
 
 
@@ -228,8 +227,7 @@ def _disagreements(chosen: Mapping[Claim, Judgement]) -> str:
         for claim, at in chosen.items()
         if at.verdict is Verdict.NOT_SEEN or at.apart
     ]
-    said = ["What could explain it:\n", *lines] if lines else ["Nowhere."]
-    return "\n".join(["## Where it disagrees\n", *said, ""])
+    return "\n".join(["## Where it disagrees\n", *(lines or ["Nowhere."]), ""])
 
 
 def _undecided(chosen: Mapping[Claim, Judgement], judgements: Sequence[Judgement], parts: Sequence[Part]) -> str:

@@ -133,7 +133,7 @@ CLAIMS = (
         terms.lipschitz_rises,
         search=False,
         explained="L changes along a run and with the rate, so that a mean depends on which trials, and how much of "
-        "each, it is taken over.",
+        "each, it is over.",
     ),
     Claim("the gradient variance beta falls at 90 %", "4", "x0.54", terms.variance_falls, search=False),
     Claim("the loss to go Delta is the same at 90 %", "4", "x1.00", terms.loss_stays, search=False),
@@ -145,7 +145,7 @@ CLAIMS = (
         studies=2,
         search=False,
         explained="The paper takes epsilon, the mean squared gradient along training, to be equal; the ratio over the "
-        "square of the measured one, which is rough, stands beside the other. The bounds are for plain SGD at a "
+        "measured one squared, which is rough, stands beside. The bounds are for plain SGD at a "
         "constant rate, beta is that at initialization, and L a mean of local estimates.",
     ),
 )
