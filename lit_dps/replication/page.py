@@ -27,12 +27,11 @@ _RULES = """\
 A claim is a number in a range (`lit_dps/replication/`): seen where its 95 % interval, in brackets, lies within, not
 seen where all of it lies outside, else undecided. The ranges were fixed before the first trial, that of "need more
 steps" and the other rules while studies ran, after first verdicts. Medians are over seeds of the best points; their
-intervals allow for the luck of the points searched, a factor of 1.1 a batch size for 25 points. Each claim stands at
-the largest study that decides it, those at the paper's goal first, else at the largest; beside it, those that decide
-otherwise."""
+intervals allow for the luck of the points searched, x1.1 a batch size for 25. Each claim stands at the largest study
+that decides it, those at the paper's goal first, else at the largest; beside it, those that decide otherwise."""
 _WORDS = """\
 B is the batch size, S the share of pruned weights, K\\* the fewest optimizer steps to the goal of any trial. The law is
-K\\* = c1 / B + c2, and B_crit = c1 / c2. L, beta, Delta and epsilon are the terms of the paper's theory: smoothness,
+K\\* = c1 / B + c2, and B_crit = c1 / c2. L, beta, Delta and epsilon are terms of the theory: smoothness,
 gradient variance, loss to go, squared gradient ([all words](glossary.md)).
 """
 _READING = """\
