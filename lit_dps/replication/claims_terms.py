@@ -51,7 +51,6 @@ from lit_dps.replication.rules import (
     estimated,
     fit_ratio,
     misfits,
-    repeated,
 )
 from lit_dps.trial import Series, TrialResult
 
@@ -77,16 +76,16 @@ def theory_tells(study: Analysis, other: Analysis) -> Finding | None:
     """Claim 14, of terms measured in one study and laws fitted in another, or in the same.
 
     None without measurements at both sparsities, without laws in another study, or where the two do not train the same
-    by the same rule to the same goal, up to which the terms are means. A law may miss c1, which is nearly all of K* at
-    small batches, by as much as K*: the interval is wider on either side by twice the misfit of each law, of log K*.
+    by the same rule to the same goal, up to which the terms are means. c1 is that of the laws that the other claims on
+    steps are judged on (`curves`), and not known where one of them misses what it is fitted to (`misfits`).
     """
     rules, records = [setting(s.record.config, RULE) for s in (study, other)], (study.record, other.record)
     if rules[0] != rules[1] or not alike(*records) or goal_of(study.record) != goal_of(other.record):
         return None
 
     def judge(sparse: Series, dense: Series) -> Finding | None:
-        pairs, fits = paired_terms(study.record, dense, sparse), other.scalings
-        if not pairs or not {sparse, dense} <= fits.keys():
+        pairs = paired_terms(study.record, dense, sparse)
+        if not pairs or not {sparse, dense} <= other.scalings.keys():
             return None
         laws = curves(other, sparse, dense)
         if other is not study and None in [law.fit for law in laws]:
@@ -96,17 +95,16 @@ def theory_tells(study: Analysis, other: Analysis) -> Finding | None:
         fitted = fit_ratio(*laws, lambda c1, c2: c1)
         if fitted is None:
             return Finding(Verdict.UNDECIDABLE, f"Delta beta L x{predicted}, no fitted c1 at both sparsities")
-        count, off = min(len(drawn), len(fitted[1])), math.exp(sum(2 * law.misfit for law in laws))
-        drawn = fitted[1][:count] / np.exp(drawn[:count])
-        quotient = estimated(fitted[0] / math.exp(value), drawn / off, drawn * off)
-        medians = " (medians)" * repeated(other, sparse, dense)
+        count = min(len(drawn), len(fitted[1]))
+        quotient = estimated(fitted[0] / math.exp(value), fitted[1][:count] / np.exp(drawn[:count]))
+        medians = " (medians)" * laws[0].of_medians
         words = f"Delta beta L x{predicted}, fitted c1 x{estimated(*fitted)}{medians}: x{quotient} of the predicted"
         of_c1 = [p.log_ratio("delta", "beta", "lipschitz") - 2 * p.log_ratio("epsilon") for p in pairs]
         epsilon, own = _log_ratio(pairs, "epsilon"), _mean_log([pair.point for pair in pairs], of_c1)
         epsilon, own = (estimated(*ratio).map(math.exp) for ratio in (epsilon, own))
         words += f"; over the square of the measured epsilon, x{epsilon}, it is x{own}"
-        if missed := misfits({str(series): law for series, law in zip((sparse, dense), laws, strict=True)}):
-            words += f"; {missed}: the interval is wider"
+        if off := misfits({str(series): law for series, law in zip((sparse, dense), laws, strict=True)}):
+            return Finding(Verdict.UNDECIDABLE, f"{words}; {off}")
         return Finding(decide(quotient, above=1 / AGREES, to=AGREES), words)
 
     return at_each_pair(study, judge)

@@ -153,9 +153,12 @@ def _extent(parts: Sequence[Part]) -> str:
     """How far the searches at the paper's goal reach, beside the paper's."""
     records = [part.study.record for part in parts if scale(part)[0] and searched(part.study.record)]
     reach = sorted(((max(r.batch_sizes), min(map(len, r.results.values()))) for r in records), reverse=True)
-    farther = [(b, n) for i, (b, n) in enumerate(reach) if n > max((m for _, m in reach[:i]), default=0)]
-    ours = ", ".join(f"{n}{' trials a cell' * (not i)} up to B = {b:,}" for i, (b, n) in enumerate(farther))
-    return ours and f" At its goal {ours} (the paper: {TRIALS}, {BATCH_SIZES[-1]:,})."
+    fewest: dict[int, int] = {}  # trials of a cell up to a largest batch size, where no wider search has as many
+    for largest, trials in reach:
+        if trials > max(fewest.values(), default=0):
+            fewest[largest] = trials
+    ours = ", ".join(f"{trials} up to B = {largest:,}" for largest, trials in fewest.items())
+    return ours and f" Trials a cell at its goal: {ours} (the paper: {TRIALS}, {BATCH_SIZES[-1]:,})."
 
 
 def _table(chosen: Mapping[Claim, Judgement], judgements: Sequence[Judgement], parts: Sequence[Part]) -> str:

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from lit_dps.analysis import Analysis, lipschitz_at_the_same_steps
+from lit_dps.repeats import RepeatPlan
 from lit_dps.replication import (
     Verdict,
     lipschitz_rises,
@@ -14,7 +15,7 @@ from lit_dps.replication import (
     theory_tells,
     variance_falls,
 )
-from lit_dps.trial import Cell, Series
+from lit_dps.trial import Cell
 from tests.unit.fake_study import analysis_of, result, theory_terms
 
 SEEN, NOT_SEEN, UNDECIDABLE = Verdict
@@ -96,20 +97,34 @@ def test_terms_in_numbers():
     assert said.endswith("; over the square of the measured epsilon, x1 [1, 1], it is x1.67 [1.67, 1.67]")
 
 
-def test_a_law_that_misses_its_k_star_widens_the_interval_of_its_c1():
+def test_a_law_that_misses_its_k_star_tells_no_c1():
     whole = theory(**PAPER, sizes=(4, 8, 16, 64))
-    off = {Cell(8, 0.9): 1.1, Cell(16, 0.9): 1 / 1.1}
-    bent = {
-        cell: [dataclasses.replace(r, steps=round(off.get(cell, 1) * r.steps)) for r in found]
-        for cell, found in whole.record.results.items()
-    }
-    study = Analysis(dataclasses.replace(whole.record, results=bent))
-    sparse = study.scalings[Series(0.9)]
-    ratio = sparse.fit.c1 / study.scalings[Series(0.0)].fit.c1 / 1.67  # trials alike: no other width
-    said = theory_tells(study, study).measured
-    numbers = map(float, re.search(r": x(\S+) \[(\S+), (\S+)\] of the predicted", said).groups())
-    factor = math.exp(2 * sparse.misfit)
-    assert factor > 1.1 and [*numbers] == pytest.approx([ratio, ratio / factor, ratio * factor], rel=0.01)
+    for factor, verdict in ((1.01, SEEN), (1.5, UNDECIDABLE)):
+        off = {Cell(8, 0.9): factor, Cell(16, 0.9): 1 / factor}
+        bent = {
+            cell: [dataclasses.replace(r, steps=round(off.get(cell, 1) * r.steps)) for r in found]
+            for cell, found in whole.record.results.items()
+        }
+        study = Analysis(dataclasses.replace(whole.record, results=bent))
+        said = theory_tells(study, study)
+        assert said.verdict is verdict and ("misses K* by" in said.measured) == (verdict is UNDECIDABLE)
+
+
+def test_where_best_points_were_repeated_the_theory_is_held_against_the_medians():
+    whole = theory(**PAPER, sizes=THREE)
+    again = {}
+    for cell, found in whole.record.results.items():
+        again[cell] = [
+            dataclasses.replace(
+                found[0],
+                steps=round((2 if cell.sparsity else 1) * found[0].steps),
+                trial=dataclasses.replace(found[0].trial, repeat=i),
+            )
+            for i in range(1, 6)
+        ]
+    study = Analysis(dataclasses.replace(whole.record, repeats=again, plan=RepeatPlan(5, 1, None)))
+    said = theory_tells(study, study)
+    assert "fitted c1 x3.34 [" in said.measured and "] (medians): x2 [" in said.measured
 
 
 def test_terms_and_laws_may_come_from_two_studies_of_one_workload():

@@ -60,8 +60,8 @@ def test_a_claim_stands_at_the_largest_study_that_decides_it():
     missed = dataclasses.replace(hard.study.record, goal=Goal(0.01, 16, 40_000), results=nobody)
     assert not scale(Part(Analysis(missed), ""))[0], "harder, and met by nobody"
     text = front(*parts, hard)
-    assert "At its goal 3 trials a cell up to B = 8 (the paper: 100, 16,384)." in text
-    assert "At its goal 3 trials a cell up to B = 8, 15 up to B = 2 (" in front(*parts, hard, deep)
+    assert "Trials a cell at its goal: 3 up to B = 8 (the paper: 100, 16,384)." in text
+    assert "Trials a cell at its goal: 3 up to B = 8, 15 up to B = 2 (" in front(*parts, hard, deep)
     assert "| `large` | seen at a smaller scale, undecided at the largest |" in text
     (line,) = [
         line for line in section(text, "Where the largest studies do not decide").splitlines() if linear_text in line
