@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterable
 from itertools import combinations
 
 from lit_dps.record import StudyRecord
 from lit_dps.repeats import repeats_left
+from lit_dps.replication.rules import FEWEST
 from lit_dps.trial import Cell
 
 FEWEST_OF = 0.5  # of the trials of the cell that has most: K* of fewer points is higher, by more than is allowed for
 
 
 def under_way(record: StudyRecord) -> list[Cell]:
-    """The cells of a study with too few finished trials (`FEWEST_OF`), or where repeats are left to be run.
+    """The cells of a study with too few finished trials (`FEWEST_OF`) or repeats (`FEWEST`, or all that are planned).
 
-    Repeats count from the first one of the study on: they come after all trials. A cell whose best point is newer than
-    its repeats is none: to leave it out until they are run would keep those alone that more points did not improve.
+    A median of fewer seeds is no lower, only less sure, which its interval tells: so a study whose repeats grow from 5
+    to 20 keeps the cells that have 5. Repeats count from the first one of the study on: they come after all trials. A
+    cell whose best point is newer than its repeats is none: to leave it out until they are run would keep those alone
+    that more points did not improve.
     """
     begun = any(record.repeats.values())
     least = FEWEST_OF * max(map(len, record.results.values()))
@@ -28,9 +32,9 @@ def under_way(record: StudyRecord) -> list[Cell]:
             return True
         if not begun:
             return False
-        left = {point for point, _ in repeats_left(record.plan, results, record.repeats[cell])}
-        ran = {result.trial.point for result in record.repeats[cell]}
-        return bool(left) and (not ran or not left.isdisjoint(ran))
+        left = Counter(point for point, _ in repeats_left(record.plan, results, record.repeats[cell]))
+        ran = {result.trial.point for result in record.repeats[cell]} or left.keys()
+        return any(record.plan.count - left[point] < FEWEST for point in left.keys() & ran)
 
     return [cell for cell in record.results if waits(cell)]
 

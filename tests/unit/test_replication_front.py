@@ -170,6 +170,19 @@ def test_a_batch_size_that_is_under_way_is_left_out_where_that_keeps_more():
     assert record.results == {only: whole.results[only]}
 
 
+@pytest.mark.parametrize(("planned", "ran", "left"), [(20, 4, ""), (20, 3, "B = 32"), (3, 2, "B = 32"), (3, 3, "")])
+def test_a_cell_with_repeats_for_a_median_is_not_under_way(planned, ran, left):
+    whole, cell = k_stars("whole", 1e6, 8).study.record, Cell(32, 0.0)
+
+    def first(cell, count):
+        (one,) = again(whole.results[cell])
+        return [dataclasses.replace(one, trial=dataclasses.replace(one.trial, repeat=n)) for n in range(1, count + 1)]
+
+    repeats = {each: first(each, ran if each == cell else planned) for each in whole.results}
+    grown = dataclasses.replace(whole, repeats=repeats, plan=RepeatPlan(planned, 1, None))
+    assert as_measured(grown)[1] == left
+
+
 def test_a_sparsity_that_is_under_way_is_left_out_and_told():
     whole = part("grows").study.record
     begun = {Cell(b, 0.5): [] for b in whole.batch_sizes}
