@@ -181,6 +181,10 @@ def test_a_cell_with_repeats_for_a_median_is_not_under_way(planned, ran, left):
     repeats = {each: first(each, ran if each == cell else planned) for each in whole.results}
     grown = dataclasses.replace(whole, repeats=repeats, plan=RepeatPlan(planned, 1, None))
     assert as_measured(grown)[1] == left
+    text = " ".join(front(Part(Analysis(grown), "make")).split())
+    told = f"{ran} to {planned} seeds" if ran < planned else f"{ran} seeds"
+    assert f"Medians are over {told} of the best points, more where" in text
+    assert "Medians are over seeds of the best points, more where" in " ".join(front(k_stars("bare", 1e6, 8)).split())
 
 
 def test_a_sparsity_that_is_under_way_is_left_out_and_told():
