@@ -134,7 +134,10 @@ def _term(
 
 
 def _levels(record: StudyRecord, sparse: Series, dense: Series) -> str:
-    """The ratio at the same steps; L at each sparsity over the points that all have, and of how many measurements."""
+    """The ratio at the same steps; L at each sparsity over the points that all have, of how many measurements.
+
+    And over how many training examples, where these are a part of them; the paper takes all.
+    """
     same = lipschitz_at_the_same_steps(record, dense, sparse)
     told = f"; at the same steps x{estimated(*_mean_log(*zip(*same, strict=True))).map(math.exp)}" if same else ""
     beside = (series for series in record.series if series.others == sparse.others)
@@ -145,7 +148,9 @@ def _levels(record: StudyRecord, sparse: Series, dense: Series) -> str:
     means = [math.exp(float(np.mean([math.log(terms[key].lipschitz) for key in common]))) for terms in known.values()]
     of = [_measurements(record, series, common) for series in known]
     where = ", ".join(f"{series.sparsity:g}" for series in known)
-    return f"{told}; L = {', '.join(map(significant, means))} at S={where}, of {', '.join(of)} measurements a run"
+    part = setting(record.config, "smoothness.examples")
+    over = f" over {part:,} training examples" if isinstance(part, int) else ""
+    return f"{told}; L = {', '.join(map(significant, means))} at S={where}, of {', '.join(of)} measurements a run{over}"
 
 
 def _measurements(record: StudyRecord, series: Series, points: Collection[tuple[int, int]]) -> str:

@@ -90,6 +90,9 @@ def test_terms_in_numbers():
     study = theory(**PAPER)
     levels = "at the same steps x3.09 [3.09, 3.09]; L = 0.570, 1.76 at S=0, 0.9, of 2, 2 measurements a run"
     assert lipschitz_rises(study).measured == f"L x3.09 [3.09, 3.09] over 16 pairs of trials; {levels}"
+    config = {**study.record.config, "smoothness": {"interval": 100, "examples": 6000}}
+    part = Analysis(dataclasses.replace(study.record, config=config))
+    assert lipschitz_rises(part).measured.endswith(f"{levels} over 6,000 training examples")
     assert variance_falls(study).measured == "beta x0.54 [0.54, 0.54] over 16 pairs of trials"
     whole = theory(**PAPER, sizes=THREE)
     said = theory_tells(whole, whole).measured
