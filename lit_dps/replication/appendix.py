@@ -51,6 +51,14 @@ class Part:
     core: Core | None = None  # what its configuration asks for; the study may have been extended
     left: str = ""  # what is under way (`as_measured`) and not in `study`
 
+    @property
+    def whole(self) -> bool:
+        """Whether every cell that its configuration asks for is measured; cells beyond these may be under way."""
+        if not self.left or self.core is None:
+            return not self.left
+        record = self.study.record
+        return {*self.core.batch_sizes} <= {*record.batch_sizes} and {*self.core.sparsities} <= {*record.sparsities}
+
     def runs(self, kind: str) -> list[TrialResult]:
         """Its finished trials ("results"), or repeats of best points ("repeats")."""
         return [result for cell in getattr(self.study.record, kind).values() for result in cell]

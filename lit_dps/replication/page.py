@@ -97,7 +97,7 @@ def scale(part: Part) -> tuple[bool, bool, int]:
     own = paper is not None and record.goal.metric == ERROR and not record.goal.at_least
     own = own and not record.goal.at(paper.error).easier(record.goal.value)
     own = own and any(result.status is Status.COMPLETE for result in part.runs("results"))
-    return own, not part.left, progress(part.study)[0]
+    return own, part.whole, progress(part.study)[0]
 
 
 def span(part: Part) -> tuple[bool, int, int]:

@@ -8,7 +8,7 @@ import pytest
 from lit_dps.analysis import Analysis
 from lit_dps.goal import Goal
 from lit_dps.repeats import RepeatPlan
-from lit_dps.replication import Image, Part, as_measured, compared_with, headlines, judge, scale
+from lit_dps.replication import Core, Image, Part, as_measured, compared_with, headlines, judge, scale
 from lit_dps.store import read_study
 from lit_dps.trial import Cell, Status
 from tests.unit.fake_study import result, write_study
@@ -48,6 +48,9 @@ def test_a_claim_stands_at_the_largest_study_that_decides_it():
     hard = Part(Analysis(read_study(storage, "hard")), "make hard")
     assert scale(hard) > scale(large), "fewer trials, but at the paper's own goal"
     assert scale(dataclasses.replace(large, left="S = 0.9")) < scale(small), "more trials, but of a half-done study"
+    for asked, whole in (((2, 8), True), ((2, 8, 32, 128), False)):
+        beyond = dataclasses.replace(large, left="B = 128", core=Core(asked, 7, (0.0,)))
+        assert (scale(beyond) > scale(small)) == whole, "what is under way lies beyond its configuration"
     deep = {cell: results * 5 for cell, results in hard.study.record.results.items() if cell.batch_size == 2}
     deep = Part(Analysis(dataclasses.replace(hard.study.record, name="deep", batch_sizes=(2,), results=deep)), "make")
     of_goals = [dataclasses.replace(hard.study.record, goal=Goal(error, 16, 40_000)) for error in (0.01, 0.02, 0.021)]
