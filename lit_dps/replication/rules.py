@@ -47,7 +47,7 @@ FEWEST = 4  # trials of a cell, points or batch sizes below which a bootstrap sa
 FEWEST_SHARED = 3  # words of a sentence that are worth saying once
 # Standard deviation of log K* between searches of 25 points. 12 cells of paper-mnist-momentum and -region, or -sgd and
 # -sgd-rates, of other points, differ by 0.155 in root mean square, 0.11 each. In 5, the next 75 points lower it by 0,
-# 0, 0, 0.346 and, at S = 0.9, 0.681: in mean square 1.5 variances of exponential excesses. So 0.18; for sparse maybe more.
+# 0, 0, 0.346 and, at S = 0.9, 0.681: in mean square 1.5 variances of exponential excesses. So 0.18; sparse maybe more.
 POINT_LUCK, LUCK_OF = 0.18, 25
 MARGIN = 1.1  # factor within which two quantities count as equal
 DENSE, SPARSE = 0.0, 0.9  # the sparsities that the paper compares
