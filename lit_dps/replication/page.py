@@ -27,7 +27,7 @@ _RULES = """\
 A claim is a number in a range (`lit_dps/replication/`): seen where its 95 % interval, in brackets, lies within, not
 seen where all of it lies outside, else undecided. The ranges were fixed before the first trial, that of "need more
 steps" and the other rules while studies ran, after first verdicts. Medians are over {seeds}seeds of the best points,
-more where fewer left claims undecided; their intervals allow for the luck of the points searched, x1.1 a batch size
+more where fewer left claims undecided; their intervals allow for the luck of the points searched, x1.2 a batch size
 for 25. Each claim stands at the largest study that decides it, those at the paper's goal first, else at the largest;
 beside it, those that decide otherwise."""
 _WORDS = """\
