@@ -37,7 +37,8 @@ def test_long_names_overlap_nothing():
 def test_what_is_searched_has_its_legend_and_its_label_beside_the_panels(sizes, status):
     ends = [status, Status.OUTRACED] if status else [Status.COMPLETE]
     params = {key: box.at(0.5) for key, box in SPACE.items()}
-    study = analysis_of({Cell(b): [result(Cell(b), i, 64, params=params) for i in range(3)] for b in sizes})
+    steps = (64, 64, 190, 290, 380)  # three shades where two trials ended otherwise
+    study = analysis_of({Cell(b): [result(Cell(b), i, k, params=params) for i, k in enumerate(steps)] for b in sizes})
     rows, box = metaparameters.rows(study), metaparameters.axes_of(study.record)[0]
     rows.loc[rows.index[: len(ends)], "status"] = [str(end.value) for end in ends]
     figure = metaparameters.draw(rows, study, box)

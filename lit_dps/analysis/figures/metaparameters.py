@@ -191,7 +191,7 @@ def _panels(record: StudyRecord, entries: int) -> tuple[Figure, dict[Cell, Axes]
     columns, lines = math.ceil(len(record.batch_sizes) / count), len(record.series)
     blocks = [record.batch_sizes[i : i + columns] for i in range(0, len(record.batch_sizes), columns)]
     high = min(max(6.2 / columns, 0.85), 1.7)  # inches, as all below: text width for all columns
-    wide = max(high, max(2.3, 0.65 * entries - 0.6) / columns)  # room for the first line of the legend
+    wide = max(high, max(3.5, 0.65 * entries - 0.6) / columns)  # room for both lines of the legend
     left, top, bottom, gap, between = 0.7, 0.45 + SECOND, 0.45, 0.12, 0.4
     names = {series: look.wrapped(legend(series), int(high / CHARACTER)) for series in record.series}
     right = 0.2 + 0.14 * max(name.count("\n") for name in names.values())
