@@ -26,10 +26,10 @@ _ABOUT = (
 _RULES = """\
 A claim is a number in a range (`lit_dps/replication/`): seen where its 95 % interval, in brackets, lies within, not
 seen where all of it lies outside, else undecided. The ranges were fixed before the first trial, that of "need more
-steps" and the other rules while studies ran, after first verdicts. Medians are over {seeds}seeds of the best points,
-more where fewer left claims undecided; their intervals allow for the luck of the points searched, x1.2 a batch size
-for 25. Each claim stands at the largest study that decides it, those at the paper's goal first, else at the largest;
-beside it, those that decide otherwise."""
+steps", the other rules and the numbers of seeds while studies ran, after first verdicts. Medians are over
+{seeds}seeds of the best points; their intervals allow for the luck of the points searched, x1.2 a batch size for 25.
+Each claim stands at the largest study that decides it, those at the paper's goal first, else at the largest; beside
+it, those that decide otherwise."""
 _WORDS = """\
 B is the batch size, S the share of pruned weights, K\\* the fewest optimizer steps to the goal of any trial. The law is
 K\\* = c1 / B + c2, and B_crit = c1 / c2. L, beta, Delta and epsilon are terms of the theory: smoothness,
@@ -87,7 +87,8 @@ def replication_page(
 def _rules(parts: Sequence[Part]) -> str:
     """How a claim is decided, with the numbers of seeds that medians are over."""
     counts = sorted({len(point.results) for part in parts for point in part.study.repeats if point.results})
-    return _RULES.format(seeds=f"{' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} " if counts else "")
+    ends = dict.fromkeys(map(str, counts[:1] + counts[-1:]))
+    return _RULES.format(seeds=f"{' to '.join(ends)} " if ends else "")
 
 
 def scale(part: Part) -> tuple[bool, bool, int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Iterable
 from itertools import combinations
 
@@ -16,12 +15,13 @@ FEWEST_OF = 0.5  # of the trials of the cell that has most: K* of fewer points i
 
 
 def under_way(record: StudyRecord) -> list[Cell]:
-    """The cells of a study with too few finished trials (`FEWEST_OF`) or repeats (`FEWEST`, or all that are planned).
+    """The cells of a study with too few finished trials (`FEWEST_OF`), or without repeats that a median can rest on.
 
-    A median of fewer seeds is no lower, only less sure, which its interval tells: so a study whose repeats grow from 5
-    to 20 keeps the cells that have 5. Repeats count from the first one of the study on: they come after all trials. A
-    cell whose best point is newer than its repeats is none: to leave it out until they are run would keep those alone
-    that more points did not improve.
+    These are the first `FEWEST` of a point, or all that are planned, without a gap: one that was stopped while later
+    ones ended needs more steps than they, and a median without it is too low. So a study whose repeats grow from 5 to
+    20 keeps the cells that have 5. Repeats count from the first one of the study on: they come after all trials. A cell
+    whose best point is newer than its repeats is none: to leave it out until they are run would keep those alone that
+    more points did not improve.
     """
     begun = any(record.repeats.values())
     least = FEWEST_OF * max(map(len, record.results.values()))
@@ -32,9 +32,10 @@ def under_way(record: StudyRecord) -> list[Cell]:
             return True
         if not begun:
             return False
-        left = Counter(point for point, _ in repeats_left(record.plan, results, record.repeats[cell]))
-        ran = {result.trial.point for result in record.repeats[cell]} or left.keys()
-        return any(record.plan.count - left[point] < FEWEST for point in left.keys() & ran)
+        left = set(repeats_left(record.plan, results, record.repeats[cell]))
+        ran = {(result.trial.point, result.trial.repeat) for result in record.repeats[cell]}
+        last = dict(sorted(ran)) or dict.fromkeys((point for point, _ in left), 0)  # of each point, the last that ran
+        return any(point in last and number <= max(FEWEST, last[point]) for point, number in left)
 
     return [cell for cell in record.results if waits(cell)]
 

@@ -67,7 +67,7 @@ def test_medians_allow_for_the_luck_of_the_points_that_were_searched():
         study = with_repeats(study_of(found, config=MOMENTUM), [1.2] * 5)
         value, (low, high) = exponent(study, Series(0.0), 2, 8)
         half = 1.96 * luck * math.sqrt(2) / math.log(4)
-        assert (low, high) == pytest.approx((value - half, value + half), abs=0.1 * half)
+        assert (low, high) == pytest.approx((value - half, value + half), abs=0.05 * half)
         assert linear_scaling(study).verdict is (SEEN if trials == 100 else UNDECIDABLE)
         (fitted,) = curves(study, Series(0.0))
         assert (fitted.fit, fitted.of_medians) == (study.median_scalings[Series(0.0)].fit, True)

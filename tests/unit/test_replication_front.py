@@ -173,21 +173,27 @@ def test_a_batch_size_that_is_under_way_is_left_out_where_that_keeps_more():
     assert record.results == {only: whole.results[only]}
 
 
-@pytest.mark.parametrize(("planned", "ran", "left"), [(20, 4, ""), (20, 3, "B = 32"), (3, 2, "B = 32"), (3, 3, "")])
+@pytest.mark.parametrize(
+    ("planned", "ran", "left"),
+    [
+        *((20, (1, 2, 3, 4), ""), (20, (1, 2, 3), "B = 32"), (3, (1, 2), "B = 32"), (3, (1, 2, 3), "")),
+        (20, (1, 2, 3, 4, 5, 7), "B = 32"),  # the sixth was stopped, since it needs more steps than the seventh
+    ],
+)
 def test_a_cell_with_repeats_for_a_median_is_not_under_way(planned, ran, left):
     whole, cell = k_stars("whole", 1e6, 8).study.record, Cell(32, 0.0)
 
-    def first(cell, count):
-        (one,) = again(whole.results[cell])
-        return [dataclasses.replace(one, trial=dataclasses.replace(one.trial, repeat=n)) for n in range(1, count + 1)]
+    def repeats(each, numbers):
+        (one,) = again(whole.results[each])
+        return [dataclasses.replace(one, trial=dataclasses.replace(one.trial, repeat=n)) for n in numbers]
 
-    repeats = {each: first(each, ran if each == cell else planned) for each in whole.results}
-    grown = dataclasses.replace(whole, repeats=repeats, plan=RepeatPlan(planned, 1, None))
+    every = {each: repeats(each, ran if each == cell else range(1, planned + 1)) for each in whole.results}
+    grown = dataclasses.replace(whole, repeats=every, plan=RepeatPlan(planned, 1, None))
     assert as_measured(grown)[1] == left
     text = " ".join(front(Part(Analysis(grown), "make")).split())
-    told = f"{ran} to {planned} seeds" if ran < planned else f"{ran} seeds"
-    assert f"Medians are over {told} of the best points, more where" in text
-    assert "Medians are over seeds of the best points, more where" in " ".join(front(k_stars("bare", 1e6, 8)).split())
+    told = f"{len(ran)} to {planned} seeds" if len(ran) < planned else f"{planned} seeds"
+    assert f"Medians are over {told} of the best points;" in text
+    assert "Medians are over seeds of the best points;" in " ".join(front(k_stars("bare", 1e6, 8)).split())
 
 
 def test_a_sparsity_that_is_under_way_is_left_out_and_told():
