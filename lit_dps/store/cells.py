@@ -92,6 +92,14 @@ def steps_of(study: optuna.Study) -> dict[int, int]:
     return {trial.user_attrs[POINT_ATTR]: int(trial.value) for trial in complete}
 
 
+def stored_steps(storage: BaseStorage, name: str, cell: Cell) -> dict[int, int]:
+    """Steps to result of the complete trials of a cell of study `name`, by point; none of a cell that has not begun."""
+    try:
+        return steps_of(optuna.load_study(study_name=cell_study_name(name, cell), storage=storage))
+    except KeyError:
+        return {}
+
+
 def race_limit(study: optuna.Study, slack: float | None) -> float:
     """The step that the trials of a cell have to reach by its complete ones; infinite where nothing is raced yet."""
     return last_step(best_steps(steps_of(study).values()), slack)

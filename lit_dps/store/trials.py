@@ -21,7 +21,7 @@ from lit_dps.goal import Goal
 from lit_dps.racing import last_step, rungs
 from lit_dps.repeats import RepeatPlan
 from lit_dps.runs import Run
-from lit_dps.store.cells import distance, end, give_up, open_cell, race_limit, ran_to, steps_of
+from lit_dps.store.cells import distance, end, give_up, open_cell, race_limit, ran_to, steps_of, stored_steps
 from lit_dps.store.database import open_storage, storage_errors
 from lit_dps.store.header import uid_of
 from lit_dps.store.locks import peers
@@ -80,8 +80,7 @@ class Store:
         self.distributions = distributions(sampler.space)
         self.repeats = Repeats(self.storage, name, uid, self.peers, plan, self.distributions, began)
         self._claims: dict[tuple[Cell, int, int], optuna.Trial] = {}
-        self._studies: dict[Cell, optuna.Study] = {}
-        self._left: dict[Cell, dict[int, int]] = {}
+        self._studies, self._left = dict[Cell, optuna.Study](), dict[Cell, dict[int, int]]()
         self._limits: dict[Cell, tuple[float, float]] = {}
         self._repeated, self._ends = 0, dict[Cell, float]()  # whose repeats are handed out; where those end
         # whose points are handed out; whether there may be more of it to declare; whether nothing was left of any
@@ -220,15 +219,17 @@ class Store:
             self._left[other] = steps_of(self._studies.pop(other))
 
     def _steps_nearby(self, cell: Cell) -> dict[int, int]:
-        """Steps to result of the points that were complete in the nearest cell of this run.
+        """Steps to result, by point, in the nearest cell that has any, of whatever run.
 
         A race is short where a good point runs first, and points that are good in one cell are good in the next.
         """
-        if self.slack is None:
-            return {}
-        known = self._left | {other: steps_of(study) for other, study in self._studies.items()}
-        others = sorted(known.keys() - {cell}, key=lambda other: (distance(other, cell), other))
-        return next((known[other] for other in others if known[other]), {})
+        others = {*self.cells} - {cell} if self.slack is not None else ()
+        for other in sorted(others, key=lambda other: (distance(other, cell), other)):
+            if other not in self._left:
+                self._left[other] = stored_steps(self.storage, self.name, other)
+            if self._left[other]:
+                return self._left[other]
+        return {}
 
     def _claim(self, cell: Cell) -> Run | None:
         with self._alone():  # ask and the owner's name go together
@@ -243,8 +244,6 @@ class Store:
 
     def _next_rung(self, study: optuna.Study, point: int) -> float:
         """The first rung that a point has not been run through."""
-        if len(self.rungs) == 1:
-            return self.rungs[0]
-        earlier = study.get_trials(deepcopy=False, states=(TrialState.PRUNED,))
+        earlier = study.get_trials(deepcopy=False, states=(TrialState.PRUNED,)) if len(self.rungs) > 1 else ()
         ran = [ran_to(t.user_attrs) for t in earlier if t.user_attrs[POINT_ATTR] == point]
         return next((rung for rung in self.rungs if rung > max(ran, default=-math.inf)), math.inf)

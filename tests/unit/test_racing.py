@@ -126,6 +126,11 @@ def test_points_that_were_good_nearby_run_first(url):
     assert [end for cell, _, end in ran if cell == CELLS[1]] == [48, 48, 48, 48]
 
 
+def test_points_that_were_good_in_a_later_cell_of_an_earlier_run_run_first(url):
+    run_study(url, 1, CELLS[1:])
+    assert [(cell, point) for cell, point, _ in run_study(url, 1)] == [(CELLS[0], point) for point in (1, 0, 2, 3)]
+
+
 def test_a_larger_slack_runs_again_what_it_needs_and_no_more(url):
     run_study(url, 1, CELLS[:1])
     assert run_study(url, 1, CELLS[:1]) == []
