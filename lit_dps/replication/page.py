@@ -5,6 +5,7 @@ Nothing on it is written by hand but the sentences below, which are about the pa
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -14,7 +15,7 @@ from lit_dps.replication.appendix import Image, Machine, Part, escaped, judge_pa
 from lit_dps.replication.compared import searched
 from lit_dps.replication.paper import Claim, Judgement, compared_with
 from lit_dps.replication.protocol import BATCH_SIZES, TRIALS, WORKLOADS, classes
-from lit_dps.replication.rules import Verdict
+from lit_dps.replication.rules import DENSE, LUCK_OF, POINT_LUCK, SPARSE, Verdict
 from lit_dps.replication.under_way import under_way
 from lit_dps.trial import Status, TrialResult
 
@@ -27,9 +28,9 @@ _RULES = """\
 A claim is a number in a range (`lit_dps/replication/`): seen where its 95 % interval, in brackets, lies within, not
 seen where all of it lies outside, else undecided. The ranges were fixed before the first trial, that of "need more
 steps", the other rules and the numbers of seeds while studies ran, after first verdicts. Medians are over
-{seeds}seeds of the best points; their intervals allow for the luck of the points searched, x1.2 a batch size for 25,
-which may be too little where S = 0.9: at B = 16, 75 more points halved K\\*. Each claim stands at the largest study
-that decides it, those at the paper's goal first, else at the largest; beside it, those that decide otherwise."""
+{seeds}seeds of the best points; their intervals allow for the luck of the points searched: of {of} points a batch size
+x{dense:.2g} where S = 0, x{sparse:.2g} above. Each claim stands at the largest study that decides it, those at the
+paper's goal first, else at the largest; beside it, those that decide otherwise."""
 _WORDS = """\
 B is the batch size, S the share of pruned weights, K\\* the fewest optimizer steps to the goal of any trial. The law is
 K\\* = c1 / B + c2, and B_crit = c1 / c2. L, beta, Delta and epsilon are terms of the theory: smoothness,
@@ -85,10 +86,11 @@ def replication_page(
 
 
 def _rules(parts: Sequence[Part]) -> str:
-    """How a claim is decided, with the numbers of seeds that medians are over."""
+    """How a claim is decided, with the numbers of seeds that medians are over, and the luck of the points searched."""
     counts = sorted({len(point.results) for part in parts for point in part.study.repeats if point.results})
     ends = dict.fromkeys(map(str, counts[:1] + counts[-1:]))
-    return _RULES.format(seeds=f"{' to '.join(ends)} " if ends else "")
+    dense, sparse = (math.exp(POINT_LUCK[sparsity]) for sparsity in (DENSE, SPARSE))
+    return _RULES.format(seeds=f"{' to '.join(ends)} " if ends else "", of=LUCK_OF, dense=dense, sparse=sparse)
 
 
 def scale(part: Part) -> tuple[bool, bool, int]:

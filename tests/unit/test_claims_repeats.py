@@ -29,7 +29,7 @@ WIDE = [0.6, 0.8, 1.0, 1.3, 1.7]
 @pytest.fixture
 def sure_points(monkeypatch):
     """As if the points that were searched were no luck."""
-    monkeypatch.setattr("lit_dps.replication.rules.POINT_LUCK", 0.0)
+    monkeypatch.setattr("lit_dps.replication.rules.POINT_LUCK", dict.fromkeys((0.0, 0.9), 0.0))
 
 
 def with_repeats(study, seeds):
@@ -59,18 +59,23 @@ def test_where_best_points_were_repeated_the_medians_are_judged():
     assert critical_no_earlier(repeated).measured.count("B_crit") == 2
 
 
-def test_medians_allow_for_the_luck_of_the_points_that_were_searched():
-    steps = law(3.2e5, 160, POWERS[:10])
+@pytest.mark.parametrize(
+    "sparsity, few, many, verdict",
+    [(0.0, 0.375, 0.075, SEEN), (0.5, 0.875, 0.175, UNDECIDABLE), (0.9, 0.875, 0.175, UNDECIDABLE)],
+)
+def test_medians_allow_for_the_luck_of_the_points_that_were_searched(sparsity, few, many, verdict):
+    steps, series = law(3.2e5, 160, POWERS[:10], sparsity), Series(sparsity)
     lucky = study_of({cell: vague(found[0]) for cell, found in steps.items()}, config=MOMENTUM)
-    for trials, luck in ((4, 0.45), (100, 0.09)):
+    for trials, luck in ((4, few), (100, many)):
         found = {cell: [round(found[0]), *[4 * round(found[0])] * (trials - 1)] for cell, found in steps.items()}
         study = with_repeats(study_of(found, config=MOMENTUM), [1.2] * 5)
-        value, (low, high) = exponent(study, Series(0.0), 2, 8)
+        value, (low, high) = exponent(study, series, 2, 8)
         half = 1.96 * luck * math.sqrt(2) / math.log(4)
-        assert (low, high) == pytest.approx((value - half, value + half), abs=0.05 * half)
-        assert linear_scaling(study).verdict is (SEEN if trials == 100 else UNDECIDABLE)
-        (fitted,) = curves(study, Series(0.0))
-        assert (fitted.fit, fitted.of_medians) == (study.median_scalings[Series(0.0)].fit, True)
+        error = math.sqrt(0.025 * 0.975 / 1000) / 0.0584  # standard error of a 2.5 % percentile of 1,000 normal draws
+        assert (low, high) == pytest.approx((value - half, value + half), abs=3 * error / 1.96 * half)
+        assert linear_scaling(study).verdict is (verdict if trials == 100 else UNDECIDABLE)
+        (fitted,) = curves(study, series)
+        assert (fitted.fit, fitted.of_medians) == (study.median_scalings[series].fit, True)
         spread = np.log(fitted.critical.high / fitted.critical.low)
         assert spread > 2 * 1.96 * luck * math.sqrt(2 / 10), "of ten batch sizes"
     results = {cell: found[:4] if cell.batch_size == 64 else found for cell, found in study.record.results.items()}
