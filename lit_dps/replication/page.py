@@ -243,6 +243,7 @@ def _disagreements(chosen: Mapping[Claim, Judgement]) -> str:
 
 
 def _undecided(chosen: Mapping[Claim, Judgement], judgements: Sequence[Judgement], parts: Sequence[Part]) -> str:
-    larger = [larger_undecided(judgement, judgements, parts) for judgement in chosen.values()]
-    lines = [f"- **{escaped(each.claim.text)}**: {escaped(each.measured)} (`{each.where}`)" for each in larger if each]
+    """What the larger studies say, with their numbers where the verdict above is not of the paper's goal."""
+    each = [(larger_undecided(j, judgements, parts), not scale_of(j, parts)[0]) for j in chosen.values()]
+    lines = [f"- **{escaped(j.claim.text)}**{f': {escaped(j.measured)}' * far} (`{j.where}`)" for j, far in each if j]
     return "\n".join(["## Where the largest studies do not decide\n", *lines, ""]) if lines else ""
