@@ -244,6 +244,6 @@ def _disagreements(chosen: Mapping[Claim, Judgement]) -> str:
 
 def _undecided(chosen: Mapping[Claim, Judgement], judgements: Sequence[Judgement], parts: Sequence[Part]) -> str:
     """What the larger studies say, with their numbers where the verdict above is not of the paper's goal."""
-    each = [(larger_undecided(j, judgements, parts), not scale_of(j, parts)[0]) for j in chosen.values()]
-    lines = [f"- **{escaped(j.claim.text)}**{f': {escaped(j.measured)}' * far} (`{j.where}`)" for j, far in each if j]
+    pairs = [(larger_undecided(j, judgements, parts), not scale_of(j, parts)[0]) for j in chosen.values()]
+    lines = [f"- **{escaped(j.claim.text)}**{f': {escaped(j.measured)}' * far} (`{j.where}`)" for j, far in pairs if j]
     return "\n".join(["## Where the largest studies do not decide\n", *lines, ""]) if lines else ""

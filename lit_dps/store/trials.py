@@ -219,7 +219,7 @@ class Store:
             self._left[other] = steps_of(self._studies.pop(other))
 
     def _steps_nearby(self, cell: Cell) -> dict[int, int]:
-        """Steps to result, by point, in the nearest cell that has any, of whatever run.
+        """Steps to result, by point, in the nearest of the cells to run that has any, also of an earlier run.
 
         A race is short where a good point runs first, and points that are good in one cell are good in the next.
         """
