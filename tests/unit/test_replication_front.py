@@ -71,6 +71,12 @@ def test_a_claim_stands_at_the_largest_study_that_decides_it():
     ]
     assert line.startswith(f"- **{linear_text}**: S=0: K\\* goes as B^e from B=2 to B=8, e = -0.161 [")
     assert line.endswith("(`hard`)")
+    fine = dataclasses.replace(small.study.record, name="fine", goal=hard.study.record.goal)
+    wide = {cell: results * 20 for cell, results in hard.study.record.results.items()}
+    wide = dataclasses.replace(hard.study.record, name="wide", trials=60, results=wide)
+    text = front(*(Part(Analysis(record), "make") for record in (fine, wide)))
+    told = section(text, "Where the largest studies do not decide").splitlines()
+    assert told[1:] == ["- **larger batches give diminishing returns** (`fine`)"], "both are of the paper's goal"
 
 
 def test_a_study_that_decides_otherwise_stands_beside_the_verdict():
