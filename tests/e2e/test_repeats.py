@@ -11,6 +11,7 @@ import pytest
 from lit_dps.errors import StorageError
 from lit_dps.store import read_study
 from tests.e2e.commands import FAST, run_here, start, table
+from tests.processes import forked_by, runs
 
 pytestmark = pytest.mark.slow
 SMALL = ("study", "--config", FAST, "--study.batch_sizes", "[16]", "--study.trials", 3)
@@ -36,8 +37,12 @@ def kill_amid_repeats(process, url: str) -> None:
     while not repeated(url):
         assert process.poll() is None and time.monotonic() < end
         time.sleep(0.05)
+    workers = forked_by(process.pid)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait(60)
+    while any(map(runs, workers)):  # who still dies counts as alive, and as running its repeat
+        assert time.monotonic() < end
+        time.sleep(0.05)
     assert 0 < len(repeated(url)) < 6
 
 

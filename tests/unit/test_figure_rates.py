@@ -4,7 +4,8 @@ import pytest
 
 from lit_dps.analysis import Study
 from lit_dps.analysis.figures import FIGURES, drawn, write_figures
-from tests.unit.test_rates import FIGURE, bowl, study
+from lit_dps.space import Range
+from tests.unit.test_rates import FIGURE, SPACE, bowl, study
 
 METAPARAMETERS = next(figure for figure in FIGURES if figure.NAME == "metaparameters")
 
@@ -39,3 +40,11 @@ def test_the_search_space_shows_equal_effective_rates(optimizer, drawn_at):
         eta, rest = ends.T
         assert eta[0] == pytest.approx(1e-3) or rest[0] == pytest.approx(0.01)
         assert eta[1] == pytest.approx(10) or rest[1] == pytest.approx(0.5)
+
+
+def test_an_equal_rate_through_a_corner_of_the_box_is_no_line():
+    """10 / (1 - 0.9999) is 100,000 but for rounding."""
+    space = SPACE | {"model.momentum": Range(0.5, 0.9999, "reverse_log")}
+    panel = drawn(METAPARAMETERS, study(bowl(0.5), space=space)).axes[0]
+    labels = [text.get_text() for text in panel.texts if text.get_fontsize() == 5]
+    assert labels == ["0.01", "0.1", "1", "10", "100", "1000", "10000"]

@@ -169,7 +169,7 @@ def _draw_effective(ax: Axes, axes: Mapping[str, Range], rate: str, momentum: st
     across = [*axes][0] == rate  # else the rate is the vertical axis
     for power in range(math.ceil(math.log10(eta[0] / rest[1])), math.floor(math.log10(eta[1] / rest[0])) + 1):
         low, high = max(eta[0], 10.0**power * rest[0]), min(eta[1], 10.0**power * rest[1])
-        if low >= high:
+        if low >= high or math.isclose(low, high):  # one that touches a corner has no length, but for rounding
             continue
         rates, others = np.array([low, high]), np.array([low, high]) / 10.0**power
         x, y = (rates, others) if across else (others, rates)
