@@ -77,9 +77,12 @@ class Repeats:
             if trial.state is TrialState.WAITING:  # its process was killed between these two lines of `claim`
                 self.storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
                 continue
-            ran = math.inf if self._runs(trial) else ran_to(trial.user_attrs, self.began)
-            if trial.state is TrialState.RUNNING and ran < math.inf:
-                give_up(study, trial.number, trial.user_attrs)
+            if self._runs(trial):
+                ran = math.inf
+            else:
+                ran = ran_to(trial.user_attrs, self.began)
+                if trial.state is TrialState.RUNNING:  # its process was killed, maybe once its result was written
+                    give_up(study, trial.number, trial.user_attrs)
             each = trial.user_attrs[POINT_ATTR], trial.user_attrs[REPEAT_ATTR]
             known[each] = max(known.get(each, -math.inf), ran)
         return known

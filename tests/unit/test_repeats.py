@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 
 import pytest
 
@@ -13,7 +12,7 @@ from lit_dps.cli.merge import lines
 from lit_dps.errors import ConfigError
 from lit_dps.goal import Goal
 from lit_dps.repeats import RepeatPlan, repeats_left
-from lit_dps.store import OWNER, SobolSampler, Store, attributes, claim_report, declare, open_storage, owner, read_study
+from lit_dps.store import SobolSampler, Store, attributes, claim_report, declare, open_storage, read_study
 from lit_dps.study.progress import Progress
 from lit_dps.trial import Cell, Status, Trial, TrialResult
 from tests.unit.fake_study import analysis_of, result
@@ -129,18 +128,6 @@ def config(**kw):
     from lit_dps.config import StudyConfig
 
     return StudyConfig(**{"name": "s", "batch_sizes": [4, 8], "sparsities": [0.0], "trials": 3, "space": SPACE} | kw)
-
-
-def test_a_repeat_of_a_dead_process_and_a_failed_one_run_again(url):
-    search(s := store(url, RepeatPlan()))
-    s = store(url)
-    lost, failed, kept = (s.next_run().trial for _ in range(3))
-    s._claims[lost.cell, lost.point, 1].set_user_attr(OWNER, owner().replace(f":{os.getpid()}:", ":999999999:"))
-    s.tell(ended(failed, None, Status.FAILED, ran=16))
-    assert which(trials_of(s)) == [(B, 0, 2), (A, 1, 1)], "not the failed one: it runs again in the next run"
-    s.abandon()
-    again = store(url, began=math.inf)
-    assert which(trials_of(again)) == [(A, 1, 1), (A, 1, 2), (B, 0, 1), (B, 0, 2)] and kept.cell == B
 
 
 def test_a_study_of_before_is_extended_by_repeats(url):
