@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
@@ -40,6 +40,16 @@ class Images:
     y: dict[str, Tensor]
     order: orders.AuthorsOrder
     digest: str
+    _copies: dict[tuple[str, torch.device], tuple[Tensor, Tensor]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def on_device(self, split: str, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Images and classes of a split on a device. One copy serves all trials of a process, also side by side."""
+        place = (split, device)
+        if place not in self._copies:
+            self._copies[place] = self.x[split].to(device), self.y[split].to(device)
+        return self._copies[place]
 
 
 def prepare(train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray, np.ndarray]) -> Images:
@@ -114,7 +124,6 @@ class ImageData(LightningDataModule):
 
     def setup(self, stage: str | None = None) -> None:
         self.images = self.read()
-        self._x, self._y = self.images.x, self.images.y
         whole = len(self.images.y["train"])
         if self.train_examples is not None and not 1 <= self.train_examples <= whole:
             raise ConfigError(
@@ -184,10 +193,7 @@ class ImageData(LightningDataModule):
 
     def on_device(self, split: str, device: torch.device) -> tuple[Tensor, Tensor]:
         """All images and classes of a split, as in `Images`, kept on a device from the first call on."""
-        if self._x[split].device != device:
-            self._x = {name: x.to(device) for name, x in self._x.items()}
-            self._y = {name: y.to(device) for name, y in self._y.items()}
-        return self._x[split], self._y[split]
+        return self.images.on_device(split, device)
 
     def transfer_batch_to_device(self, batch: IndexBatch, device: torch.device, dataloader_idx: int = 0):
         """The images and labels that the index names, gathered on the device; of several steps as `Steps`."""

@@ -6,7 +6,8 @@ asks once a step, a check or a fit. Networks trained side by side have to be, ea
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -154,7 +155,7 @@ def _why_not_its_loss(module: LightningModule, batch: tuple[Tensor, Tensor]) -> 
     before = {n: b.clone() for n, b in module.named_buffers()}
     close = partial(torch.allclose, rtol=_EQUAL)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), _full_float32():
             state = torch.get_rng_state()
             loss = module.loss((x, y))
             if not torch.equal(state, torch.get_rng_state()):
@@ -177,6 +178,20 @@ def _why_not_its_loss(module: LightningModule, batch: tuple[Tensor, Tensor]) -> 
     except (RuntimeError, TypeError, ValueError) as error:
         return f"{name} does not run under torch.vmap ({str(error).splitlines()[0][:200]})"
     return None
+
+
+@contextmanager
+def _full_float32() -> Iterator[None]:
+    """In here no TF32, whose ten bits two ways to one loss differ by; convolutions on a GPU take it by default."""
+    backends = [torch.backends.cudnn, torch.backends.cuda.matmul] if torch.cuda.is_available() else []
+    before = [backend.allow_tf32 for backend in backends]
+    try:
+        for backend in backends:
+            backend.allow_tf32 = False
+        yield
+    finally:
+        for backend, allowed in zip(backends, before, strict=True):
+            backend.allow_tf32 = allowed
 
 
 def _some(built: Built, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -65,7 +65,7 @@ class Group:
         """Puts a run on its way."""
         if self.early:
             run.stop_early()
-        member = Member.begin(run, built, self.training, self.device)
+        member = Member.begin(run, built, self.training, self.device, stacked=self.size > 1)
         if self.size > 1:
             run.observed = {**run.observed, STACKED: 1}
         return member

@@ -31,6 +31,8 @@ from lit_dps.training.pruning import PruningCallback
 from lit_dps.training.training_pass import copy_of
 from lit_dps.training.workload import Built
 
+PASS = 1000  # examples a batch of a pass on a GPU: up to 256 a step of Simple-CNN takes the same 1 ms there
+
 
 @dataclass
 class Member:
@@ -69,8 +71,11 @@ class Member:
         self._began = self.saved = time.monotonic()
 
     @classmethod
-    def begin(cls, run: Run, built: Built, training: Training, device: torch.device) -> Member:
-        """Prunes the network of a run and puts it on its way; where the run was saved, it goes on from there."""
+    def begin(cls, run: Run, built: Built, training: Training, device: torch.device, stacked: bool = False) -> Member:
+        """Prunes the network of a run and puts it on its way; where the run was saved, it goes on from there.
+
+        One that is `stacked` need not be equal to Lightning's to the bit: on a GPU its pass takes larger batches.
+        """
         file, checkpoints = training.file_of(run, "interval loop"), training.checkpoints
         saved = None if file is None else checkpoints.find(run.trial, file.about)
         module = built.module.to(device)
@@ -83,18 +88,19 @@ class Member:
         if saved is not None:
             member._go_on(torch.load(saved, map_location=device, weights_only=True), checkpoints)
         else:
-            member._prune(training)
+            member._prune(training, PASS if stacked and device.type == "cuda" else 0)
         run.kept = member.mask.kept() if member.mask is not None else {}
         return member
 
-    def _prune(self, training: Training) -> None:
-        """As `PruningCallback` does it."""
+    def _prune(self, training: Training, at_least: int) -> None:
+        """As `PruningCallback` does it, but for a pass in batches of so many examples, if any do."""
         trial, pruning = self.run.trial, training.pruning_of(self.run.trial)
         if pruning.sparsity == 0:
             return
         held = {id(p) for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad}
         _, known = training.known_scores(trial) or ((), None)
-        name, copy = type(self.module).__name__, partial(self._copy, pruning, held)
+        size = max(at_least, pruning.batch_size) if pruning.pruner.sums else pruning.batch_size
+        name, copy = type(self.module).__name__, partial(self._copy, pruning, held, size)
         self.mask, scores = prune(pruning.pruner, copy, pruning.sparsity, pruning.seed, name, known)
         training.keep_scores(trial, (), scores)  # the pass of the data module's own
         trained = sum(p.numel() for p in self.module.parameters() if p.requires_grad and id(p) in held)
@@ -102,8 +108,8 @@ class Member:
         self.run.observed = worth_knowing(self.mask, pruning.pruner, trained) | found
 
     @contextmanager
-    def _copy(self, pruning: PruningCallback, held: Container[int]) -> Iterator[Network]:
-        names, size = prunable(self.module, pruning.biases, pruning.exclude, held), pruning.batch_size
+    def _copy(self, pruning: PruningCallback, held: Container[int], size: int) -> Iterator[Network]:
+        names = prunable(self.module, pruning.biases, pruning.exclude, held)
         with isolated(self.data):
             twin = copy_of(self.module)
             found = dict(twin.named_parameters())

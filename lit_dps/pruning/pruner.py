@@ -24,12 +24,14 @@ class Pruner(ABC):
 
     Attributes:
         passes: Passes over the training split that it takes, at most; 0 for a method without data.
+        sums: Whether a mask is the same, up to rounding, however the examples of a pass are divided into batches.
         exact: Whether a mask keeps exactly round(m (1 - sparsity)) of its m elements. Where it cannot, as with whole
             nodes, the table says what it keeps.
     """
 
     passes: int = 1
     exact: bool = True
+    sums: bool = False
 
     @abstractmethod
     def mask(self, network: Network, sparsity: float, generator: torch.Generator) -> Mask:

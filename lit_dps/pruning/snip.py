@@ -26,6 +26,7 @@ class Snip(OneShot):
         if batches is not None and batches < 1:
             raise ConfigError("pruning.options.batches", batches, "at least 1 batch, or null for all")
         self.batches, self.abs_per_batch = batches, abs_per_batch
+        self.sums = batches is None and not abs_per_batch
 
     def scores(self, network: Network, generator: torch.Generator) -> dict[str, Tensor]:
         batches = None if self.batches is None else network.stream()(min(self.batches, network.length()))

@@ -37,9 +37,9 @@ def restore(state: dict[str, Any], *owners: Any) -> None:
     Raises:
         ValueError: if the owners keep more or fewer generators, or others.
     """
-    torch.set_rng_state(state["torch"])
+    torch.set_rng_state(state["torch"].cpu())  # a file may have been read onto a GPU, with all that is in it
     if state["cuda"]:
-        torch.cuda.set_rng_state_all(state["cuda"])
+        torch.cuda.set_rng_state_all([each.cpu() for each in state["cuda"]])
     np.random.set_state(state["numpy"])
     random.setstate(state["python"])
     for generator, kept in zip(generators_in(*owners), state["kept"], strict=True):
@@ -99,7 +99,7 @@ def _set(generator: Any, state: Any) -> None:
     elif isinstance(generator, random.Random):
         generator.setstate(state)
     else:
-        generator.set_state(state)
+        generator.set_state(state.cpu() if isinstance(state, torch.Tensor) else state)
 
 
 def _plain(state: Any) -> Any:

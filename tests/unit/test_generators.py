@@ -48,6 +48,32 @@ def test_all_draw_again_what_they_drew_also_after_a_file(tmp_path):
     assert [draws(other) for _ in range(3)] == after
 
 
+class OnDevice(torch.Tensor):
+    """A state that was read onto a GPU: torch takes those of the CPU alone."""
+
+    @staticmethod
+    def of(state: torch.Tensor) -> OnDevice:
+        return torch.empty_like(state, device="meta").as_subclass(OnDevice).holding(state)
+
+    def holding(self, state: torch.Tensor) -> OnDevice:
+        self.held = state
+        return self
+
+    def cpu(self) -> torch.Tensor:
+        return self.held
+
+
+def test_states_that_were_read_onto_a_gpu():
+    kept = keeper()
+    state = capture(kept)
+    numbers = draws(kept)
+    moved = [OnDevice.of(each) if isinstance(each, torch.Tensor) else each for each in state["kept"]]
+    with pytest.raises((TypeError, RuntimeError)):
+        torch.set_rng_state(OnDevice.of(state["torch"]))
+    restore({**state, "torch": OnDevice.of(state["torch"]), "kept": moved}, kept)
+    assert draws(kept) == numbers
+
+
 @pytest.mark.parametrize("kind", [np.random.PCG64, np.random.MT19937, np.random.Philox, np.random.SFC64])
 def test_every_bit_generator_of_numpy(tmp_path, kind):
     kept = [np.random.Generator(kind(5))]

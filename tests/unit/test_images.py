@@ -183,3 +183,12 @@ def test_a_data_set_of_ones_own_needs_only_load():
     data = Mine(batch_size=3)
     data.setup()
     assert gathered(data, data.val_dataloader())[0].shape == (5, 1, 28, 28)
+
+
+def test_all_trials_of_a_process_share_one_copy_on_a_device(root):
+    one, other = mnist(root), mnist(root, batch_size=2)
+    device = torch.device("meta")
+    for split in ("train", "val"):
+        assert one.on_device(split, device)[0] is other.on_device(split, device)[0]
+        assert one.on_device(split, device)[0].device == device
+    assert one.on_device("train", torch.device("cpu"))[0] is one.images.x["train"]

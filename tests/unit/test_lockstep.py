@@ -88,7 +88,7 @@ def test_convolutions_and_residual_blocks():
 
 
 def test_a_batch_in_parts_is_the_same_batch(monkeypatch):
-    monkeypatch.setattr(Stack.__init__, "__defaults__", (7,))
+    monkeypatch.setattr(Stack.__init__, "__defaults__", (7, None))
     ours, reference = both(workload(), trials(Cell(50, 0.5)))
     assert assert_conform(ours, reference, Goal.of_stored(GOAL), EXAMPLES) == []
 

@@ -6,9 +6,12 @@ import dataclasses
 
 import pytest
 
-from lit_dps.pruning import PRUNERS
+from lit_dps.data import ImageData
+from lit_dps.engines.member import Member
+from lit_dps.pruning import PRUNERS, pruner_of
 from lit_dps.training.workload import Workload
 from lit_dps.trial import Cell, Trial
+from tests.unit import pruners
 from tests.unit.runs import train, train_one
 
 MODEL = {
@@ -43,6 +46,28 @@ def test_stacked_trials_may_be_pruned_by_different_methods():
         other = by_cell[result.trial.cell]
         assert other.kept == result.kept
         assert other.curve["train_loss"] == pytest.approx(result.curve["train_loss"], rel=1e-4)
+
+
+@pytest.mark.parametrize("method", [m for m in PRUNERS if getattr(pruner_of(m), "sums", False)])
+def test_masks_that_sum_over_examples_do_not_depend_on_the_batches(method):
+    one, other = (pruners.mask(method, pruners.network(pruners.small(), size=size), 0.7) for size in (4, 24))
+    assert pruners.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("options", "sizes"), [({}, {1000}), ({"batches": 2}, {100}), ({"abs_per_batch": True}, {100})]
+)
+def test_a_pass_on_a_gpu_takes_larger_batches_where_the_mask_is_a_sum(monkeypatch, options, sizes):
+    asked, prune, loader = set(), Member._prune, ImageData.pruning_dataloader
+    monkeypatch.setattr(Member, "_prune", lambda self, training, at_least: prune(self, training, 1000))
+    monkeypatch.setattr(ImageData, "pruning_dataloader", lambda self, size: asked.add(size) or loader(self, size))
+    trials, pruning = [Trial(Cell(16, 0.8), i, PARAMS) for i in range(2)], {"method": "snip", "options": options}
+    ours = train(trials, WORKLOAD, GOAL, size=2, pruning=pruning)
+    assert asked == sizes
+    monkeypatch.setattr(Member, "_prune", prune)
+    theirs = train(trials, WORKLOAD, GOAL, size=2, pruning=pruning)
+    assert [r.kept for r in ours] == [r.kept for r in theirs]
+    assert [r.curve["train_loss"] for r in ours] == [pytest.approx(r.curve["train_loss"], rel=1e-4) for r in theirs]
 
 
 @pytest.mark.parametrize("option", [("batches", 1), ("abs_per_batch", 1)])
