@@ -12,7 +12,7 @@ from typing import NamedTuple
 from lit_dps.analysis import Analysis, setting, table_and_law, theory_text
 from lit_dps.replication.paper import Judgement, judge, overall, protocol_rows, search_text
 from lit_dps.replication.rules import Verdict
-from lit_dps.trial import TrialResult
+from lit_dps.trial import STACKED, TrialResult
 
 _THEORY = """\
 K\\* = c1/B + c2 with c1 proportional to Delta x beta x L at equal epsilon: the loss to go, the variance of the gradient
@@ -64,9 +64,17 @@ class Part:
         return [result for cell in getattr(self.study.record, kind).values() for result in cell]
 
     def hours(self, core: bool = False) -> float:
-        """Hours of its trials and repeats, or of those that its configuration asks for, one after another."""
-        runs = [*self.runs("results"), *self.runs("repeats")]
+        """Hours of its trials and repeats, or of those that its configuration asks for, one after another.
+
+        Without those in lockstep (`stacked`): each has the time of all that were beside it.
+        """
+        runs = [run for run in (*self.runs("results"), *self.runs("repeats")) if not run.observed.get(STACKED)]
         return sum(r.seconds for r in runs if not core or self.core is None or self.core.has(r)) / 3600
+
+    @property
+    def stacked(self) -> int:
+        """Its trials and repeats that were trained in lockstep."""
+        return sum(bool(run.observed.get(STACKED)) for run in (*self.runs("results"), *self.runs("repeats")))
 
 
 class Machine(NamedTuple):
@@ -129,6 +137,9 @@ def _made(parts: Sequence[Part], machine: Machine, command: str, date: str) -> s
         f"shown took {core:.2f} hours as configured and {elapsed:.2f} hours as the commands extend it. Attempts that "
         "a later one of the same trial went beyond do not count; trials that a study has from another count twice."
     )
+    if stacked := {part.study.record.name: part.stacked for part in parts if part.stacked}:
+        told = ", ".join(f"{count} of `{name}`" for name, count in stacked.items())
+        took += f" Trials in lockstep share their time and have no hours here: {told}."
     return f"## How it was made\n\n`{command}`\n\n{made} {took}\n\n{table(rows)}"
 
 

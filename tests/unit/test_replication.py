@@ -21,7 +21,7 @@ from lit_dps.replication import (
     workload,
 )
 from lit_dps.store import read_study
-from lit_dps.trial import Cell
+from lit_dps.trial import STACKED, Cell
 from tests.unit.fake_study import law_study, result, theory_terms, write_study
 
 MACHINE = Machine(2, "Some CPU", "2.15.0")
@@ -77,6 +77,20 @@ def test_how_it_was_made():
     made = section(page(dataclasses.replace(first, core=Core([4], 5, slow.sparsities))), "How it was made")
     assert f"| 4 | {core:.2f} | {hours / 4:.2f} |" in made
     assert f"took {core:.2f} hours as configured and {hours / 4:.2f} hours as" in made
+    assert "lockstep" not in made
+
+
+def test_trials_in_lockstep_have_no_hours_since_each_has_the_time_of_all():
+    study = part("first")
+    record = study.study.record
+    cell = Cell(4, record.sparsities[0])
+    stacked = [dataclasses.replace(r, observed={**r.observed, STACKED: 1}) for r in record.results[cell]]
+    others = [r for c, results in record.results.items() if c != cell for r in results]
+    mixed = dataclasses.replace(record, results={**record.results, cell: stacked})
+    found = dataclasses.replace(study, study=Analysis(mixed))
+    assert found.hours() == pytest.approx(sum(r.seconds for r in others) / 3600) and found.hours() < study.hours()
+    made = section(page(found, part("second")), "How it was made")
+    assert f"Trials in lockstep share their time and have no hours here: {len(stacked)} of `first`." in made
 
 
 def test_only_the_date_line_changes():
