@@ -19,8 +19,8 @@ from lit_dps.optim.delay import KEY
 from lit_dps.training.early_check import CHUNK, evaluating
 
 PART = 256  # examples that fill a device: more at a time are no faster, and hold more memory
-# Examples at a time up to which convolutions on a GPU are matrix products: 3.5 times as fast as cuDNN's groups at 2
-# examples, 1.8 times at 16 and 1.1 times at 256 (forward and backward, 100 networks of Simple-CNN, H200, 2026-11-26)
+# Examples at a time up to which convolutions on a GPU are matrix products: 3.6 times as fast as cuDNN's groups at 2
+# examples, 2.1 times at 16 and 1.1 times at 256 (forward and backward, 100 networks of Simple-CNN, H200, 2026-11-26)
 PRODUCTS = 64
 
 

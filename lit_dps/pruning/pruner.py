@@ -24,7 +24,8 @@ class Pruner(ABC):
 
     Attributes:
         passes: Passes over the training split that it takes, at most; 0 for a method without data.
-        sums: Whether a mask is the same, up to rounding, however the examples of a pass are divided into batches.
+        sums: Whether a mask is the same, up to rounding, however the examples of a pass are divided into batches, where
+            the loss is a mean over them.
         exact: Whether a mask keeps exactly round(m (1 - sparsity)) of its m elements. Where it cannot, as with whole
             nodes, the table says what it keeps.
     """

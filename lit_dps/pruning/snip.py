@@ -26,7 +26,10 @@ class Snip(OneShot):
         if batches is not None and batches < 1:
             raise ConfigError("pruning.options.batches", batches, "at least 1 batch, or null for all")
         self.batches, self.abs_per_batch = batches, abs_per_batch
-        self.sums = batches is None and not abs_per_batch
+
+    @property
+    def sums(self) -> bool:
+        return self.batches is None and not self.abs_per_batch and type(self).scores is Snip.scores
 
     def scores(self, network: Network, generator: torch.Generator) -> dict[str, Tensor]:
         batches = None if self.batches is None else network.stream()(min(self.batches, network.length()))

@@ -8,7 +8,7 @@ import pytest
 
 from lit_dps.data import ImageData
 from lit_dps.engines.member import Member
-from lit_dps.pruning import PRUNERS, pruner_of
+from lit_dps.pruning import PRUNERS, Snip, pruner_of
 from lit_dps.training.workload import Workload
 from lit_dps.trial import Cell, Trial
 from tests.unit import pruners
@@ -52,6 +52,14 @@ def test_stacked_trials_may_be_pruned_by_different_methods():
 def test_masks_that_sum_over_examples_do_not_depend_on_the_batches(method):
     one, other = (pruners.mask(method, pruners.network(pruners.small(), size=size), 0.7) for size in (4, 24))
     assert pruners.equal(one, other)
+
+
+def test_a_score_of_somebody_else_is_not_taken_for_a_sum():
+    class Own(Snip):
+        def scores(self, network, generator):
+            return super().scores(network, generator)
+
+    assert Snip().sums and not Own().sums
 
 
 @pytest.mark.parametrize(
