@@ -17,7 +17,10 @@ from torch.overrides import TorchFunctionMode
 
 
 class AsProducts(TorchFunctionMode):
-    """In here two-dimensional convolutions without groups and dilation are matrix products, equal up to rounding."""
+    """In here two-dimensional convolutions without groups and dilation are matrix products, equal up to rounding.
+
+    Of inputs (batch, channels, height, width), also under `torch.vmap`; what else is called is left as it is.
+    """
 
     def __torch_function__(
         self, func: Callable, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None

@@ -68,13 +68,17 @@ class Part:
 
         Without those in lockstep (`stacked`): each has the time of all that were beside it.
         """
-        runs = [run for run in (*self.runs("results"), *self.runs("repeats")) if not run.observed.get(STACKED)]
-        return sum(r.seconds for r in runs if not core or self.core is None or self.core.has(r)) / 3600
+        runs = [r for r in self._every if not core or self.core is None or self.core.has(r)]
+        return sum(r.seconds for r in runs if not r.observed.get(STACKED)) / 3600
 
     @property
     def stacked(self) -> int:
         """Its trials and repeats that were trained in lockstep."""
-        return sum(bool(run.observed.get(STACKED)) for run in (*self.runs("results"), *self.runs("repeats")))
+        return sum(bool(run.observed.get(STACKED)) for run in self._every)
+
+    @property
+    def _every(self) -> list[TrialResult]:
+        return [*self.runs("results"), *self.runs("repeats")]
 
 
 class Machine(NamedTuple):
