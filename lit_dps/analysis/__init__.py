@@ -4,7 +4,7 @@
 """
 
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.answer import answer_rows, seconds_text
+from lit_dps.analysis.answer import answer_rows, seconds_text, timing_notes
 from lit_dps.analysis.expected import observed
 from lit_dps.analysis.fit import AT_LEAST, AT_MOST, LOSS_SCALE, Fit, fit_many, fit_scaling, overhead_batch_size
 from lit_dps.analysis.goals import at_goal

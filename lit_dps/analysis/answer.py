@@ -130,25 +130,29 @@ def answer_text(
     lines += [*(line.rstrip() for line in aligned(rows, words=True)), ""]
     for series in record.series:
         lines += sentences(series, table, rates[series])
-    return "\n".join([*lines, *timing_notes(record, table)]) + "\n"
+    step = ["a step: the median over trials, with its share of checks and what else ran there"] * _timed(table)
+    return "\n".join([*lines, *timing_notes(record, table), *step]) + "\n"
 
 
 def timing_notes(record: StudyRecord, table: pd.DataFrame) -> list[str]:
-    """What to know of the times of `answer_rows`, and last what a step is.
+    """What to know of the times of `answer_rows`, if there are any.
 
     That trials ran on several kinds of machines, or may have, and that a machine was not quiet, if so.
     """
-    if not len(table) or table["step_seconds"].isna().all():
+    if not _timed(table):
         return []
+    notes = _hardware_notes(record.hardware)
     spread = (table["step_high"].astype(float) / table["step_low"].astype(float)).max()
-    lines = ["a step: the median over trials, with its share of checks and what else ran there"]
     if spread > QUIET:
-        lines.insert(
-            0,
+        notes.append(
             f"the machine was not quiet: a step takes up to x{spread:.2g} as long between the quartiles of a cell, and "
-            "smaller differences between batch sizes are no evidence",
+            "smaller differences between batch sizes are no evidence"
         )
-    return _hardware_notes(record.hardware) + lines
+    return notes
+
+
+def _timed(table: pd.DataFrame) -> bool:
+    return len(table) > 0 and not table["step_seconds"].isna().all()
 
 
 def _hardware_notes(hardware: Sequence[str | None]) -> list[str]:

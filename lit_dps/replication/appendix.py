@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from lit_dps.analysis import Analysis, setting, table_and_law, theory_text
+from lit_dps.analysis import Analysis, setting, table_and_law, theory_text, timing_notes
 from lit_dps.replication.paper import Judgement, judge, overall, protocol_rows, search_text
 from lit_dps.replication.rules import Verdict
 from lit_dps.trial import STACKED, TrialResult
@@ -165,7 +165,8 @@ def _part(part: Part) -> str:
     if done < declared:
         lines.append(f"**{done} of {declared} trials have finished**; all of this page is about those.\n")
     lines += [f"Searched: {search_text(record)}.\n", table(protocol_rows(record))]
-    lines.append(_block("\n".join([table_and_law(part.study), *(f"note: {line}" for line in part.study.notes)])))
+    notes = [*part.study.notes, *timing_notes(record, part.study.answer)]  # its figures have times
+    lines.append(_block("\n".join([table_and_law(part.study), *(f"note: {line}" for line in notes)])))
     return "\n".join([*lines, *([_images(part.images)] if part.images else [])])
 
 

@@ -33,7 +33,7 @@ def markdown(study: Analysis, report: str | None = None) -> str:
         f"{goal}, checked every {goal.check_interval} steps, budget {goal.max_steps} steps; "
         f"{record.trials} trials a cell" + (f"; **{unfinished} trials have not finished**" if unfinished else ""),
     ]
-    if beware := timing_notes(record, study.answer)[:-1]:
+    if beware := timing_notes(record, study.answer):
         lines += ["", *(f"- {line}" for line in beware)]
     if report is not None:
         lines += ["", f"[report.html]({report}): curves, rates, all trials"]

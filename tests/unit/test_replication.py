@@ -126,6 +126,15 @@ def test_a_study_has_its_table_its_law_and_its_figures():
     assert "have finished" not in text
 
 
+def test_times_of_several_machines_are_told_where_a_figure_has_them():
+    shown = part()
+    both = tuple({"python": "3.11", "hardware": each} for each in ("Xeon, 2 cores", "EPYC, 2 cores"))
+    record = dataclasses.replace(shown.study.record, environments=both)
+    text = section(page(dataclasses.replace(shown, study=Analysis(record))), "Study mnist")
+    assert "note: trials ran on Xeon, 2 cores, on EPYC, 2 cores: what is the fastest here may only" in text
+    assert "trials ran on" not in page(part())
+
+
 def test_comparisons_have_their_figures_and_those_without_are_left_out():
     text = page(part(), comparisons={"MNIST": [Image("rules", "a.png")], "CIFAR10": []})
     assert "![rules](a.png)" in section(text, "MNIST")

@@ -20,7 +20,7 @@ def verdict(study: Analysis) -> list[str]:
         first, *others = sentences(series, study.answer, study.rate_laws[series])
         law = f"critical batch size, where half of the steps are due to noise: {scaling.describe()}"
         found.append(". ".join(_sentence(line) for line in (first, *others, law)) + ".")
-    return found + [_sentence(line) + "." for line in timing_notes(study.record, study.answer)[:-1]]
+    return found + [_sentence(line) + "." for line in timing_notes(study.record, study.answer)]
 
 
 def _sentence(line: str) -> str:
