@@ -27,6 +27,7 @@ from lit_dps.trial import (
     TrialResult,
 )
 
+TORCH = "version.torch"  # in an environment
 LISTED = 3  # failed trials, or parameters, that are told one by one
 
 
@@ -69,6 +70,7 @@ def notes(record: StudyRecord, cells: Sequence[CellSummary]) -> list[str]:
             * shared
         )
     lines += run_on_notes(record)
+    lines += version_notes(record)
     lines += observed_notes(record)
     lines += told(record.boxes, names)
     ends = Counter((key, end) for cell in cells for key, end in cell.boundary.items())
@@ -103,6 +105,20 @@ def run_on_notes(record: StudyRecord) -> list[str]:
         f"{_were(some) if how != 'diverged' else _count(some)} {how} after the goal: complete, the curve ends there"
         for some, how in ends
         if some
+    ]
+
+
+def version_notes(record: StudyRecord) -> list[str]:
+    """That trials ran under several versions of PyTorch, if they did.
+
+    A seed is a promise of one version alone: `nn.init.trunc_normal_` draws otherwise in 2.15 than in 2.11.
+    """
+    versions = dict.fromkeys(each[TORCH] for each in record.environments if TORCH in each)
+    if len(versions) < 2:
+        return []
+    return [
+        f"trials ran under torch {' and '.join(versions)}: there a seed may draw other initial weights, so that trials "
+        "of one point need not share theirs"
     ]
 
 

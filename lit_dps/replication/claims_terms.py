@@ -1,9 +1,9 @@
 """The paper's claims on the terms of its theory (Lee et al. 2021, Section 4), 90 % sparse over dense.
 
 Ratios are geometric means over pairs of trials, of the same point and batch size (`paired_terms`). The trials of
-a point at several batch sizes share their initial weights, so that intervals are Student's of the means of points: of
-four or five, percentiles of resamples would be too narrow. Four points are needed. Beta and Delta are those before the
-first step, so that trials without a measurement of L count for them too.
+a point at several batch sizes share their initial weights (under one version of PyTorch), so that intervals are
+Student's of the means of points: of four or five, percentiles of resamples would be too narrow. Four points are
+needed. Beta and Delta are those before the first step, so that trials without a measurement of L count for them too.
 
 11. L rises with sparsity: L(0.9) > 1.1 L(0). Paper, Simple-CNN on MNIST: 0.57, 0.72, 0.81, 1.76 at 0, 50, 70, 90 %.
 12. The gradient variance falls: beta(0.9) <= beta(0) / 1.1. Paper: x0.54.

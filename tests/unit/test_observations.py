@@ -147,3 +147,16 @@ def test_the_lines_are_notes_below_the_table():
     assert len(lines) == 2
     assert [line for line in Analysis(record).notes if line in lines] == lines
     assert all(f"note: {line}\n" in render(Analysis(record)) for line in lines)
+
+
+def test_several_versions_of_pytorch_are_told():
+    def told(*versions):
+        environments = tuple({"python": "3.11", "version.torch": version} for version in versions)
+        found = dataclasses.replace(read(trial(0)), environments=({"python": "3.9"}, *environments))
+        return [line for line in Analysis(found).notes if "torch" in line]
+
+    assert told() == told("2.15.0", "2.15.0") == []
+    assert told("2.15.0", "2.11.0", "2.15.0") == [
+        "trials ran under torch 2.15.0 and 2.11.0: there a seed may draw other initial weights, so that trials of one "
+        "point need not share theirs"
+    ]
