@@ -102,7 +102,7 @@ def theory_tells(study: Analysis, other: Analysis) -> Finding | None:
         of_c1 = [p.log_ratio("delta", "beta", "lipschitz") - 2 * p.log_ratio("epsilon") for p in pairs]
         epsilon, own = _log_ratio(pairs, "epsilon"), _mean_log([pair.point for pair in pairs], of_c1)
         epsilon, own = (estimated(*ratio).map(math.exp) for ratio in (epsilon, own))
-        words += f"; over the square of the measured epsilon, x{epsilon}, it is x{own}"
+        words += f"; with the measured epsilon, x{epsilon}, Delta beta L / epsilon^2 is x{own}"
         if off := misfits({str(series): law for series, law in zip((sparse, dense), laws, strict=True)}):
             return Finding(Verdict.UNDECIDABLE, f"{words}; {off}")
         return Finding(decide(quotient, above=1 / AGREES, to=AGREES), words)

@@ -97,7 +97,7 @@ def test_terms_in_numbers():
     whole = theory(**PAPER, sizes=THREE)
     said = theory_tells(whole, whole).measured
     assert said.startswith("Delta beta L x1.67 [1.67, 1.67], fitted c1 x1.67 [1.67, 1.67]: x1 [1, 1] of the predicted")
-    assert said.endswith("; over the square of the measured epsilon, x1 [1, 1], it is x1.67 [1.67, 1.67]")
+    assert said.endswith("; with the measured epsilon, x1 [1, 1], Delta beta L / epsilon^2 is x1.67 [1.67, 1.67]")
 
 
 def test_a_law_that_misses_its_k_star_tells_no_c1():
