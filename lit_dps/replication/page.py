@@ -41,8 +41,8 @@ The paper reads them off its curves, where linear scaling ends, as powers of two
 examples B K\\* exceed those of the smallest batch size by 20 %; by the law, where they exceed c1 by 20 %, or are twice
 as many (c1 / c2). Of K\\*, in examples, with 95 % intervals. A law far above the measured hides an early bend."""
 _MARKS = {">": " `>` is below all that can be told.", "*": " `*`: critical.csv of the study tells more."}
-APART = [f", {joined} the paper's number lies outside" for joined in ("but", "and")]
-REGION, UNEXPLAINED = "metaparameters", "We have no explanation."
+APART, UNEXPLAINED = "; the paper's number lies outside", "We have no explanation."
+REGION = "metaparameters"
 READINGS = "linear_20", "overhead", "law"  # of the critical batch size, shown
 # What each figure of the paper shows, by the figure of ours that repeats it
 FIGURES = {
@@ -235,8 +235,7 @@ def _critical(parts: Sequence[Part]) -> str:
 
 def _disagreements(chosen: Mapping[Claim, Judgement]) -> str:
     lines = [
-        f"- **{escaped(claim.text)}**: {at.verdict.short}{APART[at.verdict is Verdict.NOT_SEEN] * at.apart}. "
-        f"{claim.explained or UNEXPLAINED}"
+        f"- **{escaped(claim.text)}**: {at.verdict.short}{APART * at.apart}. {claim.explained or UNEXPLAINED}"
         for claim, at in chosen.items()
         if at.verdict is Verdict.NOT_SEEN or at.apart
     ]
