@@ -158,4 +158,4 @@ def test_nothing_runs_at_import(tmp_path):
 def test_files_hold_one_idea():
     for path in [*MODULES, *(ROOT / "tests").rglob("*.py"), ROOT / "cli.py"]:
         lines = len(path.read_text().splitlines())
-        assert lines <= 250, f"{path} has {lines} lines: it holds two ideas"
+        assert lines <= 400, f"{path} has {lines} lines: it holds two ideas"
