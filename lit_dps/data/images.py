@@ -7,7 +7,10 @@ number for gray images and one per channel for colour; no augmentation.
 
 from __future__ import annotations
 
+import copy
 import hashlib
+import inspect
+import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -115,12 +118,16 @@ class ImageData(LightningDataModule):
         self.eval_batch_size, self.download, self.train_examples = eval_batch_size, download, train_examples
 
     def load(self) -> Images:
-        """Reads the data set; called once a process for each (class, root)."""
+        """Read the data set; called once a process for each class and its arguments.
+
+        It is called on a copy of the data module: attributes that it sets are lost. The arguments that only concern
+        batches (`batch_size`, `order`, `order_seed`, `eval_batch_size`, `train_examples`) have their defaults there.
+        """
         raise TypeError(f"{type(self).__name__} does not say how its images are read: override load()")
 
     def read(self) -> Images:
-        """The data set, kept from the first call on."""
-        return _loaded(type(self), str(data_root(self.root)), self.download)
+        """Return the data set of this class and these arguments; a process keeps the last two."""
+        return _load_once(self)
 
     def setup(self, stage: str | None = None) -> None:
         self.images = self.read()
@@ -209,9 +216,54 @@ class ImageData(LightningDataModule):
         return PassLoader(split, torch.arange(len(self.images.y[split])), self.eval_batch_size)
 
 
+# Arguments of `ImageData` that `load` does not depend on, with the values that it sees
+_OF_BATCHES = {
+    name: inspect.signature(ImageData.__init__).parameters[name].default
+    for name in ("batch_size", "order", "order_seed", "eval_batch_size", "train_examples")
+}
+# What Lightning and `setup` add to a data module
+_NOT_ARGUMENTS = {*vars(LightningDataModule()), "images"}
+_HYPERPARAMETERS = ("_hparams", "_hparams_initial")  # of `save_hyperparameters`
+
+
+@dataclass(frozen=True)
+class _Source:
+    """What images are loaded from: equal for two data modules of one class with equal arguments.
+
+    Attributes:
+        kind: The class.
+        root: The folder of data sets.
+        arguments: The attributes that `load` may depend on, pickled.
+        data: A copy of the data module with these attributes.
+    """
+
+    kind: type[ImageData]
+    root: str
+    arguments: bytes
+    data: ImageData = field(compare=False)
+
+
+def _load_once(data: ImageData) -> Images:
+    own = {name: value for name, value in vars(data).items() if name not in _NOT_ARGUMENTS}
+    own |= {name: _OF_BATCHES[name] for name in _OF_BATCHES if name in own}
+    for name in _HYPERPARAMETERS:
+        if name in own:
+            given = copy.copy(own[name])
+            given.update({key: _OF_BATCHES[key] for key in _OF_BATCHES if key in given})
+            own[name] = given
+    twin = copy.copy(data)
+    vars(twin).update(own, trainer=None)
+    vars(twin).pop("images", None)
+    try:
+        arguments = pickle.dumps(own)
+    except Exception:  # an argument that cannot be compared, such as a function: whatever its class raises
+        return twin.load()
+    return _loaded(_Source(type(data), str(data_root(data.root)), arguments, twin))
+
+
 @lru_cache(maxsize=2)
-def _loaded(cls: type[ImageData], root: str, download: bool) -> Images:
-    return cls(root=root, download=download).load()
+def _loaded(source: _Source) -> Images:
+    return source.data.load()
 
 
 class _FileImages(ImageData):

@@ -6,7 +6,7 @@ asks once a step, a check or a fit. Networks trained side by side have to be, ea
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -31,6 +31,7 @@ from lit_dps.training import GoalErrorCallback, lightning_private
 from lit_dps.training.delay import asks_for_a_closure
 from lit_dps.training.early_check import EarlyCheck
 from lit_dps.training.generators import isolated
+from lit_dps.training.inheritance import inherits
 from lit_dps.training.workload import Built
 
 _EXAMPLES = 64
@@ -112,11 +113,6 @@ def _of_the_step(schedule: Any) -> bool:
 def standard_data(data: LightningDataModule | None) -> bool:
     """Whether a data module makes its training batches as `ImageData` does: all of them whole."""
     return inherits(data, ImageData, _BATCHES)
-
-
-def inherits(instance: Any, base: type, names: Iterable[str]) -> bool:
-    """Whether an instance of a class has all these methods from it, and none of its own."""
-    return isinstance(instance, base) and all(getattr(type(instance), name) is getattr(base, name) for name in names)
 
 
 def _standard_trainer(trainer: Trainer) -> bool:

@@ -14,6 +14,7 @@ from lit_dps.goal import Goal
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import SharedBatchDDP
 from lit_dps.pruning.network import in_evaluation_mode
+from lit_dps.training.inheritance import decides
 
 CHUNK = 256  # examples a forward pass beyond the first: small enough to stop soon, large enough to fill a core
 Wrongness = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -122,8 +123,8 @@ class EarlyCheck:
             and hasattr(data, "validation_size")
             and (trainer.world_size == 1 or isinstance(trainer.strategy, SharedBatchDDP))
             and all(getattr(kind, hook) is getattr(Callback, hook) for kind in others for hook in hooks)
-            and _first_defines(module, "wrongness", "validation_step", *_VALIDATION_HOOKS)
-            and _first_defines(data, "validation_batch", "val_dataloader")
+            and decides(module, "wrongness", "validation_step", *_VALIDATION_HOOKS)
+            and decides(data, "validation_batch", "val_dataloader")
         )
 
     def __call__(self, allowed: int) -> Check:
@@ -149,9 +150,3 @@ def evaluating(module: nn.Module) -> Iterator[None]:
     """In here a module evaluates, without gradients; each of its parts gets its mode back."""
     with in_evaluation_mode(module), torch.no_grad():
         yield
-
-
-def _first_defines(instance: object, wanted: str, *others: str) -> bool:
-    """Whether the most derived class that defines one of these methods defines the wanted one."""
-    definer = next((c for c in type(instance).__mro__ if {wanted, *others} & c.__dict__.keys()), object)
-    return wanted in definer.__dict__

@@ -1,6 +1,8 @@
 """The data modules: split, normalization, digest, batches, against numpy written out by hand."""
 
+import re
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +12,9 @@ from lit_dps.data import CIFAR10, MNIST, FashionMNIST, ImageData
 from lit_dps.data import images as module
 from lit_dps.data.order import seeded_epochs
 from lit_dps.errors import ConfigError, DataError
+from lit_dps.training.workload import Workload
+from lit_dps.trial import Cell, Trial
+from tests.unit.test_engine import MODEL
 from tests.unit.tiny import gray, write_idx, write_parquet
 
 TRAIN, TEST = gray(50, 0), gray(7, 1)
@@ -183,6 +188,110 @@ def test_a_data_set_of_ones_own_needs_only_load():
     data = Mine(batch_size=3)
     data.setup()
     assert gathered(data, data.val_dataloader())[0].shape == (5, 1, 28, 28)
+
+
+class Noisy(ImageData):
+    """Images of noise of a given strength; `loads` counts how often they are made."""
+
+    loads = 0
+
+    def __init__(self, noise: float = 1.0, **arguments):
+        super().__init__(**arguments)
+        self.noise = noise
+
+    def load(self):
+        Noisy.loads += 1
+        (x, y), test = TRAIN, (TEST[0][..., None], TEST[1])
+        return module.prepare(((self.noise * x[..., None]).clip(0, 9), y.astype("int64")), test)
+
+
+class Kept(Noisy):
+    """Keeps its arguments as Lightning does."""
+
+    def __init__(self, noise: float = 1.0, batch_size: int = 2, order_seed: int = 0):
+        super().__init__(0.0, batch_size=batch_size, order_seed=order_seed)
+        self.save_hyperparameters()
+        self.noise = None
+
+    def load(self):
+        Noisy.loads += 1
+        return module.prepare((TRAIN[0][..., None] % self.hparams.noise, TRAIN[1]), (TEST[0][..., None], TEST[1]))
+
+
+class Called(Noisy):
+    """Has an argument that cannot be compared: a function."""
+
+    def __init__(self, noise: float = 1.0):
+        super().__init__()
+        self.scale = lambda x: x % noise
+
+    def load(self):
+        return module.prepare((self.scale(TRAIN[0][..., None]), TRAIN[1]), (TEST[0][..., None], TEST[1]))
+
+
+class Static(ImageData):
+    """Written before `load` knew arguments."""
+
+    def __init__(self, noise: float = 1.0, **arguments):
+        super().__init__(**arguments)
+        self.noise = noise
+
+    @staticmethod
+    def load():
+        return module.prepare((TRAIN[0][..., None], TRAIN[1].astype("int64")), (TEST[0][..., None], TEST[1]))
+
+
+def loaded(data: ImageData) -> ImageData:
+    data.batch_size = 4
+    data.setup()
+    return data
+
+
+@pytest.mark.parametrize("kind", [Noisy, Kept, Called])
+def test_the_arguments_of_a_data_set_decide_on_its_images(kind):
+    weak, strong = loaded(kind(noise=2.0)), loaded(kind(noise=7.0))
+    assert weak.digest != strong.digest
+    assert not torch.equal(weak.images.x["train"], strong.images.x["train"])
+    assert loaded(kind(noise=2.0)).digest == weak.digest
+
+
+@pytest.mark.parametrize("kind", [Noisy, Kept])
+def test_data_sets_of_equal_arguments_are_read_once(kind):
+    before = Noisy.loads
+    same = [loaded(kind(noise=2.0, batch_size=b, order_seed=b)) for b in (1, 2, 3)]
+    assert Noisy.loads == before + 1 and len({id(data.images) for data in same}) == 1
+    loaded(kind(noise=3.0)), loaded(kind(noise=2.0))
+    assert Noisy.loads == before + 2
+
+
+def test_an_attribute_that_is_set_later_decides_too():
+    data = Noisy(noise=2.0)
+    first = loaded(data).digest
+    data.noise = 7.0
+    assert loaded(data).digest == loaded(Noisy(noise=7.0)).digest != first
+
+
+@pytest.mark.parametrize("wrap", [staticmethod, classmethod])
+def test_a_load_without_an_instance_still_works(wrap):
+    class Old(Static):
+        load = wrap(lambda *kind: Static.load())
+
+    assert loaded(Old(noise=1.0)).digest == loaded(Old(noise=2.0)).digest == loaded(Static()).digest
+
+
+def test_the_example_of_the_page_has_its_arguments(tmp_path, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs" / "extending.md").read_text()
+    (text,) = re.findall(r"```python\n# my_data.py\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "stripes_of_the_page.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    workload = Workload(MODEL, {"class_path": "stripes_of_the_page.Stripes", "init_args": {}}, {"accelerator": "cpu"})
+    spread = []
+    for noise in (0.5, 8.0):
+        data = workload.build(Trial(Cell(4, 0.0, (("data.noise", noise),)), 0)).data
+        x, y = loaded(data).on_device("train", torch.device("cpu"))
+        of_class = x[y == y[0]]
+        spread.append(float(of_class.std(0).mean() / x.std()))
+    assert spread[0] < 0.7 and spread[1] > 0.95, "noise hides the classes"
 
 
 def test_all_trials_of_a_process_share_one_copy_on_a_device(root):
