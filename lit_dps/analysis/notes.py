@@ -12,7 +12,8 @@ from lit_dps.boxes import told, widened
 from lit_dps.record import StudyRecord
 from lit_dps.space import short_names
 from lit_dps.trial import (
-    BY_NODES,
+    BY,
+    BY_WEIGHTS,
     COPIES,
     KEPT,
     PRUNABLE,
@@ -155,13 +156,7 @@ def observed_notes(record: StudyRecord) -> list[str]:
             told.append(f"{series}: up to {most[UNSCORED]:.0f} of {most[KEPT]:.0f}")
         how = "they were kept by their place in the network, not by the pruner"
         lines.append(f"{', '.join(told)} kept weights have pruning score 0: {how}")
-    if by_nodes := having(BY_NODES):
-        left: dict[Series, list[float]] = {}
-        for result in by_nodes:
-            kept, total = (sum(counts) for counts in zip(*result.kept.values(), strict=True))
-            left.setdefault(result.trial.cell.series, []).append(kept / total)
-        told = (f"{series}: {_percent(min(s))} to {_percent(max(s))}" for series, s in sorted(left.items()))
-        lines.append(f"sparsity counts nodes, not weights; of the weights are left: {'; '.join(told)}")
+    lines += inexact_notes(results)
     lines += [*empty_layers(record), *jacobian_notes(record)]
     if few := having(TRAINED):
         least = min(few, key=lambda result: result.observed[PRUNABLE] / result.observed[TRAINED])
@@ -182,6 +177,25 @@ def observed_notes(record: StudyRecord) -> list[str]:
     if shared := having(RANKS):
         ranks = " or ".join(f"{n:.0f}" for n in sorted({result.observed[RANKS] for result in shared}))
         lines.append(f"{_were(shared)} trained by {ranks} ranks: equal to one process in distribution, not to the bit")
+    return lines
+
+
+def inexact_notes(results: Sequence[TrialResult]) -> list[str]:
+    """What shares of the weights were kept by pruning methods that do not keep exactly 1 - sparsity of them."""
+    shares: dict[str, dict[Series, list[float]]] = {}
+    for result in results:
+        for key in result.observed:
+            if key.startswith(BY):
+                kept, total = (sum(counts) for counts in zip(*result.kept.values(), strict=True))
+                of_series = shares.setdefault(key.removeprefix(BY), {})
+                of_series.setdefault(result.trial.cell.series, []).append(kept / total)
+    lines = []
+    for unit, of_series in sorted(shares.items()):
+        listed = [f"{s}: {_percent(min(x))} to {_percent(max(x))}" for s, x in sorted(of_series.items())]
+        meaning = f"sparsity counts {unit.replace('_', ' ')}, not weights"
+        if BY + unit == BY_WEIGHTS:
+            meaning = "the pruning method does not keep exactly the share of weights that the sparsity leaves"
+        lines.append(f"{meaning}; of the weights are left: {'; '.join(listed)}")
     return lines
 
 

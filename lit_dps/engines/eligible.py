@@ -19,10 +19,11 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.utils.parametrize import is_parametrized
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from lit_dps.data import ImageData
 from lit_dps.engines.engine import Training
+from lit_dps.engines.updates import why_not_its_schedule, why_not_its_update
 from lit_dps.module import ImageClassifier, logs
 from lit_dps.optim import RULES, rule_of
 from lit_dps.pruning import prunable
@@ -60,7 +61,9 @@ def why_not(built: Built, training: Training, side_by_side: bool = False) -> str
         trainer.datamodule = built.data
         with isolated(built.module, built.data):
             reason = _why_not_alone(built, trainer, training)
-            return _why_not_side_by_side(built) if reason is None and side_by_side else reason
+            if reason is None and side_by_side:
+                reason = _why_not_side_by_side(built, GoalErrorCallback(**training.goal).goal.max_steps)
+            return reason
     except Exception as error:  # whatever a user's module does here that it need not do in Lightning
         return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
@@ -129,20 +132,25 @@ def _standard_trainer(trainer: Trainer) -> bool:
     )
 
 
-def _why_not_side_by_side(built: Built) -> str | None:
+def _why_not_side_by_side(built: Built, max_steps: int) -> str | None:
     module, name = built.module, type(built.module).__name__
     optimizer, schedule = optimizer_of(module.configure_optimizers())
     if rule_of(optimizer) is None:
         return f"{type(optimizer).__name__} as configured is none of {', '.join(RULES)}"
-    if schedule is not None and type(schedule) is not LambdaLR:
-        return f"the schedule of {name} is no LambdaLR that is stepped once a step"
+    if (reason := why_not_its_schedule(schedule, max_steps)) is not None:
+        return f"the schedule of {name} cannot be stacked: {reason}"
     hooked = [p for p in module.parameters() if p._backward_hooks or p._post_accumulate_grad_hooks]
     if hooked or optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
         return f"{name} has hooks on its parameters or its optimizer"
     trained = {id(p) for p in module.parameters() if p.requires_grad}
     if {id(p) for p in optimizer.param_groups[0]["params"] if p.requires_grad} != trained:
         return "the optimizer and the trained parameters are not the same"
-    return _why_not_its_loss(module, _some(built, module.device))
+    reason = _why_not_its_loss(module, _some(built, module.device))
+    if reason is not None:
+        return reason
+    module.double()  # last: it uses the module up
+    optimizer, _ = optimizer_of(module.configure_optimizers())
+    return why_not_its_update(module, optimizer, rule_of(optimizer))
 
 
 def _why_not_its_loss(module: LightningModule, batch: tuple[Tensor, Tensor]) -> str | None:

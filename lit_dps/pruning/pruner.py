@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -14,7 +15,7 @@ from lit_dps.errors import ConfigError
 from lit_dps.plugins import named
 from lit_dps.pruning.mask import Mask
 from lit_dps.pruning.network import Network
-from lit_dps.trial import BY_NODES, KEPT, PRUNABLE, TRAINED, UNSCORED, check_sparsity
+from lit_dps.trial import BY, KEPT, PRUNABLE, TRAINED, UNSCORED, check_sparsity
 
 Scores = Mapping[str, Tensor]  # of each element of the parameters, by name: the highest are kept
 
@@ -28,10 +29,13 @@ class Pruner(ABC):
             the loss is a mean over them.
         exact: Whether a mask keeps exactly round(m (1 - sparsity)) of its m elements. Where it cannot, as with whole
             nodes, the table says what it keeps.
+        counts: What a sparsity is a share of, where the method is not exact, in one word such as "nodes". A note below
+            the table has it.
     """
 
     passes: int = 1
     exact: bool = True
+    counts: str = "weights"
     sums: bool = False
 
     @abstractmethod
@@ -159,5 +163,6 @@ def worth_knowing(mask: Mask, pruner: Pruner, trained: int) -> dict[str, float]:
     """
     kept, total = (sum(counts) for counts in zip(*mask.kept().values(), strict=True))
     found = {UNSCORED: mask.by_place, KEPT: kept} if mask.by_place else {}
-    found |= {} if pruner.exact else {BY_NODES: 1}
+    if not pruner.exact:
+        found[BY + re.sub(r"\W", "_", pruner.counts)] = 1
     return found | ({PRUNABLE: total, TRAINED: trained} if 2 * total < trained else {})

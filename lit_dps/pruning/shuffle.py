@@ -26,6 +26,7 @@ class Shuffle(Pruner):
             raise ConfigError("pruning.options.of", of, "the method whose mask is permuted, such as snip")
         self.of = pruner_of(of, options, "pruning.options.of")
         self.passes, self.exact = self.of.passes, self.of.exact
+        self.counts = self.of.counts
 
     def mask(self, network: Network, sparsity: float, generator: torch.Generator) -> Mask:
         mask = self.of.mask(network, sparsity, generator)

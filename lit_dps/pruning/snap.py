@@ -55,6 +55,7 @@ class Snap(Pruner):
     """
 
     exact = False
+    counts = "nodes"
     name = "snap"  # in messages
 
     def __init__(self, batches: int = 5, loss: str = OWN):

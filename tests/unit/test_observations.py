@@ -4,11 +4,25 @@ import dataclasses
 
 import optuna
 import pytest
+import torch
 
 from lit_dps.analysis import Analysis, at_goal, observed_notes, render
+from lit_dps.pruning import Mask, Pruner, worth_knowing
 from lit_dps.racing import cut
 from lit_dps.store import read_study
-from lit_dps.trial import BY_NODES, KEPT, PRUNABLE, RANKS, SHORT_STEPS, SPARSE_KERNELS, STACKED, TRAINED, UNSCORED, Cell
+from lit_dps.trial import (
+    BY_NODES,
+    BY_WEIGHTS,
+    KEPT,
+    PRUNABLE,
+    RANKS,
+    SHORT_STEPS,
+    SPARSE_KERNELS,
+    STACKED,
+    TRAINED,
+    UNSCORED,
+    Cell,
+)
 from tests.unit.fake_study import result, write_study
 
 DENSE, SPARSE = Cell(8, 0.0), Cell(8, 0.9)
@@ -71,6 +85,32 @@ def test_pruned_nodes_are_told_with_the_weights_that_are_left():
     assert observed_notes(read(*found, trial(0))) == [
         "sparsity counts nodes, not weights; of the weights are left: S=0.9: 7.5 % to 10.5 %"
     ]
+
+
+def test_a_method_that_keeps_roughly_a_share_is_no_count_of_nodes():
+    units = {BY_WEIGHTS: {"a.w": (12, 100)}, "by_channels": {"a.w": (25, 100)}}
+    found = [
+        dataclasses.replace(trial(i, cell=SPARSE, **{unit: 1}), kept=kept)
+        for i, (unit, kept) in enumerate(units.items())
+    ]
+    assert observed_notes(read(*found)) == [
+        "sparsity counts channels, not weights; of the weights are left: S=0.9: 25 % to 25 %",
+        "the pruning method does not keep exactly the share of weights that the sparsity leaves; "
+        "of the weights are left: S=0.9: 12 % to 12 %",
+    ]
+
+
+@pytest.mark.parametrize(("counts", "unit"), [(None, BY_WEIGHTS), ("nodes", BY_NODES), ("whole rows", "by_whole_rows")])
+def test_a_pruner_says_what_a_sparsity_counts(counts, unit):
+    class Roughly(Pruner):
+        exact = False
+
+        def mask(self, network, sparsity, generator):
+            raise AssertionError
+
+    if counts:
+        Roughly.counts = counts
+    assert worth_knowing(Mask({"w": torch.tensor([True, False])}), Roughly(), 2) == {unit: 1}
 
 
 def test_few_prunable_weights():
