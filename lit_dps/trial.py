@@ -210,6 +210,9 @@ BY = "by_"  # before what sparsity is a share of, such as nodes: 1 where a mask 
 BY_NODES = f"{BY}nodes"
 BY_WEIGHTS = f"{BY}weights"  # a share of weights, which the pruner keeps roughly
 TRAINED = "trained"  # elements of the parameters that an optimizer trains, where PRUNABLE is told
+# Of a trial in which weights joined the training after pruning: elements that pruning would have covered and that are
+# in no mask; all elements trained then; the step at which the last of them joined
+IN_NO_MASK, TRAINED_THEN, JOINED_AT = "in_no_mask", "trained_then", "joined_at"
 COPIES = "copies"  # elements of tensors that were masked as copies of pruned parameters
 STACKED = "stacked"  # 1 where the trial was trained stacked with others
 SPARSE_KERNELS = "sparse_kernels"  # 1 where convolutions skipped its pruned weights

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from lit_dps.analysis.layers import empty_layers, jacobian_notes
@@ -15,6 +15,8 @@ from lit_dps.trial import (
     BY,
     BY_WEIGHTS,
     COPIES,
+    IN_NO_MASK,
+    JOINED_AT,
     KEPT,
     PRUNABLE,
     RANKS,
@@ -22,6 +24,7 @@ from lit_dps.trial import (
     SPARSE_KERNELS,
     STACKED,
     TRAINED,
+    TRAINED_THEN,
     UNSCORED,
     Series,
     Status,
@@ -164,6 +167,9 @@ def observed_notes(record: StudyRecord) -> list[str]:
         share = f"{prunable:.0f} of {trained:.0f} trained weights ({_percent(prunable / trained)})"
         where = ", ".join(_few(list(least.kept)))
         lines.append(f"only {share} could be pruned, in {where}: sparsity counts among those alone")
+    if joined := having(IN_NO_MASK):
+        most = max(joined, key=lambda result: result.observed[IN_NO_MASK] / result.observed[TRAINED_THEN])
+        lines.append(f"{most.trial.cell}: {unmasked_note(most.observed)} ({_count(joined)} affected)")
     if copied := having(COPIES):
         most = max(result.observed[COPIES] for result in copied)
         masked = f"{most:.0f} weights of copies of the pruned network, a momentum teacher say, were pruned with it"
@@ -197,6 +203,22 @@ def inexact_notes(results: Sequence[TrialResult]) -> list[str]:
             meaning = "the pruning method does not keep exactly the share of weights that the sparsity leaves"
         lines.append(f"{meaning}; of the weights are left: {'; '.join(listed)}")
     return lines
+
+
+def unmasked_note(observed: Mapping[str, float]) -> str:
+    """Return the line about weights that are trained but in no mask; empty if the mask covers all.
+
+    Args:
+        observed: As `TrialResult.observed`.
+    """
+    if not observed.get(IN_NO_MASK):
+        return ""
+    dense, trained, step = (observed[key] for key in (IN_NO_MASK, TRAINED_THEN, JOINED_AT))
+    return (
+        f"{dense:.0f} of {trained:.0f} weights trained at step {step:.0f} are in no mask: they joined the training "
+        "after pruning and stay dense, so the network is less sparse than S. Let an optimizer train them from the "
+        "first step, or name them in pruning.exclude"
+    )
 
 
 def _few(names: list[str]) -> list[str]:

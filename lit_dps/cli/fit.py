@@ -16,6 +16,7 @@ from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import MLFlowLogger
 
+from lit_dps.analysis.notes import unmasked_note
 from lit_dps.cli.parser import OneLineErrors, refuse_nulls
 from lit_dps.config import StorageConfig, StudyConfig
 from lit_dps.errors import ConfigError, DataError, one_line
@@ -181,6 +182,9 @@ def _tell_end(trainer: Trainer, error: BaseException | None) -> None:
         print(f"checkpoint: {path if '://' in path else os.path.relpath(path)}")
     if saved and not any(saved):
         print("checkpoint: none was written")
+    for callback in trainer.callbacks:
+        if isinstance(callback, PruningCallback) and (note := unmasked_note(callback.observed)):
+            print(f"note: {note}")
     if goal.status is not None:
         print(goal.run.outcome)
     elif isinstance(error, (SystemExit, KeyboardInterrupt)):  # Lightning exits at a signal

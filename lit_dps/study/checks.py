@@ -33,6 +33,7 @@ from lit_dps.training import DelayCallback, GoalErrorCallback, PruningCallback, 
 from lit_dps.training.generators import isolated
 from lit_dps.training.protocol import check_trainer, overruled, screen_callbacks_of
 from lit_dps.training.steps import ExamplesCallback, refuse_too_large
+from lit_dps.training.unmasked import later_weights_note
 from lit_dps.trial import Cell, Trial
 
 STEPS = 2  # an epoch ends before the first check, and one after it
@@ -183,6 +184,9 @@ def _rehearse(
             "model", name, f"a module that trains for {steps} steps: it or a callback stopped the trainer"
         )
     _refuse_met(goal)
+    note = later_weights_note(trainer, pruning.observed) if trial.cell.sparsity else ""
+    if note:
+        print(f"note: {trial.cell}: {note}", file=sys.stderr)
     if trial.cell.sparsity and watch.finite is False:
         what = f"lower sparsities for {type(built.module).__name__}: its loss is not finite once it is pruned"
         raise ConfigError("study.sparsities", trial.cell.sparsity, what)

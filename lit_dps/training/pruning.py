@@ -11,6 +11,7 @@ from typing import Any, get_args
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
+from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from lit_dps.errors import ConfigError
@@ -22,6 +23,7 @@ from lit_dps.pruning.mask import Biases, multiply
 from lit_dps.pruning.pruner import Scores
 from lit_dps.pruning.start import Init, Redraw, check_init, start
 from lit_dps.training.training_pass import TrainingPass
+from lit_dps.training.unmasked import UnmaskedWeights
 from lit_dps.trial import COPIES, check_sparsity
 
 
@@ -98,6 +100,7 @@ class PruningCallback(Callback):
         self.key: tuple[int, ...] | None = None
         self._copies: dict[str, str] = {}
         self._masked: dict[str, tuple[Tensor, Tensor]] = {}  # name -> tensor, its mask as numbers
+        self._hooked: list[Optimizer] = []
         self._unhook()
 
     def reuse(self, key: tuple[int, ...], scores: Scores) -> None:
@@ -122,11 +125,24 @@ class PruningCallback(Callback):
         self._zero()
         if why := why_pruned_weights_return(pl_module, self.mask):
             raise ConfigError("study.sparsities", self.sparsity, f"0 for {type(pl_module).__name__}: {why}")
+        is_masked = partial(self._is_masked, pl_module)
+        self._unmasked = UnmaskedWeights(self.biases, self.exclude, is_masked)
+        self._unmasked.observed = self.observed  # which a run from a checkpoint has already
+        self._hook_optimizers(trainer, pl_module)
+
+    def _hook_optimizers(self, trainer: Trainer, module: LightningModule) -> None:
+        """Lets the callback act after each step of the optimizers, also of those that came later."""
         for optimizer in trainer.optimizers:
-            if hasattr(optimizer, "register_step_post_hook"):
-                held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-                names = [name for name, (tensor, _) in self._masked.items() if id(tensor) in held]
-                optimizer.register_step_post_hook(partial(self._after_step, names))
+            known = any(optimizer is other for other in self._hooked)
+            if not known and hasattr(optimizer, "register_step_post_hook"):
+                optimizer.register_step_post_hook(partial(self._after_step, trainer, module))
+                self._hooked.append(optimizer)
+
+    def _is_masked(self, module: LightningModule, name: str, tensor: Tensor) -> bool:
+        """Returns whether a tensor is masked; one in the place of a masked tensor gets its mask."""
+        if name in self.mask and self._masked[name][0] is not tensor:
+            self._watch(module)
+        return any(tensor is masked for masked, _ in self._masked.values())
 
     def _prune(self, trainer: Trainer, module: LightningModule) -> None:
         name = type(module).__name__
@@ -193,6 +209,10 @@ class PruningCallback(Callback):
     def _watch(self, module: LightningModule) -> None:
         """Notes the tensors to be masked, and their masks as numbers: a product costs less than with a bool."""
         state, names = self._tensors(module), {name: name for name in self.mask} | self._copies
+        present = {id(tensor) for tensor in state.values()}
+        for name, (tensor, _) in self._masked.items():
+            if name not in state and id(tensor) in present:  # a layer that was wrapped later
+                state[name] = tensor
         names = {name: of for name, of in names.items() if name in state or name in self.mask}  # copies may go
         for name, of in names.items():
             if name not in state or state[name].shape != self.mask[of].shape:
@@ -216,16 +236,23 @@ class PruningCallback(Callback):
         with torch.no_grad():
             multiply(self._masked.values())
 
-    def _after_step(self, names: Sequence[str], *args: Any) -> None:
+    def _after_step(self, trainer: Trainer, module: LightningModule, optimizer: Optimizer, *args: Any) -> None:
         """Sets those to zero that an optimizer moved; others may still be needed as they are by a backward pass."""
+        self._unmasked.look(trainer, module, optimizer)
+        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         with torch.no_grad():
-            multiply(self._masked[name] for name in names)
+            multiply(pair for pair in self._masked.values() if id(pair[0]) in held)
 
     def on_before_optimizer_step(self, trainer, pl_module, optimizer) -> None:
         pairs = [self._masked[name] for name in (self.mask or ())]
         multiply((parameter.grad, keep) for parameter, keep in pairs if parameter.grad is not None)
+        if self.mask is not None and not hasattr(optimizer, "register_step_post_hook"):
+            self._unmasked.look(trainer, pl_module, optimizer)
 
     def on_train_batch_start(self, trainer, pl_module, *args: Any) -> None:
+        if self.mask is not None:
+            self._hook_optimizers(trainer, pl_module)
+            self._unmasked.begin_batch(trainer)
         self._zero()
 
     def on_train_batch_end(self, trainer, pl_module, *args: Any) -> None:
