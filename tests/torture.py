@@ -76,7 +76,7 @@ class Crowd:
         if process is None:
             return
         said, code = process.log.read_text(), process.returncode
-        expected = code in (0, 130, -signal.SIGKILL, -signal.SIGTERM) or (code == 2 and KILLED.search(said))
+        expected = code in (0, 4, 130, -signal.SIGKILL, -signal.SIGTERM) or (code == 2 and KILLED.search(said))
         if not expected or "Traceback" in said:
             last = said.strip().splitlines()[-1:] or ["nothing said"]
             self.report.unexpected.append(f"exit code {code}: {last[0]}")

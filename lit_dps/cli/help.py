@@ -25,6 +25,7 @@ OPTIONS = {
     "study": {
         "--forecast": "run nothing: tell how many trials, how many hours",
         "--extend-space": "widen ranges whose best values lie near an end",
+        "--take-over": "release the trials of processes that do not answer",
         "--show PARTS": "print too: critical, theory, files; or all",
         "--engine NAME": "short for --study.engine",
     },

@@ -16,6 +16,7 @@ from lit_dps.cli.parser import CommandError
 from lit_dps.config import NO_RACE, EngineName, StudyConfig
 from lit_dps.errors import ConfigError, one_line, user_error_in
 from lit_dps.parallel.ranks import follows_torchrun
+from lit_dps.store import TAKE_OVER
 from lit_dps.study.effects import check_effects
 from lit_dps.study.finished import WIDEN
 from lit_dps.study.forecast import forecast
@@ -33,6 +34,12 @@ FORECAST = (
 WIDENS = (
     "Widen each range whose best value lies near one of its ends, in any cell, and run new points in the added part, "
     "as dense as those that are there. All trials stay."
+)
+
+
+TAKES_OVER = (
+    "Release the trials of processes that do not answer, such as those of another host in a study of an earlier "
+    "version. The trials of processes that are alive stay theirs."
 )
 
 
@@ -85,6 +92,7 @@ class RunCLI(StudyCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         super().add_arguments_to_parser(parser)
         parser.add_argument(WIDEN, action="store_true", default=SUPPRESS, help=WIDENS)
+        parser.add_argument(TAKE_OVER, action="store_true", default=SUPPRESS, help=TAKES_OVER)
         parser.add_argument("--forecast", action="store_true", default=SUPPRESS, help=FORECAST)
         parser.add_argument("--show", type=str, default=SUPPRESS, help=SHOW)
 
@@ -99,7 +107,8 @@ def main(argv: list[str]) -> int:
         print(*(f"note: {line}\n" for line in notes), sep="", end="", file=sys.stderr)
         setup = as_stored(setup, cli.config.get("extend_space", False))
     if not cli.config.get("forecast"):
-        return run_study(setup, parts_of(cli.config.get("show", "")))
+        show = parts_of(cli.config.get("show", ""))
+        return run_study(setup, show, takes_over=cli.config.get("take_over", False))
     if not follows_torchrun():
         check_study(setup)
         print(forecast(setup))

@@ -10,7 +10,6 @@ from typing import Any
 
 import optuna
 from optuna.storages import BaseStorage
-from optuna.trial import TrialState
 
 from lit_dps.boxes import Widened
 from lit_dps.config import StudyConfig
@@ -20,7 +19,7 @@ from lit_dps.repeats import RepeatPlan
 from lit_dps.space import stored
 from lit_dps.store.database import storage_errors, storage_for_now
 from lit_dps.store.joining import StudyChanged, changed, check_apart, check_joint
-from lit_dps.store.locks import peers, storage_lock
+from lit_dps.store.locks import storage_lock
 from lit_dps.store.schema import (
     AXES,
     BOXES,
@@ -28,10 +27,7 @@ from lit_dps.store.schema import (
     FORMAT_ATTR,
     IDENTITY,
     NOISE,
-    OWNER,
     REPEATS,
-    REPORTED,
-    RESULT_ATTR,
     RUN_ON,
     TRIAL_SEED,
     UID,
@@ -206,31 +202,3 @@ def _union(one: Iterable, other: Iterable) -> list:
 def _larger(one: float | None, other: float | None) -> float | None:
     """The larger slack; None is the largest."""
     return None if None in (one, other) else max(one, other)
-
-
-def claim_report(url: str, name: str) -> str | None:
-    """Of several processes that work on a study, the last one to finish writes the analysis, once.
-
-    Returns:
-        Why the analysis is left to another process; None if it is this one's, which has then taken it upon itself.
-
-    Raises:
-        StorageError: if the storage cannot be used.
-    """
-    shared = peers(url)
-    with storage_errors(url), storage_for_now(url) as storage, shared.lock("storage"):
-        results = running = 0
-        for study in storage.get_all_studies():
-            if not study.study_name.startswith(f"{name} | "):
-                continue
-            for trial in storage.get_all_trials(study._study_id, deepcopy=False):
-                results += trial.state.is_finished() and RESULT_ATTR in trial.user_attrs
-                running += trial.state is TrialState.RUNNING and shared.alive(trial.user_attrs.get(OWNER))
-        if running:
-            shown = "1 trial is" if running == 1 else f"{running} trials are"
-            return f"{shown} still run by other processes; the last one out writes the analysis"
-        header = optuna.load_study(study_name=name, storage=storage)
-        if header.user_attrs.get(REPORTED) == results:
-            return "another process, which ended at the same time, writes the analysis"
-        header.set_user_attr(REPORTED, results)
-    return None

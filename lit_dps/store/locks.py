@@ -1,7 +1,8 @@
-"""The processes that share a storage: the locks among them, and who of them still lives.
+"""The processes that share a storage: the locks among them, and which of them are alive.
 
-On a PostgreSQL server both are advisory locks of a session: it frees them when the process ends, however it ends, or
-when it has not heard of its machine for a minute. On one machine they are files, and process ids.
+A PostgreSQL server has advisory locks of a session for both. It frees them when the process ends,
+however it ends, or when it has not heard of its machine for a minute. A file storage has files
+beside it, which the processes lock (`lit_dps.store.liveness`). Neither depends on host names or clocks.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 from filelock import FileLock
 from sqlalchemy import Connection, NullPool, create_engine, text
 
+from lit_dps.store.liveness import Liveness, WorkerFile, liveness_without_token, token_of
 from lit_dps.store.urls import is_postgresql, sqlite_file
 
 # How both ends find out that the other one is gone: asked after 30 seconds of silence, given up 30 seconds later.
@@ -56,12 +58,22 @@ class ServerPeers:
                 if self._connection is not None:  # else the server has freed it with the session
                     self._ask("pg_advisory_unlock", name)
 
-    def alive(self, who: str | None) -> bool:
-        """Whether the process of that name still runs; nobody does not."""
-        if who is None or who == self.owner:
-            return who is not None
+    def liveness(self, owner: str | None) -> Liveness:
+        """Return whether the owner of a trial is alive: whether its session holds its lock."""
+        if owner is None:
+            return Liveness.DEAD
+        if owner == self.owner:
+            return Liveness.ALIVE
         with self._thread:
-            return not self._ask("pg_try_advisory_xact_lock_shared", who)
+            free = self._ask("pg_try_advisory_xact_lock_shared", owner)
+        return Liveness.DEAD if free else Liveness.ALIVE
+
+    def alive(self, owner: str | None) -> bool:
+        """Return True if the owner is alive; nobody is dead."""
+        return self.liveness(owner) is Liveness.ALIVE
+
+    def leave(self) -> None:
+        """Do nothing: the session ends with the process."""
 
     def close(self) -> None:
         """Ends the session: to all others this process has ended."""
@@ -94,52 +106,41 @@ def _key(name: str) -> int:
     return int.from_bytes(hashlib.sha256(f"lit_dps {name}".encode()).digest()[:8], signed=True)
 
 
-def owner() -> str:
-    """This process as host:pid:start, which no later process with the same number shares."""
-    return f"{socket.gethostname()}:{os.getpid()}:{_started(os.getpid())}"
-
-
-def alive(who: str | None) -> bool:
-    """Whether the process of an `owner()` still runs; nobody does not.
-
-    A process of another host counts as alive: nobody here knows.
-    """
-    if who is None:
-        return False
-    host, pid, started = who.rsplit(":", 2)
-    if host != socket.gethostname():
-        return True
-    try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return _started(int(pid)) == started
-
-
-def _started(pid: int) -> str:
-    """The start time of a process in clock ticks, or "" where /proc does not tell (then the pid alone decides)."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return ""
-    state, *fields = stat.rsplit(")", 1)[1].split()
-    return "dead" if state == "Z" else fields[18]
-
-
 class MachinePeers:
-    """The processes that share a storage on one machine: as `ServerPeers`, by lock files beside a file."""
-
-    alive = staticmethod(alive)
+    """The processes that share a file storage: as `ServerPeers`, by lock files beside the file."""
 
     def __init__(self, file: Path):
-        self.owner, self._file = owner(), file
+        self._file = file
+        self._worker = WorkerFile(file.with_name(f"{file.name}.workers"))
+
+    @property
+    def owner(self) -> str:
+        """The name of this process; its first use makes a file, so it needs the storage's lock."""
+        return self._worker.owner()
 
     def lock(self, name: str) -> FileLock:
         """A lock; may be taken again by the thread that holds it."""
         middle = "" if name == "storage" else f".{name}"
         return FileLock(f"{self._file}{middle}.lock", is_singleton=True)
+
+    def liveness(self, owner: str | None) -> Liveness:
+        """Return whether the owner of a trial is alive; the caller holds the storage's lock."""
+        if owner is None:
+            return Liveness.DEAD
+        token = token_of(owner)
+        if token is None:
+            return liveness_without_token(owner)
+        return self._worker.liveness(token)
+
+    def alive(self, owner: str | None) -> bool:
+        """Return True unless the owner is known to be dead; nobody is dead."""
+        return self.liveness(owner) is not Liveness.DEAD
+
+    def leave(self) -> None:
+        """End this process's part: it runs no trial any more."""
+        if self._worker.is_held:
+            with self.lock("storage"):
+                self._worker.leave()
 
 
 @cache

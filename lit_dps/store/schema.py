@@ -93,7 +93,8 @@ REPEAT_ATTR = "repeat"
 TRIAL_ATTRS = {
     POINT_ATTR: "The point: index into the study's Sobol sequence, or in the order of another sampler.",
     REPEAT_ATTR: "Number of the repeat, from 1. On repeats alone.",
-    OWNER: "Process that runs it, or did: `owner` of its `peers`. Absent while it waits.",
+    OWNER: "Process that runs it, or did: `owner` of its `peers`: TOKEN@host:pid, where TOKEN is a file beside the "
+    "storage; host:pid:SESSION on PostgreSQL; host:pid:start in earlier versions. Absent while it waits.",
     RESULT_ATTR: "How it ended, by `encode_result`. A finished trial without one was cut short: its point runs again.",
     STATUS_ATTR: "How it ended, `Status`, for people: Optuna's states are fewer. Absent in trials of earlier versions.",
     FAILED_AT: "When an attempt of status failed ended, in seconds since the epoch.",

@@ -166,6 +166,12 @@ class Store:
                 for trial in filter(self._still_mine, claims.values()):
                     give_up(trial.study, trial.number, trial.user_attrs)
 
+    def leave(self) -> None:
+        """Abandon all trials, and tell the other processes that this one runs no more."""
+        self.abandon()
+        with storage_errors(self.url):
+            self.peers.leave()
+
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """In here no other process changes the study. StorageError if it is not the one that this process knows."""

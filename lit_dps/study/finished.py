@@ -75,7 +75,7 @@ def _written(storage: StorageConfig, record: StudyRecord) -> re.Pattern[str]:
     folders += [storage.checkpoints(record.name), storage.failures(record.name), Path("/proc"), Path("/sys")]
     databases = filter(None, map(sqlite_file, (storage.optuna_url, storage.mlflow_uri)))
     own = [f"{re.escape(os.path.abspath(folder))}/.*" for folder in folders]
-    own += [rf"{re.escape(os.path.abspath(file))}(-journal|-wal|-shm|.*\.lock)?" for file in databases]
+    own += [rf"{re.escape(os.path.abspath(file))}(-journal|-wal|-shm|.*\.lock|\.workers(/.*)?)?" for file in databases]
     return re.compile(f"({'|'.join(own)})$", re.DOTALL)
 
 

@@ -32,6 +32,7 @@ from lit_dps.store import (
     keep_outcomes,
     page_address,
     read_study,
+    take_over,
     ui_command,
     view_key,
     without_password,
@@ -51,8 +52,10 @@ from lit_dps.study.workers import first_of_ranks, follow_torchrun, warm_up, work
 from lit_dps.training.checkpoints import clear
 from lit_dps.trial import TrialResult
 
+WAITING = 4  # exit code: only trials that other processes run remain
 
-def run_study(setup: StudySetup, show: Collection[str] = ()) -> int:
+
+def run_study(setup: StudySetup, show: Collection[str] = (), *, takes_over: bool = False) -> int:
     """Runs what is left of a study, then prints and logs its result.
 
     Under torchrun rank 0 does; the others train its trials with it, and know of no storage.
@@ -60,10 +63,11 @@ def run_study(setup: StudySetup, show: Collection[str] = ()) -> int:
     Args:
         setup: The study.
         show: What to print of it beside the rest, as `publish` has it.
+        takes_over: Whether to release the trials of processes that do not answer.
 
     Returns:
-        The exit code: 0, 1 if trials failed, or 130 if it was interrupted. What is stored stays stored; the same call
-        goes on.
+        The exit code: 0, 1 if trials failed, `WAITING` if only trials of other processes remain, or
+        130 if it was interrupted. The same call resumes the study.
 
     Raises:
         UserError: for configuration, data or storage that do not serve, before anything is created.
@@ -81,10 +85,16 @@ def run_study(setup: StudySetup, show: Collection[str] = ()) -> int:
         except Interrupted as signal:
             print(f"\ninterrupted by {signal}: nothing was run or stored")
             return INTERRUPTED
-        return _run(setup, data, stop, show)
+        return _run(setup, data, stop, show, takes_over)
 
 
-def _run(setup: StudySetup, data: LightningDataModule, stop: StopRequest, show: Collection[str]) -> int:
+def _run(
+    setup: StudySetup,
+    data: LightningDataModule,
+    stop: StopRequest,
+    show: Collection[str],
+    takes_over: bool,
+) -> int:
     """Runs what is left of a study that was checked, and ends it."""
     url, name, workload = setup.storage.optuna_url, setup.study.name, setup.workload_name()
     tags = environment_tags(getattr(data, "digest", None))
@@ -92,7 +102,11 @@ def _run(setup: StudySetup, data: LightningDataModule, stop: StopRequest, show: 
     slack, uid = declare(url, setup.study, workload, setup.goal_of_trials, identity, setup.config(), setup.boxes)
     extended = dataclasses.replace(setup.study, slack=slack)
     setup = dataclasses.replace(setup, study=extended, uid=uid, began=time.time())
+    if takes_over:
+        for line in take_over(url, name) or ["no trial to take over"]:
+            print(f"study {name}: {line}", file=sys.stderr)
 
+    is_waiting = False
     view = View(partial(connect, setup.storage, workload, name, tags))
     record = read_study(url, name)
     left, failures = _left(setup, record), Failures(setup.storage.failures(name))
@@ -113,7 +127,8 @@ def _run(setup: StudySetup, data: LightningDataModule, stop: StopRequest, show: 
                 with first_of_ranks(setup):  # the others wait to be told
                     pass
         if left and (others := claim_report(url, name)) is not None:
-            print(f"study {name}: {others}")
+            print(f"study {name}: {others.reason}")
+            is_waiting = others.is_running
         else:
             seen = getattr(data, "digest", None) is None or type(data).__module__.startswith("lit_dps.")
             if meanwhile:
@@ -130,7 +145,11 @@ def _run(setup: StudySetup, data: LightningDataModule, stop: StopRequest, show: 
         return FAILED
     if failed := failures.summary():
         print(f"lit-dps: {failed}", file=sys.stderr)
-    return FAILED if failed else 0
+        return FAILED
+    # torchrun would report any other exit code as the crash of a rank.
+    if is_waiting and not ranks.started_by_torchrun():
+        return WAITING
+    return 0
 
 
 def check_study(setup: StudySetup) -> LightningDataModule:

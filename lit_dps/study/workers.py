@@ -74,7 +74,7 @@ def work(setup: StudySetup, stop: StopRequest, saw: Saw = None) -> Iterator[Tria
                 yield result
                 stop.check()
     finally:
-        store.abandon()
+        store.leave()
 
 
 def warm_up() -> None:

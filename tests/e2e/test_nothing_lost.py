@@ -15,6 +15,7 @@ from pathlib import Path
 import mlflow
 import pytest
 
+from lit_dps.study.run import WAITING
 from tests import schema
 from tests.e2e.commands import FAST, FAST_TRIALS, results, run, start, table, wait_for_results
 from tests.postgres import free_port
@@ -108,7 +109,7 @@ def test_three_processes_begin_at_once_in_an_empty_folder(tmp_path, unbroken, mo
     processes = [start(tmp_path, *STUDY) for _ in range(3)]
     codes = [process.wait(400) for process in processes]
     said = (tmp_path / "output.txt").read_text()
-    assert codes == [0, 0, 0], said
+    assert 0 in codes and {*codes} <= {0, WAITING}, said
     assert "warning" not in said
     assert results(tmp_path / "mlruns" / "study.db") == dict.fromkeys(FAST_TRIALS, 1)
     assert logged(f"sqlite:///{tmp_path}/mlruns/mlflow.db") == dict.fromkeys(FAST_TRIALS, 1)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-import os
 
 import pytest
 
 from lit_dps.repeats import RepeatPlan
-from lit_dps.store import OWNER, RESULT_ATTR, declare, encode_result, owner, read_study
+from lit_dps.store import OWNER, RESULT_ATTR, declare, encode_result, read_study
 from lit_dps.trial import Status
 from tests.unit.runs import trials_of
 from tests.unit.test_repeats import GOAL, A, B, config, ended, search, store, which
-
-DEAD = owner().replace(f":{os.getpid()}:", ":999999999:")
+from tests.unit.test_store import DEAD
 
 
 @pytest.fixture

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import shutil
+import socket
 import sqlite3
 
 import optuna
@@ -15,19 +17,17 @@ from lit_dps.errors import StorageError
 from lit_dps.goal import Goal
 from lit_dps.store import (
     OWNER,
-    ServerPeers,
     SobolSampler,
     Store,
     cell_study_name,
     claim_report,
     declare,
     open_storage,
-    peers,
     read_study,
     storage_lock,
 )
 from tests.unit.runs import trials_of
-from tests.unit.test_store import CELLS, SPACE, _claim_all, ended
+from tests.unit.test_store import CELLS, DEAD, SPACE, _claim_all, ended
 
 GOAL = Goal(0.1)
 CELL = CELLS[:1]
@@ -116,22 +116,21 @@ def test_the_last_one_out_reports_once(url):
     uid = declared(url)
     one, other = opened(url, uid), opened(url, uid)
     mine, theirs = next(trials_of(one)), [trial for trial, _ in zip(trials_of(other), range(2), strict=False)]
-    assert "3 trials are still run" in claim_report(url, "s")
+    left = claim_report(url, "s")
+    assert left.is_running
+    assert f"3 trials are still run by process {os.getpid()} on {socket.gethostname()}" in left.reason
     for trial in theirs:
         other.tell(ended(trial))
-    assert "1 trial is still run" in claim_report(url, "s")
+    assert "1 trial is still run" in claim_report(url, "s").reason
     one.tell(ended(mine))
     assert claim_report(url, "s") is None
-    assert "at the same time" in claim_report(url, "s")
+    assert not claim_report(url, "s").is_running, "another process has written the analysis"
 
 
 def test_trials_of_the_dead_do_not_keep_others_from_reporting(url):
     one = opened(url, declared(url))
     trial = next(trials_of(one))
-    one._claims[trial.cell, trial.point, 0].set_user_attr(OWNER, "nohost:1:1")
-    here = peers(url)
-    if not isinstance(here, ServerPeers):  # this machine knows of its own processes alone
-        one._claims[trial.cell, trial.point, 0].set_user_attr(OWNER, here.owner.replace(":", ":9999", 1))
+    one._claims[trial.cell, trial.point, 0].set_user_attr(OWNER, DEAD)
     assert claim_report(url, "s") is None
 
 
@@ -143,7 +142,7 @@ def test_a_database_put_back_is_run_to_the_same_end(tmp_path):
     asked = trials_of(first)
     first.tell(ended(next(asked)))
     lost = next(asked)
-    first._claims[lost.cell, lost.point, 0].set_user_attr(OWNER, peers(url).owner.replace(":", ":9999", 1))
+    first._claims[lost.cell, lost.point, 0].set_user_attr(OWNER, DEAD)
     shutil.copy(tmp_path / "study.db", tmp_path / "copy.db")
     first._claims.clear()
     rest = opened(url, uid)
