@@ -34,7 +34,7 @@ class StudyConfig:
         grid: Values by configuration key, of further axes of the grid or in place of the two above:
             {pruning.method: [snip, random], model.network: [lit_dps.models.MLP, lit_dps.models.SimpleCNN]}. Keys are
             those of the model, the data, the pruning (pruning.options.batches, too), optim and local; values are
-            numbers, names or class paths.
+            numbers, names or class paths, or true and false.
         trials: Points, and so trials, of each cell.
         sampler: "sobol" draws the points of the paper's protocol, the same in every cell. "tpe" and "gp" (Optuna's), or
             the class path of another sampler of Optuna's, draw them from the results of the cell so far.
@@ -86,7 +86,7 @@ class StudyConfig:
     sampler: str = "sobol"
     best_of: str | None = None
     space: dict[str, Any] = field(default_factory=dict)
-    grid: dict[str, list[int | float | str]] = field(default_factory=dict)
+    grid: dict[str, list[int | float | str | bool | Any]] = field(default_factory=dict)
     goals: list[float] = field(default_factory=list)
     slack: float | None = SLACK
     run_on: bool = False
@@ -115,7 +115,11 @@ class StudyConfig:
                 default = next(f.default_factory() for f in fields(self) if f.name == name)
                 if getattr(self, name) not in (default, self.grid[key]):
                     raise ConfigError("study.grid", key, f"left out where study.{name} is given")
-                values = [kind(x) if isinstance(x, (int, float)) and kind(x) == x else x for x in self.grid[key]]
+                values = []
+                for value in self.grid[key]:
+                    if isinstance(value, bool) or not isinstance(value, (int, float)):
+                        raise ConfigError(f"study.grid.{key}", value, "a number")
+                    values.append(kind(value) if kind(value) == value else value)
                 setattr(self, name, values)
         self.space = {key: box_of(f"study.space.{key}", box) for key, box in self.space.items()}
         if self.run_on and self.slack == SLACK:
@@ -157,9 +161,8 @@ class StudyConfig:
         for key, values in self.axes.items():
             if not key.startswith(("model.", "data.", "pruning.", "optim.", "local.")):
                 raise ConfigError("study.grid", key, "keys of the model, the data, the pruning, optim or local")
+            _check_kind(f"study.grid.{key}", values)
             _nonempty_unique(f"study.grid.{key}", values)
-            if len({isinstance(value, str) for value in values}) > 1:
-                raise ConfigError(f"study.grid.{key}", values, "numbers alone, or names and class paths alone")
             check_names(f"study.grid.{key}", values)
         _nonempty_unique("study.grid", [key.rpartition(".")[2] for key in self.axes] or ["none"])
         counts = {"trials": self.trials, "threads": self.threads, "workers": self.workers, "slots": self.slots}
@@ -236,6 +239,22 @@ def folder_name(study: str) -> str:
 def cores() -> int:
     """CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _check_kind(key: str, values: list) -> None:
+    """Raises ConfigError, naming `key`, unless all values are numbers, all are names, or all are true or false."""
+    for value in values:
+        if not isinstance(value, (bool, int, float, str)):
+            raise ConfigError(key, value, "a number, a name, a class path, true or false")
+    kinds = set()
+    for value in values:
+        # in Python true and false are whole numbers too
+        if isinstance(value, (bool, str)):
+            kinds.add(type(value))
+        else:
+            kinds.add(float)
+    if len(kinds) > 1:
+        raise ConfigError(key, values, "numbers alone, or names and class paths alone, or true and false alone")
 
 
 def _nonempty_unique(key: str, values: list) -> None:

@@ -29,7 +29,7 @@ class Status(StrEnum):
     FAILED = "failed"  # an error ended it; it is run again when the study is taken up again
 
 
-Value = int | float | str
+Value = int | float | str | bool
 
 
 ENDS = tuple(status for status in Status if status is not Status.PAUSED)
@@ -81,7 +81,9 @@ def short_name(key: str) -> str:
 
 
 def text_of(value: Value) -> str:
-    """A value of an axis as tables and figures have it: of a class path the last name."""
+    """A value of an axis as tables and figures have it: of a class path the last name; true and false as in YAML."""
+    if isinstance(value, bool):
+        return str(value).lower()
     return value.rpartition(".")[2] if isinstance(value, str) else f"{value:g}"
 
 

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Collection
 from functools import partial
+from itertools import chain
 
 from lightning.pytorch import LightningDataModule
 
@@ -109,7 +110,9 @@ def _run(
     is_waiting = False
     view = View(partial(connect, setup.storage, workload, name, tags))
     record = read_study(url, name)
-    left, failures = _left(setup, record), Failures(setup.storage.failures(name))
+    left = _left(setup, record)
+    stored = chain(*record.results.values(), *record.repeats.values())
+    failures = Failures(setup.storage.failures(name), stored)
     if min(setup.workers, left) > 1:
         warm_up()
     try:

@@ -86,7 +86,8 @@ class ValidationCount:
                 return f"it is logged in {logged} of {self._batches[index]} validation batches"
             # a weight for each example, or for each of its tokens, is a multiple of them; one for each batch is not
             if len(self._sizes[index]) > 1 and weight % logged == 0 and weight % self._examples[index]:
-                return f"it is logged with batch_size={weight // logged} over batches of different size"
+                wrong = f"it is logged with batch_size={weight // logged} over batches of different size"
+                return f"{wrong}: pass batch_size=, the examples of the batch, to self.log"
         return None
 
 

@@ -102,7 +102,9 @@ def test_a_study_whose_first_trials_all_fail_ends_at_once(call, configured):
         expected = (
             "lit-dps: error: the first 3 trials failed, the last with ValueError: a label of step 7 is out of range"
         )
-        assert done.err.splitlines()[-1] == f"{expected}; tracebacks in {FAILURES}"
+        last = done.err.splitlines()[-1]
+        assert last.startswith(f"{expected}; tracebacks in {FAILURES}. It would fail again: all trials of this study")
+        assert "ValueError in failing_user.py, line " in last and "Change the code or the configuration" in last
         assert "Traceback" not in done.err
         assert {r.status for r in stored().values()} == {Status.FAILED}
         assert len(stored()) == len(list(FAILURES.iterdir())) == ended

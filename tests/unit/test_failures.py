@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import time
+import traceback
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +13,7 @@ from lit_dps.goal import Goal
 from lit_dps.racing import longest_attempt
 from lit_dps.store import RESULT_ATTR, SobolSampler, Store, cells, encode_result, read_study
 from lit_dps.store.cells import FAILED_AT, ran_to
-from lit_dps.study.failures import AllFail, Failures
+from lit_dps.study.failures import AllFail, Failure, Failures, failure_in
 from lit_dps.study.progress import Progress
 from lit_dps.trial import Cell, Status, Trial, TrialResult
 from tests.unit.runs import trials_of
@@ -126,6 +128,68 @@ def test_a_folder_that_cannot_be_written_ends_no_study(tmp_path):
     failures.on_result_stored(failed(Trial(CELL, 0)))
     failures.on_result_stored(ended(Trial(CELL, 1)))
     assert failures.summary().startswith("1 trial failed")
+
+
+def fails_with(trial: Trial, error: str = "ValueError: no", line: int = 7) -> TrialResult:
+    text = (
+        f'Traceback (most recent call last):\n  File "/home/me/case.py", line {line}, in training_step\n    x\n{error}'
+    )
+    return TrialResult(trial, Status.FAILED, None, failure=error, traceback=text)
+
+
+def after(folder: Path, *results: TrialResult, earlier: tuple[TrialResult, ...] = ()) -> Failures:
+    failures = Failures(folder, earlier)
+    for result in results:
+        failures.on_result_stored(result)
+    return failures
+
+
+SAME = Failure("ValueError", "case.py, line 7, in training_step")
+DENSE, SPARSE, LARGE = Cell(4, 0.0), Cell(4, 0.8), Cell(8, 0.8)
+
+
+@pytest.mark.parametrize(
+    ("results", "expected"),
+    [
+        ([fails_with(Trial(SPARSE, 0)), fails_with(Trial(SPARSE, 1))], {"this study": SAME}),
+        ([ended(Trial(DENSE, 0)), fails_with(Trial(SPARSE, 0)), fails_with(Trial(LARGE, 0))], {"S=0.8": SAME}),
+        (
+            [ended(Trial(DENSE, 0)), ended(Trial(LARGE, 0)), *[fails_with(Trial(SPARSE, i)) for i in (0, 1)]],
+            {"B=4 S=0.8": SAME},
+        ),
+        ([ended(Trial(DENSE, 0)), fails_with(Trial(SPARSE, 0))], {}),
+        ([ended(Trial(SPARSE, 0)), fails_with(Trial(SPARSE, 1)), fails_with(Trial(SPARSE, 2))], {}),
+        ([fails_with(Trial(SPARSE, 0)), fails_with(Trial(SPARSE, 1), line=8)], {}),
+        ([fails_with(Trial(SPARSE, 0)), fails_with(Trial(SPARSE, 1), "KeyError: 3")], {}),
+        ([fails_with(Trial(SPARSE, i), "torch.OutOfMemoryError: CUDA") for i in (0, 1)], {}),
+        ([fails_with(Trial(SPARSE, i), "FileNotFoundError: [Errno 2] x") for i in (0, 1)], {}),
+        ([failed(Trial(SPARSE, 0)), failed(Trial(SPARSE, 1))], {}),
+    ],
+)
+def test_kinds_of_trials_that_always_fail_in_the_same_place(tmp_path, results, expected):
+    failures = after(tmp_path, *results)
+    assert failures.lasting() == expected
+    assert ("Change the code or the configuration" in failures.summary()) == bool(expected)
+
+
+def test_a_trial_that_failed_in_the_same_place_in_an_earlier_run_of_the_study(tmp_path):
+    earlier = (ended(Trial(SPARSE, 0)), fails_with(Trial(SPARSE, 1)))
+    assert after(tmp_path, fails_with(Trial(SPARSE, 1)), earlier=earlier).lasting() == {"B=4 S=0.8 point-1": SAME}
+    assert after(tmp_path, fails_with(Trial(SPARSE, 1), line=9), earlier=earlier).lasting() == {}
+    assert after(tmp_path, earlier=earlier).summary() == "", "nothing failed in this run"
+
+
+def test_the_last_frame_of_a_chained_traceback_is_the_place():
+    try:
+        try:
+            int("a")
+        except ValueError:
+            raise KeyError("of two\nlines: here") from None
+    except KeyError:
+        text = traceback.format_exc()
+    assert failure_in(text).error == "KeyError"
+    assert failure_in(text).place.endswith("in test_the_last_frame_of_a_chained_traceback_is_the_place")
+    assert failure_in("no traceback") is None
 
 
 @pytest.mark.parametrize(("fails", "at_once"), [([0, 1, 2], True), ([0, 1, 3, 4], False), ([1, 2, 3], False)])

@@ -41,6 +41,28 @@ def test_batch_sizes_and_sparsities_may_stand_in_the_grid():
         StudyConfig(grid={"data.batch_size": [2]}, batch_sizes=[4])
 
 
+@pytest.mark.parametrize("value", [True, None, "8", [8]])
+@pytest.mark.parametrize("key", ["data.batch_size", "pruning.sparsity"])
+def test_batch_sizes_and_sparsities_of_the_grid_are_numbers(key, value):
+    with pytest.raises(ConfigError) as error:
+        StudyConfig(grid={key: [value]})
+    assert (error.value.key, error.value.value) == (f"study.grid.{key}", value)
+
+
+def test_true_and_false_are_values_of_an_axis():
+    config = StudyConfig(batch_sizes=[2], sparsities=[0.5], grid={"model.norm": [True, False]}, space=SPACE)
+    config.check()
+    assert [str(cell) for cell in config.cells] == ["B=2 S=0.5 norm=false", "B=2 S=0.5 norm=true"]
+
+
+@pytest.mark.parametrize("values", [[True, 0], [True, "snip"], [None, 1], [[1], [2]], [{"class_path": "a.B"}]])
+def test_a_refused_value_of_an_axis_comes_with_its_key(values):
+    with pytest.raises(ConfigError) as error:
+        StudyConfig(grid={"model.norm": values}, space=SPACE).check()
+    assert error.value.key == "study.grid.model.norm"
+    assert error.value.value in (values, values[0])
+
+
 def test_sparsities_have_names_of_their_own():
     with pytest.raises(
         ConfigError, match="study.sparsities: 0.9999992 is not allowed; values that differ in 6 digits; 0"

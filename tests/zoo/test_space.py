@@ -47,3 +47,12 @@ def test_an_order_seed_is_drawn_for_each_point(zoo):
     assert_works(outcome)
     first = {r.trial.point: outcome.audit(r).start.batch[0].tolist() for r in outcome.results}
     assert first[0] != first[1]
+
+
+def test_true_and_false_are_values_of_an_axis(zoo):
+    outcome = zoo(data=spec("data.Clouds", n=150), grid={"data.drop_last": [True, False]}, batch_sizes=[16])
+    assert_works(outcome)
+    assert [cell.others for cell in outcome.study.cells] == 2 * [
+        (("data.drop_last", False),),
+        (("data.drop_last", True),),
+    ]
