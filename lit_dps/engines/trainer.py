@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +15,88 @@ from lit_dps.engines.engine import Training
 from lit_dps.errors import UserError
 from lit_dps.parallel import ranks
 from lit_dps.runs import Run
-from lit_dps.training import GoalErrorCallback, SmoothnessCallback, lightning_private
+from lit_dps.training import GoalErrorCallback, PruningCallback, SmoothnessCallback, lightning_private
 from lit_dps.training.checkpoint import CheckpointCallback, Paused
 from lit_dps.training.checkpoints import CheckpointFile
 from lit_dps.training.generators import isolated
 from lit_dps.training.protocol import screen_callbacks_of
 from lit_dps.training.steps import ExamplesCallback
+from lit_dps.training.workload import Built
 from lit_dps.trial import RANKS, TrialResult
+
+
+@dataclass(frozen=True)
+class TrialFit:
+    """A trial as Lightning trains it: what is built for it, and the study's callbacks.
+
+    The dry run makes its trials by this class too, so that it calls the same hooks in the same order.
+
+    Attributes:
+        built: The module, the data module and the trainer's arguments.
+        goal, pruning, smoothness, examples: Callbacks of the study.
+        checkpoint: Saves the run; None where it is not saved.
+        callbacks: The callbacks of the study in their order, below those of the user.
+    """
+
+    built: Built
+    goal: GoalErrorCallback
+    pruning: PruningCallback
+    smoothness: SmoothnessCallback
+    examples: ExamplesCallback
+    checkpoint: CheckpointCallback | None
+    callbacks: tuple[Callback, ...]
+
+    @classmethod
+    def of(
+        cls,
+        training: Training,
+        run: Run,
+        goal: GoalErrorCallback | None = None,
+        file: CheckpointFile | None = None,
+        at_check: Callable[[], None] = lambda: None,
+    ) -> TrialFit:
+        """Builds a run's trial.
+
+        Args:
+            training: What the trials of the study have in common.
+            run: The attempt at the trial.
+            goal: Checks the run in place of the study's own callback.
+            file: Where the run is saved; None saves nothing.
+            at_check: See `TrainerEngine.train`.
+        """
+        trial = run.trial
+        built = training.workload.build(trial)
+        if goal is None:
+            goal = GoalErrorCallback(**training.goal)
+        goal.follow(run)
+        goal.at_check, checkpoint = at_check, None
+        if file is not None:
+            checkpoint = CheckpointCallback(file, training.checkpoints.seconds, run, at_check)
+            goal.at_check, goal.saved = checkpoint.checked, lambda: checkpoint.can_save
+        pruning = training.pruning_of(trial)
+        smoothness = SmoothnessCallback(**training.smoothness)
+        examples = ExamplesCallback(trial.cell.batch_size, training.workload.batch_size_key)
+        delay = training.delay_of(trial)
+        local = training.local_of(trial)  # before the goal, which asks for the loss of all workers
+        ours: list[Callback] = [_OwnSignals(), pruning]
+        if delay.delay:
+            ours.append(delay)
+        if smoothness.interval:
+            ours.append(smoothness)
+        if local.rounds.on:
+            ours.append(local)
+        ours.append(goal)
+        if not standard_data(built.data):
+            ours.append(examples)
+        if checkpoint is not None:
+            ours.append(checkpoint)
+        screen_callbacks_of(built.module)
+        return cls(built, goal, pruning, smoothness, examples, checkpoint, tuple(ours))
+
+    def trainer(self, further: Sequence[Callback] = (), last: Sequence[Callback] = ()) -> Trainer:
+        """Returns the trainer, with `further` callbacks between those of the user and of the study, and `last` ones."""
+        callbacks = [*self.built.trainer["callbacks"], *further, *self.callbacks, *last]
+        return Trainer(**{**self.built.trainer, "callbacks": callbacks})
 
 
 @dataclass(frozen=True)
@@ -77,31 +152,14 @@ class TrainerEngine:
         self, run: Run, at_check: Callable[[], None], file: CheckpointFile | None, saved: Path | None = None
     ) -> None:
         training, trial = self.training, run.trial
-        built = training.workload.build(trial)
-        goal = GoalErrorCallback(**training.goal)
-        goal.follow(run)
-        goal.at_check, checkpoint = at_check, None
-        if file is not None:
-            checkpoint = CheckpointCallback(file, training.checkpoints.seconds, run, at_check)
-            goal.at_check, goal.saved = checkpoint.checked, lambda: checkpoint.can_save
-        pruning = training.pruning_of(trial)
+        fit = TrialFit.of(training, run, file=file, at_check=at_check)
         if (known := training.known_scores(trial)) is not None:
-            pruning.reuse(*known)
-        smoothness = SmoothnessCallback(**training.smoothness)
-        examples = ExamplesCallback(trial.cell.batch_size, training.workload.batch_size_key)
-        delay = training.delay_of(trial)
-        local = training.local_of(trial)  # before the goal, which asks for the loss of all workers
-        asked = [*([delay] if delay.delay else []), *([smoothness] if smoothness.interval else [])]
-        asked += [local] if local.rounds.on else []
-        ours = [_OwnSignals(), pruning, *asked, goal]
-        ours += [examples] if not standard_data(built.data) else []
-        ours += [checkpoint] if checkpoint is not None else []
-        screen_callbacks_of(built.module)
+            fit.pruning.reuse(*known)
         with isolated(seed=trial.seed_for("order")):  # what a loader, an augmentation or dropout draws is the point's
-            callbacks = [*built.trainer["callbacks"], *self.callbacks, *ours]
-            trainer = Trainer(**{**built.trainer, "callbacks": callbacks})
+            trainer = fit.trainer(self.callbacks)
             with suppress(Paused):
-                trainer.fit(built.module, datamodule=built.data, ckpt_path=saved, weights_only=True)
+                trainer.fit(fit.built.module, datamodule=fit.built.data, ckpt_path=saved, weights_only=True)
+        goal, pruning, smoothness, checkpoint = fit.goal, fit.pruning, fit.smoothness, fit.checkpoint
         if run.status is None:
             run.failure = f"the module or a callback stopped it after {goal.steps} steps"
         training.keep_scores(trial, pruning.key, pruning.scores)
@@ -110,7 +168,7 @@ class TrainerEngine:
         run.timed = goal.watch.timed
         run.smoothness, run.theory = (smoothness.curve if smoothness.interval else {}), smoothness.terms
         together = {RANKS: ranks.world()} if ranks.world() > 1 else {}
-        run.observed = {**pruning.observed, **examples.observed, **together}
+        run.observed = {**pruning.observed, **fit.examples.observed, **together}
 
 
 class _OwnSignals(Callback):

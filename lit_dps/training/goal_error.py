@@ -121,6 +121,10 @@ class GoalErrorCallback(Callback):
     def steps(self) -> int:
         return self._count.steps
 
+    def is_check(self, step: int) -> bool:
+        """Return whether the network is checked after this optimizer step."""
+        return step % self.goal.check_interval == 0
+
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit" or trainer.fast_dev_run:
             return
@@ -181,7 +185,7 @@ class GoalErrorCallback(Callback):
             return
         # Lightning counts batches; an epoch that ends within an accumulation makes them no measure of steps
         self._stepped = self._count.after_batch(trainer, skipped=not self._losses)
-        self._due = self._stepped and self.steps % self.goal.check_interval == 0
+        self._due = self._stepped and self.is_check(self.steps)
         trainer.val_check_batch = 1 if self._due else sys.maxsize
         if self._due:
             self.watch.turn("checking", pl_module.device)
