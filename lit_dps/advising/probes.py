@@ -17,7 +17,7 @@ from lit_dps.analysis.best_rates import RateCurve
 from lit_dps.errors import StorageError
 from lit_dps.record import StudyRecord
 from lit_dps.runtime import Interrupted, StopRequest
-from lit_dps.store import declare, read_study
+from lit_dps.store import begin_run, declare, read_study
 from lit_dps.study.failures import Failures
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.view import View, connect, environment_tags
@@ -53,11 +53,12 @@ class Probes:
         goal, identity = setup.goal_of_trials, setup.identity(self.data)
         slack, uid = declare(self.url, study, setup.workload_name(), goal, identity, setup.config())
         study = dataclasses.replace(study, slack=slack)
-        setup = dataclasses.replace(setup, study=study, uid=uid, began=time.time())
+        setup = dataclasses.replace(setup, study=study, uid=uid)
         record = read_study(self.url, self.name)
         left = sum(map(len, setup.left(record.results).values()))
         if not left:
             return True
+        setup = dataclasses.replace(setup, run_number=begin_run(self.url, self.name))
         self.view.sync(record, goes_on=True)
 
         def over() -> bool:

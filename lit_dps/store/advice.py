@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import optuna
+from optuna.storages import RDBStorage
 
 from lit_dps.store.database import storage_errors, storage_for_now
+from lit_dps.store.foreign import refuse_foreign_advice
 from lit_dps.store.header import attributes
 from lit_dps.store.locks import storage_lock
 from lit_dps.store.read import open_to_read
@@ -29,20 +31,26 @@ class AdviceStore:
     def read(self) -> dict[str, Any]:
         """All values; none of advice that nobody has asked for yet."""
         with storage_errors(self.url), storage_for_now(self.url) as storage:
+            refuse_foreign_advice(storage, self.name)
             return attributes(storage, self.name)
 
     def keep(self, **values: Any) -> None:
         """Stores some values, in place of those of the same name."""
         with storage_errors(self.url), storage_for_now(self.url) as storage, storage_lock(self.url):
-            study = optuna.create_study(study_name=self.name, storage=storage, load_if_exists=True)
+            study = self._open(storage)
             for key, value in values.items():
                 study.set_user_attr(key, value)
 
     def append(self, key: str, value: Any) -> None:
         """Adds a value to a list, which may not be there yet."""
         with storage_errors(self.url), storage_for_now(self.url) as storage, storage_lock(self.url):
-            study = optuna.create_study(study_name=self.name, storage=storage, load_if_exists=True)
+            study = self._open(storage)
             study.set_user_attr(key, [*study.user_attrs.get(key, []), value])
+
+    def _open(self, storage: RDBStorage) -> optuna.Study:
+        """Return the Optuna study of the advice, made if there is none."""
+        refuse_foreign_advice(storage, self.name)
+        return optuna.create_study(study_name=self.name, storage=storage, load_if_exists=True)
 
 
 def list_advice(url: str) -> dict[str, dict[str, Any]]:

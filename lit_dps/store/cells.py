@@ -11,15 +11,17 @@ from typing import Any
 import optuna
 from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import BaseSampler
-from optuna.storages import BaseStorage
+from optuna.storages import BaseStorage, RDBStorage
 from optuna.trial import TrialState
 
 from lit_dps.errors import StorageError
 from lit_dps.goal import TAKEN
 from lit_dps.racing import best_steps, last_step, settled
+from lit_dps.store.foreign import refuse_foreign_cell
 from lit_dps.store.schema import (
     AXES,
     FAILED_AT,
+    FAILED_IN,
     POINT_ATTR,
     RESULT_ATTR,
     STATES,
@@ -36,7 +38,7 @@ REPORTED_VALUES = 32  # intermediate values of a trial at most: each is a transa
 
 
 def open_cell(
-    storage: BaseStorage,
+    storage: RDBStorage,
     name: str,
     cell: Cell,
     uid: str | None,
@@ -44,8 +46,10 @@ def open_cell(
     repeats: bool = False,
 ) -> optuna.Study:
     """The Optuna study of a cell of study `name`, or that of its repeats, made where there is none; as `check_cell`."""
+    study_name = repeats_study_name(name, cell) if repeats else cell_study_name(name, cell)
+    refuse_foreign_cell(storage, study_name)
     study = optuna.create_study(
-        study_name=repeats_study_name(name, cell) if repeats else cell_study_name(name, cell),
+        study_name=study_name,
         storage=storage,
         sampler=sampler,
         direction="minimize",
@@ -105,24 +109,34 @@ def race_limit(study: optuna.Study, slack: float | None) -> float:
     return last_step(best_steps(steps_of(study).values()), slack)
 
 
-def ran_to(user_attrs: Mapping[str, Any], began: float = 0.0) -> float:
-    """The step up to which an attempt tells how a trial goes, if it was stopped there and may be run again.
+def ran_to(user_attrs: Mapping[str, Any], run_number: float = 0) -> float:
+    """Return the step up to which an attempt tells how a trial goes, if it may be run again.
 
-    One that was cut short has no result and tells nothing. One that failed before `began`, in seconds since the epoch,
-    may be run again; others that ended are final, which is infinity.
+    An attempt that was cut short has no result and tells nothing: minus infinity. A failed attempt
+    may be run again by the runs of the study that began after it failed. Other attempts are final,
+    which is infinity.
+
+    Args:
+        user_attrs: Of the attempt.
+        run_number: Of the run that asks (`lit_dps.store.header.begin_run`); 0 runs nothing again.
     """
     result = user_attrs.get(RESULT_ATTR)
     if result is None:
         return -math.inf
     run = max(result["curve"].get("step", ()), default=-math.inf)
-    again = result["status"] == Status.FAILED and user_attrs.get(FAILED_AT, -math.inf) < began
-    return run if again or not settled(Status(result["status"]), run, math.inf) else math.inf
+    # Failures of earlier versions have no number: they are older than any run that has one.
+    has_failed_before = result["status"] == Status.FAILED and user_attrs.get(FAILED_IN, 0) < run_number
+    if has_failed_before or not settled(Status(result["status"]), run, math.inf):
+        return run
+    return math.inf
 
 
-def end(trial: optuna.Trial, result: TrialResult) -> None:
-    """Stores a result and ends its trial."""
+def end(trial: optuna.Trial, result: TrialResult, last_run: int) -> None:
+    """Store a result and end its trial; `last_run` is the number of the study's last run."""
     if result.status is Status.FAILED:
-        trial.set_user_attr(FAILED_AT, time.time())  # first: no failed result is without it
+        # Before the result: no failed result is without them.
+        trial.set_user_attr(FAILED_AT, time.time())
+        trial.set_user_attr(FAILED_IN, last_run)
     trial.set_user_attr(RESULT_ATTR, encode_result(result))
     trial.set_user_attr(STATUS_ATTR, str(result.status))
     _report(trial, result)

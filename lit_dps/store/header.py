@@ -9,7 +9,7 @@ from functools import reduce
 from typing import Any
 
 import optuna
-from optuna.storages import BaseStorage
+from optuna.storages import BaseStorage, RDBStorage
 
 from lit_dps.boxes import Widened
 from lit_dps.config import StudyConfig
@@ -18,6 +18,7 @@ from lit_dps.noise import NoiseScale
 from lit_dps.repeats import RepeatPlan
 from lit_dps.space import stored
 from lit_dps.store.database import storage_errors, storage_for_now
+from lit_dps.store.foreign import refuse_foreign_cells, refuse_foreign_header
 from lit_dps.store.joining import StudyChanged, changed, check_apart, check_joint
 from lit_dps.store.locks import storage_lock
 from lit_dps.store.schema import (
@@ -26,9 +27,11 @@ from lit_dps.store.schema import (
     FORMAT,
     FORMAT_ATTR,
     IDENTITY,
+    MADE_BY,
     NOISE,
     REPEATS,
     RUN_ON,
+    RUNS,
     TRIAL_SEED,
     UID,
 )
@@ -66,11 +69,15 @@ def check_unchanged(
     Raises:
         StudyChanged: naming every key that differs, and as `check_joint`.
         ConfigError: as `check_joint` and `check_apart`.
+        ForeignStudy: if somebody else made an Optuna study of this name, or of one of its cells.
     """
     file = sqlite_file(url)
     if file is not None and not file.exists():
         return
     with storage_errors(url), storage_for_now(url) as storage:
+        refuse_foreign_header(storage, name)
+        if study is not None:
+            refuse_foreign_cells(storage, name, study.cells)
         _refuse_changed(storage, name, identity)
         if study is not None and FORMAT_ATTR in (known := attributes(storage, name)):
             check_joint(name, known, _grid(study, boxes))
@@ -121,6 +128,7 @@ def declare(
     Raises:
         StudyChanged: naming every key that differs.
         ConfigError: as `check_joint` and `check_apart`.
+        ForeignStudy: if somebody else made an Optuna study of this name, or of one of its cells.
         StorageError: if the storage cannot be used.
     """
     attrs = {
@@ -138,6 +146,8 @@ def declare(
         REPEATS: dataclasses.asdict(study.repeat_plan),
     }
     with storage_errors(url), storage_for_now(url) as storage, storage_lock(url):
+        refuse_foreign_header(storage, study.name)
+        refuse_foreign_cells(storage, study.name, study.cells)
         _refuse_changed(storage, study.name, identity)
         if study.best_of is not None and FORMAT_ATTR not in attributes(storage, study.name):
             # the seed of the other study may be the same: then one of these trials may be the very one that was best
@@ -146,7 +156,7 @@ def declare(
     return written["slack"], written[UID]
 
 
-def extend(storage: BaseStorage, name: str, attrs: Mapping[str, Any]) -> dict[str, Any]:
+def extend(storage: RDBStorage, name: str, attrs: Mapping[str, Any]) -> dict[str, Any]:
     """As `declare`, from the header's user attributes but for uid and format, under the storage's lock.
 
     What of them neither extends nor is part of the identity takes the place of what was there.
@@ -154,6 +164,7 @@ def extend(storage: BaseStorage, name: str, attrs: Mapping[str, Any]) -> dict[st
     Returns:
         The header's user attributes.
     """
+    refuse_foreign_header(storage, name)
     check_joint(name, attributes(storage, name), attrs)
     header = optuna.create_study(study_name=name, storage=storage, load_if_exists=True)
     known = header.user_attrs
@@ -176,10 +187,28 @@ def extend(storage: BaseStorage, name: str, attrs: Mapping[str, Any]) -> dict[st
         new = {BOXES: boxes, **new}
     if not new[AXES]:
         del new[AXES]
+    if FORMAT_ATTR not in known:
+        # First, so that a header that is cut short is still known to be ours.
+        new = {MADE_BY: "lit_dps", **new}
     for key, value in new.items():
         if key not in known or known[key] != value:
             header.set_user_attr(key, value)
     return new
+
+
+def begin_run(url: str, name: str) -> int:
+    """Return the number of a new run of a declared study: 1 for the first `study` command.
+
+    Runs are ordered by this number, not by clocks, which may be set back.
+
+    Raises:
+        StorageError: if the storage cannot be used.
+    """
+    with storage_errors(url), storage_for_now(url) as storage, storage_lock(url):
+        header = optuna.load_study(study_name=name, storage=storage)
+        number = header.user_attrs.get(RUNS, 0) + 1
+        header.set_user_attr(RUNS, number)
+    return number
 
 
 def seed_of_trials(url: str, study: StudyConfig) -> int:

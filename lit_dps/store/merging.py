@@ -21,6 +21,7 @@ from lit_dps.store import schema
 from lit_dps.store.cells import check_cell, open_cell, race_limit, ran_to
 from lit_dps.store.database import storage_errors, storage_for_now
 from lit_dps.store.environments import add_environments
+from lit_dps.store.foreign import refuse_foreign_cells, refuse_foreign_header
 from lit_dps.store.header import attributes, extend
 from lit_dps.store.joining import StudyChanged, changed, check_joint, check_seeds
 from lit_dps.store.locks import storage_lock
@@ -122,6 +123,8 @@ def _check_same(name: str, here: str, ours: Mapping, there: str, theirs: Mapping
 
 
 def _check_target(storage: BaseStorage, place: str, other: Elsewhere, name: str) -> None:
+    refuse_foreign_header(storage, name)
+    refuse_foreign_cells(storage, name, schema.cells_of(attributes(other.storage, name)))
     ours, theirs = attributes(storage, name), attributes(other.storage, name)
     whole = schema.FORMAT_ATTR in ours
     if whole:
@@ -177,6 +180,8 @@ def _merge_cell(
             trial = copy.deepcopy(attempt.stored)
             # the first place, if there are several
             trial.user_attrs = {schema.MERGED_FROM: other.place, **trial.user_attrs}
+            # It counts the runs of the other storage.
+            trial.user_attrs.pop(schema.FAILED_IN, None)
             study.add_trial(trial)
         merged.taken += bool(new)
         merged.known += not new

@@ -30,7 +30,7 @@ class Repeats:
         peers: The processes that share the storage.
         plan: What is repeated.
         distributions: Of the metaparameters.
-        began: When this run of the study began; see `Store`.
+        run_number: Of this run of the study; see `Store`.
     """
 
     def __init__(
@@ -41,10 +41,10 @@ class Repeats:
         peers: ServerPeers | MachinePeers,
         plan: RepeatPlan,
         distributions: Mapping[str, BaseDistribution],
-        began: float,
+        run_number: int,
     ):
         self.storage, self.name, self.uid, self.peers, self.plan = storage, name, uid, peers, plan
-        self.distributions, self.began = dict(distributions), began
+        self.distributions, self.run_number = dict(distributions), run_number
 
     def claim(self, cell: Cell, search: optuna.Study) -> tuple[optuna.Trial, float] | None:
         """A repeat that nobody has run or is running, in this process's name, and the step that it has to reach.
@@ -80,7 +80,7 @@ class Repeats:
             if self._runs(trial):
                 ran = math.inf
             else:
-                ran = ran_to(trial.user_attrs, self.began)
+                ran = ran_to(trial.user_attrs, self.run_number)
                 if trial.state is TrialState.RUNNING:  # its process was killed, maybe once its result was written
                     give_up(study, trial.number, trial.user_attrs)
             each = trial.user_attrs[POINT_ATTR], trial.user_attrs[REPEAT_ATTR]

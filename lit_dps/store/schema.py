@@ -26,6 +26,8 @@ from lit_dps.trial import Cell, Status, Trial, TrialResult
 FORMAT = 1
 FORMAT_ATTR, UID, IDENTITY, AXES, REPORTED = "lit_dps_format", "uid", "identity", "axes", "reported"
 NOISE = "noise_scale"
+MADE_BY = "made_by"
+RUNS = "runs"
 RUN_ON = "run_on"
 TRIAL_SEED = "trial_seed"
 REPEATS = "repeats"
@@ -33,6 +35,7 @@ BOXES = "boxes"
 ENVIRONMENTS = "environments"
 UNREAD = "unread_data"  # in the identity, since a later version: arguments of data that have no digest
 HEADER_ATTRS = {
+    MADE_BY: "lit_dps. It is written first; Optuna studies of somebody else lack it. Absent in earlier studies.",
     FORMAT_ATTR: "Version of this layout: 1. It is written last; a header without it was cut short.",
     UID: "Tells the study from all others, also from a deleted one of the same name. Absent in the oldest studies.",
     IDENTITY: "All that decides results, nested: has to be equal whenever the study is taken up again.",
@@ -54,6 +57,7 @@ HEADER_ATTRS = {
     REPEATS: "The fields of `lit_dps.repeats.RepeatPlan`, the largest asked for. Absent where nothing is repeated.",
     BOXES: "The history of a box that was widened: `lit_dps.boxes.Widened.stored` of each, beside space. Else absent.",
     ENVIRONMENTS: "What trials ran in, the oldest first: versions, machine. Absent in earlier studies.",
+    RUNS: "How many `study` commands have run trials: the number of the last one. Absent in earlier studies.",
     REPORTED: "How many results the last analysis at the end of a run was made from.",
 }
 
@@ -88,6 +92,7 @@ CELL_ATTRS = {
 # The parameters of a trial are its metaparameters by configuration key; the value of a complete one is its steps to
 # result. The number of a trial identifies the attempt: a point may have several.
 POINT_ATTR, OWNER, RESULT_ATTR, FAILED_AT, MERGED_FROM = "point", "owner", "result", "failed_at", "merged_from"
+FAILED_IN = "failed_in"
 STATUS_ATTR = "status"
 REPEAT_ATTR = "repeat"
 TRIAL_ATTRS = {
@@ -97,7 +102,9 @@ TRIAL_ATTRS = {
     "storage; host:pid:SESSION on PostgreSQL; host:pid:start in earlier versions. Absent while it waits.",
     RESULT_ATTR: "How it ended, by `encode_result`. A finished trial without one was cut short: its point runs again.",
     STATUS_ATTR: "How it ended, `Status`, for people: Optuna's states are fewer. Absent in trials of earlier versions.",
-    FAILED_AT: "When an attempt of status failed ended, in seconds since the epoch.",
+    FAILED_AT: "When an attempt of status failed ended, in seconds since the epoch: for people and earlier versions.",
+    FAILED_IN: "What `runs` of the header was when an attempt of status failed ended: later commands run its point "
+    "again. Absent in trials of earlier versions and merged ones, which any command runs again.",
     MERGED_FROM: "Where `merge` took it over from.",
 }
 # Its intermediate values are up to 32 values of the goal's metric by step, for Optuna's plots and dashboard; the

@@ -23,10 +23,10 @@ from lit_dps.repeats import RepeatPlan
 from lit_dps.runs import Run
 from lit_dps.store.cells import distance, end, give_up, open_cell, race_limit, ran_to, steps_of, stored_steps
 from lit_dps.store.database import open_storage, storage_errors
-from lit_dps.store.header import uid_of
+from lit_dps.store.header import attributes, uid_of
 from lit_dps.store.locks import peers
 from lit_dps.store.repeating import Repeats
-from lit_dps.store.schema import OWNER, POINT_ATTR, REPEAT_ATTR
+from lit_dps.store.schema import OWNER, POINT_ATTR, REPEAT_ATTR, RUNS
 from lit_dps.store.search import SearchSampler
 from lit_dps.store.sobol import SobolSampler, distributions
 from lit_dps.trial import Cell, Trial, TrialResult
@@ -52,7 +52,7 @@ class Store:
         uid: What `lit_dps.store.header.declare` said of the study; None asks nothing.
         run_on, metrics: Whether its runs go on to the budget after their goal; further metrics that their curves keep.
         plan: What is repeated on fresh seeds once the search is through.
-        began: When this run of the study began, in seconds since the epoch: trials that failed before are run again.
+        run_number: Of this run of the study (`begin_run`): trials that failed in earlier runs are run again.
     """
 
     def __init__(
@@ -68,17 +68,18 @@ class Store:
         slack: float | None = None,
         levels: Sequence[float] | None = None,
         uid: str | None = None,
-        began: float = 0.0,
+        run_number: int = 0,
         run_on: bool = False,
         metrics: Sequence[str] = (),
         plan: RepeatPlan = RepeatPlan(),  # noqa: B008 (it is frozen)
     ):
-        self.storage, self.peers, self.uid, self.began = open_storage(url), peers(url), uid, began
+        self.storage, self.peers = open_storage(url), peers(url)
+        self.uid, self.run_number = uid, run_number
         self.url, self.name, self.cells, self.points, self.sampler, self.seed = url, name, cells, points, sampler, seed
         self.goal, self.further, self.slack, self.run_on, self.metrics = goal, further, slack, run_on, metrics
         self.rungs = (math.inf,) if slack is None else levels or rungs(goal.check_interval, goal.max_steps)
         self.distributions = distributions(sampler.space)
-        self.repeats = Repeats(self.storage, name, uid, self.peers, plan, self.distributions, began)
+        self.repeats = Repeats(self.storage, name, uid, self.peers, plan, self.distributions, run_number)
         self._claims: dict[tuple[Cell, int, int], optuna.Trial] = {}
         self._studies, self._left = dict[Cell, optuna.Study](), dict[Cell, dict[int, int]]()
         self._limits: dict[Cell, tuple[float, float]] = {}
@@ -133,7 +134,7 @@ class Store:
         cell, claim = result.trial.cell, (result.trial.cell, result.trial.point, result.trial.repeat)
         with self._alone():
             if self._still_mine(trial := self._claims[claim]):
-                end(trial, result)
+                end(trial, result, attributes(self.storage, self.name).get(RUNS, 0))
         del self._claims[claim]
         if not result.trial.repeat:
             asked, limit = self._limits.get(cell, (-math.inf, math.inf))
@@ -200,7 +201,7 @@ class Store:
                 finished = True
                 give_up(study, trial.number, trial.user_attrs)
             if finished:
-                ran[point] = max(ran.get(point, -math.inf), ran_to(trial.user_attrs, self.began))
+                ran[point] = max(ran.get(point, -math.inf), ran_to(trial.user_attrs, self.run_number))
             else:
                 running.add(point)
         raced = race_limit(study, self.slack)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-import time
 from collections.abc import Callable, Collection
 from functools import partial
 from itertools import chain
@@ -23,6 +22,7 @@ from lit_dps.store import (
     CELLS,
     CURVES,
     Tracker,
+    begin_run,
     check_place,
     check_unchanged,
     check_writable,
@@ -102,7 +102,7 @@ def _run(
     identity = setup.identity(data)
     slack, uid = declare(url, setup.study, workload, setup.goal_of_trials, identity, setup.config(), setup.boxes)
     extended = dataclasses.replace(setup.study, slack=slack)
-    setup = dataclasses.replace(setup, study=extended, uid=uid, began=time.time())
+    setup = dataclasses.replace(setup, study=extended, uid=uid)
     if takes_over:
         for line in take_over(url, name) or ["no trial to take over"]:
             print(f"study {name}: {line}", file=sys.stderr)
@@ -113,6 +113,8 @@ def _run(
     left = _left(setup, record)
     stored = chain(*record.results.values(), *record.repeats.values())
     failures = Failures(setup.storage.failures(name), stored)
+    if left:
+        setup = dataclasses.replace(setup, run_number=begin_run(url, name))
     if min(setup.workers, left) > 1:
         warm_up()
     try:

@@ -60,7 +60,7 @@ class StudySetup:
         local: Arguments of `LocalSGDCallback`.
         uid: Of the study as declared; see `lit_dps.store.header.declare`.
         boxes: How its box was widened (`lit_dps.study.widening`).
-        began: When this run of the study began, in seconds since the epoch.
+        run_number: Of this run of the study; see `lit_dps.store.header.begin_run`.
     """
 
     study: StudyConfig
@@ -72,7 +72,7 @@ class StudySetup:
     optim: Mapping[str, Any] = field(default_factory=dict)
     local: Mapping[str, Any] = field(default_factory=dict)
     uid: str | None = None
-    began: float = 0.0
+    run_number: int = 0
     boxes: tuple[Widened, ...] = ()
 
     def __post_init__(self):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sqlite3
 import time
 import traceback
 from pathlib import Path
@@ -11,8 +12,18 @@ import pytest
 
 from lit_dps.goal import Goal
 from lit_dps.racing import longest_attempt
-from lit_dps.store import RESULT_ATTR, SobolSampler, Store, cells, encode_result, read_study
-from lit_dps.store.cells import FAILED_AT, ran_to
+from lit_dps.store import (
+    RESULT_ATTR,
+    SobolSampler,
+    Store,
+    begin_run,
+    cells,
+    encode_result,
+    merge,
+    open_elsewhere,
+    read_study,
+)
+from lit_dps.store.cells import FAILED_IN, ran_to
 from lit_dps.study.failures import AllFail, Failure, Failures, failure_in
 from lit_dps.study.progress import Progress
 from lit_dps.trial import Cell, Status, Trial, TrialResult
@@ -38,8 +49,13 @@ def url(tmp_path):
     return url
 
 
-def opened(url: str, began: float = 0.0, **kw) -> Store:
-    return Store(url, "s", [CELL], 3, SobolSampler(SPACE, 5), 5, GOAL, began=began, **kw)
+def opened(url: str, run_number: int = 0, **kw) -> Store:
+    return Store(url, "s", [CELL], 3, SobolSampler(SPACE, 5), 5, GOAL, run_number=run_number, **kw)
+
+
+def next_run(url: str, **kw) -> Store:
+    """The store of a worker of another run of the study."""
+    return opened(url, begin_run(url, "s"), **kw)
 
 
 def run(store: Store, fails=(), status=Status.FAILED) -> list[int]:
@@ -57,21 +73,63 @@ def run(store: Store, fails=(), status=Status.FAILED) -> list[int]:
 
 
 def test_a_failed_trial_is_run_again_by_the_next_run_of_the_study_alone(url):
-    began = time.time()
-    assert run(opened(url, began), fails=[1]) == [0, 1, 2]
+    number = begin_run(url, "s")
+    assert run(opened(url, number), fails=[1]) == [0, 1, 2]
     assert [r.status for r in read_study(url, "s").results[CELL]] == ["complete", "failed", "complete"]
-    assert run(opened(url, began)) == [], "another worker of the same run"
-    assert run(opened(url, time.time()), fails=[1]) == [1]
-    assert run(opened(url, time.time())) == [1]
+    assert run(opened(url, number)) == [], "another worker of the same run"
+    assert run(next_run(url), fails=[1]) == [1]
+    assert run(next_run(url)) == [1]
     assert [r.status for r in read_study(url, "s").results[CELL]] == ["complete"] * 3
-    assert run(opened(url, time.time())) == []
+    assert run(next_run(url)) == []
     assert len(cell_trials(url, CELL)) == 5
+
+
+@pytest.mark.parametrize("shift", [-86400, 86400])
+def test_the_clock_does_not_decide_whether_a_failed_trial_is_run_again(url, shift, monkeypatch):
+    number = begin_run(url, "s")
+    assert run(opened(url, number), fails=[1]) == [0, 1, 2]
+    now = time.time() + shift
+    monkeypatch.setattr(time, "time", lambda: now)
+    assert run(opened(url, number)) == [], "another worker of the same run"
+    assert run(next_run(url), fails=[1]) == [1]
+    assert run(next_run(url)) == [1]
+
+
+def test_a_run_does_not_repeat_what_failed_in_another_one_that_goes_on_beside_it(url):
+    first = next_run(url)
+    asked = trials_of(first)
+    trial = next(asked)
+    second = next_run(url)
+    first.tell(failed(trial))
+    assert sorted(run(second)) == [1, 2], "it began before the trial failed"
+    assert run(next_run(url)) == [0]
+
+
+def test_failures_of_earlier_versions_are_run_again_whenever_they_failed(url):
+    """They have a time alone, which may lie in the future of a clock that was set back."""
+    run(next_run(url), fails=[1])
+    with sqlite3.connect(url.removeprefix("sqlite:///")) as connection:
+        connection.execute("delete from trial_user_attributes where key = 'failed_in'")
+        later = {"value": str(time.time() + 1e6)}
+        connection.execute("update trial_user_attributes set value_json = :value where key = 'failed_at'", later)
+    assert run(next_run(url), fails=[1]) == [1], "once in each run"
+
+
+def test_a_merged_failure_is_run_again_whatever_number_its_run_had(url, tmp_path):
+    other = f"sqlite:///{tmp_path}/other.db"
+    declared(other)
+    for _ in range(9):
+        begin_run(other, "s")
+    run(next_run(other), fails=[1])
+    with open_elsewhere(other, url) as elsewhere:
+        merge(url, [elsewhere])
+    assert run(next_run(url)) == [1]
 
 
 @pytest.mark.parametrize("status", [Status.STOPPED, Status.INFEASIBLE, Status.INCOMPLETE])
 def test_other_ends_are_final(url, status):
     assert run(opened(url), [1], status) == [0, 1, 2]
-    assert run(opened(url, time.time() + 1)) == []
+    assert run(next_run(url)) == []
 
 
 def test_a_failed_trial_whose_process_was_killed_at_its_end_counts_from_when_it_failed(url, monkeypatch):
@@ -80,31 +138,31 @@ def test_a_failed_trial_whose_process_was_killed_at_its_end_counts_from_when_it_
     monkeypatch.setattr(cells, "finish", lambda *args: None)  # killed before
     first.tell(failed(trial))
     monkeypatch.undo()
-    began = time.time()
     monkeypatch.setattr(first.peers, "alive", lambda who: False)
-    assert run(opened(url, began)) == [1, 2, 0]
+    assert run(next_run(url)) == [1, 2, 0]
 
 
 def test_a_trial_that_failed_beyond_where_it_had_to_go_is_not_run_again(url):
     store = opened(url, slack=2.0)
     for trial in trials_of(store):
         store.tell(ended(trial) if trial.point else failed(trial, checked=48))
-    assert run(opened(url, time.time(), slack=2.0)) == [], "K* is 16, so it is as good as outraced"
+    assert run(next_run(url, slack=2.0)) == [], "K* is 16, so it is as good as outraced"
     assert [r.status for r in read_study(url, "s").results[CELL]] == ["outraced", "complete", "complete"]
 
 
 def test_how_far_an_attempt_tells():
     trial = Trial(CELL, 0)
-    for result, at, expected in [
+    for result, number, expected in [
         (None, None, -math.inf),
         (ended(trial, Status.OUTRACED), None, 16),
         (ended(trial, Status.STOPPED), None, math.inf),
-        (failed(trial), 99.0, 16),
-        (failed(trial, checked=0), 99.0, -math.inf),
-        (failed(trial), 101.0, math.inf),
+        (failed(trial), 2, 16),
+        (failed(trial, checked=0), 2, -math.inf),
+        (failed(trial), 3, math.inf),
+        (failed(trial), None, 16),
     ]:
         attrs = {} if result is None else {RESULT_ATTR: encode_result(result)}
-        assert ran_to(attrs | ({} if at is None else {FAILED_AT: at}), began=100.0) == expected
+        assert ran_to(attrs | ({} if number is None else {FAILED_IN: number}), run_number=3) == expected
 
 
 def test_files_of_tracebacks_come_and_go(tmp_path):

@@ -1,0 +1,105 @@
+"""Refuses Optuna studies under the names of ours that lit_dps did not make, before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from optuna.storages import RDBStorage
+from optuna.study import StudyDirection
+from sqlalchemy import text
+
+from lit_dps.errors import StorageError
+from lit_dps.store.schema import (
+    ADVICE_ATTRS,
+    CELL_ATTRS,
+    FORMAT_ATTR,
+    HEADER_ATTRS,
+    IDENTITY,
+    MADE_BY,
+    POINT_ATTR,
+    cell_study_name,
+    repeats_study_name,
+)
+from lit_dps.trial import Cell
+
+# Every trial of a cell has a point, from the transaction on that makes the trial.
+_WITHOUT_POINT = text(
+    """
+    select count(*) from trials t
+    left join trial_user_attributes a on a.trial_id = t.trial_id and a.key = :key
+    where t.study_id = :study and a.trial_id is null"""
+)
+
+
+class ForeignStudy(StorageError):
+    """An Optuna study that lit_dps did not make stands where one of ours would be.
+
+    Attributes:
+        name: Its name.
+    """
+
+    def __init__(self, name: str):
+        super().__init__(f"there is an Optuna study {name!r} that lit_dps did not make: choose another study.name")
+        self.name = name
+
+    def __reduce__(self):  # it travels from workers to their parent
+        return type(self), (self.name,)
+
+
+def refuse_foreign_header(storage: RDBStorage, name: str) -> None:
+    """Raise ForeignStudy if the Optuna study of a header was made by somebody else."""
+    study = _study_id(storage, name)
+    if study is None:
+        return
+    attrs = storage.get_study_user_attrs(study)
+    if FORMAT_ATTR in attrs or MADE_BY in attrs or {"workload", IDENTITY} <= attrs.keys():
+        return
+    # A header of an earlier version may have been cut short before it had these attributes.
+    if not _may_be_cut_short(storage, study, attrs, HEADER_ATTRS):
+        raise ForeignStudy(name)
+
+
+def refuse_foreign_cells(storage: RDBStorage, name: str, cells: Iterable[Cell]) -> None:
+    """Raise ForeignStudy if the Optuna study of a cell, or of its repeats, is not all ours."""
+    for cell in cells:
+        for study_name in (cell_study_name(name, cell), repeats_study_name(name, cell)):
+            refuse_foreign_cell(storage, study_name)
+
+
+def refuse_foreign_cell(storage: RDBStorage, study_name: str) -> None:
+    """Raise ForeignStudy if one Optuna study of a cell is not all ours."""
+    study = _study_id(storage, study_name)
+    if study is None:
+        return
+    with storage.engine.connect() as connection:
+        foreign = connection.execute(_WITHOUT_POINT, {"key": POINT_ATTR, "study": study}).scalar()
+    attrs = storage.get_study_user_attrs(study)
+    has_trials = storage.get_n_trials(study) > 0
+    is_known = {"batch_size", "sparsity"} <= attrs.keys() or has_trials
+    if foreign or not (is_known or _may_be_cut_short(storage, study, attrs, CELL_ATTRS)):
+        raise ForeignStudy(study_name)
+
+
+def refuse_foreign_advice(storage: RDBStorage, study_name: str) -> None:
+    """Raise ForeignStudy if the Optuna study of advice was made by somebody else."""
+    study = _study_id(storage, study_name)
+    if study is None:
+        return
+    attrs = storage.get_study_user_attrs(study)
+    is_known = bool(attrs.keys() & ADVICE_ATTRS.keys()) and storage.get_n_trials(study) == 0
+    if not (is_known or _may_be_cut_short(storage, study, attrs, ADVICE_ATTRS)):
+        raise ForeignStudy(study_name)
+
+
+def _study_id(storage: RDBStorage, study_name: str) -> int | None:
+    try:
+        return storage.get_study_id_from_name(study_name)
+    except KeyError:
+        return None
+
+
+def _may_be_cut_short(storage: RDBStorage, study: int, attrs: Mapping[str, Any], known: Mapping[str, str]) -> bool:
+    """Return True for a study without trials that has no attribute but `known` ones."""
+    is_empty = storage.get_n_trials(study) == 0 and attrs.keys() <= known.keys()
+    return is_empty and storage.get_study_directions(study) == [StudyDirection.MINIMIZE]
