@@ -7,6 +7,7 @@ import logging
 import os
 import platform
 import signal
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -49,6 +50,7 @@ def waited_for_cpu() -> float:
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 INTERRUPTED = 130  # exit code of a process that Ctrl-C ended
+RESUMES = "results that were stored are kept; the same command resumes the study"
 
 
 class Interrupted(BaseException):
@@ -76,10 +78,12 @@ class StopRequest:
         signal: Name of the first signal, or None.
         now: Whether there was a second.
         shown: Whether something on the screen tells the user of the first. Set by it.
+        reported: Whether the user was told how the process leaves. Set by whoever does.
     """
 
     def __init__(self, others: Callable[[], bool] = lambda: False):
         self.others, self.signal, self.now, self.shown = others, None, False, False
+        self.reported = False
 
     def __bool__(self) -> bool:
         return self.signal is not None or self.others()
@@ -92,7 +96,10 @@ class StopRequest:
 
 @contextmanager
 def interruptible(stop: StopRequest, said: str = "") -> Iterator[None]:
-    """In here a first Ctrl-C or SIGTERM is left to `stop`; the second raises `Interrupted` at once.
+    """Leave a first Ctrl-C or SIGTERM to `stop`; the second raises `Interrupted` at once.
+
+    A third one ends the process, and so does a second one whose exception Python could not raise,
+    because it came amid a destructor. Neither does more harm than a killed process, which is none.
 
     Args:
         stop: Remembers the first.
@@ -101,6 +108,8 @@ def interruptible(stop: StopRequest, said: str = "") -> Iterator[None]:
 
     def handler(signum, frame):
         name = signal.Signals(signum).name
+        if stop.now:
+            leave_at_once(name)
         if stop.signal is not None:
             stop.now = True
             raise Interrupted(name, now=True)
@@ -108,10 +117,22 @@ def interruptible(stop: StopRequest, said: str = "") -> Iterator[None]:
         if not stop.shown:
             os.write(2, said.format(name).encode())  # print() is not to be called where it may have been interrupted
 
+    def leave_at_once(name: str) -> None:
+        if said and not stop.reported:
+            os.write(2, f"\ninterrupted by {name}: {RESUMES}\n".encode())
+        os._exit(INTERRUPTED)
+
+    def unraisable(lost: sys.UnraisableHookArgs) -> None:
+        if isinstance(lost.exc_value, Interrupted):
+            leave_at_once(str(lost.exc_value))
+        hook(lost)
+
     before = {s: signal.signal(s, handler) for s in SIGNALS}
+    hook, sys.unraisablehook = sys.unraisablehook, unraisable
     try:
         yield
     finally:
+        sys.unraisablehook = hook
         for s, previous in before.items():
             signal.signal(s, previous)
 

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
+from types import ModuleType
 
 VERBS = {
     "fit": ("lit_dps.cli.fit", "train one trial; with --of STUDY --cell B=32,S=0 that of a study's K* again"),
@@ -25,6 +30,7 @@ VERBS = {
 }
 # they need PyTorch and Lightning, whose imports take seconds
 TRAIN = ("fit", "validate", "test", "study", "advise", "masks")
+INTERRUPTED = 130  # exit code, as `lit_dps.runtime` has it, whose import takes time
 began: float | None = None  # the last command, on the monotonic clock: its imports count towards a budget
 
 
@@ -32,6 +38,7 @@ def main(argv: list[str] | None = None) -> int:
     """Runs a command line. Returns the exit code: 2 for what the user can mend, told in one line."""
     global began
     began = time.monotonic()
+    is_whole_process = argv is None
     argv = sys.argv[1:] if argv is None else argv
     leave_if_unguarded()
     if argv and argv[0] == "--version":
@@ -56,7 +63,11 @@ def main(argv: list[str] | None = None) -> int:
         return _refuse(f"unknown verb {argv[0]!r}; {near}there are {', '.join(VERBS)}")
     if os.getcwd() not in sys.path and "" not in sys.path:  # class paths of the user's own files, as python -m has it
         sys.path.insert(0, os.getcwd())
-    return _run(argv)
+    code = _run(argv)
+    if is_whole_process and code == INTERRUPTED:
+        # The process ends. Another Ctrl-C would only print a traceback of its last steps.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return code
 
 
 def leave_if_unguarded() -> None:
@@ -72,8 +83,35 @@ def leave_if_unguarded() -> None:
     os._exit(Unguarded.EXIT_CODE)
 
 
+@contextmanager
+def _ended_by_interrupt() -> Iterator[None]:
+    """End the process at Ctrl-C: a library that is being imported may swallow KeyboardInterrupt."""
+
+    def leave(signum: int, frame: object) -> None:
+        os.write(2, b"\nlit-dps: interrupted\n")
+        os._exit(INTERRUPTED)
+
+    handler = signal.getsignal(signal.SIGINT)
+    if handler is not signal.default_int_handler:  # somebody else's
+        yield
+        return
+    signal.signal(signal.SIGINT, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+def _import_verb(name: str) -> ModuleType:
+    if threading.current_thread() is not threading.main_thread():
+        return import_module(name)
+    with _ended_by_interrupt():
+        return import_module(name)
+
+
 def _run(argv: list[str]) -> int:
     from lit_dps.errors import UserError
+    from lit_dps.runtime import Interrupted
 
     try:
         if {"-h", "--help"} & {*argv[1:]}:
@@ -99,12 +137,13 @@ def _run(argv: list[str]) -> int:
                 return 0
             watch(argv[1:])
         again = argv[0] == "fit" and any(word.partition("=")[0] == "--of" for word in argv)
-        return import_module("lit_dps.cli.again" if again else VERBS[argv[0]][0]).main(argv) or 0
+        verb = _import_verb("lit_dps.cli.again" if again else VERBS[argv[0]][0])
+        return verb.main(argv) or 0
     except UserError as error:
         return _refuse(str(error))
-    except KeyboardInterrupt:  # before or after a study runs, which handles it itself
+    except (KeyboardInterrupt, Interrupted):  # before or after a study runs, which handles it itself
         print("\nlit-dps: interrupted", file=sys.stderr)
-        return 130
+        return INTERRUPTED
 
 
 def _refuse(message: str) -> int:

@@ -17,7 +17,7 @@ from lit_dps.errors import StorageError, Unguarded
 from lit_dps.parallel import ranks
 from lit_dps.parallel.processes import unguarded
 from lit_dps.record import HARDWARE, StudyRecord
-from lit_dps.runtime import INTERRUPTED, Interrupted, StopRequest, interruptible, prepare_process
+from lit_dps.runtime import INTERRUPTED, RESUMES, Interrupted, StopRequest, interruptible, prepare_process
 from lit_dps.store import (
     CELLS,
     CURVES,
@@ -86,7 +86,13 @@ def run_study(setup: StudySetup, show: Collection[str] = (), *, takes_over: bool
         except Interrupted as signal:
             print(f"\ninterrupted by {signal}: nothing was run or stored")
             return INTERRUPTED
-        return _run(setup, data, stop, show, takes_over)
+        try:
+            return _run(setup, data, stop, show, takes_over)
+        except Interrupted as signal:
+            # A second signal, while the first one's outcome was counted.
+            if not stop.reported:
+                print(f"\ninterrupted by {signal}: {RESUMES}")
+            return INTERRUPTED
 
 
 def _run(
@@ -144,6 +150,7 @@ def _run(
     except Interrupted as signal:
         left = _left(setup, read_study(url, name))
         print(f"\ninterrupted by {signal}: {left} trials are left, the others are stored; the same command goes on")
+        stop.reported = True
         return INTERRUPTED
     except AllFail as error:
         print(f"lit-dps: error: {error}", file=sys.stderr)

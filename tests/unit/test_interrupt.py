@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 
-from lit_dps.runtime import Interrupted, StopRequest, interruptible, prepare_process
+from lit_dps.runtime import INTERRUPTED, Interrupted, StopRequest, interruptible, prepare_process
+from lit_dps.study import run
 from lit_dps.trial import Cell, Status, Trial
+from tests.e2e.commands import FAST, environment, run_here
 from tests.unit.runs import train_one
 from tests.unit.test_engine import GOAL, PARAMS, WORKLOAD
 
@@ -83,3 +87,100 @@ def test_a_run_goes_on_after_a_signal_and_leaves_where_it_is_asked():
             assert train_one(trial, WORKLOAD, goal, limit=limit, lean=lean).status is Status.INCOMPLETE
             with pytest.raises(Interrupted):
                 train_one(trial, WORKLOAD, goal, limit=limit, lean=lean, at_check=stop.check)
+
+
+THIRD = """
+import os, signal, sys
+from lit_dps.runtime import Interrupted, StopRequest, interruptible
+
+def send():
+    os.kill(os.getpid(), signal.SIGINT)
+
+class Thing:
+    def __del__(self):
+        send()
+
+stop = StopRequest()
+with interruptible(stop, "{}: leaving\\n"):
+    send()
+    if sys.argv[1] == "third":
+        try:
+            send()
+        except Interrupted:
+            stop.reported = sys.argv[2] == "reported"
+            send()
+    else:
+        Thing()
+print("went on")
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "reported", "lines"), [("third", "no", 2), ("third", "reported", 1), ("destructor", "no", 2)]
+)
+def test_a_signal_that_cannot_be_raised_ends_the_process_with_one_line(kind, reported, lines):
+    argv = [sys.executable, "-c", THIRD, kind, reported]
+    done = subprocess.run(argv, capture_output=True, text=True, env=environment())
+    said = [line for line in done.stderr.splitlines() if line]
+    assert (done.returncode, done.stdout, len(said)) == (INTERRUPTED, "", lines), done.stderr
+    assert said[0] == "SIGINT: leaving"
+
+
+@pytest.mark.parametrize("when", ["counting", "reporting"])
+def test_a_second_signal_while_the_first_is_counted_is_one_line(tmp_path, monkeypatch, when):
+    """The first comes while trials are trained; the second while what is left is counted, or its line is printed."""
+    counted = run._left
+
+    def train(setup, record, workers, stop, *listeners):
+        send(signal.SIGINT)
+        monkeypatch.setattr(run, "_left", left)
+        stop.check()
+
+    def left(setup, record):
+        if when == "counting":
+            send(signal.SIGINT)
+        return counted(setup, record)
+
+    def read(*args):
+        send(signal.SIGINT)
+        raise AssertionError("the signal was lost")
+
+    monkeypatch.setattr(run, "_train", train)
+    if when == "reporting":
+        monkeypatch.setattr(run, "_train", lambda setup, record, workers, stop, *listeners: send(signal.SIGINT))
+        monkeypatch.setattr(run, "publish", read)
+    done = run_here(tmp_path, "study", "--config", FAST, "--study.workers", 1)
+    assert done.returncode == INTERRUPTED, done.stderr
+    assert done.stdout.count("interrupted by SIGINT") == 1
+    assert "Traceback" not in done.stderr + done.stdout
+    assert "resumes the study" in done.stdout or "the same command goes on" in done.stdout
+
+
+IMPORTING = """
+import os, signal, sys
+from lit_dps import cli
+if sys.argv[1] == "importing":
+    def importing(name):
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        except BaseException:  # as some libraries do while they are imported
+            pass
+    cli.import_module = importing
+else:
+    class Verb:
+        def main(argv):
+            raise KeyboardInterrupt
+    cli.import_module = lambda name: Verb
+sys.argv[1:] = ["configs"]
+code = cli.main()
+os.kill(os.getpid(), signal.SIGINT)  # once more, while the process ends
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize("when", ["importing", "running"])
+def test_an_interrupt_of_a_command_is_one_line_and_130(when):
+    argv = [sys.executable, "-c", IMPORTING, when]
+    done = subprocess.run(argv, capture_output=True, text=True, env=environment())
+    assert done.returncode == INTERRUPTED
+    assert done.stderr.strip() == "lit-dps: interrupted"
