@@ -10,7 +10,7 @@ from jsonargparse import ActionConfigFile
 from lit_dps.analysis import Analysis, figures_folder, parts_of, publish
 from lit_dps.cli.parser import PlainParser
 from lit_dps.config import StorageConfig, StudyConfig
-from lit_dps.store import check_place, read_study, sqlite_file, ui_command, without_password
+from lit_dps.store import check_place, read_study, refuse_lost, sqlite_file, ui_command, without_password
 from lit_dps.study.command import again_text
 
 SHOW = "What to print too, with commas between, or all: critical (batch sizes by definition), theory, files."
@@ -35,6 +35,7 @@ def main(argv: list[str]) -> int:
         parser.add_argument(f"--{other}", type=_read_over, help=SUPPRESS)
     config = parser.instantiate_classes(parser.parse_args(argv[1:]))
     storage, name, show = config.storage, config.study.name, parts_of(config.show)
+    refuse_lost(storage, name, figures_folder(storage.folder, name))
     study, folder = read(storage, name), Path(config.output or figures_folder(storage.folder, name))
     if not config.sync:
         text = publish(study, folder, show)[0]

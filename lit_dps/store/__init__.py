@@ -19,6 +19,7 @@ _NAMES = {
     "joining": "StudyChanged changed compare",
     "foreign": "ForeignStudy",
     "header": "attributes begin_run check_unchanged declare extend keep_noise_scale seed_of_trials",
+    "lost": "StudyLost refuse_lost",
     "others": "TAKE_OVER LeftToOthers claim_report take_over",
     "environments": "keep_environment",
     "outcomes": "keep_outcomes",

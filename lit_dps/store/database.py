@@ -17,6 +17,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 
 from lit_dps.errors import StorageError, UserError
 from lit_dps.store.locks import CONNECT, storage_lock
+from lit_dps.store.lost import RESTORE
 from lit_dps.store.urls import is_postgresql, scrubbed, sqlite_file, without_password
 
 LOCKED_TIMEOUT = 20  # seconds to wait for a database that another process writes to
@@ -61,6 +62,11 @@ def storage_for_now(url: str) -> Iterator[optuna.storages.RDBStorage]:
 UNUSABLE = (SQLAlchemyError, StorageInternalError, OSError, ImportError, RuntimeError, json.JSONDecodeError)
 HINTS = {
     "version_info": "it is not an Optuna database",
+    "malformed": f"the file is damaged or cut short: {RESTORE}",
+    "file is not a database": f"if it was one, the file is damaged: {RESTORE}",
+    "readonly database": "make the file and its folder writable, or copy both to where they are",
+    "unable to open database file": "the file and its folder have to be readable and writable",
+    "disk is full": "free some space; the same command resumes the study",
     "locked": "another process is writing to it",
     "No module named 'psycopg": "pip install 'lit_dps[postgres]', and begin the URL with postgresql+psycopg://",
 }

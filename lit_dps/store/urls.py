@@ -72,14 +72,31 @@ def check_place(url: str) -> None:
     if there == file and not file.is_file():
         raise StorageError(f"cannot use {url}: it is not a file")
     if there == file and there.stat().st_size and there.open("rb").read(len(MAGIC)) != MAGIC:
-        raise StorageError(f"cannot use {url}: file is not a database")
+        raise StorageError(
+            f"cannot use {url}: file is not a database; if it was one, it is damaged: restore it from a copy"
+        )
 
 
 def check_writable(url: str) -> None:
-    """Raises StorageError if a sqlite file can be neither written nor made. Creates nothing."""
+    """Raise StorageError for an Optuna storage that studies cannot be written to. Creates nothing.
+
+    Studies are kept in a sqlite file or on PostgreSQL: with these, it is known which workers are alive.
+    """
     file = sqlite_file(url)
-    if file is not None and not os.access(_nearest(file), os.W_OK):
-        raise StorageError(f"cannot use {url}: {_nearest(file)} is not writable")
+    if file is None:
+        if is_postgresql(url) or not re.match(r"\w+(\+\w+)?://", url):
+            return
+        kind = url.partition(":")[0]
+        raise StorageError(
+            f"cannot use a database of kind {kind!r}: studies are kept in a sqlite file "
+            "(sqlite:///mlruns/study.db) or on PostgreSQL (postgresql+psycopg://USER@HOST/DATABASE)"
+        )
+    # SQLite writes a journal into the folder.
+    for path in (_nearest(file), _nearest(file.parent)):
+        if not os.access(path, os.W_OK):
+            raise StorageError(
+                f"cannot use {url}: {path} is not writable; make it writable, or copy the file to another folder"
+            )
 
 
 def _nearest(file: Path) -> Path:

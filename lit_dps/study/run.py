@@ -33,6 +33,7 @@ from lit_dps.store import (
     keep_outcomes,
     page_address,
     read_study,
+    refuse_lost,
     take_over,
     ui_command,
     view_key,
@@ -174,6 +175,8 @@ def check_study(setup: StudySetup) -> LightningDataModule:
         UserError: for what does not serve.
     """
     prepare_process()
+    name = setup.study.name
+    refuse_lost(setup.storage, name, figures_folder(setup.storage.folder, name))
     _say(setup, "checking it, and rehearsing a trial")
     data = check(setup, lambda data: _settled(setup, data))
     for place in (setup.storage.optuna_url, setup.storage.mlflow_uri):

@@ -168,7 +168,7 @@ def test_a_missing_database_is_not_created(tmp_path):
 def test_what_is_no_optuna_database_is_said_so_and_left_alone(tmp_path):
     path = tmp_path / "other.db"
     path.write_bytes(b"not a database, but long enough to be taken for one" * 20)
-    with pytest.raises(StorageError, match=f"^cannot use sqlite:///{path}: file is not a database$"):
+    with pytest.raises(StorageError, match="file is not a database .*restore the file"):
         read_study(f"sqlite:///{path}", "fake")
     path.unlink()
     with sqlite3.connect(path) as other:
@@ -184,7 +184,7 @@ def test_a_truncated_database_is_one_line(tmp_path):
     path = tmp_path / "study.db"
     law_study(optuna.storages.RDBStorage(f"sqlite:///{path}"), batch_sizes=(4, 8), trials=4)
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    with pytest.raises(StorageError, match=f"^cannot use sqlite:///{path}: database disk image is malformed$"):
+    with pytest.raises(StorageError, match="disk image is malformed .*restore the file"):
         read_study(f"sqlite:///{path}", "fake")
 
 
