@@ -20,6 +20,7 @@ from lit_dps.runs import Run
 from lit_dps.training.attributes import capture_attributes, restore_attributes
 from lit_dps.training.checkpoints import MIN_SECONDS_WORTH_SAVING, CheckpointFile
 from lit_dps.training.generators import capture, restore
+from lit_dps.training.trainable import capture_trainable, prepare_trainable, restore_trainable
 from lit_dps.trial import Status
 
 
@@ -31,8 +32,9 @@ class CheckpointCallback(Callback):
     """Saves the trainer's checkpoint after a check, when everything of that step is done.
 
     With what Lightning saves (weights, optimizer, schedule, steps, the states of module, data module and callbacks) go
-    the position in the training data, the states of all random number generators, and what module, data module and
-    callbacks keep beside what Lightning saves of them (`capture_attributes`). `Trainer.fit` with the file as
+    the position in the training data, the states of all random number generators, which weights are trained in which
+    groups and modes (`capture_trainable`), and what module, data module and callbacks keep beside what Lightning saves
+    of them (`capture_attributes`). `Trainer.fit` with the file as
     `ckpt_path` and a new callback goes on, equal to the last bit. Several ranks save together, into rank 0's file.
 
     Not saved are runs of loaders that `ResumableLoader` does not serve, with a schedule that follows a metric, with
@@ -55,6 +57,7 @@ class CheckpointCallback(Callback):
         self.seconds, self._began, self._saved = 0.0, time.monotonic(), time.monotonic()
         self._loader: ResumableLoader | None = None
         self._position: dict[str, Any] | None = None
+        self._trainable: dict[str, Any] = {}
         self._checked = self._saving = self._paused = False
 
     @property
@@ -70,6 +73,7 @@ class CheckpointCallback(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":
+            self._trainer = trainer
             lightning_private.replace_dataloader(trainer, lambda loader: self._resumable(trainer, loader))
 
     def _resumable(self, trainer: Trainer, loader: Any) -> Any:
@@ -78,11 +82,21 @@ class CheckpointCallback(Callback):
         follows = any(config.reduce_on_plateau for config in trainer.lr_scheduler_configs)  # its metrics are not saved
         if ours and once and not follows and ResumableLoader.supports(loader):
             owners = (trainer.lightning_module, trainer.datamodule, *filter(_users, trainer.callbacks))
-            self._loader = ResumableLoader(loader, owners, lambda: self._between(trainer), self._position)
+            self._loader = ResumableLoader(
+                loader, owners, lambda: self._between(trainer), self._position, lambda: self._put_back(trainer)
+            )
             return self._loader
         if self._position is not None:
             raise ValueError("the position in the training data cannot be set")
         return loader
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._position is not None:
+            prepare_trainable(self._trainable, trainer, pl_module)
+
+    def _put_back(self, trainer: Trainer) -> None:
+        """Restores what is trained, right before the first step of a run that was taken up."""
+        restore_trainable(self._trainable, trainer, trainer.lightning_module)
 
     def _between(self, trainer: Trainer) -> None:
         if not self._checked:
@@ -130,11 +144,17 @@ class CheckpointCallback(Callback):
             return {}
         seconds = self.seconds + time.monotonic() - self._began
         positions = ranks.all_gather(self._loader.position())
-        return {"about": self.file.about, "seconds": seconds, "positions": positions, "paused": self._paused}
+        trainer = self._trainer
+        trainable = capture_trainable(trainer, trainer.lightning_module)
+        state = {"about": self.file.about, "seconds": seconds, "positions": positions}
+        return state | {"paused": self._paused, "trainable": trainable}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._position, self.seconds = state_dict["positions"][ranks.rank()], state_dict["seconds"]
         self._paused = state_dict["paused"]
+        if "trainable" not in state_dict:
+            raise ValueError("an earlier version did not save which weights are trained")
+        self._trainable = state_dict["trainable"]
 
 
 def _users(callback: Callback) -> bool:
@@ -153,6 +173,7 @@ class ResumableLoader(CombinedLoader):
         owners: Objects whose generators and attributes belong to the position, beside the loader's own generators.
         between: Called when all of the last batch is done and nothing of the next one has begun.
         position: Where to go on, from an earlier `position()` of a loader alike.
+        put_back: Called once, before the first batch of a loader that goes on.
     """
 
     def __init__(
@@ -161,9 +182,11 @@ class ResumableLoader(CombinedLoader):
         owners: tuple[Any, ...] = (),
         between: Callable[[], None] = lambda: None,
         position: dict[str, Any] | None = None,
+        put_back: Callable[[], None] = lambda: None,
     ):
         super().__init__(loader, "max_size_cycle")  # as Lightning's own
         self.owners, self.between, self._goal = owners, between, position
+        self.put_back = put_back
         self._now: dict[str, Any] | None = None
 
     @staticmethod
@@ -206,6 +229,7 @@ class ResumableLoader(CombinedLoader):
             if self._now is not None:  # not before: what is drawn when training starts was drawn before
                 restore(self._now["now"], *self._keepers)
                 restore_attributes(self._now["kept"], *self.owners)
+                self.put_back()
                 self._now = None
             self.between()
         batch = super().__next__()

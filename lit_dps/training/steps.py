@@ -7,6 +7,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.data import extract_batch_size
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 import lit_dps.training.lightning_private as lightning_private
@@ -31,16 +32,24 @@ class StepCount:
         self.steps: int | None = None
         self._before = self._fired = 0
         self._hooked = False
+        self._optimizers: list[Optimizer] = []
 
     def begin(self, trainer: Trainer) -> None:
         """To be called when training starts."""
         if self.steps is None:
             self.steps = trainer.global_step
+        self._hook(trainer)
+
+    def _hook(self, trainer: Trainer) -> None:
+        """Counts the steps of the trainer's optimizers, also of one that a hook put in another's place."""
         self._hooked = all(hasattr(optimizer, "register_step_post_hook") for optimizer in trainer.optimizers)
         for optimizer in trainer.optimizers if self._hooked else ():
-            optimizer.register_step_post_hook(self._fire)
+            if not any(optimizer is other for other in self._optimizers):
+                optimizer.register_step_post_hook(self._fire)
+                self._optimizers.append(optimizer)
 
     def before_batch(self, trainer: Trainer) -> None:
+        self._hook(trainer)
         self._before, self._fired = trainer.global_step, 0
 
     def after_batch(self, trainer: Trainer, skipped: bool) -> bool:

@@ -166,3 +166,88 @@ class Warming(Callback):
         for parameter in pl_module.parameters():
             if parameter.grad is not None:
                 parameter.grad.mul_(self.rng.uniform(0.5, 1) / self.seen)
+
+
+class Backboned(Dropping):
+    """For a finetuning callback: its network is the backbone, and the optimizer gets what is not frozen."""
+
+    def __init__(self, rate: float = 0.01):
+        super().__init__(rate=rate)
+        self.backbone = self.network[0]
+
+    def configure_optimizers(self):
+        return torch.optim.Adam([p for p in self.parameters() if p.requires_grad], self.hparams.rate)
+
+    def validation_step(self, batch, batch_idx):
+        super().validation_step(batch, batch_idx)
+        x, y = batch
+        self.log("val_loss", F.cross_entropy(self.network(x) + self.mean(x), y))
+
+
+class Changing(Backboned):
+    """Changes what it trains in its second epoch of seven steps."""
+
+    def __init__(self, change: str = "freeze", rate: float = 0.01):
+        super().__init__(rate=rate)
+        self.save_hyperparameters()
+        self.hidden, self.scale = [nn.Parameter(torch.full((3,), 0.1))], 1.0
+        later = {"unfreeze": [*self.network[0].parameters()], "group": [self.mean.weight]}
+        for parameter in later.get(change, []):
+            parameter.requires_grad_(False)
+
+    def configure_optimizers(self):
+        trained = [p for p in self.parameters() if p.requires_grad or self.hparams.change == "unfreeze"]
+        return torch.optim.Adam(trained, self.hparams.rate)
+
+    def on_train_start(self) -> None:
+        super().on_train_start()
+        if self.hparams.change == "refreeze":
+            self.network[0].requires_grad_(False)
+
+    def on_train_epoch_start(self) -> None:
+        optimizer = self.optimizers().optimizer
+        if self.current_epoch == 1:
+            getattr(self, f"change_{self.hparams.change}")(optimizer)
+
+    def change_freeze(self, optimizer) -> None:
+        self.network[3].requires_grad_(False)
+
+    def change_unfreeze(self, optimizer) -> None:
+        self.network[0].requires_grad_(True)
+
+    change_refreeze = change_unfreeze
+
+    def change_evaluate(self, optimizer) -> None:
+        self.network[2].eval()  # no dropout
+
+    def change_group(self, optimizer) -> None:
+        self.mean.weight.requires_grad_(True)
+        optimizer.add_param_group({"params": [self.mean.weight], "lr": 0.003, "weight_decay": 0.1})
+
+    def change_regroup(self, optimizer) -> None:
+        weight = optimizer.param_groups[0]["params"].pop(0)
+        optimizer.add_param_group({"params": [weight], "lr": 0.002})
+
+    def change_hidden(self, optimizer) -> None:
+        optimizer.add_param_group({"params": self.hidden})
+
+    def change_grow(self, optimizer) -> None:
+        self.network.append(nn.Linear(3, 3))
+        optimizer.add_param_group({"params": self.network[4].parameters()})
+
+    def change_activation(self, optimizer) -> None:
+        self.network[1] = nn.Tanh()
+
+    def change_foreign(self, optimizer) -> None:
+        tensor = nn.Parameter(torch.ones(()))
+        tensor.register_hook(lambda gradient: gradient * 0.5)
+        self.__dict__["term"] = lambda: 0.1 * tensor.square()
+        optimizer.add_param_group({"params": [tensor]})
+
+    def change_optimizer(self, optimizer) -> None:
+        self.trainer.optimizers = [torch.optim.SGD(optimizer.param_groups[0]["params"], 0.1)]
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        loss = F.cross_entropy(self.network(x) + self.mean(x) + self.hidden[0], y)
+        return loss + self.__dict__.get("term", lambda: 0.0)()
