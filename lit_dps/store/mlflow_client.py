@@ -12,14 +12,15 @@ from pathlib import Path
 
 from lit_dps.errors import StorageError, UserError
 from lit_dps.store.locks import ServerPeers
+from lit_dps.store.mlflow_repair import is_damage, move_aside, move_broken
 from lit_dps.store.urls import absolute, is_http, is_postgresql, scrubbed, sqlite_file, without_password
 from lit_dps.store.views import CURVES
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
-# MLflow's 7 tries of 120 seconds keep a study waiting for a server that is gone.
-os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
-os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
+# MLflow's 7 tries of 120 seconds keep a study waiting for a server that is gone, or hangs.
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
 warnings.filterwarnings("ignore", message='.*"noload".*')  # MLflow 3.17 under SQLAlchemy 2.1; harmless
 
 import mlflow  # noqa: E402
@@ -39,7 +40,7 @@ def open_experiment(uri: str, folder: str, name: str) -> tuple[mlflow.MlflowClie
     """
     root = Path(folder).absolute()
     with mlflow_errors(uri), _lock(uri):
-        client = mlflow.MlflowClient(tracking_uri=absolute(uri))
+        client = _client(uri)
         found: Experiment | None = client.get_experiment_by_name(name)
         if found is None:
             location = None if is_http(uri) else (root / "artifacts" / name.replace("/", "_")).as_uri()
@@ -51,6 +52,24 @@ def open_experiment(uri: str, folder: str, name: str) -> tuple[mlflow.MlflowClie
         if found.lifecycle_stage != "active":
             client.restore_experiment(found.experiment_id)
         return client, found.experiment_id
+
+
+def _client(uri: str) -> mlflow.MlflowClient:
+    """A client whose tables are there; a file that is broken is moved aside first, and made anew."""
+    file = sqlite_file(uri)
+    if file is None:
+        return mlflow.MlflowClient(tracking_uri=absolute(uri))
+    move_broken(file)
+    is_new = not file.exists() or file.stat().st_size == 0
+    try:
+        client = mlflow.MlflowClient(tracking_uri=absolute(uri))
+        client.search_experiments(max_results=1)  # makes the tables
+    except Exception:
+        if is_new:  # half of the tables, of a full disk say, would be refused for good
+            for ending in ("", "-journal", "-wal", "-shm"):
+                file.with_name(file.name + ending).unlink(missing_ok=True)
+        raise
+    return client
 
 
 def experiments(uri: str) -> list[Experiment]:
@@ -113,6 +132,9 @@ def mlflow_errors(uri: str) -> Iterator[None]:
     except Exception as error:  # theirs are of many kinds: MLflow, requests, alembic, SQLAlchemy, drivers
         said = getattr(error, "orig", None) or error  # what the database said, without the statement
         text = " ".join(f"{'' if str(said) else type(said).__name__}{said}".split())
+        file = sqlite_file(uri)
+        if file is not None and file.exists() and is_damage(text):
+            move_aside(file, "damaged pages")
         raise StorageError(f"MLflow at {without_password(uri)}: {scrubbed(text, uri)[:300]}") from error
 
 
