@@ -17,6 +17,7 @@ SECTIONS = (
     "checks",
     "fused",
     "scaling",
+    "shown",
     "allocator",
     "memory",
     "law",

@@ -24,6 +24,8 @@ from lit_dps.store.views import SHARED, view_key
 from lit_dps.trial import Cell, Status, Trial, TrialResult
 
 BATCH = 1000  # metrics that MLflow takes in one request
+CURVE_POINTS = 1000  # of one curve; MLflow's charts draw no more, and 40,000 checks are 13 MB a trial
+PART = 50  # trials under one lock: it is held for a second or two, in which no worker can log
 PARENT, NOTE = "mlflow.parentRunId", "mlflow.note.content"
 LONGEST = 5000  # characters of a tag's value that every MLflow takes
 # How a trial's run ends in MLflow, where not as FINISHED
@@ -72,42 +74,70 @@ class Tracker:
         return {place_of(run.data.tags): logged_in(run) for run in runs if run.info.status != "RUNNING"}
 
     def log_trial(self, result: TrialResult) -> None:
-        """A run with the trial's metaparameters, status, steps to result, curves and kept weights, in few requests.
+        """Logs a run with the trial's metaparameters, status, steps to result, curves and kept weights.
 
-        It takes the place of the runs of other attempts at the point, and of one cut short. Nothing is logged twice.
+        The run takes the place of the runs of other attempts at the point, and of one that was cut short. A result
+        that is logged already is not logged again. Curves have at most `CURVE_POINTS` points here; Optuna has all.
         """
-        trial, cell = result.trial, result.trial.cell
         with mlflow_errors(self.uri), self.lock():
-            if self._logged_else_cleared(result):
-                return
-            parent = self._cell_run(cell)
-            for run in (self.run_id, parent):
-                self._resume(run)
-            tags = tags_of(place(trial)) | {NAME_TAG: self.study, STATUS_TAG: str(result.status), PARENT: parent}
-            if result.attempt is not None:
-                tags[ATTEMPT_TAG] = str(result.attempt)
-            if result.failure:
-                tags[FAILURE_TAG] = result.failure[:LONGEST]
-            run = self.client.create_run(
-                self.experiment_id,
-                start_time=int((time.time() - result.seconds) * 1000),
-                tags=tags,
-                run_name=run_name(trial),
-            ).info.run_id
-            metrics = {"seconds": result.seconds}
-            if result.steps is not None:
-                metrics["steps_to_result"] = result.steps
-            metrics |= {f"kept/{name}": kept for name, (kept, _) in result.kept.items()}
-            metrics |= {f"theory/{name}": value for name, value in result.theory.items()}
-            metrics |= {f"observed/{name}": value for name, value in result.observed.items() if math.isfinite(value)}
-            params = _params(cell) | {"point": trial.point, **trial.params}
-            params |= {"repeat": trial.repeat} if trial.repeat else {}
-            params |= {f"total/{name}": total for name, (_, total) in result.kept.items()}
-            single = [(name, value, 0) for name, value in metrics.items()]
-            self._batch(run, [*single, *_along(result.curve), *_along(result.smoothness)], params)
-            if result.traceback:
-                self.client.log_text(run, result.traceback, "traceback.txt")
-            self.client.set_terminated(run, RUN_STATES.get(result.status, "FINISHED"))
+            self._log_unless_logged(result, list(self._find(tags_of(place(result.trial)))))
+
+    def log_trials(self, results: Sequence[TrialResult]) -> Iterator[int]:
+        """Logs many results as `log_trial` does, and yields how many are logged after each part of them.
+
+        A search for the runs of one trial costs MLflow a pass over all runs. Here one search serves `PART` trials of a
+        cell.
+        """
+        cells: dict[Cell, list[TrialResult]] = {}
+        for result in results:
+            cells.setdefault(result.trial.cell, []).append(result)
+        done = 0
+        for cell, of_cell in cells.items():
+            for start in range(0, len(of_cell), PART):
+                part = of_cell[start : start + PART]
+                with mlflow_errors(self.uri), self.lock():
+                    known: dict[Place, list[Run]] = {}
+                    for run in self._find({CELL_TAG: str(cell)}):
+                        if run.data.tags.get(KIND_TAG) in ("trial", "repeat"):
+                            known.setdefault(place_of(run.data.tags), []).append(run)
+                    for result in part:
+                        self._log_unless_logged(result, known.get(place(result.trial), []))
+                done += len(part)
+                yield done
+
+    def _log_unless_logged(self, result: TrialResult, known: Sequence[Run]) -> None:
+        """Logs a result unless it is among the known runs of its point; those of other attempts are deleted."""
+        trial, cell = result.trial, result.trial.cell
+        if self._logged_else_cleared(result, known):
+            return
+        parent = self._cell_run(cell)
+        for run in (self.run_id, parent):
+            self._resume(run)
+        tags = tags_of(place(trial)) | {NAME_TAG: self.study, STATUS_TAG: str(result.status), PARENT: parent}
+        if result.attempt is not None:
+            tags[ATTEMPT_TAG] = str(result.attempt)
+        if result.failure:
+            tags[FAILURE_TAG] = result.failure[:LONGEST]
+        run = self.client.create_run(
+            self.experiment_id,
+            start_time=int((time.time() - result.seconds) * 1000),
+            tags=tags,
+            run_name=run_name(trial),
+        ).info.run_id
+        metrics = {"seconds": result.seconds}
+        if result.steps is not None:
+            metrics["steps_to_result"] = result.steps
+        metrics |= {f"kept/{name}": kept for name, (kept, _) in result.kept.items()}
+        metrics |= {f"theory/{name}": value for name, value in result.theory.items()}
+        metrics |= {f"observed/{name}": value for name, value in result.observed.items() if math.isfinite(value)}
+        params = _params(cell) | {"point": trial.point, **trial.params}
+        params |= {"repeat": trial.repeat} if trial.repeat else {}
+        params |= {f"total/{name}": total for name, (_, total) in result.kept.items()}
+        single = [(name, value, 0) for name, value in metrics.items()]
+        self._batch(run, [*single, *_along(result.curve), *_along(result.smoothness)], params)
+        if result.traceback:
+            self.client.log_text(run, result.traceback, "traceback.txt")
+        self.client.set_terminated(run, RUN_STATES.get(result.status, "FINISHED"))
 
     def delete_trial(self, where: Place) -> None:
         """Deletes the runs of a trial or a repeat."""
@@ -160,10 +190,10 @@ class Tracker:
         with mlflow_errors(self.uri):
             self._log_new(self._cell_run(cell), dict(numbers) | ({} if k_star is None else {"K_star": k_star}), {}, {})
 
-    def _logged_else_cleared(self, result: TrialResult) -> bool:
+    def _logged_else_cleared(self, result: TrialResult, known: Sequence[Run]) -> bool:
         """Whether a result is logged; runs of its point that are not of this attempt are deleted."""
         found = False
-        for run in self._find(tags_of(place(result.trial))):
+        for run in known:
             same = run.data.tags[STATUS_TAG] == result.status and logged_in(run).shows(result)
             if same and not found and run.info.status != "RUNNING":
                 found = True
@@ -239,8 +269,16 @@ def _params(cell: Cell) -> dict[str, object]:
 def _along(curve: Mapping[str, Sequence[float]]) -> list[Point]:
     """The points of a curve at its steps."""
     steps = [int(step) for step in curve.get("step", ())]
+    shown = _shown(len(steps))
     named = [(name, values) for name, values in curve.items() if name != "step"]
-    return [(name, value, step) for name, values in named for step, value in zip(steps, values, strict=True)]
+    return [(name, values[i], steps[i]) for name, values in named for i in shown]
+
+
+def _shown(length: int) -> Sequence[int]:
+    """The indices of a curve's points that are shown: all, or `CURVE_POINTS` evenly spaced ones with both ends."""
+    if length <= CURVE_POINTS:
+        return range(length)
+    return [round(i * (length - 1) / (CURVE_POINTS - 1)) for i in range(CURVE_POINTS)]
 
 
 def _same(value: float, stored: float | None) -> bool:

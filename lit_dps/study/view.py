@@ -8,6 +8,7 @@ import platform
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -17,6 +18,7 @@ from typing import Any
 import yaml
 
 from lit_dps.analysis import Analysis, communications, records
+from lit_dps.analysis.waiting import ProgressLine
 from lit_dps.config import StorageConfig
 from lit_dps.errors import StorageError
 from lit_dps.record import StudyRecord
@@ -25,6 +27,7 @@ from lit_dps.study.description import constants, markdown
 from lit_dps.trial import ENDS, Series, TrialResult
 
 PACKAGES = ("lit_dps", "torch", "torchvision", "lightning", "optuna", "mlflow", "numpy", "scipy")
+SYNC_SECONDS = 120.0  # of a study for trials that MLflow lacks; `analyze --sync` takes as long as it needs
 # Terms of the theory and what it predicts, on the run of each cell
 THEORY = ("delta", "lipschitz", "beta", "epsilon", "rate", "predicted_c1", "predicted_c2", "predicted_k_star")
 
@@ -42,7 +45,7 @@ class View:
 
     def sync(self, *args: Any, **kw: Any) -> None:
         """As `sync` below but for the tracker; tried also if MLflow has failed before: it may be back by now."""
-        self._try(lambda: sync(self._connected(), *args, **kw))
+        self._try(lambda: sync(self._connected(), *args, seconds=SYNC_SECONDS, **kw))
 
     def log(self, result: TrialResult) -> None:
         """Logs a result, if MLflow has not failed so far."""
@@ -96,6 +99,7 @@ def sync(
     *,
     goes_on: bool = False,
     logged: Mapping[Place, Logged] | None = None,
+    seconds: float = math.inf,
 ) -> None:
     """Logs all that MLflow does not know yet of a study; what it knows is not logged again.
 
@@ -109,12 +113,25 @@ def sync(
         goes_on: Whether trials of it are run now.
         logged: What was logged before `record` was read. If given, the runs of trials that are not stored are deleted:
             the database was put back from a copy, or the study made anew.
+        seconds: Time limit for the trials.
+
+    Raises:
+        StorageError: if MLflow cannot be used, or trials are missing after the time limit.
     """
+    deadline = time.monotonic() + seconds
     known, stored = tracker.logged() if logged is None else logged, set()
+    missing = []
     for result in itertools.chain(*record.results.values(), *record.repeats.values()):
-        stored.add(where := place(result.trial))
+        where = place(result.trial)
+        stored.add(where)
         if where not in known or not known[where].shows(result):
-            tracker.log_trial(result)
+            missing.append(result)
+    line = ProgressLine("MLflow: trials logged", len(missing))
+    for done in tracker.log_trials(missing):
+        line.update(done)
+        if time.monotonic() > deadline and done < len(missing):
+            raise StorageError(f"MLflow is slow: it has {done} of {len(missing)} trials after {seconds:.0f} seconds")
+    line.end()
     for where in () if logged is None else logged.keys() - stored:
         tracker.delete_trial(where)
     if goes_on:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -148,10 +149,37 @@ def test_a_run_that_was_cut_short_is_logged_anew(empty):
 
 
 def test_more_metrics_than_one_request_takes(empty):
-    tracker(empty, "long").log_trial(result(0, checks=1200))
+    tracker(empty, "long").log_trial(result(0, checks=900))
     client, (run,) = runs(empty, "trial", "long")
-    history = client.get_metric_history(run.info.run_id, "train_loss")
-    assert [m.step for m in history] == [16 * (i + 1) for i in range(1200)]
+    for name in ("train_loss", "val_error"):
+        history = client.get_metric_history(run.info.run_id, name)
+        assert [m.step for m in history] == [16 * (i + 1) for i in range(900)]
+
+
+def test_a_long_curve_is_thinned_and_keeps_both_ends(empty):
+    tracker(empty, "thin").log_trial(result(0, checks=4001))
+    client, (run,) = runs(empty, "trial", "thin")
+    history = client.get_metric_history(run.info.run_id, "val_error")
+    steps = [m.step for m in history]
+    assert (len(steps), steps[0], steps[-1]) == (1000, 16, 16 * 4001)
+    assert {(b - a) // 16 for a, b in itertools.pairwise(steps)} == {4, 5}
+    assert all(m.value == 1 / m.step for m in history)
+
+
+def test_many_trials_are_logged_by_one_search_a_part(empty, monkeypatch):
+    t = tracker(empty, "many")
+    t.log_trial(result(1))
+    t.log_trial(result(2, Status.OUTRACED))  # another attempt at point 2 counts by now
+    searches = []
+    search = t.client.search_runs
+    monkeypatch.setattr(t.client, "search_runs", lambda *args, **kw: searches.append(args) or search(*args, **kw))
+    monkeypatch.setattr("lit_dps.store.tracker.PART", 4)
+    results = [result(point) for point in range(6)]
+    assert list(t.log_trials(results)) == [4, 6]
+    assert len(searches) == 2
+    _, found = runs(empty, "trial", "many")
+    shown = {run.data.tags["lit_dps.point"]: run.data.tags["lit_dps.status"] for run in found}
+    assert shown == {str(point): "complete" for point in range(6)} and len(found) == 6
 
 
 def test_the_study_run_holds_the_scaling_curve_once(empty, tmp_path):

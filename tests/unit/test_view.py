@@ -40,6 +40,11 @@ class Away:
         self._ask()
         self.trials.append(result)
 
+    def log_trials(self, results):
+        for done, each in enumerate(results, 1):
+            self.log_trial(each)
+            yield done
+
     def log_cell(self, *args):
         self._ask()
 
@@ -153,6 +158,39 @@ def test_attempts_are_told_apart_by_their_number(tmp_path):
         assert now["1"] == before["1"] and now["1"][0] is None
         before = now
     assert tracker.logged()[str(cell), 0, 0] == Logged(7, 61.0)
+
+
+class Slow:
+    """A tracker of a server that takes ten seconds for a trial, by a clock that nobody waits for."""
+
+    def __init__(self, clock: list[float]):
+        self.clock, self.done = clock, 0
+
+    def logged(self) -> dict:
+        return {}
+
+    def log_trials(self, results):
+        for _ in results:
+            self.clock[0] += 10.0
+            self.done += 1
+            yield self.done
+
+
+def test_a_slow_server_is_left_after_a_time_limit(monkeypatch, record, capsys):
+    clock = [0.0]
+    monkeypatch.setattr("lit_dps.study.view.time.monotonic", lambda: clock[0])
+    slow, view = Slow(clock), View(lambda: slow)
+    monkeypatch.setattr("lit_dps.study.view.SYNC_SECONDS", 15.0)
+    view.sync(record)
+    assert (slow.done, view.tracker) == (2, None)
+    err = capsys.readouterr().err
+    assert "MLflow: trials logged: 1 of 3" in err
+    assert "it has 2 of 3 trials after 15 seconds" in err and "the study goes on" in err
+    with pytest.raises(StorageError):
+        sync(Slow(clock), record, seconds=5.0)
+    patient = Slow(clock)
+    sync(patient, record)
+    assert patient.done == 3
 
 
 @pytest.mark.slow
