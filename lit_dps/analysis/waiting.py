@@ -17,17 +17,18 @@ class ProgressLine:
     Args:
         what: What is done, such as "MLflow: trials logged".
         total: How many there are.
+        in_logs: Whether lines are printed also where stderr is no terminal.
     """
 
-    def __init__(self, what: str, total: int):
-        self.what, self.total = what, total
+    def __init__(self, what: str, total: int, in_logs: bool = True):
+        self.what, self.total, self.in_logs = what, total, in_logs
         self._next = time.monotonic() + FIRST_SECONDS
         self._is_written = False
 
     def update(self, done: int) -> None:
         """Take in how many are done, and print the line if it is due."""
         now = time.monotonic()
-        if now < self._next:
+        if now < self._next or not (self.in_logs or sys.stderr.isatty()):
             return
         line = f"{self.what}: {done} of {self.total}"
         if sys.stderr.isatty():

@@ -31,6 +31,7 @@ import lit_dps.analysis.figures.time_to_goal as time_to_goal
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.figures.style import STYLE, caption
 from lit_dps.analysis.tables import write_csv
+from lit_dps.analysis.waiting import ProgressLine
 from lit_dps.errors import ConfigError
 from lit_dps.files import replacing
 
@@ -66,7 +67,10 @@ def write_figures(
     if only is not None:
         figures = [*(figure for figure in figures if figure.NAME in only), *map(of_others, set(only) - NAMES)]
     axes = {None, *(key for study in studies for key in study.record.axes)}
-    for figure in figures:
+    figures = list(figures)
+    line = ProgressLine("figures drawn", len(figures), in_logs=False)
+    for number, figure in enumerate(figures):
+        line.update(number)
         if getattr(figure, "AXIS", None) not in axes:
             continue
         if only is None and hasattr(figure, "by_default") and not figure.by_default(*studies):
@@ -82,6 +86,7 @@ def write_figures(
             caption(drawing, studies)
             files += save(drawing, Path(folder), name)
         notes += figure.notes(*studies)
+    line.end()
     return files, [*(f"{reason}: no {' or '.join(names)} figure" for reason, names in missing.items()), *notes]
 
 
