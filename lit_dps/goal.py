@@ -124,8 +124,11 @@ class Goal:
 
         As in the authors' code the goal is asked first, then divergence. With `run_on` a trial that meets its goal ends
         as complete too, but goes on to the budget or its divergence; `met` says whether an earlier check met it.
+
+        A trial diverges when its loss or its weights are not finite. A metric can lack a finite value without
+        divergence, such as a correlation of equal predictions: that check does not meet the goal.
         """
-        diverged = not (math.isfinite(found) and math.isfinite(loss) and weights_finite)
+        diverged = not (math.isfinite(loss) and weights_finite)
         goes_on = not diverged and step < self.max_steps
         if met or self.reached(found):
             return None if run_on and goes_on else Status.COMPLETE

@@ -70,6 +70,7 @@ class Run:
         """The mistakes among so many examples after which the next check may stop: those of the highest unmet goal."""
         errors = self.curve[self.goal.metric]
         exact = [e for e, known in zip(errors, self.curve.get("exact", [1] * len(errors)), strict=True) if known]
+        exact = [error for error in exact if math.isfinite(error)]
         goals = [self.goal, *map(self.goal.at, self.further)]
         unmet = [goal for goal in goals if not exact or not goal.reached(min(exact))]
         return max(unmet, key=lambda goal: goal.value).allowed(size)

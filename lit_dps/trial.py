@@ -22,7 +22,7 @@ class Status(StrEnum):
 
     COMPLETE = "complete"  # the goal error was reached
     INCOMPLETE = "incomplete"  # the step budget was spent first
-    INFEASIBLE = "infeasible"  # loss, error or weights stopped being finite
+    INFEASIBLE = "infeasible"  # loss or weights stopped being finite
     OUTRACED = "outraced"  # stopped, because another trial of its cell had needed so few steps that it could not matter
     PAUSED = "paused"  # no end: it goes on from there if it turns out to matter
     STOPPED = "stopped"  # the module or a callback ended it, before its goal and its budget

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import groupby
@@ -9,6 +10,7 @@ from itertools import groupby
 from lit_dps.analysis.layers import empty_layers, jacobian_notes
 from lit_dps.analysis.summary import CellSummary, at_first_check, setting
 from lit_dps.boxes import told, widened
+from lit_dps.goal import Goal
 from lit_dps.record import StudyRecord
 from lit_dps.space import short_names
 from lit_dps.trial import (
@@ -146,6 +148,7 @@ def observed_notes(record: StudyRecord) -> list[str]:
     if stopped := ended(Status.STOPPED):
         by = "its module or a callback" if len(stopped) == 1 else "their module or a callback"
         lines.append(f"{_were(stopped)} stopped by {by} before goal and budget: {_line(stopped[0])}")
+    lines += _valueless_notes(record.goal, results)
     if short := having(SHORT_STEPS):
         share = max(result.observed[SHORT_STEPS] / max(result.steps_run, 1) for result in short)
         lines.append(
@@ -219,6 +222,39 @@ def unmasked_note(observed: Mapping[str, float]) -> str:
         "after pruning and stay dense, so the network is less sparse than S. Let an optimizer train them from the "
         "first step, or name them in pruning.exclude"
     )
+
+
+def _valueless_notes(goal: Goal, results: Sequence[TrialResult]) -> list[str]:
+    """Return the note on checks whose goal metric was not finite in a run that had not diverged."""
+    first = later = 0
+    values: set[str] = set()
+    for result in results:
+        found = _valueless_checks(result, goal)
+        values.update("NaN" if math.isnan(value) else "infinite" for value in found.values())
+        if 0 in found:
+            first += 1
+        elif found:
+            later += 1
+    where = []
+    if first:
+        where.append(f"at the first check of {first} trial{'' if first == 1 else 's'}")
+    if later:
+        where.append(f"at a later check of {later} trial{'' if later == 1 else 's'}")
+    if not where:
+        return []
+    what = f"{goal.metric} was {' or '.join(sorted(values))} {' and '.join(where)}"
+    return [f"{what}, with a finite loss: such a check does not meet the goal, and the trial goes on"]
+
+
+def _valueless_checks(result: TrialResult, goal: Goal) -> dict[int, float]:
+    """Return the values that are not finite by the number of their check, without a check that ended in divergence."""
+    values = list(result.curve.get(goal.metric, ()))
+    ran_on = result.steps is not None and result.steps_run > result.steps
+    diverged = result.status is Status.INFEASIBLE or (ran_on and result.steps_run < goal.max_steps)
+    if diverged:
+        # Weights may be what was not finite at the last check: the curve does not say so.
+        values = values[:-1]
+    return {i: value for i, value in enumerate(values) if not math.isfinite(value)}
 
 
 def _few(names: list[str]) -> list[str]:

@@ -131,8 +131,10 @@ class SearchSampler(BaseSampler):
         if result["status"] == Status.COMPLETE:
             return math.log(result["steps"])
         spent = math.log(2 * self._goal.max_steps)
-        found = [float(x) for x in result["curve"].get(self._goal.metric, [])]
-        if result["status"] == Status.INFEASIBLE or not found or not math.isfinite(found[-1]):
+        values = [float(value) for value in result["curve"].get(self._goal.metric, [])]
+        # A check can lack a finite value without divergence: the last one that has a value counts.
+        found = [value for value in values if math.isfinite(value)]
+        if result["status"] == Status.INFEASIBLE or not found:
             return spent + INFEASIBLE
         left = abs(found[-1] - self._goal.value) / (abs(self._goal.value) or 1.0)
         return spent + left / (1 + left)

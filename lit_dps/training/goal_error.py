@@ -30,7 +30,8 @@ class GoalErrorCallback(Callback):
 
     It works on any LightningModule that logs a validation error, and sets the trainer so that validation runs by
     optimizer steps, across the ends of epochs. A run that meets the goal is complete; one that spends the budget is
-    incomplete; one whose loss, error or weights are not finite at a check is infeasible (`lit_dps.goal.Goal.judge`).
+    incomplete; one whose loss or weights are not finite at a check is infeasible (`lit_dps.goal.Goal.judge`). A check
+    whose metric is not finite does not meet the goal.
     Several ranks count the error of the entire split and the loss of the entire batch together, and all stop.
 
     Schedules see a training as long as the budget: `trainer.max_steps`, `trainer.estimated_stepping_batches`, and as

@@ -63,7 +63,11 @@ GOAL = Goal(0.1, check_interval=16, max_steps=48)
         (16, 0.1, math.nan, False, Status.COMPLETE),  # and before divergence, as in the authors' code
         (16, 0.5, math.nan, True, Status.INFEASIBLE),
         (16, 0.5, math.inf, True, Status.INFEASIBLE),
-        (16, math.nan, 1.0, True, Status.INFEASIBLE),
+        (16, math.nan, 1.0, True, None),  # no value yet: a check that is not met
+        (16, math.inf, 1.0, True, None),
+        (48, math.nan, 1.0, True, Status.INCOMPLETE),
+        (16, math.nan, math.nan, True, Status.INFEASIBLE),
+        (16, math.nan, 1.0, False, Status.INFEASIBLE),
         (16, 0.5, 1.0, False, Status.INFEASIBLE),
         (48, 0.5, math.nan, True, Status.INFEASIBLE),  # divergence comes before the budget
     ],

@@ -107,7 +107,7 @@ class Diverging(Plain):
     ("what", "at", "value"),
     [
         *(("loss", at, value) for at in (5, 7) for value in (math.nan, math.inf, -math.inf)),
-        *((what, 8, value) for what in ("error", "weight") for value in (math.nan, math.inf)),
+        *(("weight", 8, value) for value in (math.nan, math.inf)),
         ("weight", 6, -math.inf),
     ],
 )

@@ -42,9 +42,20 @@ def test_a_run_stops_at_the_first_check_that_meets_its_goal(values, goal, steps)
 
 
 def test_a_value_that_is_not_finite_meets_no_goal():
-    assert run((math.inf, 0.0), metric="val/psnr", at_least=30).status is Status.INFEASIBLE
-    assert run((-math.inf, 0.0), metric="loss", at_most=1).status is Status.INFEASIBLE
+    assert run((math.inf,) * 4, metric="val/psnr", at_least=30).status is Status.INCOMPLETE
+    assert run((-math.inf,) * 4, metric="loss", at_most=1).status is Status.INCOMPLETE
     assert run((0.1, 0.2), metric="val/acc", at_least=0.9).status is Status.INCOMPLETE
+
+
+@pytest.mark.parametrize("missing", [math.nan, math.inf, -math.inf])
+def test_a_metric_that_is_not_yet_finite_does_not_end_a_run(missing):
+    rising = run((missing, missing, 0.5, 0.95), metric="val_pearson", at_least=0.9)
+    assert (rising.status, rising.steps_to_result) == (Status.COMPLETE, 4)
+    falling = run((missing, 0.5, 0.05, 0.05), metric="val_gap", at_most=0.1)
+    assert (falling.status, falling.steps_to_result) == (Status.COMPLETE, 3)
+    never = run((missing,) * 4, metric="val_pearson", at_least=0.9)
+    assert (never.status, never.steps_to_result) == (Status.INCOMPLETE, None)
+    assert never.curve["step"] == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(

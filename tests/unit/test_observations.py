@@ -1,6 +1,7 @@
 """The notes on what was observed while the trials ran, to the letter."""
 
 import dataclasses
+import math
 
 import optuna
 import pytest
@@ -200,3 +201,27 @@ def test_several_versions_of_pytorch_are_told():
         "trials ran under torch 2.15.0 and 2.11.0: there a seed may draw other initial weights, so that trials of one "
         "point need not share theirs"
     ]
+
+
+def of_values(point, values, status, steps=None):
+    """A trial whose checks every 16 steps found these values, with a finite loss."""
+    at = [16 * (i + 1) for i in range(len(values))]
+    curve = {"step": at, "val_error": list(values), "train_loss": [1.0] * len(values)}
+    return result(DENSE, point, steps, status, curve=curve)
+
+
+def test_checks_without_a_finite_value_are_counted_by_trial():
+    found = [
+        of_values(0, [math.nan, math.nan, 0.05], "complete", 48),
+        of_values(1, [math.nan, 0.5, 0.5], "outraced"),
+        of_values(2, [0.5, math.inf], "incomplete"),
+        of_values(3, [0.5, math.nan], "infeasible"),
+    ]
+    assert observed_notes(read(*found)) == [
+        "val_error was NaN or infinite at the first check of 2 trials and at a later check of 1 trial, with a finite "
+        "loss: such a check does not meet the goal, and the trial goes on"
+    ]
+
+
+def test_the_last_value_of_a_trial_that_diverged_is_no_missing_value():
+    assert observed_notes(read(of_values(0, [math.nan], "infeasible"))) == []
