@@ -213,7 +213,7 @@ def of_values(point, values, status, steps=None):
 def test_checks_without_a_finite_value_are_counted_by_trial():
     found = [
         of_values(0, [math.nan, math.nan, 0.05], "complete", 48),
-        of_values(1, [math.nan, 0.5, 0.5], "outraced"),
+        of_values(1, [math.nan, 0.5], "incomplete"),
         of_values(2, [0.5, math.inf], "incomplete"),
         of_values(3, [0.5, math.nan], "infeasible"),
     ]
