@@ -12,6 +12,7 @@ from lit_dps.goal import Goal
 from lit_dps.noise import NoiseScale
 from lit_dps.repeats import RepeatPlan
 from lit_dps.space import Box
+from lit_dps.step_timing import StepTiming
 from lit_dps.trial import Cell, Series, Status, TrialResult, Value, short_name, text_of
 
 HARDWARE = "hardware"  # of an environment: what its trials ran on, in words; absent in those of earlier versions
@@ -45,6 +46,7 @@ class StudyRecord:
         noise: The noise scale of a short run before the first trial; None without one.
         environments: Versions and machines that its trials ran in, by name; empty where that was not kept.
         run_on: Whether trials that met their goal went on to the step budget.
+        step_timing: Times of a step that were measured alone, at the end of the study; None without them.
         untold: At another goal than the study's own, of each cell the trials that are left out, as nobody can tell when
             they met it: by point, the step of the first check at which it may have.
     """
@@ -70,6 +72,7 @@ class StudyRecord:
     boxes: tuple[Widened, ...] = ()
     environments: tuple[Mapping[str, str], ...] = ()
     untold: Mapping[Cell, Mapping[int, int]] = field(default_factory=dict)
+    step_timing: StepTiming | None = None
 
     @property
     def cells(self) -> list[Cell]:

@@ -23,6 +23,7 @@ MEMORY, ENOUGH = Path("/dev/shm"), 4 * 2**30  # bytes; all tests leave less
 if "TMPDIR" not in os.environ and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= ENOUGH:
     os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)
 
+os.environ.setdefault("LIT_DPS_STEP_TIMING", "0")  # seconds at the end of every study
 torch.set_num_threads(1)
 keep_freed_memory()  # as the commands do
 schema.use_copies()

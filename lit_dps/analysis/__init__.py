@@ -10,6 +10,7 @@ from lit_dps.analysis.fit import AT_LEAST, AT_MOST, LOSS_SCALE, Fit, fit_many, f
 from lit_dps.analysis.goals import at_goal
 from lit_dps.analysis.law import Law, law_of
 from lit_dps.analysis.local import communications
+from lit_dps.analysis.no_result import NO_RESULT, ended_without_result
 from lit_dps.analysis.notebook import Study
 from lit_dps.analysis.notes import observed_notes
 from lit_dps.analysis.observations import Observation, medians

@@ -39,14 +39,24 @@ class Analysis:
         record: The study.
         replicates: Resamples that the intervals rest on.
         whole: The study at its own goal, where `record` is it at another: its trials took their seconds to that.
+        validate_every: Steps between two validations in the user's own training; None leaves validation out.
     """
 
-    def __init__(self, record: StudyRecord, replicates: int = REPLICATES, whole: StudyRecord | None = None):
-        self.record, self.replicates, self.whole = record, replicates, whole or record
+    def __init__(
+        self,
+        record: StudyRecord,
+        replicates: int = REPLICATES,
+        whole: StudyRecord | None = None,
+        validate_every: int | None = None,
+    ):
+        self.record = record
+        self.replicates = replicates
+        self.whole = whole or record
+        self.validate_every = validate_every
 
     def at_goal(self, error: float) -> Analysis:
         """The study as it would have ended under a higher goal error (`at_goal`)."""
-        return Analysis(at_goal(self.record, error), self.replicates, self.whole)
+        return Analysis(at_goal(self.record, error), self.replicates, self.whole, self.validate_every)
 
     @cached_property
     def at_each_goal(self) -> list[Analysis]:
@@ -106,7 +116,7 @@ class Analysis:
 
     @cached_property
     def step_seconds(self) -> dict[Cell, StepSeconds]:
-        """Seconds of a step of each cell whose trials tell them (`step_seconds.step_seconds`)."""
+        """Seconds of a training step of each cell for which they are known (`step_seconds.step_seconds`)."""
         return step_seconds(self.whole)
 
     @cached_property
@@ -117,7 +127,7 @@ class Analysis:
     @cached_property
     def answer(self) -> pd.DataFrame:
         """A row a cell that has a K*: examples and time to the goal on this machine (`answer.answer_rows`)."""
-        return answer_rows(self.cells, self.step_seconds, self.expected_steps)
+        return answer_rows(self.cells, self.step_seconds, self.expected_steps, self.validate_every)
 
     @cached_property
     def rate_laws(self) -> dict[Series, RateLaw | None]:

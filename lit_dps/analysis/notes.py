@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from lit_dps.analysis.layers import empty_layers, jacobian_notes
+from lit_dps.analysis.no_result import missed_text
 from lit_dps.analysis.summary import CellSummary, at_first_check, setting
 from lit_dps.boxes import told, widened
 from lit_dps.goal import Goal
@@ -42,9 +43,13 @@ def notes(record: StudyRecord, cells: Sequence[CellSummary]) -> list[str]:
     names, lines = short_names(list(record.space)), []
     missing = sum(cell.best is None for cell in cells)
     if missing == len(cells):
-        lines.append("no complete trial in any cell yet: no K* and no fit to draw")
+        yet = " yet" if any(cell.pending for cell in cells) else ""
+        lines.append(f"no complete trial in any cell{yet}: no K* and no fit to draw")
     elif missing:
-        lines.append(f"no complete trial in {missing} of {len(cells)} cells: no K* there")
+        without = [cell for cell in cells if cell.best is None]
+        reached = _few([missed_text(record.goal, cell) for cell in without if cell.trials])
+        line = f"no complete trial in {missing} of {len(cells)} cells: no K* there"
+        lines.append("; ".join([line, *reached]))
     pending, running = sum(cell.pending for cell in cells), sum(cell.running for cell in cells)
     if pending:
         declared = record.trials * len(cells)

@@ -48,7 +48,7 @@ def publish(study: Analysis, folder: Path, show: Collection[str] = ()) -> tuple[
     Returns:
         The report as text, first of the study's own goal, and where its page is; the files' paths.
     """
-    source = source_of(study.record)
+    source = f"{source_of(study.record)} {study.validate_every}"
     if (found := _kept(folder, source)) is None:
         found = write_goals(study, folder)
         stamp = {"source": source, "notes": found[1]}

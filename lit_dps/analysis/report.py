@@ -10,6 +10,7 @@ from lit_dps.analysis.answer import answer_text
 from lit_dps.analysis.critical import critical_text
 from lit_dps.analysis.delay import delay_text
 from lit_dps.analysis.local import communications_text, local_text
+from lit_dps.analysis.no_result import no_result_text
 from lit_dps.analysis.seeds import intervals_of, law_lines, luck_text
 from lit_dps.analysis.tables import (
     Row,
@@ -72,7 +73,9 @@ def answered(analysis: Analysis, show: Collection[str] = ()) -> str:
         analysis: The study.
         show: The `SECTIONS` to tell too.
     """
-    first = answer_text(analysis.record, analysis.cells, analysis.answer, analysis.rate_laws)
+    first = answer_text(analysis.record, analysis.cells, analysis.answer, analysis.rate_laws, analysis.validate_every)
+    if not first:
+        first = no_result_text(analysis.record, analysis.cells)
     return "\n".join(part for part in (first, render(analysis, show)) if part)
 
 

@@ -1,4 +1,4 @@
-"""Seconds of a step of each cell of a study, as its trials tell them."""
+"""Seconds of a training step of each cell of a study."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from lit_dps.record import StudyRecord
+from lit_dps.step_timing import CellTiming
 from lit_dps.trial import SPARSE_KERNELS, STACKED, Cell, Status
+
+# Sources of the seconds of a step
+QUIET = "quiet timing"  # at the end of the study, alone on the machine as far as lit_dps knows
+TRIALS = "trials"  # beside other workers and other programs
+WITH_CHECKS = "trials with checks"  # likewise, by an earlier version that did not separate steps from checks
 
 # Trials of these ends ran as many steps as their curves have; one that a race ended may be shown shorter than it was.
 WHOLE = (Status.COMPLETE, Status.INCOMPLETE)
@@ -17,11 +23,13 @@ LEAST = 0.05  # share of a trial's time that counts as steps at least, where its
 
 @dataclass(frozen=True)
 class StepSeconds:
-    """Seconds of a step in the trials of a cell, with its share of checks: the median, and the quartiles around it.
+    """Seconds of a training step in a cell, without checks of the goal where `source` allows that.
 
     Attributes:
-        median, low, high: Of the trials.
-        training, check: Seconds of a step alone, and of a check, medians; nan where trials did not tell them.
+        median, low, high: Median and quartiles, over the rounds of a quiet timing or over trials.
+        training: Seconds of a step without checks, median; nan where the trials do not separate the two.
+        check: Seconds of a check of the goal, median; nan where the trials do not separate the two.
+        source: Where the times are from: `QUIET`, `TRIALS`, or `WITH_CHECKS`.
     """
 
     median: float
@@ -29,29 +37,40 @@ class StepSeconds:
     high: float
     training: float = math.nan
     check: float = math.nan
+    source: str = WITH_CHECKS
 
 
 def step_seconds(record: StudyRecord) -> dict[Cell, StepSeconds]:
-    """Seconds of a step of each cell, from its trials that ran to the goal or the budget.
+    """Return the seconds of a step of each cell for which they are known.
 
-    They were timed (`TrialResult.timed`), whatever else was measured along them. Of a cell whose trials were not, by an
-    earlier version, it is from their wall time: a trial takes start + steps x seconds a step. The start (building,
-    pruning) is one number for all cells of the study, fitted with the steps of each by least squares of relative
-    errors, all at least 0; what is left of a trial is divided by its steps. Where no cell has trials of different
-    lengths the start counts as steps. Left out are trials that were stacked, which shared their time, and, of those not
-    timed, the ones that measured smoothness, which costs more than the training that it watches. The share of checks
-    is in, as is whatever other workers and other programs of the machine took.
+    If the steps of all cells with a complete trial were timed alone at the end of the study, these times are used.
+    Else the trials that ran to the goal or to max steps give them. Trials time their steps and checks separately
+    (`TrialResult.timed`). Trials of earlier versions did not; for their cells the wall time is
+    start + steps x seconds of a step, and a step includes its share of the checks. The start (building, pruning)
+    is one number for all cells, fitted with the steps of each by least squares of relative errors, all at least 0.
+    If no cell has trials of different lengths, the start counts as steps. Stacked trials are not used, since they
+    share their time; nor, in the fit, trials that measured smoothness. Times from trials include the load by other
+    workers and other programs.
     """
+    timing = record.step_timing
+    complete = [cell for cell, results in record.results.items() if any(r.steps is not None for r in results)]
+    if timing is not None and timing.covers(complete):
+        return {cell: _of_rounds(each) for cell, each in timing.by_cell.items()}
     found = {}
     for cell, results in record.results.items():
         timed = [r.timed for r in results if r.status in WHOLE and r.timed.get("steps")]
         if not timed:
             continue
-        each = np.percentile([(t["training"] + t["checking"]) / t["steps"] for t in timed], (50, 25, 75))
-        alone = np.median([t["training"] / t["steps"] for t in timed])
+        each = np.percentile([t["training"] / t["steps"] for t in timed], (50, 25, 75))
         check = np.median([t["checking"] / t["checks"] for t in timed])
-        found[cell] = StepSeconds(*map(float, (*each, alone, check)))
+        found[cell] = StepSeconds(*map(float, (*each, each[0], check)), TRIALS)
     return found | _of_whole_trials(record, {*record.results} - {*found})
+
+
+def _of_rounds(timing: CellTiming) -> StepSeconds:
+    """Return the median and quartiles over the rounds of a quiet timing."""
+    median, low, high = map(float, np.percentile(timing.steps, (50, 25, 75)))
+    return StepSeconds(median, low, high, median, timing.check, QUIET)
 
 
 def _of_whole_trials(record: StudyRecord, among: set[Cell]) -> dict[Cell, StepSeconds]:

@@ -133,8 +133,9 @@ def _run(argv: list[str]) -> int:
         if argv[0] == "study":
             from lit_dps.study.finished import repeat, watch
 
-            if repeat(argv[1:]):
-                return 0
+            code = repeat(argv[1:])
+            if code is not None:
+                return code
             watch(argv[1:])
         again = argv[0] == "fit" and any(word.partition("=")[0] == "--of" for word in argv)
         verb = _import_verb("lit_dps.cli.again" if again else VERBS[argv[0]][0])

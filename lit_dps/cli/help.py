@@ -27,6 +27,8 @@ OPTIONS = {
         "--extend-space": "widen ranges whose best values lie near an end",
         "--take-over": "release the trials of processes that do not answer",
         "--show PARTS": "print too: critical, theory, files; or all",
+        "--validate-every N": "show the time of a validation every N steps",
+        "--time-steps": "time the training steps of every cell again",
         "--engine NAME": "short for --study.engine",
     },
     "advise": {

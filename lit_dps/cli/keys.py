@@ -28,7 +28,7 @@ CALLBACKS = {  # section -> the file and the class whose arguments it takes
 CLASSES = {"class_path", "init_args", "dict_kwargs"}  # of sections that name a class
 COMMON = {"config", "help", "print_config", "seed_everything"}
 OPTIONS = {  # of the commands whose configuration is that of a study
-    "study": COMMON | {"engine", "forecast", "extend-space", "show", "take-over"},
+    "study": COMMON | {"engine", "forecast", "extend-space", "show", "take-over", "time-steps", "validate-every"},
     "advise": COMMON | {"engine", "budget", "method", "devices", "price", "bandwidth", "latency", "trials"},
 }
 

@@ -10,7 +10,7 @@ import yaml
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lit_dps.analysis import parts_of
-from lit_dps.cli.analyze import SHOW
+from lit_dps.cli.analyze import SHOW, VALIDATE_EVERY, validation_interval
 from lit_dps.cli.fit import CALLBACKS, DPSCLI
 from lit_dps.cli.parser import CommandError
 from lit_dps.config import NO_RACE, EngineName, StudyConfig
@@ -18,9 +18,9 @@ from lit_dps.errors import ConfigError, one_line, user_error_in
 from lit_dps.parallel.ranks import follows_torchrun
 from lit_dps.store import TAKE_OVER
 from lit_dps.study.effects import check_effects
-from lit_dps.study.finished import WIDEN
+from lit_dps.study.finished import TIME_STEPS, WIDEN
 from lit_dps.study.forecast import forecast
-from lit_dps.study.run import check_study, run_study
+from lit_dps.study.run import RunOptions, check_study, run_study
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.widening import as_stored
 from lit_dps.training.workload import Workload
@@ -29,7 +29,7 @@ FORECAST = (
     "Run and store nothing: time a few steps and print how many trials, steps, checks and hours the study will take, "
     "and how long the paper's own protocol would."
 )
-
+TIMES = "Time the training steps of every cell again, alone; a study does so once at its end."
 
 WIDENS = (
     "Widen each range whose best value lies near one of its ends, in any cell, and run new points in the added part, "
@@ -95,6 +95,8 @@ class RunCLI(StudyCLI):
         parser.add_argument(TAKE_OVER, action="store_true", default=SUPPRESS, help=TAKES_OVER)
         parser.add_argument("--forecast", action="store_true", default=SUPPRESS, help=FORECAST)
         parser.add_argument("--show", type=str, default=SUPPRESS, help=SHOW)
+        parser.add_argument("--validate-every", type=int, default=SUPPRESS, help=VALIDATE_EVERY)
+        parser.add_argument(TIME_STEPS, action="store_true", default=SUPPRESS, help=TIMES)
 
 
 def main(argv: list[str]) -> int:
@@ -107,8 +109,13 @@ def main(argv: list[str]) -> int:
         print(*(f"note: {line}\n" for line in notes), sep="", end="", file=sys.stderr)
         setup = as_stored(setup, cli.config.get("extend_space", False))
     if not cli.config.get("forecast"):
-        show = parts_of(cli.config.get("show", ""))
-        return run_study(setup, show, takes_over=cli.config.get("take_over", False))
+        options = RunOptions(
+            parts_of(cli.config.get("show", "")),
+            validation_interval(cli.config.get("validate_every")),
+            cli.config.get("time_steps", False),
+            cli.config.get("take_over", False),
+        )
+        return run_study(setup, options)
     if not follows_torchrun():
         check_study(setup)
         print(forecast(setup))

@@ -18,7 +18,7 @@ _NAMES = {
     "read": "Elsewhere list_studies open_elsewhere read_study",
     "joining": "StudyChanged changed compare",
     "foreign": "ForeignStudy",
-    "header": "attributes begin_run check_unchanged declare extend keep_noise_scale seed_of_trials",
+    "header": "attributes begin_run check_unchanged declare extend keep_noise_scale keep_step_timing seed_of_trials",
     "lost": "StudyLost refuse_lost",
     "others": "TAKE_OVER LeftToOthers claim_report take_over",
     "environments": "keep_environment",

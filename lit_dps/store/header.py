@@ -17,6 +17,7 @@ from lit_dps.goal import Goal
 from lit_dps.noise import NoiseScale
 from lit_dps.repeats import RepeatPlan
 from lit_dps.space import stored
+from lit_dps.step_timing import StepTiming
 from lit_dps.store.database import storage_errors, storage_for_now
 from lit_dps.store.foreign import refuse_foreign_cells, refuse_foreign_header
 from lit_dps.store.joining import StudyChanged, changed, check_apart, check_joint
@@ -32,6 +33,7 @@ from lit_dps.store.schema import (
     REPEATS,
     RUN_ON,
     RUNS,
+    STEP_TIMING,
     TRIAL_SEED,
     UID,
 )
@@ -221,6 +223,12 @@ def keep_noise_scale(url: str, name: str, noise: NoiseScale) -> None:
     """Stores the noise scale of a declared study, beside what it declares. StorageError if that cannot be."""
     with storage_errors(url), storage_for_now(url) as storage, storage_lock(url):
         optuna.load_study(study_name=name, storage=storage).set_user_attr(NOISE, noise.stored())
+
+
+def keep_step_timing(url: str, name: str, timing: StepTiming) -> None:
+    """Store the step times of a declared study; they replace earlier ones. Raises StorageError if that fails."""
+    with storage_errors(url), storage_for_now(url) as storage, storage_lock(url):
+        optuna.load_study(study_name=name, storage=storage).set_user_attr(STEP_TIMING, timing.stored())
 
 
 def _union(one: Iterable, other: Iterable) -> list:

@@ -21,6 +21,7 @@ from lit_dps.racing import longest_attempt, truncate_at_race_limit
 from lit_dps.record import StudyRecord
 from lit_dps.repeats import RepeatPlan
 from lit_dps.space import of_stored
+from lit_dps.step_timing import StepTiming
 from lit_dps.store import schema
 from lit_dps.store.database import first_line, open_storage, place, storage_errors
 from lit_dps.store.urls import check_place, sqlite_file, without_password
@@ -80,6 +81,7 @@ def read_study(storage: BaseStorage | str, name: str) -> StudyRecord:
                 results=results,
                 running=running,
                 noise=NoiseScale.of_stored(header[schema.NOISE]) if schema.NOISE in header else None,
+                step_timing=_read_timing(header),
                 run_on=header.get(schema.RUN_ON, False),
                 repeats=repeats,
                 plan=RepeatPlan(**header.get(schema.REPEATS, {})),
@@ -88,6 +90,13 @@ def read_study(storage: BaseStorage | str, name: str) -> StudyRecord:
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise StorageError(f"study {name!r} is damaged: {first_line(error)}") from error
+
+
+def _read_timing(header: dict) -> StepTiming | None:
+    """Return the step times in a header; None without any."""
+    if schema.STEP_TIMING not in header:
+        return None
+    return StepTiming.of_stored(header[schema.STEP_TIMING])
 
 
 def _headers(storage: BaseStorage) -> dict[str, dict]:

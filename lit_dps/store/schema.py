@@ -28,6 +28,7 @@ FORMAT_ATTR, UID, IDENTITY, AXES, REPORTED = "lit_dps_format", "uid", "identity"
 NOISE = "noise_scale"
 MADE_BY = "made_by"
 RUNS = "runs"
+STEP_TIMING = "step_timing"
 RUN_ON = "run_on"
 TRIAL_SEED = "trial_seed"
 REPEATS = "repeats"
@@ -53,6 +54,7 @@ HEADER_ATTRS = {
     "goals": "Further values of the goal's metric, sorted. Absent in the oldest studies: none.",
     "slack": "Trials run to slack x K* of their cell; null, or absent in the oldest studies: to the step budget.",
     NOISE: "As `lit_dps.noise.NoiseScale.stored` gives it, of a short run before the first trial; absent without one.",
+    STEP_TIMING: "As `lit_dps.step_timing.StepTiming.stored` returns it; absent until a study was timed.",
     RUN_ON: "True where trials went on to the step budget after their goal; else absent.",
     REPEATS: "The fields of `lit_dps.repeats.RepeatPlan`, the largest asked for. Absent where nothing is repeated.",
     BOXES: "The history of a box that was widened: `lit_dps.boxes.Widened.stored` of each, beside space. Else absent.",

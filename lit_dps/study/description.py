@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lit_dps.analysis import Analysis
-from lit_dps.analysis.answer import sentences, time_text, timing_notes
+from lit_dps.analysis.answer import mark, sentences, time_text, timing_notes
 from lit_dps.analysis.tables import k_star_text, records, short_columns
 from lit_dps.config import SPARSITY_KEY
 
@@ -24,7 +24,10 @@ def markdown(study: Analysis, report: str | None = None) -> str:
     """
     record, goal = study.record, study.record.goal
     unfinished = sum(cell.pending for cell in study.cells)
-    said = {series: sentences(series, study.answer, study.rate_laws[series]) for series in record.series}
+    said = {
+        series: sentences(series, study.answer, study.rate_laws[series], study.validate_every)
+        for series in record.series
+    }
     lines = [f"- {first}" for first, *_ in said.values()] + ["", *_table(study)]
     for series, (_, *others) in said.items():
         lines += ["", f"{series}:", "", *(f"- {line.strip()}" for line in others)] if others else []
@@ -49,7 +52,7 @@ def _table(study: Analysis) -> list[str]:
             "K*": k_star_text(row),
             "time to goal": time_text(row),
             "examples": f"{row['examples']}",
-            "": "fastest" if row["fastest"] else "within 10 %" if row["near"] else "",
+            "": mark(row),
         }
         for cell, row in zip(cells, records(study.answer), strict=True)
     ]

@@ -19,7 +19,15 @@ from pathlib import Path
 
 import yaml
 
-from lit_dps.analysis import Analysis, figures_folder, parts_of, publish, source_of
+from lit_dps.analysis import (
+    NO_RESULT,
+    Analysis,
+    ended_without_result,
+    figures_folder,
+    parts_of,
+    publish,
+    source_of,
+)
 from lit_dps.config import StorageConfig, StudyConfig
 from lit_dps.errors import StorageError
 from lit_dps.files import replacing
@@ -28,7 +36,10 @@ from lit_dps.store import read_study, sqlite_file
 
 NOTE = ".finished"
 WIDEN = "--extend-space"
-SHOW = "--show"  # changes what is printed, and nothing else
+TIME_STEPS = "--time-steps"
+# These options change what is printed, and nothing else
+SHOW = "--show"
+VALIDATE_EVERY = "--validate-every"
 ENVIRONMENT = ("LIT_DPS_DATA", "PYTHONPATH", "CUDA_VISIBLE_DEVICES", "WORLD_SIZE")
 _watched: tuple[str, set[str]] | None = None  # the command, by its hash, and the files that were opened since
 
@@ -38,7 +49,7 @@ def watch(argv: list[str]) -> None:
     global _watched
     if _watched is None:
         sys.addaudithook(_opened)  # for good: there is no way to take one away
-    _watched = _hash(_without_show(argv)[0]), set()
+    _watched = _hash(_without_print_options(argv)[0]), set()
 
 
 def _opened(event: str, arguments: tuple) -> None:
@@ -79,16 +90,19 @@ def _written(storage: StorageConfig, record: StudyRecord) -> re.Pattern[str]:
     return re.compile(f"({'|'.join(own)})$", re.DOTALL)
 
 
-def repeat(argv: list[str]) -> bool:
-    """Prints what the command said when it ended, if it would say it again; returns whether it did.
+def repeat(argv: list[str]) -> int | None:
+    """Prints what the command said when it ended, if it would say it again.
+
+    Returns:
+        The exit code; None if it printed nothing, so that the command has to run.
 
     Raises:
         ConfigError: if it asks to show what there is not.
     """
-    argv, option = _without_show(argv)
-    show = parts_of(option)
-    if WIDEN in argv:  # each time anew
-        return False
+    argv, options = _without_print_options(argv)
+    show = parts_of(options.get(SHOW, ""))
+    if WIDEN in argv or TIME_STEPS in argv:  # each time anew
+        return None
     try:
         study, storage = _asked(argv)
         folder = figures_folder(storage.folder, study)
@@ -96,29 +110,34 @@ def repeat(argv: list[str]) -> bool:
         logged = sqlite_file(storage.mlflow_uri)
         same = note["command"] == _hash(argv) and all(_stat(path) == found for path, found in note["files"].items())
         if not same or not (logged is None or logged.is_file()):
-            return False
+            return None
         record = read_study(storage.optuna_url, study)
         if source_of(record) != note["source"]:
-            return False
+            return None
+        validate_every = int(options[VALIDATE_EVERY]) if VALIDATE_EVERY in options else None
+        if validate_every is not None and validate_every < 1:
+            return None  # the command itself refuses it
     except (OSError, ValueError, KeyError, TypeError, AttributeError, StorageError, yaml.YAMLError):
-        return False
-    text, _ = publish(Analysis(record), folder, show)
+        return None
+    analysis = Analysis(record, validate_every=validate_every)
+    text, _ = publish(analysis, folder, show)
     print(f"study {study}: nothing left to run", file=sys.stderr, flush=True)
     print(f"\n{text}\n{note['pages']}", flush=True)
-    return True
+    return NO_RESULT if ended_without_result(analysis.cells) else 0
 
 
-def _without_show(argv: list[str]) -> tuple[list[str], str]:
-    """The command without its option `--show`, and that option's value; empty without it."""
-    rest, value = [], ""
+def _without_print_options(argv: list[str]) -> tuple[list[str], dict[str, str]]:
+    """Return the command without the options that only change what is printed, and their values by name."""
+    rest: list[str] = []
+    options: dict[str, str] = {}
     words = iter(argv)
     for word in words:
         name, equals, given = word.partition("=")
-        if name == SHOW:
-            value = given if equals else next(words, "")
+        if name in (SHOW, VALIDATE_EVERY):
+            options[name] = given if equals else next(words, "")
         else:
             rest.append(word)
-    return rest, value
+    return rest, options
 
 
 def _stat(path: str) -> list[int] | None:

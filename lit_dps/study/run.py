@@ -10,7 +10,7 @@ from itertools import chain
 
 from lightning.pytorch import LightningDataModule
 
-from lit_dps.analysis import Analysis, figures_folder, publish, summarize
+from lit_dps.analysis import NO_RESULT, Analysis, ended_without_result, figures_folder, publish, summarize
 from lit_dps.config import StorageConfig
 from lit_dps.engines.eligible import standard_data
 from lit_dps.errors import StorageError, Unguarded
@@ -48,6 +48,7 @@ from lit_dps.study.failures import FAILED, AllFail, Failures
 from lit_dps.study.hardware import hardware
 from lit_dps.study.noise import first_guess
 from lit_dps.study.progress import Progress
+from lit_dps.study.quiet_timing import update_step_timing
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.view import View, connect, environment_tags
 from lit_dps.study.workers import first_of_ranks, follow_torchrun, warm_up, work, work_in_processes
@@ -57,19 +58,35 @@ from lit_dps.trial import TrialResult
 WAITING = 4  # exit code: only trials that other processes run remain
 
 
-def run_study(setup: StudySetup, show: Collection[str] = (), *, takes_over: bool = False) -> int:
+@dataclasses.dataclass(frozen=True)
+class RunOptions:
+    """What a study prints at its end, and what it does once on request.
+
+    Attributes:
+        show: Further parts of the report, as `publish` takes them.
+        validate_every: Steps between two validations in the user's own training; None leaves validation out.
+        time_steps: Time the steps of every cell again, although times are stored.
+        takes_over: Release the trials of processes that do not answer.
+    """
+
+    show: Collection[str] = ()
+    validate_every: int | None = None
+    time_steps: bool = False
+    takes_over: bool = False
+
+
+def run_study(setup: StudySetup, options: RunOptions = RunOptions()) -> int:
     """Runs what is left of a study, then prints and logs its result.
 
     Under torchrun rank 0 does; the others train its trials with it, and know of no storage.
 
     Args:
         setup: The study.
-        show: What to print of it beside the rest, as `publish` has it.
-        takes_over: Whether to release the trials of processes that do not answer.
+        options: What to print of it, and what to do once on request.
 
     Returns:
-        The exit code: 0, 1 if trials failed, `WAITING` if only trials of other processes remain, or
-        130 if it was interrupted. The same call resumes the study.
+        The exit code: 0; 1 if trials failed; 3 (`NO_RESULT`) if all trials ended and none reached the goal;
+        `WAITING` if only trials of other processes remain; 130 if it was interrupted. The same call resumes the study.
 
     Raises:
         UserError: for configuration, data or storage that do not serve, before anything is created.
@@ -88,7 +105,7 @@ def run_study(setup: StudySetup, show: Collection[str] = (), *, takes_over: bool
             print(f"\ninterrupted by {signal}: nothing was run or stored")
             return INTERRUPTED
         try:
-            return _run(setup, data, stop, show, takes_over)
+            return _run(setup, data, stop, options)
         except Interrupted as signal:
             # A second signal, while the first one's outcome was counted.
             if not stop.reported:
@@ -96,13 +113,7 @@ def run_study(setup: StudySetup, show: Collection[str] = (), *, takes_over: bool
             return INTERRUPTED
 
 
-def _run(
-    setup: StudySetup,
-    data: LightningDataModule,
-    stop: StopRequest,
-    show: Collection[str],
-    takes_over: bool,
-) -> int:
+def _run(setup: StudySetup, data: LightningDataModule, stop: StopRequest, options: RunOptions) -> int:
     """Runs what is left of a study that was checked, and ends it."""
     url, name, workload = setup.storage.optuna_url, setup.study.name, setup.workload_name()
     tags = environment_tags(getattr(data, "digest", None))
@@ -110,7 +121,7 @@ def _run(
     slack, uid = declare(url, setup.study, workload, setup.goal_of_trials, identity, setup.config(), setup.boxes)
     extended = dataclasses.replace(setup.study, slack=slack)
     setup = dataclasses.replace(setup, study=extended, uid=uid)
-    if takes_over:
+    if options.takes_over:
         for line in take_over(url, name) or ["no trial to take over"]:
             print(f"study {name}: {line}", file=sys.stderr)
 
@@ -122,6 +133,7 @@ def _run(
     failures = Failures(setup.storage.failures(name), stored)
     if left:
         setup = dataclasses.replace(setup, run_number=begin_run(url, name))
+    code = 0
     if min(setup.workers, left) > 1:
         warm_up()
     try:
@@ -147,7 +159,9 @@ def _run(
                 record = read_study(url, name)
                 best = [(cell.best.trial, cell.k_star) for cell in summarize(record) if cell.best is not None]
                 keep_outcomes(url, name, best)
-            _finish(setup, view, record, seen, show)
+            if left or options.time_steps:
+                record = update_step_timing(setup, record, stop, options.time_steps)
+            code = _finish(setup, view, record, seen, options)
     except Interrupted as signal:
         left = _left(setup, read_study(url, name))
         print(f"\ninterrupted by {signal}: {left} trials are left, the others are stored; the same command goes on")
@@ -160,9 +174,9 @@ def _run(
         print(f"lit-dps: {failed}", file=sys.stderr)
         return FAILED
     # torchrun would report any other exit code as the crash of a rank.
-    if is_waiting and not ranks.started_by_torchrun():
-        return WAITING
-    return 0
+    if ranks.started_by_torchrun():
+        return 0
+    return WAITING if is_waiting else code
 
 
 def check_study(setup: StudySetup) -> LightningDataModule:
@@ -252,19 +266,24 @@ def _train(
         results.close()
 
 
-def _finish(setup: StudySetup, view: View, record: StudyRecord, seen: bool, show: Collection[str]) -> None:
-    """Writes, logs and prints the outcome; it may be noted if all files were `seen` that decide it."""
+def _finish(setup: StudySetup, view: View, record: StudyRecord, seen: bool, options: RunOptions) -> int:
+    """Writes, logs and prints the outcome; it may be noted if all files were `seen` that decide it.
+
+    Returns:
+        0, or `NO_RESULT` if all trials ended and none reached the goal.
+    """
     storage, name = setup.storage, setup.study.name
     if not any(record.running.values()) and all(len(r) >= record.trials for r in record.results.values()):
         clear(storage.checkpoints(name))
-    analysis = Analysis(record)
-    text, files = publish(analysis, figures_folder(storage.folder, name), show)
+    analysis = Analysis(record, validate_every=options.validate_every)
+    text, files = publish(analysis, figures_folder(storage.folder, name), options.show)
     view.sync(record, analysis, files)
     sys.stderr.flush()
     pages = again_text(analysis, storage) + _pages(storage, view.tracker, analysis.record.name)
     print(f"\n{text}\n{pages}", flush=True)
     if seen and view.tracker is not None and not _left(setup, record) and not any(record.running.values()):
         finished.keep(storage, record, pages)
+    return NO_RESULT if ended_without_result(analysis.cells) else 0
 
 
 def _pages(storage: StorageConfig, tracker: Tracker | None, study: str) -> str:

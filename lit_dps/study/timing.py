@@ -167,11 +167,14 @@ def _measure_trial(setup: StudySetup, batch_size: int, steps: int) -> Measured:
     return Measured(batch_size, start, step, check, passes.pruning, passes.reused, passes.refusal)
 
 
-def timed_run(setup: StudySetup, trial: Trial, steps: int, together: bool = False) -> tuple[float, float, float]:
+def timed_run(
+    setup: StudySetup, trial: Trial, steps: int, together: bool = False, warm_up: int = 1
+) -> tuple[float, float, float]:
     """Times so many steps of a trial and a full check, as the study's engine runs them.
 
     Args:
         together: Whether the ranks that the trainer asks for train it; else this process does by itself.
+        warm_up: Steps that are trained first and not timed, at least 1.
 
     Returns:
         Seconds to build it and begin, of a step, of the check.
@@ -179,12 +182,14 @@ def timed_run(setup: StudySetup, trial: Trial, steps: int, together: bool = Fals
     Raises:
         UserError: if it fails.
     """
-    goal = {**setup.goal, "check_interval": 1 + steps, "max_steps": 1 + steps, "early_reject": False}
+    total = warm_up + steps
+    goal = {**setup.goal, "check_interval": total, "max_steps": total, "early_reject": False}
     # the other ranks would wait for a checkpoint, of which this one knows nothing
     study = dataclasses.replace(setup.study, engine="lightning", checkpoint_minutes=None)
     timed, trial = _apart(dataclasses.replace(setup, goal=goal, study=study), trial)
-    clock = _StepStopwatch(trial, setup.unreached(steps))
+    clock = _StepStopwatch(trial, setup.unreached(total - 1))
     clock.each = max(1, _workers(timed, trial) // (setup.ranks if together else 1))
+    clock.warm_up = warm_up
     with ExitStack() as group:
         timed = dataclasses.replace(timed, workload=group.enter_context(timed.workload.traceless()))
         train = group.enter_context(first_of_ranks(timed)) if together else type(timed.engine()).train
@@ -195,11 +200,11 @@ def timed_run(setup: StudySetup, trial: Trial, steps: int, together: bool = Fals
                     raise UserError(f"cannot time a trial: {result.failure}")
         finally:
             hook.remove()
-    if clock.updates <= steps * clock.each:
-        taken = f"{clock.updates // clock.each} of {1 + steps} steps"
+    if clock.updates < total * clock.each:
+        taken = f"{clock.updates // clock.each} of {total} steps"
         raise UserError(f"cannot time a trial: {taken} at {trial.cell}: is it above the split?")
     step, check = (clock.last - clock.first) / steps, clock.checked - clock.last
-    return max(clock.first - begin - step, 0.0), step, check
+    return max(clock.first - begin - warm_up * step, 0.0), step, check
 
 
 def _apart(setup: StudySetup, trial: Trial) -> tuple[StudySetup, Trial]:
@@ -223,13 +228,19 @@ class _StepStopwatch(Run):
     first = last = checked = 0.0
     updates = 0
     each = 1  # updates of a step
+    warm_up = 1  # steps before the first that is timed
 
     def on_update(self, optimizer: torch.optim.Optimizer, *args: object) -> None:
         """To be called after every update."""
         self.updates += 1
-        if self.updates in (self.each, self.each * self.goal.max_steps):
+        begins = self.updates == self.each * self.warm_up
+        ends = self.updates == self.each * self.goal.max_steps
+        if begins or ends:
             seconds = now(optimizer.param_groups[0]["params"][0].device)
-            self.first, self.last = (seconds, 0.0) if self.updates == self.each else (self.first, seconds)
+            if begins:
+                self.first = seconds
+            else:
+                self.last = seconds
 
     def record(self, *found: Any) -> Status | None:
         self.checked = time.perf_counter()

@@ -66,7 +66,7 @@ def test_measuring_smoothness_is_no_part_of_a_step():
     assert found.timed == {"steps": 12, "training": 12 * STEP, "checks": 3, "checking": 3 * CHECK}
     each = step_seconds(record({32: [found]}))[TRIAL.cell]
     assert (each.training, each.check) == (STEP, CHECK)
-    assert each.median == each.low == STEP + CHECK / 4
+    assert each.median == each.low == STEP
 
 
 def test_it_is_stored_and_older_results_have_none():

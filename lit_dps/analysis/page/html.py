@@ -57,9 +57,8 @@ def page(study: Analysis) -> str:
             script,
             "Time and examples to the goal",
             answers.to_goal(study),
-            "Steps, as the verdict says they are counted, times the median time of a step on the machine that ran the "
-            f"trials; bars: {LIMITS}. A star is the fastest of its series. Examples are K* B. Open markers are upper "
-            "bounds.",
+            "Steps, as the verdict counts them, times the time of a training step, without validation; bars: "
+            f"{LIMITS}. A star is the fastest of its series. Examples are K* B. Open markers are upper bounds.",
         ),
         _chart(
             script,

@@ -17,7 +17,7 @@ def verdict(study: Analysis) -> list[str]:
     """A paragraph a series: the answer's sentences, then its critical batch size."""
     found = []
     for series, scaling in sorted(study.scalings.items()):
-        first, *others = sentences(series, study.answer, study.rate_laws[series])
+        first, *others = sentences(series, study.answer, study.rate_laws[series], study.validate_every)
         law = f"critical batch size, where half of the steps are due to noise: {scaling.describe()}"
         found.append(". ".join(_sentence(line) for line in (first, *others, law)) + ".")
     return found + [_sentence(line) + "." for line in timing_notes(study.record, study.answer)]
@@ -48,9 +48,8 @@ def assumed(study: Analysis) -> list[str]:
             if record.plan.count
             else "each ran once, so that the luck of its seed is in K* (study.repeats tells it)."
         ),
-        "A step takes the median of its cell's trials on the machine that ran them, with its share of checks and of "
-        "whatever else ran there; time to the goal is as many such steps as the verdict says it goes by, without the "
-        "start of a trial, on that machine.",
+        "Time to the goal is the number of steps, as the verdict counts them, times the time of a training step. It "
+        "excludes the start of a trial and validation.",
     ]
     if record.slack is not None:
         lines.append(f"Trials stopped at {record.slack:g} times the best K of their cell so far: K* is the same.")
