@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from lit_dps.number_text import number_text
+
 if TYPE_CHECKING:  # a configuration is read without them, in no time
     import numpy as np
 
@@ -79,9 +81,13 @@ class NoiseScale:
 
     def __str__(self) -> str:
         if self.resolved:
-            return f"{self.value:.3g} [{self.low:.3g}, {self.high:.3g}]"
-        squared = f"|G|^2 = {self.squared_gradient:.2g} +- {self.squared_gradient_error:.1g} is not above 0"
-        bound = f" (above {self.low:.3g})" if self.low > 0 else ""
+            low, high = number_text(self.low), number_text(self.high)
+            return f"{number_text(self.value)} [{low}, {high}]"
+        wide = _quantile(self.readings) * self.squared_gradient_error
+        low = number_text(self.squared_gradient - wide)
+        high = number_text(self.squared_gradient + wide)
+        squared = f"|G|^2 = {number_text(self.squared_gradient)}, and its 95 % interval [{low}, {high}] includes 0"
+        bound = f" (above {number_text(self.low)})" if self.low > 0 else ""
         return f"not resolved{bound}: {squared}"
 
 
@@ -110,7 +116,6 @@ def noise_scale(readings: Mapping[str, Sequence[float]], batch_size: int) -> Noi
         batch_size: Examples of an optimizer step.
     """
     import numpy as np
-    from scipy.stats import t as student
 
     pairs = np.array([readings["variance"], readings["squared_gradient"]], dtype=float).reshape(2, -1)
     pairs = pairs[:, np.isfinite(pairs).all(axis=0)]
@@ -121,11 +126,18 @@ def noise_scale(readings: Mapping[str, Sequence[float]], batch_size: int) -> Noi
     means = np.array([part.mean(axis=1) for part in np.array_split(pairs, blocks, axis=1)])
     top, bottom = pairs.mean(axis=1)
     covariance = np.cov(means.T) / blocks
-    low, high = _fieller(top, bottom, covariance, float(student.ppf(0.5 + LEVEL / 2, blocks - 1)))
+    low, high = _fieller(top, bottom, covariance, _quantile(count))
     errors = np.sqrt(np.diag(covariance))
     return NoiseScale(
         float(bottom), float(errors[1]), float(top), float(errors[0]), max(low, 0.0), high, count, batch_size
     )
+
+
+def _quantile(readings: int) -> float:
+    """Return how many standard errors the limits of a mean of blocks lie from it (Student's t)."""
+    from scipy.stats import t as student
+
+    return float(student.ppf(0.5 + LEVEL / 2, min(BLOCKS, readings) - 1))
 
 
 def _fieller(top: float, bottom: float, covariance: np.ndarray, t: float) -> tuple[float, float]:

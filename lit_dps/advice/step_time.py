@@ -18,6 +18,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from lit_dps.advice.link import Link
+from lit_dps.number_text import number_text, time_text
 
 SHARPEST = 16.0  # p and q; beyond, the knee is a corner
 KNEE_FROM = 4  # local batch sizes that a knee needs, which is one constant more than a line
@@ -129,11 +130,11 @@ class StepTime:
 
     def describe(self) -> str:
         """The model in a line."""
-        kind = "a line" if self.p == 1 else f"flat up to about {self.a / self.b:.3g} examples, then a line"
+        kind = "a line" if self.p == 1 else f"flat up to about {number_text(self.a / self.b)} examples, then a line"
         misfit = "" if math.isnan(self.misfit) else f", misfit {self.misfit:.1%}"
         least, most = self.local
         timed = f"timed at {least:g} to {most:g} examples a device"
-        return f"a step takes {self.a:.3g} s and {self.b:.3g} s an example: {kind}{misfit}, {timed}"
+        return f"a step takes {time_text(self.a)} and {time_text(self.b)} an example: {kind}{misfit}, {timed}"
 
 
 def fit_step_time(

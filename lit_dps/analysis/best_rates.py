@@ -92,6 +92,14 @@ def _setting(record: StudyRecord, series: Series, key: str) -> object:
     return setting(record.config, key) if found is None else found
 
 
+def spacing_of(rates: Sequence[float]) -> float:
+    """Return the mean distance between neighbours among the logarithms of some rates; 0 for a single one."""
+    logs = sorted({math.log(rate) for rate in rates if rate > 0})
+    if len(logs) < 2:
+        return 0.0
+    return (logs[-1] - logs[0]) / (len(logs) - 1)
+
+
 @dataclass(frozen=True)
 class RateCurve:
     """The best rates of one series.
@@ -138,7 +146,9 @@ class RateCurve:
         if isinstance(source.momentum, str):
             name = f"{name} / (1 - {source.momentum.rpartition('.')[2]})"
         known = {b: c for b, c in self.cells.items() if not c.at_first_check and source.rate not in c.boundary}
-        return rate_law(list(known), [rate(cell.best) for cell in known.values()], name)
+        best = [rate(cell.best) for cell in known.values()]
+        tried = [rate(result) for cell in known.values() for result in cell.trials]
+        return rate_law(list(known), best, name, spacing_of(tried))
 
     def at(self, batch_size: float, params: Mapping[str, Value]) -> float | None:
         """The learning rate of the law at a batch size, beside other metaparameters; None beyond what was measured."""

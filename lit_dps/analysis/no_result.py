@@ -70,13 +70,15 @@ def best_value(goal: Goal, trials: Sequence[TrialResult]) -> BestValue | None:
 
 
 def missed_text(goal: Goal, cell: CellSummary) -> str:
-    """Return what the trials of a cell without K* reached, in one line."""
+    """Return what the trials of a cell without K* reached, in one line; empty if nothing is known."""
     best = best_value(goal, cell.trials)
-    parts = ["no value" if best is None else f"best {goal.metric} {best.text(goal)}"]
+    parts = []
+    if best is not None:
+        parts.append(f"best {goal.metric} {best.text(goal)}")
     diverged = cell.counts[Status.INFEASIBLE]
     if diverged:
         parts.append(f"{diverged} of {len(cell.trials)} diverged")
-    return f"{cell.cell}: {', '.join(parts)}"
+    return f"{cell.cell}: {', '.join(parts)}" if parts else ""
 
 
 def no_result_text(record: StudyRecord, cells: Sequence[CellSummary]) -> str:

@@ -47,7 +47,7 @@ def notes(record: StudyRecord, cells: Sequence[CellSummary]) -> list[str]:
         lines.append(f"no complete trial in any cell{yet}: no K* and no fit to draw")
     elif missing:
         without = [cell for cell in cells if cell.best is None]
-        reached = _few([missed_text(record.goal, cell) for cell in without if cell.trials])
+        reached = _few([text for cell in without if (text := missed_text(record.goal, cell))])
         line = f"no complete trial in {missing} of {len(cells)} cells: no K* there"
         lines.append("; ".join([line, *reached]))
     pending, running = sum(cell.pending for cell in cells), sum(cell.running for cell in cells)

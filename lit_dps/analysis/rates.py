@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lit_dps.number_text import number_text
+
 
 @dataclass(frozen=True)
 class RateLaw:
@@ -15,8 +17,8 @@ class RateLaw:
 
     Attributes:
         scale, exponent: Of the law; sqrt(B) is an exponent of 0.5.
-        error: Standard error of the exponent; nan with two batch sizes.
-        scatter: Standard deviation of the log of the best rates about the law; nan with two batch sizes.
+        error: Standard error of the exponent; nan with two batch sizes and no known spacing of the rates.
+        scatter: Standard deviation of the log of the best rates about the law, at least their spacing; likewise.
         range: Smallest and largest batch size measured; beyond them the law says nothing.
         name: What the rate is: "learning_rate", or the effective one, "learning_rate / (1 - momentum)".
     """
@@ -35,18 +37,25 @@ class RateLaw:
 
     def describe(self) -> str:
         """The law in a line."""
-        error = "" if math.isnan(self.error) else f" +- {self.error:.2f}"
-        scatter = (
-            ""
-            if math.isnan(self.scatter)
-            else f", single best ones scatter by a factor of {math.exp(self.scatter):.2g}"
-        )
         low, high = self.range
-        return f"{self.name} ~ B^{self.exponent:.2f}{error} from B = {low:g} to {high:g}{scatter}"
+        # Adding 0 turns -0.0 into 0.0.
+        text = f"{self.name} ~ B^{round(self.exponent, 2) + 0.0:.2f}"
+        if not math.isnan(self.error):
+            text += f" +- {self.error:.2f} (standard error)"
+        text += f" from B = {low:g} to {high:g}"
+        if not math.isnan(self.scatter):
+            text += f"; single best rates scatter by x{number_text(math.exp(self.scatter))}"
+        return text
 
 
-def rate_law(batch_sizes: Sequence[float], rates: Sequence[float], name: str = "learning_rate") -> RateLaw | None:
+def rate_law(
+    batch_sizes: Sequence[float], rates: Sequence[float], name: str = "learning_rate", spacing: float = 0.0
+) -> RateLaw | None:
     """The power law of the best rates (n,) at some batch sizes (n,); None for fewer than two of these.
+
+    Args:
+        spacing: Distance of neighbouring rates that were tried, in the logarithm. A best rate is not known better
+            than that, however well the best of the grid lie on a line.
 
     Raises:
         ValueError: for numbers that are not positive and finite.
@@ -61,6 +70,8 @@ def rate_law(batch_sizes: Sequence[float], rates: Sequence[float], name: str = "
     residual = y - offset - exponent * (x - x.mean())
     free = len(x) - 2
     scatter = math.sqrt(float((residual**2).sum()) / free) if free else math.nan
+    if spacing > 0:
+        scatter = max(spacing, 0.0 if math.isnan(scatter) else scatter)
     error = scatter / math.sqrt(float(((x - x.mean()) ** 2).sum()))
     scale = math.exp(offset - exponent * x.mean())
     return RateLaw(scale, float(exponent), error, scatter, (float(batch.min()), float(batch.max())), name)

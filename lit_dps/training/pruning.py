@@ -40,7 +40,9 @@ class PruningCallback(Callback):
 
     Args:
         sparsity: Share of the parameters to prune, in [0, 1); 0 prunes nothing.
-        method: "snip" (the paper's), "magnitude", "random", or the class path of a `lit_dps.pruning.Pruner`.
+        method: "snip" (the paper's), "magnitude", "random", "snip_it", "iterative_snip", "force", "grasp", "synflow",
+            "snap", "snap_it", "random_layerwise", "smart_ratio", "shuffle", or the class path of a
+            `lit_dps.pruning.Pruner`.
         biases: "paper" prunes over weights and biases, as the authors' code does; "keep" over the weights alone.
         batch_size: Examples a batch of the saliency pass. A last short batch weighs as much as its share, so the
             saliency is the sum over the examples, whatever the batch size.

@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 
 import lit_dps.analysis.figures.style as look
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.draws import why_no_draws
+from lit_dps.analysis.draws import last_doubling, why_no_draws
 from lit_dps.analysis.tables import numbers, rows_of, title
 
 NAME, PAPER = "draws", ""
@@ -35,12 +35,24 @@ def missing(study: Analysis) -> str | None:
     if (why := why_no_draws(study.record)) is not None:
         return why
     known = study.draws[np.isfinite(numbers(study.draws["median"]))]
-    return None if len(known) and known["draws"].max() > 1 else "no cell with complete trials to draw from"
+    if not len(known) or known["draws"].max() <= 1:
+        return "no cell with complete trials to draw from"
+    if study.record.slack is not None and not last_doubling(study.cells):
+        return (
+            f"trials were stopped early (study.slack = {study.record.slack:g}), so too few met the goal to tell "
+            "what more trials would bring; study.slack: null runs them on"
+        )
+    return None
 
 
 def notes(study: Analysis) -> list[str]:
     """Where curves begin, and what stands beside their ends."""
     told = ["a curve of draws begins where at least half of all choices of n trials have a complete one"]
+    if study.record.slack is not None:
+        told.append(
+            f"trials were stopped early (study.slack = {study.record.slack:g}): curves of draws lack their left part, "
+            "and a flat end does not mean that there are enough trials"
+        )
     dash = "a dash beside the end of a curve is the median of its last point over seeds"
     return [*told, *([dash] if study.repeats else [])]
 

@@ -20,6 +20,7 @@ from lit_dps.analysis.tables import legend, listed, numbers, rows_of
 NAME, PAPER = "rates", ""
 CAPTION = "best learning rate against batch size, and the price of scaling rules for it"
 PRICES = "rates-prices"  # the name of its second table
+NO_PRICE = "no price is known: no trial near\na rule's rate ran to the goal\n(study.slack: null runs all trials on)"
 LABELS = {EFFECTIVE: "effective rate eta / (1 - m)", PLAIN: "learning rate eta"}
 
 
@@ -121,6 +122,8 @@ def _draw_prices(ax: Axes, rows: pd.DataFrame) -> None:
     ax.axhline(1, color=look.GREY, linestyle=":", linewidth=0.8, zorder=1)
     ax.set_yscale("log")
     known = rows[rows["price"].notna()]
+    if not len(known) and not (rows["verdict"] == DIVERGED).any():
+        ax.text(0.5, 0.75, NO_PRICE, transform=ax.transAxes, ha="center", va="center", color=look.GREY)
     highs = numbers(known["price_high"]) if len(known) else np.array([])
     top = 2 * max([2.0, *numbers(known["price"]), *highs[np.isfinite(highs)]])
     for i, rule in enumerate(RULES):
