@@ -14,6 +14,7 @@ SECTIONS = (
     "protocol",
     "step",
     "workers",
+    "claims",
     "checks",
     "fused",
     "scaling",

@@ -54,9 +54,9 @@ class Server:
         command = [programs() / "pg_ctl", "-D", self._folder / "data", "-w", *log, *options, action]
         subprocess.run(command, user=USER, cwd="/", check=True, stdout=subprocess.DEVNULL, timeout=120)
 
-    def start(self) -> None:
+    def start(self, connections: int = 60) -> None:
         place = f"-p {self.port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={self._folder}"
-        self.ctl("start", "-o", f"{place} -c fsync=off -c max_connections=60")
+        self.ctl("start", "-o", f"{place} -c fsync=off -c max_connections={connections}")
 
     def url(self, database: str = "postgres", password: str = PASSWORD) -> str:
         return f"postgresql+psycopg://postgres:{password}@127.0.0.1:{self.port}/{database}"
@@ -73,8 +73,8 @@ class Server:
 
 
 @contextmanager
-def server() -> Iterator[Server]:
-    """Raises Unavailable where there can be none."""
+def server(connections: int = 60) -> Iterator[Server]:
+    """Raises Unavailable where there can be none. It takes so many connections at a time."""
     initdb = programs() / "initdb"
     folder = Path(tempfile.mkdtemp(prefix="lit_dps-postgres-"))
     try:
@@ -87,7 +87,7 @@ def server() -> Iterator[Server]:
         if done.returncode:
             raise Unavailable(f"initdb: {done.stderr.strip()}")
         running = Server(folder, free_port())
-        running.start()
+        running.start(connections)
         try:
             yield running
         finally:

@@ -31,7 +31,26 @@ While they train one of these processes, or a command with all of them, is kille
 while; whatever ended is started again. At the end of each study every result that was ever seen in the database must
 still be there as it was, every declared point must be there once, and the table must be the one of a study that was
 never disturbed. `make torture` does it again.
+
+Other faults, each with a test of the default suite. A database that is gone or damaged loses the trials that no copy
+has, and the line says so; nothing else here loses, changes or doubles a result.
+
+| what happens | what the next command does | test |
+|---|---|---|
+{faults}
 """
+# What happens, what the next command does, and the files of its tests
+FAULTS = (
+    ("a worker is killed, then the host name differs or the clock is a day behind", "runs its trial", "liveness"),
+    ("a worker is suspended", "leaves its trial, names the process, exit code 4", "liveness"),
+    ("the folder is copied while workers run", "runs their trials in the copy; the original is unharmed", "liveness"),
+    ("a connection to PostgreSQL is cut", "one line, exit code 2; the trial runs again", "store_shared"),
+    ("the clock is set back after trials failed", "runs them again", "failures"),
+    ("the database is deleted, or cut to 0 bytes", "names cause and remedy, begins nothing new", "lost"),
+    ("the database is cut in half, or overwritten", "names cause and remedy, writes nothing", "lost"),
+    ("Ctrl-C comes again while the first one is counted", "one line, exit code 130", "interrupt"),
+    ("somebody else's Optuna study has the name", "one line, nothing is written", "foreign_studies"),
+)
 
 
 @dataclass
@@ -97,4 +116,5 @@ def page(reports: Sequence[Report], arguments: Sequence[str]) -> str:
         optuna=version("optuna"),
         arguments=shlex.join(arguments),
         rows="\n".join(rows),
+        faults="\n".join(f"| {what} | {then} | `tests/unit/test_{file}.py` |" for what, then, file in FAULTS),
     )

@@ -139,7 +139,6 @@ def end(trial: optuna.Trial, result: TrialResult, last_run: int) -> None:
         trial.set_user_attr(FAILED_IN, last_run)
     trial.set_user_attr(RESULT_ATTR, encode_result(result))
     trial.set_user_attr(STATUS_ATTR, str(result.status))
-    _report(trial, result)
     finish(trial.study, trial.number, result.status, result.steps)
 
 
@@ -155,8 +154,8 @@ def finish(study: optuna.Study, number: int, status: Status, steps: int | None) 
         storage.set_trial_state_values(trial._trial_id, TrialState.PRUNED)
 
 
-def _report(trial: optuna.Trial, result: TrialResult) -> None:
-    """Reports the curve of the goal's metric, thinned to `REPORTED_VALUES`, where it is finite; both ends are kept."""
+def report(trial: optuna.Trial, result: TrialResult) -> None:
+    """Report the curve of the goal's metric, thinned to `REPORTED_VALUES`, where it is finite; both ends are kept."""
     steps = result.curve.get("step", ())
     metric = next((key for key in result.curve if key not in TAKEN), None)
     if metric is None or not steps:

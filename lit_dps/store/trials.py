@@ -1,11 +1,13 @@
 """The Optuna side of a study: declares its trials, hands them out, takes their results.
 
-A point is declared by enqueueing a trial that holds its index; whoever asks takes the first waiting one. All of that
-happens under one lock of the processes that share the storage: sqlite lets two of them take the same waiting trial.
+A point is declared by enqueueing a trial that holds its index; whoever asks takes the first waiting one. In a sqlite
+file all of that happens under one lock of the processes that share it: sqlite lets two of them take the same waiting
+trial. On a server only declaring does: trials are taken and told under locks of their own.
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 import time
@@ -21,15 +23,16 @@ from lit_dps.goal import Goal
 from lit_dps.racing import last_step, rungs
 from lit_dps.repeats import RepeatPlan
 from lit_dps.runs import Run
-from lit_dps.store.cells import distance, end, give_up, open_cell, race_limit, ran_to, steps_of, stored_steps
+from lit_dps.store.cells import distance, end, give_up, open_cell, race_limit, ran_to, report, steps_of, stored_steps
+from lit_dps.store.claims import claim_waiting, fewest_steps, has_waiting, pruned_results
 from lit_dps.store.database import open_storage, storage_errors
 from lit_dps.store.header import attributes, uid_of
-from lit_dps.store.locks import peers
+from lit_dps.store.locks import ServerPeers, peers
 from lit_dps.store.repeating import Repeats
-from lit_dps.store.schema import OWNER, POINT_ATTR, REPEAT_ATTR, RUNS
+from lit_dps.store.schema import OWNER, POINT_ATTR, REPEAT_ATTR, RESULT_ATTR, RUNS
 from lit_dps.store.search import SearchSampler
 from lit_dps.store.sobol import SobolSampler, distributions
-from lit_dps.trial import Cell, Trial, TrialResult
+from lit_dps.trial import Cell, Status, Trial, TrialResult
 
 POLL = 1.0  # seconds
 MAX_QUEUED = 50  # points of a cell that wait at a time
@@ -79,6 +82,8 @@ class Store:
         self.goal, self.further, self.slack, self.run_on, self.metrics = goal, further, slack, run_on, metrics
         self.rungs = (math.inf,) if slack is None else levels or rungs(goal.check_interval, goal.max_steps)
         self.distributions = distributions(sampler.space)
+        self._locks_rows = isinstance(self.peers, ServerPeers)
+        self._searches = isinstance(sampler, SearchSampler)
         self.repeats = Repeats(self.storage, name, uid, self.peers, plan, self.distributions, run_number)
         self._claims: dict[tuple[Cell, int, int], optuna.Trial] = {}
         self._studies, self._left = dict[Cell, optuna.Study](), dict[Cell, dict[int, int]]()
@@ -102,7 +107,9 @@ class Store:
             self._leave_others(cell)
             while (run := self._claim(cell)) is None and self._more:
                 with self._alone():
-                    self._more = self._declare(cell)
+                    # Another process may have declared some while this one waited for the lock.
+                    if not has_waiting(self.storage, self._study(cell)._study_id, self.points):
+                        self._more = self._declare(cell)
             if run is not None:
                 return run
         self._searched = True
@@ -132,9 +139,14 @@ class Store:
         Returns the result with the number of its attempt. Raises StorageError if it cannot be written.
         """
         cell, claim = result.trial.cell, (result.trial.cell, result.trial.point, result.trial.repeat)
-        with self._alone():
-            if self._still_mine(trial := self._claims[claim]):
-                end(trial, result, attributes(self.storage, self.name).get(RUNS, 0))
+        trial = self._claims[claim]
+        with self._alone(trial._trial_id):
+            if self._still_mine(trial):
+                last_run = 0
+                if result.status is Status.FAILED:
+                    last_run = attributes(self.storage, self.name).get(RUNS, 0)
+                report(trial, result)
+                end(trial, result, last_run)
         del self._claims[claim]
         if not result.trial.repeat:
             asked, limit = self._limits.get(cell, (-math.inf, math.inf))
@@ -155,16 +167,16 @@ class Store:
         asked, limit = self._limits.get(cell, (-math.inf, math.inf))
         if time.monotonic() - asked > POLL:
             with storage_errors(self.url):
-                limit = race_limit(self._study(cell), self.slack)
+                limit = last_step(fewest_steps(self.storage, self._study(cell)._study_id), self.slack)
             self._limits[cell] = time.monotonic(), limit
         return limit
 
     def abandon(self) -> None:
         """Gives back what was asked for and not told; the points will be asked again."""
         claims, self._claims = self._claims, {}
-        if claims:
-            with self._alone():
-                for trial in filter(self._still_mine, claims.values()):
+        for trial in claims.values():
+            with self._alone(trial._trial_id):
+                if self._still_mine(trial):
                     give_up(trial.study, trial.number, trial.user_attrs)
 
     def leave(self) -> None:
@@ -174,9 +186,18 @@ class Store:
             self.peers.leave()
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """In here no other process changes the study. StorageError if it is not the one that this process knows."""
-        with storage_errors(self.url), self.peers.lock("storage"):
+    def _alone(self, of: int | str | None = None) -> Iterator[None]:
+        """Hold a lock, so that no other process changes the study, or one trial.
+
+        Args:
+            of: What is changed: a trial, by its id, or what only this process changes, by its owner.
+                By default all of the study. In a sqlite file it always is all of it.
+
+        Raises:
+            StorageError: if the study is not the one that this process knows.
+        """
+        lock = "storage" if of is None or not self._locks_rows else f"of {of}"
+        with storage_errors(self.url), self.peers.lock(lock):
             if self.uid is not None and uid_of(self.storage, self.name) != self.uid:
                 raise StorageError(f"study {self.name!r} was deleted or made anew while this process worked on it")
             yield
@@ -199,7 +220,10 @@ class Store:
             # one without an owner was cut short while this lock was held, so nobody runs it
             if trial.state is TrialState.RUNNING and not self.peers.alive(trial.user_attrs.get(OWNER)):
                 finished = True
-                give_up(study, trial.number, trial.user_attrs)
+                with self._alone(trial._trial_id):
+                    # Its process may have told the result since, if only its connection was lost.
+                    trial = self.storage.get_trial(trial._trial_id)
+                    give_up(study, trial.number, trial.user_attrs)
             if finished:
                 ran[point] = max(ran.get(point, -math.inf), ran_to(trial.user_attrs, self.run_number))
             else:
@@ -239,18 +263,43 @@ class Store:
         return {}
 
     def _claim(self, cell: Cell) -> Run | None:
-        with self._alone():  # ask and the owner's name go together
-            study = self._study(cell)
-            waiting = study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
-            if not any(trial.user_attrs[POINT_ATTR] < self.points for trial in waiting):
+        """Take a waiting trial of a cell in this process's name, and draw its metaparameters."""
+        # Searches draw from what others run, so one draws after another. The lock of this process
+        # alone begins its session, without which the others would take it for dead.
+        of = self.peers.owner if self._locks_rows and not self._searches else None
+        if cell not in self._studies:
+            with self._alone():
+                self._study(cell)
+        study = self._studies[cell]
+        with self._alone(of):
+            claimed = self._take(study)
+            if claimed is None:
                 return None
-            claimed = study.ask(fixed_distributions=self.distributions)
-            claimed.set_user_attr(OWNER, self.peers.owner)
             rung = self._next_rung(study, claimed.user_attrs[POINT_ATTR])
         return self._run(cell, claimed, partial(self.limit, cell), rung, self.run_on)
 
+    def _take(self, study: optuna.Study) -> optuna.Trial | None:
+        if not has_waiting(self.storage, study._study_id, self.points):
+            return None
+        if self._searches:
+            claimed = study.ask(fixed_distributions=self.distributions)
+            claimed.set_user_attr(OWNER, self.peers.owner)
+            return claimed
+        trial_id = claim_waiting(self.storage, study._study_id, self.peers.owner)
+        if trial_id is None:
+            return None
+        # Past Optuna's cache, which would read all trials to learn of this one.
+        direct = copy.copy(study)
+        direct._storage = self.storage
+        claimed = optuna.Trial(direct, trial_id)
+        for name, distribution in self.distributions.items():
+            claimed._suggest(name, distribution)
+        return claimed
+
     def _next_rung(self, study: optuna.Study, point: int) -> float:
-        """The first rung that a point has not been run through."""
-        earlier = study.get_trials(deepcopy=False, states=(TrialState.PRUNED,)) if len(self.rungs) > 1 else ()
-        ran = [ran_to(t.user_attrs) for t in earlier if t.user_attrs[POINT_ATTR] == point]
-        return next((rung for rung in self.rungs if rung > max(ran, default=-math.inf)), math.inf)
+        """Return the first rung that a point has not been run through."""
+        ran = -math.inf
+        if len(self.rungs) > 1:
+            for result in pruned_results(self.storage, study._study_id, point):
+                ran = max(ran, ran_to({RESULT_ATTR: result}))
+        return next((rung for rung in self.rungs if rung > ran), math.inf)

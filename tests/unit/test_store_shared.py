@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 import sqlite3
+import threading
 
 import optuna
 import pytest
@@ -17,14 +18,18 @@ from lit_dps.errors import StorageError
 from lit_dps.goal import Goal
 from lit_dps.store import (
     OWNER,
+    ServerPeers,
     SobolSampler,
     Store,
     cell_study_name,
     claim_report,
     declare,
     open_storage,
+    peers,
     read_study,
+    sobol_point,
     storage_lock,
+    trials,
 )
 from tests.unit.runs import trials_of
 from tests.unit.test_store import CELLS, DEAD, SPACE, _claim_all, ended
@@ -203,3 +208,61 @@ def test_sqlite_files_of_two_studies_do_not_wait_for_each_other(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"a.db.lock", "b.db", "b.db.lock"}
     with sqlite3.connect(tmp_path / "b.db") as connection:
         assert connection.execute("select count(*) from studies").fetchone() == (0,)
+
+
+def of_worker(url: str, number: int) -> str:
+    """The URL by which a thread has sessions of its own, as a process has."""
+    return f"{url}?application_name=worker-{number}"
+
+
+@pytest.mark.slow
+def test_on_a_server_trials_are_taken_and_told_while_another_holds_the_storage(postgres):
+    uid = declared(postgres)
+    one = opened(postgres, uid)
+    one.tell(ended(one.next_run().trial))
+    done = []
+
+    def work() -> None:
+        trial = one.next_run().trial
+        done.append(one.tell(ended(trial)))
+        one.abandon()
+
+    other = ServerPeers(postgres)
+    with other.lock("storage"):
+        worker = threading.Thread(target=work, daemon=True)
+        worker.start()
+        worker.join(60)
+        assert len(done) == 1, "it waited for a lock that it does not need"
+    other.close()
+    assert [r.trial.point for r in read_study(postgres, "s").results[CELLS[0]]] == [0, 1]
+
+
+@pytest.mark.slow
+def test_workers_that_take_trials_at_once_neither_double_nor_lose_a_point(postgres, monkeypatch):
+    monkeypatch.setattr(trials, "MAX_QUEUED", 4)  # so that they meet at the declaring too
+    uid, points, claimed, errors = declared(postgres), 24, [], []
+    begin = threading.Barrier(6)
+
+    def work(number: int) -> None:
+        url = of_worker(postgres, number)
+        try:
+            store = Store(url, "s", CELL, points, SobolSampler(SPACE, 5), 5, GOAL, uid=uid)
+            begin.wait(60)
+            for trial in trials_of(store):
+                claimed.append((number, trial.point, trial.params))
+                store.tell(ended(trial))
+        except Exception as error:  # shown by the test
+            errors.append(error)
+        finally:
+            peers(url).close()
+
+    workers = [threading.Thread(target=work, args=(i,)) for i in range(6)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(120)
+    assert errors == []
+    assert sorted(point for _, point, _ in claimed) == list(range(points))
+    assert len({number for number, _, _ in claimed}) > 1, "one did all the work: nothing was tested"
+    assert all(params == sobol_point(SPACE, 5, point) for _, point, params in claimed)
+    assert claim_report(postgres, "s") is None
