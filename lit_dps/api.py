@@ -15,7 +15,7 @@ from lit_dps.cli import leave_if_unguarded
 from lit_dps.config import StorageConfig, StudyConfig
 from lit_dps.errors import Unguarded
 from lit_dps.runtime import INTERRUPTED
-from lit_dps.store.read import read_study
+from lit_dps.store.read import open_elsewhere, read_study
 
 
 def load(study: str, storage: str | Path = "mlruns") -> Study:
@@ -23,12 +23,17 @@ def load(study: str, storage: str | Path = "mlruns") -> Study:
 
     Args:
         study: Its name.
-        storage: The folder that it was run in, as storage.folder has it, or an Optuna URL.
+        storage: The folder that it was run in, as storage.folder has it, a sqlite file (.db, or compressed .db.xz), or
+            an Optuna URL.
 
     Raises:
         StorageError: in one line, if it is not there.
     """
-    url = str(storage) if "://" in str(storage) else StorageConfig(folder=str(storage)).optuna_url
+    place = str(storage)
+    if place.endswith((".db", ".xz")) and not Path(place).is_dir():
+        with open_elsewhere(place, "") as elsewhere:
+            return Study(read_study(elsewhere.storage, study))
+    url = place if "://" in place else StorageConfig(folder=place).optuna_url
     return Study(read_study(url, study))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import re
@@ -147,9 +148,9 @@ class StudyConfig:
 
     def check(self) -> None:
         """Raises ConfigError for a value that is not allowed, whatever the workload."""
-        for key, name in (("name", self.name), ("workload", self.workload or "-")):
-            if not re.fullmatch(r"[\w.+-][\w .:+-]*", name):
-                raise ConfigError(f"study.{key}", name, "letters, digits, blanks and . _ + - : alone")
+        check_name("study.name", self.name)
+        if self.workload is not None:
+            check_name("study.workload", self.workload)
         _nonempty_unique("study.batch_sizes", self.batch_sizes)
         for batch_size in self.batch_sizes:
             if batch_size < 1:
@@ -164,6 +165,9 @@ class StudyConfig:
             _check_kind(f"study.grid.{key}", values)
             _nonempty_unique(f"study.grid.{key}", values)
             check_names(f"study.grid.{key}", values)
+        for cell in self.cells:
+            if max(len(part.encode()) for part in str(cell).split("/")) > CELL_BYTES:
+                raise ConfigError("study.grid", str(cell), f"keys and values that take at most {CELL_BYTES} bytes")
         _nonempty_unique("study.grid", [key.rpartition(".")[2] for key in self.axes] or ["none"])
         counts = {"trials": self.trials, "threads": self.threads, "workers": self.workers, "slots": self.slots}
         counts |= {"repeat_points": self.repeat_points}
@@ -231,9 +235,39 @@ class StorageConfig:
         return Path(self.folder) / "failures" / study
 
 
+# Files and folders that are named after a study may have 255 bytes; the longest suffix of ours has 40:
+# ".NAME-heat-of-the-search.png.1234567.tmp".
+NAME_BYTES = 200
+CELL_BYTES = 200  # likewise, of a cell: "CELL repeat-12-of-point-123.txt"
+
+
+def check_name(key: str, name: str) -> None:
+    """Raise ConfigError, naming `key`, for a name that files and folders cannot be called after."""
+    if not re.fullmatch(r"[\w.+-][\w .:+-]*", name):
+        raise ConfigError(key, name, "letters, digits, blanks and . _ + - : are allowed")
+    if name.startswith("-"):
+        raise ConfigError(key, name, "a name that does not begin with -, since that begins an option")
+    if name.endswith((".", " ")):
+        raise ConfigError(key, name, "a name that ends with neither a dot nor a blank")
+    if len(name.encode()) > NAME_BYTES:
+        raise ConfigError(key, name, f"at most {NAME_BYTES} bytes; it has {len(name.encode())}")
+
+
 def folder_name(study: str) -> str:
-    """The name of the folder of a study's figures and tables. `lit_dps.store` keeps those of a storage apart."""
-    return study.replace(" ", "_").replace(":", "_")
+    """Return the name of the folder of a study's figures and tables, also of a study that must not be declared.
+
+    `lit_dps.store` keeps the folders of the studies of a storage apart.
+    """
+    name = study.replace(" ", "_").replace(":", "_")
+    try:
+        check_name("study.name", study)
+    except ConfigError:
+        # The study of an earlier version, or of a foreign database: its files stay below the storage folder.
+        plain = re.sub(r"[^\w.+-]", "_", name).strip(".-") or "study"
+        safe = plain.encode()[: NAME_BYTES - 9].decode(errors="ignore")
+        if safe != name:
+            name = f"{safe}-{hashlib.sha256(study.encode(errors='surrogatepass')).hexdigest()[:8]}"
+    return name
 
 
 def cores() -> int:

@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Any
 
 
 class UserError(Exception):
@@ -16,7 +17,7 @@ class ConfigError(UserError, ValueError):
     """A configuration value that is not allowed: names the key, the value and what is allowed."""
 
     def __init__(self, key: str, value: object, allowed: str):
-        super().__init__(f"{key}: {value!r} is not allowed; {allowed}")
+        super().__init__(f"{key}: {shortened(repr(value))} is not allowed; {allowed}")
         self.key, self.value, self.allowed = key, value, allowed
 
     def __reduce__(self):  # it travels from workers to their parent
@@ -42,6 +43,47 @@ class Unguarded(UserError):
             "a script that calls lit_dps.run or lit_dps.cli.main is run again by each process that this starts: "
             "call it below if __name__ == '__main__':"
         )
+
+
+LONGEST_VALUE = 200  # characters of a value in a message
+
+
+def shortened(text: str) -> str:
+    """Return a text of at most `LONGEST_VALUE` characters: the middle of a longer one is replaced by dots."""
+    if len(text) <= LONGEST_VALUE:
+        return text
+    half = (LONGEST_VALUE - 5) // 2
+    return f"{text[:half]} ... {text[-half:]}"
+
+
+def cut(text: str) -> str:
+    """Return a message of another library in which long values are shortened: its first part, and its end."""
+    if len(text) <= 3 * LONGEST_VALUE:
+        return text
+    return f"{text[: 2 * LONGEST_VALUE]} ... {text[-LONGEST_VALUE:]}"
+
+
+# Control characters, marks of writing direction, halves of characters, and separators of lines.
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff]")
+
+
+def escaped(text: str) -> str:
+    r"""Return a text with control characters as escapes such as \x1b, which a terminal would obey.
+
+    Line breaks and tabs stay.
+    """
+    return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def printable(value: Any) -> Any:
+    """Return plain JSON in which all strings, also keys, are `escaped`: the database may be a stranger's."""
+    if isinstance(value, str):
+        return escaped(value)
+    if isinstance(value, dict):
+        return {escaped(key): printable(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [each if isinstance(each, (int, float)) else printable(each) for each in value]
+    return value
 
 
 def meant(name: str, known: Iterable[str]) -> str | None:

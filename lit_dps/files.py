@@ -7,7 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lit_dps.errors import StorageError
+from lit_dps.errors import StorageError, one_line, shortened
+
+NOT_WRITTEN = "not written: "  # what notes on failures begin with
+
+
+def not_written(what: str, error: Exception) -> str:
+    """Return the note that a file or figure could not be written, in one line."""
+    said = str(error) if isinstance(error, StorageError) else f"{type(error).__name__}: {one_line(error)}"
+    return f"{NOT_WRITTEN}{what}: {shortened(said)}"
 
 
 @contextmanager

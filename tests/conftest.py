@@ -29,6 +29,8 @@ keep_freed_memory()  # as the commands do
 schema.use_copies()
 TABLES = tempfile.TemporaryDirectory(prefix="lit_dps-tables-")
 os.environ.setdefault(schema.KEY, f"{TABLES.name}/mlflow.db")  # workers of xdist inherit the first one's
+# Studies of tests are not noted as the user's.
+os.environ["XDG_STATE_HOME"] = f"{TABLES.name}/state"
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # by a script's "&": so would all processes that the tests start
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

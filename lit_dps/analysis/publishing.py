@@ -19,11 +19,13 @@ from lit_dps.analysis.report import FILES, answered, render, sections
 from lit_dps.analysis.scaling import law_rows
 from lit_dps.analysis.tables import write_csv
 from lit_dps.config import folder_name
-from lit_dps.files import replacing
+from lit_dps.errors import StorageError
+from lit_dps.files import NOT_WRITTEN, not_written, replacing
 from lit_dps.record import StudyRecord
 
 STAMP = ".made-from"
 PAGE = "report.html"
+SHOWN_FAILURES = 3  # of a folder that is read-only, all files fail alike
 Written = tuple[list[Path], list[str]]  # the files' paths, and notes on them
 
 
@@ -53,18 +55,40 @@ def publish(study: Analysis, folder: Path, show: Collection[str] = ()) -> tuple[
         found = write_goals(study, folder)
         stamp = {"source": source, "notes": found[1]}
         stamp["files"] = {str(path.relative_to(folder)): _digest(path) for path in found[0]}
-        with replacing(folder / STAMP) as temporary:
-            temporary.write_text(json.dumps(stamp), encoding="utf-8")
+        if not failures(found[1]):
+            found[1].extend(_attempt(folder / STAMP, json.dumps(stamp)))
     files, notes = found
     text = "\n".join(answered(each, show) for each in study.at_each_goal)
     listed = f"{listing(files, notes)}\n" if FILES in show else ""
-    return f"{text}\n{listed}{_whereabouts(study, folder, show)}", files
+    failed = "".join(f"{line}\n" for line in failures(notes))
+    return f"{text}\n{listed}{failed}{_whereabouts(study, folder, show)}", files
+
+
+def failures(notes: Sequence[str]) -> list[str]:
+    """Return the notes on files that could not be written: the first ones, and how many more there are."""
+    failed = [note for note in notes if note.startswith(NOT_WRITTEN)]
+    if len(failed) > SHOWN_FAILURES:
+        more = len(failed) - SHOWN_FAILURES
+        return [*failed[:SHOWN_FAILURES], f"{NOT_WRITTEN}{more} further files or figures"]
+    return failed
+
+
+def _attempt(path: Path, text: str) -> list[str]:
+    """Write a text to a file. Returns a note if that fails, else nothing."""
+    try:
+        with replacing(path) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+    except StorageError as error:
+        return [not_written(path.name, error)]
+    return []
 
 
 def _whereabouts(study: Analysis, folder: Path, show: Collection[str]) -> str:
     """Where the page of a study is, and what else there is to see."""
     left = [name for name in (*sections(study), FILES) if name not in show]
     more = f"more of it: --show {','.join(left)}\n" if left else ""
+    if not (folder / PAGE).exists():
+        return more
     return f"report: {folder / PAGE}, to open or to send; its figures and tables lie beside it\n{more}"
 
 
@@ -100,7 +124,10 @@ def write_goals(study: Analysis, folder: Path, only: Collection[str] | None = No
     """
     files, notes = write_all(study, folder, only)
     if only is None:
-        files.append(_write_page(study, folder / PAGE))
+        try:
+            files.append(_write_page(study, folder / PAGE))
+        except Exception as error:  # drawn by another library
+            notes.append(not_written(PAGE, error))
     for further in study.at_each_goal[1:]:
         goal = further.record.goal
         more, said = write_all(further, goal_folder(folder, goal.value), only)
@@ -120,9 +147,9 @@ def write_all(study: Analysis, folder: Path | str, only: Collection[str] | None 
     """
     from lit_dps.analysis.figures import FIGURES, write_figures  # matplotlib, only where something is drawn
 
-    tables = _write_tables(study, Path(folder)) if only is None else []
+    tables, failed = _write_tables(study, Path(folder)) if only is None else ([], [])
     files, notes = write_figures(FIGURES, [study], folder, only)
-    return [*tables, *files], notes
+    return [*tables, *files], [*failed, *notes]
 
 
 def _write_page(study: Analysis, path: Path) -> Path:
@@ -133,9 +160,9 @@ def _write_page(study: Analysis, path: Path) -> Path:
     return path
 
 
-def _write_tables(study: Analysis, folder: Path) -> list[Path]:
-    with replacing(folder / "table.txt") as temporary:
-        temporary.write_text(render(study), encoding="utf-8")
+def _write_tables(study: Analysis, folder: Path) -> Written:
+    failed = _attempt(folder / "table.txt", render(study))
+    files = [] if failed else [folder / "table.txt"]
     tables = {"table.csv": study.table, "fits.csv": study.laws, "critical.csv": study.critical}
     if len(study.answer):
         tables |= {"answer.csv": study.answer}
@@ -150,8 +177,12 @@ def _write_tables(study: Analysis, folder: Path) -> list[Path]:
         tables |= {"isometry.csv": moved}
     tables = {folder / name: table for name, table in tables.items() if len(table)}  # no ratios at one sparsity
     for path, table in tables.items():
-        write_csv(table, path)
-    return [folder / "table.txt", *tables]
+        try:
+            write_csv(table, path)
+            files.append(path)
+        except StorageError as error:
+            failed.append(not_written(path.name, error))
+    return files, failed
 
 
 def listing(files: Sequence[Path], notes: Sequence[str]) -> str:

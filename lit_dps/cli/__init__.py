@@ -61,13 +61,29 @@ def main(argv: list[str] | None = None) -> int:
         likely = f"study {argv[0]}" if argv[0].endswith((".yaml", ".yml")) else meant(argv[0], VERBS)
         near = f"did you mean lit-dps {likely}? " if likely else ""
         return _refuse(f"unknown verb {argv[0]!r}; {near}there are {', '.join(VERBS)}")
-    if os.getcwd() not in sys.path and "" not in sys.path:  # class paths of the user's own files, as python -m has it
-        sys.path.insert(0, os.getcwd())
+    if imports_user_code(argv):
+        append_current_folder()
     code = _run(argv)
     if is_whole_process and code == INTERRUPTED:
         # The process ends. Another Ctrl-C would only print a traceback of its last steps.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     return code
+
+
+def imports_user_code(argv: list[str]) -> bool:
+    """Return True if a command may import modules that the user wrote: class paths, or figures of `--only`."""
+    options = [word.partition("=")[0] for word in argv[1:]]
+    return argv[0] in TRAIN or (argv[0] == "figures" and "--only" in options)
+
+
+def append_current_folder() -> None:
+    """Append the current folder to `sys.path`, unless it is there already.
+
+    It comes last, so that a file `yaml.py` or `random.py` in it replaces no installed module.
+    """
+    folder = os.getcwd()
+    if folder not in sys.path and "" not in sys.path:
+        sys.path.append(folder)
 
 
 def leave_if_unguarded() -> None:
@@ -118,7 +134,7 @@ def _run(argv: list[str]) -> int:
             from lit_dps.cli.help import HELPED, text
 
             if argv[0] in HELPED:
-                print(text(argv[0]))
+                print(text(argv[0]), flush=True)
                 return 0
         argv = ["--help" if word == "--help-all" else word for word in argv]
         from lit_dps.cli.arguments import spelled_out
@@ -126,10 +142,13 @@ def _run(argv: list[str]) -> int:
         argv = spelled_out(argv)
         if argv[0] in TRAIN and sys.stderr.isatty():  # whoever waits at a terminal; a log has no use for it
             print("lit-dps: reading the configuration and loading PyTorch ...", file=sys.stderr, flush=True)
-        if argv[0] in ("study", "advise"):
-            from lit_dps.cli.keys import refuse_unknown
+        if argv[0] in TRAIN:
+            from lit_dps.cli.keys import OPTIONS, refuse_unknown
+            from lit_dps.cli.shape import check_shape
 
-            refuse_unknown(argv[1:], argv[0])
+            check_shape(argv[1:], argv[0])
+            if argv[0] in OPTIONS:
+                refuse_unknown(argv[1:], argv[0])
         if argv[0] == "study":
             from lit_dps.study.finished import repeat, watch
 
@@ -139,14 +158,43 @@ def _run(argv: list[str]) -> int:
             watch(argv[1:])
         again = argv[0] == "fit" and any(word.partition("=")[0] == "--of" for word in argv)
         verb = _import_verb("lit_dps.cli.again" if again else VERBS[argv[0]][0])
-        return verb.main(argv) or 0
+        code = verb.main(argv) or 0
+        sys.stdout.flush()  # here a reader that has ended is handled
+        return code
     except UserError as error:
-        return _refuse(str(error))
+        return _refuse(without_secrets(str(error), argv))
+    except BrokenPipeError:  # whoever read the output has enough of it, such as `head`
+        # The interpreter flushes stdout once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (KeyboardInterrupt, Interrupted):  # before or after a study runs, which handles it itself
         print("\nlit-dps: interrupted", file=sys.stderr)
         return INTERRUPTED
 
 
+def without_secrets(message: str, argv: list[str]) -> str:
+    """Return a message with *** for each secret of a URL that the command or its configuration files name."""
+    from lit_dps.cli.keys import read
+    from lit_dps.store.urls import scrubbed_of
+
+    urls = [word for word in argv if "://" in word]
+    for i, word in enumerate(argv):
+        option, equals, value = word.partition("=")
+        if not equals:
+            value = "".join(argv[i + 1 : i + 2])
+        if option.startswith("--storage."):
+            urls.append(value)
+        if option in ("--config", "-c"):
+            storage = read(value).get("storage")
+            if isinstance(storage, dict):
+                urls += [str(storage[key]) for key in ("optuna", "mlflow") if storage.get(key)]
+    for url in urls:
+        message = scrubbed_of(message, url)
+    return message
+
+
 def _refuse(message: str) -> int:
-    print(f"lit-dps: error: {' '.join(message.split())}", file=sys.stderr)
+    from lit_dps.errors import escaped
+
+    print(f"lit-dps: error: {escaped(' '.join(message.split()))}", file=sys.stderr)
     return 2

@@ -16,13 +16,15 @@ from jsonargparse import Namespace
 from lit_dps.cli.parser import PlainParser
 from lit_dps.cli.study import StudyCLI
 from lit_dps.config import StorageConfig
-from lit_dps.errors import ConfigError, UserError
+from lit_dps.errors import ConfigError, UserError, shortened
 from lit_dps.record import StudyRecord
 from lit_dps.runtime import INTERRUPTED
-from lit_dps.store import read_study
+from lit_dps.store import foreign_modules, is_own, read_study, study_uid
 from lit_dps.study.again import chosen, compared, train_again
 from lit_dps.study.setup import StudySetup
 from lit_dps.trial import Status, text_of
+
+TRUST = "Import the modules that the stored configuration names, also if the study was run by somebody else."
 
 
 def main(argv: list[str]) -> int:
@@ -33,6 +35,8 @@ def main(argv: list[str]) -> int:
     stored = chosen(record, record.cell_named(asked.cell), asked.point)
     if keep is not None and keep.exists():
         raise ConfigError("--checkpoint", str(keep), "a file that is not there yet")
+    if not asked.trust:
+        _check_trust(record, storage)
     setup = _rebuilt(record, storage)
     point = ", ".join(f"{key} {text_of(value)}" for key, value in stored.trial.params.items())
     print(f"study {record.name}, {stored.trial}: {point}", file=sys.stderr, flush=True)
@@ -56,8 +60,21 @@ def _asked(argv: list[str]) -> Namespace:
     )
     parser.add_argument("--point", type=int, help="Another point of the cell than that of K*.")
     parser.add_argument("--checkpoint", type=str, help="Save a Lightning checkpoint of the weights at the end here.")
+    parser.add_argument("--trust", action="store_true", help=TRUST)
     parser.add_class_arguments(StorageConfig, "storage")
     return parser.parse_args(argv)
+
+
+def _check_trust(record: StudyRecord, storage: StorageConfig) -> None:
+    """Raise UserError if the stored configuration names modules, and this user did not run the study."""
+    # `study` has no class paths but these: its keys look like some.
+    study = {key: record.config.get("study", {}).get(key) for key in ("grid", "space", "sampler")}
+    modules = foreign_modules({**record.config, "study": study})
+    if modules and not is_own(study_uid(storage.optuna_url, record.name)):
+        raise UserError(
+            f"study {record.name!r} was not run by you on this machine, and training its trial again imports "
+            f"{shortened(', '.join(modules))}, which runs code; add --trust if you know that code"
+        )
 
 
 def _rebuilt(record: StudyRecord, storage: StorageConfig) -> StudySetup:

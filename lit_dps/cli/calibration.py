@@ -5,6 +5,7 @@ from __future__ import annotations
 from lit_dps.advice.calibration import calibrate
 from lit_dps.cli.parser import PlainParser
 from lit_dps.config import StorageConfig
+from lit_dps.errors import escaped
 from lit_dps.store import list_advice
 
 
@@ -14,5 +15,5 @@ def main(argv: list[str]) -> int:
     parser.add_class_arguments(StorageConfig, "storage")
     config = parser.instantiate_classes(parser.parse_args(argv[1:]))
     advice = list_advice(config.storage.optuna_url)
-    print(calibrate({name: kept.get("outcomes", []) for name, kept in advice.items()}), end="")
+    print(escaped(calibrate({name: kept.get("outcomes", []) for name, kept in advice.items()})), end="")
     return 0

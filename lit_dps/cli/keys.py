@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 from collections.abc import Iterator
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ CLASSES = {"class_path", "init_args", "dict_kwargs"}  # of sections that name a 
 COMMON = {"config", "help", "print_config", "seed_everything"}
 OPTIONS = {  # of the commands whose configuration is that of a study
     "study": COMMON | {"engine", "forecast", "extend-space", "show", "take-over", "time-steps", "validate-every"},
+    "masks": COMMON | {"engine", "at", "points", "output"},
     "advise": COMMON | {"engine", "budget", "method", "devices", "price", "bandwidth", "latency", "trials"},
 }
 
@@ -47,9 +49,14 @@ def refuse_unknown(argv: list[str], verb: str = "study") -> None:
 
 def sections() -> dict[str, set[str]]:
     """The keys of each section; none of those that cannot be read here."""
-    found: dict[str, set[str]] = {"model": set(), "data": set()}
+    return {"model": set(), "data": set(), **{section: set(found) for section, found in annotations().items()}}
+
+
+def annotations() -> dict[str, dict[str, str]]:
+    """Return the annotation of each key, as text, by section; none of sections that cannot be read here."""
+    found = {}
     for section, config in (("study", StudyConfig), ("storage", StorageConfig)):
-        found[section] = {field.name for field in dataclasses.fields(config)}
+        found[section] = {field.name: str(field.type) for field in dataclasses.fields(config)}
     for section, (file, name) in CALLBACKS.items():
         found[section] = arguments(PACKAGE / "training" / file, name)
     lightning = find_spec("lightning")  # which imports nothing of it
@@ -58,18 +65,26 @@ def sections() -> dict[str, set[str]]:
     return found
 
 
-def arguments(file: Path, name: str) -> set[str]:
-    """The arguments of a class by its source; none if it takes any, or is not there."""
+@cache
+def arguments(file: Path, name: str) -> dict[str, str]:
+    """Return the arguments of a class and their annotations by its source; none if it takes any, or is not there."""
     try:
         tree = ast.parse(file.read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError):
-        return set()
+        return {}
     for node in tree.body:
         if isinstance(node, ast.ClassDef) and node.name == name:
             for method in node.body:
                 if isinstance(method, ast.FunctionDef) and method.name == "__init__" and method.args.kwarg is None:
-                    return {argument.arg for argument in (*method.args.args[1:], *method.args.kwonlyargs)}
-    return set()
+                    found = (*method.args.args[1:], *method.args.kwonlyargs)
+                    return {
+                        each.arg: "Any" if each.annotation is None else ast.unparse(each.annotation) for each in found
+                    }
+    return {}
+
+
+def _text_of(annotation: ast.expr | None) -> str:
+    return "Any" if annotation is None else ast.unparse(annotation)
 
 
 def given(argv: list[str]) -> Iterator[tuple[str, str]]:

@@ -14,12 +14,14 @@ from lit_dps.analysis.figures.write import save
 from lit_dps.analysis.layers import layer_rows
 from lit_dps.analysis.tables import aligned
 from lit_dps.cli.study import StudyCLI
+from lit_dps.config import SPARSITY_KEY
 from lit_dps.errors import ConfigError
 from lit_dps.study.masks import masks
 from lit_dps.study.run import check_study
 from lit_dps.trial import check_sparsity, text_of
 
 SPARSITIES = (0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999)
+AT = "Sparsities, in place of study.sparsities; without either nine from 0.5 to 0.999."
 
 
 class MasksCLI(StudyCLI):
@@ -27,9 +29,7 @@ class MasksCLI(StudyCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         super().add_arguments_to_parser(parser)
-        parser.add_argument(
-            "--at", type=list[float], default=list(SPARSITIES), help="Sparsities, in place of the study's own."
-        )
+        parser.add_argument("--at", type=list[float] | None, default=None, help=AT)
         parser.add_argument("--points", type=int, default=3, help="Points of the search, each with weights of its own.")
         parser.add_argument(
             "--output", type=str, default=SUPPRESS, help="Folder; by default FOLDER/figures/NAME-masks."
@@ -42,6 +42,10 @@ def main(argv: list[str]) -> int:
     cli = MasksCLI(run=False, seed_everything_default=False)
     sparsities, points, output = (cli.config.pop(key, None) for key in ("at", "points", "output"))
     setup = cli.setup()
+    if sparsities is None:
+        asked = cli.parser.parse_args(cli.args, defaults=False)
+        own = asked.get("study.sparsities") is not None or SPARSITY_KEY in setup.study.grid
+        sparsities = setup.study.sparsities if own else list(SPARSITIES)
     for sparsity in sparsities:
         check_sparsity("--at", sparsity)
     if not any(sparsities):

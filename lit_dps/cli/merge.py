@@ -6,13 +6,16 @@ touched: analyze --sync brings it in step. Needs no torch.
 
 from __future__ import annotations
 
+import math
 from contextlib import ExitStack
 
 from lit_dps.cli.parser import CommandError, PlainParser
 from lit_dps.config import StorageConfig
-from lit_dps.store import Merged, check_place, check_writable, merge, open_elsewhere
+from lit_dps.errors import ConfigError, escaped
+from lit_dps.store import UNPACKED_BYTES, Merged, check_place, check_writable, merge, open_elsewhere
 from lit_dps.trial import Cell
 
+UNPACKED = "Largest size of a compressed file when unpacked, in GB (10^9 bytes)."
 OTHER = "an Optuna storage URL, or the path of a sqlite file, which may be compressed (.db.xz)"
 
 
@@ -21,18 +24,23 @@ def main(argv: list[str]) -> int:
     parser = PlainParser(prog="lit-dps merge", description=__doc__)
     parser.add_argument("others", type=str, nargs="*", metavar="OTHER", help=f"Where to take over from: {OTHER}.")
     parser.add_argument("--study", type=str, metavar="NAME", help="The one study to take over; by default all.")
+    parser.add_argument("--unpacked_gb", type=float, default=UNPACKED_BYTES / 1e9, help=UNPACKED)
     parser.add_class_arguments(StorageConfig, "storage")
     config = parser.instantiate_classes(parser.parse_args(argv[1:]))
     if not config.others:
         raise CommandError(f"OTHER is missing: {OTHER}")
+    if not 0 < config.unpacked_gb < math.inf:
+        raise ConfigError("--unpacked_gb", config.unpacked_gb, "a size above 0, in GB")
     url = config.storage.optuna_url
     check_place(url)
     check_writable(url)
     with ExitStack() as stack:
-        others = [stack.enter_context(open_elsewhere(other, url)) for other in dict.fromkeys(config.others)]
+        others = []
+        for other in dict.fromkeys(config.others):
+            others.append(stack.enter_context(open_elsewhere(other, url, int(config.unpacked_gb * 1e9))))
         merged = merge(url, others, config.study)
     for name, study in merged.items():
-        print("\n".join(lines(name, study)))
+        print(escaped("\n".join(lines(name, study))))
     return 0
 
 

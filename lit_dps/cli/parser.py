@@ -10,7 +10,8 @@ from jsonargparse import ArgumentParser, Namespace
 
 from lit_dps.cli.shipped import how_to_get
 from lit_dps.cli.suggestions import likely_meant
-from lit_dps.errors import ConfigError, UserError, one_line, user_error_in
+from lit_dps.errors import ConfigError, UserError, cut, one_line, user_error_in
+from lit_dps.store.urls import without_password
 
 
 class CommandError(UserError):
@@ -26,13 +27,21 @@ class OneLineErrors:
         except UnicodeDecodeError as error:
             raise CommandError(f"a configuration file is no text in UTF-8: {error}") from error
 
+    def dump(self, cfg: Namespace, *args: Any, **kwargs: Any) -> str:
+        """Return a configuration as text, as --print_config prints it, without the passwords of its URLs."""
+        cfg = cfg.clone()
+        for key in ("optuna", "mlflow"):
+            if isinstance(url := cfg.get(f"storage.{key}"), str):
+                cfg[f"storage.{key}"] = without_password(url)
+        return super().dump(cfg, *args, **kwargs)
+
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         if not self.exit_on_error:  # a parser within: the one around it adds its key
             super().error(message, ex)
         text = one_line(message)
         if missing := re.search(r"File does not exist: '(.+)'", text):
             text += how_to_get(missing[1])
-        raise user_error_in(ex) or CommandError(text + likely_meant(text, self)) from ex
+        raise user_error_in(ex) or CommandError(cut(text) + likely_meant(text, self)) from ex
 
 
 class PlainParser(OneLineErrors, ArgumentParser):

@@ -8,7 +8,7 @@ import sys
 
 from lit_dps.cli.parser import PlainParser
 from lit_dps.config import StorageConfig
-from lit_dps.errors import ConfigError
+from lit_dps.errors import ConfigError, escaped
 from lit_dps.store import is_http
 
 HOST = "127.0.0.1"
@@ -26,12 +26,14 @@ def main(argv: list[str]) -> int:
     from lit_dps.store import experiments, page_address
 
     for experiment in experiments(uri):
-        print(f"{experiment.name}: {page_address(uri, experiment.experiment_id, port=config.port)}")
+        print(f"{escaped(experiment.name)}: {page_address(uri, experiment.experiment_id, port=config.port)}")
     if is_http(uri):
         return 0  # it is a server already
     print("Ctrl-C ends the server; it starts in about 5 seconds.", flush=True)
     os.environ["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"  # a few background processes that studies do not need
     os.environ["MLFLOW_BACKEND_STORE_URI"] = uri  # and no argument, which everybody on the machine can read
+    # Neither the server nor its children look for modules in the current folder.
+    os.environ["PYTHONSAFEPATH"] = "1"
     server = [sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", str(config.port)]
     os.execv(sys.executable, server)
 

@@ -67,7 +67,8 @@ def start_server(*functions: Callable[..., Any]) -> None:
 
     modules = {function.__module__ for function in functions} - {"__main__"}  # a script may do anything when imported
     forkserver.set_forkserver_preload(sorted(modules))
-    resource_tracker.ensure_running()  # begun within the next line it would unblock the signals
+    with _for_the_server(block=False):
+        resource_tracker.ensure_running()  # begun within the next line it would unblock the signals
     with _for_the_server():
         forkserver.ensure_running()
 
@@ -104,18 +105,27 @@ def _die_with_parent() -> None:
 
 
 @contextmanager
-def _for_the_server() -> Iterator[None]:
-    """What is started in here finds the modules that this process finds.
+def _for_the_server(block: bool = True) -> Iterator[None]:
+    """Start processes in the body that search for modules where this process does, in the same order.
 
-    It gets neither Ctrl-C nor what ends a job, nor do its children until they are ready: without the server nobody
-    would know how they end.
+    They get neither Ctrl-C nor the signals that end a job, nor do their children until they are ready: without the
+    server nobody would know how they end.
+
+    Args:
+        block: Whether the signals are blocked.
     """
-    path, signals = os.environ.get("PYTHONPATH"), signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    # `python -c` would put the current folder first, before the standard library: PYTHONSAFEPATH keeps it out.
+    folders = [path or os.getcwd() for path in sys.path]
+    new = {"PYTHONPATH": os.pathsep.join(folders), "PYTHONSAFEPATH": "1"}
+    before = {name: os.environ.get(name) for name in new}
+    signals = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS if block else ())
+    os.environ.update(new)
     try:
         yield
     finally:
-        os.environ.pop("PYTHONPATH")
-        if path is not None:
-            os.environ["PYTHONPATH"] = path
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
         signal.pthread_sigmask(signal.SIG_SETMASK, signals)

@@ -76,8 +76,7 @@ GONE = "Record does not exist."  # Optuna's KeyError for a study or a trial that
 @contextmanager
 def storage_errors(storage: BaseStorage | str) -> Iterator[None]:
     """Raises StorageError for whatever goes wrong with an Optuna storage, or with the one at a URL, in the body."""
-    where = place(storage).rpartition("@")[2]  # of what is no URL, nobody knows which part is the password
-    no_url = f"{where!r} is not a storage URL such as sqlite:///mlruns/study.db"
+    no_url = f"{place(storage)!r} is not a storage URL such as sqlite:///mlruns/study.db"
     if isinstance(storage, str):
         try:
             make_url(storage)

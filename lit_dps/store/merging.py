@@ -13,11 +13,13 @@ import optuna
 from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState
 
+from lit_dps.config import check_name
 from lit_dps.errors import StorageError
 from lit_dps.noise import read_at
 from lit_dps.racing import longest_attempt
 from lit_dps.repeats import Repeated
 from lit_dps.store import schema
+from lit_dps.store.bulk import add_trials
 from lit_dps.store.cells import check_cell, open_cell, race_limit, ran_to
 from lit_dps.store.database import storage_errors, storage_for_now
 from lit_dps.store.environments import add_environments
@@ -98,7 +100,10 @@ def _studies(other: Elsewhere) -> list[str]:
 
 def _header(storage: BaseStorage, name: str) -> Mapping[str, Any]:
     """The user attributes of a study. Raises StorageError if anything of it is missing or damaged."""
-    read_study(storage, name)
+    record = read_study(storage, name)
+    # Files and folders are named after both.
+    check_name("study.name", name)
+    check_name("study.workload", record.workload)
     header = attributes(storage, name)
     if schema.IDENTITY not in header:
         raise StorageError(f"study {name!r} is damaged: it has no identity")
@@ -170,6 +175,7 @@ def _merge_cell(
         return
     here = _attempts(storage, studies(name, cell), cell)
     study = open_cell(storage, name, cell, header[schema.UID], repeats=repeats)
+    added: list[FrozenTrial] = []
     for each, attempts in sorted(there.items()):
         new = _news(here.get(each, []), attempts)
         if new is None:
@@ -177,14 +183,15 @@ def _merge_cell(
             merged.conflicts.setdefault(cell, []).append(Conflict(each[0], other.place, each[1], k_differs))
             continue
         for attempt in new:
-            trial = copy.deepcopy(attempt.stored)
+            trial = copy.copy(attempt.stored)
             # the first place, if there are several
             trial.user_attrs = {schema.MERGED_FROM: other.place, **trial.user_attrs}
             # It counts the runs of the other storage.
             trial.user_attrs.pop(schema.FAILED_IN, None)
-            study.add_trial(trial)
+            added.append(trial)
         merged.taken += bool(new)
         merged.known += not new
+    add_trials(storage, study, added)
     if not repeats:  # no repeat waits
         _withdraw(study, storage, header["slack"])
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+from lit_dps.config import folder_name
 from lit_dps.errors import StorageError, UserError
 from lit_dps.store.locks import ServerPeers
 from lit_dps.store.mlflow_repair import is_damage, move_aside, move_broken
@@ -43,7 +44,7 @@ def open_experiment(uri: str, folder: str, name: str) -> tuple[mlflow.MlflowClie
         client = _client(uri)
         found: Experiment | None = client.get_experiment_by_name(name)
         if found is None:
-            location = None if is_http(uri) else (root / "artifacts" / name.replace("/", "_")).as_uri()
+            location = None if is_http(uri) else (root / "artifacts" / artifact_folder(name)).as_uri()
             try:
                 return client, client.create_experiment(name, artifact_location=location)
             except mlflow.exceptions.MlflowException:  # on a server, another process may have been faster
@@ -70,6 +71,12 @@ def _client(uri: str) -> mlflow.MlflowClient:
                 file.with_name(file.name + ending).unlink(missing_ok=True)
         raise
     return client
+
+
+def artifact_folder(experiment: str) -> str:
+    """Return the name of the folder of an experiment's artifacts, which lies below that of all artifacts."""
+    name = experiment.replace("/", "_")
+    return folder_name(name) if not name.strip(".") or "\\" in name else name
 
 
 def experiments(uri: str) -> list[Experiment]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import lzma
-import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ import optuna
 from optuna.storages import BaseStorage
 
 from lit_dps.boxes import Widened
-from lit_dps.errors import ConfigError, StorageError
+from lit_dps.errors import ConfigError, StorageError, printable
 from lit_dps.goal import Goal
 from lit_dps.noise import NoiseScale
 from lit_dps.racing import longest_attempt, truncate_at_race_limit
@@ -26,6 +25,10 @@ from lit_dps.store import schema
 from lit_dps.store.database import first_line, open_storage, place, storage_errors
 from lit_dps.store.urls import check_place, sqlite_file, without_password
 from lit_dps.trial import Cell, Trial, TrialResult
+
+UNPACKED_BYTES = 10**9  # of a compressed database; 15,000 trials of the replication have 0.1 GB
+UNPACKING_MEMORY = 1 << 28  # bytes; xz -9 needs 65 MB
+CHUNK = 1 << 20
 
 
 def list_studies(storage: BaseStorage | str) -> list[str]:
@@ -49,7 +52,8 @@ def read_study(storage: BaseStorage | str, name: str) -> StudyRecord:
         if name not in headers:
             known = ", ".join(sorted(headers)) or "none"
             raise StorageError(f"no study {name!r} in {place(storage)}; studies there: {known}")
-        header, stored_format = headers[name], headers[name][schema.FORMAT_ATTR]
+        header = printable(headers[name])
+        stored_format = header[schema.FORMAT_ATTR]
         if stored_format != schema.FORMAT:
             raise StorageError(f"study {name!r} has format {stored_format!r}; this version reads {schema.FORMAT}")
         existing = set(optuna.get_all_study_names(opened))
@@ -99,6 +103,12 @@ def _read_timing(header: dict) -> StepTiming | None:
     return StepTiming.of_stored(header[schema.STEP_TIMING])
 
 
+def study_uid(url: str, name: str) -> str | None:
+    """Return the uid of a stored study; None if there is no such study, or none has been given to it."""
+    with storage_errors(url), open_to_read(url) as opened:
+        return _headers(opened).get(name, {}).get(schema.UID)
+
+
 def _headers(storage: BaseStorage) -> dict[str, dict]:
     studies = storage.get_all_studies()  # Optuna's summaries read every trial
     return {s.study_name: s.user_attrs for s in studies if schema.FORMAT_ATTR in s.user_attrs}
@@ -115,7 +125,7 @@ def _read_cell(trials: list[optuna.trial.FrozenTrial], cell: Cell, seed: int) ->
         if not trial.state.is_finished():
             started.add(trial.number if point is None else (point, repeat))
         elif schema.RESULT_ATTR in trial.user_attrs:
-            stored = trial.user_attrs[schema.RESULT_ATTR]
+            stored = printable(trial.user_attrs[schema.RESULT_ATTR])
             result = schema.decode_result(stored, Trial(cell, point, trial.params, seed, repeat), trial.number)
             finished[point, repeat] = longest_attempt(finished.get((point, repeat)), result)
     return [finished[each] for each in sorted(finished)], len(started - finished.keys())
@@ -145,12 +155,13 @@ class Elsewhere(NamedTuple):
 
 
 @contextmanager
-def open_elsewhere(other: str, url: str) -> Iterator[Elsewhere]:
+def open_elsewhere(other: str, url: str, limit: int = UNPACKED_BYTES) -> Iterator[Elsewhere]:
     """Another storage, for the time of the body.
 
     Args:
         other: Its URL, or the path of a sqlite file, which may be compressed: .db.xz.
-        url: The URL of the study's own storage.
+        url: The URL of the study's own storage; "" if it has none.
+        limit: Bytes that a compressed file may have when unpacked.
 
     Raises:
         ConfigError: if both are the same.
@@ -159,13 +170,13 @@ def open_elsewhere(other: str, url: str) -> Iterator[Elsewhere]:
     with tempfile.TemporaryDirectory() as folder:
         theirs = other if "://" in other else f"sqlite:///{other}"
         if (file := sqlite_file(theirs)) is not None and not file.is_file():
-            raise StorageError(f"no study database at {file}")
+            raise StorageError(f"no study database at {without_password(other)}")
         if _same(theirs, url):
             allowed = f"another storage than --storage.optuna = {without_password(url)} expected"
             raise ConfigError("OTHER", without_password(other), allowed)
         if file is not None and file.suffix == ".xz":
             theirs = f"sqlite:///{folder}/study.db"
-            _decompress(file, Path(folder) / "study.db")
+            _decompress(file, Path(folder) / "study.db", limit)
         try:
             check_place(theirs)
             with storage_errors(theirs), open_to_read(theirs) as storage:
@@ -181,9 +192,25 @@ def _same(one: str, other: str) -> bool:
     return files[1].exists() and files[0].samefile(files[1])
 
 
-def _decompress(file: Path, to: Path) -> None:
+def _decompress(file: Path, to: Path, limit: int) -> None:
+    """Unpack an .xz file. Raises StorageError if it is damaged, or has more than `limit` bytes when unpacked."""
+    written = 0
     try:
-        with lzma.open(file) as packed, to.open("wb") as plain:
-            shutil.copyfileobj(packed, plain)
+        with file.open("rb") as packed, to.open("wb") as plain:
+            unpack = lzma.LZMADecompressor(memlimit=UNPACKING_MEMORY)
+            while not unpack.eof:
+                data = packed.read(CHUNK) if unpack.needs_input else b""
+                if unpack.needs_input and not data:
+                    raise EOFError("it ends too early")
+                part = unpack.decompress(data, max_length=CHUNK)
+                written += len(part)
+                if written > limit:
+                    raise StorageError(
+                        f"cannot read {file}: it has more than {limit / 1e9:g} GB when unpacked; if you trust it, "
+                        "raise the limit by merge --unpacked_gb"
+                    )
+                plain.write(part)
+            if unpack.unused_data.strip(b"\0") or packed.read(1).strip(b"\0"):
+                raise EOFError("something follows the end of the compressed data")
     except (lzma.LZMAError, EOFError, OSError) as error:
         raise StorageError(f"cannot read {file}: {error}") from error

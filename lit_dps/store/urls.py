@@ -5,16 +5,26 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from urllib.parse import unquote
+from urllib.parse import quote, unquote, unquote_plus
 
 import lit_dps
 from lit_dps.config import StorageConfig
 from lit_dps.errors import StorageError
 
 MAGIC = b"SQLite format 3\0"
-# The password before the host, with all that may stand in one, and those among the options.
-_PASSWORD = re.compile(r"(?<=://)([^:/@]*):(.*)(?=@)")
-_OPTION = re.compile(r"(?<=[?&])(\w*(?:password|passwd|secret|token|key))=([^&\s]*)", re.IGNORECASE)
+HIDDEN = "***"
+SHORTEST_SECRET = 3  # characters: shorter ones are parts of ordinary words
+# What is no URL is shown only if it looks like the path of a file: in all else there may be a password.
+_PATH = re.compile(r"[\w ./\\+,~()-]*")
+_URL = re.compile(r"(?P<before>[^:/?#@]*?)(?P<scheme>[A-Za-z][\w+.-]*)://(?P<rest>.*)", re.DOTALL)
+_USER = re.compile(r"[\w.-]*")
+_HOST = re.compile(r"[^:/?#]*(:\d*)?([/?#].*)?|\[[\da-fA-F:.]+\](:\d*)?([/?#].*)?", re.DOTALL)
+# Options of drivers that hold no secret; the values of all others are hidden.
+_HARMLESS = {
+    *("application_name", "cache", "charset", "check_same_thread", "connect_timeout", "host", "mode", "port"),
+    *("sslmode", "target_session_attrs", "timeout", "uri", "user", "username"),
+}
+_RESERVED = re.compile(r"[@:/?#&;=\[\]\s]")
 
 
 def sqlite_file(url: str) -> Path | None:
@@ -40,8 +50,66 @@ def is_http(url: str) -> bool:
 
 
 def without_password(url: str) -> str:
-    """A URL with *** for the passwords in it."""
-    return _OPTION.sub(r"\1=***", _PASSWORD.sub(r"\1:***", url))
+    """Return a URL with *** for all that may be a secret: passwords, tokens, and values of unknown options.
+
+    What is no URL is returned as it is if it looks like a path, else as ***.
+    """
+    return _shown_and_secrets(url)[0]
+
+
+def _shown_and_secrets(url: str) -> tuple[str, list[str]]:
+    """Return a URL without its secrets, and the secrets."""
+    match = _URL.fullmatch(url)
+    if match is None:
+        return (url, []) if _PATH.fullmatch(url) else (HIDDEN, [url])
+    before, scheme, rest = match["before"], match["scheme"], match["rest"]
+    if before and not re.fullmatch(r"[\w. -]*=?", before):
+        return HIDDEN, [url]
+    secrets = []
+    if scheme.partition("+")[0] == "sqlite" and rest.startswith("/"):
+        start = ""
+    else:
+        # A password may hold any character, also those that should be quoted: it ends at the last @.
+        user, at, rest = rest.rpartition("@")
+        start = f"{_shown_user(scheme, user, secrets)}{at}"
+        if not _HOST.fullmatch(rest):
+            secrets.append(rest)
+            rest = HIDDEN
+    place, mark, options = rest.partition("?")
+    if mark:
+        place += mark + _shown_options(options, secrets)
+    shown = f"{before}{scheme}://{start}{place}"
+    if not shown.isprintable():
+        return f"{scheme}://{HIDDEN}", [*secrets, rest]
+    return shown, secrets
+
+
+def _shown_user(scheme: str, user: str, secrets: list[str]) -> str:
+    """Return what stands before the @ of a URL without secrets, which are added to the list."""
+    name, colon, password = user.partition(":")
+    if colon and password:
+        secrets.append(password)
+    # A web server's user without a password is a token.
+    if not _USER.fullmatch(name) or (name and not colon and is_http(f"{scheme}://")):
+        secrets.append(name)
+        name = HIDDEN
+    return f"{name}{colon}{HIDDEN}" if colon else name
+
+
+def _shown_options(options: str, secrets: list[str]) -> str:
+    """Return the options of a URL without the values that may be secret, which are added to the list."""
+    shown = []
+    for part in re.split(r"([&;])", options):
+        name, equals, value = part.partition("=")
+        if part in "&;" or (equals and unquote(name).lower() in _HARMLESS):
+            shown.append(part)
+        elif re.fullmatch(r"[\w.-]+", name) and equals:
+            secrets.append(value)
+            shown.append(f"{name}={HIDDEN}")
+        else:
+            secrets.append(part)
+            shown.append(HIDDEN)
+    return "".join(shown)
 
 
 def ui_command(uri: str) -> str:
@@ -54,10 +122,32 @@ def ui_command(uri: str) -> str:
 
 
 def scrubbed(text: str, url: str) -> str:
-    """What a database said, with *** for the passwords of its URL, which drivers quote as they please."""
-    for _, secret in _PASSWORD.findall(url) + _OPTION.findall(url):
-        for form in filter(None, (secret, unquote(secret))):
-            text = text.replace(form, "***")
+    """Return what a database said, with *** for the secrets of its URL, which drivers quote as they please.
+
+    Nothing of the text is kept if the URL can be read in several ways: then parts of a secret may be in the text.
+    """
+    _, secrets = _shown_and_secrets(url)
+    if any(_RESERVED.search(secret) for secret in secrets):
+        return "the message of the driver is not shown, because parts of the password may be in it"
+    return _replaced(text, secrets)
+
+
+def scrubbed_of(text: str, url: str) -> str:
+    """Return a message of ours with *** for the secrets of a URL; what is no URL is no secret here."""
+    if "://" not in url:
+        # What stands before an @ may be a password.
+        return _replaced(text, [url] if "@" in url or "=" in url else [])
+    return _replaced(text, _shown_and_secrets(url)[1])
+
+
+def _replaced(text: str, secrets: list[str]) -> str:
+    # Where a secret ends is not known, if a mark of a URL is in it.
+    for secret in [*secrets, *(secret.partition("#")[0] for secret in secrets)]:
+        if len(secret) < SHORTEST_SECRET:
+            continue
+        forms = {" ".join(secret.split()), secret, unquote(secret), unquote_plus(secret), quote(secret), secret.lower()}
+        for form in sorted(filter(None, forms), key=len, reverse=True):
+            text = text.replace(form, HIDDEN)
     return text
 
 
@@ -68,12 +158,13 @@ def check_place(url: str) -> None:
         return
     there = _nearest(file)
     if there != file and not there.is_dir():
-        raise StorageError(f"cannot use {url}: {there} is not a folder")
+        raise StorageError(f"cannot use {without_password(url)}: {there} is not a folder")
     if there == file and not file.is_file():
-        raise StorageError(f"cannot use {url}: it is not a file")
+        raise StorageError(f"cannot use {without_password(url)}: it is not a file")
     if there == file and there.stat().st_size and there.open("rb").read(len(MAGIC)) != MAGIC:
         raise StorageError(
-            f"cannot use {url}: file is not a database; if it was one, it is damaged: restore it from a copy"
+            f"cannot use {without_password(url)}: file is not a database; "
+            "if it was one, it is damaged: restore it from a copy"
         )
 
 
@@ -95,7 +186,8 @@ def check_writable(url: str) -> None:
     for path in (_nearest(file), _nearest(file.parent)):
         if not os.access(path, os.W_OK):
             raise StorageError(
-                f"cannot use {url}: {path} is not writable; make it writable, or copy the file to another folder"
+                f"cannot use {without_password(url)}: {path} is not writable; "
+                "make it writable, or copy the file to another folder"
             )
 
 

@@ -14,6 +14,7 @@ from lit_dps.analysis import NO_RESULT, Analysis, ended_without_result, figures_
 from lit_dps.config import StorageConfig
 from lit_dps.engines.eligible import standard_data
 from lit_dps.errors import StorageError, Unguarded
+from lit_dps.files import not_written
 from lit_dps.parallel import ranks
 from lit_dps.parallel.processes import unguarded
 from lit_dps.record import HARDWARE, StudyRecord
@@ -34,6 +35,7 @@ from lit_dps.store import (
     page_address,
     read_study,
     refuse_lost,
+    remember,
     take_over,
     ui_command,
     view_key,
@@ -119,6 +121,7 @@ def _run(setup: StudySetup, data: LightningDataModule, stop: StopRequest, option
     tags = environment_tags(getattr(data, "digest", None))
     identity = setup.identity(data)
     slack, uid = declare(url, setup.study, workload, setup.goal_of_trials, identity, setup.config(), setup.boxes)
+    remember(uid)
     extended = dataclasses.replace(setup.study, slack=slack)
     setup = dataclasses.replace(setup, study=extended, uid=uid)
     if options.takes_over:
@@ -282,7 +285,10 @@ def _finish(setup: StudySetup, view: View, record: StudyRecord, seen: bool, opti
     pages = again_text(analysis, storage) + _pages(storage, view.tracker, analysis.record.name)
     print(f"\n{text}\n{pages}", flush=True)
     if seen and view.tracker is not None and not _left(setup, record) and not any(record.running.values()):
-        finished.keep(storage, record, pages)
+        try:
+            finished.keep(storage, record, pages)
+        except StorageError as error:  # the note saves seconds, no more
+            print(not_written(finished.NOTE, error), file=sys.stderr)
     return NO_RESULT if ended_without_result(analysis.cells) else 0
 
 

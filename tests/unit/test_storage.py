@@ -5,7 +5,10 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from lit_dps.cli import without_secrets
 from lit_dps.errors import StorageError
 from lit_dps.store import (
     absolute,
@@ -35,6 +38,17 @@ from tests.unit.fake_study import law_study
         ("sqlite:////home/a:b@c/study.db", "sqlite:////home/a:b@c/study.db"),
         ("--storage.optuna=mysql://me:secret@host/db", "--storage.optuna=mysql://me:***@host/db"),
         ("study.db", "study.db"),
+        ("sqlite:///x.db?cache=shared&key=secret", "sqlite:///x.db?cache=shared&key=***"),
+        ("postgresql://me:sec@ret@host/db", "postgresql://me:***@host/db"),
+        ("postgresql://host/db?user=me&PWD=secret", "postgresql://host/db?user=me&PWD=***"),
+        ("mssql+pyodbc:///?odbc_connect=DRIVER%3Dx;PWD%3Dsecret", "mssql+pyodbc:///?odbc_connect=***;***"),
+        ("https://host/x?access-token=secret", "https://host/x?access-token=***"),
+        ("https://secret@host/x", "https://***@host/x"),
+        ("postgresql://me:secret", "postgresql://***"),
+        ("postgresql://me:sec\nret@host/db", "postgresql://me:***@host/db"),
+        ("me:secret@host/db", "***"),
+        ("host=db password=secret", "***"),
+        ("postgresql:/me:secret@host/db", "***"),
     ],
 )
 def test_shown_hides_passwords_and_nothing_else(url, expected):
@@ -101,7 +115,7 @@ def test_who_reads_waits_for_who_makes_the_database(tmp_path):
     ("url", "said"),
     [
         ("mlruns/study.db", "'mlruns/study.db' is not a storage URL such as sqlite:///"),
-        ("nosuch://me:secret@host/db", "'host/db' is not a storage URL"),
+        ("nosuch://me:secret@host/db", r"'nosuch://me:\*\*\*@host/db' is not a storage URL"),
         ("postgresql://me:secret@127.0.0.1:1/db", r"cannot use postgresql://me:\*\*\*@127.0.0.1:1/db: "),
     ],
 )
@@ -110,3 +124,30 @@ def test_a_bad_url_is_one_line_without_password(url, said):
         read_study(url, "fake")
     assert "\n" not in str(error.value)
     assert "secret" not in str(error.value)
+
+
+SHAPES = [
+    "postgresql://me:{}@host/db",
+    "https://{}@host/path",
+    "postgresql://host/db?user=me&PWD={}",
+    "https://host/x?access-token={}#part",
+    "mssql+pyodbc:///?odbc_connect={}",
+    "postgresql://me:{}",
+    "nosuch://me:{}@host:port/db?timeout=3",
+    "me:{}@host/db",
+    "host=db password={}",
+    "postgresql:/me:{}@host/db",
+]
+
+
+@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@given(st.sampled_from(SHAPES), st.text(min_size=6, max_size=20).filter(lambda text: len(set(text)) > 4))
+def test_whatever_the_url_its_secret_is_not_shown(shape, secret):
+    url = shape.format(secret)
+    shown = without_password(url)
+    assert secret not in shown and shown.isprintable()
+    assert secret not in scrubbed(f"driver: {url} {secret}", url)
+    assert secret not in without_secrets(f"error: {url!r} {secret}", ["merge", "--storage.optuna", url])
+    with pytest.raises(StorageError) as caught, storage_errors(url):
+        raise OSError(f"cannot reach {url}")
+    assert secret not in str(caught.value)

@@ -92,5 +92,5 @@ def _line(ax, part: pd.DataFrame, study: Analysis, series: Series) -> None:
     fit = law.at(x)
     variance = significant(law.variance) if law.variance_resolved else "not resolved"
     factor = significant(law.factor) if law.factor_resolved else "not resolved"
-    label = f"$\\sigma^2$ {variance}, M {factor}"
+    label = f"σ² {variance}, M {factor}"
     ax.plot(x[fit > 0], fit[fit > 0], color=look.GREY, zorder=1, label=label)

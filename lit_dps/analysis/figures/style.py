@@ -11,9 +11,20 @@ import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
+from matplotlib.category import StrCategoryFormatter
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import EngFormatter, FixedLocator, LogLocator, MaxNLocator, NullFormatter, NullLocator
+from matplotlib.text import Text
+from matplotlib.ticker import (
+    EngFormatter,
+    FixedFormatter,
+    FixedLocator,
+    FuncFormatter,
+    LogLocator,
+    MaxNLocator,
+    NullFormatter,
+    NullLocator,
+)
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.tables import legend
@@ -47,6 +58,21 @@ BATCH_SIZE = "batch size B [examples]"
 STEPS = "optimizer step"
 K_STAR = "steps to result K* [optimizer steps]"
 LINE = 0.15  # height of a legend's line, in inches
+
+
+def without_math(figure: Figure) -> None:
+    """Draw each $ of a figure as it stands: names of metrics, studies and values may have some.
+
+    Our own labels hold no formulas. Numbers on logarithmic axes do, so that their formatters keep them.
+    """
+    for text in figure.findobj(Text):
+        if "$" in text.get_text():
+            text.set_parse_math(False)
+    for ax in figure.axes:
+        for axis in (ax.xaxis, ax.yaxis):
+            if isinstance(axis.get_major_formatter(), (FixedFormatter, FuncFormatter, StrCategoryFormatter)):
+                for label in axis.get_ticklabels():
+                    label.set_parse_math(False)
 
 
 def curve_style(i: int) -> dict[str, str]:

@@ -19,11 +19,11 @@ from lit_dps.trial import text_of
 NAME, PAPER = "terms", ""
 CAPTION = "L, beta and the predicted c1 against K* over the series of a study, with rank correlations"
 LABELS = {
-    "lipschitz": "L [nats / w$^2$]",
-    "beta": r"$\beta$ [(nats / w)$^2$ examples]",
-    "delta": r"$\Delta$ [nats]",
-    "c1_equal_epsilon": r"$\Delta\beta L$",
-    "c1": r"$\Delta\beta L / \epsilon^2$ [examples]",
+    "lipschitz": "L [nats / w²]",
+    "beta": "β [(nats / w)² examples]",
+    "delta": "Δ [nats]",
+    "c1_equal_epsilon": "Δβ L",
+    "c1": "Δβ L / ε² [examples]",
 }
 
 

@@ -29,11 +29,11 @@ import lit_dps.analysis.figures.scaling as scaling
 import lit_dps.analysis.figures.terms as terms
 import lit_dps.analysis.figures.time_to_goal as time_to_goal
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.figures.style import STYLE, caption
+from lit_dps.analysis.figures.style import STYLE, caption, without_math
 from lit_dps.analysis.tables import write_csv
 from lit_dps.analysis.waiting import ProgressLine
 from lit_dps.errors import ConfigError
-from lit_dps.files import replacing
+from lit_dps.files import not_written, replacing
 
 # of one study
 FIGURES = (
@@ -78,16 +78,27 @@ def write_figures(
         if (reason := figure.missing(*studies)) is not None:
             missing.setdefault(reason, []).append(figure.NAME)
             continue
-        tables = _tables(figure, studies)
-        for name, table in tables.items():
-            files.append(Path(folder) / f"{name}.csv")
-            write_csv(table, files[-1])
-        for name, drawing in _drawings(figure, tables, studies):
-            caption(drawing, studies)
-            files += save(drawing, Path(folder), name)
-        notes += figure.notes(*studies)
+        # One figure that fails costs neither the others nor the table.
+        try:
+            files += _write_figure(figure, studies, Path(folder))
+            notes += figure.notes(*studies)
+        except Exception as error:
+            notes.append(not_written(f"figure {figure.NAME}", error))
     line.end()
     return files, [*(f"{reason}: no {' or '.join(names)} figure" for reason, names in missing.items()), *notes]
+
+
+def _write_figure(figure: ModuleType, studies: Sequence[Analysis], folder: Path) -> list[Path]:
+    """Write a figure with its tables; return the files' paths."""
+    files = []
+    tables = _tables(figure, studies)
+    for name, table in tables.items():
+        files.append(folder / f"{name}.csv")
+        write_csv(table, files[-1])
+    for name, drawing in _drawings(figure, tables, studies):
+        caption(drawing, studies)
+        files += save(drawing, folder, name)
+    return files
 
 
 def of_others(name: str) -> ModuleType:
@@ -103,7 +114,9 @@ def of_others(name: str) -> ModuleType:
 
 def drawn(figure: ModuleType, *studies: Analysis) -> Figure:
     """A figure, or the first one of its files."""
-    return next(iter(_drawings(figure, _tables(figure, studies), studies)))[1]
+    found = next(iter(_drawings(figure, _tables(figure, studies), studies)))[1]
+    without_math(found)
+    return found
 
 
 def _tables(figure: ModuleType, studies: Sequence[Analysis]) -> Mapping[str, pd.DataFrame]:
@@ -124,6 +137,7 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     png, pdf = folder / f"{name}.png", folder / f"{name}.pdf"
     # Ticks are made as they are drawn, so the style must hold here too. Without its date a PDF is always the same.
     with matplotlib.rc_context(STYLE):
+        without_math(figure)
         with replacing(png) as temporary:
             figure.savefig(temporary, format="png", dpi=200)
         figure.set_layout_engine("none")  # it is laid out, and that takes longest

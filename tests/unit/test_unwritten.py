@@ -1,0 +1,49 @@
+"""A file that cannot be written, and a figure that cannot be drawn, cost neither the table nor the answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lit_dps.analysis import Analysis, publish, render
+from lit_dps.analysis.figures import FIGURES
+from lit_dps.analysis.publishing import SHOWN_FAILURES
+from lit_dps.goal import Goal
+from tests.unit.test_figures import read
+
+
+@pytest.fixture(scope="module")
+def study():
+    return Analysis(read(trials=4, batch_sizes=(4, 64), laws={0.0: (4e3, 60)}))
+
+
+def test_where_nothing_can_be_written_the_answer_is_printed(study, tmp_path):
+    (tmp_path / "figures").write_text("a file in the folder's place")
+    text, files = publish(study, tmp_path / "figures")
+    assert files == []
+    assert render(study).splitlines()[0] in text
+    failed = [line for line in text.splitlines() if line.startswith("not written: ")]
+    assert len(failed) == SHOWN_FAILURES + 1
+    assert failed[0].startswith(f"not written: table.txt: cannot write {tmp_path}/figures/table.txt: ")
+    assert "report: " not in text
+
+
+def test_a_figure_that_fails_is_named_and_the_others_are_drawn(study, tmp_path, monkeypatch):
+    scaling = FIGURES[0]
+    monkeypatch.setattr(scaling, "rows", lambda *studies: 1 / 0)
+    text, files = publish(study, tmp_path)
+    assert f"not written: figure {scaling.NAME}: ZeroDivisionError: division by zero" in text
+    assert (tmp_path / "report.html") in files or "not written: report.html" in text
+    assert not (tmp_path / f"{scaling.NAME}.png").exists() and (tmp_path / "logs.png").exists()
+    monkeypatch.undo()
+    assert (tmp_path / f"{scaling.NAME}.png") in publish(study, tmp_path)[1], "it is drawn the next time"
+
+
+@pytest.mark.parametrize("name", ["val_$x$", "$", "a$b", "$\\frac{$"])
+def test_a_dollar_is_a_letter(name, tmp_path):
+    goal = Goal(0.1, check_interval=16, max_steps=40_000, metric=name)
+    study = Analysis(read(trials=4, batch_sizes=(4, 64), laws={0.0: (4e3, 60)}, goal=goal))
+    text, files = publish(study, tmp_path)
+    assert "not written" not in text
+    assert Path(tmp_path / "scaling.png") in files and (tmp_path / "logs.png") in files
