@@ -49,7 +49,7 @@ OPTIONS = {
         "--of STUDY": "a study that has the trial, in place of FILE",
         "--cell CELL": "its cell, such as B=32,S=0.9",
         "--point N": "another point of the cell than that of K*",
-        "--trust": "with --of: import modules that a stranger's study names",
+        "--trust": "with --of: import the modules of a foreign study",
         "--checkpoint FILE": "with --of: save the weights here",
         "--ckpt_path FILE": "a checkpoint to go on from",
     },

@@ -18,7 +18,8 @@ SHORTEST_SECRET = 3  # characters: shorter ones are parts of ordinary words
 _PATH = re.compile(r"[\w ./\\+,~()-]*")
 _URL = re.compile(r"(?P<before>[^:/?#@]*?)(?P<scheme>[A-Za-z][\w+.-]*)://(?P<rest>.*)", re.DOTALL)
 _USER = re.compile(r"[\w.-]*")
-_HOST = re.compile(r"[^:/?#]*(:\d*)?([/?#].*)?|\[[\da-fA-F:.]+\](:\d*)?([/?#].*)?", re.DOTALL)
+# A port has at most five digits; more may be a password.
+_HOST = re.compile(r"[^:/?#]*(:\d{0,5})?([/?#].*)?|\[[\da-fA-F:.]+\](:\d{0,5})?([/?#].*)?", re.DOTALL)
 # Options of drivers that hold no secret; the values of all others are hidden.
 _HARMLESS = {
     *("application_name", "cache", "charset", "check_same_thread", "connect_timeout", "host", "mode", "port"),
@@ -73,7 +74,8 @@ def _shown_and_secrets(url: str) -> tuple[str, list[str]]:
         user, at, rest = rest.rpartition("@")
         start = f"{_shown_user(scheme, user, secrets)}{at}"
         if not _HOST.fullmatch(rest):
-            secrets.append(rest)
+            # Without an @ this may be user:password, and drivers quote the password alone.
+            secrets += [rest, rest.partition(":")[2]]
             rest = HIDDEN
     place, mark, options = rest.partition("?")
     if mark:
@@ -90,7 +92,7 @@ def _shown_user(scheme: str, user: str, secrets: list[str]) -> str:
     if colon and password:
         secrets.append(password)
     # A web server's user without a password is a token.
-    if not _USER.fullmatch(name) or (name and not colon and is_http(f"{scheme}://")):
+    if not _USER.fullmatch(name) or (name and not password and is_http(f"{scheme}://")):
         secrets.append(name)
         name = HIDDEN
     return f"{name}{colon}{HIDDEN}" if colon else name

@@ -132,7 +132,8 @@ def test_modules_of_a_configuration_are_known():
 def test_the_modules_of_a_foreign_study_are_not_imported(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    Path("planted.py").write_text("open('imported', 'w')\n")
+    # jsonargparse changes into the configuration's folder while it imports: the path is absolute.
+    Path("planted.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w')\n")
     Path("mlruns").mkdir()
     url = "sqlite:///mlruns/study.db"
     write_study(url, {CELL: [result(CELL, 0, 16)]}, config=FOREIGN, uid="0123")

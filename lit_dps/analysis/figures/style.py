@@ -132,6 +132,7 @@ def caption(figure: Figure, studies: Sequence[Analysis]) -> None:
     lines = textwrap.wrap(": ".join([shown[0], "; ".join(shown[1:])]) if shown[1:] else shown[0], int(wide / 0.048))
     foot = 0.04 + 0.1 * len(lines)
     share = high / (high + foot)
+    without_math(figure)  # before the first drawing, which parses formulas
     figure.draw_without_rendering()  # lays it out
     figure.set_layout_engine("none")
     figure.set_size_inches(wide, high + foot)
