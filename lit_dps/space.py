@@ -16,6 +16,8 @@ Scale = Literal["linear", "log", "reverse_log"]
 # outside and the box should be widened (Godbole et al. 2023, "Deep Learning Tuning Playbook", the boundary check).
 BOUNDARY = 0.05
 
+RATE_NAMES = ("learning_rate", "lr")  # arguments that are the learning rate
+
 
 @dataclass(frozen=True)
 class Range:

@@ -204,6 +204,9 @@ class TrialResult:
             raise ValueError(f"steps {self.steps} do not go with status {self.status}")
 
 
+# of a schedule whose rate changes: the first step at its largest rate, and the step after which it stays
+WARM_UP = "warm_up_steps"
+SCHEDULE = "schedule_steps"
 SHORT_STEPS = "short_steps"  # optimizer steps on fewer examples than the batch size
 UNSCORED = "kept_with_score_0"  # kept elements whose pruning score is 0: kept by their place, not by the pruner
 KEPT = "kept"  # kept elements, where there are unscored ones

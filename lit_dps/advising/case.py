@@ -14,6 +14,7 @@ from lit_dps.advising.workload import own_batch_size
 from lit_dps.noise import NoiseScale
 from lit_dps.store import AdviceStore
 from lit_dps.study.setup import StudySetup
+from lit_dps.training.adam_scaling import AdamScales
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,8 @@ class Case:
         options: Of the command.
         store: What is stored of it.
         work: The study that probes.
-        adaptive: beta2 and weight decay at the own batch size, of an optimizer like Adam, which probes move with the
-            batch size; else None.
+        adaptive: Settings of an adaptive optimizer at the own batch size, which follow the batch size in probes; else
+            None.
         times: The steps that were timed.
         noise: The noise scale; None where it was not measured.
         parameters: Elements of the trained parameters.
@@ -36,7 +37,7 @@ class Case:
     options: Options
     store: AdviceStore
     work: Probes
-    adaptive: tuple[float, float] | None
+    adaptive: AdamScales | None
     times: StepTimes
     noise: NoiseScale | None
     parameters: int

@@ -15,11 +15,12 @@ from lit_dps.advising.confirm import one_run
 from lit_dps.advising.options import time_text
 from lit_dps.advising.plan import law_with
 from lit_dps.advising.probes import best_rates, observations, unfinished
-from lit_dps.advising.recommended import of_branches, of_probes, rate_key
+from lit_dps.advising.recommended import of_branches, of_probes, parameters_at, rate_key
 from lit_dps.advising.showing import show, show_answer
-from lit_dps.advising.workload import own_batch_size, probing
-from lit_dps.analysis import Law, adaptive_advice, figures_folder, write_csv
+from lit_dps.advising.workload import own_batch_size, own_value, probing
+from lit_dps.analysis import Analysis, Law, adaptive_advice, figures_folder, write_csv
 from lit_dps.analysis.fit import AT_LEAST
+from lit_dps.analysis.notes import schedule_notes
 from lit_dps.analysis.tables import listed_numbers, three_digits
 from lit_dps.files import replacing
 from lit_dps.record import StudyRecord
@@ -49,9 +50,10 @@ def conclude(case: Case) -> Answer:
 def tell(case: Case) -> None:
     """Prints the answer, writes its files, and shows both in MLflow."""
     found, record, setup = conclude(case), case.work.record(), case.setup
-    scales = _scales(case, found)
+    params = None if isinstance(found.law, Branched) else parameters_at(record, found)
+    scales = _scales(case, found, params)
     if isinstance(found.law, Branched):
-        forked = probing(setup, case.options.trials, adaptive=False)
+        forked = probing(setup, case.options.trials, adaptive=None)
         config = of_branches(setup, forked, found, case.store)
     else:
         config = of_probes(setup, case.work.setup, record, found, case.store)
@@ -111,6 +113,8 @@ def _notes(case: Case, found: Answer, record: StudyRecord | None, scales: str | 
             f"no trial met the goal within {most} steps, at B = {where}: an easier goal, a larger goal.max_steps, or a "
             "wider range of the learning rate"
         )
+    if record is not None:
+        lines += schedule_notes(Analysis(record).cells)
     if record is not None and case.largest < max(case.sizes):
         here = f"the {ranks} devices" if (ranks := case.setup.ranks) > 1 else "the device"
         lines.append(f"K is not measured above B = {case.largest}: no larger batch was seen to fit {here} here")
@@ -122,13 +126,20 @@ def _notes(case: Case, found: Answer, record: StudyRecord | None, scales: str | 
     return lines
 
 
-def _scales(case: Case, found: Answer) -> str | None:
+def _scales(case: Case, found: Answer, params: Mapping[str, Any] | None) -> str | None:
     """What the second moment and the weight decay of the recommended batch size are; None where they stay."""
     own = own_batch_size(case.setup.workload)
     if case.adaptive is None or isinstance(found.law, Branched) or found.best is None:
         return None
     size = int(found.best["batch_size"])
-    return None if size == own else adaptive_advice(own, size, *case.adaptive)
+    adaptive, ratio = case.adaptive, 1.0
+    key = rate_key(case.work.setup)
+    if adaptive.rate is not None and params is not None and key in params:
+        ratio = params[key] / own_value(case.setup.workload, key)
+    follows = adaptive.beta2 is not None or adaptive.weight_decay
+    if not follows or (size == own and (ratio == 1.0 or not adaptive.weight_decay)):
+        return None
+    return adaptive_advice(own, size, adaptive.beta2, adaptive.weight_decay, ratio)
 
 
 def _write(folder: Path, found: Answer, text: str, config: Mapping[str, Any] | None, scales: str | None) -> list[Path]:

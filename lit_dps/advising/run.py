@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from torch.optim import Optimizer
 
 from lit_dps.advice import Answer, Timed
 from lit_dps.advising.branches import run_branches
@@ -17,18 +22,22 @@ from lit_dps.advising.probes import Probes
 from lit_dps.advising.recommended import parameters_at
 from lit_dps.advising.report import conclude, tell
 from lit_dps.advising.showing import show
-from lit_dps.advising.steps import StepTimes, first_look, of_one_device, parameters_of, time_steps
+from lit_dps.advising.steps import FEWEST, StepTimes, first_look, of_one_device, parameters_of, time_steps
 from lit_dps.advising.workload import own_batch_size, probing, searches_scales
 from lit_dps.analysis.tables import significant
+from lit_dps.engines.trainer import TrainerEngine
 from lit_dps.errors import UserError
 from lit_dps.noise import NoiseScale
+from lit_dps.runs import Run
 from lit_dps.runtime import INTERRUPTED, Interrupted, StopRequest, interruptible, waited_for_cpu
+from lit_dps.scales import BETA2_FLOOR
 from lit_dps.store import AdviceStore, changed
 from lit_dps.study.failures import FAILED, AllFail
 from lit_dps.study.noise import short_run
 from lit_dps.study.run import LEAVING, check_study
 from lit_dps.study.setup import StudySetup
-from lit_dps.training.adam_scaling import adaptive_of
+from lit_dps.study.timing_pruning import Looked
+from lit_dps.training.adam_scaling import AdamScales, adaptive_of, is_adaptive, is_known, measured_adaptive
 from lit_dps.trial import Trial
 
 TIMING, NOISE, CONFIRMING = 0.1, 0.05, 0.2  # shares of the budget of each stage but the probes, at most
@@ -51,20 +60,31 @@ def run_advice(setup: StudySetup, options: Options, began: float | None = None) 
     Raises:
         UserError: for configuration, data or storage that do not serve, before anything is created.
     """
-    probe_setup, adaptive, told = _study_of(setup, options)
+    probe_setup, adaptive, notes = _study_of(setup, options)
     data = check_study(probe_setup)
-    if told:
-        say(told)
+    for note in notes:
+        say(f"note: {note}")
     store = AdviceStore(setup.storage.optuna_url, setup.study.name)
     known = store.read()
     configuration = probe_setup.identity(data)
-    if changed(known.get("configuration", configuration), configuration):
+    stored = known.get("configuration", configuration)
+    if changed(stored, configuration) and (before := _begun_before(setup, options, adaptive, data, stored)):
+        probe_setup, adaptive = before
+        configuration = stored
+        say("note: these probes began under an earlier version: weight decay follows the batch size as it did there")
+    if changed(stored, configuration):
         raise UserError(
             f"advice on {setup.study.name!r} was asked for with another configuration: restore it, or give the new one "
             "another study.name"
         )
     clock, stop = Clock(options.budget, store, known.get("spent", 0.0), began), StopRequest()
     say(f"advice on {setup.study.name}: asking takes {time_text(options.budget)} at most, all in all")
+    unknown = [n for n in options.devices if n not in (1, probe_setup.ranks)]
+    if unknown and options.bandwidth is None:
+        say(
+            f"note: nothing will be answered for {', '.join(map(str, unknown))} devices, which are not used here: give "
+            "--bandwidth, the bytes a second between two devices, such as 1e10"
+        )
     if known.get("spent"):
         say(f"  {time_text(known['spent'])} of them are spent, {time_text(max(clock.left, 0.0))} are left")
     try:
@@ -115,28 +135,81 @@ def _confirm(case: Case, found: Answer, clock: Clock, stop: StopRequest) -> None
         confirm(probe, size, params, float(found.best["k_star"]), case.store, clock, stop)
 
 
-def _study_of(setup: StudySetup, options: Options) -> tuple[StudySetup, tuple[float, float] | None, str]:
-    """The study that probes, and beta2 and weight decay of an optimizer like Adam, which then move with the batch size.
+def _study_of(setup: StudySetup, options: Options) -> tuple[StudySetup, AdamScales | None, list[str]]:
+    """Return the study that probes, the settings of an adaptive optimizer that follow the batch size, and notes.
 
-    These are None where one of them is searched, and of other optimizers. Last what to say of it, if anything.
+    The settings are None where one of them is searched, and of other optimizers.
     """
-    told = ""
-    plain = probing(setup, options.trials, adaptive=False)
-    built = plain.workload.build(Trial(plain.study.cells[0], 0, plain.middle, plain.study.seed))
+    plain = probing(setup, options.trials, adaptive=None)
+    look = _OptimizerLook()
+    one = of_one_device(plain)
+    own = Trial(plain.study.cells[0], 0, {}, plain.study.seed)
+    adaptive, notes = None, []
     try:
-        found = built.module.configure_optimizers()
-        optimizers = found.get("optimizer") if isinstance(found, dict) else found
-        optimizers = optimizers[0] if isinstance(optimizers, tuple) else optimizers
-        adaptive = adaptive_of(optimizers if isinstance(optimizers, (list, tuple)) else [optimizers])
-    except Exception:  # of a module that wants a trainer for it: it is left as it is, and that is said
-        adaptive = None
-        told = "note: configure_optimizers wants a trainer: whether beta2 has to move with the batch size is not known"
+        with suppress(Looked), one.workload.traceless() as workload:
+            training = dataclasses.replace(one.training(), workload=workload)
+            TrainerEngine(training, (look,)).train_one(Run(own, plain.unreached(FEWEST)))
+        adaptive, notes = look.adaptive, look.notes
+    except Exception as error:  # what does not train is refused next, by the checks of the study
+        line = next(iter(str(error).splitlines()), type(error).__name__)
+        notes = [f"whether beta2 has to move with the batch size is not known: the optimizer was not reached: {line}"]
     if adaptive is not None and searches_scales(plain.study.space):
         adaptive = None
     if adaptive is not None and options.method == "law":
-        own = own_batch_size(setup.workload)
-        told = f"note: as B moves from {own}, beta2 becomes beta2^(B / {own}) and weight decay grows by B / {own}"
-    return probing(setup, options.trials, adaptive is not None), adaptive, told
+        size = own_batch_size(setup.workload)
+        moves = []
+        if adaptive.beta2 is not None:
+            moves.append(f"beta2 becomes beta2^(B / {size}), at least {BETA2_FLOOR:g}")
+        if adaptive.weight_decay:
+            rate = "the learning rate" if adaptive.rate is None else f"the learning rate / {adaptive.rate:.3g}"
+            moves.append(f"weight decay grows by B / {size} and falls by {rate}")
+        if moves:
+            notes.append(f"as B moves from {size}, {' and '.join(moves)}")
+    return probing(setup, options.trials, adaptive), adaptive, notes
+
+
+class _OptimizerLook(Callback):
+    """Looks at the optimizers of a run when they are there, within a fit of the whole budget, and ends it.
+
+    Attributes:
+        adaptive: Settings that follow the batch size; None without an adaptive optimizer.
+        notes: What was measured of optimizers of unknown classes.
+    """
+
+    def __init__(self) -> None:
+        self.adaptive: AdamScales | None = None
+        self.notes: list[str] = []
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for optimizer in trainer.optimizers:
+            if not is_known(optimizer):
+                self.notes.append(_measured(optimizer))
+        self.adaptive = adaptive_of(trainer.optimizers)
+        raise Looked
+
+
+def _measured(optimizer: Optimizer) -> str:
+    name = type(optimizer).__name__
+    found = measured_adaptive(optimizer)
+    if found is None:
+        said = "like Adam" if is_adaptive([optimizer]) else "like SGD"
+        return f"{name} could not be measured: it is treated {said}, by its arguments"
+    if found:
+        return f"{name} was measured: its update does not grow with the gradient, so that it is treated like Adam"
+    return f"{name} was measured: its update grows with the gradient, so that it is treated like SGD"
+
+
+def _begun_before(
+    setup: StudySetup, options: Options, adaptive: AdamScales | None, data: LightningDataModule, stored: Any
+) -> tuple[StudySetup, AdamScales | None] | None:
+    """Return the study that probes, as an earlier version declared it, if that is the stored one."""
+    if adaptive is None:
+        return None
+    for earlier in (dataclasses.replace(adaptive, rate=None), None):
+        found = probing(setup, options.trials, earlier)
+        if not changed(stored, found.identity(data)):
+            return found, earlier
+    return None
 
 
 def _timed(setup: StudySetup, store: AdviceStore, clock: Clock, known: dict, stop: StopRequest) -> StepTimes:

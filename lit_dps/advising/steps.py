@@ -64,7 +64,7 @@ def time_steps(
         warm: Whether this process has trained already: what its first run takes is none of a step's.
 
     Raises:
-        UserError: if not even two sizes can be timed.
+        UserError: if not even two sizes can be timed, or one fails for another reason than memory and split.
     """
     begun, found, checks = time.monotonic(), StepTimes(), []
     end = begun + seconds * (0.5 if setup.ranks > 1 else 1.0)  # ranks have to be started, which takes seconds
@@ -77,7 +77,9 @@ def time_steps(
     while True:
         began = time.monotonic()
         memory.begin()
-        timed, why = _timed(setup, Trial(Cell(size * parts), 0, params, setup.study.seed), _steps(last, seconds))
+        trial = Trial(Cell(size * parts), 0, params, setup.study.seed)
+        # a batch norm, say, takes no single example: the smallest sizes may fail
+        timed, why = _timed(setup, trial, _steps(last, seconds), may_fail=not found.timed and size <= 2)
         if timed is None:
             gc.collect()  # trainer and module hold each other, and the step's tensors
             torch.cuda.empty_cache()
@@ -87,7 +89,7 @@ def time_steps(
             elif found.timed or why == FULL or size > 2:
                 break
             else:
-                size, ceiling = 2 * size, math.inf  # a batch norm, say, takes no single example
+                size, ceiling = 2 * size, math.inf
             continue
         step, check = timed
         took, left = time.monotonic() - began, end - time.monotonic()
@@ -148,14 +150,26 @@ def _together(setup: StudySetup, found: StepTimes, params: dict, end: float, say
 
 
 def _timed(
-    setup: StudySetup, trial: Trial, steps: int, together: bool = False
+    setup: StudySetup, trial: Trial, steps: int, together: bool = False, may_fail: bool = False
 ) -> tuple[tuple[float, float] | None, str]:
-    """Seconds of a step and of a check, or None and why; what the failure held is free once this returns."""
+    """Seconds of a step and of a check, or None and why; what the failure held is free once this returns.
+
+    Args:
+        may_fail: Whether any failure is returned, and not only for want of memory and of training examples.
+
+    Raises:
+        UserError: with the cause of any other failure.
+    """
     try:
         _, step, check = timed_run(setup, trial, steps, together)
     except (UserError, RuntimeError, MemoryError) as error:  # of several ranks, what the module raises comes as it is
-        line = next(iter(str(error).splitlines()), type(error).__name__)
-        return None, FULL if is_full(error) else line.removeprefix("cannot time a trial: ")
+        line = next(iter(str(error).splitlines()), type(error).__name__).removeprefix("cannot time a trial: ")
+        if is_full(error):
+            return None, FULL
+        above_split = getattr(error, "above_split", False) or line.startswith("study.batch_sizes: ")
+        if not (above_split or may_fail):
+            raise UserError(f"advise: a step at B = {trial.cell.batch_size} cannot be timed: {line}") from None
+        return None, line
     return (step, check), ""
 
 

@@ -14,6 +14,7 @@ from lit_dps.errors import ConfigError
 from lit_dps.space import Range
 from lit_dps.store.schema import PROBES_SUFFIX
 from lit_dps.study.setup import StudySetup
+from lit_dps.training.adam_scaling import AdamScales
 from lit_dps.training.protocol import listed
 from lit_dps.training.workload import Workload, locate
 
@@ -27,15 +28,20 @@ def own_batch_size(workload: Workload) -> int:
     Raises:
         ConfigError: where neither does.
     """
-    node, name = locate({"model": dict(workload.model), "data": dict(workload.data)}, workload.batch_size_key, "")
-    value = node.get(name)
-    if value is None:
-        section = workload.model if workload.batch_size_key.startswith("model.") else workload.data
-        value = _defaults(section).get(name)
+    value = own_value(workload, workload.batch_size_key)
     if not isinstance(value, int) or value < 1:
         key = workload.batch_size_key
         raise ConfigError("study.batch_size_key", key, f"a key with a batch size to begin from: set {key}")
     return value * workload.accumulated
+
+
+def own_value(workload: Workload, key: str) -> Any:
+    """Return the value that the configuration gives to a key of the model or the data, or its class by default."""
+    node, name = locate({"model": dict(workload.model), "data": dict(workload.data)}, key, "study.space")
+    if node.get(name) is not None:
+        return node[name]
+    section = workload.model if key.startswith("model.") else workload.data
+    return _defaults(section).get(name)
 
 
 def rate_range(workload: Workload) -> dict[str, Range]:
@@ -56,13 +62,14 @@ def rate_range(workload: Workload) -> dict[str, Range]:
     return {path: Range(rate / WIDTH, rate * WIDTH, "log")}
 
 
-def probing(setup: StudySetup, trials: int, adaptive: bool) -> StudySetup:
+def probing(setup: StudySetup, trials: int, adaptive: AdamScales | None) -> StudySetup:
     """The study that probes: of the dense network alone, its grid grows with the probes.
 
     Args:
         setup: The user's configuration.
         trials: Of each probe.
-        adaptive: Whether the optimizer is like Adam: then its second moment and weight decay move with the batch size.
+        adaptive: Settings of an adaptive optimizer, whose second moment and weight decay follow the batch size; else
+            None.
     """
     space = setup.study.space or rate_range(setup.workload)
     own = own_batch_size(setup.workload)
@@ -78,8 +85,11 @@ def probing(setup: StudySetup, trials: int, adaptive: bool) -> StudySetup:
         noise_scale=False,
     )
     trainer = dict(setup.workload.trainer)
-    if adaptive and not searches_scales(space):
-        scaling = {"class_path": SCALING, "init_args": {"reference": own}}
+    if adaptive is not None and not searches_scales(space):
+        given: dict[str, Any] = {"reference": own}
+        if adaptive.rate is not None and adaptive.weight_decay:
+            given["rate"] = adaptive.rate
+        scaling = {"class_path": SCALING, "init_args": given}
         trainer["callbacks"] = [*listed(trainer.get("callbacks")), scaling]
     workload = dataclasses.replace(setup.workload, trainer=trainer)
     return dataclasses.replace(setup, study=study, workload=workload, smoothness={**setup.smoothness, "interval": None})

@@ -20,13 +20,14 @@ from lit_dps.analysis.scaling import REPLICATES
 from lit_dps.analysis.summary import CellSummary, setting
 from lit_dps.analysis.tables import columns_of, frame
 from lit_dps.record import StudyRecord
+from lit_dps.space import RATE_NAMES
 from lit_dps.trial import Series, TrialResult, Value
 
 NEAR = 1.25  # trials that need at most so many times K* are as good as the best: their rates are told beside its own
 RULES = {"linear": 1.0, "square_root": 0.5}  # the power of the batch size
 RULE_NAMES = {"linear": "linear scaling", "square_root": "square-root scaling"}
 EFFECTIVE, PLAIN = "effective_rate", "learning_rate"  # kinds of rate
-RATE_NAMES = ("learning_rate", "lr")
+
 HEAVY_BALL, AVERAGING, WITHOUT = ("momentum", "nesterov"), ("adam", "adamw"), ("sgd",)  # update rules, by name
 
 

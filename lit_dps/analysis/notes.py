@@ -23,18 +23,21 @@ from lit_dps.trial import (
     KEPT,
     PRUNABLE,
     RANKS,
+    SCHEDULE,
     SHORT_STEPS,
     SPARSE_KERNELS,
     STACKED,
     TRAINED,
     TRAINED_THEN,
     UNSCORED,
+    WARM_UP,
     Series,
     Status,
     TrialResult,
 )
 
 TORCH = "version.torch"  # in an environment
+EARLY = 0.1  # of the schedule: as good as none of a decay by then
 LISTED = 3  # failed trials, or parameters, that are told one by one
 
 
@@ -83,6 +86,7 @@ def notes(record: StudyRecord, cells: Sequence[CellSummary]) -> list[str]:
     lines += run_on_notes(record)
     lines += version_notes(record)
     lines += observed_notes(record)
+    lines += schedule_notes(cells)
     lines += told(record.boxes, names)
     ends = Counter((key, end) for cell in cells for key, end in cell.boundary.items())
     for (key, end), count in sorted(ends.items()):
@@ -191,6 +195,32 @@ def observed_notes(record: StudyRecord) -> list[str]:
     if shared := having(RANKS):
         ranks = " or ".join(f"{n:.0f}" for n in sorted({result.observed[RANKS] for result in shared}))
         lines.append(f"{_were(shared)} trained by {ranks} ranks: equal to one process in distribution, not to the bit")
+    return lines
+
+
+def schedule_notes(cells: Sequence[CellSummary]) -> list[str]:
+    """Return notes on goals that are met within the warm-up, or early in the schedule, of the learning rate."""
+    within, early = [], []
+    for cell in cells:
+        if cell.best is None or cell.k_star is None or SCHEDULE not in cell.best.observed:
+            continue
+        warm_up, length = (int(cell.best.observed[key]) for key in (WARM_UP, SCHEDULE))
+        if cell.k_star <= warm_up:
+            within.append(f"{cell.cell} (step {cell.k_star:g} of {warm_up})")
+        elif cell.k_star < EARLY * length and length > warm_up + 1:
+            early.append(f"{cell.cell} ({_percent(cell.k_star / length)} of {length} steps)")
+    lines = []
+    if within:
+        lines.append(
+            f"K* lies within the warm-up of the learning rate at {'; '.join(_few(within))}: the rate still grew there. "
+            "A warm-up that is shorter than K* at every batch size makes the K* comparable"
+        )
+    if early:
+        lines.append(
+            f"K* lies early in the schedule of the learning rate at {'; '.join(_few(early))}: "
+            "its decay played no part. A schedule that ends near the goal has another K*; lower goal.max_steps, or the "
+            "schedule's own length"
+        )
     return lines
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lit_dps.number_text import number_text
+from lit_dps.scales import scaled_beta2, scaled_decay
 
 
 @dataclass(frozen=True)
@@ -77,14 +78,22 @@ def rate_law(
     return RateLaw(scale, float(exponent), error, scatter, (float(batch.min()), float(batch.max())), name)
 
 
-def adaptive_advice(batch_size: float, other: float, beta2: float, weight_decay: float) -> str:
-    """Second moment and weight decay of an Adam-like rule at another batch size, as `AdamScalingCallback` has them.
+def adaptive_advice(
+    batch_size: float, other: float, beta2: float | None, weight_decay: float, rate_ratio: float = 1.0
+) -> str:
+    """Return second moment and weight decay at another batch size in words, as `AdamScalingCallback` sets them.
 
-    beta2' = beta2^(B' / B) keeps the half-life of the second moment in examples (Marek et al. 2025, arXiv 2507.07101);
-    a weight decay proportional to B keeps the time scale of AdamW in examples (Bergsma et al. 2025, "Power Lines").
+    Args:
+        batch_size, other: B0, where the values are known, and B.
+        beta2, weight_decay: At B0; beta2 is None for a rule without a second moment.
+        rate_ratio: Rate at B over the rate at B0.
     """
     factor = other / batch_size
-    parts = [f"beta2 {beta2**factor:.6g}"]  # 3 digits would be 1.00
-    parts += [f"weight decay {weight_decay * factor:.3g}"] if weight_decay else []
-    decay = f" and {weight_decay:.3g}" if weight_decay else ""
-    return f"B = {other:g}: {', '.join(parts)} (from {beta2:.6g}{decay} at B = {batch_size:g})"
+    new, old = [], []
+    if beta2 is not None:
+        new.append(f"beta2 {scaled_beta2(beta2, factor):.6g}")  # 3 digits would be 1.00
+        old.append(f"{beta2:.6g}")
+    if weight_decay:
+        new.append(f"weight decay {scaled_decay(weight_decay, factor, rate_ratio):.3g}")
+        old.append(f"{weight_decay:.3g}")
+    return f"B = {other:g}: {', '.join(new)} (from {' and '.join(old)} at B = {batch_size:g})"

@@ -137,6 +137,8 @@ class DPSCLI(LightningCLI):
 
     def _run_subcommand(self, subcommand: str) -> None:
         error = None
+        if subcommand == "fit":
+            goal_callback_of(self.trainer).before_fit(self.trainer, self.datamodule)
         try:
             super()._run_subcommand(subcommand)
         except BaseException as raised:
@@ -168,12 +170,17 @@ def main(argv: list[str]) -> int:
     return 0
 
 
+def goal_callback_of(trainer: Trainer) -> GoalErrorCallback:
+    """Return the callback that stops a trainer at its goal."""
+    return next(callback for callback in trainer.callbacks if isinstance(callback, GoalErrorCallback))
+
+
 def _tell_end(trainer: Trainer, error: BaseException | None) -> None:
     """Prints where the checkpoint of a run of `fit` is and, in a last line, how it ended, whatever ended it.
 
     Nothing where it was refused before its first batch: the error says so.
     """
-    goal = next(callback for callback in trainer.callbacks if isinstance(callback, GoalErrorCallback))
+    goal = goal_callback_of(trainer)
     steps = "1 step" if trainer.global_step == 1 else f"{trainer.global_step} steps"
     if isinstance(error, Exception) and not trainer.global_step:
         return

@@ -13,6 +13,7 @@ from torch import Tensor
 from lit_dps.errors import StorageError, UserError
 from lit_dps.parallel import ranks
 from lit_dps.runs import Run
+from lit_dps.space import RATE_NAMES
 from lit_dps.training import DelayCallback, LocalSGDCallback, PruningCallback
 from lit_dps.training.checkpoints import CheckpointFile, Checkpoints
 from lit_dps.training.workload import Workload
@@ -51,6 +52,7 @@ class Training:
         local: Arguments of `LocalSGDCallback`.
         checkpoints: Where long runs are saved and go on from; None begins each anew.
         metrics: Further metrics of validation that their runs keep.
+        budget: Steps that module and schedules see as the trainer's, where runs end earlier; None for the goal's.
     """
 
     workload: Workload
@@ -61,6 +63,8 @@ class Training:
     local: Mapping[str, Any] = field(default_factory=dict)
     checkpoints: Checkpoints | None = None
     metrics: tuple[str, ...] = ()
+    budget: int | None = None
+    _schedules: dict[tuple, dict[str, float]] = field(default_factory=dict, init=False, repr=False)
     _scores: dict[tuple, tuple[Key, dict[str, Tensor]]] = field(default_factory=dict, init=False, repr=False)
 
     def pruning_of(self, trial: Trial) -> PruningCallback:
@@ -100,6 +104,14 @@ class Training:
         known = sum(score.numel() for _, kept in self._scores.values() for score in kept.values())
         if known + sum(score.numel() for score in scores.values()) <= SCORES_KEPT:
             self._scores[_scored(trial)] = key, scores
+
+    def schedule_of(self, trial: Trial, evaluate: Callable[[], dict[str, float]]) -> dict[str, float]:
+        """Return the shape of the schedule of a trial, evaluated once for all trials that differ only in their rate."""
+        others = [(key, value) for key, value in trial.params.items() if key.rpartition(".")[2] not in RATE_NAMES]
+        cell = trial.cell.batch_size, trial.cell.others, repr(sorted(others))
+        if cell not in self._schedules:
+            self._schedules[cell] = evaluate()
+        return self._schedules[cell]
 
     def file_of(self, run: Run, engine: str) -> CheckpointFile | None:
         """Where a run is saved by an engine of this name; None without checkpoints."""

@@ -20,9 +20,10 @@ from lit_dps.training.checkpoint import CheckpointCallback, Paused
 from lit_dps.training.checkpoints import CheckpointFile
 from lit_dps.training.generators import isolated
 from lit_dps.training.protocol import screen_callbacks_of
+from lit_dps.training.rate_curve import is_constant, rate_curve, schedule_steps, warm_up_steps
 from lit_dps.training.steps import ExamplesCallback
 from lit_dps.training.workload import Built
-from lit_dps.trial import RANKS, TrialResult
+from lit_dps.trial import RANKS, SCHEDULE, WARM_UP, Trial, TrialResult
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class TrialFit:
 
     Attributes:
         built: The module, the data module and the trainer's arguments.
-        goal, pruning, smoothness, examples: Callbacks of the study.
+        goal, pruning, smoothness, examples, schedule: Callbacks of the study.
         checkpoint: Saves the run; None where it is not saved.
         callbacks: The callbacks of the study in their order, below those of the user.
     """
@@ -43,6 +44,7 @@ class TrialFit:
     pruning: PruningCallback
     smoothness: SmoothnessCallback
     examples: ExamplesCallback
+    schedule: ScheduleCallback
     checkpoint: CheckpointCallback | None
     callbacks: tuple[Callback, ...]
 
@@ -68,6 +70,7 @@ class TrialFit:
         built = training.workload.build(trial)
         if goal is None:
             goal = GoalErrorCallback(**training.goal)
+            goal.budget = training.budget
         goal.follow(run)
         goal.at_check, checkpoint = at_check, None
         if file is not None:
@@ -85,18 +88,21 @@ class TrialFit:
             ours.append(smoothness)
         if local.rounds.on:
             ours.append(local)
-        ours.append(goal)
+        schedule = ScheduleCallback(training, trial, goal)
+        ours += [goal, schedule]
         if not standard_data(built.data):
             ours.append(examples)
         if checkpoint is not None:
             ours.append(checkpoint)
         screen_callbacks_of(built.module)
-        return cls(built, goal, pruning, smoothness, examples, checkpoint, tuple(ours))
+        return cls(built, goal, pruning, smoothness, examples, schedule, checkpoint, tuple(ours))
 
     def trainer(self, further: Sequence[Callback] = (), last: Sequence[Callback] = ()) -> Trainer:
         """Returns the trainer, with `further` callbacks between those of the user and of the study, and `last` ones."""
         callbacks = [*self.built.trainer["callbacks"], *further, *self.callbacks, *last]
-        return Trainer(**{**self.built.trainer, "callbacks": callbacks})
+        trainer = Trainer(**{**self.built.trainer, "callbacks": callbacks})
+        self.goal.before_fit(trainer, self.built.data)
+        return trainer
 
 
 @dataclass(frozen=True)
@@ -168,7 +174,38 @@ class TrainerEngine:
         run.timed = goal.watch.timed
         run.smoothness, run.theory = (smoothness.curve if smoothness.interval else {}), smoothness.terms
         together = {RANKS: ranks.world()} if ranks.world() > 1 else {}
-        run.observed = {**pruning.observed, **fit.examples.observed, **together}
+        run.observed = {**pruning.observed, **fit.examples.observed, **fit.schedule.observed, **together}
+
+
+class ScheduleCallback(Callback):
+    """Finds the shape of the learning rate's schedule over the budget.
+
+    Attributes:
+        observed: As in `TrialResult.observed`; empty for a constant rate, and where the schedule cannot be followed.
+    """
+
+    def __init__(self, training: Training, trial: Trial, goal: GoalErrorCallback):
+        self.training, self.trial, self.goal = training, trial, goal
+        self.observed: dict[str, float] = {}
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.global_step:  # of a resumed run the schedule has moved already; `state_dict` has its shape
+            return
+
+        def evaluate() -> dict[str, float]:
+            rates = rate_curve(trainer, pl_module, trainer.max_steps, self.goal.steps_of_epoch)
+            if rates is None or is_constant(rates):
+                return {}
+            warm_up = warm_up_steps(rates)
+            return {WARM_UP: len(rates) if warm_up is None else warm_up, SCHEDULE: schedule_steps(rates)}
+
+        self.observed = self.training.schedule_of(self.trial, evaluate)
+
+    def state_dict(self) -> dict[str, float]:
+        return self.observed
+
+    def load_state_dict(self, state_dict: dict[str, float]) -> None:
+        self.observed = state_dict
 
 
 class _OwnSignals(Callback):

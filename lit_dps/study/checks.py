@@ -32,6 +32,7 @@ from lit_dps.study.setup import StudySetup
 from lit_dps.training import DelayCallback, GoalErrorCallback, PruningCallback, SmoothnessCallback, lightning_private
 from lit_dps.training.generators import isolated
 from lit_dps.training.protocol import check_trainer, overruled, screen_callbacks_of
+from lit_dps.training.rate_curve import rate_curve, rate_remarks
 from lit_dps.training.steps import ExamplesCallback, refuse_too_large
 from lit_dps.training.unmasked import later_weights_note
 from lit_dps.trial import Cell, Trial
@@ -152,7 +153,7 @@ def _rehearse(
     lasts = {"check_interval": steps, "max_steps": max(steps, budget - budget % steps)}
     goal = GoalErrorCallback(**{**training.goal, **lasts})
     watch = _Watch(goal, PATIENCE * training.workload.accumulated)
-    goal.look_first = look_first
+    goal.look_first, goal.budget = look_first, budget
     goal.follow(Run(trial, goal.goal, stop_at=lambda: 0, metrics=training.metrics))
     pruning = training.pruning_of(trial)
     pruning.examples = PASS * pruning.batch_size
@@ -172,9 +173,12 @@ def _rehearse(
                 trainer = Trainer(**{**built.trainer, **epoch, "callbacks": callbacks})
             except (ValueError, TypeError, MisconfigurationException) as error:
                 raise UserError(f"trainer: {error}") from error
+            goal.before_fit(trainer, built.data)
             trainer.fit(built.module, datamodule=built.data)
         except Exception as error:
             raise user_error_in(error) or UserError(_told(error, trial)) from error
+    for remark in watch.remarks:
+        print(f"note: at B = {trial.cell.batch_size} {remark} steps of the budget", file=sys.stderr)
     if goal.status is None:
         name = type(built.module).__name__
         if lightning_private.batches_of_epoch(trainer) == 0:
@@ -218,13 +222,19 @@ class _Watch(Callback):
 
     Attributes:
         finite: Whether the first training loss is finite; None before, or without one.
+        remarks: What is to be known of the learning rates over the budget.
     """
 
     def __init__(self, goal: GoalErrorCallback, batches: int):
         self.goal, self.left = goal, batches
         self.finite: bool | None = None
+        self.remarks: list[str] = []
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        epoch = self.goal.steps_of_epoch
+        rates = rate_curve(trainer, pl_module, trainer.max_steps, epoch)
+        if rates is not None:
+            self.remarks = rate_remarks(rates, trainer.lr_scheduler_configs, epoch)
         lightning_private.set_epochs(trainer, -1)  # they are as short as a step here
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *args: Any) -> None:

@@ -61,6 +61,7 @@ class StudySetup:
         uid: Of the study as declared; see `lit_dps.store.header.declare`.
         boxes: How its box was widened (`lit_dps.study.widening`).
         run_number: Of this run of the study; see `lit_dps.store.header.begin_run`.
+        budget: Steps that module and schedules see as the trainer's, where trials end earlier; None for the goal's.
     """
 
     study: StudyConfig
@@ -74,6 +75,7 @@ class StudySetup:
     uid: str | None = None
     run_number: int = 0
     boxes: tuple[Widened, ...] = ()
+    budget: int | None = None
 
     def __post_init__(self):
         if self.study.whole_curves and self.goal.get("early_reject"):
@@ -145,7 +147,7 @@ class StudySetup:
     def training(self, checkpoints: Checkpoints | None = None) -> Training:
         """What the trials have in common."""
         of_trials = self.workload, self.goal, self.pruning, self.smoothness, self.optim, self.local
-        return Training(*of_trials, checkpoints, tuple(self.study.metrics))
+        return Training(*of_trials, checkpoints, tuple(self.study.metrics), self.budget)
 
     def engine(self, checkpoints: Checkpoints | None = None) -> Engine:
         """Who trains the trials."""

@@ -30,6 +30,21 @@ PLAIN = {"method": "magnitude", "options": None, "init": "original"}  # pruning 
 _START = "local.start"
 
 
+class CannotTime(UserError):
+    """A trial that cannot be timed.
+
+    Attributes:
+        above_split: Whether its batch size is above the training split.
+    """
+
+    def __init__(self, why: str, above_split: bool = False):
+        super().__init__(f"cannot time a trial: {why}")
+        self.why, self.above_split = why, above_split
+
+    def __reduce__(self):
+        return type(self), (self.why, self.above_split)
+
+
 @dataclass(frozen=True)
 class Measured:
     """Seconds at one batch size.
@@ -172,6 +187,8 @@ def timed_run(
 ) -> tuple[float, float, float]:
     """Times so many steps of a trial and a full check, as the study's engine runs them.
 
+    Module and schedules see the budget of the study. No more steps are timed than fit into that.
+
     Args:
         together: Whether the ranks that the trainer asks for train it; else this process does by itself.
         warm_up: Steps that are trained first and not timed, at least 1.
@@ -182,11 +199,14 @@ def timed_run(
     Raises:
         UserError: if it fails.
     """
+    budget = max(setup.goal_of_trials.max_steps, 2)
+    warm_up = min(warm_up, budget - 1)
+    steps = min(steps, budget - warm_up)
     total = warm_up + steps
     goal = {**setup.goal, "check_interval": total, "max_steps": total, "early_reject": False}
     # the other ranks would wait for a checkpoint, of which this one knows nothing
     study = dataclasses.replace(setup.study, engine="lightning", checkpoint_minutes=None)
-    timed, trial = _apart(dataclasses.replace(setup, goal=goal, study=study), trial)
+    timed, trial = _apart(dataclasses.replace(setup, goal=goal, study=study, budget=budget), trial)
     clock = _StepStopwatch(trial, setup.unreached(total - 1))
     clock.each = max(1, _workers(timed, trial) // (setup.ranks if together else 1))
     clock.warm_up = warm_up
@@ -197,12 +217,13 @@ def timed_run(
         try:
             for result in train(timed.engine(), iter([clock, None]).__next__, lambda: None):
                 if result.status is Status.FAILED:
-                    raise UserError(f"cannot time a trial: {result.failure}")
+                    # `refuse_too_large` and data modules of the package name this key
+                    raise CannotTime(result.failure, result.failure.startswith("study.batch_sizes: "))
         finally:
             hook.remove()
     if clock.updates < total * clock.each:
         taken = f"{clock.updates // clock.each} of {total} steps"
-        raise UserError(f"cannot time a trial: {taken} at {trial.cell}: is it above the split?")
+        raise CannotTime(f"{taken} at {trial.cell}: is it above the split?", not clock.updates)
     step, check = (clock.last - clock.first) / steps, clock.checked - clock.last
     return max(clock.first - begin - warm_up * step, 0.0), step, check
 

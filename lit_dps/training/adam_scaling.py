@@ -1,38 +1,71 @@
-"""AdamScalingCallback: moves Adam's second moment and weight decay with the batch size."""
+"""How the settings of an optimizer follow the batch size: one set of rules for probes, forks and recommended runs."""
 
 from __future__ import annotations
 
+import copy
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import optim
+from torch.optim import Optimizer
 
 from lit_dps.errors import ConfigError
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import SharedBatchDDP
+from lit_dps.scales import scaled_beta2, scaled_decay
 from lit_dps.training.steps import examples_in
+
+# whose update does not grow with the gradient, because they divide by its size or take its sign
+_ADAPTIVE = (
+    optim.Adadelta,
+    optim.Adafactor,
+    optim.Adagrad,
+    optim.Adam,
+    optim.Adamax,
+    optim.AdamW,
+    optim.Muon,
+    optim.NAdam,
+    optim.RAdam,
+    optim.RMSprop,
+    optim.Rprop,
+    optim.SparseAdam,
+)
+_PLAIN = (optim.SGD, optim.ASGD, optim.LBFGS)
+_SIGN = ("Lion", "SignSGD")  # of other packages; their betas are of the momentum
+_OWN_DECAY = (optim.Muon, optim.Adafactor)  # decoupled weight decay, without betas
+_STEPS = 12  # before the measured one: RAdam divides by the second moment only after some
+_GRADIENT_FACTOR = 10.0
 
 
 class AdamScalingCallback(Callback):
     """Keeps the time scales of an Adam-like rule in examples, when its batch size B is not that it was tuned at, B0.
 
-    beta2' = beta2^(B / B0) keeps the half-life of the second moment (Marek et al. 2025, arXiv 2507.07101); a weight
-    decay times B / B0 keeps how many examples the weights remember (Bergsma et al. 2025, arXiv 2505.13738; for rules
-    that have betas alone). Other optimizers are left as they are. B is that of the first step.
+    The second moment follows `lit_dps.scales.scaled_beta2` and weight decay `lit_dps.scales.scaled_decay`, where eta
+    is the rate that the optimizer has when training starts, or that its schedule starts from. Optimizers whose update
+    grows with the gradient stay as they are (`is_adaptive`). B is that of the first step.
 
     Args:
         reference: B0, in examples of an optimizer step.
+        rate: eta0, the rate at which weight decay was tuned at B0; None takes the rate for unchanged.
 
     Attributes:
         factor: B / B0, once the first batch was seen; 0 before.
 
     Raises:
-        ConfigError: for a reference below 1.
+        ConfigError: for a reference below 1, and a rate of 0 or less.
     """
 
-    def __init__(self, reference: int):
+    def __init__(self, reference: int, rate: float | None = None):
         if reference < 1:
             raise ConfigError("AdamScalingCallback.reference", reference, "at least 1 example")
-        self.reference, self.factor = reference, 0.0
+        if rate is not None and not 0 < rate < math.inf:
+            raise ConfigError("AdamScalingCallback.rate", rate, "a learning rate above 0, or null")
+        self.reference, self.rate, self.factor = reference, rate, 0.0
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":  # a checkpoint, whose optimizers were scaled, is loaded after this
@@ -45,13 +78,14 @@ class AdamScalingCallback(Callback):
         idle = isinstance(trainer.strategy, SharedBatchDDP) and trainer.strategy.share == 0
         sizes = ranks.all_gather(0 if idle else examples_in(batch) or 0)
         self.factor = sum(sizes) * trainer.accumulate_grad_batches / self.reference
-        for optimizer in trainer.optimizers if self.factor else ():
-            for group in optimizer.param_groups:
-                if "betas" in group:
-                    beta1, beta2 = group["betas"]
-                    group["betas"] = beta1, beta2**self.factor
-                    if group.get("weight_decay"):
-                        group["weight_decay"] *= self.factor
+        if not self.factor:
+            return
+        used = initial_rate(trainer.optimizers)
+        rate_ratio = 1.0
+        if self.rate is not None and used:
+            rate_ratio = used / self.rate
+        for optimizer in trainer.optimizers:
+            scale_groups(optimizer, self.factor, rate_ratio)
 
     def state_dict(self) -> dict[str, Any]:
         return {"factor": self.factor}
@@ -60,12 +94,122 @@ class AdamScalingCallback(Callback):
         self.factor = state_dict["factor"]
 
 
-def is_adaptive(optimizers: Any) -> bool:
-    """Whether one of some optimizers has the betas of Adam."""
-    return adaptive_of(optimizers) is not None
+@dataclass(frozen=True)
+class AdamScales:
+    """What an optimizer is tuned to at the user's own batch size, where it is adaptive.
+
+    Attributes:
+        beta2: Of its second moment; None without one.
+        weight_decay: The largest of its groups.
+        rate: Learning rate that training starts from; None where it is 0.
+    """
+
+    beta2: float | None
+    weight_decay: float
+    rate: float | None = None
 
 
-def adaptive_of(optimizers: Any) -> tuple[float, float] | None:
-    """beta2 and the largest weight decay of the groups that have the betas of Adam; None where none does."""
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups if "betas" in group]
-    return (groups[0]["betas"][1], max(group.get("weight_decay") or 0.0 for group in groups)) if groups else None
+def scale_groups(optimizer: Optimizer, factor: float, rate_ratio: float) -> None:
+    """Sets second moment and weight decay of an adaptive optimizer for another batch size.
+
+    Args:
+        factor: B / B0.
+        rate_ratio: eta / eta0, the rate in use at B over that at B0. The rate itself is not changed.
+    """
+    if not is_adaptive([optimizer]):
+        return
+    for group in optimizer.param_groups:
+        if _has_second_moment(optimizer, group):
+            beta1, beta2 = group["betas"]
+            group["betas"] = beta1, scaled_beta2(beta2, factor)
+        if group.get("weight_decay") and ("betas" in group or isinstance(optimizer, _OWN_DECAY)):
+            group["weight_decay"] = scaled_decay(group["weight_decay"], factor, rate_ratio)
+
+
+def initial_rate(optimizers: Sequence[Optimizer]) -> float | None:
+    """Return the rate that the first group starts from, before its schedule; None where it is 0."""
+    group = optimizers[0].param_groups[0]
+    return float(group.get("initial_lr", group["lr"])) or None
+
+
+def is_adaptive(optimizers: Sequence[Optimizer]) -> bool:
+    """Return whether an optimizer's update does not grow with the gradient, so that its rate grows as sqrt(B).
+
+    The classes of torch.optim and optimizers by the sign of the gradient are known; others are measured
+    (`measured_adaptive`). The square-root rule: Malladi et al. 2022, arXiv 2205.10287.
+    """
+    return any(_is_adaptive(optimizer) for optimizer in optimizers)
+
+
+def adaptive_of(optimizers: Sequence[Optimizer]) -> AdamScales | None:
+    """Return the settings that follow the batch size; None where no optimizer is adaptive."""
+    adaptive = [optimizer for optimizer in optimizers if _is_adaptive(optimizer)]
+    if not adaptive:
+        return None
+    beta2 = None
+    weight_decay = 0.0
+    for optimizer in adaptive:
+        for group in optimizer.param_groups:
+            if beta2 is None and _has_second_moment(optimizer, group):
+                beta2 = group["betas"][1]
+            if "betas" in group or isinstance(optimizer, _OWN_DECAY):
+                weight_decay = max(weight_decay, group.get("weight_decay") or 0.0)
+    return AdamScales(beta2, weight_decay, initial_rate(adaptive))
+
+
+def is_known(optimizer: Optimizer) -> bool:
+    """Return whether `is_adaptive` goes by the optimizer's class, without a measurement."""
+    return isinstance(optimizer, _ADAPTIVE + _PLAIN) or type(optimizer).__name__ in _SIGN
+
+
+def _is_adaptive(optimizer: Optimizer) -> bool:
+    if isinstance(optimizer, _ADAPTIVE) or type(optimizer).__name__ in _SIGN:
+        return True
+    if isinstance(optimizer, _PLAIN):
+        return False
+    measured = measured_adaptive(optimizer)
+    if measured is None:
+        return any("betas" in group for group in optimizer.param_groups)
+    return measured
+
+
+def measured_adaptive(optimizer: Optimizer) -> bool | None:
+    """Return whether ten times the gradient makes less than sqrt(10) times the update; None where it does not step.
+
+    A copy of the optimizer, with the settings of its first group, without weight decay, makes some steps of one
+    small matrix; the last one is measured.
+    """
+    try:
+        small, large = (_update(optimizer, scale) for scale in (1.0, _GRADIENT_FACTOR))
+    except Exception:  # an optimizer that wants a closure, say
+        return None
+    if not small > 0:
+        return None
+    return large / small < math.sqrt(_GRADIENT_FACTOR)
+
+
+def _update(optimizer: Optimizer, scale: float) -> float:
+    """Return the distance that a later step moves a matrix by gradients of this scale."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        start, gradient = torch.randn(4, 4), torch.randn(4, 4)
+    parameter = torch.nn.Parameter(start.clone())
+    twin = copy.copy(optimizer)
+    settings = {key: copy.deepcopy(value) for key, value in optimizer.param_groups[0].items() if key != "params"}
+    if "weight_decay" in settings:
+        settings["weight_decay"] = 0.0
+    if not float(settings.get("lr", 1.0)):  # a warm-up may begin at 0
+        settings["lr"] = 1e-3
+    twin.param_groups = [{**settings, "params": [parameter]}]
+    twin.state = defaultdict(dict)
+    before = start
+    for _ in range(_STEPS + 1):
+        before = parameter.detach().clone()
+        parameter.grad = scale * gradient
+        # of the class: an instance's own may be wrapped by a schedule or a strategy
+        type(optimizer).step(twin)
+    return float((parameter.detach() - before).norm())
+
+
+def _has_second_moment(optimizer: Optimizer, group: Mapping[str, Any]) -> bool:
+    return "betas" in group and type(optimizer).__name__ not in _SIGN

@@ -19,7 +19,7 @@ import lit_dps.training.lightning_private as lightning_private
 from lit_dps.errors import ConfigError
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import whole
-from lit_dps.training.adam_scaling import is_adaptive
+from lit_dps.training.adam_scaling import is_adaptive, scale_groups
 from lit_dps.training.generators import isolated
 from lit_dps.training.kept import masks_of
 from lit_dps.training.steps import examples_in
@@ -78,7 +78,8 @@ class BranchCallback(Callback):
     """Forks a run at some steps: branches with k times its batch size go on for the same number of examples.
 
     A branch has its own copy of the module and of the optimizer with its state; its rate is f(k) times the run's, with
-    f(k) = k, or sqrt(k) for an optimizer like Adam. Its batches are k of the run's, taken together. After each stretch
+    f(k) = k, or sqrt(k) for an adaptive optimizer, whose second moment and weight decay follow the batch size too
+    (`lit_dps.training.adam_scaling`). Its batches are k of the run's, taken together. After each stretch
     of examples, equal for all branches, its training loss is taken over further batches, the same for all, and smoothed
     along the stretches by an exponential mean (Merrill et al. 2025, arXiv 2505.23971, Section 3; there it is the loss
     of the batches that are trained on, which lags behind in a branch of few steps). The largest k whose loss is not
@@ -197,6 +198,7 @@ class BranchCallback(Callback):
             scale = math.sqrt(factor) if self.adaptive else factor
             for group in optimizer.param_groups:
                 group["lr"] = group["lr"] * scale
+            scale_groups(optimizer, factor, scale)
             for i, batch in enumerate(batches[:-stretch]):
                 loss = self._pass.loss(twin, batch, i)
                 if loss is not None:

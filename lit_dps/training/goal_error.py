@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 
 import lit_dps.training.lightning_private as lightning_private
 from lit_dps.errors import ConfigError
@@ -17,8 +17,9 @@ from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import SharedBatchDDP
 from lit_dps.runs import Run
 from lit_dps.training.early_check import EarlyCheck
+from lit_dps.training.length import Length, go_beyond
 from lit_dps.training.local import show_mean
-from lit_dps.training.protocol import forget_followed_metrics, give_the_length, go_beyond, prepare_schedules
+from lit_dps.training.protocol import forget_followed_metrics, prepare_schedules
 from lit_dps.training.steps import StepCount
 from lit_dps.training.stopwatch import Stopwatch
 from lit_dps.training.validation import ValidationCount, logged, refuse_dropped, rises
@@ -57,6 +58,9 @@ class GoalErrorCallback(Callback):
         run: What the checks found, and how the run ended. A study gives its own, by `follow`.
         status, steps_to_result, curve: Of the run.
         at_check: Called after each check that the run goes on from; may raise, on all ranks. Set before a run.
+        budget: Steps that module, callbacks and schedules see as the trainer's, where a run ends before them, as a
+            rehearsal and a timing do; None for `max_steps`. Set before a run.
+        steps_of_epoch: Optimizer steps of an epoch, once training has started; None where an epoch has no length.
         saved: Whether a run that pauses is saved and left by `at_check`; else it just stops. Set before a run.
 
     Raises:
@@ -87,7 +91,10 @@ class GoalErrorCallback(Callback):
         self.look_first = False
         self.at_check: Callable[[], None] = lambda: None
         self.saved: Callable[[], bool] = lambda: False
+        self.budget: int | None = None
+        self.steps_of_epoch: int | None = None
         self._given: Run | None = None
+        self._length: Length | None = None
         self._begin()
 
     def follow(self, run: Run) -> None:
@@ -101,7 +108,7 @@ class GoalErrorCallback(Callback):
         self.untrained: float | None = None
         self._losses: list[tuple[Any, float]] = []  # each with the share of its batch that it is the mean over
         self._count, self._due, self._stepped = StepCount(), False, False
-        self._epochs, self._endless, self._last_batch = 0, False, -1
+        self._epochs, self._last_batch = 0, -1
         self.validated, self.watch = ValidationCount(), Stopwatch()
         self._early: EarlyCheck | None = None
         self._priority: torch.Tensor | None = None
@@ -135,17 +142,35 @@ class GoalErrorCallback(Callback):
             raise ConfigError("trainer.strategy", type(trainer.strategy).__name__, "SharedBatchDDP on several devices")
         early = self.early_reject and EarlyCheck.supports(trainer, pl_module, self.monitor)
         self._begin(early)
+        if early:
+            trainer.limit_val_batches = 0  # Lightning's own validation stays out of it
+        self._set_length(trainer)
+        self._length.until_optimizers(pl_module, lambda: self._epochs)
+
+    def before_fit(self, trainer: Trainer, data: LightningDataModule | None) -> None:
+        """Lets the data module and callbacks that are asked before this one see the budget too.
+
+        Without this call they see it from this callback's own `setup` on.
+        """
+        self._length = Length(trainer, self.budget is not None)
+        if data is not None:
+            self._length.before_data(data, lambda: self._set_length(trainer))
+
+    def _set_length(self, trainer: Trainer) -> None:
+        """Sets the trainer to validate by steps, and to show the budget."""
+        if self._length is None or self._length.trainer is not trainer:
+            self._length = Length(trainer, self.budget is not None)
         trainer.val_check_interval = self.goal.check_interval
         trainer.check_val_every_n_epoch = None  # count steps across the ends of epochs
         trainer.num_sanity_val_steps = 0
-        if early:
-            trainer.limit_val_batches = 0  # Lightning's own validation stays out of it
-        budget = self.goal.max_steps
+        budget = self.budget or self.goal.max_steps
         lightning_private.set_budget(trainer, budget if trainer.max_steps < 0 else min(budget, trainer.max_steps))
-        self._endless = lightning_private.epochs(trainer) == -1
-        give_the_length(trainer, pl_module, lambda: self._epochs)
+        self._length.begin()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._length is not None:
+            self.steps_of_epoch = self._length.steps_of_epoch()
+            self._length.end()
         if "exact" in self.curve:
             self._early = EarlyCheck(trainer, pl_module, self._priority)
             if any(config.reduce_on_plateau for config in trainer.lr_scheduler_configs):
@@ -167,7 +192,7 @@ class GoalErrorCallback(Callback):
                 lightning_private.validate_now(trainer)  # whose end gives it
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._endless and self.status is None:
+        if self._length is not None and self._length.given and self.status is None:
             go_beyond(trainer)
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:

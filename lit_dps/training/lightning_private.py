@@ -6,10 +6,13 @@ part is gone, or does something else.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from lightning.fabric.utilities import data as fabric_data
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.loops.fit_loop import _FitLoop
 
 VERSION = "2.6"
 
@@ -39,9 +42,53 @@ def batches_of_epoch(trainer: Trainer) -> float:
     return trainer.fit_loop.max_batches
 
 
+def batches_of_whole_epoch(trainer: Trainer) -> float:
+    """The batches of an epoch without `limit_train_batches`, once the data are there; may be infinite."""
+    combined = trainer.fit_loop._combined_loader
+    if combined is None:
+        return math.inf
+    lengths = []
+    for loader in combined.flattened:
+        length = fabric_data.sized_len(loader)
+        lengths.append(math.inf if length is None else length)
+    return _OF_LENGTHS[combined._mode](lengths)
+
+
+def set_batches_of_epoch(trainer: Trainer, number: float) -> None:
+    """Sets `trainer.num_training_batches`, once the data are there."""
+    trainer.fit_loop.max_batches = number
+
+
+# of several train dataloaders, by the mode of Lightning's CombinedLoader
+_OF_LENGTHS = {"max_size_cycle": max, "max_size": max, "min_size": min, "sequential": sum}
+
+
 def epochs(trainer: Trainer) -> int | None:
     """The limit of epochs that stops training; -1 without one."""
     return trainer.fit_loop.max_epochs
+
+
+def has_epoch_limit(trainer: Trainer) -> bool:
+    """Return whether epochs are limited, or `compute_epochs` was called; computes nothing."""
+    return trainer.fit_loop.__dict__.get("max_epochs") != -1 or type(trainer.fit_loop) is not _FitLoop
+
+
+def compute_epochs(trainer: Trainer, compute: Callable[[], int]) -> None:
+    """Lets `compute` give the limit of epochs whenever it is read, until `set_epochs` sets it."""
+    loop = trainer.fit_loop
+    plain = type(loop)
+
+    class ComputedEpochs(plain):
+        @property
+        def max_epochs(self) -> int:
+            return compute()
+
+        @max_epochs.setter
+        def max_epochs(self, number: int) -> None:
+            self.__class__ = plain
+            self.max_epochs = number
+
+    loop.__class__ = ComputedEpochs
 
 
 def set_epochs(trainer: Trainer, number: int) -> None:

@@ -2,20 +2,17 @@
 
 A trial ends at its goal, at its budget or because it cannot win its race, and its batch size is the cell's. What would
 end it otherwise, lengthen it, or change its batch size is refused; what only shows or saves has no effect in a study.
-Schedules are told of the length of training, and stepped by the values that checks give.
+Schedules are stepped by the values that checks give; `lit_dps.training.length` gives them the length of training.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
-from functools import wraps
+from collections.abc import Mapping
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch import callbacks as stock
 
-import lit_dps.training.lightning_private as lightning_private
 from lit_dps.data.loaders import EndlessLoader
 from lit_dps.errors import ConfigError
 from lit_dps.parallel.ddp import whole
@@ -110,47 +107,6 @@ def screen_callbacks_of(module: LightningModule) -> None:
     if type(module).configure_callbacks is not LightningModule.configure_callbacks:
         source = f"{type(module).__name__}.configure_callbacks"
         module.__dict__["configure_callbacks"] = lambda: welcome(listed(given()), source)
-
-
-def give_the_length(trainer: Trainer, module: LightningModule, begun: Callable[[], int]) -> None:
-    """Sets `trainer.max_epochs`, where it is unlimited, to the epochs that `trainer.max_steps` comes to.
-
-    At the time when the module configures its optimizers and schedules: before, the data are not there. Training itself
-    still ends by steps: see `go_beyond`. `begun` gives the epochs that a run which is taken up had begun.
-    """
-    if lightning_private.epochs(trainer) != -1:
-        return
-    configure = module.configure_optimizers
-
-    @wraps(configure)
-    def configure_optimizers() -> Any:
-        module.__dict__.pop("configure_optimizers", None)
-        lightning_private.set_up_data(trainer)
-        found = _epochs(trainer)
-        lightning_private.set_epochs(trainer, found if found == -1 else max(found, begun() + 1))
-        return configure()
-
-    module.__dict__["configure_optimizers"] = configure_optimizers
-
-
-def go_beyond(trainer: Trainer) -> None:
-    """Lets a run go on whose epochs turned out shorter; to be called where one ends, if the limit was set here."""
-    if (limit := lightning_private.epochs(trainer)) != -1:
-        lightning_private.set_epochs(trainer, max(limit, lightning_private.epochs_with_next(trainer)))
-
-
-def _epochs(trainer: Trainer) -> int:
-    """The epochs that the trainer's steps come to; -1 where an epoch has no length."""
-    if isinstance(whole(trainer.train_dataloader), EndlessLoader):
-        # one epoch to Lightning; the examples tell how many to anybody else
-        size = getattr(trainer.datamodule, "training_size", None)
-        if size is None:
-            return -1
-        return math.ceil(trainer.max_steps * trainer.accumulate_grad_batches * trainer.datamodule.batch_size / size)
-    batches = lightning_private.batches_of_epoch(trainer)
-    if not 0 < batches < math.inf:
-        return -1
-    return math.ceil(trainer.max_steps / math.ceil(batches / trainer.accumulate_grad_batches))
 
 
 def prepare_schedules(trainer: Trainer, module: LightningModule) -> None:

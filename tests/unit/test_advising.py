@@ -12,8 +12,16 @@ from lit_dps.advising.workload import own_batch_size, rate_range
 from lit_dps.analysis import adaptive_advice
 from lit_dps.errors import ConfigError
 from lit_dps.runtime import waited_for_cpu
+from lit_dps.scales import scaled_beta2, scaled_decay
 from lit_dps.training import AdamScalingCallback
-from lit_dps.training.adam_scaling import adaptive_of
+from lit_dps.training.adam_scaling import (
+    AdamScales,
+    adaptive_of,
+    is_adaptive,
+    is_known,
+    measured_adaptive,
+    scale_groups,
+)
 from lit_dps.training.workload import Workload
 from tests.unit.tiny import Plain, Recorder, fit, loader
 
@@ -78,12 +86,98 @@ def test_the_time_of_asking_is_stored_along_the_way(monkeypatch):
 
 
 def test_beta2_and_weight_decay_are_told_at_the_recommended_batch_size():
-    adamw = torch.optim.AdamW([torch.zeros(2, requires_grad=True)], betas=(0.9, 0.99), weight_decay=0.01)
+    adamw = torch.optim.AdamW([torch.zeros(2, requires_grad=True)], lr=0.3, betas=(0.9, 0.99), weight_decay=0.01)
     sgd = torch.optim.SGD([torch.zeros(2, requires_grad=True)], lr=0.1, weight_decay=0.01)
-    assert adaptive_of([sgd]) is None and adaptive_of([sgd, adamw]) == (0.99, 0.01)
-    decay = "weight decay 0.04 (from 0.99 and 0.01 at B = 32)"
-    assert adaptive_advice(32, 128, 0.99, 0.01) == f"B = 128: beta2 0.960596, {decay}"
+    assert adaptive_of([sgd]) is None and adaptive_of([sgd, adamw]) == AdamScales(0.99, 0.01, 0.3)
+    assert adaptive_advice(32, 128, 0.99, 0.01) == (
+        "B = 128: beta2 0.960596, weight decay 0.04 (from 0.99 and 0.01 at B = 32)"
+    )
+    assert adaptive_advice(32, 128, 0.99, 0.01, 2.0) == (
+        "B = 128: beta2 0.960596, weight decay 0.02 (from 0.99 and 0.01 at B = 32)"
+    )
     assert adaptive_advice(32, 1, 0.999, 0) == "B = 1: beta2 0.999969 (from 0.999 at B = 32)"
+    assert adaptive_advice(32, 128, None, 0.1) == "B = 128: weight decay 0.4 (from 0.1 at B = 32)"
+
+
+def test_beta2_has_a_floor_and_is_never_raised_to_it():
+    assert scaled_beta2(0.999, 256) == 0.95  # 0.774 without
+    assert scaled_beta2(0.9, 4) == 0.9
+    assert scaled_beta2(0.9, 0.5) == pytest.approx(0.9**0.5)
+    assert scaled_decay(0.1, 4, 2) == pytest.approx(0.2)
+
+
+def matrix() -> list:
+    return [torch.nn.Parameter(torch.randn(4, 4, generator=torch.Generator().manual_seed(1)))]
+
+
+class ByTheSign(torch.optim.Optimizer):
+    """An optimizer that no table knows."""
+
+    def __init__(self, parameters, lr=0.1):
+        super().__init__(parameters, {"lr": lr})
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.data -= group["lr"] * self.size(p.grad)
+
+    def size(self, gradient):
+        return gradient.sign()
+
+
+class ByTheGradient(ByTheSign):
+    def size(self, gradient):
+        return gradient
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Muon", "NAdam", "RAdam", "RMSprop", "Rprop"],
+)
+def test_adaptive_optimizers_are_known_and_a_measurement_agrees(name):
+    optimizer = getattr(torch.optim, name)(matrix(), lr=0.01)
+    assert is_known(optimizer) and is_adaptive([optimizer]) and measured_adaptive(optimizer)
+
+
+@pytest.mark.parametrize(("kind", "expected"), [(ByTheSign, True), (ByTheGradient, False)])
+def test_an_unknown_optimizer_is_measured(kind, expected):
+    optimizer = kind(matrix())
+    before = optimizer.param_groups[0]["params"][0].detach().clone()
+    assert not is_known(optimizer) and is_adaptive([optimizer]) is expected
+    assert torch.equal(optimizer.param_groups[0]["params"][0], before)
+
+
+def test_plain_optimizers_grow_with_the_gradient():
+    for optimizer in (torch.optim.SGD(matrix(), 0.1, momentum=0.9), torch.optim.ASGD(matrix(), 0.1)):
+        assert not is_adaptive([optimizer]) and measured_adaptive(optimizer) is False
+
+
+def test_the_settings_of_each_kind_follow_the_batch_size():
+    muon = torch.optim.Muon(matrix(), lr=0.02, weight_decay=0.1)
+    scale_groups(muon, 4, 2.0)
+    assert muon.param_groups[0]["weight_decay"] == pytest.approx(0.2)
+    rmsprop = torch.optim.RMSprop(matrix(), lr=0.02, weight_decay=0.1, alpha=0.99)
+    scale_groups(rmsprop, 4, 2.0)
+    assert (rmsprop.param_groups[0]["weight_decay"], rmsprop.param_groups[0]["alpha"]) == (0.1, 0.99)
+    radam = torch.optim.RAdam(matrix(), lr=0.02, betas=(0.8, 0.999), weight_decay=0.1)
+    scale_groups(radam, 100, 10.0)
+    assert radam.param_groups[0]["betas"] == (0.8, 0.95)
+    assert radam.param_groups[0]["weight_decay"] == pytest.approx(1.0)
+
+
+def test_weight_decay_follows_the_rate_in_use():
+    """B is 4 B0, the rate 2 eta0."""
+
+    def adamw(parameters):
+        return torch.optim.AdamW(parameters, lr=0.1, betas=(0.9, 0.99), weight_decay=0.01)
+
+    seen = Recorder(lambda trainer, module: trainer.optimizers[0].param_groups[0]["weight_decay"])
+    scaling = AdamScalingCallback(reference=2, rate=0.05)
+    fit(Plain(make_optimizer=adamw), loader(batch_size=8), callbacks=[scaling, seen], max_steps=2)
+    assert seen.values == [pytest.approx(0.02)] * 2
+    with pytest.raises(ConfigError) as refused:
+        AdamScalingCallback(2, rate=0.0)
+    assert (refused.value.key, refused.value.value) == ("AdamScalingCallback.rate", 0.0)
 
 
 @pytest.mark.parametrize("accumulated", [1, 2])

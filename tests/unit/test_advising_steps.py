@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
 import subprocess
@@ -98,6 +99,42 @@ def test_on_a_cpu_no_step_is_tried_that_is_estimated_to_take_more_than_is_free()
     assert found.why == f"{FULL}: the next would take about 0.8 GiB more than may be taken"
     roomy = time_steps(setup(), 60, lambda line: None, Estimated(free=100))
     assert roomy.largest == 64 and not roomy.memory and "above the split" in roomy.why
+
+
+class Schedule(Net):
+    """Its schedule wants more steps than its warm-up of 3; at B = 8 it is broken."""
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), 0.1)
+        length = self.trainer.max_steps - 3
+        assert self.trainer.estimated_stepping_batches == self.trainer.max_steps
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / length)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+class BrokenAtEight(Net):
+    def training_step(self, batch, batch_idx):
+        if len(batch[0]) == 8:
+            1 / 0  # noqa: B018
+        return super().training_step(batch, batch_idx)
+
+
+def with_module(name: str, **goal) -> StudySetup:
+    given = setup()
+    workload = dataclasses.replace(given.workload, model={"class_path": f"{__name__}.{name}"})
+    return dataclasses.replace(given, workload=workload, goal={**given.goal, **goal})
+
+
+def test_steps_are_timed_under_the_budget_of_the_study():
+    """With budgets of 3 steps, as many as the warm-up, the schedule would divide by 0."""
+    seen = []
+    found = time_steps(with_module("Schedule", max_steps=1000), 60, seen.append)
+    assert found.largest == 64
+
+
+def test_an_error_that_is_no_lack_of_memory_ends_the_command_with_its_cause():
+    with pytest.raises(UserError, match="B = 8 cannot be timed: ZeroDivisionError: division by zero"):
+        time_steps(with_module("BrokenAtEight"), 60, lambda line: None)
 
 
 PEAKS = """

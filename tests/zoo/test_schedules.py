@@ -88,3 +88,25 @@ def test_a_budget_of_epochs_is_told_not_to_apply(zoo):
     assert_works(outcome)
     assert sum("trainer.max_epochs" in line for line in outcome.err.splitlines()) == 1
     assert "trainer.max_epochs" not in zoo(batch_sizes=[32]).err
+
+
+@pytest.mark.parametrize("kind", ["epochs", pytest.param("estimated", marks=pytest.mark.long)])
+def test_a_length_that_is_computed_in_setup(zoo, kind):
+    outcome = zoo(spec("schedules.LengthInSetup", kind=kind), goal=NEVER)
+
+    def expected(lr: float, epoch: int) -> list[float]:
+        total = epoch * math.ceil(STEPS / epoch)
+        return rates(lambda o: lr_scheduler.LambdaLR(o, lambda step: 1 - step / total), lr)
+
+    assert_rates(outcome, expected)
+
+
+def test_a_rate_of_zero_for_a_stretch_of_the_budget_is_named(zoo):
+    outcome = zoo(spec("schedules.TooShort", steps=5), goal=NEVER, batch_sizes=[32], sparsities=[0.0])
+    assert "at B = 32 the learning rate is 0 from step 5 to the end of 40 steps of the budget" in outcome.err
+
+
+def test_the_shape_of_a_schedule_is_stored_with_its_trials(zoo):
+    outcome = zoo(scheduled("one_cycle"), goal=NEVER, batch_sizes=[32], sparsities=[0.0], trials=2)
+    for result in outcome.results:
+        assert (result.observed["warm_up_steps"], result.observed["schedule_steps"]) == (11, STEPS)

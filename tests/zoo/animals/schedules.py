@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch.optim import lr_scheduler
 
@@ -35,3 +37,45 @@ class Scheduled(Net):
             worse = lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=1e6, eps=0)
             by = {"scheduler": worse, "monitor": "val_loss"}
         return {"optimizer": optimizer, "lr_scheduler": by}
+
+
+class LengthInSetup(Net):
+    """Computes the length of its schedule in `setup`, by the trainer's numbers, as fine-tuning examples do.
+
+    Args:
+        kind: "epochs" times the batches of the train dataloader, "estimated" steps, or "max_steps".
+    """
+
+    def __init__(self, width: int = 16, lr: float = 1e-2, kind: str = "epochs"):
+        super().__init__(width, lr)
+        self.kind = kind
+
+    def setup(self, stage):
+        if stage != "fit":
+            return
+        trainer = self.trainer
+        if self.kind == "epochs":
+            batches = len(trainer.datamodule.train_dataloader())
+            self.total = math.ceil(batches / trainer.accumulate_grad_batches) * trainer.max_epochs
+        elif self.kind == "estimated":
+            self.total = trainer.estimated_stepping_batches
+        else:
+            self.total = trainer.max_steps
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), self.hparams.lr)
+        schedule = lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / self.total))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+class TooShort(Net):
+    """Decays to zero within a number of steps of its own, whatever the budget is."""
+
+    def __init__(self, width: int = 16, lr: float = 1e-2, steps: int = 5):
+        super().__init__(width, lr)
+        self.steps = steps
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), self.hparams.lr)
+        schedule = lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / self.steps))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

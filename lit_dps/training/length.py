@@ -1,0 +1,136 @@
+"""The length of training that modules, callbacks and schedules see: that of the budget in steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+
+import lit_dps.training.lightning_private as lightning_private
+from lit_dps.data.loaders import EndlessLoader
+from lit_dps.errors import ConfigError
+from lit_dps.parallel.ddp import whole
+
+
+class Length:
+    """Gives a trainer without a limit of epochs the epochs that its `max_steps` come to.
+
+    `trainer.max_epochs` has its value from the module's `setup` on, in callbacks as in the module. The value follows
+    from the length of the train dataloader. So the dataloader is made when the value is first read, and no later than
+    the optimizers. Training itself still ends by steps: see `go_beyond`.
+
+    Args:
+        trainer: Of the fit.
+        whole_epochs: Whether to ignore `trainer.limit_train_batches`, which a rehearsal sets.
+
+    Raises:
+        ConfigError: where `trainer.max_epochs` is read in the data module's own `setup` or `train_dataloader`.
+    """
+
+    def __init__(self, trainer: Trainer, whole_epochs: bool = False):
+        self.trainer, self.whole_epochs = trainer, whole_epochs
+        self.given = False
+        self._computing = False
+        self._limited: float | None = None
+
+    def before_data(self, data: LightningDataModule, begin: Callable[[], None]) -> None:
+        """Lets `begin` run, and the epochs be watched, before the data module's `setup` in the next fit."""
+        setup = data.setup
+
+        @wraps(setup)
+        def watched(stage: str) -> None:
+            data.__dict__.pop("setup", None)
+            if stage != "fit":
+                setup(stage)
+                return
+            begin()
+            self._computing = True
+            try:
+                setup(stage)
+            finally:
+                self._computing = False
+
+        data.__dict__["setup"] = watched
+
+    def begin(self) -> None:
+        """Lets `trainer.max_epochs` be computed when it is read, if it is unlimited."""
+        if lightning_private.has_epoch_limit(self.trainer):
+            return
+        self.given = True
+        lightning_private.compute_epochs(self.trainer, self._epochs)
+
+    def until_optimizers(self, module: LightningModule, begun: Callable[[], int]) -> None:
+        """Lets the value be fixed when the module configures its optimizers.
+
+        Args:
+            begun: Returns the epochs that a resumed run had begun.
+        """
+        if not self.given:
+            return
+        configure = module.configure_optimizers
+
+        @wraps(configure)
+        def configure_optimizers() -> Any:
+            module.__dict__.pop("configure_optimizers", None)
+            epochs = self._epochs()
+            lightning_private.set_epochs(self.trainer, epochs)
+            configured = configure()
+            if epochs != -1:
+                # a schedule sees the same length before and after a resume; the run itself may need more epochs
+                lightning_private.set_epochs(self.trainer, max(epochs, begun() + 1))
+            return configured
+
+        module.__dict__["configure_optimizers"] = configure_optimizers
+
+    def end(self) -> None:
+        """Lets epochs be as short as `trainer.limit_train_batches` again; to be called when training starts."""
+        if self._limited is not None:
+            lightning_private.set_batches_of_epoch(self.trainer, self._limited)
+            self._limited = None
+
+    def _epochs(self) -> int:
+        """Return the epochs that the trainer's steps come to; -1 where an epoch has no length."""
+        trainer = self.trainer
+        if self._computing:
+            name = type(trainer.datamodule).__name__
+            raise ConfigError(
+                "data",
+                name,
+                "setup() and train_dataloader() without trainer.max_epochs and trainer.estimated_stepping_batches, "
+                "which follow from the length of the train dataloader: read trainer.max_steps",
+            )
+        self._computing = True
+        try:
+            lightning_private.set_up_data(trainer)
+        finally:
+            self._computing = False
+        if self.whole_epochs and self._limited is None:
+            self._limited = lightning_private.batches_of_epoch(trainer)
+            whole_epoch = lightning_private.batches_of_whole_epoch(trainer)
+            lightning_private.set_batches_of_epoch(trainer, whole_epoch)
+        if isinstance(whole(trainer.train_dataloader), EndlessLoader):
+            # one epoch to Lightning; the examples tell how many to anybody else
+            size = getattr(trainer.datamodule, "training_size", None)
+            if size is None:
+                return -1
+            examples = trainer.max_steps * trainer.accumulate_grad_batches * trainer.datamodule.batch_size
+            return math.ceil(examples / size)
+        steps = self.steps_of_epoch()
+        return -1 if steps is None else max(1, math.ceil(trainer.max_steps / steps))
+
+    def steps_of_epoch(self) -> int | None:
+        """Return the optimizer steps of an epoch, once the data are there; None where an epoch has no length."""
+        trainer = self.trainer
+        batches = lightning_private.batches_of_epoch(trainer)
+        if not 0 < batches < math.inf:
+            return None
+        return math.ceil(batches / trainer.accumulate_grad_batches)
+
+
+def go_beyond(trainer: Trainer) -> None:
+    """Lets a run go on whose epochs turned out shorter; to be called where one ends, if the limit was set here."""
+    if (limit := lightning_private.epochs(trainer)) != -1:
+        lightning_private.set_epochs(trainer, max(limit, lightning_private.epochs_with_next(trainer)))

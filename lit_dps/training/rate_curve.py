@@ -1,0 +1,129 @@
+"""The learning rates that a run's schedules have over its budget, evaluated on copies before it is trained."""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import CosineAnnealingLR
+
+MOST_STEPS = 20_000  # of the scheduler: about 0.3 s of a CPU core
+SAME = 1e-6  # relative difference of two rates that are equal
+
+
+def rate_curve(trainer: Trainer, module: LightningModule, steps: int, steps_of_epoch: int | None) -> list[float] | None:
+    """Return the largest learning rate of the optimizer's groups at each of its first steps.
+
+    Optimizer and schedules are copied, without parameters, and stepped as Lightning steps them. A schedule that
+    follows a metric stays at its first rate.
+
+    Args:
+        trainer: Of a fit that is about to train, with its optimizers and schedules.
+        steps: Optimizer steps of the budget; at most the first `MOST_STEPS` are evaluated.
+        steps_of_epoch: Optimizer steps of an epoch; None where an epoch has no length.
+
+    Returns:
+        A rate for each step; None where schedules cannot be followed: without a schedule, with manual optimization,
+        several optimizers or a `lr_scheduler_step` of the module's own, and where a schedule cannot be copied.
+    """
+    configs = [config for config in trainer.lr_scheduler_configs if not config.reduce_on_plateau]
+    if not configs or not module.automatic_optimization or len(trainer.optimizers) != 1:
+        return None
+    if is_overridden("lr_scheduler_step", module):
+        return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # no step of the optimizer comes before those of the schedule
+            return _evaluated(trainer, module, configs, min(steps, MOST_STEPS), steps_of_epoch)
+    except Exception:  # code of the user's, which the run itself will call
+        return None
+
+
+def _evaluated(
+    trainer: Trainer, module: LightningModule, configs: Sequence[Any], steps: int, steps_of_epoch: int | None
+) -> list[float]:
+    optimizer = trainer.optimizers[0]
+    twin = _without_parameters(optimizer)
+    # what a schedule holds of these is theirs, not a copy
+    memo = {id(optimizer): twin, id(module): module, id(trainer): trainer}
+    schedules = [(copy.deepcopy(config.scheduler, memo), config.interval, config.frequency) for config in configs]
+    rates = []
+    for step in range(1, steps + 1):
+        rates.append(max(float(group["lr"]) for group in twin.param_groups))
+        in_epoch = step if steps_of_epoch is None else (step - 1) % steps_of_epoch + 1
+        for schedule, interval, frequency in schedules:
+            if interval == "step":
+                # Lightning counts the batches of this epoch
+                is_due = in_epoch * trainer.accumulate_grad_batches % frequency == 0
+            else:
+                is_due = steps_of_epoch is not None and step % (steps_of_epoch * frequency) == 0
+            if is_due:
+                schedule.step()
+    return rates
+
+
+def _without_parameters(optimizer: Optimizer) -> Optimizer:
+    """Return a copy of an optimizer whose groups have its settings and no parameters."""
+    twin = copy.copy(optimizer)
+    twin.param_groups = [{**copy.deepcopy(_settings(group)), "params": []} for group in optimizer.param_groups]
+    twin.state = {}
+    return twin
+
+
+def _settings(group: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in group.items() if key != "params"}
+
+
+def is_constant(rates: Sequence[float]) -> bool:
+    """Return whether all rates are the same."""
+    return max(rates) - min(rates) <= SAME * max(map(abs, rates))
+
+
+def warm_up_steps(rates: Sequence[float]) -> int | None:
+    """Return the first step that has the largest rate; None where the rates still grow at their end."""
+    largest = max(rates)
+    first = next(i for i, rate in enumerate(rates) if rate >= largest * (1 - SAME))
+    if first and first == len(rates) - 1:
+        return None
+    return first
+
+
+def schedule_steps(rates: Sequence[float]) -> int:
+    """Return the steps after which the rate does not change any more; all steps where it changes to the end."""
+    last = rates[-1]
+    changed = [i for i, rate in enumerate(rates) if abs(rate - last) > SAME * max(rates)]
+    return changed[-1] + 2 if changed and changed[-1] + 2 < len(rates) else len(rates)
+
+
+def rate_remarks(rates: Sequence[float], configs: Sequence[Any], steps_of_epoch: int | None) -> list[str]:
+    """Return a sentence for each stretch of steps without a positive rate, and for a cosine that rises again."""
+    remarks = []
+    begin = None
+    for step, rate in enumerate([*rates, math.inf]):
+        if rate <= 0 and begin is None:
+            begin = step
+        elif rate > 0 and begin is not None:
+            # the first step of a warm-up and the last one of a decay have the rate 0 by design
+            if step - begin > 1:
+                stretch = rates[begin:step]
+                value = "0" if not any(stretch) else "0 or negative"
+                until = "to the end" if step == len(rates) else f"to step {step - 1}"
+                remarks.append(f"the learning rate is {value} from step {begin} {until} of {len(rates)}")
+            begin = None
+    for config in configs:
+        schedule = config.scheduler
+        length = 1 if config.interval == "step" else steps_of_epoch
+        if isinstance(schedule, CosineAnnealingLR) and length is not None:
+            lowest = schedule.T_max * config.frequency * length
+            if lowest < len(rates) - 1:
+                remarks.append(
+                    f"CosineAnnealingLR has T_max = {schedule.T_max}: the learning rate rises again from step "
+                    f"{lowest} of {len(rates)}"
+                )
+    return remarks
