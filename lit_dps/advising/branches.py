@@ -42,9 +42,11 @@ def run_branches(setup: StudySetup, step_seconds: float, store: AdviceStore, clo
     callback = BranchCallback(at, (1, *_affordable(step_seconds, clock.left / (len(at) + 1))))
     callback.forks = known
 
+    was_scaled = not known or store.read().get("branch_scaled", False)
+
     def on_fork(fork: Fork) -> None:
         # with the first fork, since a later run of the command may find all of them and train none
-        store.keep(branch_adaptive=callback.adaptive)
+        store.keep(branch_adaptive=callback.adaptive, branch_scaled=callback.scaling is not None and was_scaled)
         store.append("branches", fork.stored())
         say(f"  {_line(fork)}")
 

@@ -12,18 +12,20 @@ from lit_dps.advice import Answer, Branched, Checks, answer, render
 from lit_dps.advising.branches import branched, described
 from lit_dps.advising.case import Case
 from lit_dps.advising.confirm import one_run
+from lit_dps.advising.optimizer_look import look_at_optimizers
 from lit_dps.advising.options import time_text
 from lit_dps.advising.plan import law_with
 from lit_dps.advising.probes import best_rates, observations, unfinished
 from lit_dps.advising.recommended import of_branches, of_probes, parameters_at, rate_key
 from lit_dps.advising.showing import show, show_answer
-from lit_dps.advising.workload import own_batch_size, own_value, probing
+from lit_dps.advising.workload import own_batch_size, probing
 from lit_dps.analysis import Analysis, Law, adaptive_advice, figures_folder, write_csv
 from lit_dps.analysis.fit import AT_LEAST
 from lit_dps.analysis.notes import schedule_notes
 from lit_dps.analysis.tables import listed_numbers, three_digits
 from lit_dps.files import replacing
 from lit_dps.record import StudyRecord
+from lit_dps.trial import Cell, Trial
 
 BUSY = 0.2  # share of the time that a process waits for a CPU, above which its times are told not to be its own
 
@@ -51,9 +53,11 @@ def tell(case: Case) -> None:
     """Prints the answer, writes its files, and shows both in MLflow."""
     found, record, setup = conclude(case), case.work.record(), case.setup
     params = None if isinstance(found.law, Branched) else parameters_at(record, found)
-    scales = _scales(case, found, params)
+    scales = adaptive_note(case, found, params)
     if isinstance(found.law, Branched):
-        forked = probing(setup, case.options.trials, adaptive=None)
+        forked = case.work.setup
+        if not case.store.read().get("branch_scaled", False):
+            forked = probing(setup, case.options.trials, adaptive=None)
         config = of_branches(setup, forked, found, case.store)
     else:
         config = of_probes(setup, case.work.setup, record, found, case.store)
@@ -126,20 +130,36 @@ def _notes(case: Case, found: Answer, record: StudyRecord | None, scales: str | 
     return lines
 
 
-def _scales(case: Case, found: Answer, params: Mapping[str, Any] | None) -> str | None:
-    """What the second moment and the weight decay of the recommended batch size are; None where they stay."""
+def adaptive_note(case: Case, found: Answer, params: Mapping[str, Any] | None) -> str | None:
+    """Return second moment and weight decay of the recommended batch size in words; None where they stay."""
     own = own_batch_size(case.setup.workload)
-    if case.adaptive is None or isinstance(found.law, Branched) or found.best is None:
+    adaptive = case.adaptive
+    if adaptive is None or isinstance(found.law, Branched) or found.best is None:
         return None
     size = int(found.best["batch_size"])
-    adaptive, ratio = case.adaptive, 1.0
-    key = rate_key(case.work.setup)
-    if adaptive.rate is not None and params is not None and key in params:
-        ratio = params[key] / own_value(case.setup.workload, key)
-    follows = adaptive.beta2 is not None or adaptive.weight_decay
-    if not follows or (size == own and (ratio == 1.0 or not adaptive.weight_decay)):
+    decay, ratio = adaptive.weight_decay, 1.0
+    if adaptive.rate is not None and decay and params is not None:
+        rate = _rate_at(case, size, params)
+        if rate is None:
+            decay = 0.0
+        else:
+            ratio = rate / adaptive.rate
+    if (adaptive.beta2 is None and not decay) or (size == own and ratio == 1.0):
         return None
-    return adaptive_advice(own, size, adaptive.beta2, adaptive.weight_decay, ratio)
+    return adaptive_advice(own, size, adaptive.beta2, decay, ratio)
+
+
+def _rate_at(case: Case, batch_size: int, params: Mapping[str, Any]) -> float | None:
+    """Return the rate that the optimizer starts from, which may differ from the metaparameter; None if unknown."""
+    trial = Trial(Cell(batch_size), 0, dict(params), case.setup.study.seed)
+    try:
+        look = look_at_optimizers(case.work.setup, trial)
+    except Exception:  # code of the user's, at a point of the space that no trial has seen
+        return None
+    if look.adaptive is None:
+        return None
+    # a rate of 0 leaves the ratio out, as AdamScalingCallback does
+    return look.adaptive.rate or case.adaptive.rate
 
 
 def _write(folder: Path, found: Answer, text: str, config: Mapping[str, Any] | None, scales: str | None) -> list[Path]:

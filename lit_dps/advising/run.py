@@ -5,30 +5,28 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
-from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
-from torch.optim import Optimizer
+from lightning.pytorch import LightningDataModule
 
 from lit_dps.advice import Answer, Timed
 from lit_dps.advising.branches import run_branches
 from lit_dps.advising.case import Case
 from lit_dps.advising.clock import Clock, say
 from lit_dps.advising.confirm import confirm
+from lit_dps.advising.optimizer_look import look_at_optimizers
 from lit_dps.advising.options import Options, time_text
 from lit_dps.advising.plan import probe_all
 from lit_dps.advising.probes import Probes
 from lit_dps.advising.recommended import parameters_at
 from lit_dps.advising.report import conclude, tell
 from lit_dps.advising.showing import show
-from lit_dps.advising.steps import FEWEST, StepTimes, first_look, of_one_device, parameters_of, time_steps
+from lit_dps.advising.steps import StepTimes, first_look, of_one_device, parameters_of, time_steps
 from lit_dps.advising.workload import own_batch_size, probing, searches_scales
 from lit_dps.analysis.tables import significant
-from lit_dps.engines.trainer import TrainerEngine
 from lit_dps.errors import UserError
 from lit_dps.noise import NoiseScale
-from lit_dps.runs import Run
 from lit_dps.runtime import INTERRUPTED, Interrupted, StopRequest, interruptible, waited_for_cpu
 from lit_dps.scales import BETA2_FLOOR
 from lit_dps.store import AdviceStore, changed
@@ -36,8 +34,7 @@ from lit_dps.study.failures import FAILED, AllFail
 from lit_dps.study.noise import short_run
 from lit_dps.study.run import LEAVING, check_study
 from lit_dps.study.setup import StudySetup
-from lit_dps.study.timing_pruning import Looked
-from lit_dps.training.adam_scaling import AdamScales, adaptive_of, is_adaptive, is_known, measured_adaptive
+from lit_dps.training.adam_scaling import AdamScales
 from lit_dps.trial import Trial
 
 TIMING, NOISE, CONFIRMING = 0.1, 0.05, 0.2  # shares of the budget of each stage but the probes, at most
@@ -141,14 +138,10 @@ def _study_of(setup: StudySetup, options: Options) -> tuple[StudySetup, AdamScal
     The settings are None where one of them is searched, and of other optimizers.
     """
     plain = probing(setup, options.trials, adaptive=None)
-    look = _OptimizerLook()
-    one = of_one_device(plain)
     own = Trial(plain.study.cells[0], 0, {}, plain.study.seed)
     adaptive, notes = None, []
     try:
-        with suppress(Looked), one.workload.traceless() as workload:
-            training = dataclasses.replace(one.training(), workload=workload)
-            TrainerEngine(training, (look,)).train_one(Run(own, plain.unreached(FEWEST)))
+        look = look_at_optimizers(plain, own)
         adaptive, notes = look.adaptive, look.notes
     except Exception as error:  # what does not train is refused next, by the checks of the study
         line = next(iter(str(error).splitlines()), type(error).__name__)
@@ -166,37 +159,6 @@ def _study_of(setup: StudySetup, options: Options) -> tuple[StudySetup, AdamScal
         if moves:
             notes.append(f"as B moves from {size}, {' and '.join(moves)}")
     return probing(setup, options.trials, adaptive), adaptive, notes
-
-
-class _OptimizerLook(Callback):
-    """Looks at the optimizers of a run when they are there, within a fit of the whole budget, and ends it.
-
-    Attributes:
-        adaptive: Settings that follow the batch size; None without an adaptive optimizer.
-        notes: What was measured of optimizers of unknown classes.
-    """
-
-    def __init__(self) -> None:
-        self.adaptive: AdamScales | None = None
-        self.notes: list[str] = []
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        for optimizer in trainer.optimizers:
-            if not is_known(optimizer):
-                self.notes.append(_measured(optimizer))
-        self.adaptive = adaptive_of(trainer.optimizers)
-        raise Looked
-
-
-def _measured(optimizer: Optimizer) -> str:
-    name = type(optimizer).__name__
-    found = measured_adaptive(optimizer)
-    if found is None:
-        said = "like Adam" if is_adaptive([optimizer]) else "like SGD"
-        return f"{name} could not be measured: it is treated {said}, by its arguments"
-    if found:
-        return f"{name} was measured: its update does not grow with the gradient, so that it is treated like Adam"
-    return f"{name} was measured: its update grows with the gradient, so that it is treated like SGD"
 
 
 def _begun_before(

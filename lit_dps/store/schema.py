@@ -78,6 +78,7 @@ ADVICE_ATTRS = {
     "confirmed": "Runs of what is recommended: batch_size, params, steps (null without a goal), most, seconds, timed.",
     "branches": "Of the method branch: a dict a fork (`lit_dps.training.branch.Fork.stored`).",
     "branch_adaptive": "Whether the rates of the branches were scaled as of Adam; absent in earlier versions.",
+    "branch_scaled": "Whether second moment and weight decay of all branches were scaled; absent in earlier versions.",
     "branch_steps": "Steps after which the run that was forked met its goal; absent where it did not.",
     "outcomes": "Predicted and real steps and hours of runs of `fit` with a recommended configuration.",
 }

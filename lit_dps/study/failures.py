@@ -72,7 +72,7 @@ class Failures:
 
     def __init__(self, folder: Path, earlier: Iterable[TrialResult] = ()):
         self.folder = folder
-        self._results, self._failed = 0, set[tuple[Cell, str]]()
+        self._count, self._failed = 0, set[tuple[Cell, str]]()
         # the attempts at each trial: how they failed; None of one that did not fail, or whose error may pass
         self._attempts: dict[tuple[Cell, str], list[Failure | None]] = defaultdict(list)
         for result in earlier:
@@ -87,7 +87,7 @@ class Failures:
     def on_result_stored(self, result: TrialResult) -> None:
         """Takes a result. Raises AllFail if it is one more failure and there was nothing else so far."""
         trial = result.trial
-        self._results += 1
+        self._count += 1
         self._note(result)
         path = self.folder / f"{trial.cell} {trial.file_name}.txt"
         if result.status is not Status.FAILED:
@@ -100,7 +100,7 @@ class Failures:
         self._failed.add((trial.cell, trial.file_name))
         with suppress(StorageError), replacing(path) as temporary:  # the storage has it, and MLflow
             temporary.write_text(result.traceback or result.failure, encoding="utf-8")
-        if self._results == len(self._failed) == FIRST:
+        if self._count == len(self._failed) == FIRST:
             advice = self._advice()
             raise AllFail(
                 f"the first {FIRST} trials failed, the last with {result.failure}; tracebacks in {self.folder}{advice}"

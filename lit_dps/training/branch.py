@@ -19,7 +19,7 @@ import lit_dps.training.lightning_private as lightning_private
 from lit_dps.errors import ConfigError
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import whole
-from lit_dps.training.adam_scaling import is_adaptive, scale_groups
+from lit_dps.training.adam_scaling import AdamScalingCallback, is_adaptive, scale_groups
 from lit_dps.training.generators import isolated
 from lit_dps.training.kept import masks_of
 from lit_dps.training.steps import examples_in
@@ -78,8 +78,8 @@ class BranchCallback(Callback):
     """Forks a run at some steps: branches with k times its batch size go on for the same number of examples.
 
     A branch has its own copy of the module and of the optimizer with its state; its rate is f(k) times the run's, with
-    f(k) = k, or sqrt(k) for an adaptive optimizer, whose second moment and weight decay follow the batch size too
-    (`lit_dps.training.adam_scaling`). Its batches are k of the run's, taken together. After each stretch
+    f(k) = k, or sqrt(k) for an adaptive optimizer. Beside an `AdamScalingCallback` second moment and weight decay of
+    the optimizer follow the batch size by its rules. Its batches are k of the run's, taken together. After each stretch
     of examples, equal for all branches, its training loss is taken over further batches, the same for all, and smoothed
     along the stretches by an exponential mean (Merrill et al. 2025, arXiv 2505.23971, Section 3; there it is the loss
     of the batches that are trained on, which lags behind in a branch of few steps). The largest k whose loss is not
@@ -102,6 +102,7 @@ class BranchCallback(Callback):
     Attributes:
         forks: A `Fork` for each step that was reached.
         adaptive: Whether the branches' rates grow with sqrt(k), once the fit has begun.
+        scaling: The callback whose rules the branches follow, once the fit has begun; None without one.
 
     Raises:
         ConfigError: for values out of their range; in a fit for manual optimization, several optimizers or ranks.
@@ -130,6 +131,7 @@ class BranchCallback(Callback):
         self.repetitions, self.tolerance, self.seconds = repetitions, tolerance, seconds
         self.forks: list[Fork] = []
         self.adaptive = False
+        self.scaling: AdamScalingCallback | None = None
         self.on_fork: Callable[[Fork], None] = lambda fork: None
         self._began: float | None = None
 
@@ -140,6 +142,10 @@ class BranchCallback(Callback):
         if ranks.world() > 1:
             raise ConfigError("BranchCallback", ranks.world(), "one rank: branches are trained by one device")
         self._pass, self.adaptive = TrainingPass(trainer, pl_module, 1), is_adaptive(trainer.optimizers)
+        self.scaling = None
+        for callback in trainer.callbacks:
+            if isinstance(callback, AdamScalingCallback):
+                self.scaling = callback
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         step = trainer.global_step
@@ -198,7 +204,8 @@ class BranchCallback(Callback):
             scale = math.sqrt(factor) if self.adaptive else factor
             for group in optimizer.param_groups:
                 group["lr"] = group["lr"] * scale
-            scale_groups(optimizer, factor, scale)
+            if self.scaling is not None:
+                scale_groups(optimizer, factor, 1.0 if self.scaling.rate is None else scale)
             for i, batch in enumerate(batches[:-stretch]):
                 loss = self._pass.loss(twin, batch, i)
                 if loss is not None:

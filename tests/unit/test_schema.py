@@ -58,7 +58,7 @@ def test_the_page_names_all_that_a_study_stores(tmp_path):
     assert store.claim_report(url, "s") is None
     assert check(open_storage(url)) == 2
     header, absent = attributes(open_storage(url), "s"), {AXES, RUN_ON, schema.NOISE, schema.BOXES, schema.ENVIRONMENTS}
-    absent |= {schema.TRIAL_SEED, schema.RUNS}
+    absent |= {schema.TRIAL_SEED, schema.RUNS, schema.STEP_TIMING}
     assert header.keys() == schema.HEADER_ATTRS.keys() - absent, "what the page names is stored"
 
 
