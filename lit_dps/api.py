@@ -37,13 +37,14 @@ def load(study: str, storage: str | Path = "mlruns") -> Study:
     return Study(read_study(url, study))
 
 
-def run(config: str | Path | Mapping[str, Any]) -> Study:
+def run(config: str | Path | Mapping[str, Any], accept_code_change: bool = False) -> Study:
     """Runs a study, or takes it up where it stopped, as `lit-dps study --config FILE` does, and reads it.
 
     A script calls it below `if __name__ == "__main__":`, since workers may be processes that run the script again.
 
     Args:
         config: A configuration file, or what stands in one.
+        accept_code_change: Whether to go on with a study though your code or data changed since its trials ran.
 
     Returns:
         The study. Where trials failed, that is told on stderr.
@@ -60,11 +61,12 @@ def run(config: str | Path | Mapping[str, Any]) -> Study:
         with tempfile.NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8") as file:
             yaml.safe_dump(_plain(config), file)
             file.flush()
-            return run(file.name)
+            return run(file.name, accept_code_change)
     name, storage = _whereabouts(Path(config))
     before = sys.argv
     try:
-        code = study.main(["study", "--config", str(config)])
+        options = [study.ACCEPT] if accept_code_change else []
+        code = study.main(["study", "--config", str(config), *options])
     except Unguarded as error:
         print(f"lit-dps: error: {error}", file=sys.stderr)
         raise SystemExit(2) from None

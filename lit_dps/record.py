@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import product
+from typing import Any
 
 from lit_dps.boxes import Widened
 from lit_dps.errors import ConfigError
@@ -44,7 +45,8 @@ class StudyRecord:
         boxes: Where the box was widened, its history: as it was at first, and each that followed; `space` is the last.
         axes: Values of each further axis of the grid by configuration key.
         noise: The noise scale of a short run before the first trial; None without one.
-        environments: Versions and machines that its trials ran in, by name; empty where that was not kept.
+        environments: What its trials were made of, the oldest first (`lit_dps.provenance`); empty where that was
+            not kept.
         run_on: Whether trials that met their goal went on to the step budget.
         step_timing: Times of a step that were measured alone, at the end of the study; None without them.
         untold: At another goal than the study's own, of each cell the trials that are left out, as nobody can tell when
@@ -70,7 +72,7 @@ class StudyRecord:
     repeats: Mapping[Cell, list[TrialResult]] = field(default_factory=dict)
     plan: RepeatPlan = RepeatPlan()
     boxes: tuple[Widened, ...] = ()
-    environments: tuple[Mapping[str, str], ...] = ()
+    environments: tuple[Mapping[str, Any], ...] = ()
     untold: Mapping[Cell, Mapping[int, int]] = field(default_factory=dict)
     step_timing: StepTiming | None = None
 

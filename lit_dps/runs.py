@@ -26,7 +26,8 @@ class Run:
         watch: Is given the run after each check.
         status: How the run ended; None while it goes on.
         curve: As `lit_dps.trial.TrialResult.curve`; with "exact" once `stop_early` was called.
-        kept, seconds, timed, smoothness, theory, observed, failure, traceback: As in `TrialResult`; engines fill them.
+        kept, seconds, timed, smoothness, theory, observed, failure, traceback, engine: As in `TrialResult`; engines
+            fill them.
     """
 
     trial: Trial | None
@@ -47,6 +48,7 @@ class Run:
     observed: dict[str, float] = field(default_factory=dict)
     failure: str = ""
     traceback: str = ""
+    engine: str = ""
 
     def __post_init__(self):
         self.curve = self.curve or {key: [] for key in ("step", self.goal.metric, "train_loss", *self.metrics)}
@@ -159,4 +161,5 @@ class Run:
             observed=self.observed,
             failure=self.failure,
             traceback=self.traceback,
+            engine=self.engine,
         )

@@ -178,6 +178,10 @@ class TrialResult:
         traceback: Of a failed trial.
         attempt: Which of the attempts at its point this is: the number of the Optuna trial that it is stored in; None
             where it was not stored. It says nothing of how the trial ended, so that results are compared without it.
+        engine: Which loop trained it: "interval loop", "sparse", "stack" or "Lightning"; empty for trials of earlier
+            versions and for failed ones. Results are compared without it.
+        environment: Key of the environment that it ran in (`lit_dps.provenance`); None for trials of earlier versions.
+            Results are compared without it.
     """
 
     trial: Trial
@@ -193,6 +197,8 @@ class TrialResult:
     traceback: str = ""
     attempt: int | None = field(default=None, compare=False)
     timed: Mapping[str, float] = field(default_factory=dict, compare=False)
+    engine: str = field(default="", compare=False)
+    environment: str | None = field(default=None, compare=False)
 
     @property
     def steps_run(self) -> int:
@@ -207,6 +213,11 @@ class TrialResult:
 # of a schedule whose rate changes: the first step at its largest rate, and the step after which it stays
 WARM_UP = "warm_up_steps"
 SCHEDULE = "schedule_steps"
+# Values of `TrialResult.engine`
+INTERVAL_LOOP = "interval loop"
+SPARSE = "sparse"  # the interval loop with convolutions that skip pruned weights
+STACK = "stack"
+LIGHTNING = "Lightning"
 SHORT_STEPS = "short_steps"  # optimizer steps on fewer examples than the batch size
 UNSCORED = "kept_with_score_0"  # kept elements whose pruning score is 0: kept by their place, not by the pruner
 KEPT = "kept"  # kept elements, where there are unscored ones

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 
+from lit_dps.analysis.environment_notes import environment_notes
 from lit_dps.analysis.layers import empty_layers, jacobian_notes
 from lit_dps.analysis.no_result import missed_text
 from lit_dps.analysis.summary import CellSummary, at_first_check, setting
@@ -36,7 +37,6 @@ from lit_dps.trial import (
     TrialResult,
 )
 
-TORCH = "version.torch"  # in an environment
 EARLY = 0.1  # of the schedule: as good as none of a decay by then
 LISTED = 3  # failed trials, or parameters, that are told one by one
 
@@ -84,7 +84,7 @@ def notes(record: StudyRecord, cells: Sequence[CellSummary]) -> list[str]:
             * shared
         )
     lines += run_on_notes(record)
-    lines += version_notes(record)
+    lines += environment_notes(record)
     lines += observed_notes(record)
     lines += schedule_notes(cells)
     lines += told(record.boxes, names)
@@ -120,20 +120,6 @@ def run_on_notes(record: StudyRecord) -> list[str]:
         f"{_were(some) if how != 'diverged' else _count(some)} {how} after the goal: complete, the curve ends there"
         for some, how in ends
         if some
-    ]
-
-
-def version_notes(record: StudyRecord) -> list[str]:
-    """That trials ran under several versions of PyTorch, if they did.
-
-    A seed is a promise of one version alone: `nn.init.trunc_normal_` draws otherwise in 2.15 than in 2.11.
-    """
-    versions = dict.fromkeys(each[TORCH] for each in record.environments if TORCH in each)
-    if len(versions) < 2:
-        return []
-    return [
-        f"trials ran under torch {' and '.join(versions)}: there a seed may draw other initial weights, so that trials "
-        "of one point need not share theirs"
     ]
 
 

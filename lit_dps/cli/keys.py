@@ -29,7 +29,8 @@ CALLBACKS = {  # section -> the file and the class whose arguments it takes
 CLASSES = {"class_path", "init_args", "dict_kwargs"}  # of sections that name a class
 COMMON = {"config", "help", "print_config", "seed_everything"}
 OPTIONS = {  # of the commands whose configuration is that of a study
-    "study": COMMON | {"engine", "forecast", "extend-space", "show", "take-over", "time-steps", "validate-every"},
+    "study": COMMON
+    | {"engine", "forecast", "extend-space", "accept-code-change", "show", "take-over", "time-steps", "validate-every"},
     "masks": COMMON | {"engine", "at", "points", "output"},
     "advise": COMMON | {"engine", "budget", "method", "devices", "price", "bandwidth", "latency", "trials"},
 }

@@ -37,6 +37,11 @@ WIDENS = (
 )
 
 
+ACCEPT = "--accept-code-change"
+ACCEPTS = (
+    "Go on with a study though a file of your code or the data changed since its trials ran. "
+    "Without it that is refused. A note below the table counts the trials of each version."
+)
 TAKES_OVER = (
     "Release the trials of processes that do not answer, such as those of another host in a study of an earlier "
     "version. The trials of processes that are alive stay theirs."
@@ -94,6 +99,7 @@ class RunCLI(StudyCLI):
         parser.add_argument(WIDEN, action="store_true", default=SUPPRESS, help=WIDENS)
         parser.add_argument(TAKE_OVER, action="store_true", default=SUPPRESS, help=TAKES_OVER)
         parser.add_argument("--forecast", action="store_true", default=SUPPRESS, help=FORECAST)
+        parser.add_argument(ACCEPT, action="store_true", default=SUPPRESS, help=ACCEPTS)
         parser.add_argument("--show", type=str, default=SUPPRESS, help=SHOW)
         parser.add_argument("--validate-every", type=int, default=SUPPRESS, help=VALIDATE_EVERY)
         parser.add_argument(TIME_STEPS, action="store_true", default=SUPPRESS, help=TIMES)
@@ -114,6 +120,7 @@ def main(argv: list[str]) -> int:
             validation_interval(cli.config.get("validate_every")),
             cli.config.get("time_steps", False),
             cli.config.get("take_over", False),
+            cli.config.get("accept_code_change", False),
         )
         return run_study(setup, options)
     if not follows_torchrun():

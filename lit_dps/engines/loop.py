@@ -29,7 +29,7 @@ from lit_dps.training.checkpoints import MIN_SECONDS_WORTH_SAVING
 from lit_dps.training.early_check import HardestFirst
 from lit_dps.training.generators import isolated
 from lit_dps.training.workload import Built
-from lit_dps.trial import SPARSE_KERNELS, Status, Trial, TrialResult
+from lit_dps.trial import INTERVAL_LOOP, SPARSE, SPARSE_KERNELS, STACK, Status, Trial, TrialResult
 
 
 def say(text: str) -> None:
@@ -121,7 +121,10 @@ class IntervalLoop:
                     if run.status in (None, Status.PAUSED):
                         self._leave_or_save(networks, check, at_check)
                 run.seconds = member.took()
-                if SPARSE_KERNELS not in run.observed:  # others that are asked for the time are dense
+                if SPARSE_KERNELS in run.observed:
+                    run.engine = SPARSE
+                else:  # others that are asked for the time are dense
+                    run.engine = INTERVAL_LOOP
                     run.timed = group.watch.timed
 
         return self.training.attempt(run, train)
@@ -163,6 +166,7 @@ class IntervalLoop:
                         self._save(networks, check, row, MIN_SECONDS_WORTH_SAVING)
                     if member.run.status is not None:
                         member.run.seconds, networks.members[row] = member.took(), None
+                        member.run.engine = STACK
                         yield member.run.result()
                 for row in sorted({*range(len(networks.members))} - {*networks.live}):
                     if (new := another()) is None:

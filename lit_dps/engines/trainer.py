@@ -23,7 +23,7 @@ from lit_dps.training.protocol import screen_callbacks_of
 from lit_dps.training.rate_curve import is_constant, rate_curve, schedule_steps, warm_up_steps
 from lit_dps.training.steps import ExamplesCallback
 from lit_dps.training.workload import Built
-from lit_dps.trial import RANKS, SCHEDULE, WARM_UP, Trial, TrialResult
+from lit_dps.trial import LIGHTNING, RANKS, SCHEDULE, WARM_UP, Trial, TrialResult
 
 
 @dataclass(frozen=True)
@@ -173,6 +173,7 @@ class TrainerEngine:
         run.seconds = checkpoint.seconds if checkpoint is not None else 0.0
         run.timed = goal.watch.timed
         run.smoothness, run.theory = (smoothness.curve if smoothness.interval else {}), smoothness.terms
+        run.engine = LIGHTNING
         together = {RANKS: ranks.world()} if ranks.world() > 1 else {}
         run.observed = {**pruning.observed, **fit.examples.observed, **fit.schedule.observed, **together}
 

@@ -21,7 +21,7 @@ _NAMES = {
     "header": "attributes begin_run check_unchanged declare extend keep_noise_scale keep_step_timing seed_of_trials",
     "lost": "StudyLost refuse_lost",
     "others": "TAKE_OVER LeftToOthers claim_report take_over",
-    "environments": "keep_environment",
+    "environments": "changed_environment check_environment keep_environment",
     "outcomes": "keep_outcomes",
     "sobol": "SobolSampler distributions sobol_point",
     "search": "sampler_of",

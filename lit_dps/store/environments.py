@@ -1,26 +1,76 @@
-"""The environments that a study's trials ran in: versions and machines, for whoever reads the report later."""
+"""The environments that a study's trials ran in: code, data, versions and machines. See `lit_dps.provenance`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import optuna
 from optuna.storages import BaseStorage
 
+from lit_dps.provenance import DATA, KEY, SOURCES, changed_parts
 from lit_dps.store.database import storage_errors, storage_for_now
+from lit_dps.store.header import attributes
+from lit_dps.store.joining import StudyChanged
 from lit_dps.store.locks import storage_lock
-from lit_dps.store.schema import ENVIRONMENTS
+from lit_dps.store.schema import ENVIRONMENTS, FORMAT_ATTR
+from lit_dps.store.urls import sqlite_file
+
+WAY_OUT = (
+    "restore it, give the new study another study.name, or go on with --accept-code-change, which a note then says"
+)
 
 
-def keep_environment(url: str, name: str, environment: Mapping[str, str]) -> None:
-    """Adds an environment to those of a declared study, unless it is there. StorageError if that cannot be."""
+def keep_environment(url: str, name: str, environment: Mapping[str, Any]) -> None:
+    """Add an environment to those of a declared study, unless it is there. StorageError if that cannot be."""
     with storage_errors(url), storage_for_now(url) as storage, storage_lock(url):
         add_environments(storage, name, [environment])
 
 
-def add_environments(storage: BaseStorage, name: str, others: Sequence[Mapping[str, str]]) -> None:
-    """Adds environments to those of a study, under the storage's lock; each is kept once, the oldest first."""
+def add_environments(storage: BaseStorage, name: str, others: Sequence[Mapping[str, Any]]) -> None:
+    """Add environments to those of a study, under the storage's lock; each is kept once, the oldest first."""
     header = optuna.load_study(study_name=name, storage=storage)
-    known = header.user_attrs.get(ENVIRONMENTS, [])
-    if new := [dict(each) for i, each in enumerate(others) if each not in known and each not in others[:i]]:
-        header.set_user_attr(ENVIRONMENTS, [*known, *new])
+    known = list(header.user_attrs.get(ENVIRONMENTS, []))
+    before = len(known)
+    for environment in others:
+        if not any(_is_same(environment, other) for other in known):
+            known.append(dict(environment))
+    if len(known) > before:
+        header.set_user_attr(ENVIRONMENTS, known)
+
+
+def changed_environment(url: str, name: str, environment: Mapping[str, Any]) -> list[str]:
+    """Return what of the code and the data of a study differs from all that its trials ran with; creates nothing.
+
+    Nothing differs where no study of this name is stored, or an earlier version stored it without hashes.
+
+    Returns:
+        Words such as "my_code.py" and "the data at noise=0.5".
+    """
+    file = sqlite_file(url)
+    if file is not None and not file.exists():
+        return []
+    with storage_errors(url), storage_for_now(url) as storage:
+        header = attributes(storage, name)
+    if FORMAT_ATTR not in header:
+        return []
+    known = header.get(ENVIRONMENTS, [])
+    data = [f"the data at {axes}" if axes else "the data" for axes in changed_parts(known, environment, DATA)]
+    return [*changed_parts(known, environment, SOURCES), *data]
+
+
+def check_environment(url: str, name: str, environment: Mapping[str, Any]) -> None:
+    """Check that a study of this name, if there is one, was made with this code and these data.
+
+    Raises:
+        StudyChanged: naming the files and the data that differ.
+    """
+    if changes := changed_environment(url, name, environment):
+        verb = "is" if len(changes) == 1 else "are"
+        raise StudyChanged(
+            f"study {name!r}: {', '.join(changes)} {verb} not as in its stored trials; {WAY_OUT}", changes
+        )
+
+
+def _is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return one[KEY] == other.get(KEY) if KEY in one else one == other

@@ -15,6 +15,7 @@ from lit_dps.boxes import Widened
 from lit_dps.config import StudyConfig
 from lit_dps.goal import Goal
 from lit_dps.noise import NoiseScale
+from lit_dps.provenance import DATA
 from lit_dps.repeats import RepeatPlan
 from lit_dps.space import stored
 from lit_dps.step_timing import StepTiming
@@ -25,6 +26,7 @@ from lit_dps.store.locks import storage_lock
 from lit_dps.store.schema import (
     AXES,
     BOXES,
+    ENVIRONMENTS,
     FORMAT,
     FORMAT_ATTR,
     IDENTITY,
@@ -95,11 +97,23 @@ def _refuse_changed(storage: BaseStorage, name: str, identity: Mapping[str, Any]
     attrs = attributes(storage, name)
     if FORMAT_ATTR not in attrs:
         check_apart(name, (s.study_name for s in storage.get_all_studies() if FORMAT_ATTR in s.user_attrs))
-    elif differences := changed(attrs[IDENTITY], identity):
+    elif differences := changed(_comparable(attrs, identity), identity):
         raise StudyChanged(
             f"study {name!r} was made with another configuration: {'; '.join(differences)}; "
             "restore it, or give the new one another study.name"
         )
+
+
+def _comparable(attrs: Mapping[str, Any], identity: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the stored identity, with the data digest of the other one where environments hold that of each value.
+
+    With an axis of the data the digest of the identity is that of the largest value, which a new value changes.
+    """
+    has_axis = any(key.startswith("data.") for key in attrs.get(AXES, {}))
+    is_kept = any(each.get(DATA) for each in attrs.get(ENVIRONMENTS, []))
+    if has_axis and is_kept:
+        return {**attrs[IDENTITY], "data_digest": identity.get("data_digest")}
+    return attrs[IDENTITY]
 
 
 def declare(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lit_dps.boxes import continued
@@ -13,7 +13,15 @@ from lit_dps.trial import check_names
 
 
 class StudyChanged(UserError):
-    """A study was asked to go on under a configuration that would make its results another experiment's."""
+    """A study was asked to go on under a configuration that would make its results another experiment's.
+
+    Attributes:
+        parts: The files and data that differ; empty where the configuration does.
+    """
+
+    def __init__(self, message: str, parts: Sequence[str] = ()):
+        super().__init__(message)
+        self.parts = tuple(parts)
 
 
 def changed(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

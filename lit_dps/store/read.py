@@ -126,7 +126,9 @@ def _read_cell(trials: list[optuna.trial.FrozenTrial], cell: Cell, seed: int) ->
             started.add(trial.number if point is None else (point, repeat))
         elif schema.RESULT_ATTR in trial.user_attrs:
             stored = printable(trial.user_attrs[schema.RESULT_ATTR])
-            result = schema.decode_result(stored, Trial(cell, point, trial.params, seed, repeat), trial.number)
+            asked = Trial(cell, point, trial.params, seed, repeat)
+            environment = trial.user_attrs.get(schema.ENVIRONMENT)
+            result = schema.decode_result(stored, asked, trial.number, environment)
             finished[point, repeat] = longest_attempt(finished.get((point, repeat)), result)
     return [finished[each] for each in sorted(finished)], len(started - finished.keys())
 

@@ -58,7 +58,7 @@ HEADER_ATTRS = {
     RUN_ON: "True where trials went on to the step budget after their goal; else absent.",
     REPEATS: "The fields of `lit_dps.repeats.RepeatPlan`, the largest asked for. Absent where nothing is repeated.",
     BOXES: "The history of a box that was widened: `lit_dps.boxes.Widened.stored` of each, beside space. Else absent.",
-    ENVIRONMENTS: "What trials ran in, the oldest first: versions, machine. Absent in earlier studies.",
+    ENVIRONMENTS: "What trials ran in, the oldest first (`lit_dps.provenance`). Absent in the oldest studies.",
     RUNS: "How many `study` commands have run trials: the number of the last one. Absent in earlier studies.",
     REPORTED: "How many results the last analysis at the end of a run was made from.",
 }
@@ -97,12 +97,14 @@ CELL_ATTRS = {
 POINT_ATTR, OWNER, RESULT_ATTR, FAILED_AT, MERGED_FROM = "point", "owner", "result", "failed_at", "merged_from"
 FAILED_IN = "failed_in"
 STATUS_ATTR = "status"
+ENVIRONMENT = "environment"
 REPEAT_ATTR = "repeat"
 TRIAL_ATTRS = {
     POINT_ATTR: "The point: index into the study's Sobol sequence, or in the order of another sampler.",
     REPEAT_ATTR: "Number of the repeat, from 1. On repeats alone.",
     OWNER: "Process that runs it, or did: `owner` of its `peers`: TOKEN@host:pid, where TOKEN is a file beside the "
     "storage; host:pid:SESSION on PostgreSQL; host:pid:start in earlier versions. Absent while it waits.",
+    ENVIRONMENT: "Key of the environment that it ran in, among those of the header. Absent in earlier versions.",
     RESULT_ATTR: "How it ended, by `encode_result`. A finished trial without one was cut short: its point runs again.",
     STATUS_ATTR: "How it ended, `Status`, for people: Optuna's states are fewer. Absent in trials of earlier versions.",
     FAILED_AT: "When an attempt of status failed ended, in seconds since the epoch: for people and earlier versions.",
@@ -177,6 +179,7 @@ def encode_result(result: TrialResult) -> dict:
         "smoothness": {key: [_encode(x) for x in values] for key, values in result.smoothness.items()},
         "theory": {key: _encode(x) for key, x in result.theory.items()},
         "observed": {key: _encode(x) for key, x in result.observed.items()},
+        **({"engine": result.engine} if result.engine else {}),
         **({"timed": {key: _encode(x) for key, x in result.timed.items()}} if result.timed else {}),
         **({"failure": result.failure, "traceback": result.traceback} if result.failure else {}),
     }
@@ -190,8 +193,12 @@ def _decode(x: float | int | str) -> float | int:
     return float(x) if isinstance(x, str) else x
 
 
-def decode_result(stored: Mapping, trial: Trial, attempt: int | None = None) -> TrialResult:
+def decode_result(
+    stored: Mapping, trial: Trial, attempt: int | None = None, environment: str | None = None
+) -> TrialResult:
     """The inverse of `encode_result`; `attempt` is the number of the Optuna trial that holds the result.
+
+    `environment` is the key of the environment that the trial ran in.
 
     Raises:
         KeyError, TypeError, ValueError or AttributeError: for anything else.
@@ -210,4 +217,6 @@ def decode_result(stored: Mapping, trial: Trial, attempt: int | None = None) -> 
         traceback=stored.get("traceback", ""),
         attempt=attempt,
         timed={key: _decode(x) for key, x in stored.get("timed", {}).items()},
+        engine=stored.get("engine", ""),
+        environment=environment,
     )

@@ -29,7 +29,7 @@ from lit_dps.store.database import open_storage, storage_errors
 from lit_dps.store.header import attributes, uid_of
 from lit_dps.store.locks import ServerPeers, peers
 from lit_dps.store.repeating import Repeats
-from lit_dps.store.schema import OWNER, POINT_ATTR, REPEAT_ATTR, RESULT_ATTR, RUNS
+from lit_dps.store.schema import ENVIRONMENT, OWNER, POINT_ATTR, REPEAT_ATTR, RESULT_ATTR, RUNS
 from lit_dps.store.search import SearchSampler
 from lit_dps.store.sobol import SobolSampler, distributions
 from lit_dps.trial import Cell, Status, Trial, TrialResult
@@ -56,6 +56,7 @@ class Store:
         run_on, metrics: Whether its runs go on to the budget after their goal; further metrics that their curves keep.
         plan: What is repeated on fresh seeds once the search is through.
         run_number: Of this run of the study (`begin_run`): trials that failed in earlier runs are run again.
+        environment: Key of the environment that this process runs trials in; None where that is not kept.
     """
 
     def __init__(
@@ -75,9 +76,11 @@ class Store:
         run_on: bool = False,
         metrics: Sequence[str] = (),
         plan: RepeatPlan = RepeatPlan(),  # noqa: B008 (it is frozen)
+        environment: str | None = None,
     ):
         self.storage, self.peers = open_storage(url), peers(url)
         self.uid, self.run_number = uid, run_number
+        self.environment = environment
         self.url, self.name, self.cells, self.points, self.sampler, self.seed = url, name, cells, points, sampler, seed
         self.goal, self.further, self.slack, self.run_on, self.metrics = goal, further, slack, run_on, metrics
         self.rungs = (math.inf,) if slack is None else levels or rungs(goal.check_interval, goal.max_steps)
@@ -128,6 +131,8 @@ class Store:
         return None
 
     def _run(self, cell: Cell, claimed: optuna.Trial, limit: Callable[[], float], *searched: float | bool) -> Run:
+        if self.environment is not None:
+            claimed.set_user_attr(ENVIRONMENT, self.environment)
         attrs = claimed.user_attrs
         trial = Trial(cell, attrs[POINT_ATTR], dict(claimed.params), self.seed, attrs.get(REPEAT_ATTR, 0))
         self._claims[cell, trial.point, trial.repeat] = claimed

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from itertools import chain
+from typing import Any
 
 from lightning.pytorch import LightningDataModule
 
@@ -17,13 +18,16 @@ from lit_dps.errors import StorageError, Unguarded
 from lit_dps.files import not_written
 from lit_dps.parallel import ranks
 from lit_dps.parallel.processes import unguarded
-from lit_dps.record import HARDWARE, StudyRecord
+from lit_dps.provenance import KEY
+from lit_dps.record import StudyRecord
 from lit_dps.runtime import INTERRUPTED, RESUMES, Interrupted, StopRequest, interruptible, prepare_process
 from lit_dps.store import (
     CELLS,
     CURVES,
     Tracker,
     begin_run,
+    changed_environment,
+    check_environment,
     check_place,
     check_unchanged,
     check_writable,
@@ -46,8 +50,8 @@ from lit_dps.study.best_of import check_best_of
 from lit_dps.study.checks import check
 from lit_dps.study.command import again_text
 from lit_dps.study.display import LEAVING, Display, at_terminal
+from lit_dps.study.environment import environment_of
 from lit_dps.study.failures import FAILED, AllFail, Failures
-from lit_dps.study.hardware import hardware
 from lit_dps.study.noise import first_guess
 from lit_dps.study.progress import Progress
 from lit_dps.study.quiet_timing import update_step_timing
@@ -69,12 +73,14 @@ class RunOptions:
         validate_every: Steps between two validations in the user's own training; None leaves validation out.
         time_steps: Time the steps of every cell again, although times are stored.
         takes_over: Release the trials of processes that do not answer.
+        accept_code_change: Extend the study with other code or data than its trials ran with.
     """
 
     show: Collection[str] = ()
     validate_every: int | None = None
     time_steps: bool = False
     takes_over: bool = False
+    accept_code_change: bool = False
 
 
 def run_study(setup: StudySetup, options: RunOptions = RunOptions()) -> int:
@@ -98,16 +104,22 @@ def run_study(setup: StudySetup, options: RunOptions = RunOptions()) -> int:
     stop = StopRequest()
     with interruptible(stop, f"\n{LEAVING}\n"):  # MLflow and Lightning lose a Ctrl-C that is raised within them
         try:
-            data = check_study(setup)
+            data, is_settled = _check_study(setup)
+            environment = environment_of(setup, data, reads_data=not is_settled)
+            changes = _accepted_changes(setup, environment, options.accept_code_change)
             stop.check()
             starts = not ranks.started_by_torchrun() and (setup.workers > 1 or setup.ranks > 1)
-            if starts and unguarded() and not _settled(setup, data):
+            if starts and unguarded() and not is_settled:
                 raise Unguarded  # before anything is created; else the processes that run the script again say so
         except Interrupted as signal:
             print(f"\ninterrupted by {signal}: nothing was run or stored")
             return INTERRUPTED
+        if changes:
+            # Trials that paused were trained by other code: they begin again
+            clear(setup.storage.checkpoints(setup.study.name))
+        setup = dataclasses.replace(setup, environment=environment[KEY])
         try:
-            return _run(setup, data, stop, options)
+            return _run(setup, data, environment, stop, options)
         except Interrupted as signal:
             # A second signal, while the first one's outcome was counted.
             if not stop.reported:
@@ -115,7 +127,27 @@ def run_study(setup: StudySetup, options: RunOptions = RunOptions()) -> int:
             return INTERRUPTED
 
 
-def _run(setup: StudySetup, data: LightningDataModule, stop: StopRequest, options: RunOptions) -> int:
+def _accepted_changes(setup: StudySetup, environment: Mapping[str, Any], accepts: bool) -> list[str]:
+    """Return what of code and data differs from the stored study. Raises StudyChanged unless that is accepted."""
+    url, name = setup.storage.optuna_url, setup.study.name
+    if not accepts:
+        check_environment(url, name, environment)
+        return []
+    changes = changed_environment(url, name, environment)
+    if changes:
+        verb = "is" if len(changes) == 1 else "are"
+        said = f"{', '.join(changes)} {verb} not as in its stored trials, which is accepted"
+        print(f"study {name}: {said}", file=sys.stderr, flush=True)
+    return changes
+
+
+def _run(
+    setup: StudySetup,
+    data: LightningDataModule,
+    environment: Mapping[str, Any],
+    stop: StopRequest,
+    options: RunOptions,
+) -> int:
     """Runs what is left of a study that was checked, and ends it."""
     url, name, workload = setup.storage.optuna_url, setup.study.name, setup.workload_name()
     tags = environment_tags(getattr(data, "digest", None))
@@ -142,8 +174,7 @@ def _run(setup: StudySetup, data: LightningDataModule, stop: StopRequest, option
     try:
         meanwhile = left or ranks.started_by_torchrun()  # time in which others may have stored results
         if left:
-            versions = {key: value for key, value in tags.items() if not key.startswith("mlflow.")}
-            keep_environment(url, name, {**versions, HARDWARE: hardware()})
+            keep_environment(url, name, environment)
             view.sync(record, goes_on=True)  # where nothing is left `_finish` brings all of it in step
             stop.check()
             record = _guessed(setup, record, stop)
@@ -191,18 +222,30 @@ def check_study(setup: StudySetup) -> LightningDataModule:
     Raises:
         UserError: for what does not serve.
     """
+    return _check_study(setup)[0]
+
+
+def _check_study(setup: StudySetup) -> tuple[LightningDataModule, bool]:
+    """As `check_study`; returns also whether a study is stored and no trial of it is left to run."""
     prepare_process()
     name = setup.study.name
     refuse_lost(setup.storage, name, figures_folder(setup.storage.folder, name))
     _say(setup, "checking it, and rehearsing a trial")
-    data = check(setup, lambda data: _settled(setup, data))
+    is_settled = False
+
+    def settled(data: LightningDataModule) -> bool:
+        nonlocal is_settled
+        is_settled = _settled(setup, data)
+        return is_settled
+
+    data = check(setup, settled)
     for place in (setup.storage.optuna_url, setup.storage.mlflow_uri):
         check_place(place)
     check_writable(setup.storage.optuna_url)  # MLflow's may be away: then the study goes on without
     check_unchanged(setup.storage.optuna_url, setup.study.name, setup.identity(data), setup.study, setup.boxes)
-    if setup.study.best_of is not None and not _settled(setup, data):
+    if setup.study.best_of is not None and not is_settled:
         check_best_of(setup)
-    return data
+    return data, is_settled
 
 
 def _say(setup: StudySetup, doing: str) -> None:

@@ -62,6 +62,7 @@ class StudySetup:
         boxes: How its box was widened (`lit_dps.study.widening`).
         run_number: Of this run of the study; see `lit_dps.store.header.begin_run`.
         budget: Steps that module and schedules see as the trainer's, where trials end earlier; None for the goal's.
+        environment: Key of the environment that this run's trials are made of (`lit_dps.provenance`).
     """
 
     study: StudyConfig
@@ -76,6 +77,7 @@ class StudySetup:
     run_number: int = 0
     boxes: tuple[Widened, ...] = ()
     budget: int | None = None
+    environment: str | None = None
 
     def __post_init__(self):
         if self.study.whole_curves and self.goal.get("early_reject"):

@@ -55,6 +55,7 @@ def work(setup: StudySetup, stop: StopRequest, saw: Saw = None) -> Iterator[Tria
     seed = seed_of_trials(url, config)
     what = (config.name, setup.cells, config.trials, sampler, seed, setup.goal_of_trials, config.goals)
     asked = {"run_on": config.run_on, "metrics": config.metrics, "plan": config.repeat_plan}
+    asked["environment"] = setup.environment
     store = Store(url, *what, config.slack, uid=setup.uid, run_number=setup.run_number, **asked)
     lookout = None if saw is None else Lookout(saw)
 

@@ -85,7 +85,7 @@ def outcome(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("LIT_DPS_DATA", raising=False)
     monkeypatch.setattr(sys, "argv", ["lit-dps"])
-    monkeypatch.setattr(study_command, "run_study", lambda setup, show: 0 if check_study(setup) else 1)
+    monkeypatch.setattr(study_command, "run_study", lambda setup, show, **options: 0 if check_study(setup) else 1)
 
     def run(verb: str, *args: str, config: str | bytes) -> int:
         written = config if isinstance(config, bytes) else config.encode("utf-8", "surrogatepass")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,7 @@ def study(
     pruning: Mapping[str, Any] | None = None,
     space: Mapping[str, Any] | None = None,
     copies: Mapping[str, str] | None = None,
+    options: Sequence[str] = (),
     **arguments: Any,
 ) -> Outcome:
     """Runs a study to its end, without figures and MLflow.
@@ -95,6 +96,7 @@ def study(
         trainer, goal, pruning: What the sections have beside, or instead of, what they have here.
         space: The whole of study.space.
         copies: See `Audit`.
+        options: Further options of the command.
         **arguments: The same of the section study.
     """
     config = {
@@ -112,7 +114,7 @@ def study(
         patch.setattr("lit_dps.analysis.publishing._write_page", _write_empty)
         patch.setattr("lit_dps.study.run.connect", lambda *args: MagicMock(logged=dict))
         _show_warnings()
-        done = run_here(folder, "study", "--config", "zoo.yaml")
+        done = run_here(folder, "study", "--config", "zoo.yaml", *options)
     database = folder / "mlruns" / "study.db"
     record = read_study(f"sqlite:///{database}", "zoo") if database.exists() else None
     return Outcome(done.returncode, done.stdout, done.stderr, folder, config["goal"], record, audits)

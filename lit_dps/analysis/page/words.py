@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.metadata import version
+from typing import Any
 
 from lit_dps import __version__
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.answer import sentences, timing_notes
 from lit_dps.analysis.commands import again_command
 from lit_dps.analysis.seeds import intervals_of
+from lit_dps.provenance import KEY, SINCE
 from lit_dps.space import short_names
 
 
@@ -61,10 +63,14 @@ def made(study: Analysis) -> list[tuple[str, str]]:
     rows = [("Run it again", "save the configuration below as study.yaml; lit-dps study --config study.yaml")]
     if (again := again_command(study)) is not None:
         rows.append(("The trial of K* again", again))
-    rows += [("Trials ran under", _versions(each)) for each in study.record.environments]
+    rows += [("Trials ran under", text) for text in dict.fromkeys(map(_versions, study.record.environments))]
     rows.append(("This page", f"lit_dps {__version__}, optuna {version('optuna')}, plotly {version('plotly')}"))
     return rows
 
 
-def _versions(environment: Mapping[str, str]) -> str:
-    return ", ".join(f"{name.removeprefix('version.')} {value}" for name, value in environment.items())
+def _versions(environment: Mapping[str, Any]) -> str:
+    shown = []
+    for name, value in environment.items():
+        if isinstance(value, str) and name not in (KEY, SINCE):
+            shown.append(f"{name.removeprefix('version.')} {value}")
+    return ", ".join(shown)

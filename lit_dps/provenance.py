@@ -1,0 +1,85 @@
+"""Environments: what a study's trials were made of, as plain data. Code, data, versions, threads, machine.
+
+An environment is a dict of texts by name (python, version.torch, hardware, ...) and of the entries below. The header of
+a study holds each environment once, and a trial refers to it by its key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+# Entries of an environment. Environments of earlier versions have none of these.
+KEY = "key"
+SINCE = "since"  # when a study first had it: 2026-11-27 14:05
+THREADS = "threads"  # of each worker
+SOURCES = "sources"  # file of the user's code -> hashes of its bytes and of its syntax tree
+DATA = "data"  # values of the data's axes -> hashes of whole numbers and texts, of floats, and of what made the floats
+UNKNOWN = ["unknown"]  # in place of hashes
+
+Hashes = Sequence[str]
+
+
+def with_key(environment: Mapping[str, Any], since: str) -> dict[str, Any]:
+    """Return an environment with its key, a hash of its content, and the time from which a study has it."""
+    content = json.dumps(environment, sort_keys=True)
+    return {KEY: hashlib.sha256(content.encode()).hexdigest()[:10], SINCE: since, **environment}
+
+
+def is_same_source(one: Hashes, other: Hashes) -> bool:
+    """Return True if two versions of a file have equal bytes or equal syntax trees, or if one is unknown.
+
+    Comments and formatting do not change a syntax tree. A new version of Python may, but it changes no bytes.
+    """
+    return UNKNOWN in (list(one), list(other)) or bool({*one} & {*other})
+
+
+def is_same_data(one: Hashes, other: Hashes) -> bool:
+    """Return True if two readings of data are equal, as far as they can be compared.
+
+    Floats are compared between equal processors and versions of torch and NumPy alone: others round otherwise.
+    """
+    if UNKNOWN in (list(one), list(other)):
+        return True
+    if one[0] != other[0]:
+        return False
+    return len(one) < 3 or len(other) < 3 or one[2] != other[2] or one[1] == other[1]
+
+
+SAME: dict[str, Callable[[Hashes, Hashes], bool]] = {SOURCES: is_same_source, DATA: is_same_data}
+
+
+def changed_parts(known: Sequence[Mapping[str, Any]], now: Mapping[str, Any], entry: str) -> list[str]:
+    """Return the names in an entry of an environment whose version is in none of the known environments.
+
+    A name that no known environment has is new, which is no change.
+
+    Args:
+        known: Environments of a study.
+        now: The environment to compare.
+        entry: SOURCES or DATA.
+    """
+    changed = []
+    for name, version in now.get(entry, {}).items():
+        earlier = [each[entry][name] for each in known if name in each.get(entry, {})]
+        if earlier and not any(SAME[entry](version, other) for other in earlier):
+            changed.append(name)
+    return changed
+
+
+def versions_of(environments: Sequence[Mapping[str, Any]], entry: str, name: str) -> list[list[Mapping[str, Any]]]:
+    """Return the environments that have a name in an entry, grouped by its version, the oldest first."""
+    groups: list[list[Mapping[str, Any]]] = []
+    for environment in environments:
+        version = environment.get(entry, {}).get(name)
+        if version is None or list(version) == UNKNOWN:
+            continue
+        for group in groups:
+            if any(SAME[entry](version, other[entry][name]) for other in group):
+                group.append(environment)
+                break
+        else:
+            groups.append([environment])
+    return groups

@@ -1,0 +1,62 @@
+"""The environment of this run of a study: what its trials are made of."""
+
+from __future__ import annotations
+
+import sys
+from datetime import datetime
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
+from typing import Any
+
+from lightning.pytorch import LightningDataModule
+
+from lit_dps.provenance import DATA, SOURCES, THREADS, with_key
+from lit_dps.record import HARDWARE
+from lit_dps.study.data_hashes import data_hashes
+from lit_dps.study.hardware import hardware
+from lit_dps.study.setup import StudySetup
+from lit_dps.study.sources import is_installed, source_hashes, texts_in
+from lit_dps.study.view import environment_tags
+
+
+def environment_of(setup: StudySetup, data: LightningDataModule, reads_data: bool = True) -> dict[str, Any]:
+    """Return the environment of this process, once a study was checked: all classes of its trials are imported then.
+
+    Args:
+        setup: The study.
+        data: The data module, set up.
+        reads_data: Whether to hash the data; not needed where no trial will run.
+
+    Returns:
+        Versions, machine, threads and hashes, with a key, as `lit_dps.provenance` has them.
+    """
+    config = setup.config()
+    tags = environment_tags(getattr(data, "digest", None))
+    versions = {key: value for key, value in tags.items() if not key.startswith("mlflow.")}
+    environment: dict[str, Any] = {
+        **versions,
+        **_versions_of_packages(config),
+        HARDWARE: hardware(),
+        THREADS: setup.study.threads,
+        SOURCES: source_hashes(config),
+    }
+    if reads_data:
+        environment[DATA] = data_hashes(setup)
+    return with_key(environment, datetime.now().strftime("%Y-%m-%d %H:%M"))
+
+
+def _versions_of_packages(config: Any) -> dict[str, str]:
+    """Return the versions of the installed packages whose classes a configuration names."""
+    packages = {text.partition(".")[0] for text in texts_in(config) if "." in text}
+    found = {}
+    for package in sorted(packages - {"lit_dps", "torch", "lightning"}):
+        if is_installed(sys.modules.get(package)):
+            found[f"version.{package}"] = _version_of(package)
+    return found
+
+
+def _version_of(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # a distribution of another name; it takes a second to list all
+        distributions = packages_distributions().get(package, [])
+        return ", ".join(sorted({version(name) for name in distributions})) or "unknown"

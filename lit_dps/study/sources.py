@@ -1,0 +1,150 @@
+"""Hashes of the user's own code: of each imported file outside of installed packages and of lit_dps."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import inspect
+import os
+import site
+import sys
+import sysconfig
+import textwrap
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import lit_dps
+from lit_dps.provenance import UNKNOWN
+
+LENGTH = 16  # hexadecimal digits of a hash
+MAIN = ("__main__", "__mp_main__")  # the script or notebook that runs lit_dps, and the same within a worker
+_PACKAGE_FOLDERS = {"site-packages", "dist-packages"}
+
+
+def source_hashes(config: Any) -> dict[str, list[str]]:
+    """Return the hashes of all files of the user's own code that this process has imported.
+
+    The first hash is of the file's bytes. The second is of its syntax tree without docstrings and without what stands
+    below `if __name__ == "__main__"`, so that comments and formatting do not change it. Of a script or a notebook
+    the classes that the configuration names are hashed, each by itself.
+
+    Args:
+        config: The configuration, nested, whose texts may be class paths.
+
+    Returns:
+        Name of the file, such as my_code.py or package/model.py, or class path -> hashes; `UNKNOWN` where the source
+        cannot be read.
+    """
+    hashes = {}
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if name in MAIN or not isinstance(file, str) or not _is_users(file):
+            continue
+        if not os.path.isfile(file):  # torch makes modules that no file is behind
+            continue
+        path = Path(file)
+        place = name.replace(".", "/")
+        place += f"/{path.name}" if path.stem == "__init__" else path.suffix
+        hashes[place] = _hashes_of_file(file)
+    for text in sorted({text for text in texts_in(config) if text.startswith("__main__.")}):
+        hashes[text] = _hashes_of_class(text.removeprefix("__main__."))
+    return dict(sorted(hashes.items()))
+
+
+@cache
+def _installed() -> tuple[str, ...]:
+    """Return the folders of installed packages, of the standard library and of lit_dps."""
+    folders = [sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")]
+    folders += [site.getusersitepackages(), str(Path(lit_dps.__file__).parent)]
+    return tuple(os.path.realpath(folder) + os.sep for folder in folders)
+
+
+def is_installed(module: ModuleType | None) -> bool:
+    """Return True if a module is of an installed package other than lit_dps."""
+    file = getattr(module, "__file__", None)
+    return isinstance(file, str) and bool(_PACKAGE_FOLDERS & {*Path(os.path.realpath(file)).parts})
+
+
+@cache
+def _is_users(file: str) -> bool:
+    path = os.path.realpath(file)
+    return not path.startswith(_installed()) and not _PACKAGE_FOLDERS & {*Path(path).parts}
+
+
+def _hashes_of_file(file: str) -> list[str]:
+    try:
+        stat = os.stat(file)
+        return _hashes(file, stat.st_mtime_ns, stat.st_size)
+    except OSError:
+        return UNKNOWN
+
+
+@cache
+def _hashes(file: str, modified: int, size: int) -> list[str]:
+    content = Path(file).read_bytes()
+    hashes = [_digest(content)]
+    with suppress(SyntaxError, ValueError):  # compiled code
+        hashes.append(_digest(_tree(content)))
+    return hashes
+
+
+def _hashes_of_class(name: str) -> list[str]:
+    """Return the hash of a class of the script or notebook, from its source or from those of its methods."""
+    kind = getattr(sys.modules["__main__"], name, None)
+    with suppress(OSError, TypeError, SyntaxError):
+        return [_digest(_tree(textwrap.dedent(inspect.getsource(kind))))]
+    methods = [method for method in vars(kind).values() if inspect.isfunction(method)] if kind is not None else []
+    try:
+        # A notebook knows the source of each method, and some do not know that of a class
+        sources = [_tree(textwrap.dedent(inspect.getsource(method))) for method in methods]
+    except (OSError, TypeError, SyntaxError):
+        return UNKNOWN
+    return [_digest(b"\n".join(sources))] if sources else UNKNOWN
+
+
+def _tree(source: str | bytes) -> bytes:
+    """Return a text of the syntax tree of a source, without docstrings and the part that only a script runs."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if not isinstance(body, list):
+            continue
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and _is_text(body[:1]):
+            del body[0]
+        node.body = [statement for statement in body if not _is_script(statement)]
+    return ast.dump(tree).encode()
+
+
+def _is_text(statements: list[ast.stmt]) -> bool:
+    """Return True if the first of some statements is a text alone, which is a docstring."""
+    if not statements or not isinstance(statements[0], ast.Expr):
+        return False
+    value = statements[0].value
+    return isinstance(value, ast.Constant) and isinstance(value.value, str)
+
+
+def _is_script(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.If) and ast.unparse(statement.test) in (
+        "__name__ == '__main__'",
+        "'__main__' == __name__",
+    )
+
+
+def texts_in(nested: Any) -> Iterator[str]:
+    """Yield the texts among the values of a nested configuration."""
+    if isinstance(nested, str):
+        yield nested
+    elif isinstance(nested, dict):
+        for value in nested.values():
+            yield from texts_in(value)
+    elif isinstance(nested, (list, tuple)):
+        for value in nested:
+            yield from texts_in(value)
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:LENGTH]
