@@ -22,6 +22,7 @@ from lit_dps.provenance import UNKNOWN
 
 LENGTH = 16  # hexadecimal digits of a hash
 MAIN = ("__main__", "__mp_main__")  # the script or notebook that runs lit_dps, and the same within a worker
+OF_THE_MACHINE = ("sitecustomize", "usercustomize")  # each installation of Python has its own
 _PACKAGE_FOLDERS = {"site-packages", "dist-packages"}
 
 
@@ -42,7 +43,7 @@ def source_hashes(config: Any) -> dict[str, list[str]]:
     hashes = {}
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if name in MAIN or not isinstance(file, str) or not _is_users(file):
+        if name in (*MAIN, *OF_THE_MACHINE) or not isinstance(file, str) or not _is_users(file):
             continue
         if not os.path.isfile(file):  # torch makes modules that no file is behind
             continue
