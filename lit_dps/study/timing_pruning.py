@@ -61,7 +61,7 @@ class PassStopwatch(Callback):
                 if now(device) - begin > SECONDS:
                     return
 
-        with run.traceless() as twin:
+        with run.traceless(begin=True) as twin:
             weights = prunable(twin, given.biases, given.exclude)
             network = Network(twin, weights, given.batch_size, run.__len__, first_batches, partial(run.loss, twin))
             mask = pruner.mask(network, max(self.setup.study.sparsities), torch.Generator().manual_seed(0))

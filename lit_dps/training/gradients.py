@@ -138,16 +138,16 @@ class SmoothnessCallback(Callback):
         return smoothness.flatten(part * self._keep[name] if name in self._keep else part for name, part in parts)
 
     def _initial_terms(self, module: LightningModule) -> dict[str, float]:
-        found = self._moments(module, smoothness.flatten(self._parameters.values()))
+        found = self._moments(module, smoothness.flatten(self._parameters.values()), begin=True)
         terms = {"loss": found.loss, "gradient_variance": found.variance}
         return terms | {"squared_gradient": found.squared_gradient}
 
-    def _moments(self, module: LightningModule, weights: Tensor) -> smoothness.Moments:
-        """Of the per-example gradient at these weights, flat, shape (p,)."""
+    def _moments(self, module: LightningModule, weights: Tensor, begin: bool = False) -> smoothness.Moments:
+        """Of the per-example gradient at these weights, flat, shape (p,); `begin` as of `TrainingPass.traceless`."""
         parts = smoothness.unflatten(weights, list(self._parameters.values()))
         parameters = {f"module.{name}": part for name, part in zip(self._parameters, parts, strict=True)}
         keep = {f"module.{name}": mask for name, mask in self._keep.items()}
-        with self._pass.traceless() as twin:
+        with self._pass.traceless(begin) as twin:
             step = _Step(twin)
 
             def loss(parameters: dict[str, Tensor], example: Any) -> Tensor:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from functools import partial
+from pathlib import Path
 from typing import Any, get_args
 
 import torch
@@ -14,7 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from lit_dps.errors import ConfigError
+from lit_dps.errors import ConfigError, UserError
 from lit_dps.pruning import PRUNERS, Mask, Network, prunable, prune, pruner_of, worth_knowing
 from lit_dps.pruning.attributes import hidden_tensors
 from lit_dps.pruning.copies import copies_of, why_pruned_weights_return, why_unprunable
@@ -165,7 +167,12 @@ class PruningCallback(Callback):
         (key, known), self._given, self.key = self._given or (None, None), None, run.key
         copy = partial(self._copy, run, module, list(parameters))
         known = known if key == run.key else None
-        self.mask, self.scores = prune(self.pruner, copy, self.sparsity, self.seed, name, known)
+        try:
+            self.mask, self.scores = prune(self.pruner, copy, self.sparsity, self.seed, name, known)
+        except (AttributeError, AssertionError, IndexError, KeyError, TypeError, ValueError) as error:
+            if isinstance(error, UserError) or not self.pruner.passes:
+                raise
+            raise self._refusal_of_pass(name, error) from error
         self._copies = {
             copy: name
             for copy, name in copies_of(module, self.mask, held).items()
@@ -178,6 +185,18 @@ class PruningCallback(Callback):
         if self._copies:
             self.observed[COPIES] = sum(self.mask[name].numel() for name in self._copies.values())
 
+    def _refusal_of_pass(self, name: str, error: Exception) -> ConfigError:
+        """Return what the user reads when the training step fails in the pruning pass."""
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(frame.filename).name}, line {frame.lineno}"
+        what = f"{type(error).__name__}: {' '.join(str(error).split())[:200]} ({where})"
+        return ConfigError(
+            "pruning.method",
+            self.method,
+            f"magnitude or another method without a pruning pass for {name}: its training_step failed in the pruning "
+            f"pass, which runs before training ({what}). Or make what it needs in __init__",
+        )
+
     def _follow(self, module: LightningModule) -> None:
         """Copies of pruned parameters follow where these were moved."""
         state = self._tensors(module)
@@ -188,7 +207,7 @@ class PruningCallback(Callback):
     @contextmanager
     def _copy(self, run: TrainingPass, module: LightningModule, names: Sequence[str]) -> Iterator[Network]:
         """A copy of the module, for the method to work on."""
-        with run.traceless() as twin:
+        with run.traceless(begin=True) as twin:
 
             def loss_of(batch: Any, i: int) -> Tensor | None:
                 loss = run.loss(twin, batch, i)

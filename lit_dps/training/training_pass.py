@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from types import CellType, FunctionType
@@ -19,7 +19,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 import lit_dps.training.lightning_private as lightning_private
@@ -29,6 +29,7 @@ from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import whole
 from lit_dps.training.generators import isolated
 from lit_dps.training.steps import examples_in
+from lit_dps.training.trainer_state import unmoved
 
 
 class TrainingPass:
@@ -36,7 +37,8 @@ class TrainingPass:
 
     A data module with a `pruning_dataloader(batch_size)` gives the pass. Of any other, the data set of the train
     dataloader is taken whole, in batches of this size; a train dataloader that cannot be made anew with another batch
-    size is taken as it is.
+    size is taken as it is. Of a loader with `drop_last`, batches have even, nearly equal sizes of at most this size
+    (`even_batches`), so that no batch is short.
 
     The trainer is that of a running fit. The pass stops after so many examples, of all ranks together; by default it
     takes all.
@@ -57,12 +59,23 @@ class TrainingPass:
         return whole(self.trainer.train_dataloader)  # which may be made anew between two epochs
 
     @contextmanager
-    def traceless(self) -> Iterator[LightningModule]:
-        """In here nothing leaves a trace: gives a copy of the module, whose training steps may be taken."""
+    def traceless(self, begin: bool = False) -> Iterator[LightningModule]:
+        """In here nothing leaves a trace: gives a copy of the module, whose training steps may be taken.
+
+        What training steps move through the trainer is put back too (`trainer_state.unmoved`).
+
+        Args:
+            begin: Whether to call `on_train_start` and `on_train_epoch_start` of the copy, in Lightning's order. For
+                passes before the module's own calls: a training step may use what these hooks make.
+        """
         loader = self._training
         samplers = (getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None))
-        with isolated(loader, *samplers, self._data):
-            yield copy_of(self.module)
+        with isolated(loader, *samplers, self._data), unmoved(self.trainer):
+            twin = copy_of(self.module)
+            if begin:
+                twin.on_train_start()
+                twin.on_train_epoch_start()
+            yield twin
 
     def __len__(self) -> int:
         """The batches of the pass, of all ranks together."""
@@ -83,7 +96,7 @@ class TrainingPass:
             batch = lightning_private.before_transfer(self.module, batch)
             batch = self.trainer.strategy.batch_to_device(batch, self.module.device, 0)
             size = examples_in(batch) or self.batch_size
-            if size > left:
+            if size > left and self._can_be_cut(batch, size):
                 size = left
                 batch = tree_map(lambda x, left=left: x[:left] if isinstance(x, Tensor) else x, batch)
             if ranks.is_mine(i):
@@ -91,6 +104,17 @@ class TrainingPass:
             left -= size
             if left <= 0:
                 return
+
+    def _can_be_cut(self, batch: Any, size: int) -> bool:
+        """Return whether the first examples of a batch are a batch.
+
+        They are not where tensors differ in length, as nodes, edges and labels of graphs do, nor where the loader
+        promises full batches.
+        """
+        if not self._given and getattr(self._training, "drop_last", False):
+            return False
+        tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+        return all(leaf.ndim > 0 and len(leaf) == size for leaf in tensors)
 
     def losses(self, module: LightningModule) -> Iterator[tuple[Tensor, int]]:
         """Mean loss of each batch by this copy of the module, and its number of examples.
@@ -104,6 +128,8 @@ class TrainingPass:
 
     def loss(self, module: LightningModule, batch: Any, i: int) -> Tensor | None:
         """The mean loss of batch number i by this copy of the module; None if its training step gives none."""
+        if module.on_train_batch_start(batch, i) == -1:  # Lightning skips the rest of such an epoch
+            return None
         with self.trainer.precision_plugin.train_step_context():
             return loss_of(module, batch, i)
 
@@ -166,8 +192,25 @@ def _anew(loader: DataLoader, batch_size: int) -> DataLoader:
         sampler = RandomSampler(loader.dataset, generator=torch.Generator().manual_seed(AUTHORS_SEED))
     elif type(sampler) is not SequentialSampler:
         sampler = list(islice(sampler, len(sampler)))
-    same = ("collate_fn", "num_workers", "worker_init_fn", "multiprocessing_context")
-    return DataLoader(loader.dataset, batch_size, sampler=sampler, **{name: getattr(loader, name) for name in same})
+    names = ("collate_fn", "num_workers", "worker_init_fn", "multiprocessing_context")
+    same = {name: getattr(loader, name) for name in names}
+    if loader.drop_last:
+        return DataLoader(loader.dataset, batch_sampler=even_batches(list(sampler), batch_size), **same)
+    return DataLoader(loader.dataset, batch_size, sampler=sampler, **same)
+
+
+def even_batches(order: Sequence[int], most: int) -> list[list[int]]:
+    """Return batches of even, nearly equal sizes: at most `most` examples each, or 2.
+
+    A loader with `drop_last` promises its module that no batch is short. Batch normalization refuses a batch of one
+    example, and losses over pairs need an even number. An odd number of examples leaves out the last one.
+    """
+    pairs = len(order) // 2
+    if pairs == 0:
+        return [list(order)]
+    count = -(-pairs // max(1, most // 2))
+    ends = [2 * (i * pairs // count) for i in range(count + 1)]
+    return [list(order[ends[i] : ends[i + 1]]) for i in range(count)]
 
 
 def fresh(loader: Any) -> Any:

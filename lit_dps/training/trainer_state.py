@@ -1,0 +1,104 @@
+"""What a training step can move through its trainer, saved and put back around a pass outside of training."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import Trainer
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lit_dps.errors import ConfigError
+from lit_dps.training.attributes import PLAIN, capture_attributes, restore_attributes
+
+
+@contextmanager
+def unmoved(trainer: Trainer) -> Iterator[None]:
+    """Put back, at the end, what code in here moved through the trainer.
+
+    These are learning rates and other values of parameter groups, schedules, attributes of the data module and of
+    callbacks (numbers, texts, lists, dicts; tensors of callbacks), the trainer's plain attributes and its metrics.
+    State outside of the trainer, such as a global variable or an attribute of a class, is not seen.
+
+    Raises:
+        ConfigError: for an attribute that moved and cannot be put back.
+    """
+    groups = [_group_values(optimizer) for optimizer in trainer.optimizers]
+    states = [dict(optimizer.state) for optimizer in trainer.optimizers]
+    schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
+    schedules = [copy.deepcopy(scheduler.state_dict()) for scheduler in schedulers]
+    plain = _plain_attributes(trainer)
+    metrics = [trainer.callback_metrics, trainer.logged_metrics, trainer.progress_bar_metrics]
+    metrics_before = [dict(values) for values in metrics]
+    owners = _owners(trainer)
+    attributes = capture_attributes(*owners)
+    try:
+        yield
+    finally:
+        for scheduler, state in zip(schedulers, schedules, strict=True):
+            if not _equal(scheduler.state_dict(), state):
+                scheduler.load_state_dict(state)
+        # After the schedules: some of them set the rates of their optimizer when they are loaded.
+        for optimizer, values, state in zip(trainer.optimizers, groups, states, strict=True):
+            for group, before in zip(optimizer.param_groups, values, strict=False):
+                group.update(before)
+            for parameter in optimizer.state.keys() - state.keys():
+                del optimizer.state[parameter]
+        for name in _plain_attributes(trainer).keys() - plain.keys():
+            delattr(trainer, name)
+        vars(trainer).update(plain)
+        for values, before in zip(metrics, metrics_before, strict=True):
+            values.clear()
+            values.update(before)
+    if not _equal(capture_attributes(*owners), attributes):
+        _restore(attributes, owners)
+
+
+def _restore(attributes: list[Any], owners: list[Any]) -> None:
+    try:
+        restore_attributes(attributes, *owners)
+    except ValueError as error:
+        name = type(owners[0]).__name__
+        why = f"magnitude or another method without a pass: training_step moves {error}, which cannot be put back"
+        raise ConfigError("pruning.method", name, why) from error
+
+
+def _owners(trainer: Trainer) -> list[Any]:
+    """Return the data module and the callbacks of the user."""
+    callbacks = [c for c in trainer.callbacks if type(c).__module__.split(".")[0] not in ("lit_dps", "lightning")]
+    data = getattr(trainer, "datamodule", None)
+    return callbacks if data is None else [data, *callbacks]
+
+
+def _plain_attributes(trainer: Trainer) -> dict[str, Any]:
+    return {name: value for name, value in vars(trainer).items() if type(value) in PLAIN}
+
+
+def _group_values(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """Return the values of each parameter group, without its parameters."""
+    groups = []
+    for group in optimizer.param_groups:
+        groups.append({key: copy.deepcopy(value) for key, value in group.items() if key != "params"})
+    return groups
+
+
+def _equal(first: Any, second: Any) -> bool:
+    """Return whether two captured states are equal, tensors element by element."""
+    if isinstance(first, Tensor) and isinstance(second, Tensor):
+        return first.shape == second.shape and torch.equal(first, second)
+    if isinstance(first, np.ndarray) and isinstance(second, np.ndarray):
+        return np.array_equal(first, second)
+    if type(first) is not type(second):
+        return False
+    if isinstance(first, dict):
+        return first.keys() == second.keys() and all(_equal(first[key], second[key]) for key in first)
+    if isinstance(first, (list, tuple)):
+        return len(first) == len(second) and all(map(_equal, first, second))
+    if isinstance(first, float) and first != first:
+        return second != second
+    return bool(first == second)
