@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 import sys
+import traceback
 from collections.abc import Iterable
 from difflib import get_close_matches
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 
@@ -96,6 +99,18 @@ def user_error_in(error: BaseException | None) -> UserError | None:
     while error is not None and not isinstance(error, UserError):
         error = error.__cause__ or error.__context__
     return error
+
+
+def place_in_user_code(error: BaseException) -> str:
+    """Return ` (file, line, in function)`, the last place in the user's code; empty if there is no such place."""
+    libraries = [str(Path(find_spec(name).origin).parent) for name in ("lightning", "torch")]
+    libraries.append(str(Path(__file__).parent))
+    frames = traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in frames if not frame.filename.startswith(tuple(libraries))]
+    if not frames:
+        return ""
+    last = frames[-1]
+    return f" ({Path(last.filename).name}, line {last.lineno}, in {last.name})"
 
 
 _NOT_MEANT = "Expected a <class 'NoneType'>", "Expected <class 'NoneType'>", "Expected a path"

@@ -7,14 +7,10 @@ from __future__ import annotations
 
 import math
 import sys
-import traceback
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import lightning
-import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -22,7 +18,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from lit_dps.engines.eligible import standard_data
 from lit_dps.engines.engine import Training
 from lit_dps.engines.sparse import check_sparse
-from lit_dps.errors import ConfigError, UserError, user_error_in
+from lit_dps.errors import ConfigError, UserError, place_in_user_code, user_error_in
 from lit_dps.parallel.ranks import started_by_torchrun
 from lit_dps.runs import Run
 from lit_dps.space import extremes
@@ -41,7 +37,6 @@ STEPS = 2  # an epoch ends before the first check, and one after it
 BATCHES = 16  # of an epoch of a module that steps its optimizer itself
 PASS = 2  # batches of the pruning pass
 PATIENCE = 64  # batches without an optimizer step
-_LIBRARIES = tuple(str(Path(file).parent) for file in (lightning.__file__, torch.__file__, Path(__file__).parent))
 
 
 def check(
@@ -119,7 +114,18 @@ def _rehearse_ends(setup: StudySetup, training: Training) -> LightningDataModule
     point = sobol_point(study.space, study.seed, 0, study.scramble)
     others = dict.fromkeys(cell.others for cell in study.cells)
     for other in others:
-        data, checked = _rehearse(training, Trial(Cell(smallest, sparsity, other), 0, point, study.seed))
+        trial = Trial(Cell(smallest, sparsity, other), 0, point, study.seed)
+        refusal = None
+        try:
+            data, checked = _rehearse(training, trial)
+        except ConfigError as error:
+            refusal = error
+        if refusal is not None:
+            # What fails without the pruning pass too is an error of the module, and is reported as such. Outside of
+            # the except block, where the refusal would be the context of that error.
+            if refusal.key == "pruning.method":
+                _rehearse(training, replace(trial, cell=Cell(smallest, 0.0, other)))
+            raise refusal
         if hasattr(data, "check_batch_size"):  # the data may be another's at each value of an axis
             data.check_batch_size(largest // training.workload.accumulated)
     if largest > smallest and not standard_data(data):  # whose batches and checks are as they have to be
@@ -211,10 +217,8 @@ def _refuse_met(goal: GoalErrorCallback) -> None:
 
 def _told(error: Exception, trial: Trial) -> str:
     """An error of somebody else's code in one line, with the last place in it that is neither ours nor a library's."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_LIBRARIES)]
-    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno}, in {frames[-1].name})" if frames else ""
     said = " ".join(str(error).split())[:500]
-    return f"a rehearsal of {trial.cell} failed: {type(error).__name__}: {said}{where}"
+    return f"a rehearsal of {trial.cell} failed: {type(error).__name__}: {said}{place_in_user_code(error)}"
 
 
 class _Watch(Callback):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -155,12 +156,17 @@ class SmoothnessCallback(Callback):
 
             torch.manual_seed(NOISE_SEED)
             try:
-                batches = (batch for batch, _ in self._pass.batches())
-                return smoothness.gradient_moments(loss, parameters, batches, keep)
+                return smoothness.gradient_moments(loss, parameters, self._batches(twin), keep)
             except (RuntimeError, TypeError, ValueError) as error:
                 why = f"its training_step gives no per-example gradients ({str(error).splitlines()[0][:200]})"
                 null = f"null for {type(module).__name__}: {why}"
                 raise ConfigError("smoothness.interval", self.interval, null) from error
+
+    def _batches(self, twin: LightningModule) -> Iterator[Any]:
+        """Yield the batches of the pass, each after the copy's `on_train_batch_start`."""
+        for i, (batch, _) in enumerate(self._pass.batches()):
+            if twin.on_train_batch_start(batch, i) != -1:
+                yield batch
 
     def state_dict(self) -> dict[str, Any]:
         return {"curve": self.curve, "terms": self.terms}

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from functools import partial
-from pathlib import Path
 from typing import Any, get_args
 
 import torch
@@ -16,7 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from lit_dps.errors import ConfigError, UserError
+from lit_dps.errors import ConfigError, UserError, place_in_user_code
 from lit_dps.pruning import PRUNERS, Mask, Network, prunable, prune, pruner_of, worth_knowing
 from lit_dps.pruning.attributes import hidden_tensors
 from lit_dps.pruning.copies import copies_of, why_pruned_weights_return, why_unprunable
@@ -187,14 +185,14 @@ class PruningCallback(Callback):
 
     def _refusal_of_pass(self, name: str, error: Exception) -> ConfigError:
         """Return what the user reads when the training step fails in the pruning pass."""
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{Path(frame.filename).name}, line {frame.lineno}"
-        what = f"{type(error).__name__}: {' '.join(str(error).split())[:200]} ({where})"
+        text = " ".join(str(error).split())[:200]
+        what = f"{type(error).__name__}: {text}{place_in_user_code(error)}"
         return ConfigError(
             "pruning.method",
             self.method,
             f"magnitude or another method without a pruning pass for {name}: its training_step failed in the pruning "
-            f"pass, which runs before training ({what}). Or make what it needs in __init__",
+            f"pass, which runs before training: {what}. Or make what it needs in __init__. "
+            "If it fails at sparsity 0 too, correct training_step",
         )
 
     def _follow(self, module: LightningModule) -> None:

@@ -21,12 +21,12 @@ from lit_dps.training.attributes import PLAIN, capture_attributes, restore_attri
 def unmoved(trainer: Trainer) -> Iterator[None]:
     """Put back, at the end, what code in here moved through the trainer.
 
-    These are learning rates and other values of parameter groups, schedules, attributes of the data module and of
+    These are parameter groups with their learning rates, schedules, attributes of the data module and of
     callbacks (numbers, texts, lists, dicts; tensors of callbacks), the trainer's plain attributes and its metrics.
     State outside of the trainer, such as a global variable or an attribute of a class, is not seen.
 
     Raises:
-        ConfigError: for an attribute that moved and cannot be put back.
+        ConfigError: if an attribute of the data module or of a callback moved and cannot be put back.
     """
     groups = [_group_values(optimizer) for optimizer in trainer.optimizers]
     states = [dict(optimizer.state) for optimizer in trainer.optimizers]
@@ -45,7 +45,9 @@ def unmoved(trainer: Trainer) -> Iterator[None]:
                 scheduler.load_state_dict(state)
         # After the schedules: some of them set the rates of their optimizer when they are loaded.
         for optimizer, values, state in zip(trainer.optimizers, groups, states, strict=True):
-            for group, before in zip(optimizer.param_groups, values, strict=False):
+            del optimizer.param_groups[len(values) :]
+            for group, before in zip(optimizer.param_groups, values, strict=True):
+                group.clear()
                 group.update(before)
             for parameter in optimizer.state.keys() - state.keys():
                 del optimizer.state[parameter]
@@ -56,16 +58,15 @@ def unmoved(trainer: Trainer) -> Iterator[None]:
             values.clear()
             values.update(before)
     if not _equal(capture_attributes(*owners), attributes):
-        _restore(attributes, owners)
-
-
-def _restore(attributes: list[Any], owners: list[Any]) -> None:
-    try:
-        restore_attributes(attributes, *owners)
-    except ValueError as error:
-        name = type(owners[0]).__name__
-        why = f"magnitude or another method without a pass: training_step moves {error}, which cannot be put back"
-        raise ConfigError("pruning.method", name, why) from error
+        try:
+            restore_attributes(attributes, *owners)
+        except ValueError as error:
+            name = type(trainer.lightning_module).__name__
+            allowed = (
+                "a module whose training_step changes no attributes of callbacks or of the data module: it also runs "
+                f"outside of training, on a copy of the module, and this change cannot be undone: {error}"
+            )
+            raise ConfigError("model", name, allowed) from error
 
 
 def _owners(trainer: Trainer) -> list[Any]:
@@ -80,10 +81,11 @@ def _plain_attributes(trainer: Trainer) -> dict[str, Any]:
 
 
 def _group_values(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """Return the values of each parameter group, without its parameters."""
+    """Return the values of each parameter group: a list of its own parameters, and copies of the other values."""
     groups = []
     for group in optimizer.param_groups:
-        groups.append({key: copy.deepcopy(value) for key, value in group.items() if key != "params"})
+        values = {key: copy.deepcopy(value) for key, value in group.items() if key != "params"}
+        groups.append({"params": list(group["params"]), **values})
     return groups
 
 

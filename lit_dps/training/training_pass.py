@@ -75,7 +75,18 @@ class TrainingPass:
             if begin:
                 twin.on_train_start()
                 twin.on_train_epoch_start()
+                self._keep_trainable(twin)
             yield twin
+
+    def _keep_trainable(self, twin: LightningModule) -> None:
+        """Let the parameters of the copy require gradients where those of the module do now.
+
+        A hook may freeze parameters. The masks do not depend on it: the module is pruned before its hooks are called.
+        """
+        parameters = dict(twin.named_parameters())
+        for name, parameter in self.module.named_parameters():
+            if name in parameters:
+                parameters[name].requires_grad_(parameter.requires_grad)
 
     def __len__(self) -> int:
         """The batches of the pass, of all ranks together."""
@@ -127,8 +138,12 @@ class TrainingPass:
                 yield loss, size
 
     def loss(self, module: LightningModule, batch: Any, i: int) -> Tensor | None:
-        """The mean loss of batch number i by this copy of the module; None if its training step gives none."""
-        if module.on_train_batch_start(batch, i) == -1:  # Lightning skips the rest of such an epoch
+        """The mean loss of batch number i by this copy of the module; None if its training step gives none.
+
+        `on_train_batch_start` of the copy is called first, as in training. None too where it returns -1, by which
+        Lightning skips the rest of an epoch.
+        """
+        if module.on_train_batch_start(batch, i) == -1:
             return None
         with self.trainer.precision_plugin.train_step_context():
             return loss_of(module, batch, i)
@@ -200,10 +215,12 @@ def _anew(loader: DataLoader, batch_size: int) -> DataLoader:
 
 
 def even_batches(order: Sequence[int], most: int) -> list[list[int]]:
-    """Return batches of even, nearly equal sizes: at most `most` examples each, or 2.
+    """Return batches of nearly equal sizes: even numbers of at most `most` examples, and at least 2.
+
+    If the number of examples is odd, the last example of the order is left out. A single example is a batch.
 
     A loader with `drop_last` promises its module that no batch is short. Batch normalization refuses a batch of one
-    example, and losses over pairs need an even number. An odd number of examples leaves out the last one.
+    example, and losses over pairs need an even number.
     """
     pairs = len(order) // 2
     if pairs == 0:

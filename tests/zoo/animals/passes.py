@@ -80,3 +80,10 @@ class Spy(Net):
     def training_step(self, batch, batch_idx):
         self.calls.append(batch[0][:, 0].tolist())
         return self.loss(batch)
+
+
+class Misspelt(Net):
+    """Uses an attribute that it never makes."""
+
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch) * self.no_such_attribute
