@@ -118,7 +118,7 @@ def train_again(setup: StudySetup, record: StudyRecord, stored: TrialResult, kee
 
 
 def _ready(data) -> bool:
-    """Sets the data up as far as the study's identity needs: its trials ran, so that nothing is rehearsed."""
+    """Sets the data up as far as the study's identity needs: its trials ran, so that there is no dry run."""
     if standard_data(data):  # else a trainer alone knows how to set it up, and it has no digest
         ranks.on_rank_zero(data.prepare_data)
         data.setup("fit")

@@ -230,7 +230,7 @@ def _check_study(setup: StudySetup) -> tuple[LightningDataModule, bool]:
     prepare_process()
     name = setup.study.name
     refuse_lost(setup.storage, name, figures_folder(setup.storage.folder, name))
-    _say(setup, "checking it, and rehearsing a trial")
+    _say(setup, "checking it with a dry run")
     is_settled = False
 
     def settled(data: LightningDataModule) -> bool:

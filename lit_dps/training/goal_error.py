@@ -52,8 +52,6 @@ class GoalErrorCallback(Callback):
 
     Attributes:
         steps: Optimizer steps so far (`StepCount`).
-        look_first: Whether to check before the first step too. Set before a run.
-        untrained: What that check found; None without.
         validated, watch: What the checks looked at; how long steps and checks took.
         run: What the checks found, and how the run ended. A study gives its own, by `follow`.
         status, steps_to_result, curve: Of the run.
@@ -88,7 +86,6 @@ class GoalErrorCallback(Callback):
         of = ERROR if error is not None else self.monitor
         self.goal = Goal(value, *steps, of, at_least is not None)
         self.early_reject = early_reject and at_least is None
-        self.look_first = False
         self.at_check: Callable[[], None] = lambda: None
         self.saved: Callable[[], bool] = lambda: False
         self.budget: int | None = None
@@ -105,7 +102,7 @@ class GoalErrorCallback(Callback):
         self.run, self._given = self._given or Run(None, self.goal), None
         if early:
             self.run.stop_early()
-        self.untrained: float | None = None
+        self._looking: dict[str, float] | None = None  # what a look at the network finds, while it lasts
         self._losses: list[tuple[Any, float]] = []  # each with the share of its batch that it is the mean over
         self._count, self._due, self._stepped = StepCount(), False, False
         self._epochs, self._last_batch = 0, -1
@@ -185,11 +182,6 @@ class GoalErrorCallback(Callback):
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._epochs = trainer.current_epoch + 1
         forget_followed_metrics(trainer, "epoch", trainer.current_epoch)
-        if self.look_first and self.untrained is None:
-            if self._early is not None:
-                self.untrained = self._early(self._early.size).error(self._early.size)
-            else:
-                lightning_private.validate_now(trainer)  # whose end gives it
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._length is not None and self._length.given and self.status is None:
@@ -233,8 +225,7 @@ class GoalErrorCallback(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn != "fit":
             return
-        looking = self.look_first and self.untrained is None
-        if not (self._due or looking):  # whoever stops the trainer gets a validation
+        if not self._due and self._looking is None:  # whoever stops the trainer gets a validation
             return
         keys = {self.monitor: "goal.monitor", **dict.fromkeys(self.run.metrics, "study.metrics")}
         found = {name: logged(trainer, name, key) for name, key in keys.items()}
@@ -242,11 +233,26 @@ class GoalErrorCallback(Callback):
         for name, key in keys.items():
             if why := self.validated.why_no_mean(trainer, name):
                 raise ConfigError(key, name, f"the mean over the validation split: {why}")
+        if self._looking is not None:
+            self._looking.update(found)
+            return
         error = found.pop(self.monitor)
-        if looking:
-            self.untrained = error
-        elif self.status is None:  # else min_steps or min_epochs keep it running
+        if self.status is None:  # else min_steps or min_epochs keep it running
             self._judge(trainer, pl_module, error, exact=True, metrics=found)
+
+    def look(self, trainer: Trainer) -> dict[str, float]:
+        """Validate the network as it is, and return the goal's metric and the run's further ones by name.
+
+        The run does not take the values in. To be called while the trainer fits, between two batches or at the end.
+        """
+        if self._early is not None:
+            return {self.monitor: self._early(self._early.size).error(self._early.size)}
+        self._looking = found = {}
+        try:
+            lightning_private.validate_now(trainer)
+        finally:
+            self._looking = None
+        return found
 
     def _judge(
         self,

@@ -108,6 +108,21 @@ def replace_dataloader(trainer: Trainer, wrap: Callable[[Any], Any]) -> None:
     source.dataloader = lambda: wrap(make())
 
 
+def replace_train_loaders(trainer: Trainer, replace: Callable[[Any], tuple[Any, float]]) -> None:
+    """Replaces each train dataloader of a fit by another one and the most batches to take of it.
+
+    To be called when training starts (`on_train_start`): what was made before knows the epochs as they were.
+    """
+    loop = trainer.fit_loop
+    combined = loop._combined_loader
+    loaders, limits = zip(*map(replace, combined.flattened), strict=True)
+    combined.flattened, combined.limits = list(loaders), list(limits)
+    loop._data_fetcher.setup(combined)
+    iter(loop._data_fetcher)
+    length = fabric_data.sized_len(combined)
+    loop.max_batches = math.inf if length is None else length
+
+
 def batches_trained(trainer: Trainer) -> tuple[int, int]:
     """Batches of this epoch that were begun, and that were completed."""
     batches = trainer.fit_loop.epoch_loop.batch_progress.current

@@ -101,7 +101,7 @@ class ExamplesCallback(Callback):
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self._step, n = trainer.global_step, examples_in(batch)
-        # of several ranks each sees its part; one process has rehearsed the study before
+        # of several ranks each sees its part; one process has made a dry run before
         self._known = self._known and n is not None and ranks.world() == 1
         self._seen.append(n or 0)
 

@@ -23,6 +23,7 @@ class ValidationCount:
     Attributes:
         first: Examples of the first check; None before. Of a DataLoader what its sampler draws, else the lengths of
             first tensors.
+        batches: Batches of the last check.
     """
 
     def __init__(self):
@@ -40,6 +41,10 @@ class ValidationCount:
         self._batches[loader] += 1
         self._examples[loader] += size
         self._sizes[loader].add(size)
+
+    @property
+    def batches(self) -> dict[int, int]:
+        return dict(self._batches)
 
     def end(self, trainer: Trainer) -> None:
         """The check is done.

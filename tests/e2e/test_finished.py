@@ -83,12 +83,12 @@ def test_a_finished_study_changes_nothing_and_one_that_goes_on_ends_later(tmp_pa
     assert study.end_time >= max(info.end_time for (kind, *_), info in extended.items() if kind == "trial")
 
 
-def test_a_finished_study_is_checked_but_not_rehearsed(unbroken, monkeypatch):
-    def rehearsed(*args) -> None:
-        raise AssertionError("rehearsed")
+def test_a_finished_study_is_checked_without_a_dry_run(unbroken, monkeypatch):
+    def dry_run(*args) -> None:
+        raise AssertionError("dry run")
 
     (unbroken / "mlruns" / "figures" / "fast" / NOTE).unlink(missing_ok=True)  # else it is not even checked
-    monkeypatch.setattr("lit_dps.study.checks.rehearse_ends", rehearsed)
+    monkeypatch.setattr("lit_dps.study.checks.dry_run", dry_run)
     opened, open_once = [], RDBStorage.__init__
 
     def counted(storage: RDBStorage, url: str, *args, **kw) -> None:
@@ -100,7 +100,7 @@ def test_a_finished_study_is_checked_but_not_rehearsed(unbroken, monkeypatch):
         done = run_here(unbroken, *STUDY)
     assert (done.returncode, done.stderr) == (0, "study fast: nothing left to run\n")
     assert len(opened) == 5, "for the box, for what is left, to compare, to declare, for what then counts"
-    with pytest.raises(AssertionError, match="rehearsed"):
+    with pytest.raises(AssertionError, match="dry run"):
         run_here(unbroken, *STUDY, "--study.trials", 5)
     refused = run_here(unbroken, *STUDY, "--goal.error", 0.3)
     assert refused.returncode == 2 and "goal.error was 0.2 and is 0.3" in refused.stderr

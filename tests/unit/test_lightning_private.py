@@ -95,6 +95,28 @@ def test_steps_that_are_put_right_shorten_the_run(uses):
     assert private.set_up_data(trainer) == 5
 
 
+class ShortensEpochs(Callback):
+    """Replaces the train dataloader by its last two batches, and notes what each step is trained on."""
+
+    def on_train_start(self, trainer, pl_module):
+        private.replace_train_loaders(trainer, lambda whole: (list(whole)[-2:], 2))
+        self.length = private.batches_of_epoch(trainer)
+        self.trained = []
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.trained.append((trainer.current_epoch, batch[0]))
+
+
+def test_a_train_dataloader_that_is_replaced_makes_the_epochs():
+    shortens, whole = ShortensEpochs(), loader(20, 4)
+    fit(Plain(), whole, loader(20, 4), callbacks=[shortens], max_steps=4)
+    assert shortens.length == 2
+    assert [epoch for epoch, _ in shortens.trained] == [0, 0, 1, 1]
+    batches = [x for x, _ in whole]
+    for (_, trained), expected in zip(shortens.trained, batches[-2:] * 2, strict=True):
+        assert trained.equal(expected)
+
+
 def test_nobody_else_reaches_into_lightning():
     """Every function here is used, and what it hides is named nowhere else."""
     from pathlib import Path

@@ -49,7 +49,7 @@ def test_the_pass_is_over_all_examples_and_once_for_each_point(zoo, drop_last):
     sizes = Counter(map(len, Spy.calls))
     if drop_last:  # batches of even, nearly equal sizes: 85 pairs in 4 batches
         common, seldom = 42, 44
-        # Each of two rehearsals takes whole batches until it has 100 examples: 3 of 42, where it takes 2 of 50.
+        # Each of two dry runs takes whole batches until it has 100 examples: 3 of 42, where it takes 2 of 50.
         most = 12
         assert sizes.keys() == {8, 32, common, seldom}
     else:
@@ -57,7 +57,7 @@ def test_the_pass_is_over_all_examples_and_once_for_each_point(zoo, drop_last):
         most = 10
         assert sizes.keys() - {2, 10} == {8, 32, common, seldom}
     assert sizes[seldom] == 2
-    assert 6 <= sizes[common] <= most, "two passes, and some batches of rehearsals"
+    assert 6 <= sizes[common] <= most, "two passes, and some batches of dry runs"
     seen = {first for call in Spy.calls if len(call) in (common, seldom) for first in call}
     assert len(seen) == 170
     trained = sum(len(outcome.audit(result).rates) for result in outcome.results)

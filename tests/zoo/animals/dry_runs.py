@@ -1,0 +1,115 @@
+"""Nets and data that a dry run has to see through, or to let pass."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader
+
+from tests.zoo.animals.data import Clouds
+from tests.zoo.animals.models import Net
+
+
+class OneBatchSize(Clouds):
+    """Validation batches are as large as those of training."""
+
+    def val_dataloader(self):
+        return DataLoader(self.val, self.hparams.batch_size)
+
+
+class RootOfBatch(Net):
+    """Logs the root of the mean square error of each batch."""
+
+    def validation_step(self, batch, batch_idx):
+        super().validation_step(batch, batch_idx)
+        x, y = batch
+        difference = self(x).softmax(1) - F.one_hot(y, 4)
+        self.log("val_rmse", difference.square().mean().sqrt())
+
+
+class ZeroHead(RootOfBatch):
+    """Gives every example the same answer before it is trained."""
+
+    def __init__(self, width: int = 16, lr: float = 1e-2):
+        super().__init__(width, lr)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+
+class BatchStatistics(Net):
+    """Validates with the statistics of each batch."""
+
+    def make_body(self, width: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(8, width), nn.BatchNorm1d(width, track_running_stats=False), nn.Tanh())
+
+    def validation_step(self, batch, batch_idx):
+        super().validation_step(batch, batch_idx)
+        self.log("val_loss", self.loss(batch))
+
+
+class Contrastive(Net):
+    """The other examples of a batch are the negatives."""
+
+    def validation_step(self, batch, batch_idx):
+        super().validation_step(batch, batch_idx)
+        z = F.normalize(self(batch[0]), dim=1)
+        self.log("val_contrast", F.cross_entropy(z @ z.T, torch.arange(len(z))))
+
+
+class Denoising(Net):
+    """Draws noise in validation."""
+
+    def validation_step(self, batch, batch_idx):
+        super().validation_step(batch, batch_idx)
+        x, y = batch
+        self.log("val_noisy", F.cross_entropy(self(x + torch.randn(8)), y))
+
+
+class ReadsAtEpochEnd(Net):
+    """Reads the last check at the end of each epoch."""
+
+    def on_train_epoch_end(self):
+        self.log("seen", self.trainer.callback_metrics["val_error"])
+
+
+class ReadsLoggedMetrics(Net):
+    """Reads the last check in each training step."""
+
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch) * (1 + 0 * self.trainer.logged_metrics["val_error"])
+
+
+class ReadsAttribute(Net):
+    """Validation leaves a number that the end of an epoch reads."""
+
+    def validation_step(self, batch, batch_idx):
+        super().validation_step(batch, batch_idx)
+        self.validated = batch_idx
+
+    def on_train_epoch_end(self):
+        self.last = self.validated
+
+
+class TrainsBeforeItValidates(Net):
+    """Validation reads what a training step leaves."""
+
+    def training_step(self, batch, batch_idx):
+        self.centre = batch[0].mean(0)
+        return self.loss(batch)
+
+    def validation_step(self, batch, batch_idx):
+        x, y = batch
+        self.log("val_error", (self(x - self.centre).argmax(1) != y).float().mean())
+
+
+class FailsAtTheLastBatch(Net):
+    """Takes full batches alone."""
+
+    def __init__(self, width: int = 16, lr: float = 1e-2, size: int = 8):
+        super().__init__(width, lr)
+        self.size = size
+
+    def training_step(self, batch, batch_idx):
+        assert len(batch[0]) == self.size, "a full batch is expected"
+        return self.loss(batch)
