@@ -136,7 +136,8 @@ def test_branches_give_a_configuration_with_times_without_a_probe(tmp_path):
     config = yaml.safe_load((where / "fit.yaml").read_text())
     size, rate = config["data"]["init_args"]["batch_size"], config["model"]["init_args"]["lr"]
     assert size >= 32 and rate == pytest.approx(0.1 * math.sqrt(size / 32))  # as of an optimizer like Adam
-    (told,) = config["trainer"]["callbacks"]
+    scaling, told = config["trainer"]["callbacks"]
+    assert scaling["class_path"].endswith("AdamScalingCallback"), "the branches scaled by its rules"
     assert told["class_path"].endswith("PredictionCallback") and told["init_args"]["batch_size"] == size
     assert not list_studies(f"sqlite:///{tmp_path}/mlruns/study.db")
     client, run = shown(tmp_path, "Module-advice")

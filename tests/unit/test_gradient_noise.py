@@ -121,7 +121,7 @@ def test_table_and_figure(tmp_path):
     left, right = drawn(FIGURE, found).axes
     assert left.get_title() == "S = 0" and right.get_title() == "S = 0.9"
     *sizes, line = left.get_legend_handles_labels()[1]
-    assert sizes == ["B = 4", "B = 16"] and "sigma" in line and "not resolved" not in line
+    assert sizes == ["B = 4", "B = 16"] and "σ²" in line and "not resolved" not in line
 
 
 def test_a_study_without_it_says_nothing_of_it(tmp_path):

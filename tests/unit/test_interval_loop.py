@@ -14,7 +14,7 @@ from lit_dps.engines.engine import Training
 from lit_dps.engines.loop import IntervalLoop
 from lit_dps.module import ImageClassifier
 from lit_dps.training.workload import Workload
-from lit_dps.trial import Cell, Status, Trial
+from lit_dps.trial import SCHEDULE, WARM_UP, Cell, Status, Trial
 from tests.unit.runs import train_one
 from tests.unit.test_engine import DATA, GOAL, MODEL, PARAMS, WORKLOAD, quiet  # noqa: F401
 
@@ -34,7 +34,9 @@ def train(trial: Trial, workload: Workload = WORKLOAD, goal=GOAL, **options):
 
     result = train_one(trial, Kept(**vars(workload)), goal, **options)
     weights = torch.cat([t.detach().flatten().float() for t in modules[-1].state_dict().values()])
-    return dataclasses.replace(result, seconds=0.0), weights
+    # Lightning's loop alone notes the shape of a schedule.
+    observed = {key: x for key, x in result.observed.items() if key not in (WARM_UP, SCHEDULE)}
+    return dataclasses.replace(result, seconds=0.0, observed=observed), weights
 
 
 @pytest.mark.parametrize("rule", ["sgd", "momentum", "nesterov"])

@@ -80,7 +80,7 @@ def test_the_mask_is_that_of_the_whole_split_at_any_batch_size(zoo):
 
 def test_an_error_that_training_without_the_pass_has_too_is_reported_as_the_modules(zoo):
     outcome = zoo("passes.Misspelt", goal=NEVER, sparsities=[0.8])
-    assert_refused(outcome, "rehearsal of B=8 S=0", "no_such_attribute", r"passes.py, line \d+, in training_step")
+    assert_refused(outcome, "dry run of B=8 S=0", "no_such_attribute", r"passes.py, line \d+, in training_step")
     assert "pruning.method" not in outcome.err
 
 
