@@ -22,7 +22,12 @@ def norms(batch_size: int, sparsity: float = 0.5) -> dict[str, list[float]]:
     torch.manual_seed(3)
     callback, module = GradientNorms(interval=2), ImageClassifier(MLP(hidden=[16]), learning_rate=0.05)
     pruning, data, wanted = PruningCallback(sparsity), Digits(batch_size=batch_size), []
-    module.on_train_batch_start = lambda batch, i: wanted.append(_square(module, pruning, batch))
+
+    def note(batch, i):
+        if pruning.mask is not None:  # the pruning pass calls this hook before
+            wanted.append(_square(module, pruning, batch))
+
+    module.on_train_batch_start = note
     fit(module, datamodule=data, callbacks=[callback, pruning], max_steps=4, **arguments(QUIET))
     return {**callback.readings, "wanted": wanted[::2]}
 
