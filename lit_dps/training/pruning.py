@@ -101,6 +101,8 @@ class PruningCallback(Callback):
         self.observed: dict[str, float] = {}
         self.key: tuple[int, ...] | None = None
         self._copies: dict[str, str] = {}
+        # Parameters that the method saw and left out of its mask, as those of nodes that stay
+        self._left_dense: set[str] = set()
         self._masked: dict[str, tuple[Tensor, Tensor]] = {}  # name -> tensor, its mask as numbers
         self._hooked: list[Optimizer] = []
         self._unhook()
@@ -142,6 +144,8 @@ class PruningCallback(Callback):
 
     def _is_masked(self, module: LightningModule, name: str, tensor: Tensor) -> bool:
         """Returns whether a tensor is masked; one in the place of a masked tensor gets its mask."""
+        if name in self._left_dense:
+            return True
         if name in self.mask and self._masked[name][0] is not tensor:
             self._watch(module)
         return any(tensor is masked for masked, _ in self._masked.values())
@@ -171,6 +175,9 @@ class PruningCallback(Callback):
             if isinstance(error, UserError) or not self.pruner.passes:
                 raise
             raise self._refusal_of_pass(name, error) from error
+        # An exact method masks all parameters that the loss depends on; the others may join later.
+        if not self.pruner.exact:
+            self._left_dense = parameters.keys() - self.mask.keys()
         self._copies = {
             copy: name
             for copy, name in copies_of(module, self.mask, held).items()
@@ -289,8 +296,14 @@ class PruningCallback(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         mask = dict(self.mask) if self.mask is not None else None
-        return {"mask": mask, "copies": self._copies, "observed": self.observed}
+        return {
+            "mask": mask,
+            "copies": self._copies,
+            "left_dense": sorted(self._left_dense),
+            "observed": self.observed,
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.mask = Mask(state_dict["mask"]) if state_dict["mask"] is not None else None
         self._copies, self.observed = state_dict.get("copies", {}), state_dict.get("observed", {})
+        self._left_dense = set(state_dict.get("left_dense", ()))
