@@ -6,7 +6,6 @@ import dataclasses
 
 import pytest
 
-from lit_dps.data import ImageData
 from lit_dps.engines.member import Member
 from lit_dps.pruning import PRUNERS, Snip, pruner_of
 from lit_dps.training.workload import Workload
@@ -66,9 +65,10 @@ def test_a_score_of_somebody_else_is_not_taken_for_a_sum():
     ("options", "sizes"), [({}, {1000}), ({"batches": 2}, {100}), ({"abs_per_batch": True}, {100})]
 )
 def test_a_pass_on_a_gpu_takes_larger_batches_where_the_mask_is_a_sum(monkeypatch, options, sizes):
-    asked, prune, loader = set(), Member._prune, ImageData.pruning_dataloader
+    asked, prune, copied = set(), Member._prune, Member._copy
     monkeypatch.setattr(Member, "_prune", lambda self, training, at_least: prune(self, training, 1000))
-    monkeypatch.setattr(ImageData, "pruning_dataloader", lambda self, size: asked.add(size) or loader(self, size))
+    # A patch of ImageData itself would send the trials to Lightning's loop.
+    monkeypatch.setattr(Member, "_copy", lambda self, how, held, size: asked.add(size) or copied(self, how, held, size))
     trials, pruning = [Trial(Cell(16, 0.8), i, PARAMS) for i in range(2)], {"method": "snip", "options": options}
     ours = train(trials, WORKLOAD, GOAL, size=2, pruning=pruning)
     assert asked == sizes
