@@ -8,6 +8,8 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from lit_dps.errors import StorageError
+from lit_dps.files import not_written
 from lit_dps.parallel import ranks
 from lit_dps.store import AdviceStore
 from lit_dps.training import GoalErrorCallback
@@ -67,4 +69,8 @@ class PredictionCallback(Callback):
             shown = {f"real/{key}": float(value) for key, value in real.items()}
             shown |= {"predicted/steps": self.steps[1], "predicted/hours": self.hours[1]}
             logger.log_metrics(shown, step=trainer.global_step)
-        AdviceStore(self.storage, self.study).append("outcomes", {**given, **predicted, **real, "ended": time.time()})
+        outcome = {**given, **predicted, **real, "ended": time.time()}
+        try:
+            AdviceStore(self.storage, self.study).append("outcomes", outcome)
+        except StorageError as error:  # the run is over, and its weights and outcome count more
+            print(f"note: {not_written('the outcome, for lit-dps calibration', error)}", file=sys.stderr)

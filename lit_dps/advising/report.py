@@ -23,7 +23,8 @@ from lit_dps.analysis import Analysis, Law, adaptive_advice, figures_folder, wri
 from lit_dps.analysis.fit import AT_LEAST
 from lit_dps.analysis.notes import schedule_notes
 from lit_dps.analysis.tables import listed_numbers, three_digits
-from lit_dps.files import replacing
+from lit_dps.errors import StorageError
+from lit_dps.files import not_written, replacing
 from lit_dps.record import StudyRecord
 from lit_dps.trial import Cell, Trial
 
@@ -63,8 +64,12 @@ def tell(case: Case) -> None:
         config = of_probes(setup, case.work.setup, record, found, case.store)
     text = _text(case, found, record, scales)
     folder = figures_folder(setup.storage.folder, setup.study.name) / "advice"
-    files = _write(folder, found, text, config, scales)
-    print(text, end="")
+    print(text, end="", flush=True)
+    try:
+        files = _write(folder, found, text, config, scales)
+    except (StorageError, OSError) as error:  # a full disk costs the files, not the answer
+        print(f"\n{not_written(str(folder), error)}", flush=True)
+        return
     print("\nwritten:\n" + "\n".join(f"  {file}" for file in files))
     if (chosen := folder / "fit.yaml").exists() and found.best is not None:
         predicted = not isinstance(found.law, Branched) or found.law.met

@@ -25,7 +25,7 @@ from lit_dps.advising.showing import show
 from lit_dps.advising.steps import StepTimes, first_look, of_one_device, parameters_of, time_steps
 from lit_dps.advising.workload import own_batch_size, probing, searches_scales
 from lit_dps.analysis.tables import significant
-from lit_dps.errors import UserError
+from lit_dps.errors import StorageError, UserError
 from lit_dps.noise import NoiseScale
 from lit_dps.runtime import INTERRUPTED, Interrupted, StopRequest, interruptible, waited_for_cpu
 from lit_dps.scales import BETA2_FLOOR
@@ -94,10 +94,13 @@ def run_advice(setup: StudySetup, options: Options, began: float | None = None) 
             _say_cost(case)
             if clock.left > BEGINNING:
                 show(case)
-            if options.method == "branch":
-                run_branches(probe_setup, case.own_step, store, clock, stop)
-            else:
-                _ask(case, clock, stop)
+            try:
+                if options.method == "branch":
+                    run_branches(probe_setup, case.own_step, store, clock, stop)
+                else:
+                    _ask(case, clock, stop)
+            except StorageError as error:  # a full disk, say: what is stored gives an answer
+                say(f"asking ends early: {error}")
     except Interrupted as signal:
         print(f"\ninterrupted by {signal}: what was measured is stored; the same command goes on")
         return INTERRUPTED
@@ -105,7 +108,7 @@ def run_advice(setup: StudySetup, options: Options, began: float | None = None) 
         print(f"lit-dps: error: {error}", file=sys.stderr)
         return FAILED
     tell(case)
-    clock.keep()
+    _keep_time(clock)
     say(f"asking took {time_text(clock.spent)} of {time_text(options.budget)}")
     return 0
 
@@ -243,4 +246,12 @@ def _kept(clock: Clock):
     try:
         yield
     finally:
+        _keep_time(clock)
+
+
+def _keep_time(clock: Clock) -> None:
+    """Store the time that was spent. A storage that refuses it costs no answer."""
+    try:
         clock.keep()
+    except StorageError as error:
+        say(f"the time that was spent is not stored: {error}")

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 import torch
 
 from lit_dps.analysis import step_seconds, summarize
-from lit_dps.errors import UserError
+from lit_dps.errors import StorageError, UserError
 from lit_dps.parallel import ranks
 from lit_dps.record import StudyRecord
 from lit_dps.runtime import StopRequest
@@ -77,7 +77,12 @@ def update_step_timing(setup: StudySetup, record: StudyRecord, stop: StopRequest
         return record
     date = datetime.now(UTC).strftime("%Y-%m-%d")
     timing = StepTiming(machine, date, setup.study.threads, setup.ranks, tuple(cells))
-    keep_step_timing(setup.storage.optuna_url, record.name, timing)
+    try:
+        keep_step_timing(setup.storage.optuna_url, record.name, timing)
+    except StorageError as error:
+        # The answer has the times all the same.
+        print(f"study {record.name}: step times were not stored: {error}", file=sys.stderr, flush=True)
+        return dataclasses.replace(record, step_timing=timing)
     return read_study(setup.storage.optuna_url, record.name)
 
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 from lightning.pytorch import LightningDataModule
 
@@ -61,6 +61,7 @@ from lit_dps.study.workers import first_of_ranks, follow_torchrun, warm_up, work
 from lit_dps.training.checkpoints import clear
 from lit_dps.trial import TrialResult
 
+T = TypeVar("T")
 WAITING = 4  # exit code: only trials that other processes run remain
 
 
@@ -184,18 +185,24 @@ def _run(
             if ranks.started_by_torchrun():
                 with first_of_ranks(setup):  # the others wait to be told
                     pass
-        if left and (others := claim_report(url, name)) is not None:
+        unstored = Unstored()
+        others = None
+        if left:
+            others = unstored.attempt("who writes the analysis", lambda: claim_report(url, name))
+        if others is not None:
             print(f"study {name}: {others.reason}")
             is_waiting = others.is_running
         else:
             seen = getattr(data, "digest", None) is None or type(data).__module__.startswith("lit_dps.")
             if meanwhile:
                 record = read_study(url, name)
-                best = [(cell.best.trial, cell.k_star) for cell in summarize(record) if cell.best is not None]
-                keep_outcomes(url, name, best)
+            best = [(cell.best.trial, cell.k_star) for cell in summarize(record) if cell.best is not None]
+            unstored.attempt("the best trial of each cell", lambda: keep_outcomes(url, name, best))
             if left or options.time_steps:
                 record = update_step_timing(setup, record, stop, options.time_steps)
-            code = _finish(setup, view, record, seen, options)
+            code = _finish(setup, view, record, seen and not unstored.names, options)
+            if unstored.names:
+                print(f"study {name}: {unstored.sentence}", file=sys.stderr, flush=True)
     except Interrupted as signal:
         left = _left(setup, read_study(url, name))
         print(f"\ninterrupted by {signal}: {left} trials are left, the others are stored; the same command goes on")
@@ -211,6 +218,32 @@ def _run(
     if ranks.started_by_torchrun():
         return 0
     return WAITING if is_waiting else code
+
+
+class Unstored:
+    """Notes what cannot be stored beside the trials, so that the answer is printed without it.
+
+    Attributes:
+        names: What could not be stored.
+    """
+
+    def __init__(self):
+        self.names: list[str] = []
+        self._errors: list[StorageError] = []
+
+    def attempt(self, name: str, store: Callable[[], T]) -> T | None:
+        """Return what a function returns that stores something; None if the storage refuses it."""
+        try:
+            return store()
+        except StorageError as error:
+            self.names.append(name)
+            self._errors.append(error)
+            return None
+
+    @property
+    def sentence(self) -> str:
+        """The line on what is not stored, and why."""
+        return f"not stored: {' and '.join(self.names)}: {self._errors[0]}; the same command stores it"
 
 
 def check_study(setup: StudySetup) -> LightningDataModule:

@@ -15,9 +15,10 @@ from pathlib import Path
 import mlflow
 import pytest
 
+from lit_dps.study import run as study_run
 from lit_dps.study.run import WAITING
 from tests import schema
-from tests.e2e.commands import FAST, FAST_TRIALS, results, run, start, table, wait_for_results
+from tests.e2e.commands import FAST, FAST_TRIALS, results, run, run_here, start, table, wait_for_results
 from tests.postgres import free_port
 
 pytestmark = pytest.mark.slow
@@ -101,6 +102,34 @@ def test_a_database_that_may_not_grow_is_one_line_and_loses_nothing(tmp_path, ca
     assert call(*STUDY).code == 0
     assert before <= results(database) == dict.fromkeys(FAST_TRIALS, 1)
     assert table(tmp_path) == table(unbroken)
+
+
+def test_the_answer_is_printed_though_nothing_can_be_written_after_the_last_trial(tmp_path, monkeypatch):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    claim = study_run.claim_report
+
+    def claim_on_a_full_disk(url: str, name: str):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+        return claim(url, name)
+
+    monkeypatch.setattr(study_run, "claim_report", claim_on_a_full_disk)
+    one = ("--study.batch_sizes", "[64]", "--study.sparsities", "[0]", "--study.trials", "2")
+    try:
+        full = run_here(tmp_path, *STUDY, *one)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert full.returncode == 0, full.stderr
+    assert "Traceback" not in full.stderr
+    lines = full.stderr.splitlines()
+    assert sum("not stored: who writes the analysis and the best trial of each cell: " in line for line in lines) == 1
+    again = run_here(tmp_path, *STUDY, *one)
+    answer = [line for line in again.stdout.splitlines() if line.startswith(("S=0: B = 64 ", "64  0 "))]
+    assert again.returncode == 0 and len(answer) == 3
+    # the time of a step is measured again, since it could not be stored
+    assert answer[2] in full.stdout and "S=0: B = 64 has the least K*" in full.stdout
+    with closing(sqlite3.connect(tmp_path / "mlruns" / "study.db")) as connection:
+        query = "select count(*) from trial_user_attributes where key = 'best_point'"
+        assert connection.execute(query).fetchone() == (1,), "the next command stores what was refused"
 
 
 @pytest.mark.long

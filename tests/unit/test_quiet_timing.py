@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from lit_dps.errors import StorageError
 from lit_dps.goal import Goal
 from lit_dps.runtime import Interrupted, StopRequest
 from lit_dps.step_timing import CellTiming, StepTiming
@@ -141,3 +142,15 @@ def test_warm_up_steps_are_not_timed(monkeypatch):
     for _ in range(5):
         clock.on_update(optimizer)
     assert (clock.first, clock.last) == (10.0, 16.0)  # after steps 2 and 5: three steps
+
+
+def test_times_that_cannot_be_stored_cost_nothing_else(clock, study, monkeypatch, capsys):
+    setup, url = study
+
+    def full(*args):
+        raise StorageError("disk is full")
+
+    monkeypatch.setattr(quiet_timing, "keep_step_timing", full)
+    record = read_study(url, "quiet")
+    assert update_step_timing(setup, record, StopRequest()) is record
+    assert "step times were not stored: disk is full\n" in capsys.readouterr().err
