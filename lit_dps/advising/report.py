@@ -21,7 +21,7 @@ from lit_dps.advising.showing import show, show_answer
 from lit_dps.advising.workload import own_batch_size, probing
 from lit_dps.analysis import Analysis, Law, adaptive_advice, figures_folder, write_csv
 from lit_dps.analysis.fit import AT_LEAST
-from lit_dps.analysis.notes import schedule_notes
+from lit_dps.analysis.notes import schedule_notes, warm_up_notes
 from lit_dps.analysis.tables import listed_numbers, three_digits
 from lit_dps.errors import StorageError
 from lit_dps.files import not_written, replacing
@@ -124,6 +124,9 @@ def _notes(case: Case, found: Answer, record: StudyRecord | None, scales: str | 
         )
     if record is not None:
         lines += schedule_notes(Analysis(record).cells)
+        trials = [result for results in record.results.values() for result in results]
+        k_of = dict(zip(found.table["batch_size"], found.table["k_star"], strict=True)) if len(found.table) else {}
+        lines += warm_up_notes(trials, k_of)
     if record is not None and case.largest < max(case.sizes):
         here = f"the {ranks} devices" if (ranks := case.setup.ranks) > 1 else "the device"
         lines.append(f"K is not measured above B = {case.largest}: no larger batch was seen to fit {here} here")

@@ -198,7 +198,8 @@ def schedule_notes(cells: Sequence[CellSummary]) -> list[str]:
     lines = []
     if within:
         lines.append(
-            f"K* lies within the warm-up of the learning rate at {'; '.join(_few(within))}: the rate still grew there. "
+            f"the goal is met within the warm-up of the learning rate at {'; '.join(_few(within))}: your warm-up is "
+            "longer than K* there, so the rate still grew. "
             "A warm-up that is shorter than K* at every batch size makes the K* comparable"
         )
     if early:
@@ -208,6 +209,27 @@ def schedule_notes(cells: Sequence[CellSummary]) -> list[str]:
             "schedule's own length"
         )
     return lines
+
+
+def warm_up_notes(results: Sequence[TrialResult], k_of: Mapping[int, float]) -> list[str]:
+    """Return a note on batch sizes whose predicted K is not larger than the warm-up of the learning rate.
+
+    Args:
+        results: Trials of the study; nothing is noted where their warm-ups differ.
+        k_of: Predicted K by batch size.
+    """
+    warm_ups = {result.observed[WARM_UP] for result in results if WARM_UP in result.observed}
+    if len(warm_ups) != 1:
+        return []
+    warm_up = warm_ups.pop()
+    shorter = [size for size, k in sorted(k_of.items()) if k <= warm_up]
+    if not shorter:
+        return []
+    sizes = f"B = {shorter[0]}" if len(shorter) == 1 else f"B = {shorter[0]} to {shorter[-1]}"
+    return [
+        f"at {sizes} your warm-up of {warm_up:g} steps is longer than K: the goal would be met while the rate still "
+        "grows. Shorten the warm-up there"
+    ]
 
 
 def inexact_notes(results: Sequence[TrialResult]) -> list[str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -24,10 +25,12 @@ from lit_dps.optim.local import LocalSGD
 from lit_dps.pruning import Mask, Network, prunable, prune, worth_knowing
 from lit_dps.pruning.start import start
 from lit_dps.runs import Run
+from lit_dps.training import GoalErrorCallback
 from lit_dps.training.attributes import capture_attributes, restore_attributes
 from lit_dps.training.checkpoints import CheckpointFile, Checkpoints
 from lit_dps.training.generators import capture, isolated, restore
 from lit_dps.training.pruning import PruningCallback
+from lit_dps.training.rate_curve import rates_of_steps, schedule_shape
 from lit_dps.training.training_pass import copy_of
 from lit_dps.training.workload import Built
 
@@ -89,6 +92,8 @@ class Member:
             member._go_on(torch.load(saved, map_location=device, weights_only=True), checkpoints)
         else:
             member._prune(training, PASS if stacked and device.type == "cuda" else 0)
+            shape = training.schedule_of(run.trial, partial(member._schedule_shape, training))
+            run.observed = {**run.observed, **shape}
         run.kept = member.mask.kept() if member.mask is not None else {}
         return member
 
@@ -106,6 +111,14 @@ class Member:
         trained = sum(p.numel() for p in self.module.parameters() if p.requires_grad and id(p) in held)
         found = start(pruning.init, self.module, self.mask, copy, pruning.redraw)
         self.run.observed = worth_knowing(self.mask, pruning.pruner, trained) | found
+
+    def _schedule_shape(self, training: Training) -> dict[str, float]:
+        """As `ScheduleCallback` finds it; the schedule is stepped once a step here."""
+        if self.schedule is None:
+            return {}
+        config = LRSchedulerConfig(self.schedule, interval="step")
+        budget = training.budget or GoalErrorCallback(**training.goal).goal.max_steps
+        return schedule_shape(rates_of_steps(self.optimizer, [config], budget, shared=(self.module,)))
 
     @contextmanager
     def _copy(self, pruning: PruningCallback, held: Container[int], size: int) -> Iterator[Network]:

@@ -20,10 +20,10 @@ from lit_dps.training.checkpoint import CheckpointCallback, Paused
 from lit_dps.training.checkpoints import CheckpointFile
 from lit_dps.training.generators import isolated
 from lit_dps.training.protocol import screen_callbacks_of
-from lit_dps.training.rate_curve import is_constant, rate_curve, schedule_steps, warm_up_steps
+from lit_dps.training.rate_curve import rate_curve, schedule_shape
 from lit_dps.training.steps import ExamplesCallback
 from lit_dps.training.workload import Built
-from lit_dps.trial import LIGHTNING, RANKS, SCHEDULE, WARM_UP, Trial, TrialResult
+from lit_dps.trial import LIGHTNING, RANKS, Trial, TrialResult
 
 
 @dataclass(frozen=True)
@@ -194,11 +194,7 @@ class ScheduleCallback(Callback):
             return
 
         def evaluate() -> dict[str, float]:
-            rates = rate_curve(trainer, pl_module, trainer.max_steps, self.goal.steps_of_epoch)
-            if rates is None or is_constant(rates):
-                return {}
-            warm_up = warm_up_steps(rates)
-            return {WARM_UP: len(rates) if warm_up is None else warm_up, SCHEDULE: schedule_steps(rates)}
+            return schedule_shape(rate_curve(trainer, pl_module, trainer.max_steps, self.goal.steps_of_epoch))
 
         self.observed = self.training.schedule_of(self.trial, evaluate)
 

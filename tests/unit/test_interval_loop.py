@@ -14,7 +14,8 @@ from lit_dps.engines.engine import Training
 from lit_dps.engines.loop import IntervalLoop
 from lit_dps.module import ImageClassifier
 from lit_dps.training.workload import Workload
-from lit_dps.trial import SCHEDULE, WARM_UP, Cell, Status, Trial
+from lit_dps.trial import SCHEDULE, STACKED, WARM_UP, Cell, Status, Trial
+from tests.unit.runs import train as train_all
 from tests.unit.runs import train_one
 from tests.unit.test_engine import DATA, GOAL, MODEL, PARAMS, WORKLOAD, quiet  # noqa: F401
 
@@ -34,9 +35,7 @@ def train(trial: Trial, workload: Workload = WORKLOAD, goal=GOAL, **options):
 
     result = train_one(trial, Kept(**vars(workload)), goal, **options)
     weights = torch.cat([t.detach().flatten().float() for t in modules[-1].state_dict().values()])
-    # Lightning's loop alone notes the shape of a schedule.
-    observed = {key: x for key, x in result.observed.items() if key not in (WARM_UP, SCHEDULE)}
-    return dataclasses.replace(result, seconds=0.0, observed=observed), weights
+    return dataclasses.replace(result, seconds=0.0), weights
 
 
 @pytest.mark.parametrize("rule", ["sgd", "momentum", "nesterov"])
@@ -54,6 +53,35 @@ def test_a_trial_is_the_same_bit_for_bit(rule, schedule, sparsity, batch_size):
         )
         assert ours == plain
         assert torch.equal(weights, reference)
+
+
+class WarmUp(ImageClassifier):
+    """The rate grows for 6 steps, from half of its value, and stays."""
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=self.hparams.learning_rate)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, 0.5 + step / 12))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+@pytest.mark.parametrize("how", [{"lean": False}, {}, {"size": 2}], ids=["Lightning", "one", "stack"])
+@pytest.mark.parametrize(
+    ("module", "own", "shape"),
+    [
+        ("lit_dps.module.ImageClassifier", DECAY, (0, 31)),
+        ("tests.unit.test_interval_loop.WarmUp", {}, (6, 7)),
+        ("lit_dps.module.ImageClassifier", {}, (None, None)),
+    ],
+)
+def test_every_loop_stores_the_shape_of_the_schedule(module, own, shape, how):
+    workload = Workload({"class_path": module, "init_args": {**MODEL["init_args"], **own}}, DATA, CPU)
+    trials = [Trial(Cell(16, 0.5), point, PARAMS) for point in range(2)]
+    goal = {"error": 0.01, "check_interval": 4, "max_steps": 40}
+    results = train_all(trials, workload, goal, **how)
+    assert len(results) == 2
+    for result in results:
+        assert (result.observed.get(WARM_UP), result.observed.get(SCHEDULE)) == shape
+        assert (STACKED in result.observed) is ("size" in how)
 
 
 class Everything(nn.Module):
