@@ -69,6 +69,16 @@ def changed_parts(known: Sequence[Mapping[str, Any]], now: Mapping[str, Any], en
     return changed
 
 
+def changes_since(known: Sequence[Mapping[str, Any]], now: Mapping[str, Any]) -> list[str]:
+    """Return words for the code and the data of an environment that are in none of the known environments.
+
+    Returns:
+        Words such as "my_code.py" and "the data at noise=0.5".
+    """
+    data = [f"the data at {axes}" if axes else "the data" for axes in changed_parts(known, now, DATA)]
+    return [*changed_parts(known, now, SOURCES), *data]
+
+
 def versions_of(environments: Sequence[Mapping[str, Any]], entry: str, name: str) -> list[list[Mapping[str, Any]]]:
     """Return the environments that have a name in an entry, grouped by its version, the oldest first."""
     groups: list[list[Mapping[str, Any]]] = []

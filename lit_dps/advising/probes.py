@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
+from collections.abc import Mapping
 from contextlib import closing
 from functools import partial
+from typing import Any
 
 import numpy as np
 from lightning.pytorch import LightningDataModule
@@ -15,9 +17,10 @@ from lit_dps.advising.clock import Clock
 from lit_dps.analysis import Analysis, Observation, observed, step_seconds
 from lit_dps.analysis.best_rates import RateCurve
 from lit_dps.errors import StorageError
+from lit_dps.provenance import KEY
 from lit_dps.record import StudyRecord
 from lit_dps.runtime import Interrupted, StopRequest
-from lit_dps.store import begin_run, declare, read_study
+from lit_dps.store import begin_run, declare, keep_environment, read_study
 from lit_dps.study.failures import Failures
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.view import View, connect, environment_tags
@@ -30,10 +33,11 @@ class Probes:
     Args:
         setup: Of it, checked.
         data: Its data module, set up.
+        environment: What its trials are made of (`lit_dps.provenance`); None stores nothing of it.
     """
 
-    def __init__(self, setup: StudySetup, data: LightningDataModule):
-        self.setup, self.data = setup, data
+    def __init__(self, setup: StudySetup, data: LightningDataModule, environment: Mapping[str, Any] | None = None):
+        self.setup, self.data, self.environment = setup, data, environment
         storage, digest = setup.storage, getattr(data, "digest", None)
         self.url, self.name = storage.optuna_url, setup.study.name
         self.view = View(partial(connect, storage, setup.workload_name(), self.name, environment_tags(digest)))
@@ -59,6 +63,9 @@ class Probes:
         if not left:
             return True
         setup = dataclasses.replace(setup, run_number=begin_run(self.url, self.name))
+        if self.environment is not None:
+            keep_environment(self.url, self.name, self.environment)
+            setup = dataclasses.replace(setup, environment=self.environment[KEY])
         self.view.sync(record, goes_on=True)
 
         def over() -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,9 +28,11 @@ from lit_dps.advising.workload import own_batch_size, probing, searches_scales
 from lit_dps.analysis.tables import significant
 from lit_dps.errors import StorageError, UserError
 from lit_dps.noise import NoiseScale
+from lit_dps.provenance import changes_since
 from lit_dps.runtime import INTERRUPTED, Interrupted, StopRequest, interruptible, waited_for_cpu
 from lit_dps.scales import BETA2_FLOOR
 from lit_dps.store import AdviceStore, changed
+from lit_dps.study.environment import environment_of
 from lit_dps.study.failures import FAILED, AllFail
 from lit_dps.study.noise import short_run
 from lit_dps.study.run import LEAVING, check_study
@@ -39,6 +42,7 @@ from lit_dps.trial import Trial
 
 TIMING, NOISE, CONFIRMING = 0.1, 0.05, 0.2  # shares of the budget of each stage but the probes, at most
 NOISE_STEPS, NOISE_BATCH = 200, 32
+ENVIRONMENT = "environment"  # of the store: code and data of what was measured first
 BEGINNING = 30.0  # seconds that have to be left for MLflow, which takes some to begin, to be told before the end
 
 
@@ -74,6 +78,8 @@ def run_advice(setup: StudySetup, options: Options, began: float | None = None) 
             f"advice on {setup.study.name!r} was asked for with another configuration: restore it, or give the new one "
             "another study.name"
         )
+    environment = environment_of(probe_setup, data)
+    _refuse_changed_code(setup.study.name, known.get(ENVIRONMENT), environment)
     clock, stop = Clock(options.budget, store, known.get("spent", 0.0), began), StopRequest()
     say(f"advice on {setup.study.name}: asking takes {time_text(options.budget)} at most, all in all")
     unknown = [n for n in options.devices if n not in (1, probe_setup.ranks)]
@@ -87,10 +93,13 @@ def run_advice(setup: StudySetup, options: Options, began: float | None = None) 
     try:
         with interruptible(stop, LEAVING), _kept(clock):
             store.keep(configuration=configuration)
+            if ENVIRONMENT not in known:
+                store.keep(environment=environment)
             times = _timed(probe_setup, store, clock, known, stop)
             noise = _noise(probe_setup, times, store, clock, known, stop)
             parameters = store.read()["parameters"]
-            case = Case(setup, options, store, Probes(probe_setup, data), adaptive, times, noise, parameters)
+            probes = Probes(probe_setup, data, environment)
+            case = Case(setup, options, store, probes, adaptive, times, noise, parameters)
             _say_cost(case)
             if clock.left > BEGINNING:
                 show(case)
@@ -111,6 +120,17 @@ def run_advice(setup: StudySetup, options: Options, began: float | None = None) 
     _keep_time(clock)
     say(f"asking took {time_text(clock.spent)} of {time_text(options.budget)}")
     return 0
+
+
+def _refuse_changed_code(name: str, known: Mapping[str, Any] | None, environment: Mapping[str, Any]) -> None:
+    """Raise UserError if stored advice was measured with other code or data; earlier versions stored neither."""
+    changes = [] if known is None else changes_since([known], environment)
+    if changes:
+        verb = "is" if len(changes) == 1 else "are"
+        raise UserError(
+            f"advice on {name!r}: {', '.join(changes)} {verb} not as in its stored measurements; restore it, or give "
+            "the new advice another study.name"
+        )
 
 
 def _ask(case: Case, clock: Clock, stop: StopRequest) -> None:

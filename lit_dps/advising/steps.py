@@ -166,7 +166,8 @@ def _timed(
         line = next(iter(str(error).splitlines()), type(error).__name__).removeprefix("cannot time a trial: ")
         if is_full(error):
             return None, FULL
-        above_split = getattr(error, "above_split", False) or line.startswith("study.batch_sizes: ")
+        refused = "study.batch_sizes: ", f"{setup.workload.batch_size_key}: "
+        above_split = getattr(error, "above_split", False) or line.startswith(refused)
         if not (above_split or may_fail):
             raise UserError(f"advise: a step at B = {trial.cell.batch_size} cannot be timed: {line}") from None
         return None, line

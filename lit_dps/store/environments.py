@@ -8,7 +8,7 @@ from typing import Any
 import optuna
 from optuna.storages import BaseStorage
 
-from lit_dps.provenance import DATA, KEY, SOURCES, changed_parts
+from lit_dps.provenance import KEY, changes_since
 from lit_dps.store.database import storage_errors, storage_for_now
 from lit_dps.store.header import attributes
 from lit_dps.store.joining import StudyChanged
@@ -54,9 +54,7 @@ def changed_environment(url: str, name: str, environment: Mapping[str, Any]) -> 
         header = attributes(storage, name)
     if FORMAT_ATTR not in header:
         return []
-    known = header.get(ENVIRONMENTS, [])
-    data = [f"the data at {axes}" if axes else "the data" for axes in changed_parts(known, environment, DATA)]
-    return [*changed_parts(known, environment, SOURCES), *data]
+    return changes_since(header.get(ENVIRONMENTS, []), environment)
 
 
 def check_environment(url: str, name: str, environment: Mapping[str, Any]) -> None:

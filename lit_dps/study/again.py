@@ -15,11 +15,13 @@ from lit_dps.engines.eligible import standard_data
 from lit_dps.engines.trainer import TrainerEngine
 from lit_dps.errors import ConfigError
 from lit_dps.parallel import ranks
+from lit_dps.provenance import KEY, changes_since
 from lit_dps.record import StudyRecord
 from lit_dps.runs import Run
 from lit_dps.runtime import Interrupted, StopRequest, interruptible, prepare_process
 from lit_dps.store import check_unchanged
 from lit_dps.study.checks import check
+from lit_dps.study.environment import environment_of
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.workers import first_of_ranks, raise_if_any_rank_interrupted
 from lit_dps.trial import RANKS, SPARSE_KERNELS, STACKED, Cell, Status, TrialResult
@@ -92,6 +94,8 @@ def train_again(setup: StudySetup, record: StudyRecord, stored: TrialResult, kee
     prepare_process()
     data = check(setup, _ready)
     check_unchanged(setup.storage.optuna_url, setup.study.name, setup.identity(data))
+    if note := _changed_since(setup, data, record, stored):
+        print(f"note: {note}", file=sys.stderr, flush=True)
     torch.set_num_threads(setup.study.threads)
     goes_on = record.run_on and not stored.trial.repeat
     run = Run(stored.trial, record.goal, record.goals, run_on=goes_on, metrics=setup.study.metrics)
@@ -115,6 +119,18 @@ def train_again(setup: StudySetup, record: StudyRecord, stored: TrialResult, kee
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr, flush=True)
     return run
+
+
+def _changed_since(setup: StudySetup, data, record: StudyRecord, stored: TrialResult) -> str | None:
+    """Return a sentence on code and data that differ from those of the stored trial; None if nothing does."""
+    known = [each for each in record.environments if each.get(KEY) == stored.environment]
+    if not known or ranks.rank():
+        return None
+    changes = changes_since(known, environment_of(setup, data))
+    if not changes:
+        return None
+    verb = "is" if len(changes) == 1 else "are"
+    return f"{', '.join(changes)} {verb} not as the study's trial was trained with; its K may differ"
 
 
 def _ready(data) -> bool:
