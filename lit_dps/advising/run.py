@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 import time
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from lightning.pytorch import LightningDataModule
 from lit_dps.advice import Answer, Timed
 from lit_dps.advising.branches import run_branches
 from lit_dps.advising.case import Case
-from lit_dps.advising.clock import Clock, say
+from lit_dps.advising.clock import WRITING, Clock, say
 from lit_dps.advising.confirm import confirm
 from lit_dps.advising.optimizer_look import look_at_optimizers
 from lit_dps.advising.options import Options, time_text
@@ -26,7 +27,7 @@ from lit_dps.advising.showing import show
 from lit_dps.advising.steps import StepTimes, first_look, of_one_device, parameters_of, time_steps
 from lit_dps.advising.workload import own_batch_size, probing, searches_scales
 from lit_dps.analysis.tables import significant
-from lit_dps.errors import StorageError, UserError
+from lit_dps.errors import ConfigError, StorageError, UserError
 from lit_dps.noise import NoiseScale
 from lit_dps.provenance import changes_since
 from lit_dps.runtime import INTERRUPTED, Interrupted, StopRequest, interruptible, waited_for_cpu
@@ -42,6 +43,7 @@ from lit_dps.trial import Trial
 
 TIMING, NOISE, CONFIRMING = 0.1, 0.05, 0.2  # shares of the budget of each stage but the probes, at most
 NOISE_STEPS, NOISE_BATCH = 200, 32
+MEASURING = 10.0  # seconds that step times and noise take at least
 ENVIRONMENT = "environment"  # of the store: code and data of what was measured first
 BEGINNING = 30.0  # seconds that have to be left for MLflow, which takes some to begin, to be told before the end
 
@@ -81,6 +83,8 @@ def run_advice(setup: StudySetup, options: Options, began: float | None = None) 
     environment = environment_of(probe_setup, data)
     _refuse_changed_code(setup.study.name, known.get(ENVIRONMENT), environment)
     clock, stop = Clock(options.budget, store, known.get("spent", 0.0), began), StopRequest()
+    if "timed" not in known:
+        _refuse_small_budget(clock)
     say(f"advice on {setup.study.name}: asking takes {time_text(options.budget)} at most, all in all")
     unknown = [n for n in options.devices if n not in (1, probe_setup.ranks)]
     if unknown and options.bandwidth is None:
@@ -120,6 +124,18 @@ def run_advice(setup: StudySetup, options: Options, began: float | None = None) 
     _keep_time(clock)
     say(f"asking took {time_text(clock.spent)} of {time_text(options.budget)}")
     return 0
+
+
+def _refuse_small_budget(clock: Clock) -> None:
+    """Raise ConfigError if the budget leaves no time to measure anything; nothing is stored yet."""
+    least = clock.spent + MEASURING + WRITING[1]
+    if clock.budget < least:
+        raise ConfigError(
+            "--budget",
+            time_text(clock.budget),
+            f"at least {math.ceil(least)}s: to begin took {clock.spent:.0f} s, and timing steps and the answer take "
+            f"{MEASURING + WRITING[1]:.0f} s",
+        )
 
 
 def _refuse_changed_code(name: str, known: Mapping[str, Any] | None, environment: Mapping[str, Any]) -> None:

@@ -13,6 +13,7 @@ from lit_dps.store.header import attributes
 from lit_dps.store.locks import storage_lock
 from lit_dps.store.read import open_to_read
 from lit_dps.store.schema import ADVICE_SUFFIX
+from lit_dps.store.urls import sqlite_file
 
 
 class AdviceStore:
@@ -29,7 +30,10 @@ class AdviceStore:
         self.url, self.name = url, f"{name}{ADVICE_SUFFIX}"
 
     def read(self) -> dict[str, Any]:
-        """All values; none of advice that nobody has asked for yet."""
+        """All values; none of advice that nobody has asked for yet. Creates nothing."""
+        file = sqlite_file(self.url)
+        if file is not None and not file.exists():
+            return {}
         with storage_errors(self.url), storage_for_now(self.url) as storage:
             refuse_foreign_advice(storage, self.name)
             return attributes(storage, self.name)

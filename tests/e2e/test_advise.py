@@ -12,6 +12,7 @@ import pytest
 import yaml
 from mlflow.entities import Run
 
+from lit_dps.advising import run as advising_run
 from lit_dps.store import list_advice, list_studies
 from tests.e2e.advised_user import C1, C2
 from tests.e2e.commands import run_here
@@ -173,7 +174,17 @@ def test_data_that_do_not_heed_the_batch_size_are_refused_in_one_line(tmp_path):
     assert "Traceback" not in done.stderr
 
 
-def test_a_budget_too_small_for_one_probe_says_so_and_keeps_what_was_timed(tmp_path):
+@pytest.mark.parametrize("budget", ["1s", "4.5s", "0.1m"])
+def test_a_budget_that_cannot_be_kept_is_refused_with_the_least_one(tmp_path, budget):
+    done = advise(tmp_path, "Module", "--budget", budget)
+    (line,) = [line for line in done.stderr.splitlines() if "error" in line]
+    assert done.returncode == 2 and "--budget: " in line
+    assert int(re.search(r"at least (\d+)s", line)[1]) >= 15
+    assert not (tmp_path / "mlruns").exists()
+
+
+def test_a_budget_too_small_for_one_probe_says_so_and_keeps_what_was_timed(tmp_path, monkeypatch):
+    monkeypatch.setattr(advising_run, "MEASURING", -1e3)
     done = advise(tmp_path, "Module", "--budget", "1s", "--trials", 4)
     assert done.returncode == 0, done.stderr
     assert (
