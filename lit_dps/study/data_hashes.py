@@ -74,14 +74,21 @@ def _read(setup: StudySetup, trial: Trial) -> list[str]:
         digest = getattr(data, "digest", None)
         if digest is not None or type(data).__module__.startswith("lit_dps."):
             return [str(digest)[:LENGTH]]
-        hasher = _Hasher()
+        hasher = Hasher()
         for loaders in (data.train_dataloader(), data.val_dataloader()):
             for loader in _each(loaders):
                 _add_loader(hasher, loader, trial.cell.batch_size)
         return hasher.hashes
 
 
-class _Hasher:
+def fingerprint(value: Any) -> str:
+    """Return a hash of a nested value, such as a batch or a state: of its numbers, texts and arrays, to the bit."""
+    hasher = Hasher()
+    hasher.add(value)
+    return " ".join(hasher.hashes[:2])
+
+
+class Hasher:
     """Hashes examples: whole numbers, texts and shapes in one hash, floats in another."""
 
     def __init__(self):
@@ -153,7 +160,7 @@ def _each(loaders: Any) -> list[Any]:
     return tree_leaves(loaders)
 
 
-def _add_loader(hasher: _Hasher, loader: Any, batch_size: int) -> None:
+def _add_loader(hasher: Hasher, loader: Any, batch_size: int) -> None:
     dataset = getattr(loader, "dataset", None)
     is_stream = isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
     if not is_stream and hasattr(dataset, "__len__"):
@@ -164,7 +171,7 @@ def _add_loader(hasher: _Hasher, loader: Any, batch_size: int) -> None:
         hasher.add(batch)
 
 
-def _add_dataset(hasher: _Hasher, dataset: Any) -> None:
+def _add_dataset(hasher: Hasher, dataset: Any) -> None:
     size = len(dataset)
     hasher.add(size)
     hasher.add_tensors(dataset)

@@ -1,47 +1,21 @@
-"""The dry run of a study: short trials at both ends of its grid, before anything is created.
-
-A short trial has the hooks of a trial in their order. Its epochs have the first and the last batches alone.
-"""
+"""The dry run of a study: short trials at both ends of its grid, before anything is created."""
 
 from __future__ import annotations
 
-import copy
-import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from itertools import islice
-from typing import Any
+from dataclasses import replace
 
-from lightning.fabric.utilities.data import sized_len
-from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.utilities.model_helpers import is_overridden
-from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
+from lightning.pytorch import LightningDataModule
 
-from lit_dps.data.loaders import EndlessLoader
 from lit_dps.engines.eligible import standard_data
 from lit_dps.engines.engine import Training
-from lit_dps.engines.trainer import TrialFit
-from lit_dps.errors import ConfigError, UserError, place_in_user_code, user_error_in
-from lit_dps.module import ImageClassifier
-from lit_dps.runs import Run
+from lit_dps.errors import ConfigError
 from lit_dps.store import sobol_point
+from lit_dps.study.idle_keys import idle_keys
+from lit_dps.study.resuming import check_resume
 from lit_dps.study.setup import StudySetup
+from lit_dps.study.short_trial import Short, run_short
 from lit_dps.study.value_by_batch_size import compare_metrics
-from lit_dps.training import GoalErrorCallback, lightning_private
-from lit_dps.training.generators import isolated
-from lit_dps.training.rate_curve import rate_curve, rate_remarks
-from lit_dps.training.steps import refuse_too_large
-from lit_dps.training.training_pass import fresh
-from lit_dps.training.unmasked import later_weights_note
-from lit_dps.training.workload import Built
 from lit_dps.trial import Cell, Trial
-
-STEPS = 3  # of a short trial whose epochs do not end
-BATCHES = 16  # of an epoch of a module that steps its optimizer itself
-PASS = 2  # batches of the pruning pass
-PATIENCE = 64  # batches without an optimizer step
 
 
 def dry_run(setup: StudySetup) -> tuple[LightningDataModule, list[str]]:
@@ -54,7 +28,8 @@ def dry_run(setup: StudySetup) -> tuple[LightningDataModule, list[str]]:
         The data module of the smallest batch size, set up for training, and notes, a line each.
 
     Raises:
-        UserError: for a trial that would fail, and for a metric that depends on the batch size of the grid.
+        UserError: for a trial that would fail, a metric that depends on the batch size of the grid, and a trial that
+            resumes from a checkpoint with other values.
     """
     with setup.workload.traceless() as workload:
         return _dry_run(setup, replace(setup.training(), workload=workload))
@@ -93,89 +68,9 @@ def _dry_run(setup: StudySetup, training: Training) -> tuple[LightningDataModule
         if last.batches != short.batches or not training.workload.batch_size_key.startswith("data."):
             for other in others:
                 notes += compare_metrics(training, Trial(Cell(smallest, 0.0, other), 0, point, study.seed), setup)
+    notes += check_resume(training, trial, setup)
+    notes += idle_keys(training, setup)
     return short.data, notes
-
-
-@dataclass
-class Short:
-    """What a short trial found.
-
-    Attributes:
-        built: The module, the data module and the trainer's arguments.
-        goal: The goal of the study, and the name of its metric in the configuration.
-        untrained: The metrics of the pruned network before its first step; None if validation needs training first.
-        examples: Examples of a check by data loader; None where checks may stop early.
-        batches: Batches of a check by data loader.
-        weights: Parameters and buffers at the end.
-        curve: As `Run.curve`.
-        notes: What the user should know of its learning rate and of its mask, a line each.
-    """
-
-    built: Built
-    goal: GoalErrorCallback
-    untrained: dict[str, float] | None
-    examples: dict[int, int] | None
-    batches: dict[int, int]
-    weights: dict[str, Tensor] = field(default_factory=dict)
-    curve: dict[str, list[float]] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def data(self) -> LightningDataModule:
-        return self.built.data
-
-
-def run_short(training: Training, trial: Trial) -> Short:
-    """Trains a trial for a few optimizer steps, as `TrainerEngine` does, and returns what it finds.
-
-    There are a pruning pass over the first batches, the first and the last batches of an epoch, the end of an epoch,
-    a step after it, and two checks. The first check precedes the end of the first epoch where it does so in the trial.
-
-    Raises:
-        UserError: for what does not serve, in one line; what the user's module raised says where.
-    """
-    goal = _ShortGoal(**training.goal)
-    run = Run(trial, goal.goal, stop_at=lambda: goal.last_step, run_on=True, metrics=training.metrics)
-    fit = TrialFit.of(training, run, goal)
-    fit.pruning.examples = PASS * fit.pruning.batch_size
-    if fit.smoothness.interval:
-        fit.smoothness.interval, fit.smoothness.examples = 1, 2
-    module = fit.built.module
-    goal.is_known = not fit.built.trainer["callbacks"] and standard_data(fit.built.data) and _is_ours(module)
-    by_hand = not module.automatic_optimization or is_overridden("optimizer_step", module)
-    epochs = _ShortEpochs(goal, training.workload.accumulated, by_hand)
-    trainer = None
-    with isolated(seed=trial.seed_for("order")):
-        try:
-            try:
-                trainer = fit.trainer(last=[epochs])
-            except (ValueError, TypeError, MisconfigurationException) as error:
-                raise UserError(f"trainer: {error}") from error
-            trainer.fit(module, datamodule=fit.built.data)
-        except Exception as error:
-            hint = _hint(error, goal)
-            raise user_error_in(error) or UserError(one_line_of(error, trial) + hint) from error
-    if goal.status is None:
-        if lightning_private.batches_of_epoch(trainer) == 0:
-            refuse_too_large(trainer, trial.cell.batch_size)
-            raise ConfigError("data", type(fit.built.data).__name__, "a train dataloader that gives batches")
-        what = f"a module that trains for {goal.steps + 1} steps: it or a callback stopped the trainer"
-        raise ConfigError("model", type(module).__name__, what)
-    if trial.cell.sparsity and epochs.finite is False:
-        what = f"lower sparsities for {type(module).__name__}: its loss is not finite once it is pruned"
-        raise ConfigError("study.sparsities", trial.cell.sparsity, what)
-    short = Short(fit.built, goal, epochs.untrained, goal.validated.first, goal.validated.batches)
-    for remark in epochs.remarks:
-        short.notes.append(f"at B = {trial.cell.batch_size} {remark} steps of the budget")
-    later = later_weights_note(trainer, fit.pruning.observed) if trial.cell.sparsity else ""
-    if later:
-        short.notes.append(f"{trial.cell}: {later}")
-    return short
-
-
-def _is_ours(module: LightningModule) -> bool:
-    """Return whether a module has none of the user's code in its hooks."""
-    return type(module) is ImageClassifier
 
 
 def _refuse_met(short: Short) -> None:
@@ -190,141 +85,3 @@ def _refuse_met(short: Short) -> None:
     key = "goal.error" if str(goal).startswith("goal error") else "goal.metric"
     value = untrained[short.goal.monitor]
     raise ConfigError(key, goal.value, f"{side} {value:.4g}, the {short.goal.monitor} of the untrained network{other}")
-
-
-def one_line_of(error: Exception, trial: Trial) -> str:
-    """An error of somebody else's code in one line, with the last place in it that is neither ours nor a library's."""
-    message = " ".join(str(error).split())[:500]
-    return f"a dry run of {trial.cell} failed: {type(error).__name__}: {message}{place_in_user_code(error)}"
-
-
-def _hint(error: Exception, goal: GoalErrorCallback) -> str:
-    """Return when a metric that an error names has its value; "" if the error names none."""
-    if isinstance(error, KeyError) and error.args and error.args[0] in (goal.monitor, *goal.run.metrics):
-        return f"; {error.args[0]} has no value before the first check, after goal.check_interval optimizer steps"
-    return ""
-
-
-class _ShortGoal(GoalErrorCallback):
-    """Checks a short trial twice: once before and once after the end of an epoch, or twice after it.
-
-    Attributes:
-        is_early: Whether the first check of the trial precedes the end of its first epoch.
-        is_endless: Whether no epoch ends.
-        is_known: Whether module, data and callbacks are all ours, so that one check is enough.
-        epochs: Epochs that have ended.
-        last_step: The step of the last check; infinite before.
-    """
-
-    def __init__(self, **arguments: Any):
-        super().__init__(**arguments)
-        self.is_early = self.is_endless = self.is_known = False
-        self.epochs = self._checks = 0
-        self.last_step = math.inf
-
-    def is_check(self, step: int) -> bool:
-        if self._checks or self.is_known or not self.is_early:
-            due = self.epochs > 0 or (self.is_endless and step >= STEPS)
-        else:
-            due = True
-        due = due or step >= self.goal.max_steps
-        self._checks += due
-        if due and (self._checks == 2 or self.is_known):
-            self.last_step = step
-        return due
-
-
-class _ShortEpochs(Callback):
-    """Makes the epochs of a short trial short, and looks at the untrained network once all is done.
-
-    Attributes:
-        finite: Whether the first training loss is finite; None before, or without one.
-        untrained: As in `Short`.
-        remarks: What the user should know of the learning rates over the budget.
-    """
-
-    def __init__(self, goal: _ShortGoal, accumulated: int, by_hand: bool):
-        self.goal, self.accumulated = goal, accumulated
-        # a module that says when to step may accumulate over batches
-        self.first = BATCHES - 1 if by_hand else accumulated
-        self.by_hand = by_hand
-        self.batches_left = PATIENCE * accumulated
-        self.finite: bool | None = None
-        self.untrained: dict[str, float] | None = None
-        self.remarks: list[str] = []
-        self._initial: dict[str, Any] = {}
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # Before the epochs are shortened: a schedule by epochs follows their length.
-        epoch = self.goal.steps_of_epoch
-        rates = rate_curve(trainer, pl_module, trainer.max_steps, epoch)
-        if rates is not None:
-            self.remarks = rate_remarks(rates, trainer.lr_scheduler_configs, epoch)
-        batches = lightning_private.batches_of_epoch(trainer)
-        self.goal.is_endless = batches == math.inf
-        # in steps; infinite where an epoch has no end, or nobody knows it
-        length = batches if self.goal.is_endless else math.ceil(batches / self.accumulated)
-        self.goal.is_early = length >= self.goal.goal.check_interval
-        lightning_private.replace_train_loaders(trainer, self._shortened)
-        self._initial = copy.deepcopy(pl_module.state_dict())
-
-    def _shortened(self, loader: Any) -> tuple[Any, float]:
-        """Return a loader of the first and the last batches of another one, and the most batches to take of it."""
-        if isinstance(loader, EndlessLoader):
-            return loader, math.inf
-        batches = sized_len(loader)
-        last = 1 if self.by_hand else (batches or 0) % self.accumulated or self.accumulated
-        kept = self.first + last
-        if batches is None or not _has_indices(loader):
-            self.goal.is_endless = False
-            return loader, kept if batches is None else min(kept, batches)
-        shortened = fresh(loader)
-        shortened.__dict__["batch_sampler"] = _Ends(loader.batch_sampler, self.first, last)
-        return shortened, min(kept, batches)
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.goal.epochs += 1
-
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *args: Any) -> None:
-        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
-        if self.finite is None and loss is not None:
-            self.finite = math.isfinite(float(loss))
-        self.batches_left -= 1
-        if not self.batches_left and not self.goal.steps:
-            raise ConfigError("model", type(pl_module).__name__, "a module that steps an optimizer, or returns a loss")
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # Not before: a check leaves values and attributes that a trial would not have at its first step.
-        try:
-            pl_module.load_state_dict(self._initial)
-            self.untrained = self.goal.look(trainer)
-        except Exception:  # a module may need training before it can validate
-            self.untrained = None
-
-
-class _Ends:
-    """A batch sampler that gives the first and the last batches of another one."""
-
-    def __init__(self, batches: Any, first: int, last: int):
-        self.batches, self.first, self.last = batches, first, last
-        self.sampler = getattr(batches, "sampler", None)
-        self.batch_size, self.drop_last = getattr(batches, "batch_size", None), getattr(batches, "drop_last", False)
-
-    def __len__(self) -> int:
-        return min(len(self.batches), self.first + self.last)
-
-    def __iter__(self) -> Iterator[Any]:
-        batches = list(islice(self.batches, len(self.batches)))
-        if len(batches) > self.first + self.last:
-            batches = batches[: self.first] + batches[-self.last :]
-        return iter(batches)
-
-
-def _has_indices(loader: Any) -> bool:
-    """Return whether a loader takes its batches by indices of its data set, and by nothing else."""
-    return (
-        isinstance(loader, DataLoader)
-        and type(loader).__iter__ is DataLoader.__iter__
-        and not isinstance(loader.dataset, IterableDataset)
-        and loader.batch_sampler is not None
-    )

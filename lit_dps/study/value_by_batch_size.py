@@ -152,13 +152,18 @@ class _Look(Callback):
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.found.append(self.goal.look(trainer))
-        generator = torch.Generator().manual_seed(0)
-        with torch.no_grad():
-            for parameter in pl_module.parameters():
-                if parameter.is_floating_point():
-                    noise = torch.randn(parameter.shape, generator=generator).to(parameter)
-                    # large beside the weights, since an untrained network tells examples little apart
-                    scale = PERTURBATION + 2 * parameter.square().mean().sqrt()
-                    parameter += scale * noise
+        perturb(pl_module)
         self.found.append(self.goal.look(trainer))
         raise _Looked
+
+
+def perturb(module: LightningModule) -> None:
+    """Add noise to the weights of a module, always the same."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.is_floating_point():
+                noise = torch.randn(parameter.shape, generator=generator).to(parameter)
+                # large beside the weights, since an untrained network tells examples little apart
+                scale = PERTURBATION + 2 * parameter.square().mean().sqrt()
+                parameter += scale * noise

@@ -155,6 +155,9 @@ class CheckpointCallback(Callback):
         if "trainable" not in state_dict:
             raise ValueError("an earlier version did not save which weights are trained")
         self._trainable = state_dict["trainable"]
+        if self._loader is not None:
+            # A module or callback that asks for the length of training has the loader made before this state is read.
+            self._loader.continue_at(self._position)
 
 
 def _users(callback: Callback) -> bool:
@@ -188,6 +191,7 @@ class ResumableLoader(CombinedLoader):
         self.owners, self.between, self._goal = owners, between, position
         self.put_back = put_back
         self._now: dict[str, Any] | None = None
+        self._given = self._fetched = 0
 
     @staticmethod
     def supports(loader: Any) -> bool:
@@ -203,6 +207,12 @@ class ResumableLoader(CombinedLoader):
     def taken(self) -> int:
         """Batches of this pass that were trained on, between two batches."""
         return self._given - self._ahead
+
+    def continue_at(self, position: dict[str, Any]) -> None:
+        """Set where to go on. Raises ValueError if a batch was given already."""
+        if self._fetched:
+            raise ValueError("the position in the training data cannot be set: a batch was taken before")
+        self._goal = position
 
     def position(self) -> dict[str, Any]:
         """Where the run stands between two batches: plain numbers and tensors."""

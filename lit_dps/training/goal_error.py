@@ -57,7 +57,7 @@ class GoalErrorCallback(Callback):
         status, steps_to_result, curve: Of the run.
         at_check: Called after each check that the run goes on from; may raise, on all ranks. Set before a run.
         budget: Steps that module, callbacks and schedules see as the trainer's, where a run ends before them, as a
-            rehearsal and a timing do; None for `max_steps`. Set before a run.
+            dry run and a timing do; None for `max_steps`. Set before a run.
         steps_of_epoch: Optimizer steps of an epoch, once training has started; None where an epoch has no length.
         saved: Whether a run that pauses is saved and left by `at_check`; else it just stops. Set before a run.
 

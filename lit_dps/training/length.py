@@ -24,7 +24,7 @@ class Length:
 
     Args:
         trainer: Of the fit.
-        whole_epochs: Whether to ignore `trainer.limit_train_batches`, which a rehearsal sets.
+        whole_epochs: Whether to ignore `trainer.limit_train_batches`, which a dry run sets.
 
     Raises:
         ConfigError: where `trainer.max_epochs` is read in the data module's own `setup` or `train_dataloader`.

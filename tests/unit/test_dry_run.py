@@ -88,7 +88,8 @@ LONG = {"class_path": f"{ANIMALS}data.Clouds", "init_args": {"n": 160}}
 def test_a_value_of_a_check_is_not_there_before_the_first_check(model):
     with pytest.raises(UserError, match="B=16 .* in on_train_epoch_end"):
         dry_run(setup(f"dry_runs.{model}", SHORT))
-    assert dry_run(setup(f"dry_runs.{model}", LONG))[1] == [], "the first check precedes the end of an epoch"
+    notes = dry_run(setup(f"dry_runs.{model}", LONG))[1]
+    assert not [note for note in notes if "cannot resume" not in note], "the first check precedes the end of an epoch"
 
 
 def test_a_metric_that_an_error_names_has_no_value_before_the_first_check():

@@ -1,0 +1,307 @@
+"""Idle keys: keys of the grid and of the search that change nothing in a trial.
+
+An argument that a module ignores gives equal curves at every value of its axis. The dry run trains a few steps at two
+values of each key, everything else equal, and compares all that they compute, to the bit.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from lit_dps.engines.engine import Training
+from lit_dps.engines.trainer import TrialFit
+from lit_dps.optim import RULES
+from lit_dps.runs import Run
+from lit_dps.space import Box, Choices
+from lit_dps.store import sobol_point
+from lit_dps.study.data_hashes import fingerprint
+from lit_dps.study.setup import StudySetup
+from lit_dps.study.short_trial import PASS, run_short
+from lit_dps.study.sources import texts_in
+from lit_dps.study.value_by_batch_size import perturb
+from lit_dps.training import GoalErrorCallback
+from lit_dps.training.generators import isolated
+from lit_dps.training.rate_curve import rate_curve
+from lit_dps.trial import Cell, Trial, Value, text_of
+
+STEPS = 3  # of a trial whose validation is left out
+MOST_CONTEXTS = 8  # combinations of the values of all other keys in which a key is tried
+POINTS = 3  # of the search, among them
+LIBRARIES = ("lit_dps.", "lightning.", "pytorch_lightning.")
+# Arguments of our data modules that are there for speed alone, or name a folder.
+IDLE_OF_DATA = ("eval_batch_size", "root", "download")
+# What a key does
+ACTS, UNKNOWN = "changes a trial", "is not known"
+NOTHING = "changes nothing"
+OPTIONS = "changes options of the optimizer and nothing else"
+
+
+def idle_keys(training: Training, setup: StudySetup) -> list[str]:
+    """Returns a note for each key of the grid and of the search that changes nothing in the first steps of a trial.
+
+    A key that changes something at one combination of the other keys' values is not noted: momentum may belong to one
+    of several optimizers. Nor is a key noted where trials fail or are not reproducible.
+
+    Args:
+        training: What the trials have in common.
+        setup: The study.
+    """
+    study = setup.study
+    axes = {key: values for key, values in study.axes.items() if len(values) > 1}
+    notes, tried = [], []
+    for key in [*axes, *study.space]:
+        if key.startswith("pruning.") and not max(study.sparsities):
+            notes.append(f"{key} changes nothing: study.sparsities is 0 alone")
+        elif not _acts(setup, key):
+            tried.append(key)
+    if not tried:
+        return notes
+    runs = _Runs(training)
+    trials = _contexts(setup)
+    for key in tried:
+        effect = _effect(runs, setup, trials, key)
+        if effect in (ACTS, UNKNOWN):
+            continue
+        values = " and ".join(text_of(value) for value in _ends(setup, key))
+        notes.append(
+            f"{key} {effect}: batches, losses, weights and metrics of {runs.steps} steps are equal at {values}; "
+            "unless it acts later in a trial, leave it out"
+        )
+    return notes
+
+
+def _effect(runs: _Runs, setup: StudySetup, trials: Sequence[Trial], key: str) -> str:
+    """Return what a key does, by its trials at both ends of it: `ACTS`, `UNKNOWN`, `NOTHING` or `OPTIONS`."""
+    effect = UNKNOWN
+    # First without validation and the end of an epoch, which take longer than a few steps.
+    for run in (runs.light, runs.whole):
+        for trial in _for(key, trials):
+            one = run(trial)
+            if one is None:
+                continue
+            for value in _far_values(setup, trial, key):
+                other = run(_with(trial, key, value))
+                if other is None or one.results != other.results:
+                    return ACTS
+                if one.options != other.options:
+                    effect = OPTIONS
+                elif effect == UNKNOWN:
+                    effect = NOTHING
+        if effect == UNKNOWN:
+            break
+    return effect
+
+
+def _for(key: str, trials: Sequence[Trial]) -> list[Trial]:
+    """Return the trials in which a key is tried: pruned ones for a key of the pruning."""
+    if not key.startswith("pruning."):
+        return [replace(trial, cell=replace(trial.cell, sparsity=0.0)) for trial in trials]
+    return list(trials)
+
+
+def _acts(setup: StudySetup, key: str) -> bool:
+    """Return whether a key is known to change trials, because all that could ignore it is ours."""
+    section, _, name = key.partition(".")
+    texts = [*texts_in(_plain(_section(setup, section)))]
+    texts += [*texts_in(_plain(setup.workload.trainer.get("callbacks")))]
+    values = _values(setup)
+    texts += [text for other in values if other.startswith(section + ".") for text in texts_in(values[other])]
+    if any(map(_is_foreign, texts)):
+        return section in ("local", "optim")
+    if section == "data":
+        return name.removeprefix("init_args.") not in IDLE_OF_DATA
+    if section != "model":
+        return True
+    argument = name.removeprefix("init_args.")
+    arguments = setup.workload.model.get("init_args", {})
+    if argument in {each for rule in RULES.values() for each in rule.hyperparameters}:
+        rules = values.get("model.optimizer", [arguments.get("optimizer", "sgd")])
+        return any(argument in RULES[rule].hyperparameters for rule in rules if rule in RULES)
+    if argument in ("decay_steps", "end_factor"):
+        return "linear" in values.get("model.schedule", [arguments.get("schedule", "constant")])
+    return True
+
+
+def _section(setup: StudySetup, name: str) -> Any:
+    return {"model": setup.workload.model, "data": setup.workload.data, "pruning": setup.pruning}.get(name)
+
+
+def _plain(nested: Any) -> Any:
+    """Return a nested configuration of dicts, whatever mappings it is made of."""
+    if isinstance(nested, Mapping):
+        return {key: _plain(value) for key, value in nested.items()}
+    return [_plain(value) for value in nested] if isinstance(nested, (list, tuple)) else nested
+
+
+def _values(setup: StudySetup) -> dict[str, list[Value]]:
+    """Return all values of each axis and of each searched choice."""
+    choices = {key: list(box.choices) for key, box in setup.space.items() if isinstance(box, Choices)}
+    return {**choices, **setup.study.axes}
+
+
+def _is_foreign(text: str) -> bool:
+    """Return whether a text is the class path of something that is not ours."""
+    return "." in text and os.sep not in text and not text.startswith(LIBRARIES)
+
+
+def _contexts(setup: StudySetup) -> list[Trial]:
+    """Return trials among which every combination of axes, every choice and some points of the search are."""
+    study, space = setup.study, setup.study.space
+    points = [sobol_point(space, study.seed, i, study.scramble) for i in range(POINTS)]
+    smallest = min(study.batch_sizes)
+    sparsity = max(study.sparsities)
+    cells = list(dict.fromkeys(Cell(smallest, sparsity, cell.others) for cell in study.cells))
+    trials = [Trial(cell, 0, points[0], study.seed) for cell in cells]
+    for key, box in space.items():
+        if isinstance(box, Choices):
+            trials += [replace(trials[0], params={**points[0], key: value}) for value in box.choices]
+    trials += [replace(trials[0], params=point) for point in points[1:]]
+    unique: list[Trial] = []
+    for trial in trials:
+        if trial not in unique:
+            unique.append(trial)
+    return unique[:MOST_CONTEXTS]
+
+
+def _box(setup: StudySetup, key: str) -> Box:
+    axes = setup.study.axes
+    return Choices(axes[key]) if key in axes else setup.study.space[key]
+
+
+def _ends(setup: StudySetup, key: str) -> tuple[Value, Value]:
+    """Return the first and the last value of a key."""
+    if key in setup.study.axes:
+        values = setup.study.axes[key]
+        return values[0], values[-1]
+    extremes = setup.study.space[key].extremes
+    return extremes[0], extremes[-1]
+
+
+def _far_values(setup: StudySetup, trial: Trial, key: str) -> list[Value]:
+    """Return the ends of a key other than its value in a trial, the farther one first."""
+    own = {**dict(trial.cell.others), **trial.params}[key]
+    first, last = _ends(setup, key)
+    ends = [last, first]
+    box = None if key in setup.study.axes else setup.study.space[key]
+    if box is not None and not isinstance(box, Choices) and box.unit(own) > 0.5:
+        ends.reverse()
+    return [value for value in ends if value != own]
+
+
+def _with(trial: Trial, key: str, value: Value) -> Trial:
+    """Return a trial with another value of a key."""
+    if key in trial.params:
+        return replace(trial, params={**trial.params, key: value})
+    others = tuple((name, value if name == key else own) for name, own in trial.cell.others)
+    return replace(trial, cell=replace(trial.cell, others=others))
+
+
+class _Runs:
+    """Runs trials for a few steps, each once.
+
+    Attributes:
+        steps: Optimizer steps of the longest one.
+    """
+
+    def __init__(self, training: Training):
+        self.training, self.steps = training, 0
+        self._known: dict[str, _Recorder | None] = {}
+
+    def light(self, trial: Trial) -> _Recorder | None:
+        """Train a trial for its first steps alone. Return what was recorded, None if it failed."""
+        return self._once("light", trial, self._first_steps)
+
+    def whole(self, trial: Trial) -> _Recorder | None:
+        """Train a trial as the dry run does, with the end of an epoch and checks; return as `light`."""
+        return self._once("whole", trial, self._short)
+
+    def _once(self, kind: str, trial: Trial, run: Callable[[Trial], _Recorder]) -> _Recorder | None:
+        name = f"{kind} {trial.cell!r} {sorted(trial.params.items())}"
+        if name not in self._known:
+            recorder = None
+            with suppress(Exception):  # whatever a user's class makes of a value
+                recorder = run(trial)
+            self._known[name] = recorder
+        return self._known[name]
+
+    def _first_steps(self, trial: Trial) -> _Recorder:
+        goal = GoalErrorCallback(**self.training.goal)
+        run = Run(trial, goal.goal, metrics=self.training.metrics)
+        fit = TrialFit.of(self.training, run, goal)
+        fit.pruning.examples = PASS * fit.pruning.batch_size
+        recorder = _Recorder(STEPS * self.training.workload.accumulated)
+        with isolated(seed=trial.seed_for("order")), suppress(_Recorded):
+            fit.trainer(last=[recorder]).fit(fit.built.module, datamodule=fit.built.data)
+        return recorder
+
+    def _short(self, trial: Trial) -> _Recorder:
+        recorder = _Recorder()
+        short = run_short(self.training, trial, [recorder])
+        self.steps = max(self.steps, short.goal.steps)
+        return recorder
+
+
+class _Recorded(Exception):
+    """A fit has ended once its first steps were recorded."""
+
+
+class _Recorder(Callback):
+    """Records what the steps of a trial compute, as hashes.
+
+    Args:
+        batches: The batches after which the fit ends; None for a fit that ends by itself.
+
+    Attributes:
+        results: Of weights, batches, losses, schedules and validation, in their order.
+        options: Of the options of the optimizers, and of their rates before the first step.
+    """
+
+    def __init__(self, batches: int | None = None):
+        self.batches = batches
+        self.results: list[str] = []
+        self.options: list[str] = []
+        self._look: Callable[[Trainer], object] | None = None
+
+    def _add(self, *values: Any) -> None:
+        self.results += map(fingerprint, values)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        goal = next(each for each in trainer.callbacks if isinstance(each, GoalErrorCallback))
+        self._look = goal.look
+        self._add(pl_module.state_dict(), rate_curve(trainer, pl_module, trainer.max_steps, goal.steps_of_epoch))
+        self._add([config.scheduler.state_dict() for config in trainer.lr_scheduler_configs])
+        self._add([type(optimizer).__qualname__ for optimizer in trainer.optimizers])
+        for optimizer in trainer.optimizers:
+            for group in optimizer.param_groups:
+                self.options.append(fingerprint({key: group[key] for key in group if key != "params"}))
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
+        self._add(batch)
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
+        self._add(outputs)
+        if self.batches is None:
+            return
+        self.batches -= 1
+        if not self.batches:
+            self._add(pl_module.state_dict())
+            raise _Recorded
+
+    def on_validation_batch_end(self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0) -> None:
+        self._add(batch, outputs)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._add(dict(trainer.callback_metrics))
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._add(pl_module.state_dict())
+        if self.batches is None:
+            perturb(pl_module)
+            with suppress(Exception):  # validation that fails would fail in the dry run too
+                self._look(trainer)

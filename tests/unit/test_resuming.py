@@ -1,0 +1,73 @@
+"""The dry run resumes a short trial: one that ends with other values is refused, one that cannot resume is noted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from lit_dps.errors import ConfigError
+from lit_dps.store import sobol_point
+from lit_dps.study.dry_run import dry_run
+from lit_dps.study.resuming import check_resume
+from lit_dps.trial import Cell, Trial
+from tests.unit.saved_study import Study
+from tests.unit.test_checkpoint import assert_goes_on
+from tests.unit.test_dry_run import ANIMALS, setup
+from tests.unit.test_engine import quiet  # noqa: F401
+
+
+def check(model: str = "models.Net", data: str = "data.Clouds", callback: str = "", **study) -> list[str]:
+    """The notes on the resume of a trial of animals."""
+    made = setup(model, data, **study)
+    if callback:
+        trainer = {"accelerator": "cpu", "callbacks": [{"class_path": ANIMALS + callback}]}
+        made = replace(made, workload=replace(made.workload, trainer=trainer))
+    point = sobol_point(made.study.space, 0, 0)
+    with made.workload.traceless() as workload:
+        training = replace(made.training(), workload=workload)
+        return check_resume(training, Trial(Cell(16, 0.5), 0, point), made)
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "animals"),
+    [
+        ("model", "HiddenCounter", {"model": "forgetful.HiddenCounter"}),
+        ("model", "Net, Scaler", {"callback": "forgetful.Scaler"}),
+        ("data", "ArrayOrder", {"data": "forgetful.ArrayOrder"}),
+        ("model", "WithLookahead", {"model": "optimizers.WithLookahead"}),
+    ],
+)
+def test_a_trial_that_resumes_with_other_values_is_refused(key, name, animals):
+    with pytest.raises(ConfigError) as error:
+        check(**animals)
+    assert (error.value.key, error.value.value) == (key, name)
+    assert "study.checkpoint_minutes" in error.value.allowed
+    assert check(**animals, checkpoint_minutes=None) == []
+
+
+@pytest.mark.parametrize("model", ["SavedCounter", "Mean", "SeededDraws", "AsksInSetup"])
+def test_what_is_saved_is_not_refused(model):
+    assert check(f"forgetful.{model}") == []
+
+
+def test_attributes_of_data_are_saved():
+    assert check(data="forgetful.NumberOrder") == []
+
+
+@pytest.mark.parametrize("model", ["ByClock", "Unseeded", "OfTheClass"])
+def test_a_trial_that_is_not_reproducible_is_noted(model):
+    (note,) = check(f"forgetful.{model}")
+    assert note.startswith(f"trials of {model} are not reproducible")
+
+
+def test_a_trial_that_cannot_resume_is_noted():
+    (note,) = dry_run(setup("passes.LateBuffer"))[1]
+    assert note.startswith("trials of LateBuffer cannot resume: after an interruption they begin anew")
+
+
+def test_data_go_on_where_the_length_of_training_is_read_in_setup(tmp_path):
+    model, data = ({"class_path": ANIMALS + name} for name in ("forgetful.AsksInSetup", "data.Clouds"))
+    goal = {"error": 0.001, "check_interval": 4, "max_steps": 40}
+    study = Study(tmp_path, model=model, data=data, goal=goal)
+    assert_goes_on(study, Trial(Cell(16, 0.3), 0, {"model.lr": 1e-4}), (1, 2))
