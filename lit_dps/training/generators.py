@@ -6,7 +6,7 @@ As plain numbers and tensors, so that a file of them can be read without executi
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FunctionType, ModuleType
 from typing import Any
@@ -68,12 +68,21 @@ def isolated(*owners: Any, seed: int | None = None) -> Iterator[None]:
 
 def generators_in(*owners: Any) -> list[Any]:
     """The generators that objects keep among their attributes, lists and dicts, or those of such objects in turn."""
+    return _kept(KINDS, owners)
+
+
+def tensors_in(*owners: Any) -> list[torch.Tensor]:
+    """The tensors that objects keep, as `generators_in`."""
+    return _kept((torch.Tensor, torch.nn.Parameter), owners)
+
+
+def _kept(kinds: tuple[type, ...], owners: Sequence[Any]) -> list[Any]:
     found, seen, queue = [], set(), list(owners)
     for item in queue:  # grows on the way
-        if id(item) in seen or isinstance(item, LEAVES):
+        if id(item) in seen or (isinstance(item, LEAVES) and type(item) not in kinds):
             continue
         seen.add(id(item))
-        if isinstance(item, KINDS):
+        if isinstance(item, kinds):
             found.append(item)
         elif isinstance(item, (list, tuple, dict)):
             if len(item) <= LONG:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,14 +16,16 @@ from torch.optim import Optimizer
 
 from lit_dps.errors import ConfigError
 from lit_dps.training.attributes import PLAIN, capture_attributes, restore_attributes
+from lit_dps.training.generators import tensors_in
 
 
 @contextmanager
 def unmoved(trainer: Trainer) -> Iterator[None]:
     """Put back, at the end, what code in here moved through the trainer.
 
-    These are parameter groups with their learning rates, schedules, attributes of the data module and of
-    callbacks (numbers, texts, lists, dicts; tensors of callbacks), the trainer's plain attributes and its metrics.
+    These are parameter groups with their learning rates, schedules, attributes of the data module, of optimizers and of
+    callbacks (numbers, texts, lists, dicts; tensors of callbacks), attributes that are new there or at a logger, the
+    trainer's plain attributes and its metrics. `DataTensors` watches the tensors of the data.
     State outside of the trainer, such as a global variable or an attribute of a class, is not seen.
 
     Raises:
@@ -37,6 +40,10 @@ def unmoved(trainer: Trainer) -> Iterator[None]:
     metrics_before = [dict(values) for values in metrics]
     owners = _owners(trainer)
     attributes = capture_attributes(*owners)
+    holders = [*owners, *trainer.loggers, *trainer.optimizers]
+    names = [set(vars(holder)) for holder in holders]
+    optimizers = [SimpleNamespace(**_own_attributes(optimizer)) for optimizer in trainer.optimizers]
+    own = capture_attributes(*optimizers)
     try:
         yield
     finally:
@@ -53,6 +60,12 @@ def unmoved(trainer: Trainer) -> Iterator[None]:
                 del optimizer.state[parameter]
         for name in _plain_attributes(trainer).keys() - plain.keys():
             delattr(trainer, name)
+        for holder, known in zip(holders, names, strict=True):
+            for name in vars(holder).keys() - known:
+                del vars(holder)[name]
+        restore_attributes(own, *optimizers)
+        for optimizer, values in zip(trainer.optimizers, optimizers, strict=True):
+            vars(optimizer).update(vars(values))
         vars(trainer).update(plain)
         for values, before in zip(metrics, metrics_before, strict=True):
             values.clear()
@@ -67,6 +80,31 @@ def unmoved(trainer: Trainer) -> Iterator[None]:
                 f"outside of training, on a copy of the module, and this change cannot be undone: {error}"
             )
             raise ConfigError("model", name, allowed) from error
+
+
+class DataTensors:
+    """The tensors of a fit's data, and whether code changes them in place. They may be too large for a copy."""
+
+    def __init__(self, trainer: Trainer):
+        self._trainer = trainer
+        owners = [getattr(trainer, "datamodule", None), trainer.train_dataloader]
+        self._tensors = [tensor for tensor in tensors_in(*owners) if not tensor.is_inference()]
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Raise ConfigError if code in here changes one. What a data set caches elsewhere is not its matter."""
+        before = [tensor._version for tensor in self._tensors]
+        yield
+        if before != [tensor._version for tensor in self._tensors]:
+            allowed = (
+                "a module whose training_step changes no tensor of the data in place: it also runs outside of "
+                "training, on a copy of the module, and this change cannot be undone"
+            )
+            raise ConfigError("model", type(self._trainer.lightning_module).__name__, allowed)
+
+
+def _own_attributes(optimizer: Optimizer) -> dict[str, Any]:
+    return {name: value for name, value in vars(optimizer).items() if name not in ("state", "param_groups")}
 
 
 def _owners(trainer: Trainer) -> list[Any]:

@@ -29,7 +29,7 @@ from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import whole
 from lit_dps.training.generators import isolated
 from lit_dps.training.steps import examples_in
-from lit_dps.training.trainer_state import unmoved
+from lit_dps.training.trainer_state import DataTensors, unmoved
 
 
 class TrainingPass:
@@ -51,6 +51,7 @@ class TrainingPass:
     def __init__(self, trainer: Trainer, module: LightningModule, batch_size: int, examples: int | None = None):
         self.trainer, self.module, self.batch_size, self.examples = trainer, module, batch_size, examples
         self._data = getattr(trainer, "datamodule", None)
+        self._data_tensors: DataTensors | None = None
         self._given = hasattr(self._data, "pruning_dataloader")
         self.key: tuple[int, ...] | None = () if self._given else _examples_of(self._training)
 
@@ -143,10 +144,13 @@ class TrainingPass:
         `on_train_batch_start` of the copy is called first, as in training. None too where it returns -1, by which
         Lightning skips the rest of an epoch.
         """
-        if module.on_train_batch_start(batch, i) == -1:
-            return None
-        with self.trainer.precision_plugin.train_step_context():
-            return loss_of(module, batch, i)
+        if self._data_tensors is None:
+            self._data_tensors = DataTensors(self.trainer)
+        with self._data_tensors.unchanged():
+            if module.on_train_batch_start(batch, i) == -1:
+                return None
+            with self.trainer.precision_plugin.train_step_context():
+                return loss_of(module, batch, i)
 
     def _loader(self) -> Any:
         if self._given:

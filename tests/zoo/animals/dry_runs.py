@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader
+from torchmetrics.classification import MulticlassAUROC, MulticlassF1Score
 
 from tests.zoo.animals.data import Clouds
 from tests.zoo.animals.models import Net
@@ -113,3 +114,33 @@ class FailsAtTheLastBatch(Net):
     def training_step(self, batch, batch_idx):
         assert len(batch[0]) == self.size, "a full batch is expected"
         return self.loss(batch)
+
+
+class AtEpochEnd(Net):
+    """Logs 1 less a metric of torchmetrics over the whole split."""
+
+    def __init__(self, width: int = 16, lr: float = 1e-2, metric: str = "F1"):
+        super().__init__(width, lr)
+        kinds = {"F1": MulticlassF1Score, "AUROC": MulticlassAUROC}
+        self.metric = kinds[metric](num_classes=4, average="macro")
+
+    def validation_step(self, batch, batch_idx):
+        super().validation_step(batch, batch_idx)
+        x, y = batch
+        self.metric.update(self(x).softmax(1), y)
+
+    def on_validation_epoch_end(self):
+        self.log("val_gap", 1 - self.metric.compute())
+        self.metric.reset()
+
+
+class OfEachBatch(AtEpochEnd):
+    """Logs it of each batch, which Lightning averages."""
+
+    def validation_step(self, batch, batch_idx):
+        super().validation_step(batch, batch_idx)
+        self.log("val_gap", 1 - self.metric.compute())
+        self.metric.reset()
+
+    def on_validation_epoch_end(self):
+        pass
