@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from lit_dps.analysis.tables import aligned, significant, three_digits
+from lit_dps.number_text import number_text
 
 WHAT = ("steps", "hours")
 
@@ -60,7 +61,8 @@ def _summary(what: str, runs: Sequence[Mapping[str, Any]]) -> str:
     if met:
         logs = np.log([run[what] / run[f"predicted_{what}"][1] for run in met])
         spread = f", scatter {logs.std(ddof=1):.0%}" if len(logs) > 1 else ""
-        parts.append(f"real / predicted {math.exp(float(logs.mean())):.3g}{spread} (of {len(met)} that met the goal)")
+        ratio = number_text(math.exp(float(logs.mean())), 3)
+        parts.append(f"real / predicted {ratio}{spread} (of {len(met)} that met the goal)")
     inside = sum(run[f"predicted_{what}"][0] <= run[what] <= run[f"predicted_{what}"][2] for run in met)
     beyond = sum(run[what] > run[f"predicted_{what}"][2] for run in runs if not run["reached"])
     known = len(met) + beyond

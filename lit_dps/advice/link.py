@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lit_dps.analysis.tables import three_digits
+
 BYTES = 4  # of a gradient element
 
 
@@ -31,6 +33,6 @@ class Link:
     def __str__(self) -> str:
         size = self.parameters * BYTES / 1e6
         return (
-            f"a ring all-reduce of {size:.3g} MB at {self.bandwidth / 1e9:.3g} GB/s and {self.latency * 1e6:.3g} us, "
-            "nothing overlapped"
+            f"a ring all-reduce of {three_digits(size)} MB at {three_digits(self.bandwidth / 1e9)} GB/s and "
+            f"{three_digits(self.latency * 1e6)} us, nothing overlapped"
         )

@@ -15,6 +15,7 @@ from lit_dps.advising.steps import of_one_device
 from lit_dps.advising.workload import own_batch_size
 from lit_dps.engines.trainer import TrainerEngine
 from lit_dps.errors import UserError
+from lit_dps.number_text import number_text
 from lit_dps.runs import Run
 from lit_dps.runtime import Interrupted, StopRequest
 from lit_dps.store import AdviceStore
@@ -119,5 +120,8 @@ def _affordable(step: float, seconds: float) -> tuple[int, ...]:
 def _line(fork: Fork) -> str:
     low, high = fork.critical
     bound = f"{low} to {high:g}" if math.isfinite(high) else f"{low} or more: no branch lost anything"
-    shown = ", ".join(f"{k * fork.batch_size}: {x:.4g}" for k, x in zip(fork.factors, fork.losses, strict=True))
-    return f"step {fork.step}: critical batch size {bound}  (loss by B: {shown}; tolerance {fork.tolerance:.2g})"
+    losses = []
+    for factor, loss in zip(fork.factors, fork.losses, strict=True):
+        losses.append(f"{factor * fork.batch_size}: {number_text(loss, 4)}")
+    shown = f"loss by B: {', '.join(losses)}; tolerance {number_text(fork.tolerance)}"
+    return f"step {fork.step}: critical batch size {bound}  ({shown})"

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from lit_dps.analysis.tables import three_digits
 from lit_dps.errors import ConfigError
 
 Method = Literal["law", "branch"]
@@ -68,4 +69,4 @@ def devices_of(text: str) -> tuple[int, ...]:
 
 def time_text(seconds: float) -> str:
     """A time for reading."""
-    return f"{seconds:.3g} s" if seconds < 120 else f"{seconds / 60:.3g} min"
+    return f"{three_digits(seconds)} s" if seconds < 120 else f"{three_digits(seconds / 60)} min"

@@ -29,6 +29,7 @@ from lit_dps.advising.workload import own_batch_size, probing, searches_scales
 from lit_dps.analysis.tables import significant
 from lit_dps.errors import ConfigError, StorageError, UserError
 from lit_dps.noise import NoiseScale
+from lit_dps.number_text import number_text
 from lit_dps.provenance import changes_since
 from lit_dps.runtime import INTERRUPTED, Interrupted, StopRequest, interruptible, waited_for_cpu
 from lit_dps.scales import BETA2_FLOOR
@@ -193,7 +194,7 @@ def _study_of(setup: StudySetup, options: Options) -> tuple[StudySetup, AdamScal
         if adaptive.beta2 is not None:
             moves.append(f"beta2 becomes beta2^(B / {size}), at least {BETA2_FLOOR:g}")
         if adaptive.weight_decay:
-            rate = "the learning rate" if adaptive.rate is None else f"the learning rate / {adaptive.rate:.3g}"
+            rate = "the learning rate" if adaptive.rate is None else f"the learning rate / {number_text(adaptive.rate)}"
             moves.append(f"weight decay grows by B / {size} and falls by {rate}")
         if moves:
             notes.append(f"as B moves from {size}, {' and '.join(moves)}")

@@ -16,6 +16,7 @@ from lit_dps.advice import Timed
 from lit_dps.advising.memory import Memory, is_full
 from lit_dps.config import cores
 from lit_dps.errors import UserError
+from lit_dps.number_text import number_text, time_text
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.timing import timed_run
 from lit_dps.trial import Cell, Trial
@@ -100,7 +101,7 @@ def time_steps(
         found.timed.append(Timed(float(size), step, 1, 1, parts))
         found.largest = size
         checks.append(check)
-        say(f"  {size} examples on one device: a step {1e3 * step:.3g} ms")
+        say(f"  {size} examples on one device: a step {time_text(step)}")
         if FACTOR * size >= ceiling:
             break
         if left < 2 * took and len(found.timed) > 1:
@@ -110,7 +111,7 @@ def time_steps(
         if not setup.on_gpu and memory.wanting(factor * size) > 0:
             factor = FACTOR
             if (more := memory.wanting(factor * size)) > 0:
-                failed = f"{FULL}: the next would take about {more / 2**30:.2g} GiB more than may be taken"
+                failed = f"{FULL}: the next would take about {number_text(more / 2**30)} GiB more than may be taken"
                 break
         size, last = factor * size, factor * step
     if len(found.timed) < 2:
@@ -144,7 +145,7 @@ def _together(setup: StudySetup, found: StepTimes, params: dict, end: float, say
             say(f"  {local:g} examples on each of {n} devices: not timed: {why}")
             continue
         found.timed.append(Timed(local, timed[0], n, 1, parts))
-        say(f"  {local:g} examples on each of {n} devices: a step {1e3 * timed[0]:.3g} ms")
+        say(f"  {local:g} examples on each of {n} devices: a step {time_text(timed[0])}")
         if (now := time.monotonic()) + (now - began) > end:
             break
 

@@ -17,6 +17,11 @@ LOSS_SCALE = 0.1
 # is flat to 0.1 % and c1 cannot be told from 0; below the first positive point c2 adds 0.01 % at the largest batch.
 _SMALLEST, _LARGEST, _GRID = 1e-4, 1e3, 48
 
+# The last Newton step of log c1, as a share of the loss scale; the remaining error is about its square. The grid needs
+# only the order of its losses, which an error of 1e-10 does not change.
+_TOLERANCE, _GRID_TOLERANCE = 1e-8, 1e-5
+_CACHED = 1 << 15  # numbers of an array that stays in the processor's cache
+
 AT_LEAST, AT_MOST = 1, -1  # what steps are that do not say K* itself: the side on which a residual counts
 
 
@@ -87,11 +92,11 @@ def fit_many(
     counted = known if weights is None else known * weights
     side = np.zeros(steps.shape[1], int) if bounds is None else bounds
 
-    def profile(r):  # r: (R, ...) -> location, loss and derivative of the loss, each of r's shape
+    def profile(r, tolerance=_TOLERANCE):  # r: (R, ...) -> location, loss and derivative of the loss, each of r's shape
         extra = (slice(None), *(None,) * (r.ndim - 1))
         law, w = inverse[extra] + r[..., None], counted[extra]
         y = log_k[extra] - np.log(law)
-        theta = _location(y, known[extra], w, side, loss_scale)
+        theta = _location(y, known[extra], w, side, loss_scale, tolerance)
         z = _felt(y - theta[..., None], side) / loss_scale
         root = np.sqrt(1 + z * z)
         loss = np.sum(w * z * z / (1 + root), axis=-1)  # sqrt(1 + z^2) - 1 without its cancellation
@@ -102,7 +107,9 @@ def fit_many(
     positive = np.geomspace(_SMALLEST * lowest, _LARGEST * highest, _GRID, axis=1)
     grid = np.concatenate([np.zeros((len(steps), 1)), positive], axis=1)
     rows = np.arange(len(steps))
-    best = profile(grid)[1].argmin(axis=1)
+    pieces = min(grid.size * steps.shape[1] // _CACHED + 1, grid.shape[1])
+    losses = [profile(part, _GRID_TOLERANCE)[1] for part in np.array_split(grid, pieces, axis=1)]
+    best = np.concatenate(losses, axis=1).argmin(axis=1)
     low, high = grid[rows, np.maximum(best - 1, 0)], grid[rows, np.minimum(best + 1, _GRID)]
     at_zero = (best == 0) & (profile(np.zeros(len(steps)))[2] >= 0)
     middle = grid[rows, best]  # first, the side of the best grid point that falls off from it
@@ -117,10 +124,14 @@ def fit_many(
 
 def _felt(residual: np.ndarray, side: np.ndarray) -> np.ndarray:
     """Residuals (..., n), 0 where they are those of a bound (n,) that the law keeps."""
+    if not side.any():
+        return residual
     return np.where(side * residual < 0, 0.0, residual)
 
 
-def _location(y: np.ndarray, known: np.ndarray, weights: np.ndarray, side: np.ndarray, scale: float) -> np.ndarray:
+def _location(
+    y: np.ndarray, known: np.ndarray, weights: np.ndarray, side: np.ndarray, scale: float, tolerance: float
+) -> np.ndarray:
     """The theta that minimises the soft_l1 loss of y - theta over the last axis, by Newton steps kept in a bracket."""
     exact = known & (side == 0)
     low = np.min(y, axis=-1, where=known, initial=np.inf)
@@ -135,7 +146,7 @@ def _location(y: np.ndarray, known: np.ndarray, weights: np.ndarray, side: np.nd
         newton = theta + scale * pull / np.sum(felt * inner**3, axis=-1)
         step = np.where((newton >= low) & (newton <= high), newton, (low + high) / 2) - theta
         theta = theta + step
-        if np.all(np.abs(step) <= 1e-8 * scale):  # a Newton step of 1e-8 leaves an error of its square
+        if np.all(np.abs(step) <= tolerance * scale):
             break
     return theta
 

@@ -10,6 +10,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from lit_dps.analysis import figures_folder, listing, write_csv
 from lit_dps.analysis.figures.layers import collapse_notes, figures, tables_of
+from lit_dps.analysis.figures.style import without_math
 from lit_dps.analysis.figures.write import save
 from lit_dps.analysis.layers import layer_rows
 from lit_dps.analysis.tables import aligned
@@ -60,6 +61,7 @@ def main(argv: list[str]) -> int:
         files.append(folder / f"{name}.csv")
         write_csv(table, files[-1])
     for name, figure in figures(tables):
+        without_math(figure)
         files += save(figure, folder, name)
     shown = tables.get("collapse", rows).drop(columns=["collapses"], errors="ignore").to_dict("records")
     text = ({key: str(value) if key == "layer" else text_of(value) for key, value in row.items()} for row in shown)

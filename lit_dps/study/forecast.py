@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from lit_dps.analysis.tables import three_digits
 from lit_dps.noise import read_at
+from lit_dps.number_text import time_text
 from lit_dps.racing import rungs
 from lit_dps.record import StudyRecord, grid
 from lit_dps.replication import protocol
@@ -237,9 +239,11 @@ def _counts(total: Work) -> list[str]:
 
 def duration(seconds: float) -> str:
     """Seconds in the largest unit that makes them 1 or more, with three digits: 2.65 ms, 12.5 min, 162 days."""
+    if 0 < seconds < 1e-3:
+        return time_text(seconds)
     unit, size = next((unit for unit in UNITS if seconds >= unit[1]), UNITS[-1])
     number = seconds / size
-    return f"{number:,.0f} {unit}" if number >= 100 else f"{number:.3g} {unit}"
+    return f"{number:,.0f} {unit}" if number >= 100 else f"{three_digits(number)} {unit}"
 
 
 def _aligned(rows: Iterable[Sequence[str]]) -> list[str]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pandas as pd
+import pytest
 import yaml
 
 from lit_dps.cli import main
+from lit_dps.cli.masks import SPARSITIES
 from lit_dps.study.masks import masks
-from lit_dps.trial import Cell, Trial
+from lit_dps.trial import Cell, Series, Trial
 from tests.e2e.commands import FAST
 from tests.unit.runs import train_one
 from tests.unit.test_engine import quiet  # noqa: F401
@@ -34,3 +38,35 @@ def test_the_command_writes_tables_and_figures_and_stores_nothing(tmp_path, monk
     assert len(table) == 4 and set(table["method"]) == {"magnitude", "synflow"}
     assert not list(tmp_path.glob("**/study.db"))
     assert main([*args[:4], "[1.5]"]) == 2 and "--at: 1.5 is not allowed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--study.sparsities", "[0.5, 0.9]"], [0.5, 0.9]),
+        (["--study.sparsities", "[0.5, 0.9]", "--at", "[0.7]"], [0.7]),
+        ([], list(SPARSITIES)),
+    ],
+)
+def test_the_sparsities_are_those_of_the_study_unless_others_are_given(
+    tmp_path, monkeypatch, capsys, arguments, expected
+):
+    made = []
+
+    def spy(setup, sparsities, points):
+        made.extend(sparsities)
+        series = Series(sparsities[0], (("pruning.method", "snip"),))
+        return iter([(series, 0, {"w": (1, 2)})])
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("lit_dps.cli.masks.masks", spy)
+    content = yaml.safe_load(FAST.read_text())
+    content["study"].pop("sparsities", None)
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(content))
+    assert main(["masks", "--config", "c.yaml", "--output", "out", *arguments]) == 0
+    assert made == expected
+
+
+def test_the_shipped_configuration_has_the_sparsities_of_its_page():
+    path = Path(__file__).parents[2] / "configs" / "studies" / "masks.yaml"
+    assert yaml.safe_load(path.read_text())["study"]["sparsities"] == list(SPARSITIES)

@@ -9,7 +9,8 @@ import matplotlib
 import pytest
 
 from lit_dps.analysis import Analysis, figures, listing, publish, records, render, write_all
-from lit_dps.analysis.figures import STYLE
+from lit_dps.analysis.figures import STYLE, metaparameters
+from lit_dps.analysis.figures.style import caption
 from lit_dps.space import Range
 from lit_dps.trial import Cell
 from tests.unit.fake_study import SPACE, measured, result
@@ -136,6 +137,29 @@ def test_only_some_figures(two_sparsities, tmp_path):
     paths, _ = write_all(two_sparsities, tmp_path / "none", only=["lipschitz"])
     assert paths == []
     assert not (tmp_path / "none").exists()
+
+
+def test_figures_of_many_panels_are_drawn_on_request(two_sparsities, tmp_path, monkeypatch):
+    monkeypatch.setattr("lit_dps.analysis.figures.metaparameters.MOST_CELLS", 3)
+    monkeypatch.setattr("lit_dps.analysis.figures.rates.MOST_LINES", 1)
+    paths, notes = write_all(two_sparsities, tmp_path / "all")
+    names = {path.name for path in paths}
+    assert {"metaparameters.csv", "rates.csv", "rates-prices.csv", "scaling.png"} <= names
+    assert not names & {"metaparameters.png", "rates.png"}
+    assert any(note.startswith("4 cells, above 3") for note in notes)
+    paths, notes = write_all(two_sparsities, tmp_path / "one", ["metaparameters"])
+    assert [path.name for path in paths] == files_of("metaparameters") and notes == []
+
+
+def test_axes_of_a_written_figure_are_separate_with_the_same_limits(two_sparsities):
+    figure = metaparameters.draw(
+        two_sparsities.trials, two_sparsities, metaparameters.axes_of(two_sparsities.record)[0]
+    )
+    before = [(*ax.get_xlim(), *ax.get_ylim()) for ax in figure.axes]
+    caption(figure, [two_sparsities])
+    assert [(*ax.get_xlim(), *ax.get_ylim()) for ax in figure.axes] == before
+    first = figure.axes[0]
+    assert list(first.get_shared_x_axes().get_siblings(first)) == [first]
 
 
 def test_figures_of_the_paper_are_all_there():

@@ -216,6 +216,8 @@ def test_without_repeats_or_a_noise_run_the_table_has_none():
     [
         (0, "0 ms"),
         (0.00265, "2.65 ms"),
+        (2.06e-7, "210 ns"),
+        (99.96, "1.67 min"),
         (1.346, "1.35 s"),
         (59, "59 s"),
         (750, "12.5 min"),

@@ -27,6 +27,7 @@ from lit_dps.trial import Cell
 NAME, PAPER = "metaparameters", "3, 5, 13-18"
 CAPTION = "how the trials ended over the search space (Figure 3)"
 LABELLED = 5  # batch sizes beside which there is room to say what effective rate a line is
+MOST_CELLS = 100  # more panels are several pages, and take longer than all else of a report
 MOST_COLUMNS = 7  # panels side by side that are legible on a page
 # How a trial is drawn, by how it ended: marker, colour, name. K* is drawn on top of its trial, and ends that hardly any
 # study has are told of only where there are such trials.
@@ -75,6 +76,14 @@ def axes_of(record: StudyRecord) -> list[dict[str, Box]]:
 def missing(study: Analysis) -> str | None:
     """Why there is no trial to draw, if so."""
     return None if any(study.record.results.values()) else "no finished trial yet"
+
+
+def too_large(study: Analysis) -> str | None:
+    """Why the figure is drawn on request only, if so."""
+    count = len(study.record.cells)
+    if count <= MOST_CELLS:
+        return None
+    return f"{count} cells, above {MOST_CELLS} ({look.ON_REQUEST.format(name=NAME)})"
 
 
 def notes(study: Analysis) -> list[str]:

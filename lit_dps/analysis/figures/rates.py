@@ -21,6 +21,7 @@ NAME, PAPER = "rates", ""
 CAPTION = "best learning rate against batch size, and the price of scaling rules for it"
 PRICES = "rates-prices"  # the name of its second table
 NO_PRICE = "no price is known: no trial near\na rule's rate ran to the goal\n(study.slack: null runs all trials on)"
+MOST_LINES = 10  # of panels, two a line: what a report draws without being asked
 LABELS = {EFFECTIVE: "effective rate eta / (1 - m)", PLAIN: "learning rate eta"}
 
 
@@ -38,6 +39,14 @@ def missing(study: Analysis) -> str | None:
     if not study.rate_curves:
         return "no learning rate in the search space, or no complete trial"
     return None if any(len(curve.cells) > 1 for curve in study.rate_curves) else "no best rate at two batch sizes"
+
+
+def too_large(study: Analysis) -> str | None:
+    """Why the figure is drawn on request only, if so."""
+    count = sum(len(curve.source.kinds) for curve in study.rate_curves)
+    if count <= MOST_LINES:
+        return None
+    return f"{count} lines of panels, above {MOST_LINES} ({look.ON_REQUEST.format(name=NAME)})"
 
 
 def notes(study: Analysis) -> list[str]:

@@ -57,6 +57,7 @@ STYLE = {
 BATCH_SIZE = "batch size B [examples]"
 STEPS = "optimizer step"
 K_STAR = "steps to result K* [optimizer steps]"
+ON_REQUEST = "lit-dps figures --only {name} draws it"
 LINE = 0.15  # height of a legend's line, in inches
 
 
@@ -133,11 +134,28 @@ def caption(figure: Figure, studies: Sequence[Analysis]) -> None:
     foot = 0.04 + 0.1 * len(lines)
     share = high / (high + foot)
     without_math(figure)  # before the first drawing, which parses formulas
+    separate_axes(figure)
     figure.draw_without_rendering()  # lays it out
     figure.set_layout_engine("none")
     figure.set_size_inches(wide, high + foot)
     _lift(figure, share)
-    figure.text(0.006, 0.02 / (high + foot), "\n".join(lines), fontsize=6, color=GREY, va="bottom")
+    foot_line = figure.text(0.006, 0.02 / (high + foot), "\n".join(lines), fontsize=6, color=GREY, va="bottom")
+    foot_line.set_parse_math(False)
+
+
+def separate_axes(figure: Figure) -> None:
+    """End the sharing of axes in a finished figure; the limits of each panel stay as they are.
+
+    matplotlib looks at all panels of a group each time it asks one for its limits. With 300 panels these looks take
+    most of the time of a drawing.
+    """
+    for ax in figure.axes:
+        # Autoscales the whole group, if that is still due.
+        ax.get_xlim()
+        ax.get_ylim()
+    for ax in figure.axes:
+        for group in ax._shared_axes.values():
+            group.remove(ax)
 
 
 def _lift(figure: Figure, share: float) -> None:

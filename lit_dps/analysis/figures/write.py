@@ -56,6 +56,7 @@ def write_figures(
 ) -> tuple[list[Path], list[str]]:
     """Writes figures of studies, finished or not, as .csv, .png and .pdf into a folder, which is made.
 
+    A figure of too many panels (`too_large`) is drawn only with `only`; its tables are always written.
     With `only`, names of figures, these alone are written, and those of modules of others that it names (`of_others`).
 
     Returns:
@@ -80,7 +81,12 @@ def write_figures(
             continue
         # One figure that fails costs neither the others nor the table.
         try:
-            files += _write_figure(figure, studies, Path(folder))
+            too_large = None
+            if only is None and hasattr(figure, "too_large"):
+                too_large = figure.too_large(*studies)
+            if too_large is not None:
+                missing.setdefault(too_large, []).append(figure.NAME)
+            files += _write_figure(figure, studies, Path(folder), is_drawn=too_large is None)
             notes += figure.notes(*studies)
         except Exception as error:
             notes.append(not_written(f"figure {figure.NAME}", error))
@@ -88,13 +94,15 @@ def write_figures(
     return files, [*(f"{reason}: no {' or '.join(names)} figure" for reason, names in missing.items()), *notes]
 
 
-def _write_figure(figure: ModuleType, studies: Sequence[Analysis], folder: Path) -> list[Path]:
-    """Write a figure with its tables; return the files' paths."""
+def _write_figure(figure: ModuleType, studies: Sequence[Analysis], folder: Path, is_drawn: bool = True) -> list[Path]:
+    """Write the tables of a figure and, unless it is too large, the figure; return the files' paths."""
     files = []
     tables = _tables(figure, studies)
     for name, table in tables.items():
         files.append(folder / f"{name}.csv")
         write_csv(table, files[-1])
+    if not is_drawn:
+        return files
     for name, drawing in _drawings(figure, tables, studies):
         caption(drawing, studies)
         files += save(drawing, folder, name)
@@ -137,7 +145,6 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     png, pdf = folder / f"{name}.png", folder / f"{name}.pdf"
     # Ticks are made as they are drawn, so the style must hold here too. Without its date a PDF is always the same.
     with matplotlib.rc_context(STYLE):
-        without_math(figure)
         with replacing(png) as temporary:
             figure.savefig(temporary, format="png", dpi=200)
         figure.set_layout_engine("none")  # it is laid out, and that takes longest
