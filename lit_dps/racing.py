@@ -10,7 +10,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 
-from lit_dps.trial import SHORT_STEPS, Status, TrialResult
+from lit_dps.trial import SHORT_STEPS, UNCOUNTED_STEPS, Status, TrialResult
 
 FIRST_RUNG = 8  # checks that the first rung has at least
 GROWTH = 4
@@ -80,17 +80,18 @@ def _until(result: TrialResult, limit: float) -> TrialResult:
 
 
 def cut(result: TrialResult, limit: float) -> TrialResult:
-    """A result whose curves end at a step. It keeps a share of its short steps, which the epochs spread evenly."""
+    """A result whose curves end at a step. It keeps a share of its short and uncounted steps."""
     run, observed = result.steps_run, result.observed
     curve, smoothness = (
         {key: values[: sum(step <= limit for step in series.get("step", []))] for key, values in series.items()}
         for series in (result.curve, result.smoothness)
     )
     ended = dataclasses.replace(result, curve=curve, smoothness=smoothness)
-    if SHORT_STEPS in observed:
-        short = observed[SHORT_STEPS] * ended.steps_run / run
-        ended = dataclasses.replace(ended, observed={**observed, SHORT_STEPS: short})
-    return ended
+    shares = {}
+    for name in (SHORT_STEPS, UNCOUNTED_STEPS):
+        if name in observed:
+            shares[name] = observed[name] * ended.steps_run / run
+    return dataclasses.replace(ended, observed={**observed, **shares})
 
 
 def to_goal(result: TrialResult) -> TrialResult:

@@ -219,6 +219,7 @@ SPARSE = "sparse"  # the interval loop with convolutions that skip pruned weight
 STACK = "stack"
 LIGHTNING = "Lightning"
 SHORT_STEPS = "short_steps"  # optimizer steps on fewer examples than the batch size
+UNCOUNTED_STEPS = "uncounted_steps"  # optimizer steps whose number of examples is not known
 UNSCORED = "kept_with_score_0"  # kept elements whose pruning score is 0: kept by their place, not by the pruner
 KEPT = "kept"  # kept elements, where there are unscored ones
 PRUNABLE = "prunable"  # elements that the pruner chose among, where they are fewer than half of those trained

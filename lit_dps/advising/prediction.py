@@ -13,7 +13,7 @@ from lit_dps.files import not_written
 from lit_dps.parallel import ranks
 from lit_dps.store import AdviceStore
 from lit_dps.training import GoalErrorCallback
-from lit_dps.training.steps import examples_in
+from lit_dps.training.counting import full_batch_size, record_batches
 from lit_dps.training.stopwatch import watch_of
 
 
@@ -38,10 +38,12 @@ class PredictionCallback(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._began, self._size = time.monotonic(), 0
+        if stage == "fit":
+            record_batches(trainer)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if not self._size and trainer.world_size == 1:  # of several ranks each has a part
-            self._size = (examples_in(batch) or 0) * trainer.accumulate_grad_batches
+            self._size = full_batch_size(trainer, batch) * trainer.accumulate_grad_batches
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         watch_of(trainer).turn(None, pl_module.device)  # loggers are told next

@@ -30,6 +30,7 @@ from lit_dps.trial import (
     STACKED,
     TRAINED,
     TRAINED_THEN,
+    UNCOUNTED_STEPS,
     UNSCORED,
     WARM_UP,
     Series,
@@ -148,7 +149,15 @@ def observed_notes(record: StudyRecord) -> list[str]:
         share = max(result.observed[SHORT_STEPS] / max(result.steps_run, 1) for result in short)
         lines.append(
             f"in {len(short)} of {_count(results)} some steps had fewer than B examples (up to {_percent(share)} of a "
-            "trial's steps; the last batch of an epoch): drop_last or an endless loader avoids them"
+            "trial's steps; the last batch of an epoch, or of a length class): drop_last or an endless loader avoids "
+            "them"
+        )
+    if uncounted := having(UNCOUNTED_STEPS):
+        share = max(result.observed[UNCOUNTED_STEPS] / max(result.steps_run, 1) for result in uncounted)
+        lines.append(
+            f"in {len(uncounted)} of {_count(results)} the examples of some steps are not known (up to "
+            f"{_percent(share)} of a trial's steps): B is what the key says, and no more is known of it. A DataLoader "
+            "with a sampler tells how many examples it takes"
         )
     if unscored := having(UNSCORED):
         told = []

@@ -56,7 +56,7 @@ class One:
         local, losses = self.member.local, []
 
         def update(worker: int | None) -> None:
-            part = batch if worker is None else part_of(batch, worker, local.rounds.workers)
+            part = batch if worker is None else part_of(batch, worker, local.rounds.workers, len(batch[0]))
             losses.append(self._update(part))
 
         local.step(update)

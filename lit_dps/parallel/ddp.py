@@ -13,10 +13,11 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 from torch.distributed import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from lit_dps.errors import ConfigError
 from lit_dps.parallel import ranks
+from lit_dps.parallel.examples import can_be_cut, counted, cut
 
 
 class ShardLoader:
@@ -31,37 +32,41 @@ class ShardLoader:
 
     Attributes:
         seen: Examples of this rank's parts since the last pass began.
+        counts: Examples of each batch that this pass gave, and of this rank's part of it.
 
     Raises:
-        ConfigError: for batches without tensors, or that are not the same on all ranks.
+        ConfigError: for batches that cannot be cut (`can_be_cut`), or that are not the same on all ranks.
     """
 
     def __init__(self, whole: Iterable[Any], shares: dict[int, float] | None = None):
         self.whole, self.shares, self.seen = whole, shares, 0
+        self.counts: list[tuple[int, int]] = []
 
     def __len__(self) -> int:
         return len(self.whole)  # TypeError where that one has no length, as Lightning expects
 
     def __iter__(self) -> Iterator[Any]:
         self.seen, training = 0, self.shares is not None
+        self.counts = []
         if training:
             self.shares.clear()
             # dropout draws differently on parts of different size; the next order must not depend on it
             torch.set_rng_state(ranks.broadcast(torch.get_rng_state()))
-        for i, batch in enumerate(self.whole):
-            n = _length(batch)
+        for i, (batch, n) in enumerate(counted(self.whole)):
+            refuse_uncut(batch, n)
             mine = ranks.shard(n, turn=0 if training else i)
             size = mine.stop - mine.start
             if training:
                 if i == 0:
                     _check_same(batch)
                 self.shares[i] = size / n
-                if not size:
-                    mine, size = slice(0, 1), 1
             elif not size:
                 continue
+            self.counts.append((n, size))
+            if not size:
+                mine, size = slice(0, 1), 1
             self.seen += size
-            yield tree_map(lambda x, n=n, mine=mine: x[mine] if _has_length(x) and len(x) == n else x, batch)
+            yield cut(batch, mine)
 
 
 def whole(loader: Any) -> Any:
@@ -69,15 +74,11 @@ def whole(loader: Any) -> Any:
     return loader.whole if isinstance(loader, ShardLoader) else loader
 
 
-def _length(batch: Any) -> int:
-    """The number of examples in a batch: the length of its first tensor."""
-    for leaf in filter(_has_length, tree_leaves(batch)):
-        return len(leaf)
-    raise ConfigError("trainer.strategy", "ddp", "for batches of tensors, with the examples as first dimension")
-
-
-def _has_length(leaf: Any) -> bool:
-    return isinstance(leaf, Tensor) and leaf.ndim > 0
+def refuse_uncut(batch: Any, examples: int | None) -> None:
+    """Raise ConfigError for a batch whose examples cannot be divided among ranks."""
+    if not can_be_cut(batch, examples):
+        what = "for batches of tensors that all have the examples as first dimension"
+        raise ConfigError("trainer.strategy", "ddp", what)
 
 
 def _check_same(batch: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from lightning.pytorch import LightningDataModule
@@ -55,6 +56,9 @@ def _dry_run(setup: StudySetup, training: Training) -> tuple[LightningDataModule
             raise refusal
         notes += short.notes
         _refuse_met(short)
+        if setup.ranks > 1 and short.counted.can_be_cut is False:
+            what = "for batches of tensors that all have the examples as first dimension"
+            raise ConfigError("trainer.strategy", "ddp", what)
         if hasattr(short.data, "check_batch_size"):  # the data may be another's at each value of an axis
             short.data.check_batch_size(largest // training.workload.accumulated)
     if largest > smallest and not standard_data(short.data):  # whose batches and checks are as they have to be
@@ -65,12 +69,23 @@ def _dry_run(setup: StudySetup, training: Training) -> tuple[LightningDataModule
             shown = f"{counts[0]} at B = {smallest} and {counts[1]} at B = {largest}"
             name = type(short.data).__name__
             raise ConfigError("data", name, f"the same validation examples at every batch size, not {shown}")
+        _refuse_deaf(training, short, last)
         if last.batches != short.batches or not training.workload.batch_size_key.startswith("data."):
             for other in others:
                 notes += compare_metrics(training, Trial(Cell(smallest, 0.0, other), 0, point, study.seed), setup)
     notes += check_resume(training, trial, setup)
     notes += idle_keys(training, setup)
     return short.data, notes
+
+
+def _refuse_deaf(training: Training, short: Short, last: Short) -> None:
+    """Refuse a batch size key whose batches do not grow with it, where nothing tells their number of examples."""
+    one, other = short.counted, last.counted
+    growth = other.batch_size / one.batch_size
+    if one.volume and other.volume and other.volume < math.sqrt(growth) * one.volume:
+        found = f"at {one.batch_size} a batch has {one.volume} numbers, and at {other.batch_size} {other.volume}"
+        what = f"the key that the train dataloader takes its batch size from: {found}"
+        raise ConfigError("study.batch_size_key", training.workload.batch_size_key, what)
 
 
 def _refuse_met(short: Short) -> None:

@@ -29,7 +29,7 @@ from lit_dps.training import GoalErrorCallback, lightning_private
 from lit_dps.training.checkpoints import CheckpointFile
 from lit_dps.training.generators import isolated
 from lit_dps.training.rate_curve import rate_curve, rate_remarks
-from lit_dps.training.steps import refuse_too_large
+from lit_dps.training.steps import ExamplesCallback, refuse_too_large
 from lit_dps.training.training_pass import fresh
 from lit_dps.training.unmasked import later_weights_note
 from lit_dps.training.workload import Built
@@ -51,6 +51,7 @@ class Short:
         untrained: The metrics of the pruned network before its first step; None if validation needs training first.
         examples: Examples of a check by data loader; None where checks may stop early.
         batches: Batches of a check by data loader.
+        counted: Examples of the steps.
         notes: What the user should know of its learning rate and of its mask, a line each.
     """
 
@@ -59,6 +60,7 @@ class Short:
     untrained: dict[str, float] | None
     examples: dict[int, int] | None
     batches: dict[int, int]
+    counted: ExamplesCallback
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -82,6 +84,7 @@ def build_short(
     goal = ShortGoal(**training.goal)
     run = Run(trial, goal.goal, stop_at=lambda: goal.last_step, run_on=True, metrics=training.metrics)
     fit = TrialFit.of(training, run, goal, file, at_check)
+    fit.examples.waits = True
     fit.pruning.examples = PASS * fit.pruning.batch_size
     if fit.smoothness.interval:
         fit.smoothness.interval, fit.smoothness.examples = 1, 2
@@ -116,6 +119,7 @@ def run_short(training: Training, trial: Trial, watchers: Sequence[Callback] = (
             except (ValueError, TypeError, MisconfigurationException) as error:
                 raise UserError(f"trainer: {error}") from error
             trainer.fit(module, datamodule=fit.built.data)
+            fit.examples.settle(trainer)
         except Exception as error:
             hint = _hint(error, goal)
             raise user_error_in(error) or UserError(one_line_of(error, trial) + hint) from error
@@ -128,7 +132,7 @@ def run_short(training: Training, trial: Trial, watchers: Sequence[Callback] = (
     if trial.cell.sparsity and epochs.finite is False:
         what = f"lower sparsities for {type(module).__name__}: its loss is not finite once it is pruned"
         raise ConfigError("study.sparsities", trial.cell.sparsity, what)
-    short = Short(fit.built, goal, epochs.untrained, goal.validated.first, goal.validated.batches)
+    short = Short(fit.built, goal, epochs.untrained, goal.validated.first, goal.validated.batches, fit.examples)
     for remark in epochs.remarks:
         short.notes.append(f"at B = {trial.cell.batch_size} {remark} steps of the budget")
     later = later_weights_note(trainer, fit.pruning.observed) if trial.cell.sparsity else ""
@@ -258,7 +262,10 @@ class ShortEpochs(Callback):
 
 
 class _Ends:
-    """A batch sampler that gives the first and the last batches of another one."""
+    """A batch sampler that gives the first and the last batches of another one.
+
+    If all of them are short, the largest batch of the pass stands in the place of the first one.
+    """
 
     def __init__(self, batches: Any, first: int, last: int):
         self.batches, self.first, self.last = batches, first, last
@@ -271,7 +278,11 @@ class _Ends:
     def __iter__(self) -> Iterator[Any]:
         batches = list(islice(self.batches, len(self.batches)))
         if len(batches) > self.first + self.last:
-            batches = batches[: self.first] + batches[-self.last :]
+            ends = batches[: self.first] + batches[-self.last :]
+            largest = max(batches, key=len)
+            if len(largest) > max(map(len, ends)):
+                ends[0] = largest
+            batches = ends
         return iter(batches)
 
 

@@ -18,7 +18,7 @@ from lit_dps.errors import ConfigError
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import SharedBatchDDP
 from lit_dps.scales import scaled_beta2, scaled_decay
-from lit_dps.training.steps import examples_in
+from lit_dps.training.counting import full_batch_size, record_batches
 
 # whose update does not grow with the gradient, because they divide by its size or take its sign
 _ADAPTIVE = (
@@ -47,7 +47,7 @@ class AdamScalingCallback(Callback):
 
     The second moment follows `lit_dps.scales.scaled_beta2` and weight decay `lit_dps.scales.scaled_decay`, where eta
     is the rate that the optimizer has when training starts, or that its schedule starts from. Optimizers whose update
-    grows with the gradient stay as they are (`is_adaptive`). B is that of the first step.
+    grows with the gradient stay as they are (`is_adaptive`). B is that of a full batch (`full_batch_size`).
 
     Args:
         reference: B0, in examples of an optimizer step.
@@ -68,16 +68,18 @@ class AdamScalingCallback(Callback):
         self.reference, self.rate, self.factor = reference, rate, 0.0
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage == "fit":  # a checkpoint, whose optimizers were scaled, is loaded after this
+        if stage == "fit":
+            record_batches(trainer)
+            # A checkpoint, whose optimizers were scaled, is loaded after this.
             self.factor = 0.0
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if self.factor:
             return
-        # a rank without a part of the batch has got an example to take part with
-        idle = isinstance(trainer.strategy, SharedBatchDDP) and trainer.strategy.share == 0
-        sizes = ranks.all_gather(0 if idle else examples_in(batch) or 0)
-        self.factor = sum(sizes) * trainer.accumulate_grad_batches / self.reference
+        size = full_batch_size(trainer, batch)
+        if not isinstance(trainer.strategy, SharedBatchDDP):
+            size = sum(ranks.all_gather(size))  # each rank has batches of its own
+        self.factor = size * trainer.accumulate_grad_batches / self.reference
         if not self.factor:
             return
         used = initial_rate(trainer.optimizers)

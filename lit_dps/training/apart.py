@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
 
 from lit_dps.errors import ConfigError
+from lit_dps.parallel.examples import cut
 from lit_dps.rounds import Rounds
 
 KEY = "local.workers"
@@ -45,13 +45,11 @@ class Still:
                 raise ConfigError(KEY, self.rounds.workers, f"1 for {self.name}, {why}")
 
 
-def part_of(batch: Any, i: int, n: int) -> Any:
-    """The i-th of n equal parts of a batch: of all tensors that are as long as the first one."""
+def part_of(batch: Any, i: int, n: int, examples: int) -> Any:
+    """The i-th of n equal parts of a batch that can be cut."""
     if n == 1:
         return batch
-    size = next(len(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.ndim)
-    mine = slice(i * size // n, (i + 1) * size // n)
-    return tree_map(lambda x: x[mine] if isinstance(x, Tensor) and x.ndim and len(x) == size else x, batch)
+    return cut(batch, slice(i * examples // n, (i + 1) * examples // n))
 
 
 def mean_of(losses: list[Tensor]) -> Tensor:

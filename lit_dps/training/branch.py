@@ -20,9 +20,9 @@ from lit_dps.errors import ConfigError
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import whole
 from lit_dps.training.adam_scaling import AdamScalingCallback, is_adaptive, scale_groups
+from lit_dps.training.counting import full_batch_size, record_batches
 from lit_dps.training.generators import isolated
 from lit_dps.training.kept import masks_of
-from lit_dps.training.steps import examples_in
 from lit_dps.training.training_pass import TrainingPass, fresh
 
 SMOOTH = 0.5  # of the exponential mean of the loss, as in the paper
@@ -135,6 +135,10 @@ class BranchCallback(Callback):
         self.on_fork: Callable[[Fork], None] = lambda fork: None
         self._began: float | None = None
 
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit":
+            record_batches(trainer)
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         name = type(pl_module).__name__
         if not pl_module.automatic_optimization or len(trainer.optimizers) != 1:
@@ -154,7 +158,7 @@ class BranchCallback(Callback):
         self._began = time.monotonic() if self._began is None else self._began
         if time.monotonic() - self._began > self.seconds:
             return
-        size = (examples_in(batch) or 0) * trainer.accumulate_grad_batches
+        size = full_batch_size(trainer, batch) * trainer.accumulate_grad_batches
         losses = np.array([self._repetition(trainer, pl_module, step, i) for i in range(self.repetitions)])
         tolerance = self.tolerance
         if tolerance is None:  # of the branches that stayed finite, each against the run's own batch size

@@ -16,6 +16,7 @@ from lit_dps.module import weights_finite
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import SharedBatchDDP
 from lit_dps.runs import Run
+from lit_dps.training.counting import record_batches
 from lit_dps.training.early_check import EarlyCheck
 from lit_dps.training.length import Length, go_beyond
 from lit_dps.training.local import show_mean
@@ -137,6 +138,7 @@ class GoalErrorCallback(Callback):
             raise ConfigError("trainer.limit_val_batches", trainer.limit_val_batches, "1.0: the goal is asked of all")
         if trainer.world_size > 1 and not isinstance(trainer.strategy, SharedBatchDDP):
             raise ConfigError("trainer.strategy", type(trainer.strategy).__name__, "SharedBatchDDP on several devices")
+        record_batches(trainer)
         early = self.early_reject and EarlyCheck.supports(trainer, pl_module, self.monitor)
         self._begin(early)
         if early:
@@ -147,8 +149,10 @@ class GoalErrorCallback(Callback):
     def before_fit(self, trainer: Trainer, data: LightningDataModule | None) -> None:
         """Lets the data module and callbacks that are asked before this one see the budget too.
 
-        Without this call they see it from this callback's own `setup` on.
+        Without this call they see it from this callback's own `setup` on. Dataloaders are made no earlier than that,
+        and are counted.
         """
+        record_batches(trainer)
         self._length = Length(trainer, self.budget is not None)
         if data is not None:
             self._length.before_data(data, lambda: self._set_length(trainer))
@@ -220,7 +224,7 @@ class GoalErrorCallback(Callback):
 
     def on_validation_batch_start(self, trainer, pl_module, batch, batch_idx, dataloader_idx=0) -> None:
         if trainer.state.fn == "fit":
-            self.validated.add(batch, dataloader_idx)
+            self.validated.add(trainer, batch, dataloader_idx)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn != "fit":

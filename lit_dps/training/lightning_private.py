@@ -123,6 +123,18 @@ def replace_train_loaders(trainer: Trainer, replace: Callable[[Any], tuple[Any, 
     loop.max_batches = math.inf if length is None else length
 
 
+def train_loaders(trainer: Trainer) -> tuple[Any, int]:
+    """The train dataloaders together, and the batches that were fetched beyond the current one."""
+    loop = trainer.fit_loop
+    return loop._combined_loader, len(getattr(loop._data_fetcher, "batches", ()))
+
+
+def validation_loaders(trainer: Trainer) -> tuple[Any, int]:
+    """The same of the validation of a fit."""
+    loop = trainer.fit_loop.epoch_loop.val_loop
+    return loop._combined_loader, len(getattr(loop._data_fetcher, "batches", ()))
+
+
 def batches_trained(trainer: Trainer) -> tuple[int, int]:
     """Batches of this epoch that were begun, and that were completed."""
     batches = trainer.fit_loop.epoch_loop.batch_progress.current

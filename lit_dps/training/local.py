@@ -7,14 +7,15 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch import callbacks as stock
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from lit_dps.errors import ConfigError
 from lit_dps.optim.local import LocalSGD
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import SharedBatchDDP, whole
+from lit_dps.parallel.examples import can_be_cut
 from lit_dps.rounds import Rounds
 from lit_dps.training.apart import KEY, Still, mean_of, part_of
+from lit_dps.training.counting import examples_of, examples_of_part, record_batches
 from lit_dps.training.delay import DelayCallback, asks_for_a_closure
 from lit_dps.training.gradients import GradientNorms, SmoothnessCallback
 from lit_dps.training.noise_scale import NoiseScaleCallback
@@ -74,6 +75,7 @@ class LocalSGDCallback(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":  # a checkpoint is loaded after this
+            record_batches(trainer)
             self._begin()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -145,7 +147,7 @@ class LocalSGDCallback(Callback):
             if not self._turn:
                 why = f"1 for {name}, which takes its loss outside of a step of its optimizer"
                 raise ConfigError(KEY, self.rounds.workers, why)
-            output = train(self._part(batch, strategy), *args, **kwargs)
+            output = train(self._part(batch, trainer), *args, **kwargs)
             loss = output.get("loss") if isinstance(output, dict) else output
             if loss is None:
                 raise ConfigError(KEY, self.rounds.workers, f"1 for {name}, which leaves out batches without a loss")
@@ -154,16 +156,18 @@ class LocalSGDCallback(Callback):
 
         strategy.optimizer_step, strategy.training_step = optimizer_step, training_step
 
-    def _part(self, batch: Any, strategy: Any) -> Any:
+    def _part(self, batch: Any, trainer: Trainer) -> Any:
         """The part of a batch, or of a rank's part of it, that the worker takes whose turn it is."""
-        sizes = [len(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.ndim]
-        if not sizes:
-            raise ConfigError(KEY, self.rounds.workers, "1, but for batches of tensors, the examples in front")
-        share = getattr(strategy, "share", 1.0)
-        _divides(self.rounds, round(sizes[0] / share) if share else 1, "a training batch")
+        examples, ours = examples_of(trainer, batch), examples_of_part(trainer, batch)
+        # A rank without a part of the batch has got an example to take part with.
+        ours = 1 if ours == 0 else ours
+        if not can_be_cut(batch, ours):
+            what = "1, but for batches of tensors that all have the examples in front"
+            raise ConfigError(KEY, self.rounds.workers, what)
+        _divides(self.rounds, examples, "a training batch")
         (worker,) = self._turn
         each = len(self._workers.ours)
-        return batch if worker is None else part_of(batch, worker % each, each)
+        return batch if worker is None else part_of(batch, worker % each, each, ours)
 
     def on_train_batch_end(self, trainer, pl_module, outputs: Any, batch: Any, batch_idx: int) -> None:
         if isinstance(outputs, dict) and len(self._losses) > 1:

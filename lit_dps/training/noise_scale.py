@@ -8,15 +8,15 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from lit_dps.errors import ConfigError
 from lit_dps.noise import NoiseScale, noise_scale, two_sizes
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import SharedBatchDDP
+from lit_dps.parallel.examples import can_be_cut, cut
+from lit_dps.training.counting import examples_of_part, record_batches
 from lit_dps.training.gradients import GradientNorms
 from lit_dps.training.kept import kept_of, squared_norm
-from lit_dps.training.steps import examples_in
 from lit_dps.training.training_pass import TrainingPass
 
 
@@ -64,6 +64,7 @@ class NoiseScaleCallback(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":  # a checkpoint is loaded after this
+            record_batches(trainer)
             self._begin()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -82,7 +83,7 @@ class NoiseScaleCallback(Callback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if self._keep is None:  # not before: pruning may come after this callback
             self._keep = kept_of(trainer, pl_module)
-        self._size, step = examples_in(batch) or 0, trainer.global_step
+        self._size, step = examples_of_part(trainer, batch) or 0, trainer.global_step
         self._due = step >= self.start and (step - self.start) % self.interval == 0
         begins, self._step = step != self._step, step
         if begins:  # of the batches that this step accumulates: squared norms, examples, and the sum so far
@@ -125,15 +126,14 @@ class NoiseScaleCallback(Callback):
         n = self._size
         if n < 2 and ranks.world() > 1:
             return math.nan, math.nan, n
-        if n < 2:
+        if n < 2 or not can_be_cut(batch, n):
             raise ConfigError("NoiseScaleCallback", n, "batches of at least 2 examples, with these first in tensors")
         half, squares, gradients = n // 2, [], []
         with self._pass.traceless() as twin:
             names = [name for name, p in module.named_parameters() if p.requires_grad]
             theirs, ours = dict(twin.named_parameters()), dict(module.named_parameters())
             for part in (slice(0, half), slice(half, 2 * half)):
-                cut = tree_map(lambda x, part=part: x[part] if _of_length(x, n) else x, batch)
-                loss = self._pass.loss(twin, cut, batch_idx)
+                loss = self._pass.loss(twin, cut(batch, part), batch_idx)
                 if loss is None:
                     return math.nan, math.nan, n
                 found = torch.autograd.grad(loss, [theirs[name] for name in names], allow_unused=True)
@@ -177,7 +177,3 @@ class NoiseScaleCallback(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.readings, self.batch_size = state_dict["readings"], state_dict["batch_size"]
-
-
-def _of_length(leaf: Any, n: int) -> bool:
-    return isinstance(leaf, Tensor) and leaf.ndim > 0 and len(leaf) == n

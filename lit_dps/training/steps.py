@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities.data import extract_batch_size
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
 import lit_dps.training.lightning_private as lightning_private
 from lit_dps.errors import ConfigError
-from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import whole
-from lit_dps.trial import SHORT_STEPS
+from lit_dps.parallel.examples import Sizes, batch_size_of, can_be_cut, counted
+from lit_dps.training.counting import examples_of, record_batches
+from lit_dps.training.training_pass import fresh
+from lit_dps.trial import SHORT_STEPS, UNCOUNTED_STEPS
+
+FIRST_STEPS = 64  # by then a step was full, unless the batch size does not reach the data
 
 
 class StepCount:
@@ -70,17 +75,21 @@ class StepCount:
 
 
 class ExamplesCallback(Callback):
-    """Holds a run to its batch size: an optimizer step is on so many examples.
+    """Holds a run to its batch size: an optimizer step is on that number of examples.
 
-    The last batch of an epoch may be shorter; such steps are counted. Examples are the length of a batch's first
-    tensor; a DataLoader's own batch size stands where that is another number, as of a batch of graphs.
+    Any step may be shorter, as the last one of an epoch, or of a length class; these are counted. The largest step of
+    the first epoch has to have all examples. `lit_dps.parallel.examples` says how examples are counted.
 
     Args:
         batch_size: Examples of an optimizer step, of all ranks and all accumulated batches together.
         key: Configuration key of the batch size, for errors.
 
     Attributes:
-        observed: How many steps were short, as in `TrialResult.observed`.
+        observed: Short steps, and steps whose examples are not known, as in `TrialResult.observed`.
+        waits: Whether to leave a refusal for want of a full step to `settle`. Set before a run, where epochs are
+            shortened.
+        can_be_cut: Whether the first batch could be divided among ranks; None before it.
+        volume: Most numbers in a batch whose examples are not known; 0 without one.
 
     Raises:
         ConfigError: for a training split of fewer examples, and a step on others than the batch size.
@@ -88,22 +97,32 @@ class ExamplesCallback(Callback):
 
     def __init__(self, batch_size: int, key: str = "data.batch_size"):
         self.batch_size, self.key = batch_size, key
-        self._short = self._steps = 0
-        self._seen: list[int] = []  # examples of the batches since the last step
-        self._known = True
+        self.waits = False
+        self.can_be_cut: bool | None = None
+        self.volume = 0
+        self._short = self._steps = self._uncounted = 0
+        self._largest = 0
+        self._seen: list[int | None] = []  # examples of the batches since the last step
 
     @property
     def observed(self) -> dict[str, float]:
-        return {SHORT_STEPS: self._short} if self._short else {}
+        counts = {SHORT_STEPS: self._short, UNCOUNTED_STEPS: self._uncounted}
+        return {name: count for name, count in counts.items() if count}
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit":
+            record_batches(trainer, self.batch_size // trainer.accumulate_grad_batches)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         refuse_too_large(trainer, self.batch_size)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        self._step, n = trainer.global_step, examples_in(batch)
-        # of several ranks each sees its part; one process has made a dry run before
-        self._known = self._known and n is not None and ranks.world() == 1
-        self._seen.append(n or 0)
+        self._step, number = trainer.global_step, examples_of(trainer, batch)
+        if self.can_be_cut is None:
+            self.can_be_cut = can_be_cut(batch, number)
+        if number is None:
+            self.volume = max(self.volume, _volume(batch))
+        self._seen.append(number)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *args: Any) -> None:
         if trainer.global_step == self._step:
@@ -111,26 +130,67 @@ class ExamplesCallback(Callback):
             if pl_module.automatic_optimization and loss is None:
                 self._seen.pop()  # a batch without a loss is no part of a step
             return  # gradients are accumulated
-        seen, batches, self._seen = sum(self._seen), len(self._seen), []
-        self._steps += 1
-        by_hand = batches > trainer.accumulate_grad_batches  # of a module that says itself when it steps
-        if not (self._known or by_hand) or seen == self.batch_size:
+        batches, self._seen = self._seen, []
+        if None in batches:
+            self._uncounted += 1
             return
-        first, (size, _) = self._steps == 1, split_of(whole(trainer.train_dataloader))
-        if first and not by_hand and (size or 0) * trainer.accumulate_grad_batches == self.batch_size:
-            self._known = False  # the length of its tensors is no number of examples
-        elif first or seen > self.batch_size:
-            found = f"at {self.batch_size} a step is on {seen} examples"
-            expected = f"the key that the train dataloader takes its batch size from: {found}"
-            raise ConfigError("study.batch_size_key", self.key, expected)
-        else:
-            self._short += 1
+        self._count(sum(batches))
+
+    def _count(self, examples: int) -> None:
+        self._steps += 1
+        self._largest = max(self._largest, examples)
+        if examples > self.batch_size:
+            self._refuse()
+        self._short += examples < self.batch_size
+        if self._steps >= FIRST_STEPS:
+            self._refuse_without_full_step()
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._refuse_without_full_step()
+
+    def settle(self, trainer: Trainer) -> None:
+        """Looks for a full batch among the next ones of the data, if no step was full.
+
+        To be called after a run that ended early. Raises ConfigError if there is no full batch.
+        """
+        self.waits = False
+        if not self._steps or self._largest == self.batch_size:
+            return
+        parts = trainer.accumulate_grad_batches
+        loader = next(iter(tree_leaves(whole(trainer.train_dataloader))))
+        sizes = Sizes(self.batch_size // parts)
+        for _, number in islice(counted(fresh(loader), sizes), FIRST_STEPS):
+            self._largest = max(self._largest, parts * (number or 0))
+            if self._largest >= self.batch_size:
+                break
+        self._refuse_without_full_step()
+
+    def _refuse_without_full_step(self) -> None:
+        if self._steps and self._largest != self.batch_size and not self.waits:
+            self._refuse()
+
+    def _refuse(self) -> None:
+        found = f"at {self.batch_size} a step is on {self._largest} examples"
+        expected = f"the key that the train dataloader takes its batch size from: {found}"
+        raise ConfigError("study.batch_size_key", self.key, expected)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"short": self._short, "steps": self._steps, "known": self._known}
+        return {
+            "short": self._short,
+            "steps": self._steps,
+            "uncounted": self._uncounted,
+            "largest": self._largest,
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._short, self._steps, self._known = (state_dict[key] for key in ("short", "steps", "known"))
+        self._short, self._steps = state_dict["short"], state_dict["steps"]
+        # An earlier version refused a first step that was not full.
+        self._largest = state_dict.get("largest", self.batch_size)
+        self._uncounted = state_dict.get("uncounted", 0)
+
+
+def _volume(batch: Any) -> int:
+    return sum(leaf.numel() for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
 
 
 def refuse_too_large(trainer: Trainer, batch_size: int) -> None:
@@ -140,19 +200,11 @@ def refuse_too_large(trainer: Trainer, batch_size: int) -> None:
         raise ConfigError("study.batch_sizes", batch_size, f"at most {n}, the examples of the training split")
 
 
-def examples_in(batch: Any) -> int | None:
-    """The number of examples in a batch: the length of its first tensor; None where it holds no tensor."""
-    try:
-        return extract_batch_size(batch)
-    except (MisconfigurationException, RecursionError):
-        return None
-
-
 def split_of(loader: Any) -> tuple[int | None, int | None]:
     """The batch size of a loader and the number of examples that it draws in a pass, where it knows them."""
     if not isinstance(loader, DataLoader):
         return None, None
-    size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
+    size = batch_size_of(loader)
     try:
         return size, len(loader.sampler)
     except TypeError:

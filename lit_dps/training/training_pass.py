@@ -27,8 +27,9 @@ from lit_dps.data.order import AUTHORS_SEED
 from lit_dps.errors import ConfigError
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import whole
+from lit_dps.parallel.examples import Sizes, can_be_cut, counted, cut
+from lit_dps.training.counting import training_sizes
 from lit_dps.training.generators import isolated
-from lit_dps.training.steps import examples_in
 from lit_dps.training.trainer_state import DataTensors, unmoved
 
 
@@ -101,32 +102,37 @@ class TrainingPass:
             ConfigError: for data without a finite pass.
         """
         left = sys.maxsize if self.examples is None else self.examples
-        for i, batch in enumerate(self._loader()):
+        for i, (batch, number) in enumerate(counted(self._loader(), self._sizes())):
             if self.examples is None and not ranks.is_mine(i):
                 continue
             batch = self.trainer.precision_plugin.convert_input(batch)  # the way of a batch in Lightning's own loop
             batch = lightning_private.before_transfer(self.module, batch)
             batch = self.trainer.strategy.batch_to_device(batch, self.module.device, 0)
-            size = examples_in(batch) or self.batch_size
-            if size > left and self._can_be_cut(batch, size):
+            size = number or self.batch_size
+            if size > left and self._can_be_cut(batch, number):
                 size = left
-                batch = tree_map(lambda x, left=left: x[:left] if isinstance(x, Tensor) else x, batch)
+                batch = cut(batch, slice(0, left))
             if ranks.is_mine(i):
                 yield batch, size
             left -= size
             if left <= 0:
                 return
 
-    def _can_be_cut(self, batch: Any, size: int) -> bool:
+    def _sizes(self) -> Sizes:
+        """Return what counts the batches of loaders that draw no indices."""
+        if self._given:
+            return Sizes(self.batch_size)
+        return Sizes(training_sizes(self.trainer).batch_size)
+
+    def _can_be_cut(self, batch: Any, size: int | None) -> bool:
         """Return whether the first examples of a batch are a batch.
 
-        They are not where tensors differ in length, as nodes, edges and labels of graphs do, nor where the loader
-        promises full batches.
+        They are not where the loader promises full batches, nor where a tensor is of the batch as a whole.
         """
         if not self._given and getattr(self._training, "drop_last", False):
             return False
         tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
-        return all(leaf.ndim > 0 and len(leaf) == size for leaf in tensors)
+        return can_be_cut(batch, size) and all(tensor.ndim > 0 for tensor in tensors)
 
     def losses(self, module: LightningModule) -> Iterator[tuple[Tensor, int]]:
         """Mean loss of each batch by this copy of the module, and its number of examples.
@@ -159,25 +165,12 @@ class TrainingPass:
         if self.key is not None:
             return _anew(loader, self.batch_size)
         if not isinstance(loader, DataLoader) and isinstance(loader, (dict, list, tuple)):
-            loader = _Several(tree_map(fresh, loader))
+            loader = CombinedLoader(tree_map(fresh, loader), "max_size_cycle")
+            iter(loader)  # it has no length before
         if not 0 < (sized_len(loader) or 0) < sys.maxsize:
             finite = "a pass over the training split, for snip, needs a finite train dataloader or a pruning_dataloader"
             raise ConfigError("data", type(self._data or loader).__name__, finite)
-        return loader if isinstance(loader, _Several) else fresh(loader)
-
-
-class _Several:
-    """Batches of several train dataloaders together, as Lightning's own loop takes them."""
-
-    def __init__(self, loaders: Any):
-        self._together = CombinedLoader(loaders, "max_size_cycle")
-        iter(self._together)  # it has no length before
-
-    def __len__(self) -> int:
-        return len(self._together)
-
-    def __iter__(self) -> Iterator[Any]:
-        return (batch for batch, _, _ in self._together)
+        return loader if isinstance(loader, CombinedLoader) else fresh(loader)
 
 
 def loss_of(module: LightningModule, batch: Any, batch_idx: int) -> Tensor | None:

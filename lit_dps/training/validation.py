@@ -14,15 +14,15 @@ import lit_dps.training.lightning_private as lightning_private
 from lit_dps.errors import ConfigError
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import SharedBatchDDP, whole
-from lit_dps.training.steps import examples_in, split_of
+from lit_dps.training.counting import validation_examples_of
+from lit_dps.training.steps import split_of
 
 
 class ValidationCount:
     """The batches and examples of a check, by data loader.
 
     Attributes:
-        first: Examples of the first check; None before. Of a DataLoader what its sampler draws, else the lengths of
-            first tensors.
+        first: Examples of the first check, as `lit_dps.parallel.examples` counts them; None before.
         batches: Batches of the last check.
     """
 
@@ -35,9 +35,9 @@ class ValidationCount:
         self._batches, self._examples = Counter(), Counter()
         self._sizes: dict[int, set[int]] = defaultdict(set)  # of the batches
 
-    def add(self, batch: Any, loader: int) -> None:
+    def add(self, trainer: Trainer, batch: Any, loader: int) -> None:
         """A batch of it."""
-        size = examples_in(batch) or 1
+        size = validation_examples_of(trainer, batch, loader) or 1
         self._batches[loader] += 1
         self._examples[loader] += size
         self._sizes[loader].add(size)
@@ -52,13 +52,6 @@ class ValidationCount:
         Raises:
             ConfigError: if it was empty, or looked at another number of examples than the first one.
         """
-        loaders = trainer.val_dataloaders
-        for i, loader in enumerate(loaders if isinstance(loaders, (list, tuple)) else [loaders]):
-            size, n = split_of(loader)
-            if size and n is not None and self._batches[i] == len(loader):
-                # such a loader knows its examples; a first tensor may have another first dimension
-                self._examples[i] = n
-                self._sizes[i] = {size, n % size or size} if n > size else {size}
         found, name = dict(self._examples), _name(trainer)
         if not found and ranks.world() == 1:  # else another rank may have had them
             raise ConfigError("data", name, "a validation dataloader that gives batches")

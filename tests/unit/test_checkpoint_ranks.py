@@ -49,7 +49,7 @@ def test_our_module_and_data(tmp_path, world, batch_size):
 
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_a_users_module_draws_on_each_rank_what_it_would_have_drawn(tmp_path, accumulate):
-    trial = Trial(Cell(7, 0.3), 0, {"model.rate": 0.01})  # parts of 3 and 4, 50 examples: across epochs
+    trial = Trial(Cell(7 * accumulate, 0.3), 0, {"model.rate": 0.01})  # parts of 3 and 4, 50 examples: across epochs
     trainer = {"accumulate_grad_batches": accumulate}
     data = {"class_path": USER_DATA}
     options = {"model": USER, "data": data, "trainer": trainer, "goal": {**GOAL, "max_steps": 40}}

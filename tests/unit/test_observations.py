@@ -21,6 +21,7 @@ from lit_dps.trial import (
     SPARSE_KERNELS,
     STACKED,
     TRAINED,
+    UNCOUNTED_STEPS,
     UNSCORED,
     Cell,
 )
@@ -51,8 +52,13 @@ def test_short_steps():
     # 20 of 320 steps are 6.25 %, 20 of 160 are 12.5 %
     assert observed_notes(read(trial(0, **steps), trial(1, 160, **steps), trial(2))) == [
         "in 2 of 3 trials some steps had fewer than B examples (up to 12.5 % of a trial's steps; the last batch of an "
-        "epoch): drop_last or an endless loader avoids them"
+        "epoch, or of a length class): drop_last or an endless loader avoids them"
     ]
+
+
+def test_steps_whose_examples_are_not_known():
+    (note,) = observed_notes(read(trial(0, **{UNCOUNTED_STEPS: 20}), trial(1)))
+    assert note.startswith("in 1 of 2 trials the examples of some steps are not known (up to 6.25 %")
 
 
 def test_short_steps_of_a_trial_that_counts_to_an_earlier_step_are_as_many_of_its_steps():
