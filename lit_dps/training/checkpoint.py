@@ -224,6 +224,9 @@ class ResumableLoader(CombinedLoader):
         return (*self.owners, self.iterables)  # Lightning may put another loader in place
 
     def __iter__(self) -> ResumableLoader:
+        if self._now is not None:
+            # Begun once more before the first batch after a resume: that batch was fetched ahead and is dropped.
+            self._goal, self._now = self._now, None
         self._start = capture(*self._keepers)
         super().__iter__()
         self._given = self._fetched = 0
@@ -247,7 +250,7 @@ class ResumableLoader(CombinedLoader):
         return batch
 
     def _go_on(self, position: dict[str, Any]) -> None:
-        self._goal, self._now = None, position
+        self._goal = None
         restore(position["start"], *self._keepers)
         iter(self)
         restore(position["first"], *self._keepers)
@@ -256,4 +259,4 @@ class ResumableLoader(CombinedLoader):
                 super().__next__()
             except StopIteration:
                 raise ValueError(f"the training data end before batch {position['taken']}") from None
-        self._given, self._first = position["taken"], position["first"]
+        self._given, self._first, self._now = position["taken"], position["first"], position

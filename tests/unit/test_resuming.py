@@ -7,14 +7,16 @@ from dataclasses import replace
 import pytest
 
 from lit_dps.errors import ConfigError
+from lit_dps.module import ImageClassifier
 from lit_dps.store import sobol_point
 from lit_dps.study.dry_run import dry_run
 from lit_dps.study.resuming import check_resume
+from lit_dps.training.workload import Workload
 from lit_dps.trial import Cell, Trial
 from tests.unit.saved_study import Study
 from tests.unit.test_checkpoint import assert_goes_on
 from tests.unit.test_dry_run import ANIMALS, setup
-from tests.unit.test_engine import quiet  # noqa: F401
+from tests.unit.test_engine import DATA, MODEL, PARAMS, quiet  # noqa: F401
 
 
 def check(model: str = "models.Net", data: str = "data.Clouds", callback: str = "", **study) -> list[str]:
@@ -49,6 +51,18 @@ def test_a_trial_that_resumes_with_other_values_is_refused(key, name, animals):
 @pytest.mark.parametrize("model", ["SavedCounter", "Mean", "SeededDraws", "AsksInSetup"])
 def test_what_is_saved_is_not_refused(model):
     assert check(f"forgetful.{model}") == []
+
+
+class Own(ImageClassifier):
+    """Ours, of a class of its own."""
+
+
+def test_our_data_go_on_with_a_module_of_the_users():
+    own = {**MODEL, "class_path": f"{__name__}.Own"}
+    made = setup()
+    made = replace(made, workload=Workload(own, DATA, {"accelerator": "cpu"}))
+    trial = Trial(Cell(16, 0.5), 0, PARAMS)
+    assert check_resume(made.training(), trial, made) == []
 
 
 def test_attributes_of_data_are_saved():
