@@ -173,6 +173,7 @@ def _merge_cell(
     there = _attempts(other.storage, studies(name, cell), cell)
     if not there:
         return
+    is_new = not _has_study(storage, studies(name, cell))
     here = _attempts(storage, studies(name, cell), cell)
     study = open_cell(storage, name, cell, header[schema.UID], repeats=repeats)
     added: list[FrozenTrial] = []
@@ -192,14 +193,14 @@ def _merge_cell(
         merged.taken += bool(new)
         merged.known += not new
     add_trials(storage, study, added)
-    if not repeats:  # no repeat waits
+    if not (repeats or is_new):  # no repeat waits, and nothing waits in a new cell
         _withdraw(study, storage, header["slack"])
 
 
 def _attempts(storage: BaseStorage, study: str, cell: Cell) -> dict[Repeated, list[_Attempt]]:
     """The finished attempts in an Optuna study of a cell that have a result, by point and repeat, oldest first."""
     found: dict[Repeated, list[_Attempt]] = {}
-    if study not in optuna.get_all_study_names(storage):
+    if not _has_study(storage, study):
         return found
     for trial in storage.get_all_trials(storage.get_study_id_from_name(study), deepcopy=False):
         if trial.state.is_finished() and schema.RESULT_ATTR in trial.user_attrs:
@@ -207,6 +208,15 @@ def _attempts(storage: BaseStorage, study: str, cell: Cell) -> dict[Repeated, li
             result = schema.decode_result(trial.user_attrs[schema.RESULT_ATTR], Trial(cell, point, trial.params))
             found.setdefault((point, repeat), []).append(_Attempt(trial, result))
     return found
+
+
+def _has_study(storage: BaseStorage, study: str) -> bool:
+    """Return True if the storage has an Optuna study of this name. Names of all studies would take longer."""
+    try:
+        storage.get_study_id_from_name(study)
+    except KeyError:
+        return False
+    return True
 
 
 def _news(here: Sequence[_Attempt], there: Sequence[_Attempt]) -> Sequence[_Attempt] | None:
