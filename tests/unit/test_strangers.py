@@ -87,6 +87,17 @@ def test_merge_takes_over_no_study_of_such_a_name(changed, tmp_path, monkeypatch
     assert not Path("mlruns/study.db").exists()
 
 
+def test_a_compressed_file_that_asks_for_too_much_memory_is_not_unpacked(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    # The header asks for a dictionary of 8 MB. A limit below that stands for a header that asks for 4 GB.
+    monkeypatch.setattr("lit_dps.store.read.UNPACKING_MEMORY", 1 << 20)
+    Path("greedy.db.xz").write_bytes(lzma.compress(b"SQLite format 3", preset=6))
+    assert main(["merge", "greedy.db.xz"]) == 2
+    said = capsys.readouterr().err
+    assert "greedy.db.xz" in said and said.count("\n") == 1
+    assert not Path("mlruns").exists()
+
+
 def test_a_compressed_bomb_is_not_unpacked(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("bomb.db.xz").write_bytes(lzma.compress(bytes(30_000_000)))
