@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from lit_dps.cli.keys import annotations
+from lit_dps.cli.shipped import how_to_get
 from lit_dps.errors import ConfigError, UserError, shortened
 
 MAPPING, LIST, TEXT, NUMBER, BOOL, NULL, ANY = "mapping", "list", "text", "number", "bool", "null", "any"
@@ -81,7 +82,7 @@ def load(file: str, verb: str) -> dict[str, Any]:
     try:
         if not path.is_file():
             if ":" not in file and "\n" not in file:
-                raise UserError(f"{verb}: no such file {file!r}")
+                raise UserError(f"{verb}: no such file {file!r}{how_to_get(file)}")
             return {}
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):  # no text in UTF-8, or no name of a file

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -57,7 +58,9 @@ class Progress:
         earlier = {cell: [r for r in results.get(cell, ()) if r.status is not Status.FAILED] for cell in cells}
         self.done = {cell: {r.trial.point: _end(r) for r in earlier[cell] if r.trial.point < points} for cell in cells}
         self.plan, self.repeats = plan, {cell: list(map(_end, (repeats or {}).get(cell, ()))) for cell in cells}
-        self._shown, self._began, self._stacked = 0.0, time.monotonic(), 0.0
+        self._shown = -math.inf
+        self._began = time.monotonic()
+        self._stacked = 0.0
 
     def update(self, result: TrialResult) -> None:
         """Takes a new result into account and shows the line."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from types import CellType, FunctionType
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
@@ -14,6 +15,7 @@ from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR
 
+from lit_dps.training.attributes import capture_attributes, equal_states, restore_attributes
 from lit_dps.trial import SCHEDULE, WARM_UP
 
 MOST_STEPS = 20_000  # of the scheduler: about 0.3 s of a CPU core
@@ -62,18 +64,55 @@ def rates_of_steps(
         accumulated: Batches of an optimizer step.
         shared: Objects that schedules may hold, and that are not copied with them.
 
+    Functions of a schedule are called on copies of the variables that they enclose, and attributes
+    of a shared module are put back: a function that counts its calls counts those of the run alone.
+
     Returns:
         A rate for each step; None where a schedule cannot be copied or stepped.
     """
     steps = min(steps, MOST_STEPS)
+    modules = [each for each in shared if isinstance(each, LightningModule)]
+    before = capture_attributes(*modules)
+    # what a schedule holds of these is theirs, not a copy
+    twin = _without_parameters(optimizer)
+    memo = {id(optimizer): twin} | {id(each): each for each in shared}
     try:
         if len(configs) == 1 and accumulated == 1 and _is_plain_lambda(configs[0]):
-            return _rates_of_lambda(configs[0].scheduler, steps)
+            return _rates_of_lambda(configs[0].scheduler, steps, memo)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # no step of the optimizer comes before those of the schedule
-            return _evaluated(optimizer, configs, steps, steps_of_epoch, accumulated, shared)
+            return _evaluated(twin, configs, steps, steps_of_epoch, accumulated, memo)
     except Exception:  # code of the user's, which the run itself will call
         return None
+    finally:
+        if not equal_states(capture_attributes(*modules), before):
+            restore_attributes(before, *modules)
+
+
+def _copy_function(function: Callable, memo: dict[int, Any]) -> Callable:
+    """Return a function with copies of the variables that it encloses; a deep copy of any other callable."""
+    if not isinstance(function, FunctionType):
+        return copy.deepcopy(function, memo)
+    if id(function) in memo or not function.__closure__:
+        return memo.get(id(function), function)
+    cells = tuple(CellType() for _ in function.__closure__)
+    copied = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, cells)
+    copied.__kwdefaults__ = function.__kwdefaults__
+    memo[id(function)] = copied  # before its variables: a function may enclose itself
+    for cell, original in zip(cells, function.__closure__, strict=True):
+        value = original.cell_contents
+        is_function = isinstance(value, FunctionType)
+        cell.cell_contents = _copy_function(value, memo) if is_function else copy.deepcopy(value, memo)
+    return copied
+
+
+def _copy_schedule(schedule: Any, memo: dict[int, Any]) -> Any:
+    """Return a deep copy of a schedule, whose functions have variables of their own."""
+    for part in [schedule, *getattr(schedule, "_schedulers", ())]:
+        for function in getattr(part, "lr_lambdas", ()):
+            if isinstance(function, FunctionType):
+                memo[id(function)] = _copy_function(function, memo)
+    return copy.deepcopy(schedule, memo)
 
 
 def _is_plain_lambda(config: LRSchedulerConfig) -> bool:
@@ -81,25 +120,23 @@ def _is_plain_lambda(config: LRSchedulerConfig) -> bool:
     return type(config.scheduler) is LambdaLR and config.interval == "step" and config.frequency == 1
 
 
-def _rates_of_lambda(schedule: LambdaLR, steps: int) -> list[float]:
+def _rates_of_lambda(schedule: LambdaLR, steps: int, memo: dict[int, Any]) -> list[float]:
     """Return the rates of a `LambdaLR` without stepping it, which takes a tenth of the time."""
-    factors = list(zip(schedule.base_lrs, schedule.lr_lambdas, strict=True))
+    functions = [_copy_function(function, memo) for function in schedule.lr_lambdas]
+    factors = list(zip(schedule.base_lrs, functions, strict=True))
     first = schedule.last_epoch
     return [max(float(base * factor(first + step)) for base, factor in factors) for step in range(steps)]
 
 
 def _evaluated(
-    optimizer: Optimizer,
+    twin: Optimizer,
     configs: Sequence[LRSchedulerConfig],
     steps: int,
     steps_of_epoch: int | None,
     accumulated: int,
-    shared: Sequence[Any],
+    memo: dict[int, Any],
 ) -> list[float]:
-    twin = _without_parameters(optimizer)
-    # what a schedule holds of these is theirs, not a copy
-    memo = {id(optimizer): twin} | {id(each): each for each in shared}
-    schedules = [(copy.deepcopy(config.scheduler, memo), config.interval, config.frequency) for config in configs]
+    schedules = [(_copy_schedule(config.scheduler, memo), config.interval, config.frequency) for config in configs]
     rates = []
     for step in range(1, steps + 1):
         rates.append(max(float(group["lr"]) for group in twin.param_groups))

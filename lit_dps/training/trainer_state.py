@@ -8,14 +8,11 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
-import torch
 from lightning.pytorch import Trainer
-from torch import Tensor
 from torch.optim import Optimizer
 
 from lit_dps.errors import ConfigError
-from lit_dps.training.attributes import PLAIN, capture_attributes, restore_attributes
+from lit_dps.training.attributes import PLAIN, capture_attributes, equal_states, restore_attributes
 from lit_dps.training.generators import tensors_in
 
 
@@ -48,7 +45,7 @@ def unmoved(trainer: Trainer) -> Iterator[None]:
         yield
     finally:
         for scheduler, state in zip(schedulers, schedules, strict=True):
-            if not _equal(scheduler.state_dict(), state):
+            if not equal_states(scheduler.state_dict(), state):
                 scheduler.load_state_dict(state)
         # After the schedules: some of them set the rates of their optimizer when they are loaded.
         for optimizer, values, state in zip(trainer.optimizers, groups, states, strict=True):
@@ -70,7 +67,7 @@ def unmoved(trainer: Trainer) -> Iterator[None]:
         for values, before in zip(metrics, metrics_before, strict=True):
             values.clear()
             values.update(before)
-    if not _equal(capture_attributes(*owners), attributes):
+    if not equal_states(capture_attributes(*owners), attributes):
         try:
             restore_attributes(attributes, *owners)
         except ValueError as error:
@@ -125,20 +122,3 @@ def _group_values(optimizer: Optimizer) -> list[dict[str, Any]]:
         values = {key: copy.deepcopy(value) for key, value in group.items() if key != "params"}
         groups.append({"params": list(group["params"]), **values})
     return groups
-
-
-def _equal(first: Any, second: Any) -> bool:
-    """Return whether two captured states are equal, tensors element by element."""
-    if isinstance(first, Tensor) and isinstance(second, Tensor):
-        return first.shape == second.shape and torch.equal(first, second)
-    if isinstance(first, np.ndarray) and isinstance(second, np.ndarray):
-        return np.array_equal(first, second)
-    if type(first) is not type(second):
-        return False
-    if isinstance(first, dict):
-        return first.keys() == second.keys() and all(_equal(first[key], second[key]) for key in first)
-    if isinstance(first, (list, tuple)):
-        return len(first) == len(second) and all(map(_equal, first, second))
-    if isinstance(first, float) and first != first:
-        return second != second
-    return bool(first == second)

@@ -14,7 +14,7 @@ from tests.e2e.test_bad_input import edited, refusal  # noqa: F401
         (edited("pruning", {"method": "shuffle", "options": {"of": None}}), ["pruning.options.of: None is not"]),
         (edited("study/grid", {"pruning.method": ["snip", "lottery"]}), ["pruning.method: 'lottery' is not allowed"]),
         (
-            edited("model/init_args/network", {"class_path": "lit_dps.models.ResNet8"})
+            edited("model/init_args/network", {"class_path": "lit_dps.models.ResNet8", "init_args": {"in_channels": 1}})
             | {"pruning": {"method": "snap"}},
             ["pruning.method: 'snap' is not allowed", "an unstructured method for ResNet8"],
         ),

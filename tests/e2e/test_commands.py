@@ -13,6 +13,7 @@ import pytest
 import torch
 import yaml
 
+from lit_dps.analysis import NO_RESULT
 from lit_dps.runs import Run
 from lit_dps.store import sobol_point
 from lit_dps.study.checks import check
@@ -185,8 +186,8 @@ def test_a_shipped_config_of_each_data_set_is_studied_and_analyzed(name, small_d
     config = ROOT / "configs" / f"{name}.yaml"
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["lit-dps"])
-    assert main(little(config, small_data)) == 0
-    assert main(["analyze", "--config", str(config)]) == 0
+    assert main(little(config, small_data)) == NO_RESULT
+    assert main(["analyze", "--config", str(config)]) == NO_RESULT
     assert "complete" in capsys.readouterr().out
     folders = {path.name for path in (tmp_path / "mlruns" / "figures" / name).glob("goal-*")}
     assert folders == ({"goal-0.14"} if name.startswith("fashion") else set())

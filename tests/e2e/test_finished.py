@@ -13,6 +13,7 @@ import mlflow
 import pytest
 from optuna.storages import RDBStorage
 
+from lit_dps.analysis import NO_RESULT
 from lit_dps.study.finished import NOTE
 from tests.e2e.commands import FAST, run, run_here
 from tests.e2e.test_commands import run_without
@@ -99,7 +100,7 @@ def test_a_finished_study_is_checked_without_a_dry_run(unbroken, monkeypatch):
         patch.setattr(RDBStorage, "__init__", counted)
         done = run_here(unbroken, *STUDY)
     assert (done.returncode, done.stderr) == (0, "study fast: nothing left to run\n")
-    assert len(opened) == 5, "for the box, for what is left, to compare, to declare, for what then counts"
+    assert len(opened) == 7, "box, what is left, header, environment, declaration, what counts, outcomes"
     with pytest.raises(AssertionError, match="dry run"):
         run_here(unbroken, *STUDY, "--study.trials", 5)
     refused = run_here(unbroken, *STUDY, "--goal.error", 0.3)
@@ -129,7 +130,7 @@ def finished(tmp_path_factory):
     (folder / "mine.yaml").write_text(text.replace("lit_dps.data.Digits", "lit_dps.data.MNIST"))
     command = ("study", "--config", "mine.yaml", "--study.trials", "1")
     done = run(folder, *command)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == NO_RESULT, done.stderr  # gray images teach nothing
     return folder, command, done.stdout
 
 
@@ -137,8 +138,8 @@ def test_the_same_command_says_so_at_once_without_torch(finished):
     folder, command, said = finished
     before = content(folder)
     done = run_without({"torch", "mlflow"}, folder, *command)
-    assert (done.returncode, done.stderr) == (0, "study fast: nothing left to run\n")
-    assert done.stdout == said[said.index("\nstudy fast: w") :]  # "which batch size?", without any K* "workload"
+    assert (done.returncode, done.stderr) == (NO_RESULT, "study fast: nothing left to run\n")
+    assert done.stdout == said[said.index("\nstudy fast: No trial") :]
     assert content(folder) == before
     shown = run_without({"torch", "mlflow"}, folder, *command, "--show=files")
     assert "\nwritten:\n" in shown.stdout and shown.stdout.startswith(done.stdout.split("\nreport:")[0])
@@ -150,13 +151,13 @@ def test_files_beside_those_that_the_study_wrote_are_watched(finished, tmp_path)
     folder, command, _ = finished
     shutil.copytree(folder, tmp_path / "copy", ignore=shutil.ignore_patterns("mlruns"))
     folder, command = tmp_path / "copy", (*command, "--storage.folder", ".")
-    assert run(folder, *command).returncode == 0
+    assert run(folder, *command).returncode == NO_RESULT
     for changed in (folder / "mine.yaml", folder / "mine.py", next((folder / "data").rglob("train-labels*"))):
         done, was = run_without({"torch"}, folder, *command), changed.stat()
-        assert (done.returncode, done.stderr) == (0, "study fast: nothing left to run\n")
+        assert (done.returncode, done.stderr) == (NO_RESULT, "study fast: nothing left to run\n")
         os.utime(changed)
         done = run_without({"torch"}, folder, *command)
-        assert done.returncode != 0 and "blocked" in done.stderr, changed.name
+        assert done.returncode not in (0, NO_RESULT) and "blocked" in done.stderr, changed.name
         os.utime(changed, ns=(was.st_atime_ns, was.st_mtime_ns))
 
 
@@ -191,7 +192,7 @@ def test_whatever_changed_the_long_way_is_taken(finished, tmp_path, change):
         else:
             os.utime(changed)
     done = run_without({"torch"}, folder, *command)
-    assert done.returncode != 0 and "blocked" in done.stderr, done.stderr
+    assert done.returncode not in (0, NO_RESULT) and "blocked" in done.stderr, done.stderr
     if changed is not None:
         shutil.copy2(kept, changed)
-        assert run_without({"torch"}, folder, *command).returncode == 0
+        assert run_without({"torch"}, folder, *command).returncode == NO_RESULT

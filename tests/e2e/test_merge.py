@@ -38,7 +38,7 @@ def test_parts_that_were_run_apart_make_the_table_of_an_unbroken_run(unbroken, t
     [
         ([], "OTHER is missing: an Optuna storage URL, or the path of a sqlite file"),
         (["missing.db"], "no study database at missing.db"),
-        (["sqlite:///missing.db"], "no study database at missing.db"),
+        (["sqlite:///missing.db"], "no study database at sqlite:///missing.db"),
         (["text.db"], "cannot use sqlite:///text.db: file is not a database"),
         (["text.db.xz"], "cannot read text.db.xz: "),
         (["packed-text.db.xz"], "cannot use packed-text.db.xz: file is not a database"),

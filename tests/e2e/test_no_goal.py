@@ -26,10 +26,10 @@ def test_a_fit_that_is_stopped_before_its_goal_says_so(call, steps, said):
     assert re.fullmatch(f"no result: the trainer stopped after {said}", done.out.splitlines()[-1])
 
 
-@pytest.mark.parametrize("verb", ["study", "fit", "analyze"])
+@pytest.mark.parametrize("verb", ["study", "fit"])
 def test_a_shipped_file_that_is_not_here_is_said_to_come_with_the_package(call, tmp_path, verb):
     done = call(verb, "--config", "configs/quickstart.yaml")
-    missing = f"config: File does not exist: '{tmp_path}/configs/quickstart.yaml'"
+    missing = f"{verb}: no such file 'configs/quickstart.yaml'"
     assert (done.code, done.err) == (2, f"lit-dps: error: {missing}{SHIPPED}\n")
     assert "lit-dps configs" not in call(verb, "--config", "mine.yaml").err
     assert list(tmp_path.iterdir()) == []

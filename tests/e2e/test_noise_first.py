@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from lit_dps.analysis import NO_RESULT
 from lit_dps.store import read_study
 from tests.e2e.commands import FAST, run_here
 
@@ -18,7 +19,7 @@ def folder(tmp_path_factory):
 
 def test_the_first_guess_is_told_stored_and_reported(folder):
     first = run_here(folder, "study", "--config", FAST, *SMALL, "--study.trials", 1)
-    assert first.returncode == 0
+    assert first.returncode == NO_RESULT
     noise = read_study(f"sqlite:///{folder}/mlruns/study.db", "fast").noise
     assert (noise.batch_size, noise.readings, noise.resolved) == (16, 64, True)
     assert f"study fast: {noise.sentence}" in first.stderr and f"  {noise.sentence}\n" in first.stdout
@@ -33,11 +34,11 @@ def test_it_is_measured_once(folder):
 def test_it_can_be_switched_off(folder):
     other = ("--study.trials", 1, "--study.noise_scale", False, "--study.name", "off")
     off = run_here(folder, "study", "--config", FAST, *SMALL, *other)
-    assert off.returncode == 0 and "noise scale" not in off.stderr + off.stdout
+    assert off.returncode == NO_RESULT and "noise scale" not in off.stderr + off.stdout
 
 
 def test_what_cannot_be_read_is_said_and_the_study_goes_on(folder):
     one = ("--study.batch_sizes", "[1]", "--study.sparsities", "[0]", *ON, "--study.trials", 1, "--study.name", "one")
     done = run_here(folder, "study", "--config", FAST, *one)
-    assert done.returncode == 0
+    assert done.returncode == NO_RESULT
     assert "noise scale not measured: NoiseScaleCallback: 1 is not allowed; batches of at least 2" in done.stderr

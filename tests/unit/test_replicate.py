@@ -96,7 +96,7 @@ def test_searches_for_the_same_goal_are_compared_and_best_points_of_others_are_n
     assert compared(folder) == {"compare_MNIST_SimpleCNN_goal_error_0.1": {"one: a"}}
 
 
-@pytest.mark.parametrize("larger", ["one: a", "two"])
+@pytest.mark.parametrize("larger", ["one: a", pytest.param("two", marks=pytest.mark.long)])
 def test_of_two_searches_of_a_workload_for_a_goal_the_larger_is_compared(folder, larger):
     for name in ("one: a", "two"):
         stored(folder, name, trials=3 if name == larger else 2)

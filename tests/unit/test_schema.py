@@ -63,6 +63,7 @@ def test_the_page_names_all_that_a_study_stores(tmp_path):
 
 
 @pytest.mark.skipif(not DATABASES, reason="the databases of the replication are not there")
+@pytest.mark.long
 @pytest.mark.parametrize("file", DATABASES, ids=lambda file: file.name)
 def test_the_page_names_all_that_earlier_versions_stored(file):
     with open_elsewhere(str(file), "sqlite:///none.db") as other:

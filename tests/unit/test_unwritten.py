@@ -52,7 +52,10 @@ def with_metric(record, name):
     return replace(record, results=results)
 
 
-@pytest.mark.parametrize("name", ["val_$x$", "$", "a$b", "$\\frac{$"])
+MORE_NAMES = [pytest.param(name, marks=pytest.mark.long) for name in ("val_$x$", "$", "a$b")]
+
+
+@pytest.mark.parametrize("name", ["$\\frac{$", *MORE_NAMES])
 def test_a_dollar_is_a_letter(name, tmp_path):
     goal = Goal(0.1, check_interval=16, max_steps=40_000, metric=name)
     read_back = read(trials=4, batch_sizes=(4, 64), laws={0.0: (4e3, 60)}, goal=goal)

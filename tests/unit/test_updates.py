@@ -157,11 +157,27 @@ class Counting(ImageClassifier):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": LambdaLR(optimizer, factor), "interval": "step"}}
 
 
-def test_a_schedule_that_counts_its_calls_is_trained_alone():
+class CountingItself(ImageClassifier):
+    """A schedule that counts in an attribute of the module how often it is asked."""
+
+    calls = 0
+
+    def factor(self, step):
+        self.calls += 1
+        return 0.9**self.calls
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=self.hparams.learning_rate)
+        schedule = LambdaLR(optimizer, self.factor)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+@pytest.mark.parametrize("name", ["Counting", "CountingItself"])
+def test_a_schedule_that_counts_its_calls_is_trained_alone(name):
     said, asked = [], trials(Cell(16, 0.0), rates=[0.02, 0.04])
-    used = workload(class_path=HERE + "Counting")
+    used = workload(class_path=HERE + name)
     done = train(asked, used, {**GOAL, "max_steps": 8}, size=2, say=said.append)
-    assert len(said) == 1 and "the schedule of Counting cannot be stacked: its rate at step" in said[0]
+    assert len(said) == 1 and f"the schedule of {name} cannot be stacked: its rate at step" in said[0]
     lightning = train(asked, used, {**GOAL, "max_steps": 8}, lean=False)
     assert [r.curve for r in done] == [r.curve for r in lightning]
 

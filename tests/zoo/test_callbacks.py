@@ -34,7 +34,7 @@ def rich_or_skip(name: str) -> None:
         pytest.importorskip("rich")
 
 
-@pytest.mark.parametrize("way", [by_trainer, by_module])
+@pytest.mark.parametrize("way", [by_trainer, pytest.param(by_module, marks=pytest.mark.long)])
 @pytest.mark.parametrize(("name", "options"), WORK, ids=[name for name, _ in WORK])
 def test_those_that_watch(zoo, way, name, options):
     outcome = zoo(**way(name, options), **ONE)

@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 
+from lit_dps.analysis import NO_RESULT
 from tests.zoo.run import spec
 from tests.zoo.verify import assert_refused, assert_works
 
@@ -69,6 +70,6 @@ def test_batches_accumulated_by_hand_are_no_batch_size(zoo):
 
 def test_examples_in_another_dimension(zoo):
     outcome = zoo("edges.OnFeaturesFirst", "edges.TimeFirst", **NEVER)
-    assert outcome.code == 3, outcome.err  # no trial meets the goal
+    assert outcome.code == NO_RESULT, outcome.err
     assert {result.status for result in outcome.results} == {"incomplete"}
     assert all(result.observed == {} for result in outcome.results)

@@ -8,7 +8,7 @@ from tests.zoo.run import spec
 from tests.zoo.verify import assert_refused, assert_works
 
 
-@pytest.mark.parametrize("name", ["OneArgument", "SkipsSome", "ReturnsDict"])
+@pytest.mark.parametrize("name", ["OneArgument", "SkipsSome", pytest.param("ReturnsDict", marks=pytest.mark.long)])
 def test_training_steps(zoo, name):
     assert_works(zoo(f"steps.{name}"))
 

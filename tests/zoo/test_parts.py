@@ -35,7 +35,7 @@ def test_a_parametrization_that_zeros_would_break(zoo, by, said):
     assert_refused(zoo(spec("parts.Parametrized", by=by)), said, r"body\.2")
 
 
-@pytest.mark.parametrize("by", ["weight_norm", "orthogonal"])
+@pytest.mark.parametrize("by", [pytest.param("weight_norm", marks=pytest.mark.long), "orthogonal"])
 def test_without_pruning_any_parametrization_does(zoo, by):
     assert_works(zoo(spec("parts.Parametrized", by=by), sparsities=[0.0], batch_sizes=[16]))
 

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 import yaml
 
+from lit_dps.analysis import NO_RESULT
 from lit_dps.store import read_study
 from tests.e2e.commands import run
 from tests.zoo.run import Outcome, spec
@@ -27,7 +28,7 @@ def again(outcome: Outcome, *options: object) -> list:
     config = yaml.safe_load((outcome.folder / "zoo.yaml").read_text())
     (folder / "zoo.yaml").write_text(yaml.safe_dump(config))
     done = run(folder, "study", "--config", "zoo.yaml", *options)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == NO_RESULT, done.stderr
     record = read_study(f"sqlite:///{folder}/mlruns/study.db", "zoo")
     return [dataclasses.replace(r, seconds=0.0) for cell in record.cells for r in record.results[cell]]
 

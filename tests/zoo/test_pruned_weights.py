@@ -54,7 +54,10 @@ def test_a_teacher_has_the_zeros_of_its_student(zoo, model):
     assert all(name.startswith("student.") for result in sparse for name in result.kept)
 
 
-@pytest.mark.parametrize(("name", "options"), [("EMAWeightAveraging", {"decay": 0.8}), ("WeightAveraging", {})])
+AVERAGES = [("EMAWeightAveraging", {"decay": 0.8}), pytest.param("WeightAveraging", {}, marks=pytest.mark.long)]
+
+
+@pytest.mark.parametrize(("name", "options"), AVERAGES)
 def test_averages_of_weights(zoo, name, options):
     callbacks = pytest.importorskip("lightning.pytorch.callbacks")
     if not hasattr(callbacks, name):
