@@ -29,6 +29,7 @@ from lit_dps.optim import RULES, rule_of
 from lit_dps.pruning import prunable
 from lit_dps.pruning.copies import copies_of, why_unprunable
 from lit_dps.training import GoalErrorCallback, lightning_private
+from lit_dps.training.attributes import unchanged_attributes
 from lit_dps.training.delay import asks_for_a_closure
 from lit_dps.training.early_check import EarlyCheck
 from lit_dps.training.generators import isolated
@@ -85,7 +86,8 @@ def _why_not_alone(built: Built, trainer: Trainer, training: Training) -> str | 
         return f"{name} validates in a way of its own, more than wrongness"
     if why_unprunable(module) or any(map(is_parametrized, module.modules())):
         return f"{name} makes its weights from other parameters"
-    configured = module.configure_optimizers()
+    with unchanged_attributes(module):  # the module may be trained afterwards
+        configured = module.configure_optimizers()
     optimizer, schedule = optimizer_of(configured)
     if not isinstance(optimizer, torch.optim.Optimizer) or asks_for_a_closure(optimizer):
         return f"{name} has no optimizer that steps by itself"

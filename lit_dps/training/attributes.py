@@ -10,6 +10,7 @@ import sys
 from argparse import Namespace
 from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import Enum
 from functools import partial
 from io import IOBase
@@ -56,6 +57,21 @@ def restore_attributes(state: list[Any], *owners: Any) -> None:
     walk = _Walk(owners)
     for owner, saved in zip(owners, state, strict=True):
         walk.of(owner).restore(owner, saved, type(owner).__name__)
+
+
+@contextmanager
+def unchanged_attributes(*owners: Any) -> Iterator[None]:
+    """Put back, at the end, attributes that code in here changes.
+
+    Raises:
+        ValueError: as `restore_attributes`.
+    """
+    before = capture_attributes(*owners)
+    try:
+        yield
+    finally:
+        if not equal_states(capture_attributes(*owners), before):
+            restore_attributes(before, *owners)
 
 
 def equal_states(first: Any, second: Any) -> bool:

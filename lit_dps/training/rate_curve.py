@@ -15,7 +15,7 @@ from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR
 
-from lit_dps.training.attributes import capture_attributes, equal_states, restore_attributes
+from lit_dps.training.attributes import unchanged_attributes
 from lit_dps.trial import SCHEDULE, WARM_UP
 
 MOST_STEPS = 20_000  # of the scheduler: about 0.3 s of a CPU core
@@ -72,21 +72,17 @@ def rates_of_steps(
     """
     steps = min(steps, MOST_STEPS)
     modules = [each for each in shared if isinstance(each, LightningModule)]
-    before = capture_attributes(*modules)
     # what a schedule holds of these is theirs, not a copy
     twin = _without_parameters(optimizer)
     memo = {id(optimizer): twin} | {id(each): each for each in shared}
     try:
-        if len(configs) == 1 and accumulated == 1 and _is_plain_lambda(configs[0]):
-            return _rates_of_lambda(configs[0].scheduler, steps, memo)
-        with warnings.catch_warnings():
+        with unchanged_attributes(*modules), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # no step of the optimizer comes before those of the schedule
+            if len(configs) == 1 and accumulated == 1 and _is_plain_lambda(configs[0]):
+                return _rates_of_lambda(configs[0].scheduler, steps, memo)
             return _evaluated(twin, configs, steps, steps_of_epoch, accumulated, memo)
     except Exception:  # code of the user's, which the run itself will call
         return None
-    finally:
-        if not equal_states(capture_attributes(*modules), before):
-            restore_attributes(before, *modules)
 
 
 def _copy_function(function: Callable, memo: dict[int, Any]) -> Callable:
