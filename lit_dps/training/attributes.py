@@ -61,15 +61,19 @@ def restore_attributes(state: list[Any], *owners: Any) -> None:
 
 @contextmanager
 def unchanged_attributes(*owners: Any) -> Iterator[None]:
-    """Put back, at the end, attributes that code in here changes.
+    """Put back, at the end, attributes that code in here changes, and delete those that it adds to an owner.
 
     Raises:
         ValueError: as `restore_attributes`.
     """
     before = capture_attributes(*owners)
+    names = [set(vars(owner)) for owner in owners]
     try:
         yield
     finally:
+        for owner, known in zip(owners, names, strict=True):
+            for name in vars(owner).keys() - known:
+                del vars(owner)[name]
         if not equal_states(capture_attributes(*owners), before):
             restore_attributes(before, *owners)
 
