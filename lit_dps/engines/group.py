@@ -15,6 +15,7 @@ from lit_dps.engines.member import Member
 from lit_dps.optim import rule_of
 from lit_dps.runs import Run
 from lit_dps.training import GoalErrorCallback
+from lit_dps.training.attributes import unchanged_attributes
 from lit_dps.training.early_check import Check, HardestFirst
 from lit_dps.training.stopwatch import Stopwatch
 from lit_dps.training.workload import Built
@@ -109,7 +110,9 @@ class Group:
 
 def _kind_of(built: Built) -> tuple:
     shapes = {name: (t.shape, t.requires_grad) for name, t in tensors_of(built.module).items()}
-    return rule_of(optimizer_of(built.module.configure_optimizers())[0]), shapes, id(built.data.images)
+    with unchanged_attributes(built.module):  # the module is trained afterwards
+        optimizer, _ = optimizer_of(built.module.configure_optimizers())
+    return rule_of(optimizer), shapes, id(built.data.images)
 
 
 def _wide(tensor: Tensor) -> Tensor:

@@ -33,6 +33,7 @@ from lit_dps.errors import StorageError
 from lit_dps.files import replacing
 from lit_dps.record import StudyRecord
 from lit_dps.store import read_study, sqlite_file
+from lit_dps.store.trust import own_studies_file
 
 NOTE = ".finished"
 WIDEN = "--extend-space"
@@ -86,6 +87,7 @@ def _written(storage: StorageConfig, record: StudyRecord) -> re.Pattern[str]:
     folders += [storage.checkpoints(record.name), storage.failures(record.name), Path("/proc"), Path("/sys")]
     databases = filter(None, map(sqlite_file, (storage.optuna_url, storage.mlflow_uri)))
     own = [f"{re.escape(os.path.abspath(folder))}/.*" for folder in folders]
+    own.append(re.escape(os.path.abspath(own_studies_file())))  # every new study adds a line
     own += [rf"{re.escape(os.path.abspath(file))}(-journal|-wal|-shm|.*\.lock|\.workers(/.*)?)?" for file in databases]
     return re.compile(f"({'|'.join(own)})$", re.DOTALL)
 

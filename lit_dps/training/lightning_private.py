@@ -7,7 +7,6 @@ part is gone, or does something else.
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -117,9 +116,6 @@ def replace_train_loaders(trainer: Trainer, replace: Callable[[Any], tuple[Any, 
     loop = trainer.fit_loop
     combined = loop._combined_loader
     loaders, limits = zip(*map(replace, combined.flattened), strict=True)
-    kept = all(map(operator.is_, loaders, combined.flattened))
-    if kept and all(limit == math.inf for limit in limits):
-        return  # beginning anew would forget where a resumed run stands
     combined.flattened, combined.limits = list(loaders), list(limits)
     loop._data_fetcher.setup(combined)
     iter(loop._data_fetcher)
