@@ -48,3 +48,11 @@ def test_an_equal_rate_through_a_corner_of_the_box_is_no_line():
     panel = drawn(METAPARAMETERS, study(bowl(0.5), space=space)).axes[0]
     labels = [text.get_text() for text in panel.texts if text.get_fontsize() == 5]
     assert labels == ["0.01", "0.1", "1", "10", "100", "1000", "10000"]
+
+
+@pytest.mark.parametrize(("series", "is_drawn"), [(6, True), (15, True), (16, False)])
+def test_only_very_many_series_are_drawn_on_request_alone(series, is_drawn):
+    """Each series has two kinds of rate, and each kind a line of panels."""
+    cells = [Cell(4, number / 20) for number in range(series)]
+    analysis = study({cell: [trial(4, 0, 0.5, 0.9, 32, cell={"sparsity": cell.sparsity})] for cell in cells})
+    assert (FIGURE.too_large(analysis) is None) == is_drawn
