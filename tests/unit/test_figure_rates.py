@@ -5,7 +5,8 @@ import pytest
 from lit_dps.analysis import Study
 from lit_dps.analysis.figures import FIGURES, drawn, write_figures
 from lit_dps.space import Range
-from tests.unit.test_rates import FIGURE, SPACE, bowl, study
+from lit_dps.trial import Cell
+from tests.unit.test_rates import FIGURE, SPACE, bowl, study, trial
 
 METAPARAMETERS = next(figure for figure in FIGURES if figure.NAME == "metaparameters")
 
