@@ -22,7 +22,7 @@ from lit_dps.space import Box, Choices
 from lit_dps.store import sobol_point
 from lit_dps.study.data_hashes import fingerprint
 from lit_dps.study.setup import StudySetup
-from lit_dps.study.short_trial import PASS, run_short
+from lit_dps.study.short_trial import run_short
 from lit_dps.study.sources import texts_in
 from lit_dps.study.value_by_batch_size import perturb
 from lit_dps.training import GoalErrorCallback
@@ -234,7 +234,7 @@ class _Runs:
         goal = GoalErrorCallback(**self.training.goal)
         run = Run(trial, goal.goal, metrics=self.training.metrics)
         fit = TrialFit.of(self.training, run, goal)
-        fit.pruning.examples = PASS * fit.pruning.batch_size
+        fit.pruning.is_short = True
         recorder = _Recorder(STEPS * self.training.workload.accumulated)
         with isolated(seed=trial.seed_for("order")), suppress(_Recorded):
             fit.trainer(last=[recorder]).fit(fit.built.module, datamodule=fit.built.data)

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from torch.utils.data import DataLoader, IterableDataset
 
 from lit_dps.data.loaders import EndlessLoader
 from lit_dps.engines.eligible import standard_data
@@ -30,14 +28,13 @@ from lit_dps.training.checkpoints import CheckpointFile
 from lit_dps.training.generators import isolated
 from lit_dps.training.rate_curve import rate_curve, rate_remarks
 from lit_dps.training.steps import ExamplesCallback, refuse_too_large
-from lit_dps.training.training_pass import fresh
+from lit_dps.training.training_pass import ends_of, has_indices
 from lit_dps.training.unmasked import later_weights_note
 from lit_dps.training.workload import Built
 from lit_dps.trial import Trial
 
 STEPS = 3  # of a short trial whose epochs do not end
 BATCHES = 16  # of an epoch of a module that steps its optimizer itself
-PASS = 2  # batches of the pruning pass
 PATIENCE = 64  # batches without an optimizer step
 
 
@@ -85,7 +82,7 @@ def build_short(
     run = Run(trial, goal.goal, stop_at=lambda: goal.last_step, run_on=True, metrics=training.metrics)
     fit = TrialFit.of(training, run, goal, file, at_check)
     fit.examples.waits = True
-    fit.pruning.examples = PASS * fit.pruning.batch_size
+    fit.pruning.is_short = True
     if fit.smoothness.interval:
         fit.smoothness.interval, fit.smoothness.examples = 1, 2
     module = fit.built.module
@@ -98,8 +95,9 @@ def build_short(
 def run_short(training: Training, trial: Trial, watchers: Sequence[Callback] = ()) -> Short:
     """Trains a trial for a few optimizer steps, as `TrainerEngine` does, and returns what it finds.
 
-    There are a pruning pass over the first batches, the first and the last batches of an epoch, the end of an epoch,
-    a step after it, and two checks. The first check precedes the end of the first epoch where it does so in the trial.
+    There are a pruning pass over the first and the last batch, the first and the last batches of an epoch, the end of
+    an epoch, a step after it, and two checks. The first check precedes the end of the first epoch where it does so in
+    the trial.
 
     Args:
         training: What the trials have in common.
@@ -232,12 +230,10 @@ class ShortEpochs(Callback):
         batches = sized_len(loader)
         last = 1 if self.by_hand else (batches or 0) % self.accumulated or self.accumulated
         kept = self.first + last
-        if batches is None or not _has_indices(loader):
+        if batches is None or not has_indices(loader):
             self.goal.is_endless = False
             return loader, kept if batches is None else min(kept, batches)
-        shortened = fresh(loader)
-        shortened.__dict__["batch_sampler"] = _Ends(loader.batch_sampler, self.first, last)
-        return shortened, min(kept, batches)
+        return ends_of(loader, self.first, last), min(kept, batches)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.goal.epochs += 1
@@ -259,38 +255,3 @@ class ShortEpochs(Callback):
             self.untrained = self.goal.look(trainer)
         except Exception:  # a module may need training before it can validate
             self.untrained = None
-
-
-class _Ends:
-    """A batch sampler that gives the first and the last batches of another one.
-
-    If all of them are short, the largest batch of the pass stands in the place of the first one.
-    """
-
-    def __init__(self, batches: Any, first: int, last: int):
-        self.batches, self.first, self.last = batches, first, last
-        self.sampler = getattr(batches, "sampler", None)
-        self.batch_size, self.drop_last = getattr(batches, "batch_size", None), getattr(batches, "drop_last", False)
-
-    def __len__(self) -> int:
-        return min(len(self.batches), self.first + self.last)
-
-    def __iter__(self) -> Iterator[Any]:
-        batches = list(islice(self.batches, len(self.batches)))
-        if len(batches) > self.first + self.last:
-            ends = batches[: self.first] + batches[-self.last :]
-            largest = max(batches, key=len)
-            if len(largest) > max(map(len, ends)):
-                ends[0] = largest
-            batches = ends
-        return iter(batches)
-
-
-def _has_indices(loader: Any) -> bool:
-    """Return whether a loader takes its batches by indices of its data set, and by nothing else."""
-    return (
-        isinstance(loader, DataLoader)
-        and type(loader).__iter__ is DataLoader.__iter__
-        and not isinstance(loader.dataset, IterableDataset)
-        and loader.batch_sampler is not None
-    )

@@ -60,7 +60,7 @@ class PruningCallback(Callback):
         scores: The scores that the mask was made from, where they serve other sparsities; None before, and for a mask
             from a checkpoint.
         key: Of the pass that the scores were taken over (`TrainingPass.key`).
-        examples: Take the scores over so many examples, to find out whether they can be taken; None for all. Set before
+        is_short: Whether to take the scores over a few batches alone, to find out whether they can be taken. Set before
             a run.
         redraw: Builds the module, for "reinit"; None where nobody can. Set before a run.
         observed: What a reader of the table should know of the mask, as in `TrialResult.observed`.
@@ -90,7 +90,7 @@ class PruningCallback(Callback):
         check_init(init)
         self.batch_size, self.seed, self.init = batch_size, seed, init
         self.redraw: Redraw | None = None
-        self.examples: int | None = None
+        self.is_short = False
         self._given: tuple[tuple[int, ...], Scores] | None = None
         self._hooks: list[RemovableHandle] = []
         self._begin()
@@ -165,7 +165,7 @@ class PruningCallback(Callback):
         held = {id(parameter) for group in groups for parameter in group["params"] if parameter.requires_grad}
         trained = sum(p.numel() for p in module.parameters() if p.requires_grad and id(p) in held)
         parameters = prunable(module, self.biases, self.exclude, held)
-        run = TrainingPass(trainer, module, self.batch_size, self.examples)
+        run = TrainingPass(trainer, module, self.batch_size, is_short=self.is_short)
         (key, known), self._given, self.key = self._given or (None, None), None, run.key
         copy = partial(self._copy, run, module, list(parameters))
         known = known if key == run.key else None
@@ -184,7 +184,7 @@ class PruningCallback(Callback):
             if not any(fnmatchcase(copy, pattern) for pattern in self.exclude)
         }
         self.observed = worth_knowing(self.mask, self.pruner, trained)
-        steps = STEPS if self.examples is None else 1
+        steps = 1 if self.is_short else STEPS
         self.observed |= start(self.init, module, self.mask, copy, self.redraw, steps)
         self._follow(module)
         if self._copies:
@@ -199,6 +199,7 @@ class PruningCallback(Callback):
             self.method,
             f"magnitude or another method without a pruning pass for {name}: its training_step failed in the pruning "
             f"pass, which runs before training: {what}. Or make what it needs in __init__. "
+            "If it needs full batches, use another pruning.batch_size or a loader with drop_last. "
             "If it fails at sparsity 0 too, correct training_step",
         )
 

@@ -32,6 +32,8 @@ from lit_dps.training.counting import training_sizes
 from lit_dps.training.generators import isolated
 from lit_dps.training.trainer_state import DataTensors, unmoved
 
+SHORT_BATCHES = 2  # of a short pass: one in full, and the last one
+
 
 class TrainingPass:
     """This rank's batches of one pass over the training split, and the module's own `training_step` loss of each.
@@ -44,13 +46,26 @@ class TrainingPass:
     The trainer is that of a running fit. The pass stops after so many examples, of all ranks together; by default it
     takes all.
 
+    A short pass, of a dry run, has `SHORT_BATCHES` batches: the first ones, and the last one, which may be short. Where
+    batches cannot be chosen, as of a stream, it has the first ones alone.
+
     Attributes:
         key: Equal for passes over the same examples, whatever the batch size of the training; None where the batches
             depend on it.
     """
 
-    def __init__(self, trainer: Trainer, module: LightningModule, batch_size: int, examples: int | None = None):
+    def __init__(
+        self,
+        trainer: Trainer,
+        module: LightningModule,
+        batch_size: int,
+        examples: int | None = None,
+        is_short: bool = False,
+    ):
         self.trainer, self.module, self.batch_size, self.examples = trainer, module, batch_size, examples
+        self.is_short = is_short
+        if is_short:
+            self.examples = SHORT_BATCHES * batch_size
         self._data = getattr(trainer, "datamodule", None)
         self._data_tensors: DataTensors | None = None
         self._given = hasattr(self._data, "pruning_dataloader")
@@ -92,8 +107,8 @@ class TrainingPass:
 
     def __len__(self) -> int:
         """The batches of the pass, of all ranks together."""
-        whole = len(self._loader())
-        return whole if self.examples is None else min(whole, -(-self.examples // self.batch_size))
+        loader = self._loader()
+        return min(len(loader), -(-self._most_examples(loader) // self.batch_size))
 
     def batches(self) -> Iterator[tuple[Any, int]]:
         """Each batch on the module's device, with its number of examples.
@@ -101,8 +116,9 @@ class TrainingPass:
         Raises:
             ConfigError: for data without a finite pass.
         """
-        left = sys.maxsize if self.examples is None else self.examples
-        for i, (batch, number) in enumerate(counted(self._loader(), self._sizes())):
+        loader = self._loader()
+        left = self._most_examples(loader)
+        for i, (batch, number) in enumerate(counted(loader, self._sizes())):
             if self.examples is None and not ranks.is_mine(i):
                 continue
             batch = self.trainer.precision_plugin.convert_input(batch)  # the way of a batch in Lightning's own loop
@@ -117,6 +133,11 @@ class TrainingPass:
             left -= size
             if left <= 0:
                 return
+
+    def _most_examples(self, loader: Any) -> int:
+        """Return how many examples of a loader the pass takes at most."""
+        are_ends = isinstance(getattr(loader, "batch_sampler", None), _Ends)
+        return sys.maxsize if self.examples is None or are_ends else self.examples
 
     def _sizes(self) -> Sizes:
         """Return what counts the batches of loaders that draw no indices."""
@@ -159,6 +180,13 @@ class TrainingPass:
                 return loss_of(module, batch, i)
 
     def _loader(self) -> Any:
+        loader = self._whole_loader()
+        # Without a key the batches are those of the training, whose last one the dry run trains on.
+        if self.is_short and self.key is not None and has_indices(loader):
+            return ends_of(loader, SHORT_BATCHES - 1, 1)
+        return loader
+
+    def _whole_loader(self) -> Any:
         if self._given:
             return self._data.pruning_dataloader(self.batch_size)
         loader = self._training
@@ -233,6 +261,49 @@ def fresh(loader: Any) -> Any:
     if getattr(loader, "_iterator", None) is not None:
         loader._iterator = None  # persistent workers: the training epoch keeps its iterator
     return loader
+
+
+def has_indices(loader: Any) -> bool:
+    """Return whether a loader takes its batches by indices of its data set, and by nothing else."""
+    return (
+        isinstance(loader, DataLoader)
+        and type(loader).__iter__ is DataLoader.__iter__
+        and not isinstance(loader.dataset, IterableDataset)
+        and loader.batch_sampler is not None
+    )
+
+
+def ends_of(loader: DataLoader, first: int, last: int) -> DataLoader:
+    """Return a loader of the first and the last batches of a loader that `has_indices`."""
+    shortened = fresh(loader)
+    # A DataLoader refuses to set this attribute.
+    shortened.__dict__["batch_sampler"] = _Ends(loader.batch_sampler, first, last)
+    return shortened
+
+
+class _Ends:
+    """A batch sampler that gives the first and the last batches of another one.
+
+    If all of them are short, the largest batch of the pass stands in the place of the first one.
+    """
+
+    def __init__(self, batches: Any, first: int, last: int):
+        self.batches, self.first, self.last = batches, first, last
+        self.sampler = getattr(batches, "sampler", None)
+        self.batch_size, self.drop_last = getattr(batches, "batch_size", None), getattr(batches, "drop_last", False)
+
+    def __len__(self) -> int:
+        return min(len(self.batches), self.first + self.last)
+
+    def __iter__(self) -> Iterator[Any]:
+        batches = list(islice(self.batches, len(self.batches)))
+        if len(batches) > self.first + self.last:
+            ends = batches[: self.first] + batches[-self.last :]
+            largest = max(batches, key=len)
+            if len(largest) > max(map(len, ends)):
+                ends[0] = largest
+            batches = ends
+        return iter(batches)
 
 
 _STRUCTURE = ("_modules", "_parameters", "_buffers")

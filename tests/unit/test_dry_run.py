@@ -108,3 +108,15 @@ def test_the_last_batch_of_an_epoch_is_tried():
         dry_run(setup("dry_runs.FailsAtTheLastBatch", ragged, **arguments))
     full = {"class_path": f"{ANIMALS}data.Clouds", "init_args": {"n": 35, "drop_last": True}}
     assert dry_run(setup("dry_runs.FailsAtTheLastBatch", full, **arguments))[1] == []
+
+
+@pytest.mark.parametrize("data", ["data.Clouds", "dry_runs.OwnSampler", "dry_runs.OwnPruningLoader"])
+def test_the_last_batch_of_the_pruning_pass_is_tried(data):
+    """Batch normalization refuses one example: 151 are three batches of 50 and one; at B = 16 the last batch has 7."""
+    at = {"batch_sizes": [16], "sparsities": [0.0, 0.5]}
+    with pytest.raises(ConfigError) as error:
+        dry_run(setup("parts.BatchNorm", {"class_path": ANIMALS + data, "init_args": {"n": 151}}, **at))
+    assert (error.value.key, error.value.value) == ("pruning.method", "snip")
+    assert "pruning.batch_size" in error.value.allowed
+    even = {"class_path": ANIMALS + data, "init_args": {"n": 152}}
+    assert dry_run(setup("parts.BatchNorm", even, **at))[1] == []

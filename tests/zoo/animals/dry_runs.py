@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, SubsetRandomSampler
 from torchmetrics.classification import MulticlassAUROC, MulticlassF1Score
 
 from tests.zoo.animals.data import Clouds
@@ -17,6 +17,21 @@ class OneBatchSize(Clouds):
 
     def val_dataloader(self):
         return DataLoader(self.val, self.hparams.batch_size)
+
+
+class OwnSampler(Clouds):
+    """Draws the examples by a sampler of its own."""
+
+    def train_dataloader(self):
+        sampler = SubsetRandomSampler(range(self.hparams.n))
+        return DataLoader(self.train, self.hparams.batch_size, sampler=sampler)
+
+
+class OwnPruningLoader(Clouds):
+    """Gives the pruning pass itself, in batches of 150 whatever is asked for."""
+
+    def pruning_dataloader(self, batch_size: int) -> DataLoader:
+        return DataLoader(self.train, 150)
 
 
 class RootOfBatch(Net):
