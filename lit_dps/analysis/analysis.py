@@ -22,7 +22,7 @@ from lit_dps.analysis.quality import quality_rows
 from lit_dps.analysis.rates import RateLaw
 from lit_dps.analysis.repeats import RepeatSummary, repeat_notes, repeat_rows, summarize_repeats
 from lit_dps.analysis.scaling import REPLICATES, Scaling, law_rows, scale
-from lit_dps.analysis.seeds import scale_medians, seeds_of
+from lit_dps.analysis.seeds import median_notes, scale_medians, seeds_of
 from lit_dps.analysis.sparse_ratios import Ratio, ratio_bounds, ratios
 from lit_dps.analysis.step_seconds import StepSeconds, step_seconds
 from lit_dps.analysis.summary import CellSummary, cell_rows, summarize, trial_rows
@@ -233,4 +233,8 @@ class Analysis:
     @cached_property
     def notes(self) -> list[str]:
         """What a reader should know before trusting the table, a line each (`notes.notes`)."""
-        return [*notes(self.record, self.cells), *repeat_notes(self.record, self.repeats, self.whole)]
+        return [
+            *notes(self.record, self.cells),
+            *repeat_notes(self.record, self.repeats, self.whole),
+            *median_notes(self.scalings, self.median_scalings, self.record.goal.check_interval),
+        ]

@@ -54,6 +54,7 @@ class Scaling:
         over: What was resampled: the trials, so that they lean, or repeats on fresh seeds, so that they do not.
         at_first_check: The batch sizes of those K* that are only upper bounds (`summary.at_first_check`).
         of_medians: Whether they are no K* but medians over seeds of the best points.
+        limits: 95 % limits of single K*, by batch size (`k_star_limits`); not of upper bounds.
     """
 
     k_star: dict[int, int]
@@ -65,6 +66,7 @@ class Scaling:
     at_first_check: frozenset[int] = frozenset()
     over: Literal["trials", "seeds"] = "trials"
     of_medians: bool = False
+    limits: Mapping[int, Interval] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def resolved(self) -> dict[int, int]:
@@ -151,8 +153,16 @@ def scale(
         name: Of the study and the series, which their repeats are resampled by (`draw_repeats`).
     """
     k_star = {b: k for b, steps in sorted(trials.items()) if (k := best_steps(steps)) is not None}
-    bare = Scaling(k_star, at_first_check=frozenset(b for b, k in k_star.items() if at_first_check(k, check_interval)))
+    bounds = frozenset(b for b, k in k_star.items() if at_first_check(k, check_interval))
+    bare = Scaling(k_star, at_first_check=bounds)
     resolved = bare.resolved
+    limits = {}
+    for b in resolved:
+        repeats = None if seeds is None else seeds.get(b)
+        found = k_star_limits(trials[b], repeats, check_interval, replicates, (seed, b), name)
+        if found is not None:
+            limits[b] = found
+    bare = replace(bare, limits=limits)
     if len(resolved) < FEWEST:
         return bare
     fitted = replace(bare, fit=fit_scaling(list(resolved), list(resolved.values())))
@@ -164,13 +174,52 @@ def scale(
 
     drawn = []
     for b in resolved:
-        u = np.random.default_rng((seed, b, *(int(k or 0) for k in trials[b]))).random(replicates)
-        if repeated:
-            luck = draw_repeats(seeds[b], replicates, (seed, b, 1), name)[:, 0] / np.median(seeds[b])
-            drawn.append((k_star[b] - check_interval * u) * luck)
-        else:
-            drawn.append(resample(trials[b], replicates, (seed, b)) - check_interval * u)
+        repeats = seeds[b] if repeated else None
+        drawn.append(draw_k_star(trials[b], repeats, check_interval, replicates, (seed, b), name))
     return with_intervals(replace(fitted, over="seeds" if repeated else "trials"), np.stack(drawn, axis=1))
+
+
+def draw_k_star(
+    trials: Sequence[int | None],
+    repeats: Sequence[float] | None,
+    check_interval: int,
+    replicates: int,
+    seed: tuple[int, int],
+    name: str,
+) -> np.ndarray:
+    """K* of resamples of one cell, (R,) in steps, over its repeats or, without any, over its trials (`scale`)."""
+    u = np.random.default_rng((*seed, *(int(k or 0) for k in trials))).random(replicates)
+    if repeats is None:
+        return resample(trials, replicates, seed) - check_interval * u
+    luck = draw_repeats(repeats, replicates, (*seed, 1), name)[:, 0] / np.median(repeats)
+    return (best_steps(trials) - check_interval * u) * luck
+
+
+def k_star_limits(
+    trials: Sequence[int | None],
+    repeats: Sequence[float] | None,
+    check_interval: int,
+    replicates: int,
+    seed: tuple[int, int],
+    name: str,
+) -> Interval | None:
+    """The 95 % limits of K* of one cell, widened to hold K*; None where the trials do not tell them.
+
+    They are limits over seeds where `FEWEST_SEEDS` repeats are known. The upper limit is then infinite where more than
+    2.5 % of the repeats missed the goal. Otherwise they are limits over resampled trials, which lean upward. Where more
+    than 2.5 % of the resamples have no complete trial, the trials tell no upper limit.
+    """
+    k_star = best_steps(trials)
+    if repeats is not None and len(repeats) < FEWEST_SEEDS:
+        repeats = None
+    if k_star is None or (repeats is None and len(trials) < 2):
+        return None
+    drawn = draw_k_star(trials, repeats, check_interval, replicates, seed, name)
+    drawn = np.where(np.isnan(drawn), np.inf, drawn)
+    low, high = np.percentile(drawn, PERCENTILES, method="inverted_cdf")
+    if repeats is None and np.isinf(high):
+        return None
+    return Interval(float(min(low, k_star)), float(max(high, k_star)))
 
 
 def with_intervals(fitted: Scaling, steps: np.ndarray) -> Scaling:

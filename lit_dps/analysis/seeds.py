@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from zlib import crc32
@@ -14,6 +15,7 @@ from lit_dps.analysis.refusal import FEWEST
 from lit_dps.analysis.repeats import RepeatSummary, repeats_text
 from lit_dps.analysis.scaling import PERCENTILES, REPLICATES, Scaling, draw_repeats, estimate, with_intervals
 from lit_dps.analysis.summary import CellSummary, at_first_check
+from lit_dps.analysis.tables import listed_numbers, times
 from lit_dps.record import StudyRecord
 from lit_dps.trial import Series
 
@@ -81,6 +83,50 @@ def median_draws(
     if not luck:
         return medians
     return medians * np.exp(luck * np.random.default_rng((*seed, 4, crc32(name.encode()))).standard_normal(replicates))
+
+
+def medians_outside(law: Scaling, medians: Scaling, check_interval: int) -> dict[int, float]:
+    """Medians over seeds outside the 95 % band of the law of K*: median over the law's steps, by batch size.
+
+    Empty without a band. A median is known up to a check interval: it leaves the band if this whole interval does.
+    Batch sizes where K* or the median is at the first check are left out.
+    """
+    found = {}
+    for batch_size, median in medians.resolved.items():
+        sizes = np.array([float(batch_size)])
+        band = law.band(sizes)
+        if band is None or batch_size not in law.resolved:
+            continue
+        if median < band[0][0] or median - check_interval > band[1][0]:
+            found[batch_size] = float(median / law.fit.steps(sizes)[0])
+    return found
+
+
+def outside_text(outside: Mapping[int, float]) -> str:
+    """Where medians leave the law in words: above at B = 8, 16, below at B = 2."""
+    parts = []
+    for side, is_above in (("above", True), ("below", False)):
+        sizes = [batch_size for batch_size, ratio in outside.items() if (ratio > 1) == is_above]
+        if sizes:
+            parts.append(f"{side} at B = {listed_numbers(sizes)}")
+    return ", ".join(parts)
+
+
+def median_notes(laws: Mapping[Series, Scaling], medians: Mapping[Series, Scaling], check_interval: int) -> list[str]:
+    """A note on the series and batch sizes at which medians over seeds leave the law of K*; empty without any."""
+    parts, ratios = [], []
+    for series, of_medians in sorted(medians.items()):
+        outside = medians_outside(laws[series], of_medians, check_interval)
+        if outside:
+            parts.append(f"{series} {outside_text(outside)}")
+            ratios += outside.values()
+    if not parts:
+        return []
+    most = max(ratios, key=lambda ratio: abs(math.log(ratio)))
+    return [
+        f"medians over seeds lie outside the 95 % band of the law of K*: {'; '.join(parts)}; up to {times(most)} the "
+        "law. One run at the best point needs the median, not the law"
+    ]
 
 
 def law_lines(scalings: Mapping[Series, Scaling]) -> list[str]:

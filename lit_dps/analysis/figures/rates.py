@@ -21,7 +21,7 @@ NAME, PAPER = "rates", ""
 CAPTION = "best learning rate against batch size, and the price of scaling rules for it"
 PRICES = "rates-prices"  # the name of its second table
 NO_PRICE = "no price is known: no trial near\na rule's rate ran to the goal\n(study.slack: null runs all trials on)"
-MOST_LINES = 30  # of panels, two a line: about a minute of drawing; only very large studies have more
+MOST_LINES = 30  # of panels, two a line: half a minute of drawing
 LABELS = {EFFECTIVE: "effective rate eta / (1 - m)", PLAIN: "learning rate eta"}
 
 

@@ -18,14 +18,19 @@ from matplotlib.patches import Patch
 import lit_dps.analysis.figures.style as look
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.scaling import Scaling
+from lit_dps.analysis.seeds import medians_outside, outside_text
 from lit_dps.analysis.tables import columns_of, legend, listed, numbers, rows_of, title
+from lit_dps.trial import Series
 
 NAME, PAPER = "scaling", "1, 7-11"
 CAPTION = "K* against batch size by sparsity (the paper's Figure 1)"
-WORDS = 42  # characters that have room above a panel
+WORDS = 38  # characters that have room above a panel
+WORD_LINE = 0.12  # height of a line of them, in inches
 PER_OCTAVE = 8  # points of a fitted curve in each doubling of the batch size
 HOLLOW = {"markerfacecolor": "white", "markeredgewidth": 0.8}  # K* that are upper bounds
 MEDIAN = {"marker": "x", "color": look.GREY, "markersize": 4, "linestyle": "none", "zorder": 3}
+BAR = {"elinewidth": 0.8, "capsize": 2, "linestyle": "none"}  # 95 % limits of a K*
+HIGHEST = 1e12  # where bars without an upper limit end: beyond any panel
 FEW = 5  # entries of a legend that have room in a panel, above falling curves,
 SHORT = 18  # if none is longer, in characters
 ARROW = 0.35  # length of their arrows, as a share of K*
@@ -57,10 +62,10 @@ def missing(study: Analysis) -> str | None:
 
 
 def notes(study: Analysis) -> list[str]:
-    """Series that have no curve, and how upper bounds are drawn."""
+    """Series that have no curve, and how limits and upper bounds of K* are drawn."""
     bare = [series for series, scaling in study.scalings.items() if not scaling.k_star]
     told = [f"no complete trial at {listed(bare)}: no curve there"] if bare else []
-    return told + bound_notes(study.scalings.values())
+    return told + limit_notes(study.scalings.values()) + bound_notes(study.scalings.values())
 
 
 @matplotlib.rc_context(look.STYLE)
@@ -74,7 +79,9 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
     count = len(parts) + (2 if len(parts) > 1 else 0)
     columns = count if count <= 3 else min(3, math.ceil(count / 2))
     lines = math.ceil(count / columns)
-    figure = Figure(figsize=(max(2.5 * columns, 3.3), 2.4 * lines + (0.5 if count == 1 else 0.2)))
+    words = {series: _words(study, series) for _, series, _ in parts}
+    more = WORD_LINE * lines * max(text.count("\n") for text in words.values())
+    figure = Figure(figsize=(max(2.5 * columns, 3.3), 2.4 * lines + more + (0.5 if count == 1 else 0.2)))
     axes = [figure.add_subplot(lines, columns, i + 1) for i in range(count)]
     for i, ax in enumerate(axes):
         look.batch_size_axis(ax, grid_sizes(rows))
@@ -83,17 +90,20 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
         if i + columns >= count:
             ax.set_xlabel(look.BATCH_SIZE)
     for ax, (i, series, part) in zip(axes, parts, strict=False):
-        _draw_words(ax, title(series), study.scalings[series])
+        _draw_words(ax, title(series), words[series], study.scalings[series])
         draw_band(ax, part, i)
+        draw_limits(ax, part, i)
         draw_curve(ax, part, i)
         ax.plot(*_known(part, "median"), **MEDIAN)
         draw_perfect(ax, part)
         if bounds := bound_handles(part):
             ax.legend(handles=bounds, loc="upper right", handlelength=1.5)
-        look.log_values_axis(ax, pd.concat([rows["k_star"], rows["median"]]).dropna())
+        look.log_values_axis(ax, drawn_values(rows))
     if len(parts) > 1:
         _draw_together(*axes[-2:], rows, parts)
     handles = line_handles([study.scalings[series] for _, series, _ in parts])
+    if rows["k_star_low"].notna().any():
+        handles.append(Line2D([], [], label="K*, 95 % limits", color=look.GREY, marker="|", linestyle="none"))
     if rows["median"].notna().any():
         handles.append(Line2D([], [], label="median over seeds", **MEDIAN))
     per_line = max(1, int(figure.get_figwidth() / 1.1))
@@ -132,9 +142,19 @@ def _draw_together(together: Axes, normalised: Axes, rows: pd.DataFrame, parts: 
     look.log_values_axis(normalised, rows["normalised_k_star"].dropna())
 
 
-def _draw_words(ax: Axes, name: str, scaling: Scaling) -> None:
-    """The name of a panel, below it B_crit in words, clear of the curves, and, where the data show it, as a line."""
-    words = textwrap.fill(scaling.describe(), WORDS)
+def _words(study: Analysis, series: Series) -> str:
+    """What stands above a panel: B_crit, and where medians over seeds leave the law."""
+    law, medians = study.scalings[series], study.median_scalings.get(series)
+    lines = [textwrap.fill(law.describe(), WORDS)]
+    if medians is not None:
+        outside = outside_text(medians_outside(law, medians, study.record.goal.check_interval))
+        if outside:
+            lines.append(textwrap.fill(f"medians leave the band: {outside}", WORDS))
+    return "\n".join(lines)
+
+
+def _draw_words(ax: Axes, name: str, words: str, scaling: Scaling) -> None:
+    """The name of a panel, below it some words, clear of the curves, and B_crit, where the data show it, as a line."""
     ax.text(0.5, 1.02, words, transform=ax.transAxes, fontsize=7, va="bottom", ha="center")
     ax.set_title(look.wrapped(name, WORDS - 8), pad=5 + 8.5 * (1 + words.count("\n")))
     if scaling.identifiable:
@@ -151,7 +171,8 @@ def curve_rows(scaling: Scaling, batch_sizes: Sequence[int], common: int | None)
     """K* and the fitted law of one curve, by batch size.
 
     The batch sizes of the grid are among the rows, those between them draw the curve. Columns, missing where unknown:
-    batch_size [examples]; k_star [steps]; floor, 1 where it is at the first check and so an upper bound, else 0; fit,
+    batch_size [examples]; k_star [steps]; k_star_low and k_star_high [steps], its 95 % limits (`k_star_limits`), of
+    which the upper one may be infinite; floor, 1 where it is at the first check and so an upper bound, else 0; fit,
     fit_low, fit_high [steps], the law and its 95 % limits; perfect [steps], K*(b) b / B from the smallest b with a K*;
     normalised_by, the batch size `common`; k_star, fit and perfect over the K* there as normalised_k_star, _fit and
     _perfect. Upper bounds are neither normalised nor is perfect drawn from one.
@@ -160,11 +181,14 @@ def curve_rows(scaling: Scaling, batch_sizes: Sequence[int], common: int | None)
     unknown = np.full(len(batch), np.nan)
     fit = unknown if scaling.fit is None else scaling.fit.steps(batch)
     low, high = scaling.band(batch) or (unknown, unknown)
+    limits = np.array([scaling.limits.get(b, (np.nan, np.nan)) for b in batch])
     first, unit = min(resolved, default=0), resolved.get(common, np.nan)
     return pd.DataFrame(
         {
             "batch_size": pd.Series([int(b) if b in batch_sizes else b for b in batch.tolist()], dtype=object),
             "k_star": pd.array([scaling.k_star.get(b) for b in batch], "Int64"),
+            "k_star_low": limits[:, 0],
+            "k_star_high": limits[:, 1],
             "floor": [int(b in scaling.at_first_check) for b in batch],
             "fit": fit,
             "fit_low": low,
@@ -207,6 +231,38 @@ def draw_curve(ax: Axes, rows: pd.DataFrame, i: int, prefix: str = "", label: st
         ax.errorbar(batch, k_star, linestyle="none", **arrows, **style, **HOLLOW)
     if label is not None:
         ax.plot([], [], label=label, **style | look.line_of(i))
+
+
+def limit_notes(scalings: Iterable[Scaling]) -> list[str]:
+    """Bars of K* without an upper limit, and how many K* have no bar."""
+    drawn = [scaling for scaling in scalings if scaling.resolved]
+    limits = [limit for scaling in drawn for limit in scaling.limits.values()]
+    every = sum(len(scaling.resolved) for scaling in drawn)
+    lines = []
+    if any(np.isinf(limit.high) for limit in limits):
+        lines.append("a bar to the top of its panel has no upper limit: repeats of that K* missed the goal")
+    if limits and len(limits) < every:
+        lines.append(f"{every - len(limits)} of {every} K* have no bar: too few trials of the cell met the goal")
+    return lines
+
+
+def drawn_values(rows: pd.DataFrame) -> np.ndarray:
+    """All steps that the panel of a series has to hold: K*, medians and finite limits."""
+    columns = [numbers(rows[name]) for name in ("k_star", "median", "k_star_low", "k_star_high")]
+    values = np.concatenate(columns)
+    return values[np.isfinite(values) & (values > 0)]
+
+
+def draw_limits(ax: Axes, rows: pd.DataFrame, i: int) -> None:
+    """The 95 % limits of K* as bars, in the i-th look; up to the top of the panel without an upper limit."""
+    known = rows.dropna(subset=["k_star_low"])
+    if not len(known):
+        return
+    k_star = numbers(known["k_star"])
+    down = k_star - numbers(known["k_star_low"])
+    up = np.minimum(numbers(known["k_star_high"]), HIGHEST) - k_star
+    color = look.curve_style(i)["color"]
+    ax.errorbar(numbers(known["batch_size"]), k_star, yerr=[down, up], color=color, **BAR)
 
 
 def draw_band(ax: Axes, rows: pd.DataFrame, i: int) -> None:
