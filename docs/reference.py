@@ -32,7 +32,11 @@ from lit_dps.pruning import PRUNERS
 DOCS = Path(__file__).parent
 MADE = "<!-- made by docs/reference.py from docstrings: change these, then run it -->\n"
 ORDER = ("study", "goal", "pruning", "optim", "local", "smoothness", "storage")
-CHANGED = {"smoothness.interval": None, "goal.early_reject": "`true` in a study, else `false`"}  # by the commands
+CHANGED = {  # by the commands
+    "study.name": "of the file: `mine` of `mine.yaml`",
+    "smoothness.interval": None,
+    "goal.early_reject": "`true` in a study, else `false`",
+}
 OTHERS = {"model", "data", "trainer", "optimizer", "lr_scheduler", "seed_everything", "config", "help", "print_config"}
 SKIPPED = (SUPPRESS, "Path to a configuration file.", "Only read over")  # whole sections
 

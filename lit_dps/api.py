@@ -56,17 +56,19 @@ def run(config: str | Path | Mapping[str, Any], accept_code_change: bool = False
     """
     leave_if_unguarded()
     from lit_dps.cli import study  # torch and Lightning
+    from lit_dps.cli.arguments import spelled_out, study_and_storage
 
     if isinstance(config, Mapping):
-        with tempfile.NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8") as file:
-            yaml.safe_dump(_plain(config), file)
-            file.flush()
-            return run(file.name, accept_code_change)
-    name, storage = _whereabouts(Path(config))
+        with tempfile.TemporaryDirectory() as folder:
+            # A study without a name is called after the file.
+            file = Path(folder, f"{StudyConfig.name}.yaml")
+            file.write_text(yaml.safe_dump(_plain(config)), encoding="utf-8")
+            return run(file, accept_code_change)
+    options = [study.ACCEPT] if accept_code_change else []
+    argv = spelled_out(["study", "--config", str(config), *options])
     before = sys.argv
     try:
-        options = [study.ACCEPT] if accept_code_change else []
-        code = study.main(["study", "--config", str(config), *options])
+        code = study.main(argv)
     except Unguarded as error:
         print(f"lit-dps: error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
@@ -74,18 +76,8 @@ def run(config: str | Path | Mapping[str, Any], accept_code_change: bool = False
         sys.argv = before
     if code == INTERRUPTED:
         raise KeyboardInterrupt
+    name, storage = study_and_storage(argv[1:])
     return load(name, storage.optuna_url)
-
-
-def _whereabouts(config: Path) -> tuple[str, StorageConfig]:
-    """The name of a configuration file's study, and its storage. A section may be the name of a file beside it."""
-    found = yaml.safe_load(config.read_text(encoding="utf-8"))
-    sections = [found.get("study") or {}, found.get("storage") or {}]
-    for i, given in enumerate(sections):
-        if isinstance(given, str):
-            sections[i] = yaml.safe_load((config.parent / given).read_text(encoding="utf-8"))
-    study, storage = sections
-    return study.get("name", StudyConfig.name), StorageConfig(**storage)
 
 
 def _plain(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,7 +29,8 @@ class StudyConfig:
     """The grid and the search.
 
     Attributes:
-        name: Name of the study in Optuna and of its run in MLflow.
+        name: Name of the study in Optuna and of its run in MLflow. By default it is that of the last configuration
+            file, without its suffix; a storage of an earlier version keeps its study named "study".
         batch_sizes: Global batch sizes of the grid.
         sparsities: Shares of pruned parameters of the grid, each in [0, 1).
         grid: Values by configuration key, of further axes of the grid or in place of the two above:

@@ -1,13 +1,14 @@
 """What may be written shorter on a command line, put into the words that the parsers know.
 
 A file without `--config` before it, and keys below `study.space` and `study.grid`, whose own keys have dots in them.
+A study without a name gets that of its configuration file.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +16,102 @@ import yaml
 
 from lit_dps.cli.keys import read
 from lit_dps.cli.shipped import how_to_get
+from lit_dps.config import StorageConfig, StudyConfig
 from lit_dps.errors import ConfigError, UserError, meant
 
 # verbs that take a study's configuration
 CONFIGURED = ("fit", "validate", "test", "study", "advise", "masks", "analyze")
+# verbs that read or write what is named after a study
+NAMED = ("study", "advise", "masks", "analyze")
 MAPPINGS = ("space", "grid")  # of `study`: by configuration key
 # What a box of the space is made of (`lit_dps.space`)
 PARTS = ("low", "high", "scale", "integer", "choices")
 
 
 def spelled_out(argv: list[str]) -> list[str]:
-    """A command line, verb first, as the parsers take it. Raises UserError for a file that is not there."""
+    """Return a command line, verb first, as the parsers take it.
+
+    Raises:
+        UserError: for a file that is not there.
+        StorageError: for a storage that cannot be read, if the study has no name.
+    """
     if argv[0] not in CONFIGURED:
         return argv
-    return [argv[0], *_dotted(_files(argv[0], argv[1:]))]
+    words = _dotted(_files(argv[0], argv[1:]))
+    if argv[0] in NAMED:
+        words += _name_option(argv[0], words)
+    return [argv[0], *words]
+
+
+def study_and_storage(words: Sequence[str]) -> tuple[str, StorageConfig]:
+    """Return the name of the study of a command line that is `spelled_out`, and its storage."""
+    study, storage = _section(words, "study") or {}, _section(words, "storage") or {}
+    return study.get("name", StudyConfig.name), StorageConfig(**storage)
+
+
+def _name_option(verb: str, words: Sequence[str]) -> list[str]:
+    """Return the option that names a study after its last configuration file; none if the study has a name.
+
+    Earlier versions called such a study "study". It keeps that name in a storage that holds it, and no study with the
+    name of the file.
+    """
+    files = [Path(value) for option, value in _options(words) if option in ("--config", "-c")]
+    study = _section(words, "study")
+    if study is None or "name" in study or not files or not files[-1].is_file():
+        return []
+    name = files[-1].stem
+    # Masks are not stored.
+    stored = set() if verb == "masks" else _stored_names(words)
+    if StudyConfig.name in stored and name not in stored:
+        name = StudyConfig.name
+    return [f"--study.name={name}"]
+
+
+def _stored_names(words: Sequence[str]) -> set[str]:
+    """Return the names of the studies, and of the advice, in the storage of a command line."""
+    section = _section(words, "storage") or {}
+    places = {key: section[key] for key in ("folder", "optuna") if section.get(key) is not None}
+    if not all(isinstance(each, str) for each in places.values()):
+        # The parser refuses it.
+        return set()
+    from lit_dps.store import list_advice, list_studies, sqlite_file  # imports take time
+
+    url = StorageConfig(**places).optuna_url
+    file = sqlite_file(url)
+    if file is not None and not file.is_file():
+        return set()
+    return {*list_studies(url), *list_advice(url)}
+
+
+def _section(words: Sequence[str], section: str) -> dict[str, Any] | None:
+    """Return the keys of a section in the files and options of a command line; None if it has no such keys."""
+    keys: dict[str, Any] = {}
+    for option, value in _options(words):
+        if option in ("--config", "-c"):
+            content = read(value).get(section, {})
+            if isinstance(content, str):
+                content = read(str(Path(value).parent / content))
+        elif option == f"--{section}":
+            content = _parsed(value)
+            if isinstance(content, str):
+                content = read(content)
+        elif option.startswith(f"--{section}."):
+            content = {option.removeprefix(f"--{section}."): value}
+        else:
+            continue
+        if not isinstance(content, Mapping):
+            return None
+        keys |= content
+    return keys
+
+
+def _options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield each word as an option with its value, which is the next word without a `=`."""
+    for i, word in enumerate(words):
+        option, equals, value = word.partition("=")
+        if not equals:
+            value = "".join(words[i + 1 : i + 2])
+        yield option, value
 
 
 def _files(verb: str, words: list[str]) -> list[str]:

@@ -75,7 +75,7 @@ SECTIONS = {
 }
 KEYS = {
     "study": {
-        "name": "of the study in Optuna and MLflow (study)",
+        "name": "in Optuna and MLflow (mine, of mine.yaml)",
         "batch_sizes": "of the grid ([2, 4, 8, ..., 16384])",
         "sparsities": "shares of pruned weights ([0, 0.5, 0.7, 0.9])",
         "grid": "further axes: {KEY: [values]}",

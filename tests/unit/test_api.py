@@ -12,6 +12,7 @@ import yaml
 import lit_dps
 from lit_dps.analysis import records
 from lit_dps.errors import ConfigError, StorageError, Unguarded, UserError
+from lit_dps.runtime import INTERRUPTED
 from tests.unit.fake_study import law_study
 
 ROOT = Path(__file__).parents[2]
@@ -128,3 +129,21 @@ def test_a_script_without_a_guard_is_told_so_in_one_line(tmp_path, monkeypatch, 
     assert ended.value.code == 2
     said = capsys.readouterr().err
     assert said.startswith("lit-dps: error: a script that calls lit_dps.run ") and said.count("\n") == 1
+
+
+def test_a_study_without_a_name_is_called_after_its_file_and_a_dict_study(tmp_path, monkeypatch):
+    import lit_dps.cli.study
+
+    asked = []
+
+    def main(argv: list[str]) -> int:
+        asked.append(argv[-1])
+        return INTERRUPTED
+
+    monkeypatch.setattr(lit_dps.cli.study, "main", main)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text("study: {trials: 1}\n")
+    for config in ("mine.yaml", {"study": {"trials": 1}}, {}):
+        with pytest.raises(KeyboardInterrupt):
+            lit_dps.run(config)
+    assert asked == ["--study.name=mine", "--study.name=study", "--study.name=study"]

@@ -6,11 +6,15 @@ import json
 from argparse import ArgumentParser
 
 import pytest
+import yaml
 
 from lit_dps.cli import main
 from lit_dps.cli.arguments import spelled_out
 from lit_dps.cli.suggestions import likely_meant
 from lit_dps.errors import UserError
+from lit_dps.store import AdviceStore
+from tests.e2e.commands import FAST
+from tests.unit.fake_study import law_study
 
 SPACE = {"model.learning_rate": {"low": 1e-3, "high": 0.3, "scale": "log"}, "model.momentum": {"low": 0.0, "high": 0.9}}
 
@@ -26,13 +30,16 @@ def config(tmp_path, monkeypatch):
 
 def dotted(argv: list[str]) -> dict:
     """What stands for the keys with dots: by section."""
-    return {o.partition("=")[0]: json.loads(o.partition("=")[2]) for o in argv if o.startswith("--study.")}
+    changed = ("--study.space=", "--study.grid=")
+    return {o.partition("=")[0]: json.loads(o.partition("=")[2]) for o in argv if o.startswith(changed)}
 
 
 @pytest.mark.parametrize("verb", ["study", "fit", "analyze", "advise"])
 def test_a_file_needs_no_option(config, verb):
-    assert spelled_out([verb, config, "--study.trials", "2"]) == [verb, "--config", config, "--study.trials", "2"]
-    assert spelled_out([verb, config, config])[1:] == ["--config", config] * 2
+    name = [] if verb == "fit" else ["--study.name=mine"]
+    trials = ["--study.trials", "2"]
+    assert spelled_out([verb, config, *trials]) == [verb, "--config", config, *trials, *name]
+    assert spelled_out([verb, config, config])[1:] == ["--config", config] * 2 + name
     plain = [verb, "--config", config, "--study.name=x", "-c", config]
     assert spelled_out(plain) == plain
 
@@ -72,7 +79,7 @@ def test_one_part_of_one_box_is_changed(config):
 def test_the_last_whole_space_is_the_one_that_is_changed(config):
     whole = ["--study.space", "{model.lr: {low: 1e-3, high: 1}}"]
     given = spelled_out(["study", config, *whole, "--study.space.model.lr.high", "2"])
-    assert json.loads(given[-1].partition("=")[2]) == {"model.lr": {"low": "1e-3", "high": 2}}
+    assert json.loads(given[-2].partition("=")[2]) == {"model.lr": {"low": "1e-3", "high": 2}}
     assert given[3] == "--study.space={model.lr: {low: 1e-3, high: 1}}"
 
 
@@ -95,6 +102,57 @@ def test_what_is_no_configuration_is_left_to_the_parser(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "odd.yaml").write_text("study: [1]\n")
     assert spelled_out(["study", "odd.yaml", "--config"]) == ["study", "--config", "odd.yaml", "--config", ""]
+
+
+def name_of(*words: str) -> str | None:
+    """Return the name that a study gets on a command line; None if it gets none."""
+    option, _, name = spelled_out(["study", *words])[-1].partition("=")
+    return name if option == "--study.name" else None
+
+
+def test_a_study_is_named_after_its_last_file(config, tmp_path):
+    contents = {"a.b": "", "12": "", "named": "study: {name: x}", "section": "name: x", "nested": "study: section.yaml"}
+    for name, content in contents.items():
+        (tmp_path / f"{name}.yaml").write_text(content)
+    assert name_of(config) == name_of("-c", config) == name_of(f"--config={tmp_path / config}") == "mine"
+    assert (name_of(config, "a.b.yaml"), name_of("12.yaml")) == ("a.b", "12")
+    for others in (["named.yaml"], ["nested.yaml"], ["--study", "section.yaml"], ["--study={name: x}"]):
+        assert name_of(config, *others) is None
+    assert name_of("named.yaml", config) is None
+    assert spelled_out(["study", config, "--study.name", "x"])[-2:] == ["--study.name", "x"]
+    assert spelled_out(["analyze", "--storage.folder", "there"])[-1] == "there"
+
+
+def test_a_study_of_an_earlier_version_keeps_its_name(config, tmp_path):
+    law_study(f"sqlite:///{tmp_path}/study.db", "study", trials=0)
+    here = ["--storage.folder", str(tmp_path)]
+    assert (name_of(config), name_of(config, *here)) == ("mine", "study")
+    assert spelled_out(["masks", config, *here])[-1] == "--study.name=mine"
+    law_study(f"sqlite:///{tmp_path}/study.db", "mine", trials=0)
+    assert name_of(config, *here) == "mine"
+    advice = f"sqlite:///{tmp_path}/advice.db"
+    AdviceStore(advice, "study").keep(seed=0)
+    assert name_of(config, "--storage", f"{{optuna: {advice}}}") == "study"
+
+
+def test_the_name_of_a_file_is_refused_as_any_other(config, tmp_path, capsys, monkeypatch):
+    base = yaml.safe_load(FAST.read_text())
+    del base["study"]["name"]
+    (tmp_path / "a(1).yaml").write_text(yaml.safe_dump(base))
+    monkeypatch.setattr("sys.argv", ["lit-dps"])
+    assert main(["study", "a(1).yaml", "--forecast"]) == 2
+    refused = capsys.readouterr().err
+    assert refused.startswith("lit-dps: error: study.name: 'a(1)' is not allowed") and refused.count("\n") == 1
+
+
+@pytest.mark.parametrize("stem", ["12", "1e3", "null", "true", "2024-01-31", "my config"])
+def test_the_name_of_a_file_is_a_text(stem, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mlruns").mkdir()
+    (tmp_path / f"{stem}.yaml").write_text("study: {trials: 1}\n")
+    law_study(f"sqlite:///{tmp_path}/mlruns/study.db", stem, trials=1)
+    assert main(["analyze", f"{stem}.yaml"]) == 0
+    assert f"study {stem}: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
