@@ -57,3 +57,25 @@ def test_only_very_many_series_are_drawn_on_request_alone(series, is_drawn):
     cells = [Cell(4, number / 20) for number in range(series)]
     analysis = study({cell: [trial(4, 0, 0.5, 0.9, 32, cell={"sparsity": cell.sparsity})] for cell in cells})
     assert (FIGURE.too_large(analysis) is None) == is_drawn
+
+
+@pytest.mark.parametrize(("slack", "ended", "lines"), [(1.0, "outraced", 2), (None, "incomplete", 1)])
+def test_a_price_of_at_least_1_is_not_drawn_but_counted(slack, ended, lines):
+    """At B = 16 the square-root rule has the rate of K* itself; a trial at the linear rule's was stopped at K*."""
+    best = [trial(4, 0, 0.5, 0.9, 400), trial(16, 0, 1.0, 0.9, 100)]
+    curve = {"step": [100], "val_error": [0.5], "train_loss": [1.0]}
+    stopped = trial(16, 1, 2.0, 0.9, None, ended, curve=curve)
+    analysis = study({Cell(4): best[:1], Cell(16): [best[1], stopped]}, slack=slack)
+    assert FIGURE.is_empty_bound(analysis.prices).sum() == 2
+    notes = FIGURE.raced_notes(analysis)
+    assert len(notes) == lines and notes[-1].startswith("2 of 4 prices")
+    right = drawn(FIGURE, analysis).axes[1]
+    hollow = [line for line in right.lines if line.get_markerfacecolor() == "white"]
+    assert not any(len(line.get_xdata()) for line in hollow)
+    assert any(text.get_text().startswith("1 of 2 prices not drawn") for text in right.texts)
+
+
+def test_a_raced_study_whose_prices_are_all_measured_has_no_such_words():
+    analysis = study(bowl(0.5), slack=4.0)
+    assert FIGURE.raced_notes(analysis) == []
+    assert not any("not drawn" in text.get_text() for ax in drawn(FIGURE, analysis).axes for text in ax.texts)

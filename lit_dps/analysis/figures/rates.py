@@ -65,7 +65,33 @@ def notes(study: Analysis) -> list[str]:
     if len(prices) and (unknown := int(prices["price"].isna().sum())):
         near = f"else no trial within {WINDOW:g} times the rate met the goal"
         told.append(f"{len(prices) - unknown} of {len(prices)} prices of scaling rules are known: {near}")
-    return told
+    return told + raced_notes(study)
+
+
+def raced_notes(study: Analysis) -> list[str]:
+    """What the figure leaves out: trials that were stopped early, and prices that say nothing."""
+    slack, prices = study.record.slack, study.prices
+    lines = []
+    if slack is not None and slack < NEAR:
+        lines.append(
+            f"trials were stopped early (study.slack = {slack:g}): bars of the rates within {NEAR:g} K* lack stopped "
+            "trials and may be too short"
+        )
+    empty = int(is_empty_bound(prices).sum())
+    if empty:
+        advice = "" if slack is None else f"; trials were stopped early (study.slack = {slack:g}), null runs them on"
+        lines.append(
+            f"{empty} of {len(prices)} prices of scaling rules are only known to be at least 1, as every price is: "
+            f"not drawn{advice}"
+        )
+    return lines
+
+
+def is_empty_bound(prices: pd.DataFrame) -> np.ndarray:
+    """Whether each price is only known to be at least 1, which holds for every rule."""
+    if not len(prices):
+        return np.zeros(0, bool)
+    return (prices["verdict"] == AT_LEAST).to_numpy() & (numbers(prices["price"]) <= 1)
 
 
 def figures(tables: Mapping[str, pd.DataFrame], study: Analysis) -> Iterator[tuple[str, Figure]]:
@@ -97,7 +123,7 @@ def draw(rows: pd.DataFrame, prices: pd.DataFrame, study: Analysis) -> Figure:
     best = Line2D([], [], label=f"best trial; bar: within {NEAR:g} K*", **look.curve_style(0), linestyle="none")
     rules = [Line2D([], [], label=RULE_NAMES[rule], **_style(i), linestyle="--") for i, rule in enumerate(RULES)]
     bars = Line2D([], [], label="right, bar: 95 % limits; number: trials near", color=look.GREY, linewidth=0.8)
-    verdicts = {*prices["verdict"]} if len(prices) else set()
+    verdicts = {*prices["verdict"][~is_empty_bound(prices)]} if len(prices) else set()
     known = look.bound_handles(bool(verdicts & {AT_LEAST, AT_MOST} or (rows["floor"] == 1).any()), "bound")
     if DIVERGED in verdicts:
         known.append(Line2D([], [], label="all diverged", color=look.GREY, marker="x", linestyle="none"))
@@ -130,9 +156,14 @@ def _draw_rates(ax: Axes, rows: pd.DataFrame, kind: str) -> None:
 def _draw_prices(ax: Axes, rows: pd.DataFrame) -> None:
     ax.axhline(1, color=look.GREY, linestyle=":", linewidth=0.8, zorder=1)
     ax.set_yscale("log")
+    empty = is_empty_bound(rows)
+    if empty.any():
+        words = f"{empty.sum()} of {len(rows)} prices not drawn:\nonly known to be at least 1"
+        ax.text(0.5, 0.92, words, transform=ax.transAxes, ha="center", va="top", color=look.GREY, fontsize=6)
+        rows = rows[~empty]
     known = rows[rows["price"].notna()]
     if not len(known) and not (rows["verdict"] == DIVERGED).any():
-        ax.text(0.5, 0.75, NO_PRICE, transform=ax.transAxes, ha="center", va="center", color=look.GREY)
+        ax.text(0.5, 0.5, NO_PRICE, transform=ax.transAxes, ha="center", va="center", color=look.GREY)
     highs = numbers(known["price_high"]) if len(known) else np.array([])
     top = 2 * max([2.0, *numbers(known["price"]), *highs[np.isfinite(highs)]])
     for i, rule in enumerate(RULES):
