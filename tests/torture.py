@@ -5,7 +5,7 @@
 Several `study` commands share a study: in turn one of two workers, and one of two ranks that train each trial together.
 While trials are trained a command, a worker, a rank, the server that forks them or a whole command with all of them
 gets SIGKILL or SIGTERM (once or twice), or is stopped for a while; what ended is started again. When a study is
-finished the next one begins, until there were kills enough.
+finished the next one begins, until there were kills enough. Then faults of other kinds follow (`tests.torture_faults`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from tests.e2e.commands import command, environment, run, table
 from tests.e2e.forks import Command
 from tests.postgres import server
 from tests.processes import forked_by, servers_of
-from tests.torture_report import CELLS, Report, page
+from tests.torture_faults import run_faults
+from tests.torture_report import CELLS, Report, page, row_of_fault
 
 TOGETHER = (  # what the processes of a command are, in turn
     ("--study.workers", 2),
@@ -196,7 +197,8 @@ def torture(
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--kills", type=int, default=100, help="On each storage; 0 leaves them out.")
+    parser.add_argument("--faults", type=int, default=1, help="How often each other fault is tried.")
     parser.add_argument("--commands", type=int, default=2)
     parser.add_argument("--storage", default="sqlite", help="sqlite, postgres or both with a comma between")
     parser.add_argument("--trials", type=int, default=8, help=f"of each of the {CELLS} cells of a study")
@@ -205,12 +207,19 @@ def main() -> int:
     parser.add_argument("--report", type=Path, help="Markdown file to write the result to.")
     args = parser.parse_args()
     how = (args.kills, args.commands, args.trials, args.seed, args.pace)
-    reports = [torture(storage, *how) for storage in args.storage.split(",")]
+    reports = []
+    if args.kills:
+        reports = [torture(storage, *how) for storage in args.storage.split(",")]
     for report in reports:
         print(report.line())
+    faults = run_faults(args.faults)
+    for fault in faults:
+        print(row_of_fault(fault))
     if args.report:
-        args.report.write_text(page(reports, sys.argv[1:]), encoding="utf-8")
-    return 0 if all(report.good and report.share >= SHARE for report in reports) else 1
+        known = args.report.read_text(encoding="utf-8") if args.report.exists() else ""
+        args.report.write_text(page(reports, faults, sys.argv[1:], known), encoding="utf-8")
+    is_good = all(report.good and report.share >= SHARE for report in reports)
+    return 0 if is_good and all(fault.good for fault in faults) else 1
 
 
 if __name__ == "__main__":

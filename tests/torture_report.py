@@ -12,42 +12,59 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 
 from tests.e2e.commands import FAST
+from tests.torture_faults import Fault
 
 CELLS = 4
 TEXT = """# Nothing is lost
 
-{date}, {cores} cores, {system}, torch {torch}, optuna {optuna}:
+`make torture` kills processes of small studies, brings about other faults, and compares each study
+with one that was never disturbed. A study that resumes after a fault keeps its results, and ends with
+the same ones.
 
-```bash
-python -m tests.torture {arguments}
-```
+- *Lost* are results that were stored and are not stored, as they were, at the end.
+- *Changed* are results that differ from those of the undisturbed study.
+- *Doubled* are further results of a point that has one.
 
-| storage | kills | of these | trials cut short | lost | doubled | missing | identical tables | unexpected ends |
-|---|---|---|---|---|---|---|---|---|
+{kills}
+{faults}
+{tested}"""
+KILLS = "## Processes that are killed at random"
+KILLS_TEXT = """
+{about}
+
+Several `study` commands share a study: in turn one with two workers, and one with two ranks that
+train each trial together. While they train, one of these processes, or a command with all of them,
+is killed, told to leave, or stopped for a while. Whatever ended is started again.
+
+| what was tried | how often | lost | changed | doubled | what is said |
+|---|---|---|---|---|---|
 {rows}
+"""
+FAULTS = "## Faults of other kinds"
+FAULTS_TEXT = """
+{about}
 
-`study` commands share a small study, in turn one of two workers and one of two ranks that train each trial together.
-While they train one of these processes, or a command with all of them, is killed, told to leave, or stopped for a
-while; whatever ended is started again. At the end of each study every result that was ever seen in the database must
-still be there as it was, every declared point must be there once, and the table must be the one of a study that was
-never disturbed. `make torture` does it again.
+One small study for each try. The last column has the line that the next command printed about the
+fault. Results are lost only where a restored copy lacks them; they are trained again.
 
-Other faults, each with a test of the default suite. A database that is gone or damaged loses the trials that no copy
-has, and the line says so; nothing else here loses, changes or doubles a result.
+| what was tried | how often | lost | changed | doubled | what is said |
+|---|---|---|---|---|---|
+{rows}
+"""
+TESTED_TEXT = """## Faults that a test alone tries
+
+A database that is gone or damaged loses the trials that no copy has; the line says so.
 
 | what happens | what the next command does | test |
 |---|---|---|
-{faults}
+{rows}
 """
-# What happens, what the next command does, and the files of its tests
-FAULTS = (
-    ("a worker is killed, then the host name differs or the clock is a day behind", "runs its trial", "liveness"),
-    ("a worker is suspended", "leaves its trial, names the process, exit code 4", "liveness"),
-    ("the folder is copied while workers run", "runs their trials in the copy; the original is unharmed", "liveness"),
+# What happens, what the next command does, and the file of its test
+TESTED = (
     ("a connection to PostgreSQL is cut", "one line, exit code 2; the trial runs again", "store_shared"),
     ("the clock is set back after trials failed", "runs them again", "failures"),
     ("the database is deleted, or cut to 0 bytes", "names cause and remedy, begins nothing new", "lost"),
-    ("the database is cut in half, or overwritten", "names cause and remedy, writes nothing", "lost"),
+    ("the database is overwritten", "names cause and remedy, writes nothing", "lost"),
     ("Ctrl-C comes again while the first one is counted", "one line, exit code 130", "interrupt"),
     ("somebody else's Optuna study has the name", "one line, nothing is written", "foreign_studies"),
 )
@@ -101,20 +118,60 @@ class Report:
         )
 
 
-def page(reports: Sequence[Report], arguments: Sequence[str]) -> str:
-    """The page as Markdown."""
-    rows = [
-        f"| {r.storage} | {r.kills.total()} | {', '.join(f'{n} {kind}' for kind, n in sorted(r.kills.items()))} | "
-        f"{r.cut_short} | {r.lost} | {r.doubled} | {r.missing} | {r.identical} of {r.studies} | {len(r.unexpected)} |"
-        for r in reports
+def page(reports: Sequence[Report], faults: Sequence[Fault], arguments: Sequence[str], known: str = "") -> str:
+    """Return the page as Markdown.
+
+    Args:
+        reports: Of killed processes, by storage.
+        faults: Of other kinds.
+        arguments: Of the command.
+        known: The page so far. A section that was not run stays as it is there.
+    """
+    about = about_run(arguments)
+    kills_section, faults_section = section_of(known, KILLS), section_of(known, FAULTS)
+    if reports:
+        rows = "\n".join(map(row_of_report, reports))
+        kills_section = KILLS + "\n" + KILLS_TEXT.format(about=about, rows=rows)
+    if faults:
+        rows = "\n".join(map(row_of_fault, faults))
+        faults_section = FAULTS + "\n" + FAULTS_TEXT.format(about=about, rows=rows)
+    tested = [f"| {what} | {then} | `tests/unit/test_{file}.py` |" for what, then, file in TESTED]
+    tested_section = TESTED_TEXT.format(rows="\n".join(tested))
+    return TEXT.format(kills=kills_section, faults=faults_section, tested=tested_section)
+
+
+def about_run(arguments: Sequence[str]) -> str:
+    """Return when, where and by which command a section was made."""
+    day, cores = datetime.date.today().isoformat(), len(os.sched_getaffinity(0))
+    versions = f"torch {version('torch')}, optuna {version('optuna')}"
+    command = shlex.join(["python", "-m", "tests.torture", *arguments])
+    return f"{day}, {cores} cores, {platform.system()}, {versions}: `{command}`"
+
+
+def section_of(text: str, heading: str) -> str:
+    """Return a section of a page, with its heading; a line that says so if it is not there."""
+    _, found, rest = text.partition(f"{heading}\n")
+    if not found:
+        return f"{heading}\n\nNot run yet.\n"
+    content = rest.partition("\n## ")[0].rstrip()
+    return f"{heading}\n{content}\n"
+
+
+def row_of_report(report: Report) -> str:
+    kinds = ", ".join(f"{n} {kind}" for kind, n in sorted(report.kills.items()))
+    differing = report.studies - report.identical
+    cells = [
+        f"{report.storage}: {kinds}",
+        f"{report.kills.total()} kills; {report.cut_short} trials cut short",
+        str(report.lost + report.missing),
+        f"{differing} of {report.studies} tables",
+        str(report.doubled),
+        f"no traceback; exit codes 0, 2, 4 and 130; {len(report.unexpected)} commands ended otherwise",
     ]
-    return TEXT.format(
-        date=datetime.date.today().isoformat(),
-        cores=len(os.sched_getaffinity(0)),
-        system=platform.system(),
-        torch=version("torch"),
-        optuna=version("optuna"),
-        arguments=shlex.join(arguments),
-        rows="\n".join(rows),
-        faults="\n".join(f"| {what} | {then} | `tests/unit/test_{file}.py` |" for what, then, file in FAULTS),
-    )
+    return f"| {' | '.join(cells)} |"
+
+
+def row_of_fault(fault: Fault) -> str:
+    numbers = [fault.tried, fault.lost, fault.changed, fault.doubled]
+    said = "; or ".join(fault.said + [f"unexpected: {each}" for each in fault.unexpected])
+    return f"| {fault.what} | {' | '.join(map(str, numbers))} | {said} |"

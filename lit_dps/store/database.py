@@ -67,6 +67,7 @@ HINTS = {
     "readonly database": "make the file and its folder writable, or copy both to where they are",
     "unable to open database file": "the file and its folder have to be readable and writable",
     "disk is full": "free some space; the same command resumes the study",
+    "disk I/O error": "the disk may be full: free some space; the same command resumes the study",
     "locked": "another process is writing to it",
     "No module named 'psycopg": "pip install 'lit_dps[postgres]', and begin the URL with postgresql+psycopg://",
 }

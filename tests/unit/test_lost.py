@@ -7,10 +7,12 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from lit_dps.config import StorageConfig
 from lit_dps.errors import StorageError
 from lit_dps.store import StudyLost, check_writable, read_study, refuse_lost
+from lit_dps.store.database import storage_errors
 from tests.e2e.commands import FAST, run_here
 from tests.unit.runs import trials_of
 from tests.unit.test_store import ended
@@ -124,3 +126,11 @@ def test_a_database_where_nobody_knows_who_is_alive_is_refused(url):
     with pytest.raises(StorageError, match="sqlite file .* or on PostgreSQL"):
         check_writable(url)
     check_writable("postgresql+psycopg://me@host/db")
+
+
+@pytest.mark.parametrize("said", ["database or disk is full", "disk I/O error"])
+def test_a_full_disk_is_named_with_the_remedy(said):
+    """SQLite calls a file that may not grow, as under a quota, an I/O error."""
+    remedy = "free some space; the same command resumes the study"
+    with pytest.raises(StorageError, match=remedy), storage_errors("sqlite:///study.db"):
+        raise OperationalError("insert", {}, sqlite3.OperationalError(said))
