@@ -118,9 +118,10 @@ def test_the_authors_constants_are_one_more_draw(sparsity):
 
 
 @needs_data
+@pytest.mark.long
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("checks", [1, pytest.param(3, marks=pytest.mark.long)])
-@pytest.mark.parametrize("sparsity", [pytest.param(0.0, marks=pytest.mark.long), 0.9])
+@pytest.mark.parametrize("checks", [1, 3])
+@pytest.mark.parametrize("sparsity", [0.0, 0.9])
 def test_lipschitz_constants_along_training(sparsity, checks, monkeypatch):
     """The brief form takes the first 100 steps; the long one makes the spread anew, and prints it."""
     nothing = smoothness.Moments(math.nan, math.nan, math.nan)  # a pass of per-example gradients that is not asked for

@@ -32,7 +32,7 @@ def assert_goes_on(study: Study, trial: Trial, checks: tuple[int, ...] = (2, 5))
     assert taken + steps.taken == reference.taken, "no step was taken twice"
 
 
-@pytest.mark.parametrize("early_reject", [False, True])
+@pytest.mark.parametrize("early_reject", [False, pytest.param(True, marks=pytest.mark.long)])
 @pytest.mark.parametrize("lean", [True, False])
 @pytest.mark.parametrize("rule", [{"optimizer": "sgd"}, {"optimizer": "momentum", **DECAY}, {"optimizer": "nesterov"}])
 def test_our_module_and_data(tmp_path, monkeypatch, rule, lean, early_reject):
