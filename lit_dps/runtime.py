@@ -8,6 +8,7 @@ import os
 import platform
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -92,6 +93,23 @@ class StopRequest:
         """Raises Interrupted if the process was asked to leave."""
         if self:
             raise Interrupted(self.signal or "another process")
+
+
+@contextmanager
+def defer_interrupt() -> Iterator[None]:
+    """Call the handler of a Ctrl-C that comes within the block after the block; in the main thread only."""
+    handler = signal.getsignal(signal.SIGINT)
+    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    received = []
+    signal.signal(signal.SIGINT, lambda signum, frame: received.append((signum, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if received:
+        handler(*received[0])
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from lit_dps.cli.parser import OneLineErrors, refuse_nulls
 from lit_dps.config import StorageConfig, StudyConfig
 from lit_dps.errors import ConfigError, DataError, one_line
 from lit_dps.parallel import launch, ranks, settings
-from lit_dps.runtime import keep_freed_memory
+from lit_dps.runtime import defer_interrupt, keep_freed_memory
 from lit_dps.store import is_http, without_password
 from lit_dps.training import (
     DelayCallback,
@@ -44,6 +44,22 @@ KEYWORDS = ("best", "last", "hpc")  # checkpoints that Lightning finds itself
 
 class Parser(OneLineErrors, LightningArgumentParser):
     """LightningCLI's parser with errors of one line."""
+
+
+class FitLogger(MLFlowLogger):
+    """MLFlowLogger that finishes a write before Ctrl-C ends the run.
+
+    KeyboardInterrupt amid a write leaves its transaction open, and SQLite then refuses all further writes of the run:
+    "database is locked".
+    """
+
+    def log_metrics(self, *args: Any, **kwargs: Any) -> None:
+        with defer_interrupt():
+            super().log_metrics(*args, **kwargs)
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        with defer_interrupt():
+            super().log_hyperparams(*args, **kwargs)
 
 
 class LogConfig(SaveConfigCallback):
@@ -129,7 +145,7 @@ class DPSCLI(LightningCLI):
 
             ranks.on_rank_zero(make)
             args = Namespace(experiment_name=name, tracking_uri=storage.mlflow_uri, run_name="fit")
-            logger = Namespace(class_path="lightning.pytorch.loggers.MLFlowLogger", init_args=args)
+            logger = Namespace(class_path="lit_dps.cli.fit.FitLogger", init_args=args)
             nothing = Namespace(class_path="lightning.pytorch.loggers.logger.DummyLogger")
             config.trainer.logger = nothing if ranks.rank() else logger
         elif config.trainer.logger in (None, True):
