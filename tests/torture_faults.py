@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from filelock import FileLock, Timeout
 
 from tests.e2e.commands import FAST, run, run_forked, start, wait_for_results
 from tests.e2e.forks import Command
@@ -217,17 +218,19 @@ def clock_behind(victim: Victim) -> None:
 
 
 def suspend(victim: Victim, process: Command) -> None:
-    """Suspend a command where it does not hold the lock of the database, as in nearly all moments."""
+    """Suspend a command where it holds no lock: other commands would wait until it continues."""
+    lock = FileLock(f"{victim.database}.lock")
     for _ in range(100):
         os.killpg(process.pid, signal.SIGSTOP)
         with closing(sqlite3.connect(victim.database, timeout=0.1)) as connection:
             try:
-                connection.execute("begin immediate")
+                with lock.acquire(timeout=0.1):
+                    connection.execute("begin immediate")
                 return
-            except sqlite3.OperationalError:
+            except (sqlite3.OperationalError, Timeout):
                 os.killpg(process.pid, signal.SIGCONT)
         time.sleep(0.1)
-    raise AssertionError("the database is always locked")
+    raise AssertionError("the storage is always locked")
 
 
 def suspended(victim: Victim) -> None:

@@ -46,6 +46,8 @@ FAULTS_TEXT = """
 
 One small study for each try. The last column has the line that the next command printed about the
 fault. Results are lost only where a restored copy lacks them; they are trained again.
+A process that is suspended while it holds the storage's lock, which it does for a moment at each
+trial, is not tried: other commands wait, without a word, until it continues or is killed.
 
 | what was tried | how often | lost | changed | doubled | what is said |
 |---|---|---|---|---|---|
