@@ -218,7 +218,7 @@ def clock_behind(victim: Victim) -> None:
 
 
 def suspend(victim: Victim, process: Command) -> None:
-    """Suspend a command where it holds no lock: other commands would wait until it continues."""
+    """Suspend a command while it trains and holds no lock, for which other commands would wait."""
     lock = FileLock(f"{victim.database}.lock")
     for _ in range(100):
         os.killpg(process.pid, signal.SIGSTOP)
@@ -226,11 +226,14 @@ def suspend(victim: Victim, process: Command) -> None:
             try:
                 with lock.acquire(timeout=0.1):
                     connection.execute("begin immediate")
-                return
+                    is_training = connection.execute(RUNNING).fetchone()[0] > 0
             except (sqlite3.OperationalError, Timeout):
-                os.killpg(process.pid, signal.SIGCONT)
+                is_training = False
+        if is_training:
+            return
+        os.killpg(process.pid, signal.SIGCONT)
         time.sleep(0.1)
-    raise AssertionError("the storage is always locked")
+    raise AssertionError("no moment with a trial in training and without a lock")
 
 
 def suspended(victim: Victim) -> None:
