@@ -96,7 +96,7 @@ def test_no_room_for_the_smallest_batch_is_one_line():
 def test_on_a_cpu_no_step_is_tried_that_is_estimated_to_take_more_than_is_free():
     found = time_steps(setup(), 60, lambda line: None, Estimated(free=9))
     assert found.largest == 8 and found.memory  # 16 would take 8 GiB more, above 80 % of 9
-    assert found.why == f"{FULL}: the next would take about 0.8 GiB more than may be taken"
+    assert found.why == f"{FULL}: the next would take about 0.80 GiB more than may be taken"
     roomy = time_steps(setup(), 60, lambda line: None, Estimated(free=100))
     assert roomy.largest == 64 and not roomy.memory and "above the split" in roomy.why
 
