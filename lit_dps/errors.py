@@ -120,6 +120,10 @@ _UNION = re.compile(r".*?Does not validate against any of the Union subtypes Sub
 _PLAIN = re.compile(r"(?:- )?Expected (?:a )?<class '(\w+)'>")
 _GIVEN = re.compile(r" Given value: ?(.*?)(?= - (?:Expected|Problem)|$)")
 _LITERAL = re.compile(r"Expected a typing\.Literal\[(.*)\]")
+_NO_YAML = re.compile(
+    r"class_path='(?P<cls>[^']+)', init_args=Namespace\((?:[^()]|\([^()]*\))*?"
+    r"(?P<key>\w+)=<(?P<default>[\w.]+): (?P<value>[^>]+)>"
+)
 _BELOW = re.compile(r".*Got value: NestedArg\(key='([^']+)', .*")
 
 
@@ -140,6 +144,9 @@ def one_line(error: BaseException | str) -> str:
     text = " ".join(str(error).split())
     if other := _of_the_other_lightning(text):
         return other
+    if "cannot represent an object" in text and (match := _NO_YAML.search(text)):
+        remedy = f"set {match['key']}: {match['value']}"
+        return f"{match['cls']}: the default of {match['key']}, {match['default']}, has no form in YAML; {remedy}"
     keys = _KEY.findall(text)
     while match := _UNION.fullmatch(_KEY.sub("", text)):
         reasons = [reason.removeprefix("- ") for reason in re.split(r" (?=- )", match[1])]

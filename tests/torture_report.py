@@ -46,8 +46,7 @@ FAULTS_TEXT = """
 
 One small study for each try. The last column has the line that the next command printed about the
 fault. Results are lost only where a restored copy lacks them; they are trained again.
-A process that is suspended while it holds the storage's lock, which it does for a moment at each
-trial, is not tried: other commands wait, without a word, until it continues or is killed.
+The suspended process holds no lock. The table below has the case that it does.
 
 | what was tried | how often | lost | changed | doubled | what is said |
 |---|---|---|---|---|---|
@@ -68,6 +67,11 @@ TESTED = (
     ("the database is deleted, or cut to 0 bytes", "names cause and remedy, begins nothing new", "lost"),
     ("the database is overwritten", "names cause and remedy, writes nothing", "lost"),
     ("Ctrl-C comes again while the first one is counted", "one line, exit code 130", "interrupt"),
+    (
+        "a process is suspended while it holds the lock of the storage or of MLflow's file",
+        "waits, names the process after 10 s and says how to continue or end it",
+        "announced_lock",
+    ),
     ("somebody else's Optuna study has the name", "one line, nothing is written", "foreign_studies"),
 )
 

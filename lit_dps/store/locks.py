@@ -11,15 +11,17 @@ import hashlib
 import os
 import secrets
 import socket
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from sqlalchemy import Connection, NullPool, create_engine, text
+from sqlalchemy.exc import OperationalError
 
 from lit_dps.store.liveness import Liveness, WorkerFile, liveness_without_token, token_of
 from lit_dps.store.urls import is_postgresql, sqlite_file
@@ -27,6 +29,50 @@ from lit_dps.store.urls import is_postgresql, sqlite_file
 # How both ends find out that the other one is gone: asked after 30 seconds of silence, given up 30 seconds later.
 CONNECT = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3, "connect_timeout": 30}
 _SERVER = "set tcp_keepalives_idle = 30; set tcp_keepalives_interval = 10; set tcp_keepalives_count = 3"
+# Locks are held for milliseconds, and for a second or two where many trials are stored at once.
+ANNOUNCE_SECONDS = 10
+_LOCK_NOT_AVAILABLE = "55P03"
+_HOLDER = """
+select application_name, pid from pg_locks join pg_stat_activity using (pid)
+where locktype = 'advisory' and granted and (classid::bigint << 32 | objid::bigint) = :key
+"""
+
+
+def _announce(holder: str, lock: str, remedy: str) -> None:
+    text = f"waiting for {holder}, which holds the lock {lock}; if it is suspended, {remedy}"
+    print(text, file=sys.stderr, flush=True)
+
+
+class AnnouncedLock(FileLock):
+    """A `FileLock` that names the process that holds it, on stderr, after `ANNOUNCE_SECONDS`.
+
+    A suspended process keeps its locks. The lock file has the name of the process that holds it.
+    """
+
+    def acquire(self, timeout: float | None = None, **options):
+        """Acquire the lock as `FileLock` does; wait without a limit unless `timeout` is given."""
+        limit = ANNOUNCE_SECONDS if timeout is None else timeout
+        try:
+            proxy = super().acquire(limit, **options)
+        except Timeout:
+            if timeout is not None:
+                raise
+            self._announce()
+            proxy = super().acquire(**options)
+        if self.lock_counter == 1:
+            with suppress(OSError):
+                Path(self.lock_file).write_text(f"{os.getpid()} {socket.gethostname()}")
+        return proxy
+
+    def _announce(self) -> None:
+        process, host = "", ""
+        with suppress(OSError, ValueError):
+            process, host = Path(self.lock_file).read_text().split()
+        if process:
+            remedy = f"let it continue (kill -CONT {process}) or end it (kill -KILL {process})"
+            _announce(f"process {process} on {host}", self.lock_file, remedy)
+        else:
+            _announce("another process", self.lock_file, "let it continue or end it")
 
 
 class ServerPeers:
@@ -88,16 +134,37 @@ class ServerPeers:
             if self._connection is None:
                 self._connection = self._connected()
                 self._ask("pg_advisory_lock", self.owner)  # for as long as the session lasts
-            return self._connection.execute(text(f"select {function}(:key)"), {"key": _key(name)}).scalar()
+            statement, key = text(f"select {function}(:key)"), {"key": _key(name)}
+            try:
+                return self._connection.execute(statement, key).scalar()
+            except OperationalError as error:
+                if getattr(error.orig, "sqlstate", None) != _LOCK_NOT_AVAILABLE:
+                    raise
+            self._announce(name)
+            self._connection.execute(text("set lock_timeout = 0"))
+            self._connection.execute(statement, key)
+            self._connection.execute(text(f"set lock_timeout = '{ANNOUNCE_SECONDS}s'"))
+            return None
         except BaseException:  # also one of a signal's, which leaves the connection amid a statement
             self.close()
             raise
+
+    def _announce(self, name: str) -> None:
+        row = self._connection.execute(text(_HOLDER), {"key": _key(name)}).first()
+        if row is None:  # freed since
+            return
+        remedy = f"let it continue, or end its session (select pg_terminate_backend({row.pid}))"
+        _announce(row.application_name or "another program", f"{name!r} of the server", remedy)
 
     def _connected(self) -> Connection:
         engine = create_engine(self._url, poolclass=NullPool, isolation_level="AUTOCOMMIT", connect_args=CONNECT)
         connection = engine.connect()
         for statement in _SERVER.split(";"):
             connection.execute(text(statement))
+        connection.execute(text(f"set lock_timeout = '{ANNOUNCE_SECONDS}s'"))
+        # The server cuts names to 63 bytes.
+        name = f"process {os.getpid()} on {socket.gethostname()}"
+        connection.execute(text("select set_config('application_name', :name, false)"), {"name": name})
         return connection
 
 
@@ -118,10 +185,10 @@ class MachinePeers:
         """The name of this process; its first use makes a file, so it needs the storage's lock."""
         return self._worker.owner()
 
-    def lock(self, name: str) -> FileLock:
+    def lock(self, name: str) -> AnnouncedLock:
         """A lock; may be taken again by the thread that holds it."""
         middle = "" if name == "storage" else f".{name}"
-        return FileLock(f"{self._file}{middle}.lock", is_singleton=True)
+        return AnnouncedLock(f"{self._file}{middle}.lock", is_singleton=True)
 
     def liveness(self, owner: str | None) -> Liveness:
         """Return whether the owner of a trial is alive; the caller holds the storage's lock."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from lit_dps.config import folder_name
 from lit_dps.errors import StorageError, UserError
-from lit_dps.store.locks import ServerPeers
+from lit_dps.store.locks import AnnouncedLock, ServerPeers
 from lit_dps.store.mlflow_repair import is_damage, move_aside, move_broken
 from lit_dps.store.urls import absolute, is_http, is_postgresql, scrubbed, sqlite_file, without_password
 from lit_dps.store.views import CURVES
@@ -25,7 +25,6 @@ os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
 warnings.filterwarnings("ignore", message='.*"noload".*')  # MLflow 3.17 under SQLAlchemy 2.1; harmless
 
 import mlflow  # noqa: E402
-from filelock import FileLock  # noqa: E402
 from mlflow.entities import Experiment  # noqa: E402
 
 logging.getLogger("mlflow").setLevel(logging.WARNING)
@@ -150,7 +149,7 @@ def _lock(uri: str) -> Iterator[None]:
     """What keeps two processes from making the tables at once; a server sees to that itself."""
     if (file := sqlite_file(uri)) is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(file.with_name(f".{file.stem}.lock")):
+        with AnnouncedLock(file.with_name(f".{file.stem}.lock")):
             yield
     elif is_postgresql(uri):
         with closing(ServerPeers(uri)) as server, server.lock("mlflow"):

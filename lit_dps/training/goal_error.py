@@ -81,9 +81,9 @@ class GoalErrorCallback(Callback):
     ):
         value = value_given(error, at_most, at_least, metric)
         self.monitor, steps = metric or monitor, (check_interval, max_steps)
+        self._key = "goal.monitor" if metric is None else "goal.metric"
         if rises(self.monitor) and at_least is None:
-            key = "goal.monitor" if metric is None else "goal.metric"
-            raise ConfigError(key, self.monitor, "a metric that falls; of one that rises set goal.at_least")
+            raise ConfigError(self._key, self.monitor, "a metric that falls; of one that rises set goal.at_least")
         of = ERROR if error is not None else self.monitor
         self.goal = Goal(value, *steps, of, at_least is not None)
         self.early_reject = early_reject and at_least is None
@@ -231,7 +231,7 @@ class GoalErrorCallback(Callback):
             return
         if not self._due and self._looking is None:  # whoever stops the trainer gets a validation
             return
-        keys = {self.monitor: "goal.monitor", **dict.fromkeys(self.run.metrics, "study.metrics")}
+        keys = {self.monitor: self._key, **dict.fromkeys(self.run.metrics, "study.metrics")}
         found = {name: logged(trainer, name, key) for name, key in keys.items()}
         self.validated.end(trainer)
         for name, key in keys.items():

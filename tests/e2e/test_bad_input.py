@@ -65,6 +65,10 @@ def box(**space) -> dict:
             edited("smoothness", {"interval": "often"}),
             ["smoothness.interval: 'often' is not allowed; a number or null"],
         ),
+        (
+            edited("trainer/callbacks", [{"class_path": "lightning.pytorch.callbacks.Timer"}]),
+            ["callbacks.Timer", "interval", "set interval: 'step'"],
+        ),
         (edited("foo", 1), ["'foo' is not accepted"]),
         (edited("model/init_args/foo", 1), ["model", "'foo' is not accepted"]),
         (edited("model/init_args/network/init_args/foo", 1), ["model.network", "'foo' is not accepted"]),

@@ -86,6 +86,20 @@ def test_what_is_not_allowed_is_one_line(goal, said):
     assert said in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("goal", "key"),
+    [
+        ({"metric": "val/psnr", "at_least": 30}, "goal.metric"),
+        ({"monitor": "val/gap", "error": 0.1}, "goal.monitor"),
+    ],
+)
+def test_a_metric_that_is_not_logged_is_named_under_the_key_that_names_it(goal, key):
+    callback = GoalErrorCallback(check_interval=1, max_steps=4, **goal)
+    with pytest.raises(ConfigError) as caught:
+        fit(Plain(errors=(0.5,) * 4), loader(), loader(), callbacks=[callback])
+    assert (caught.value.key, caught.value.value) == (key, callback.monitor)
+
+
 def test_a_goal_is_stored_and_read_and_one_of_earlier_versions_is_a_validation_error():
     goals = [Goal(0.1, 4, 16), Goal(0.98, 4, 16, "val/acc", True), Goal(-3.5, 4, 16, "ppl")]
     assert [Goal.of_stored(goal.stored()) for goal in goals] == goals
