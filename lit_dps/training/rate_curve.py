@@ -176,8 +176,8 @@ def warm_up_steps(rates: Sequence[float]) -> int | None:
 
 def schedule_steps(rates: Sequence[float]) -> int:
     """Return the steps after which the rate does not change any more; all steps where it changes to the end."""
-    last = rates[-1]
-    changed = [i for i, rate in enumerate(rates) if abs(rate - last) > SAME * max(rates)]
+    last, least_change = rates[-1], SAME * max(rates)
+    changed = [i for i, rate in enumerate(rates) if abs(rate - last) > least_change]
     return changed[-1] + 2 if changed and changed[-1] + 2 < len(rates) else len(rates)
 
 

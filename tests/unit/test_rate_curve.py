@@ -79,3 +79,17 @@ def test_rates_that_train_nothing_are_named():
         "the learning rate is 0 or negative from step 3 to step 4 of 6",
     ]
     assert rate_remarks([0, 0.1, 0.05, 0], [], 5) == [], "ends of a warm-up and of a decay"
+
+
+def test_a_long_curve_is_read_a_few_times():
+    """A budget of 20,000 steps took seconds in each run: the largest rate was sought at every step."""
+
+    class Counted(list):
+        reads = 0
+
+        def __iter__(self):
+            self.reads += 1
+            return super().__iter__()
+
+    rates = Counted(1.0 - step / 200 for step in range(200))
+    assert schedule_steps(rates) == 200 and rates.reads <= 3
