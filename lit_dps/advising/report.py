@@ -85,7 +85,10 @@ def _text(case: Case, found: Answer, record: StudyRecord | None, scales: str | N
     times, law, goal = case.times, found.law, case.setup.goal_of_trials
     devices = ", ".join(map(str, case.options.devices))
     on = f"on {devices} device{'s' * (case.options.devices != (1,))}"
+    kept = case.store.read()
     lines = [f"advice on {case.setup.study.name}: {goal}, {on}", ""]
+    if "max_steps" in kept:
+        lines.append(f"goal.max_steps = {goal.max_steps} was chosen after a short run")
     lines += [law.describe()] if isinstance(law, Law) else []
     lines += [case.noise.sentence] if case.noise is not None else []
     if times.waited > BUSY:
@@ -94,7 +97,7 @@ def _text(case: Case, found: Answer, record: StudyRecord | None, scales: str | N
             f"{times.waited:.0%} of the time, and so will what is predicted"
         )
     lines += [case.model.describe(), f"the largest batch of a device that was timed is {times.largest}: {times.why}"]
-    if branches := case.store.read().get("branches", []):
+    if branches := kept.get("branches", []):
         lines += ["", *described(branches)]
     notes = "".join(f"note: {line}\n" for line in _notes(case, found, record, scales))
     return "\n".join([*lines, "", render(found)]) + notes

@@ -17,6 +17,7 @@ from lit_dps.advising.branches import run_branches
 from lit_dps.advising.case import Case
 from lit_dps.advising.clock import WRITING, Clock, say
 from lit_dps.advising.confirm import confirm
+from lit_dps.advising.max_steps import settle_max_steps
 from lit_dps.advising.optimizer_look import look_at_optimizers
 from lit_dps.advising.options import Options, time_text
 from lit_dps.advising.plan import probe_all
@@ -31,7 +32,7 @@ from lit_dps.errors import ConfigError, StorageError, UserError
 from lit_dps.noise import NoiseScale
 from lit_dps.number_text import number_text
 from lit_dps.provenance import changes_since
-from lit_dps.runtime import INTERRUPTED, Interrupted, StopRequest, interruptible, waited_for_cpu
+from lit_dps.runtime import INTERRUPTED, Interrupted, StopRequest, interruptible, prepare_process, waited_for_cpu
 from lit_dps.scales import BETA2_FLOOR
 from lit_dps.store import AdviceStore, changed
 from lit_dps.study.environment import environment_of
@@ -49,13 +50,16 @@ ENVIRONMENT = "environment"  # of the store: code and data of what was measured 
 BEGINNING = 30.0  # seconds that have to be left for MLflow, which takes some to begin, to be told before the end
 
 
-def run_advice(setup: StudySetup, options: Options, began: float | None = None) -> int:
+def run_advice(
+    setup: StudySetup, options: Options, began: float | None = None, proposes_max_steps: bool = False
+) -> int:
     """Asks and answers; the same call goes on with what is left of the budget.
 
     Args:
         setup: The user's configuration.
         options: Of the command.
         began: When the budget began to be spent, on the monotonic clock; None is now.
+        proposes_max_steps: Whether the user set no goal.max_steps, so that a short run proposes one.
 
     Returns:
         The exit code: 0 with an answer, also where that is that nothing can be said; 1 if all first trials fail; 130 if
@@ -64,26 +68,37 @@ def run_advice(setup: StudySetup, options: Options, began: float | None = None) 
     Raises:
         UserError: for configuration, data or storage that do not serve, before anything is created.
     """
+    prepare_process()
+    store, stop = AdviceStore(setup.storage.optuna_url, setup.study.name), StopRequest()
+    known, proposal = store.read(), None
+    if proposes_max_steps:
+        try:
+            proposal = settle_max_steps(setup, options, known, stop)
+        except Interrupted as signal:
+            print(f"\ninterrupted by {signal}: nothing was stored")
+            return INTERRUPTED
+    if proposal is not None:
+        setup = dataclasses.replace(setup, goal={**setup.goal, "max_steps": proposal.max_steps})
     probe_setup, adaptive, notes = _study_of(setup, options)
+    if proposal is not None:
+        notes.append(proposal.note)
     data = check_study(probe_setup)
     for note in notes:
         say(f"note: {note}")
-    store = AdviceStore(setup.storage.optuna_url, setup.study.name)
-    known = store.read()
     configuration = probe_setup.identity(data)
     stored = known.get("configuration", configuration)
     if changed(stored, configuration) and (before := _begun_before(setup, options, adaptive, data, stored)):
         probe_setup, adaptive = before
         configuration = stored
         say("note: these probes began under an earlier version: weight decay follows the batch size as it did there")
-    if changed(stored, configuration):
+    if differences := changed(stored, configuration):
         raise UserError(
-            f"advice on {setup.study.name!r} was asked for with another configuration: restore it, or give the new one "
-            "another study.name"
+            f"advice on {setup.study.name!r} was asked for with another configuration: {'; '.join(differences)}; "
+            "restore it, or give the new one another study.name"
         )
     environment = environment_of(probe_setup, data)
     _refuse_changed_code(setup.study.name, known.get(ENVIRONMENT), environment)
-    clock, stop = Clock(options.budget, store, known.get("spent", 0.0), began), StopRequest()
+    clock = Clock(options.budget, store, known.get("spent", 0.0), began)
     if "timed" not in known:
         _refuse_small_budget(clock)
     say(f"advice on {setup.study.name}: asking takes {time_text(options.budget)} at most, all in all")
@@ -97,6 +112,8 @@ def run_advice(setup: StudySetup, options: Options, began: float | None = None) 
         say(f"  {time_text(known['spent'])} of them are spent, {time_text(max(clock.left, 0.0))} are left")
     try:
         with interruptible(stop, LEAVING), _kept(clock):
+            if proposal is not None:
+                store.keep(max_steps=proposal.max_steps)
             store.keep(configuration=configuration)
             if ENVIRONMENT not in known:
                 store.keep(environment=environment)

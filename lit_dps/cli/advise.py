@@ -16,7 +16,11 @@ from lit_dps.parallel.ranks import started_by_torchrun
 from lit_dps.parallel.settings import ranks_asked
 
 HELP = {
-    "budget": (str, "Wall time that asking may take, all runs of the command together: 90s, 30m, 2h. Needed."),
+    "budget": (
+        str,
+        "Wall time that asking may take, all runs of the command together: 90s, 30m, 2h. Needed. "
+        "Without goal.max_steps a short run proposes one that this time can pay.",
+    ),
     "method": (
         str,
         "law (the default) probes K at a few batch sizes; branch forks a run, and needs no goal to be met.",
@@ -37,6 +41,10 @@ class AdviceCLI(StudyCLI):
         for name, (kind, text) in HELP.items():  # no defaults: they are no part of a configuration
             parser.add_argument(f"--{name}", type=kind, default=SUPPRESS, help=text)
 
+    def sets_max_steps(self) -> bool:
+        """Return whether a file or the command line sets goal.max_steps."""
+        return self.parser.parse_args(self.args, defaults=False).get("goal.max_steps") is not None
+
     def options(self, ranks: int) -> Options:
         """Takes the options out of the configuration."""
         given = {name: self.config.pop(name) for name in HELP if name in self.config}
@@ -54,4 +62,5 @@ def main(argv: list[str]) -> int:
         raise ConfigError("advise", "torchrun", "started by itself: with trainer.devices it starts its own ranks")
     cli = AdviceCLI(run=False, seed_everything_default=False)
     options = cli.options(ranks_asked(cli.config.trainer.as_dict()))
-    return run_advice(cli.setup(), options, lit_dps.cli.began)
+    proposes = not cli.sets_max_steps()
+    return run_advice(cli.setup(), options, lit_dps.cli.began, proposes)

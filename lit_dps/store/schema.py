@@ -68,6 +68,7 @@ ADVICE_SUFFIX = " (advice)"  # behind the study's name; no study's own name has 
 PROBES_SUFFIX = "-advice"  # likewise, of the study that it probes
 ADVICE_ATTRS = {
     "configuration": "What the advice is on: the identity of the study that probes, but for its trials.",
+    "max_steps": "The goal.max_steps that a short run proposed; absent where the user set it, and in earlier versions.",
     "environment": "Code and data of what was measured first (`lit_dps.provenance`); absent in earlier versions.",
     "spent": "Seconds that asking has taken, all runs of the command together.",
     "timed": "Steps that were timed: lists of the fields of `lit_dps.advice.Timed`.",

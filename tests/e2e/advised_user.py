@@ -53,6 +53,19 @@ class Module(LightningModule):
         self.progress = checkpoint["progress"]
 
 
+class Scheduled(Module):
+    """Its rate falls over the budget of steps; `seen` has the budgets of all trainings."""
+
+    seen: list[int] = []
+
+    def configure_optimizers(self):
+        steps = self.trainer.max_steps
+        self.seen.append(steps)
+        optimizer = super().configure_optimizers()
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / (steps + 1))
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
 class Hopeless(Module):
     """Never meets a goal."""
 

@@ -14,7 +14,7 @@ from mlflow.entities import Run
 
 from lit_dps.advising import run as advising_run
 from lit_dps.store import list_advice, list_studies
-from tests.e2e.advised_user import C1, C2
+from tests.e2e.advised_user import C1, C2, Scheduled
 from tests.e2e.commands import run_here
 
 HERE = "tests.e2e.advised_user"
@@ -24,6 +24,7 @@ IMPORTS = 20  # seconds of a process's first command, which are none of its budg
 
 def configuration(folder, module: str = "Module", **goal):
     goal = {"error": 0.05, "check_interval": 5, "max_steps": 400, **goal}
+    goal = {key: value for key, value in goal.items() if value is not None}
     config = {
         "model": {"class_path": f"{HERE}.{module}"},
         "data": {"class_path": f"{HERE}.Data"},
@@ -192,3 +193,22 @@ def test_a_budget_too_small_for_one_probe_says_so_and_keeps_what_was_timed(tmp_p
     )
     kept = list_advice(f"sqlite:///{tmp_path}/mlruns/study.db")["Module"]
     assert kept["timed"] and kept["spent"] > 0
+    assert "max_steps" not in kept and kept["configuration"]["goal"]["max_steps"] == 400, "the user's own"
+
+
+def test_a_budget_of_steps_is_proposed_once_and_schedules_see_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(advising_run, "MEASURING", -1e3)
+    given = "advise", "--config", configuration(tmp_path, "Scheduled", max_steps=None), "--trials", 4
+    first = run_here(tmp_path, *given, "--budget", "1s")
+    assert first.returncode == 0, first.stderr
+    kept = list_advice(f"sqlite:///{tmp_path}/mlruns/study.db")["Scheduled"]
+    steps = kept["max_steps"]
+    assert steps % 5 == 0 and kept["configuration"]["goal"]["max_steps"] == steps
+    assert f"goal.max_steps: {steps}" in first.stderr and f"goal.max_steps = {steps}" in first.stdout
+    assert 40_000 in Scheduled.seen and Scheduled.seen[-1] == steps
+    Scheduled.seen.clear()
+    again = run_here(tmp_path, *given, "--budget", "2s")
+    assert again.returncode == 0 and f"goal.max_steps: {steps}" in again.stderr
+    assert set(Scheduled.seen) == {steps}, "another --budget keeps the number"
+    other = run_here(tmp_path, *given, "--budget", "2s", "--goal.max_steps", steps + 5)
+    assert other.returncode == 2 and f"goal.max_steps was {steps} and is {steps + 5}" in other.stderr

@@ -112,6 +112,20 @@ class Schedule(Net):
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
 
+class LongWarmUp(Net):
+    """Refuses a budget that is shorter than its warm-up."""
+
+    def configure_optimizers(self):
+        if self.trainer.max_steps < 1000:
+            raise ValueError("1000 steps of warm-up")
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+class Broken(Net):
+    def training_step(self, batch, batch_idx):
+        1 / 0  # noqa: B018
+
+
 class BrokenAtEight(Net):
     def training_step(self, batch, batch_idx):
         if len(batch[0]) == 8:
