@@ -65,6 +65,6 @@ class Memory:
         return free
 
 
-def is_full(error: BaseException) -> bool:
-    """Whether an error says that memory, of a device or of the machine, does not hold what was asked."""
+def is_full(error: BaseException | str) -> bool:
+    """Whether an error, or its text, says that memory, of a device or of the machine, does not hold what was asked."""
     return isinstance(error, MemoryError) or any(sign in str(error).lower() for sign in _FULL)

@@ -10,13 +10,11 @@ from lit_dps.advice import contenders, expected_critical, next_probe, probes
 from lit_dps.advising.case import Case
 from lit_dps.advising.clock import Clock, say
 from lit_dps.advising.options import time_text
-from lit_dps.advising.probes import check_seconds, observations, unfinished
+from lit_dps.advising.probes import CannotRun, check_seconds, failed_trials, observations, unfinished
 from lit_dps.advising.workload import own_batch_size
 from lit_dps.analysis import Law, law_of
-from lit_dps.errors import UserError
 from lit_dps.noise import NoiseScale
 from lit_dps.runtime import StopRequest
-from lit_dps.study.failures import AllFail
 
 FIRST = 3  # probes that share what is left alike, since nothing tells yet what they take
 APART = 8  # factor between the first two
@@ -29,8 +27,8 @@ def probe_all(case: Case, clock: Clock, stop: StopRequest) -> None:
     """
     work, setup = case.work, case.work.setup
     fitting = [b for b in case.sizes if b <= case.largest]
-    refused: set[int] = set()  # that were probed in this run, or cannot be
-    gone: set[int] = set()  # that cannot be
+    refused = set(work.without_room)  # that were probed in this run, or cannot be
+    gone = set(work.without_room)  # that cannot be
     own = min(fitting, key=lambda b: abs(math.log(b / own_batch_size(setup.workload))))
     for number in range(2 * len(fitting)):
         record = work.record()
@@ -49,16 +47,17 @@ def probe_all(case: Case, clock: Clock, stop: StopRequest) -> None:
         say(f"probe {number + 1}: B = {size}, {setup.study.trials} trials, {time_text(seconds)} at most")
         try:
             whole = work.run(size, time.monotonic() + seconds, stop, clock)
-        except UserError as error:
-            if isinstance(error, AllFail):
-                raise
+        except CannotRun as error:
             say(f"  B = {size} is left out: {error}")
             refused.add(size)
             gone.add(size)
             continue
         clock.keep()
-        found = {int(o.batch_size): o for o in observations(work.record())}
+        record = work.record()
+        found = {int(o.batch_size): o for o in observations(record)}
         say(f"  {_told(found.get(size))}{'' if whole else ', its time is over'}")
+        if failed := failed_trials(record).get(size):
+            say(f"  {len(failed)} of its trials failed, the last with {failed[-1].failure}")
         refused.add(size)
         if whole:
             gone.add(size)

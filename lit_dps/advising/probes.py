@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import signal
 import time
 from collections.abc import Mapping
 from contextlib import closing
@@ -14,17 +15,46 @@ import numpy as np
 from lightning.pytorch import LightningDataModule
 
 from lit_dps.advising.clock import Clock
+from lit_dps.advising.memory import is_full
+from lit_dps.advising.steps import is_above_split
 from lit_dps.analysis import Analysis, Observation, observed, step_seconds
 from lit_dps.analysis.best_rates import RateCurve
-from lit_dps.errors import StorageError
+from lit_dps.errors import StorageError, UserError, place_in_user_code
 from lit_dps.provenance import KEY
 from lit_dps.record import StudyRecord
 from lit_dps.runtime import Interrupted, StopRequest
 from lit_dps.store import begin_run, declare, keep_environment, read_study
-from lit_dps.study.failures import Failures
+from lit_dps.study.failures import AllFail, Failures
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.view import View, connect, environment_tags
-from lit_dps.study.workers import warm_up, work, work_in_processes
+from lit_dps.study.workers import WorkerDied, warm_up, work, work_in_processes
+from lit_dps.training.workload import Workload
+from lit_dps.trial import Status, TrialResult
+
+
+class CannotRun(UserError):
+    """A batch size that memory, or the training split, has no room for."""
+
+
+def has_no_room(failure: str, workload: Workload) -> bool:
+    """Return whether a failure says that memory, or the training split, has no room for a batch."""
+    return is_full(failure) or is_above_split(failure, workload.batch_size_key)
+
+
+def _cause(error: Exception, setup: StudySetup, batch_size: int) -> Exception:
+    """Return what ended a probe, as the user reads it."""
+    if isinstance(error, (CannotRun, StorageError)):
+        return error
+    if isinstance(error, WorkerDied) and error.exit_code == -signal.SIGKILL:
+        return CannotRun(f"{error.pid} was killed, by the system's want of memory perhaps")
+    line = next(iter(str(error).splitlines()), type(error).__name__)
+    if is_full(error) or has_no_room(str(error), setup.workload):
+        return CannotRun(line)
+    if isinstance(error, UserError) or setup.ranks == 1:
+        return error
+    # of several ranks, what the module raises ends the study
+    where = place_in_user_code(error)
+    return UserError(f"advise: the probe at B = {batch_size} failed: {type(error).__name__}: {line}{where}")
 
 
 class Probes:
@@ -34,14 +64,17 @@ class Probes:
         setup: Of it, checked.
         data: Its data module, set up.
         environment: What its trials are made of (`lit_dps.provenance`); None stores nothing of it.
+
+    Attributes:
+        without_room: Batch sizes that `run` could not run.
     """
 
     def __init__(self, setup: StudySetup, data: LightningDataModule, environment: Mapping[str, Any] | None = None):
         self.setup, self.data, self.environment = setup, data, environment
+        self.without_room: set[int] = set()
         storage, digest = setup.storage, getattr(data, "digest", None)
         self.url, self.name = storage.optuna_url, setup.study.name
         self.view = View(partial(connect, storage, setup.workload_name(), self.name, environment_tags(digest)))
-        self.failures = Failures(storage.failures(self.name))
 
     def run(self, batch_size: int, end: float, stop: StopRequest, clock: Clock) -> bool:
         """Runs the trials of a batch size until they are done, or until `end` on the monotonic clock.
@@ -50,7 +83,9 @@ class Probes:
 
         Raises:
             Interrupted: if the user asked to leave.
-            AllFail: if the first trials all fail.
+            CannotRun: if memory, or the training split, has no room for the batch size.
+            AllFail: if its first trials all fail, or all of them.
+            UserError: with the cause of another failure.
         """
         study = dataclasses.replace(self.setup.study, batch_sizes=[batch_size])
         setup = dataclasses.replace(self.setup, study=study)
@@ -77,14 +112,27 @@ class Probes:
         if workers > 1:
             warm_up()
         results = work(setup, until) if workers == 1 else work_in_processes(setup, workers, until)
+        failures = Failures(setup.storage.failures(self.name))
         try:
             with closing(results):
                 for result in results:
-                    self.failures.on_result_stored(result)
                     self.view.log(result)
+                    if result.status is Status.FAILED and has_no_room(result.failure, setup.workload):
+                        raise CannotRun(result.failure)
+                    failures.on_result_stored(result)
+            failures.refuse_if_all_failed()
         except Interrupted:
             stop.check()
             return False
+        except AllFail as error:
+            raise AllFail(f"the probe at B = {batch_size}: {error}") from None
+        except Exception as error:
+            cause = _cause(error, setup, batch_size)
+            if isinstance(cause, CannotRun):
+                self.without_room.add(batch_size)
+            if cause is error:
+                raise
+            raise cause from error
         return True
 
     def record(self) -> StudyRecord | None:
@@ -114,6 +162,16 @@ def check_seconds(record: StudyRecord | None, timed: float) -> float:
     found = [] if record is None else [each.check for each in step_seconds(record).values()]
     found = [each for each in found if not math.isnan(each)]
     return float(np.median(found)) if found else timed
+
+
+def failed_trials(record: StudyRecord | None) -> dict[int, list[TrialResult]]:
+    """Return the failed trials of each batch size that has some."""
+    found = {}
+    for cell, results in ({} if record is None else record.results).items():
+        failed = [result for result in results if result.status is Status.FAILED]
+        if failed:
+            found[cell.batch_size] = failed
+    return found
 
 
 def unfinished(record: StudyRecord | None) -> list[int]:

@@ -15,7 +15,7 @@ from lit_dps.advising.confirm import one_run
 from lit_dps.advising.optimizer_look import look_at_optimizers
 from lit_dps.advising.options import time_text
 from lit_dps.advising.plan import law_with
-from lit_dps.advising.probes import best_rates, observations, unfinished
+from lit_dps.advising.probes import best_rates, failed_trials, has_no_room, observations, unfinished
 from lit_dps.advising.recommended import of_branches, of_probes, parameters_at, rate_key
 from lit_dps.advising.showing import show, show_answer
 from lit_dps.advising.workload import own_batch_size, probing
@@ -112,7 +112,13 @@ def _notes(case: Case, found: Answer, record: StudyRecord | None, scales: str | 
             "the budget was too small for one probe: how many steps a goal takes is not known; "
             f"{most} beside {time_text(options.budget)}"
         )
-    elif left := unfinished(record):
+    left = unfinished(record)
+    for size, trials in sorted(failed_trials(record).items()):
+        last = trials[-1].failure
+        lines.append(f"at B = {size} {len(trials)} of {options.trials} trials failed, the last with {last}")
+        if size in left and has_no_room(last, case.work.setup.workload):
+            left.remove(size)
+    if left:
         lines.append(
             f"the trials at B = {', '.join(map(str, left))} are not all run, for want of time: K there is of a shorter "
             "search; a larger --budget goes on"

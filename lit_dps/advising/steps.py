@@ -163,16 +163,23 @@ def _timed(
     """
     try:
         _, step, check = timed_run(setup, trial, steps, together)
-    except (UserError, RuntimeError, MemoryError) as error:  # of several ranks, what the module raises comes as it is
+    except Exception as error:  # of several ranks, what the module raises comes as it is
+        if not together and not isinstance(error, (UserError, RuntimeError, MemoryError)):
+            raise
         line = next(iter(str(error).splitlines()), type(error).__name__).removeprefix("cannot time a trial: ")
         if is_full(error):
             return None, FULL
-        refused = "study.batch_sizes: ", f"{setup.workload.batch_size_key}: "
-        above_split = getattr(error, "above_split", False) or line.startswith(refused)
+        above_split = getattr(error, "above_split", False) or is_above_split(line, setup.workload.batch_size_key)
         if not (above_split or may_fail):
             raise UserError(f"advise: a step at B = {trial.cell.batch_size} cannot be timed: {line}") from None
         return None, line
     return (step, check), ""
+
+
+def is_above_split(line: str, batch_size_key: str) -> bool:
+    """Return whether a refusal says that the training split has fewer examples than a batch."""
+    # `refuse_too_large` and the data modules of the package name these keys
+    return line.startswith(("study.batch_sizes: ", f"{batch_size_key}: "))
 
 
 def parameters_of(setup: StudySetup) -> int:

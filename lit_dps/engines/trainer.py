@@ -21,7 +21,7 @@ from lit_dps.training.checkpoints import CheckpointFile
 from lit_dps.training.generators import isolated
 from lit_dps.training.protocol import screen_callbacks_of
 from lit_dps.training.rate_curve import rate_curve, schedule_shape
-from lit_dps.training.steps import ExamplesCallback
+from lit_dps.training.steps import ExamplesCallback, refuse_too_large
 from lit_dps.training.workload import Built
 from lit_dps.trial import LIGHTNING, RANKS, Trial, TrialResult
 
@@ -167,6 +167,8 @@ class TrainerEngine:
                 trainer.fit(fit.built.module, datamodule=fit.built.data, ckpt_path=saved, weights_only=True)
         goal, pruning, smoothness, checkpoint = fit.goal, fit.pruning, fit.smoothness, fit.checkpoint
         if run.status is None:
+            if lightning_private.batches_of_epoch(trainer) == 0:
+                refuse_too_large(trainer, trial.cell.batch_size)  # Lightning has called no hook of training
             run.failure = f"the module or a callback stopped it after {goal.steps} steps"
         training.keep_scores(trial, pruning.key, pruning.scores)
         run.kept = pruning.mask.kept() if pruning.mask is not None else {}

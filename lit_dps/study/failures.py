@@ -73,6 +73,7 @@ class Failures:
     def __init__(self, folder: Path, earlier: Iterable[TrialResult] = ()):
         self.folder = folder
         self._count, self._failed = 0, set[tuple[Cell, str]]()
+        self._last = ""  # how the last one failed
         # the attempts at each trial: how they failed; None of one that did not fail, or whose error may pass
         self._attempts: dict[tuple[Cell, str], list[Failure | None]] = defaultdict(list)
         for result in earlier:
@@ -100,11 +101,18 @@ class Failures:
         self._failed.add((trial.cell, trial.file_name))
         with suppress(StorageError), replacing(path) as temporary:  # the storage has it, and MLflow
             temporary.write_text(result.traceback or result.failure, encoding="utf-8")
-        if self._count == len(self._failed) == FIRST:
-            advice = self._advice()
-            raise AllFail(
-                f"the first {FIRST} trials failed, the last with {result.failure}; tracebacks in {self.folder}{advice}"
-            )
+        self._last = result.failure
+        if self._count == FIRST:
+            self.refuse_if_all_failed()
+
+    def refuse_if_all_failed(self) -> None:
+        """Raise AllFail if this run had results, and all are failures."""
+        if not self._count or self._count > len(self._failed):
+            return
+        raise AllFail(
+            f"the first {self._count} trials failed, the last with {self._last}; tracebacks in "
+            f"{self.folder}{self._advice()}"
+        )
 
     def lasting(self) -> dict[str, Failure]:
         """Return the kinds of trials that fail in the same place whenever they run, and how they fail.

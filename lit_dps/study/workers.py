@@ -34,7 +34,18 @@ class WorkerError(RuntimeError):
 
 
 class WorkerDied(UserError):
-    """A worker was killed."""
+    """A worker was killed.
+
+    Attributes:
+        exit_code: Minus the number of the signal, if one killed it.
+    """
+
+    def __init__(self, pid: int, exit_code: int):
+        super().__init__(f"worker {pid} was killed (exit code {exit_code}); the same command goes on")
+        self.pid, self.exit_code = pid, exit_code
+
+    def __reduce__(self):
+        return type(self), (self.pid, self.exit_code)
 
 
 Saw = Callable[[Sighting], None] | None  # takes what is seen of the trials that run; None where nobody watches
@@ -139,7 +150,7 @@ def _received(results: Connection, worker: BaseProcess) -> Any:
         worker.join()
         if worker.exitcode == Unguarded.EXIT_CODE:
             return Unguarded()
-        return WorkerDied(f"worker {worker.pid} was killed (exit code {worker.exitcode}); the same command goes on")
+        return WorkerDied(worker.pid, worker.exitcode)
 
 
 def _worker(setup: StudySetup, results: Connection, leaving, watched: bool) -> None:

@@ -13,6 +13,7 @@ import yaml
 from mlflow.entities import Run
 
 from lit_dps.advising import run as advising_run
+from lit_dps.errors import StorageError
 from lit_dps.store import list_advice, list_studies
 from tests.e2e.advised_user import C1, C2, Scheduled
 from tests.e2e.commands import run_here
@@ -194,6 +195,16 @@ def test_a_budget_too_small_for_one_probe_says_so_and_keeps_what_was_timed(tmp_p
     kept = list_advice(f"sqlite:///{tmp_path}/mlruns/study.db")["Module"]
     assert kept["timed"] and kept["spent"] > 0
     assert "max_steps" not in kept and kept["configuration"]["goal"]["max_steps"] == 400, "the user's own"
+
+    def refuse(*args):
+        raise StorageError("the disk is full")
+
+    for name in ("_ask", "Clock.keep"):
+        monkeypatch.setattr(f"lit_dps.advising.run.{name}", refuse)
+    full = advise(tmp_path, "Module", "--budget", "1s", "--trials", 4)
+    assert full.returncode == 0 and "advice on Module: goal error 0.05" in full.stdout
+    assert "asking ends early: the disk is full" in full.stderr
+    assert "the time that was spent is not stored: the disk is full" in full.stderr
 
 
 def test_a_budget_of_steps_is_proposed_once_and_schedules_see_it(tmp_path, monkeypatch):

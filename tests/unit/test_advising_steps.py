@@ -17,7 +17,7 @@ from lit_dps.advice import fit_step_time
 from lit_dps.advising.memory import Memory, is_full
 from lit_dps.advising.steps import FULL, SPENT, time_steps
 from lit_dps.config import StorageConfig, StudyConfig
-from lit_dps.errors import UserError
+from lit_dps.errors import ConfigError, UserError
 from lit_dps.space import Range
 from lit_dps.study.setup import StudySetup
 from lit_dps.training.workload import Workload
@@ -98,7 +98,7 @@ def test_on_a_cpu_no_step_is_tried_that_is_estimated_to_take_more_than_is_free()
     assert found.largest == 8 and found.memory  # 16 would take 8 GiB more, above 80 % of 9
     assert found.why == f"{FULL}: the next would take about 0.80 GiB more than may be taken"
     roomy = time_steps(setup(), 60, lambda line: None, Estimated(free=100))
-    assert roomy.largest == 64 and not roomy.memory and "above the split" in roomy.why
+    assert roomy.largest == 64 and not roomy.memory and "at most 64, the examples" in roomy.why
 
 
 class Schedule(Net):
@@ -144,6 +144,25 @@ def test_steps_are_timed_under_the_budget_of_the_study():
     seen = []
     found = time_steps(with_module("Schedule", max_steps=1000), 60, seen.append)
     assert found.largest == 64
+
+
+class CheckedData(Data):
+    """Refuses batches above its split, as the data modules of the package do."""
+
+    def __init__(self, batch_size: int = 4):
+        if batch_size > 16:
+            raise ConfigError("data.batch_size", batch_size, "1 to 16, the size of the training split")
+        super().__init__(batch_size)
+
+
+def test_data_that_refuse_batches_above_their_split_end_the_ladder():
+    given = setup()
+    data = {"class_path": f"{__name__}.CheckedData"}
+    found = time_steps(
+        dataclasses.replace(given, workload=dataclasses.replace(given.workload, data=data)), 60, lambda line: None
+    )
+    assert found.largest == 16 and not found.memory
+    assert found.why.startswith("data.batch_size: 32 is not allowed; 1 to 16")
 
 
 def test_an_error_that_is_no_lack_of_memory_ends_the_command_with_its_cause():

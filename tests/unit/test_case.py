@@ -22,7 +22,7 @@ class Work:
     """A study that probes, and never tells anything."""
 
     def __init__(self, asked):
-        self.setup, self.tried = asked, []
+        self.setup, self.tried, self.without_room = asked, [], set()
 
     def record(self):
         return None

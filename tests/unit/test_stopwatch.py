@@ -112,6 +112,18 @@ def test_a_run_of_another_batch_size_is_no_pair(tmp_path, capsys):
     assert AdviceStore(url, "mine").read() == {}
 
 
+def test_an_outcome_that_the_storage_refuses_ends_no_run(tmp_path, capsys):
+    (tmp_path / "folder").write_text("a file in its place")
+    prediction = PredictionCallback(
+        f"sqlite:///{tmp_path}/folder/study.db", "mine", 32, 1, [10, 12, 14], [0.05, 0.1, 0.2]
+    )
+    built = Workload(SLOW, DATA, {"accelerator": "cpu", **STUDY_TRAINER}).build(TRIAL)
+    trainer = Trainer(**{**built.trainer, "callbacks": [prediction, GoalErrorCallback(**GOAL)]})
+    trainer.fit(built.module, built.data)
+    assert trainer.global_step == 12
+    assert "not written: the outcome, for lit-dps calibration" in capsys.readouterr().err
+
+
 def test_it_stands_still_where_it_is_stopped():
     watch = Stopwatch()
     assert watch.timed == {}
