@@ -1,4 +1,4 @@
-"""Adds many trials to an Optuna study in one transaction: Optuna's own way takes several for each trial."""
+"""Adds many trials to an Optuna study in one transaction. Optuna needs several for each trial."""
 
 from __future__ import annotations
 
@@ -22,21 +22,23 @@ from sqlalchemy.orm import Session
 
 
 def add_trials(storage: RDBStorage, study: optuna.Study, trials: Sequence[FrozenTrial]) -> None:
-    """Add trials to a study with one objective; the same rows as `study.add_trial` of each in order.
+    """Add trials to a study with one objective, all in one transaction.
+
+    The stored rows equal those of `study.add_trial`, called for each trial in order.
 
     Args:
-        storage: The storage of the study, not Optuna's cache of it.
+        storage: The storage of the study, without Optuna's cache.
         study: The study.
-        trials: The trials, whose numbers are replaced. All are added, or none.
+        trials: The trials. They get new numbers. Either all are added, or none.
 
     Raises:
-        ValueError: if a trial is inconsistent, or has another search space than the study.
-        StorageInternalError: if the database refuses them.
+        ValueError: if a trial is inconsistent, or if its search space differs from the study's.
+        StorageInternalError: if the database refuses the trials.
     """
     for trial in trials:
         trial._validate()
     with _create_scoped_session(storage.scoped_session) as session:
-        # The same lock as Optuna's: numbers of trials are counted.
+        # Optuna takes the same lock, because a trial's number is the count of earlier trials.
         models.StudyModel.find_or_raise_by_id(study._study_id, session, for_update=True)
         _check_distributions(session, study._study_id, trials)
         number = session.query(models.TrialModel).filter_by(study_id=study._study_id).count()
@@ -53,25 +55,26 @@ def add_trials(storage: RDBStorage, study: optuna.Study, trials: Sequence[Frozen
             )
         session.add_all(rows)
         session.flush()
-        known = [(row.trial_id, trial) for row, trial in zip(rows, trials, strict=True)]
-        _insert(session, models.TrialValueModel, _values(known))
-        _insert(session, models.TrialParamModel, _params(known))
+        with_ids = [(row.trial_id, trial) for row, trial in zip(rows, trials, strict=True)]
+        _insert(session, models.TrialValueModel, _values(with_ids))
+        _insert(session, models.TrialParamModel, _params(with_ids))
         for model, attribute in (
             (models.TrialUserAttributeModel, "user_attrs"),
             (models.TrialSystemAttributeModel, "system_attrs"),
         ):
-            _insert(session, model, _attributes(known, attribute))
-        _insert(session, models.TrialIntermediateValueModel, _intermediate_values(known))
+            _insert(session, model, _attributes(with_ids, attribute))
+        _insert(session, models.TrialIntermediateValueModel, _intermediate_values(with_ids))
 
 
-Known = Sequence[tuple[int, FrozenTrial]]  # trials with the keys of their rows
-Rows = Iterable[dict[str, Any]]
+TrialsWithIds = Sequence[tuple[int, FrozenTrial]]  # the primary key of each row, and the trial
+Rows = Iterable[dict[str, Any]]  # column -> value
 
 
 def _check_distributions(session: Session, study_id: int, trials: Sequence[FrozenTrial]) -> None:
-    """Raise ValueError if a parameter has another kind of distribution than it has in the study."""
+    """Raise ValueError if a parameter's distribution is incompatible with the study's."""
     first: dict[str, BaseDistribution] = {}
-    stored = session.query(models.TrialParamModel).join(models.TrialModel).filter_by(study_id=study_id)
+    stored = session.query(models.TrialParamModel).join(models.TrialModel)
+    stored = stored.filter_by(study_id=study_id)
     for trial in trials:
         for name, distribution in trial.distributions.items():
             if name not in first:
@@ -83,19 +86,20 @@ def _check_distributions(session: Session, study_id: int, trials: Sequence[Froze
 
 
 def _insert(session: Session, model: type, rows: Rows) -> None:
-    if found := list(rows):
-        session.execute(insert(model), found)
+    values = list(rows)
+    if values:
+        session.execute(insert(model), values)
 
 
-def _values(known: Known) -> Rows:
-    for trial_id, trial in known:
+def _values(trials: TrialsWithIds) -> Rows:
+    for trial_id, trial in trials:
         if trial.value is not None:
             value, kind = models.TrialValueModel.value_to_stored_repr(trial.value)
             yield {"trial_id": trial_id, "objective": 0, "value": value, "value_type": kind}
 
 
-def _params(known: Known) -> Rows:
-    for trial_id, trial in known:
+def _params(trials: TrialsWithIds) -> Rows:
+    for trial_id, trial in trials:
         for name, value in trial.params.items():
             distribution = trial.distributions[name]
             yield {
@@ -106,15 +110,15 @@ def _params(known: Known) -> Rows:
             }
 
 
-def _attributes(known: Known, attribute: str) -> Rows:
-    for trial_id, trial in known:
+def _attributes(trials: TrialsWithIds, attribute: str) -> Rows:
+    for trial_id, trial in trials:
         for key, value in getattr(trial, attribute).items():
             yield {"trial_id": trial_id, "key": key, "value_json": json.dumps(value)}
 
 
-def _intermediate_values(known: Known) -> Rows:
+def _intermediate_values(trials: TrialsWithIds) -> Rows:
     model = models.TrialIntermediateValueModel
-    for trial_id, trial in known:
+    for trial_id, trial in trials:
         for step, value in trial.intermediate_values.items():
             stored, kind = model.intermediate_value_to_stored_repr(value)
             yield {

@@ -1,7 +1,7 @@
-"""What each claim asks the database, a statement each. Optuna's own API reads all trials for it.
+"""The database queries of a claim, one statement each. Optuna's public API would read all trials.
 
-The models are Optuna's private ones: its public API can neither take a waiting trial and name its
-owner in one transaction, nor skip the rows that other workers are taking.
+The module uses Optuna's private models. The public API cannot claim a waiting trial and store its
+owner in one transaction, and it cannot skip the rows that other workers have locked.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from lit_dps.store.schema import OWNER, POINT_ATTR, RESULT_ATTR
 
 
 def claim_waiting(storage: RDBStorage, study: int, owner: str) -> int | None:
-    """Take the first waiting trial of an Optuna study in the name of a process; return its id.
+    """Claim the first waiting trial of an Optuna study, and return its id; None if none waits.
 
-    State and owner are written in one transaction. On a server, workers take different trials
-    without waiting for each other (SELECT ... FOR UPDATE SKIP LOCKED). SQLite has no locks of rows:
-    there the caller holds the storage's lock.
+    State and owner are written in one transaction. On a server, workers claim different trials
+    without waiting for each other (SELECT ... FOR UPDATE SKIP LOCKED). SQLite cannot lock rows, so
+    the caller must hold the storage's lock.
 
     Args:
         storage: The storage.
         study: Id of the Optuna study.
-        owner: Of the process.
+        owner: The name of the process that claims the trial.
     """
     with Session(storage.engine) as session, session.begin():
         first = _waiting(study).with_for_update(of=TrialModel, skip_locked=True)
@@ -38,12 +38,13 @@ def claim_waiting(storage: RDBStorage, study: int, owner: str) -> int | None:
             return None
         trial.state = TrialState.RUNNING
         trial.datetime_start = datetime.datetime.now()
-        session.add(TrialUserAttributeModel(trial_id=trial.trial_id, key=OWNER, value_json=json.dumps(owner)))
+        value = json.dumps(owner)
+        session.add(TrialUserAttributeModel(trial_id=trial.trial_id, key=OWNER, value_json=value))
         return trial.trial_id
 
 
 def has_waiting(storage: RDBStorage, study: int, points: int) -> bool:
-    """Return True if a trial of the first `points` points waits."""
+    """Return True if a trial at one of the first `points` points is waiting."""
     waiting = (
         _waiting(study)
         .join(TrialUserAttributeModel, TrialUserAttributeModel.trial_id == TrialModel.trial_id)
@@ -57,7 +58,7 @@ def has_waiting(storage: RDBStorage, study: int, points: int) -> bool:
 
 
 def fewest_steps(storage: RDBStorage, study: int) -> int | None:
-    """Return K* of an Optuna study: the least value of its complete trials; None without one."""
+    """Return K* of an Optuna study, the smallest value of its complete trials; None without any."""
     least = (
         select(func.min(TrialValueModel.value))
         .join(TrialModel, TrialModel.trial_id == TrialValueModel.trial_id)
@@ -69,9 +70,9 @@ def fewest_steps(storage: RDBStorage, study: int) -> int | None:
 
 
 def pruned_results(storage: RDBStorage, study: int, point: int) -> list[dict[str, Any]]:
-    """Return the stored results of the attempts at a point that were pruned."""
+    """Return the stored results of a point's attempts in Optuna's state PRUNED."""
     result = aliased(TrialUserAttributeModel)
-    found = (
+    results = (
         select(result.value_json)
         .join(TrialModel, TrialModel.trial_id == result.trial_id)
         .join(TrialUserAttributeModel, TrialUserAttributeModel.trial_id == TrialModel.trial_id)
@@ -84,7 +85,7 @@ def pruned_results(storage: RDBStorage, study: int, point: int) -> list[dict[str
         )
     )
     with Session(storage.engine) as session:
-        return [json.loads(text) for text in session.scalars(found)]
+        return [json.loads(text) for text in session.scalars(results)]
 
 
 def _waiting(study: int) -> Select[tuple[TrialModel]]:

@@ -1,4 +1,7 @@
-"""Refuses Optuna studies under the names of ours that lit_dps did not make, before anything is written."""
+"""Refuses a study name if another program has made an Optuna study of this name.
+
+The check comes before anything is written.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from lit_dps.store.schema import (
 )
 from lit_dps.trial import Cell
 
-# Every trial of a cell has a point, from the transaction on that makes the trial.
+# lit_dps creates each trial together with its point, so a trial without a point is foreign.
 _WITHOUT_POINT = text(
     """
     select count(*) from trials t
@@ -33,56 +36,57 @@ _WITHOUT_POINT = text(
 
 
 class ForeignStudy(StorageError):
-    """An Optuna study that lit_dps did not make stands where one of ours would be.
+    """Another program has made an Optuna study with a name that lit_dps needs.
 
     Attributes:
-        name: Its name.
+        name: The name of the Optuna study.
     """
 
     def __init__(self, name: str):
         super().__init__(f"there is an Optuna study {name!r} that lit_dps did not make: choose another study.name")
         self.name = name
 
-    def __reduce__(self):  # it travels from workers to their parent
+    def __reduce__(self):  # pickled by workers, for their parent
         return type(self), (self.name,)
 
 
 def refuse_foreign_header(storage: RDBStorage, name: str) -> None:
-    """Raise ForeignStudy if the Optuna study of a header was made by somebody else."""
+    """Raise ForeignStudy if another program made the Optuna study of a header."""
     study = _study_id(storage, name)
     if study is None:
         return
     attrs = storage.get_study_user_attrs(study)
     if FORMAT_ATTR in attrs or MADE_BY in attrs or {"workload", IDENTITY} <= attrs.keys():
         return
-    # A header of an earlier version may have been cut short before it had these attributes.
+    # An earlier version may have been interrupted before it wrote these attributes.
     if not _may_be_cut_short(storage, study, attrs, HEADER_ATTRS):
         raise ForeignStudy(name)
 
 
 def refuse_foreign_cells(storage: RDBStorage, name: str, cells: Iterable[Cell]) -> None:
-    """Raise ForeignStudy if the Optuna study of a cell, or of its repeats, is not all ours."""
+    """Raise ForeignStudy if `refuse_foreign_cell` does, for a cell or for its repeats."""
     for cell in cells:
         for study_name in (cell_study_name(name, cell), repeats_study_name(name, cell)):
             refuse_foreign_cell(storage, study_name)
 
 
 def refuse_foreign_cell(storage: RDBStorage, study_name: str) -> None:
-    """Raise ForeignStudy if one Optuna study of a cell is not all ours."""
+    """Raise ForeignStudy if another program made an Optuna study of a cell, or one of its trials."""
     study = _study_id(storage, study_name)
     if study is None:
         return
     with storage.engine.connect() as connection:
-        foreign = connection.execute(_WITHOUT_POINT, {"key": POINT_ATTR, "study": study}).scalar()
+        count = connection.execute(_WITHOUT_POINT, {"key": POINT_ATTR, "study": study}).scalar()
     attrs = storage.get_study_user_attrs(study)
     has_trials = storage.get_n_trials(study) > 0
     is_known = {"batch_size", "sparsity"} <= attrs.keys() or has_trials
-    if foreign or not (is_known or _may_be_cut_short(storage, study, attrs, CELL_ATTRS)):
+    is_ours = is_known or _may_be_cut_short(storage, study, attrs, CELL_ATTRS)
+    if count > 0 or not is_ours:
         raise ForeignStudy(study_name)
 
 
 def refuse_foreign_advice(storage: RDBStorage, study_name: str) -> None:
-    """Raise ForeignStudy if the Optuna study of advice was made by somebody else."""
+    """Raise ForeignStudy if another program made the Optuna study of advice."""
     study = _study_id(storage, study_name)
     if study is None:
         return
@@ -100,6 +104,9 @@ def _study_id(storage: RDBStorage, study_name: str) -> int | None:
 
 
 def _may_be_cut_short(storage: RDBStorage, study: int, attrs: Mapping[str, Any], known: Mapping[str, str]) -> bool:
-    """Return True for a study without trials that has no attribute but `known` ones."""
+    """Return True if a study may be an interrupted one of ours.
+
+    It then has no trials, only `known` attributes, and one objective, which is minimized.
+    """
     is_empty = storage.get_n_trials(study) == 0 and attrs.keys() <= known.keys()
     return is_empty and storage.get_study_directions(study) == [StudyDirection.MINIMIZE]

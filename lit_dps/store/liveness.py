@@ -1,7 +1,7 @@
-"""Which process runs a trial, and whether that process is alive: without host names and without clocks.
+"""Determines whether the process that runs a trial is alive, without host names and clocks.
 
-A file storage has a folder `FILE.workers` beside it. Each process that runs trials holds a lock on a
-file of its own in there. The owner that is stored with a trial names this file.
+A file storage has a folder `FILE.workers` beside it. Each process that runs trials creates one file
+in this folder and holds a lock on it. The owner that is stored with a trial names this file.
 """
 
 from __future__ import annotations
@@ -15,39 +15,39 @@ import socket
 from enum import StrEnum
 from pathlib import Path
 
-# TOKEN@host:pid. Host and process id are for people; the token alone decides.
+# TOKEN@host:pid. Only the token is compared; host and process id are for people.
 _OWNER = re.compile(r"([0-9a-f]{16})@(.*):(\d+)")
-# host:pid:rest, as PostgreSQL's owners are, and those of files in earlier versions
+# host:pid:rest. PostgreSQL storages have such owners; file storages of earlier versions, too.
 _UNTOKENED = re.compile(r"(.*):(\d+):(\w*)")
 
 
 class Liveness(StrEnum):
-    """What is known of a process that runs a trial."""
+    """Whether a process that runs a trial is alive, as far as can be determined."""
 
     ALIVE = "alive"
     DEAD = "dead"
-    # Another host's process of an earlier version, or a file system without locks.
+    # The process runs an earlier version on another host, or the file system has no locks.
     UNKNOWN = "unknown"
 
 
-# The files that this process has locked, as (device, inode), and its process id: a fork inherits
-# the dictionary, but no lock.
+# (device, inode) of each file that a process has locked -> id of this process. The id is needed
+# because a fork inherits the dictionary, but not the locks.
 _held: dict[tuple[int, int], int] = {}
 
 
 class WorkerFile:
-    """The file of this process beside one storage, and the test of the files of others.
+    """The lock file of this process beside one storage. Also tests the files of other processes.
 
-    All methods are called under the storage's lock.
+    The caller of each method holds the storage's lock.
 
-    The locks are record locks (`fcntl.lockf`). The kernel ends them with the process, however it
-    ends; a stopped process keeps them. Unlike those of flock(2), they are not inherited by a fork,
-    such as a DataLoader's worker that survives a killed trial. But a process loses its record lock
-    as soon as it closes any descriptor of the file. Therefore a process opens its own file once,
-    and never to test it.
+    The locks are record locks (`fcntl.lockf`). The kernel releases them when the process ends, also
+    after a kill; a stopped process keeps them. A fork does not inherit them, unlike locks of
+    flock(2). So a DataLoader's worker that survives a killed trial holds no lock. A process loses
+    its record lock as soon as it closes any descriptor of the file. Therefore a process opens its
+    file only once, and never opens it for a test.
 
     Args:
-        folder: Where the files are. It is made with the first one.
+        folder: The folder of the files. The first file creates it.
     """
 
     def __init__(self, folder: Path):
@@ -57,8 +57,8 @@ class WorkerFile:
         self._process = 0
 
     def owner(self) -> str:
-        """Return the name of this process, as trials store it; make and lock its file if needed."""
-        # The file is gone if the working directory changed, or if somebody deleted it.
+        """Return the name of this process, as trials store it; create its lock file if needed."""
+        # The file is missing if the working directory changed, or if a user deleted it.
         if self._process != os.getpid() or not (self._folder / self._token).exists():
             self.leave()
             self._enter()
@@ -70,11 +70,11 @@ class WorkerFile:
         return self._descriptor is not None and self._process == os.getpid()
 
     def leave(self) -> None:
-        """Remove the file of this process, which runs no trial any more."""
+        """Remove the file of this process, which runs no more trials."""
         if not self.is_held:
             return
-        found = os.fstat(self._descriptor)
-        _held.pop((found.st_dev, found.st_ino), None)
+        stat = os.fstat(self._descriptor)
+        _held.pop((stat.st_dev, stat.st_ino), None)
         _remove(self._folder / self._token)
         os.close(self._descriptor)
         self._descriptor, self._process = None, 0
@@ -82,11 +82,11 @@ class WorkerFile:
             self._folder.rmdir()
 
     def liveness(self, token: str) -> Liveness:
-        """Return whether the process of a token is alive; remove its file if the process is dead."""
+        """Return whether the process of a token is alive; remove the file of a dead process."""
         file = self._folder / token
         try:
-            found = file.stat()
-            if _held.get((found.st_dev, found.st_ino)) == os.getpid():
+            stat = file.stat()
+            if _held.get((stat.st_dev, stat.st_ino)) == os.getpid():
                 return Liveness.ALIVE
             descriptor = os.open(file, os.O_RDWR)
         except FileNotFoundError:
@@ -110,22 +110,25 @@ class WorkerFile:
             self.liveness(file.name)
         token = secrets.token_hex(8)
         descriptor = os.open(self._folder / token, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
-        # Where the file system has no locks, others get UNKNOWN, and --take-over decides.
+        # Without locks in the file system, other processes get UNKNOWN, and the user decides by
+        # --take-over.
         with contextlib.suppress(OSError):
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        found = os.fstat(descriptor)
-        _held[found.st_dev, found.st_ino] = os.getpid()
-        self._token, self._descriptor, self._process = token, descriptor, os.getpid()
+        stat = os.fstat(descriptor)
+        _held[stat.st_dev, stat.st_ino] = os.getpid()
+        self._token = token
+        self._descriptor = descriptor
+        self._process = os.getpid()
 
 
 def token_of(owner: str) -> str | None:
-    """Return the token of an owner; None for the owners of servers and of earlier versions."""
+    """Return the token of an owner; None for owners on servers and of earlier versions."""
     match = _OWNER.fullmatch(owner)
     return match[1] if match else None
 
 
 def describe_owner(owner: str) -> str:
-    """Return an owner for people: "process 123 on HOST"."""
+    """Return an owner in words: "process 123 on HOST"."""
     match = _OWNER.fullmatch(owner)
     if match:
         return f"process {match[3]} on {match[2]}"
@@ -136,10 +139,10 @@ def describe_owner(owner: str) -> str:
 
 
 def liveness_without_token(owner: str) -> Liveness:
-    """Return what is known of an owner "host:pid:start", as earlier versions stored it.
+    """Return whether an owner "host:pid:start" is alive, as earlier versions stored it.
 
-    On this host, the process is alive if one with its number and its start time is there. Nothing is
-    known of another host's process.
+    A process of this host is alive if a process with the same number and start time exists. A
+    process of another host is UNKNOWN.
     """
     match = _UNTOKENED.fullmatch(owner)
     if match is None or match[1] != socket.gethostname():

@@ -1,4 +1,4 @@
-"""Refuses to begin a study anew where its database is gone, but its figures or MLflow know its trials."""
+"""Refuses to start a study whose database is missing although its figures or MLflow runs exist."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from lit_dps.store.schema import KIND_TAG, NAME_TAG
 from lit_dps.store.urls import sqlite_file
 
 RESTORE = (
-    "restore the file from a copy; trials stored since then are run again. Without a copy its trials are lost: "
-    "figures and MLflow show them, but a study cannot be resumed from these"
+    "restore the file from a copy; trials stored after the copy are run again. Without a copy the "
+    "trials are lost: figures and MLflow show them, but a study cannot be resumed from these"
 )
 _RUNS = """
     select count(*) from runs r
@@ -27,23 +27,26 @@ class StudyLost(StorageError):
 
     Attributes:
         file: The database.
-        traces: Where the study is known.
+        traces: The folders and databases that show the study.
     """
 
     def __init__(self, file: Path, name: str, state: str, traces: list[str]):
-        known = " and ".join(traces)
+        places = " and ".join(traces)
         super().__init__(
-            f"{file} is {state}, but study {name!r} is known to {known}: {RESTORE}. "
-            f"To begin it anew, choose another study.name, or move {file.parent} away"
+            f"{file} is {state}, but study {name!r} is known to {places}: {RESTORE}. "
+            f"To start again, choose another study.name, or move {file.parent} away"
         )
-        self.file, self.traces = file, traces
+        self.file = file
+        self.traces = traces
 
 
 def refuse_lost(storage: StorageConfig, name: str, figures: Path) -> None:
-    """Raise StudyLost if the sqlite file of a study is missing or empty, but something knows the study.
+    """Raise StudyLost if the database of a study is lost, but traces of the study exist.
+
+    A lost database is an sqlite file that is missing or empty. Traces are figures and MLflow runs.
 
     Args:
-        storage: Where the study is kept. Databases on servers are not checked.
+        storage: The storage of the study. Databases on servers are not checked.
         name: The study's name.
         figures: The folder of its figures.
     """
@@ -57,16 +60,18 @@ def refuse_lost(storage: StorageConfig, name: str, figures: Path) -> None:
     if trials:
         traces.append(f"MLflow ({sqlite_file(storage.mlflow_uri)}, trials: {trials})")
     if traces:
-        raise StudyLost(file, name, "empty" if file.exists() else "missing", traces)
+        state = "empty" if file.exists() else "missing"
+        raise StudyLost(file, name, state, traces)
 
 
 def _trials_in_mlflow(uri: str, name: str) -> int:
-    """Return how many trials of a study a local MLflow database shows; 0 if it cannot be read."""
+    """Return the number of a study's trials in a local MLflow database; 0 if it is unreadable."""
     file = sqlite_file(uri)
     if file is None or not file.is_file():
         return 0
     try:
-        with closing(sqlite3.connect(f"file:{file.absolute()}?mode=ro", uri=True)) as connection:
+        address = f"file:{file.absolute()}?mode=ro"
+        with closing(sqlite3.connect(address, uri=True)) as connection:
             return connection.execute(_RUNS, (NAME_TAG, name, KIND_TAG)).fetchone()[0]
     except sqlite3.Error:
         return 0

@@ -1,4 +1,4 @@
-"""The trials of a study that other processes run: who waits for them, and how they are released."""
+"""Decides which process writes the analysis, and releases trials of processes that do not answer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class LeftToOthers:
 
     Attributes:
         reason: One line for the user.
-        is_running: Whether trials are still run, so that the study is not complete.
+        is_running: Whether other processes still run trials, so that the study is incomplete.
     """
 
     reason: str
@@ -35,7 +35,7 @@ class LeftToOthers:
 def claim_report(url: str, name: str) -> LeftToOthers | None:
     """Return why another process writes the analysis; None if this process has to write it.
 
-    Of several processes that work on a study, the last one to finish writes the analysis, once.
+    If several processes work on a study, the last one to finish writes the analysis, once.
 
     Raises:
         StorageError: if the storage cannot be used.
@@ -56,15 +56,16 @@ def claim_report(url: str, name: str) -> LeftToOthers | None:
             return LeftToOthers(_waiting_for(running), True)
         header = optuna.load_study(study_name=name, storage=storage)
         if header.user_attrs.get(REPORTED) == results:
-            return LeftToOthers("another process, which ended at the same time, writes the analysis", False)
+            reason = "another process, which ended at the same time, writes the analysis"
+            return LeftToOthers(reason, False)
         header.set_user_attr(REPORTED, results)
     return None
 
 
 def take_over(url: str, name: str) -> list[str]:
-    """Release the trials of processes of which nothing is known; return a line for each process.
+    """Release the trials of processes whose state is UNKNOWN; return a line for each process.
 
-    The trials of processes that are known to be alive stay theirs.
+    Trials of processes that are known to be alive are not released.
 
     Raises:
         StorageError: if the storage cannot be used.
@@ -80,10 +81,11 @@ def take_over(url: str, name: str) -> list[str]:
                 study = optuna.load_study(study_name=study_name, storage=storage)
                 give_up(study, trial.number, trial.user_attrs)
                 released.setdefault(owner, []).append(trial)
-    return [
-        f"released {_count(trials)} of {describe_owner(owner)}, which does not answer (started {_since(trials)})"
-        for owner, trials in released.items()
-    ]
+    lines = []
+    for owner, trials in released.items():
+        process = f"{describe_owner(owner)}, which does not answer"
+        lines.append(f"released {_count(trials)} of {process} (started {_since(trials)})")
+    return lines
 
 
 def _trials(storage: BaseStorage, name: str) -> Iterator[tuple[str, FrozenTrial]]:
@@ -115,10 +117,10 @@ def _count(trials: list[FrozenTrial]) -> str:
 
 
 def _since(trials: list[FrozenTrial]) -> str:
-    """Return when the first of some trials began, as the clock of its process had it."""
-    begins = [trial.datetime_start for trial in trials if trial.datetime_start is not None]
-    if not begins:
+    """Return the earliest start time of some trials, by the clock of their process."""
+    starts = [trial.datetime_start for trial in trials if trial.datetime_start is not None]
+    if not starts:
         return "an unknown time"
-    first = min(begins)
-    today = first.date() == datetime.date.today()
-    return f"{first:%H:%M}" if today else f"{first:%Y-%m-%d %H:%M}"
+    first = min(starts)
+    is_today = first.date() == datetime.date.today()
+    return f"{first:%H:%M}" if is_today else f"{first:%Y-%m-%d %H:%M}"
