@@ -1,4 +1,4 @@
-"""StepTiming: seconds of a training step in each cell, measured alone at the end of a study. Plain data."""
+"""StepTiming: seconds of a training step in each cell, measured after the last trial. Plain data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class CellTiming:
     Attributes:
         cell: The cell.
         steps: Seconds of a training step, one mean for each round.
-        check: Seconds of one validation of the entire split, the median over the rounds.
+        check: Seconds of one validation of the entire split; median over the rounds.
     """
 
     cell: Cell
@@ -54,7 +54,7 @@ class StepTiming:
 
     @property
     def rounds(self) -> int:
-        """Rounds of the measurement."""
+        """Number of rounds of the measurement."""
         return max((len(timing.steps) for timing in self.cells), default=0)
 
     def covers(self, cells: Iterable[Cell]) -> bool:
@@ -75,20 +75,30 @@ class StepTiming:
                     "check": timing.check,
                 }
             )
-        fields = {"machine": self.machine, "date": self.date, "threads": self.threads}
-        return {**fields, "ranks": self.ranks, "cells": cells}
+        return {
+            "machine": self.machine,
+            "date": self.date,
+            "threads": self.threads,
+            "ranks": self.ranks,
+            "cells": cells,
+        }
 
     @classmethod
     def of_stored(cls, stored: Mapping[str, Any]) -> StepTiming:
-        """Return the inverse of `stored`.
+        """Return the times whose `stored` form this is.
 
         Raises:
-            KeyError, TypeError or AttributeError: for anything else.
+            KeyError, TypeError or AttributeError: for any other input.
         """
         cells = []
         for row in stored["cells"]:
             others = tuple(sorted(row["axes"].items()))
             cell = Cell(row["batch_size"], row["sparsity"], others)
             cells.append(CellTiming(cell, tuple(row["steps"]), row["check"]))
-        conditions = stored["machine"], stored["date"], stored["threads"], stored["ranks"]
-        return cls(*conditions, tuple(cells))
+        return cls(
+            machine=stored["machine"],
+            date=stored["date"],
+            threads=stored["threads"],
+            ranks=stored["ranks"],
+            cells=tuple(cells),
+        )

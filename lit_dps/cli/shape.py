@@ -1,6 +1,7 @@
-"""Checks the shape of a configuration before PyTorch is imported: files that parse, and values of the right kind.
+"""Checks that configuration files parse, and that values are of the right kind.
 
-What a section takes is read from source. jsonargparse checks the rest, in words of its own.
+This check needs no PyTorch: it reads the type annotations of each section from the source. Later
+jsonargparse checks the rest, with its own messages.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ WORDS = {
     BOOL: "true or false",
     NULL: "null",
 }
-# Annotations by their last name; of all others any value is taken.
+# Kind by the last name of an annotation. Any value fits an annotation that is missing here.
 _KINDS = {
     **dict.fromkeys(("list", "List", "tuple", "Tuple", "Sequence", "Iterable", "set"), LIST),
     **dict.fromkeys(("dict", "Dict", "Mapping"), MAPPING),
@@ -43,11 +44,11 @@ def check_shape(argv: list[str], verb: str) -> None:
         verb: The verb.
 
     Raises:
-        UserError: for a file that is not there or does not parse, with its line and column.
-        ConfigError: for a value of another kind than its key takes.
+        UserError: if a file does not exist, or does not parse; with line and column.
+        ConfigError: if a value is not of the kind that its key takes.
     """
     known = annotations()
-    for key, value in _given(argv, verb):
+    for key, value in _options_of(argv, verb):
         section, _, name = key.partition(".")
         if section in CLASSES and not name:
             _check_class(section, value)
@@ -57,8 +58,8 @@ def check_shape(argv: list[str], verb: str) -> None:
             _check(key, value, known[section][name])
 
 
-def _given(argv: list[str], verb: str) -> Iterator[tuple[str, Any]]:
-    """The sections of the configuration files of a command, and its options below a section."""
+def _options_of(argv: list[str], verb: str) -> Iterator[tuple[str, Any]]:
+    """Yield the sections of a command's configuration files, and its options SECTION.NAME."""
     for i, option in enumerate(argv):
         name, equals, text = option.partition("=")
         if not equals:
@@ -73,10 +74,10 @@ def _given(argv: list[str], verb: str) -> Iterator[tuple[str, Any]]:
 
 
 def load(file: str, verb: str) -> dict[str, Any]:
-    """Return the sections of a configuration file; none of what is no file but a configuration itself.
+    """Return the sections of a configuration file; empty if `file` is itself a configuration.
 
     Raises:
-        UserError: if the file is not there or does not parse.
+        UserError: if the file does not exist, or does not parse.
     """
     path = Path(file)
     try:
@@ -84,17 +85,17 @@ def load(file: str, verb: str) -> dict[str, Any]:
             if ":" not in file and "\n" not in file:
                 raise UserError(f"{verb}: no such file {file!r}{how_to_get(file)}")
             return {}
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # no text in UTF-8, or no name of a file
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # the text is not UTF-8, or `file` is no valid file name
         return {}
     except yaml.YAMLError as error:
         raise UserError(f"{file}{_place(error)}: {_problem(error)}") from error
-    if found is None:
+    if content is None:
         return {}
-    if not isinstance(found, dict):
-        shown = shortened(repr(found))
+    if not isinstance(content, dict):
+        shown = shortened(repr(content))
         raise UserError(f"{file}: {shown} is no configuration; keys such as model, data and study are needed")
-    return {key: value for key, value in found.items() if isinstance(key, str)}
+    return {key: value for key, value in content.items() if isinstance(key, str)}
 
 
 def _place(error: yaml.YAMLError) -> str:
@@ -103,8 +104,8 @@ def _place(error: yaml.YAMLError) -> str:
 
 
 def _problem(error: yaml.YAMLError) -> str:
-    said = getattr(error, "problem", None) or str(error).splitlines()[0]
-    return f"{shortened(said)}; it is not valid YAML: look at this line and the one before"
+    problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+    return f"{shortened(problem)}; it is not valid YAML: look at this line and the one before"
 
 
 def _check_class(section: str, value: Any) -> None:
@@ -132,32 +133,44 @@ def _check_section(section: str, value: Any, known: Mapping[str, str]) -> None:
 
 
 def _check(key: str, value: Any, annotation: str) -> None:
-    """Raise ConfigError if an annotation takes no value of this kind."""
-    if not _fits(value, ast.parse(annotation, mode="eval").body):
-        kinds = sorted(_kinds(ast.parse(annotation, mode="eval").body), key=list(WORDS).index)
-        shown = "***" if key.startswith("storage.") else value
-        raise ConfigError(key, shown, f"{' or '.join(WORDS[kind] for kind in kinds)} expected{_of(annotation)}")
+    """Raise ConfigError if a value does not fit the annotation of its key."""
+    node = ast.parse(annotation, mode="eval").body
+    if _fits(value, node):
+        return
+    words = " or ".join(WORDS[kind] for kind in _sorted(_kinds(node)))
+    shown = "***" if key.startswith("storage.") else value
+    raise ConfigError(key, shown, f"{words} expected{_words_of_items(node)}")
 
 
-def _of(annotation: str) -> str:
-    """What the values of a list or a mapping have to be; empty where that is not known."""
-    for each in _alternatives(ast.parse(annotation, mode="eval").body):
-        inner = _inner(each, -1) if _kinds(each) <= {LIST, MAPPING} else None
+def _words_of_items(node: ast.expr) -> str:
+    """Return which values a list or a mapping may contain, in words; "" if that is unknown."""
+    for each in _alternatives(node):
+        if not _kinds(each) <= {LIST, MAPPING}:
+            continue
+        inner = _inner(each, -1)
         kinds = set() if inner is None else _kinds(inner) - {ANY}
         if kinds:
-            words = [WORDS[kind].partition(",")[0] for kind in sorted(kinds, key=list(WORDS).index)]
+            words = [WORDS[kind].partition(",")[0] for kind in _sorted(kinds)]
             return f"; each value is {' or '.join(words)}"
     return ""
 
 
+def _sorted(kinds: set[str]) -> list[str]:
+    return sorted(kinds, key=list(WORDS).index)
+
+
 def _alternatives(node: ast.expr) -> list[ast.expr]:
-    """The members of a union; the annotation itself where it is none."""
+    """Return the members of a union; the annotation itself if it is no union."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
         return [*_alternatives(node.left), *_alternatives(node.right)]
     if isinstance(node, ast.Subscript) and _name(node.value) in ("Union", "Optional"):
         members = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-        found = [each for member in members for each in _alternatives(member)]
-        return [*found, ast.Constant(None)] if _name(node.value) == "Optional" else found
+        alternatives = []
+        for member in members:
+            alternatives += _alternatives(member)
+        if _name(node.value) == "Optional":
+            alternatives.append(ast.Constant(None))
+        return alternatives
     return [node]
 
 
@@ -168,28 +181,26 @@ def _name(node: ast.expr) -> str:
 
 
 def _kinds(node: ast.expr) -> set[str]:
-    """The kinds of values that an annotation takes."""
-    found = set()
+    """Return the kinds of values that an annotation takes."""
+    kinds = set()
     for each in _alternatives(node):
         if isinstance(each, ast.Subscript):
             each = each.value
-        found.add(_KINDS.get(_name(each), ANY))
-    return found
+        kinds.add(_KINDS.get(_name(each), ANY))
+    return kinds
 
 
 def _fits(value: Any, node: ast.expr) -> bool:
-    """Return False if a value is surely not what an annotation takes."""
+    """Return False if a value certainly does not fit an annotation."""
     kinds = _kinds(node)
     if ANY in kinds:
         return True
     if isinstance(value, str) and kinds & {LIST, MAPPING} and value.lstrip()[:1] in ("[", "{"):
-        return True  # jsonargparse reads it
+        return True  # jsonargparse parses it
     if isinstance(value, list):
-        inner = [_inner(each, -1) for each in _alternatives(node) if _kinds(each) == {LIST}]
-        return bool(inner) and any(all(each is None or _fits(x, each) for x in value) for each in inner)
+        return _items_fit(value, node, LIST)
     if isinstance(value, Mapping):
-        inner = [_inner(each, -1) for each in _alternatives(node) if _kinds(each) == {MAPPING}]
-        return bool(inner) and any(all(each is None or _fits(x, each) for x in value.values()) for each in inner)
+        return _items_fit(list(value.values()), node, MAPPING)
     if value is None:
         return NULL in kinds
     if isinstance(value, bool):
@@ -199,8 +210,19 @@ def _fits(value: Any, node: ast.expr) -> bool:
     return TEXT in kinds or _is_other_scalar(str(value), kinds)
 
 
+def _items_fit(items: list[Any], node: ast.expr, kind: str) -> bool:
+    """Return True if the items fit one of the lists or mappings that an annotation allows."""
+    for each in _alternatives(node):
+        if _kinds(each) != {kind}:
+            continue
+        inner = _inner(each, -1)
+        if inner is None or all(_fits(item, inner) for item in items):
+            return True
+    return False
+
+
 def _inner(node: ast.expr, index: int) -> ast.expr | None:
-    """What the annotation of a list or a mapping says of its values; None if it says nothing."""
+    """Return the annotation of the items of a list or a mapping; None without one."""
     if not isinstance(node, ast.Subscript):
         return None
     members = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
@@ -210,11 +232,16 @@ def _inner(node: ast.expr, index: int) -> ast.expr | None:
 
 
 def _is_other_scalar(text: str, kinds: set[str]) -> bool:
-    """Return True if a text may be read as a number, which YAML takes 1e-3 not to be, or as another value."""
+    """Return True if a text may be read as a number, a boolean or null.
+
+    YAML reads 1e-3 as a text.
+    """
     if NUMBER in kinds:
         try:
             float(text)
             return True
         except ValueError:
             pass
-    return (BOOL in kinds and text.lower() in ("true", "false", "yes", "no")) or (NULL in kinds and text == "null")
+    if BOOL in kinds and text.lower() in ("true", "false", "yes", "no"):
+        return True
+    return NULL in kinds and text == "null"

@@ -30,7 +30,7 @@ class AdviceStore:
         self.url, self.name = url, f"{name}{ADVICE_SUFFIX}"
 
     def read(self) -> dict[str, Any]:
-        """All values; none of advice that nobody has asked for yet. Creates nothing."""
+        """Return all stored values by name; empty if no advice is stored. Creates nothing."""
         file = sqlite_file(self.url)
         if file is not None and not file.exists():
             return {}
@@ -39,20 +39,20 @@ class AdviceStore:
             return attributes(storage, self.name)
 
     def keep(self, **values: Any) -> None:
-        """Stores some values, in place of those of the same name."""
+        """Store values by name; a value replaces an earlier one of the same name."""
         with storage_errors(self.url), storage_for_now(self.url) as storage, storage_lock(self.url):
             study = self._open(storage)
             for key, value in values.items():
                 study.set_user_attr(key, value)
 
     def append(self, key: str, value: Any) -> None:
-        """Adds a value to a list, which may not be there yet."""
+        """Append a value to the list of a key; the first value creates the list."""
         with storage_errors(self.url), storage_for_now(self.url) as storage, storage_lock(self.url):
             study = self._open(storage)
             study.set_user_attr(key, [*study.user_attrs.get(key, []), value])
 
     def _open(self, storage: RDBStorage) -> optuna.Study:
-        """Return the Optuna study of the advice, made if there is none."""
+        """Return the Optuna study of the advice; create it if it does not exist."""
         refuse_foreign_advice(storage, self.name)
         return optuna.create_study(study_name=self.name, storage=storage, load_if_exists=True)
 

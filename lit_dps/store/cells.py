@@ -110,22 +110,23 @@ def race_limit(study: optuna.Study, slack: float | None) -> float:
 
 
 def ran_to(user_attrs: Mapping[str, Any], run_number: float = 0) -> float:
-    """Return the step up to which an attempt tells how a trial goes, if it may be run again.
+    """Return the step up to which the result of an attempt is known; infinity if it is final.
 
-    An attempt that was cut short has no result and tells nothing: minus infinity. A failed attempt
-    may be run again by the runs of the study that began after it failed. Other attempts are final,
-    which is infinity.
+    An interrupted attempt has no result: minus infinity. A failed attempt is retried by the runs of
+    the study that began after it failed.
 
     Args:
-        user_attrs: Of the attempt.
-        run_number: Of the run that asks (`lit_dps.store.header.begin_run`); 0 runs nothing again.
+        user_attrs: The user attributes of the attempt.
+        run_number: The number of the current run (`lit_dps.store.header.begin_run`). With 0, no
+            failed attempt is retried.
     """
     result = user_attrs.get(RESULT_ATTR)
     if result is None:
         return -math.inf
     run = max(result["curve"].get("step", ()), default=-math.inf)
-    # Failures of earlier versions have no number: they are older than any run that has one.
-    has_failed_before = result["status"] == Status.FAILED and user_attrs.get(FAILED_IN, 0) < run_number
+    # Failures of earlier versions have no number; they count as older than every run.
+    has_failed = result["status"] == Status.FAILED
+    has_failed_before = has_failed and user_attrs.get(FAILED_IN, 0) < run_number
     if has_failed_before or not settled(Status(result["status"]), run, math.inf):
         return run
     return math.inf
@@ -134,7 +135,7 @@ def ran_to(user_attrs: Mapping[str, Any], run_number: float = 0) -> float:
 def end(trial: optuna.Trial, result: TrialResult, last_run: int) -> None:
     """Store a result and end its trial; `last_run` is the number of the study's last run."""
     if result.status is Status.FAILED:
-        # Before the result: no failed result is without them.
+        # Before the result, so that every failed result has both attributes.
         trial.set_user_attr(FAILED_AT, time.time())
         trial.set_user_attr(FAILED_IN, last_run)
     trial.set_user_attr(RESULT_ATTR, encode_result(result))
@@ -155,7 +156,10 @@ def finish(study: optuna.Study, number: int, status: Status, steps: int | None) 
 
 
 def report(trial: optuna.Trial, result: TrialResult) -> None:
-    """Report the curve of the goal's metric, thinned to `REPORTED_VALUES`, where it is finite; both ends are kept."""
+    """Report the finite values of the goal's metric to Optuna.
+
+    The curve is thinned to `REPORTED_VALUES`; its first and last values are kept.
+    """
     steps = result.curve.get("step", ())
     metric = next((key for key in result.curve if key not in TAKEN), None)
     if metric is None or not steps:

@@ -64,7 +64,7 @@ HINTS = {
     "version_info": "it is not an Optuna database",
     "malformed": f"the file is damaged or cut short: {RESTORE}",
     "file is not a database": f"if it was one, the file is damaged: {RESTORE}",
-    "readonly database": "make the file and its folder writable, or copy both to where they are",
+    "readonly database": "make the file and its folder writable, or copy the file to a writable folder",
     "unable to open database file": "the file and its folder have to be readable and writable",
     "disk is full": "free some space; the same command resumes the study",
     "disk I/O error": "the disk may be full: free some space; the same command resumes the study",

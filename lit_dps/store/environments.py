@@ -17,18 +17,26 @@ from lit_dps.store.schema import ENVIRONMENTS, FORMAT_ATTR
 from lit_dps.store.urls import sqlite_file
 
 WAY_OUT = (
-    "restore it, give the new study another study.name, or go on with --accept-code-change, which a note then says"
+    "restore it, choose another study.name, or continue with --accept-code-change; "
+    "a note below the table then reports the change"
 )
 
 
 def keep_environment(url: str, name: str, environment: Mapping[str, Any]) -> None:
-    """Add an environment to those of a declared study, unless it is there. StorageError if that cannot be."""
+    """Add an environment to those of a declared study, unless it is stored already.
+
+    Raises:
+        StorageError: if the storage cannot be used.
+    """
     with storage_errors(url), storage_for_now(url) as storage, storage_lock(url):
         add_environments(storage, name, [environment])
 
 
 def add_environments(storage: BaseStorage, name: str, others: Sequence[Mapping[str, Any]]) -> None:
-    """Add environments to those of a study, under the storage's lock; each is kept once, the oldest first."""
+    """Add environments to those of a study: each once, the oldest first.
+
+    The caller holds the storage's lock.
+    """
     header = optuna.load_study(study_name=name, storage=storage)
     known = list(header.user_attrs.get(ENVIRONMENTS, []))
     before = len(known)
@@ -40,9 +48,10 @@ def add_environments(storage: BaseStorage, name: str, others: Sequence[Mapping[s
 
 
 def changed_environment(url: str, name: str, environment: Mapping[str, Any]) -> list[str]:
-    """Return what of the code and the data of a study differs from all that its trials ran with; creates nothing.
+    """Return the code and data that differ from all environments of a study. Creates nothing.
 
-    Nothing differs where no study of this name is stored, or an earlier version stored it without hashes.
+    The list is empty if there is no study of this name, or if it was stored without hashes by an
+    earlier version.
 
     Returns:
         Words such as "my_code.py" and "the data at noise=0.5".
@@ -58,17 +67,19 @@ def changed_environment(url: str, name: str, environment: Mapping[str, Any]) -> 
 
 
 def check_environment(url: str, name: str, environment: Mapping[str, Any]) -> None:
-    """Check that a study of this name, if there is one, was made with this code and these data.
+    """Check that a stored study of this name was made with this code and these data.
 
     Raises:
         StudyChanged: naming the files and the data that differ.
     """
-    if changes := changed_environment(url, name, environment):
+    changes = changed_environment(url, name, environment)
+    if changes:
         verb = "is" if len(changes) == 1 else "are"
-        raise StudyChanged(
-            f"study {name!r}: {', '.join(changes)} {verb} not as in its stored trials; {WAY_OUT}", changes
-        )
+        message = f"study {name!r}: {', '.join(changes)} {verb} not as in its stored trials; {WAY_OUT}"
+        raise StudyChanged(message, changes)
 
 
 def _is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    return one[KEY] == other.get(KEY) if KEY in one else one == other
+    if KEY in one:
+        return one[KEY] == other.get(KEY)
+    return one == other

@@ -73,7 +73,7 @@ def check_unchanged(
     Raises:
         StudyChanged: naming every key that differs, and as `check_joint`.
         ConfigError: as `check_joint` and `check_apart`.
-        ForeignStudy: if somebody else made an Optuna study of this name, or of one of its cells.
+        ForeignStudy: if another program made an Optuna study of this name, or of one of its cells.
     """
     file = sqlite_file(url)
     if file is not None and not file.exists():
@@ -105,13 +105,14 @@ def _refuse_changed(storage: BaseStorage, name: str, identity: Mapping[str, Any]
 
 
 def _comparable(attrs: Mapping[str, Any], identity: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the stored identity, with the data digest of the other one where environments hold that of each value.
+    """Return the stored identity as it has to be compared with the identity of this run.
 
-    With an axis of the data the digest of the identity is that of the largest value, which a new value changes.
+    With a data axis, the digest in the identity belongs to the axis' largest value, so a new value
+    changes it. If the environments hold a digest of each value, these are compared instead.
     """
     has_axis = any(key.startswith("data.") for key in attrs.get(AXES, {}))
-    is_kept = any(each.get(DATA) for each in attrs.get(ENVIRONMENTS, []))
-    if has_axis and is_kept:
+    has_digests = any(each.get(DATA) for each in attrs.get(ENVIRONMENTS, []))
+    if has_axis and has_digests:
         return {**attrs[IDENTITY], "data_digest": identity.get("data_digest")}
     return attrs[IDENTITY]
 
@@ -144,7 +145,7 @@ def declare(
     Raises:
         StudyChanged: naming every key that differs.
         ConfigError: as `check_joint` and `check_apart`.
-        ForeignStudy: if somebody else made an Optuna study of this name, or of one of its cells.
+        ForeignStudy: if another program made an Optuna study of this name, or of one of its cells.
         StorageError: if the storage cannot be used.
     """
     attrs = {
@@ -204,7 +205,7 @@ def extend(storage: RDBStorage, name: str, attrs: Mapping[str, Any]) -> dict[str
     if not new[AXES]:
         del new[AXES]
     if FORMAT_ATTR not in known:
-        # First, so that a header that is cut short is still known to be ours.
+        # First, so that an interrupted header is recognized as ours.
         new = {MADE_BY: "lit_dps", **new}
     for key, value in new.items():
         if key not in known or known[key] != value:
@@ -213,9 +214,9 @@ def extend(storage: RDBStorage, name: str, attrs: Mapping[str, Any]) -> dict[str
 
 
 def begin_run(url: str, name: str) -> int:
-    """Return the number of a new run of a declared study: 1 for the first `study` command.
+    """Begin a new run of a declared study, and return its number, from 1.
 
-    Runs are ordered by this number, not by clocks, which may be set back.
+    Runs are ordered by this number, because clocks may be set back.
 
     Raises:
         StorageError: if the storage cannot be used.
@@ -240,7 +241,11 @@ def keep_noise_scale(url: str, name: str, noise: NoiseScale) -> None:
 
 
 def keep_step_timing(url: str, name: str, timing: StepTiming) -> None:
-    """Store the step times of a declared study; they replace earlier ones. Raises StorageError if that fails."""
+    """Store the step times of a declared study, in place of earlier ones.
+
+    Raises:
+        StorageError: if the storage cannot be used.
+    """
     with storage_errors(url), storage_for_now(url) as storage, storage_lock(url):
         optuna.load_study(study_name=name, storage=storage).set_user_attr(STEP_TIMING, timing.stored())
 

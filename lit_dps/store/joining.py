@@ -13,10 +13,10 @@ from lit_dps.trial import check_names
 
 
 class StudyChanged(UserError):
-    """A study was asked to go on under a configuration that would make its results another experiment's.
+    """A study cannot be resumed, because its configuration, code or data have changed.
 
     Attributes:
-        parts: The files and data that differ; empty where the configuration does.
+        parts: The files and data that differ; empty if the configuration differs.
     """
 
     def __init__(self, message: str, parts: Sequence[str] = ()):

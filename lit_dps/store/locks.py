@@ -1,8 +1,8 @@
-"""The processes that share a storage: the locks among them, and which of them are alive.
+"""Locks between the processes that share a storage, and tests whether these processes are alive.
 
-A PostgreSQL server has advisory locks of a session for both. It frees them when the process ends,
-however it ends, or when it has not heard of its machine for a minute. A file storage has files
-beside it, which the processes lock (`lit_dps.store.liveness`). Neither depends on host names or clocks.
+On a PostgreSQL server, both use advisory locks of a session. The server releases them when the
+process ends, also after a kill, or when its machine has been silent for a minute. Beside a file
+storage, the processes lock files (`lit_dps.store.liveness`). Neither needs host names or clocks.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from sqlalchemy.exc import OperationalError
 from lit_dps.store.liveness import Liveness, WorkerFile, liveness_without_token, token_of
 from lit_dps.store.urls import is_postgresql, sqlite_file
 
-# How both ends find out that the other one is gone: asked after 30 seconds of silence, given up 30 seconds later.
+# Both ends detect that the other one has ended: they probe after 30 seconds of silence, and close
+# the connection 30 seconds later.
 CONNECT = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3, "connect_timeout": 30}
 _SERVER = "set tcp_keepalives_idle = 30; set tcp_keepalives_interval = 10; set tcp_keepalives_count = 3"
-# Locks are held for milliseconds, and for a second or two where many trials are stored at once.
+# Locks are held for milliseconds; for a second or two if many trials are stored at once.
 ANNOUNCE_SECONDS = 10
-_LOCK_NOT_AVAILABLE = "55P03"
+_LOCK_NOT_AVAILABLE = "55P03"  # PostgreSQL's error code
 _HOLDER = """
 select application_name, pid from pg_locks join pg_stat_activity using (pid)
 where locktype = 'advisory' and granted and (classid::bigint << 32 | objid::bigint) = :key
@@ -44,9 +45,9 @@ def _announce(holder: str, lock: str, remedy: str) -> None:
 
 
 class AnnouncedLock(FileLock):
-    """A `FileLock` that names the process that holds it, on stderr, after `ANNOUNCE_SECONDS`.
+    """A `FileLock` that prints which process holds it, after a wait of `ANNOUNCE_SECONDS`.
 
-    A suspended process keeps its locks. The lock file has the name of the process that holds it.
+    A suspended process keeps its locks. The lock file contains the name of its holder.
     """
 
     def acquire(self, timeout: float | None = None, **options):
@@ -115,7 +116,7 @@ class ServerPeers:
         return Liveness.DEAD if free else Liveness.ALIVE
 
     def alive(self, owner: str | None) -> bool:
-        """Return True if the owner is alive; nobody is dead."""
+        """Return True if the owner is alive; False if there is no owner."""
         return self.liveness(owner) is Liveness.ALIVE
 
     def leave(self) -> None:
@@ -151,7 +152,7 @@ class ServerPeers:
 
     def _announce(self, name: str) -> None:
         row = self._connection.execute(text(_HOLDER), {"key": _key(name)}).first()
-        if row is None:  # freed since
+        if row is None:  # released in the meantime
             return
         remedy = f"let it continue, or end its session (select pg_terminate_backend({row.pid}))"
         _announce(row.application_name or "another program", f"{name!r} of the server", remedy)
@@ -174,7 +175,7 @@ def _key(name: str) -> int:
 
 
 class MachinePeers:
-    """The processes that share a file storage: as `ServerPeers`, by lock files beside the file."""
+    """Like `ServerPeers`, for a file storage: by lock files beside the file."""
 
     def __init__(self, file: Path):
         self._file = file
@@ -182,11 +183,11 @@ class MachinePeers:
 
     @property
     def owner(self) -> str:
-        """The name of this process; its first use makes a file, so it needs the storage's lock."""
+        """The name of this process. The first use creates its file, under the storage's lock."""
         return self._worker.owner()
 
     def lock(self, name: str) -> AnnouncedLock:
-        """A lock; may be taken again by the thread that holds it."""
+        """Return a lock. The thread that holds it may acquire it again."""
         middle = "" if name == "storage" else f".{name}"
         return AnnouncedLock(f"{self._file}{middle}.lock", is_singleton=True)
 
@@ -200,11 +201,11 @@ class MachinePeers:
         return self._worker.liveness(token)
 
     def alive(self, owner: str | None) -> bool:
-        """Return True unless the owner is known to be dead; nobody is dead."""
+        """Return True unless the owner is known to be dead; False if there is no owner."""
         return self.liveness(owner) is not Liveness.DEAD
 
     def leave(self) -> None:
-        """End this process's part: it runs no trial any more."""
+        """Remove the file of this process, which runs no more trials."""
         if self._worker.is_held:
             with self.lock("storage"):
                 self._worker.leave()

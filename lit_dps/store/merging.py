@@ -187,13 +187,13 @@ def _merge_cell(
             trial = copy.copy(attempt.stored)
             # the first place, if there are several
             trial.user_attrs = {schema.MERGED_FROM: other.place, **trial.user_attrs}
-            # It counts the runs of the other storage.
+            # This number counts the runs of the other storage.
             trial.user_attrs.pop(schema.FAILED_IN, None)
             added.append(trial)
         merged.taken += bool(new)
         merged.known += not new
     add_trials(storage, study, added)
-    if not (repeats or is_new):  # no repeat waits, and nothing waits in a new cell
+    if not (repeats or is_new):  # repeats never wait, and a new cell has no waiting trials
         _withdraw(study, storage, header["slack"])
 
 
@@ -211,7 +211,8 @@ def _attempts(storage: BaseStorage, study: str, cell: Cell) -> dict[Repeated, li
 
 
 def _has_study(storage: BaseStorage, study: str) -> bool:
-    """Return True if the storage has an Optuna study of this name. Names of all studies would take longer."""
+    """Return True if the storage has an Optuna study of this name."""
+    # Listing the names of all studies takes longer.
     try:
         storage.get_study_id_from_name(study)
     except KeyError:

@@ -19,7 +19,7 @@ from lit_dps.store.views import CURVES
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
-# MLflow's 7 tries of 120 seconds keep a study waiting for a server that is gone, or hangs.
+# By default MLflow tries 7 times for 120 seconds. A study would wait for a server that has ended or hangs.
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
 warnings.filterwarnings("ignore", message='.*"noload".*')  # MLflow 3.17 under SQLAlchemy 2.1; harmless
@@ -55,7 +55,7 @@ def open_experiment(uri: str, folder: str, name: str) -> tuple[mlflow.MlflowClie
 
 
 def _client(uri: str) -> mlflow.MlflowClient:
-    """A client whose tables are there; a file that is broken is moved aside first, and made anew."""
+    """Return a client whose tables exist. A broken file is renamed and made again."""
     file = sqlite_file(uri)
     if file is None:
         return mlflow.MlflowClient(tracking_uri=absolute(uri))
@@ -65,7 +65,8 @@ def _client(uri: str) -> mlflow.MlflowClient:
         client = mlflow.MlflowClient(tracking_uri=absolute(uri))
         client.search_experiments(max_results=1)  # makes the tables
     except Exception:
-        if is_new:  # half of the tables, of a full disk say, would be refused for good
+        if is_new:
+            # MLflow never completes tables that were made in part, such as on a full disk.
             for ending in ("", "-journal", "-wal", "-shm"):
                 file.with_name(file.name + ending).unlink(missing_ok=True)
         raise
@@ -73,7 +74,7 @@ def _client(uri: str) -> mlflow.MlflowClient:
 
 
 def artifact_folder(experiment: str) -> str:
-    """Return the name of the folder of an experiment's artifacts, which lies below that of all artifacts."""
+    """Return the name of the folder of an experiment's artifacts, within the folder of all artifacts."""
     name = experiment.replace("/", "_")
     return folder_name(name) if not name.strip(".") or "\\" in name else name
 

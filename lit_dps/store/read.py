@@ -97,14 +97,14 @@ def read_study(storage: BaseStorage | str, name: str) -> StudyRecord:
 
 
 def _read_timing(header: dict) -> StepTiming | None:
-    """Return the step times in a header; None without any."""
+    """Return the step times in a header; None if there are none."""
     if schema.STEP_TIMING not in header:
         return None
     return StepTiming.of_stored(header[schema.STEP_TIMING])
 
 
 def study_uid(url: str, name: str) -> str | None:
-    """Return the uid of a stored study; None if there is no such study, or none has been given to it."""
+    """Return the uid of a stored study; None if there is no such study, or if it has no uid."""
     with storage_errors(url), open_to_read(url) as opened:
         return _headers(opened).get(name, {}).get(schema.UID)
 
@@ -195,7 +195,11 @@ def _same(one: str, other: str) -> bool:
 
 
 def _decompress(file: Path, to: Path, limit: int) -> None:
-    """Unpack an .xz file. Raises StorageError if it is damaged, or has more than `limit` bytes when unpacked."""
+    """Unpack an .xz file.
+
+    Raises:
+        StorageError: if the file is damaged, or has more than `limit` bytes when unpacked.
+    """
     written = 0
     try:
         with file.open("rb") as packed, to.open("wb") as plain:
@@ -203,16 +207,16 @@ def _decompress(file: Path, to: Path, limit: int) -> None:
             while not unpack.eof:
                 data = packed.read(CHUNK) if unpack.needs_input else b""
                 if unpack.needs_input and not data:
-                    raise EOFError("it ends too early")
+                    raise EOFError("it is truncated")
                 part = unpack.decompress(data, max_length=CHUNK)
                 written += len(part)
                 if written > limit:
                     raise StorageError(
-                        f"cannot read {file}: it has more than {limit / 1e9:g} GB when unpacked; if you trust it, "
-                        "raise the limit by merge --unpacked_gb"
+                        f"cannot read {file}: it has more than {limit / 1e9:g} GB when unpacked; "
+                        "if you trust it, raise the limit by merge --unpacked_gb"
                     )
                 plain.write(part)
             if unpack.unused_data.strip(b"\0") or packed.read(1).strip(b"\0"):
-                raise EOFError("something follows the end of the compressed data")
+                raise EOFError("other data follow the end of the compressed data")
     except (lzma.LZMAError, EOFError, OSError) as error:
         raise StorageError(f"cannot read {file}: {error}") from error

@@ -36,7 +36,7 @@ BOXES = "boxes"
 ENVIRONMENTS = "environments"
 UNREAD = "unread_data"  # in the identity, since a later version: arguments of data that have no digest
 HEADER_ATTRS = {
-    MADE_BY: "lit_dps. It is written first; Optuna studies of somebody else lack it. Absent in earlier studies.",
+    MADE_BY: "lit_dps. It is written first; Optuna studies of other programs lack it. Absent in earlier studies.",
     FORMAT_ATTR: "Version of this layout: 1. It is written last; a header without it was cut short.",
     UID: "Tells the study from all others, also from a deleted one of the same name. Absent in the oldest studies.",
     IDENTITY: "All that decides results, nested: has to be equal whenever the study is taken up again.",
@@ -58,8 +58,8 @@ HEADER_ATTRS = {
     RUN_ON: "True where trials went on to the step budget after their goal; else absent.",
     REPEATS: "The fields of `lit_dps.repeats.RepeatPlan`, the largest asked for. Absent where nothing is repeated.",
     BOXES: "The history of a box that was widened: `lit_dps.boxes.Widened.stored` of each, beside space. Else absent.",
-    ENVIRONMENTS: "What trials ran in, the oldest first (`lit_dps.provenance`). Absent in the oldest studies.",
-    RUNS: "How many `study` commands have run trials: the number of the last one. Absent in earlier studies.",
+    ENVIRONMENTS: "Environments of the trials, the oldest first (`lit_dps.provenance`). Absent in the oldest studies.",
+    RUNS: "Number of the last `study` command that ran trials, from 1. Absent in earlier studies.",
     REPORTED: "How many results the last analysis at the end of a run was made from.",
 }
 
@@ -68,8 +68,8 @@ ADVICE_SUFFIX = " (advice)"  # behind the study's name; no study's own name has 
 PROBES_SUFFIX = "-advice"  # likewise, of the study that it probes
 ADVICE_ATTRS = {
     "configuration": "What the advice is on: the identity of the study that probes, but for its trials.",
-    "max_steps": "The goal.max_steps that a short run proposed; absent where the user set it, and in earlier versions.",
-    "environment": "Code and data of what was measured first (`lit_dps.provenance`); absent in earlier versions.",
+    "max_steps": "The goal.max_steps that a short run proposed; absent if the user set it, and in earlier versions.",
+    "environment": "Code and data of the first measurement (`lit_dps.provenance`); absent in earlier versions.",
     "spent": "Seconds that asking has taken, all runs of the command together.",
     "timed": "Steps that were timed: lists of the fields of `lit_dps.advice.Timed`.",
     "check": "Seconds of a check of the validation split, as it was timed.",

@@ -24,8 +24,8 @@ from lit_dps.store.views import SHARED, view_key
 from lit_dps.trial import Cell, Status, Trial, TrialResult
 
 BATCH = 1000  # metrics that MLflow takes in one request
-CURVE_POINTS = 1000  # of one curve; MLflow's charts draw no more, and 40,000 checks are 13 MB a trial
-PART = 50  # trials under one lock: it is held for a second or two, in which no worker can log
+CURVE_POINTS = 1000  # of one curve: the most that MLflow's charts draw. 40,000 validations would take 13 MB a trial.
+PART = 50  # trials logged under one lock. Workers wait for it, for a second or two.
 PARENT, NOTE = "mlflow.parentRunId", "mlflow.note.content"
 LONGEST = 5000  # characters of a tag's value that every MLflow takes
 # How a trial's run ends in MLflow, where not as FINISHED
@@ -76,17 +76,18 @@ class Tracker:
     def log_trial(self, result: TrialResult) -> None:
         """Logs a run with the trial's metaparameters, status, steps to result, curves and kept weights.
 
-        The run takes the place of the runs of other attempts at the point, and of one that was cut short. A result
-        that is logged already is not logged again. Curves have at most `CURVE_POINTS` points here; Optuna has all.
+        The run replaces the runs of earlier attempts at the point, and an interrupted one. A result
+        that is logged already is not logged again. Curves have at most `CURVE_POINTS` points; Optuna
+        stores all points.
         """
         with mlflow_errors(self.uri), self.lock():
             self._log_unless_logged(result, list(self._find(tags_of(place(result.trial)))))
 
     def log_trials(self, results: Sequence[TrialResult]) -> Iterator[int]:
-        """Logs many results as `log_trial` does, and yields how many are logged after each part of them.
+        """Log many results as `log_trial` does, and yield their number so far after each part.
 
-        A search for the runs of one trial costs MLflow a pass over all runs. Here one search serves `PART` trials of a
-        cell.
+        MLflow passes over all runs to find the runs of one trial. Here one search finds the runs of
+        `PART` trials of a cell.
         """
         cells: dict[Cell, list[TrialResult]] = {}
         for result in results:
@@ -106,7 +107,7 @@ class Tracker:
                 yield done
 
     def _log_unless_logged(self, result: TrialResult, known: Sequence[Run]) -> None:
-        """Logs a result unless it is among the known runs of its point; those of other attempts are deleted."""
+        """Log a result unless a known run has it; delete the known runs of other attempts."""
         trial, cell = result.trial, result.trial.cell
         if self._logged_else_cleared(result, known):
             return
@@ -275,7 +276,7 @@ def _along(curve: Mapping[str, Sequence[float]]) -> list[Point]:
 
 
 def _shown(length: int) -> Sequence[int]:
-    """The indices of a curve's points that are shown: all, or `CURVE_POINTS` evenly spaced ones with both ends."""
+    """Return the indices of the logged points: all, or `CURVE_POINTS` evenly spaced ones with both ends."""
     if length <= CURVE_POINTS:
         return range(length)
     return [round(i * (length - 1) / (CURVE_POINTS - 1)) for i in range(CURVE_POINTS)]

@@ -1,8 +1,8 @@
 """The Optuna side of a study: declares its trials, hands them out, takes their results.
 
-A point is declared by enqueueing a trial that holds its index; whoever asks takes the first waiting one. In a sqlite
-file all of that happens under one lock of the processes that share it: sqlite lets two of them take the same waiting
-trial. On a server only declaring does: trials are taken and told under locks of their own.
+A point is declared by enqueueing a trial that holds its index. A worker claims the first waiting trial. In a sqlite
+file, workers declare, claim and store trials under one lock, because sqlite lets two processes take the same waiting
+trial. On a server, only declaring needs this lock: each claim and each result has a separate lock.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Store:
         uid: What `lit_dps.store.header.declare` said of the study; None asks nothing.
         run_on, metrics: Whether its runs go on to the budget after their goal; further metrics that their curves keep.
         plan: What is repeated on fresh seeds once the search is through.
-        run_number: Of this run of the study (`begin_run`): trials that failed in earlier runs are run again.
-        environment: Key of the environment that this process runs trials in; None where that is not kept.
+        run_number: The number of this run of the study (`begin_run`). Trials that failed in earlier runs are retried.
+        environment: Key of the environment in which this process runs trials; None if it is not stored.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Store:
             self._leave_others(cell)
             while (run := self._claim(cell)) is None and self._more:
                 with self._alone():
-                    # Another process may have declared some while this one waited for the lock.
+                    # Another process may have declared trials while this process waited for the lock.
                     if not has_waiting(self.storage, self._study(cell)._study_id, self.points):
                         self._more = self._declare(cell)
             if run is not None:
@@ -185,23 +185,25 @@ class Store:
                     give_up(trial.study, trial.number, trial.user_attrs)
 
     def leave(self) -> None:
-        """Abandon all trials, and tell the other processes that this one runs no more."""
+        """Abandon all trials, and show the other processes that this one has ended."""
         self.abandon()
         with storage_errors(self.url):
             self.peers.leave()
 
     @contextmanager
-    def _alone(self, of: int | str | None = None) -> Iterator[None]:
+    def _alone(self, target: int | str | None = None) -> Iterator[None]:
         """Hold a lock, so that no other process changes the study, or one trial.
 
         Args:
-            of: What is changed: a trial, by its id, or what only this process changes, by its owner.
-                By default all of the study. In a sqlite file it always is all of it.
+            target: The id of the trial to lock, or the owner for what only this process changes. None
+                locks the entire study; so does every lock in a sqlite file.
 
         Raises:
-            StorageError: if the study is not the one that this process knows.
+            StorageError: if the study was deleted and made again since this process opened it.
         """
-        lock = "storage" if of is None or not self._locks_rows else f"of {of}"
+        lock = f"of {target}"
+        if target is None or not self._locks_rows:
+            lock = "storage"
         with storage_errors(self.url), self.peers.lock(lock):
             if self.uid is not None and uid_of(self.storage, self.name) != self.uid:
                 raise StorageError(f"study {self.name!r} was deleted or made anew while this process worked on it")
@@ -226,7 +228,7 @@ class Store:
             if trial.state is TrialState.RUNNING and not self.peers.alive(trial.user_attrs.get(OWNER)):
                 finished = True
                 with self._alone(trial._trial_id):
-                    # Its process may have told the result since, if only its connection was lost.
+                    # Its process may have stored the result since, if only its connection was lost.
                     trial = self.storage.get_trial(trial._trial_id)
                     give_up(study, trial.number, trial.user_attrs)
             if finished:
@@ -268,15 +270,18 @@ class Store:
         return {}
 
     def _claim(self, cell: Cell) -> Run | None:
-        """Take a waiting trial of a cell in this process's name, and draw its metaparameters."""
-        # Searches draw from what others run, so one draws after another. The lock of this process
-        # alone begins its session, without which the others would take it for dead.
-        of = self.peers.owner if self._locks_rows and not self._searches else None
+        """Claim a waiting trial of a cell for this process, and draw its metaparameters."""
+        # A search depends on the trials that other processes run, so the processes draw in turn.
+        # Otherwise the lock of this process is enough. It begins the session; without a session the
+        # other processes would regard this process as dead.
+        target = None
+        if self._locks_rows and not self._searches:
+            target = self.peers.owner
         if cell not in self._studies:
             with self._alone():
                 self._study(cell)
         study = self._studies[cell]
-        with self._alone(of):
+        with self._alone(target):
             claimed = self._take(study)
             if claimed is None:
                 return None
@@ -293,7 +298,7 @@ class Store:
         trial_id = claim_waiting(self.storage, study._study_id, self.peers.owner)
         if trial_id is None:
             return None
-        # Past Optuna's cache, which would read all trials to learn of this one.
+        # Without Optuna's cache, which would read all trials to find this one.
         direct = copy.copy(study)
         direct._storage = self.storage
         claimed = optuna.Trial(direct, trial_id)
@@ -302,7 +307,7 @@ class Store:
         return claimed
 
     def _next_rung(self, study: optuna.Study, point: int) -> float:
-        """Return the first rung that a point has not been run through."""
+        """Return the first rung that no attempt at a point has reached; infinity after the last."""
         ran = -math.inf
         if len(self.rungs) > 1:
             for result in pruned_results(self.storage, study._study_id, point):

@@ -14,7 +14,7 @@ from lit_dps.errors import StorageError
 MAGIC = b"SQLite format 3\0"
 HIDDEN = "***"
 SHORTEST_SECRET = 3  # characters: shorter ones are parts of ordinary words
-# What is no URL is shown only if it looks like the path of a file: in all else there may be a password.
+# A text that is no URL is shown only if it looks like a file path: any other may contain a password.
 _PATH = re.compile(r"[\w ./\\+,~()-]*")
 _URL = re.compile(r"(?P<before>[^:/?#@]*?)(?P<scheme>[A-Za-z][\w+.-]*)://(?P<rest>.*)", re.DOTALL)
 _USER = re.compile(r"[\w.-]*")
@@ -51,9 +51,9 @@ def is_http(url: str) -> bool:
 
 
 def without_password(url: str) -> str:
-    """Return a URL with *** for all that may be a secret: passwords, tokens, and values of unknown options.
+    """Return a URL with *** in place of passwords, tokens and values of unknown options.
 
-    What is no URL is returned as it is if it looks like a path, else as ***.
+    A text that is no URL is returned unchanged if it looks like a path, else as ***.
     """
     return _shown_and_secrets(url)[0]
 
@@ -70,11 +70,11 @@ def _shown_and_secrets(url: str) -> tuple[str, list[str]]:
     if scheme.partition("+")[0] == "sqlite" and rest.startswith("/"):
         start = ""
     else:
-        # A password may hold any character, also those that should be quoted: it ends at the last @.
+        # A password may contain characters that should be quoted, so it ends at the last @.
         user, at, rest = rest.rpartition("@")
         start = f"{_shown_user(scheme, user, secrets)}{at}"
         if not _HOST.fullmatch(rest):
-            # Without an @ this may be user:password, and drivers quote the password alone.
+            # Without an @ this may be user:password. Drivers may quote only the password.
             secrets += [rest, rest.partition(":")[2]]
             rest = HIDDEN
     place, mark, options = rest.partition("?")
@@ -87,7 +87,7 @@ def _shown_and_secrets(url: str) -> tuple[str, list[str]]:
 
 
 def _shown_user(scheme: str, user: str, secrets: list[str]) -> str:
-    """Return what stands before the @ of a URL without secrets, which are added to the list."""
+    """Return the part before the @ of a URL without its secrets; append these to `secrets`."""
     name, colon, password = user.partition(":")
     if colon and password:
         secrets.append(password)
@@ -99,7 +99,7 @@ def _shown_user(scheme: str, user: str, secrets: list[str]) -> str:
 
 
 def _shown_options(options: str, secrets: list[str]) -> str:
-    """Return the options of a URL without the values that may be secret, which are added to the list."""
+    """Return the options of a URL without possible secrets; append these to `secrets`."""
     shown = []
     for part in re.split(r"([&;])", options):
         name, equals, value = part.partition("=")
@@ -124,9 +124,10 @@ def ui_command(uri: str) -> str:
 
 
 def scrubbed(text: str, url: str) -> str:
-    """Return what a database said, with *** for the secrets of its URL, which drivers quote as they please.
+    """Return the message of a database with *** in place of the secrets of its URL.
 
-    Nothing of the text is kept if the URL can be read in several ways: then parts of a secret may be in the text.
+    If the URL can be parsed in several ways, a fixed sentence replaces the message, because the
+    message may contain parts of a secret.
     """
     _, secrets = _shown_and_secrets(url)
     if any(_RESERVED.search(secret) for secret in secrets):
@@ -135,26 +136,31 @@ def scrubbed(text: str, url: str) -> str:
 
 
 def scrubbed_of(text: str, url: str) -> str:
-    """Return a message of ours with *** for the secrets of a URL; what is no URL is no secret here."""
+    """Return a message of lit_dps with *** in place of the secrets of a URL."""
     if "://" not in url:
-        # What stands before an @ may be a password.
+        # The part before an @ or after a = may be a password.
         return _replaced(text, [url] if "@" in url or "=" in url else [])
     return _replaced(text, _shown_and_secrets(url)[1])
 
 
 def _replaced(text: str, secrets: list[str]) -> str:
-    # Where a secret ends is not known, if a mark of a URL is in it.
+    # A driver may end a secret at a #, so the part before it is hidden, too.
     for secret in [*secrets, *(secret.partition("#")[0] for secret in secrets)]:
         if len(secret) < SHORTEST_SECRET:
             continue
-        forms = {" ".join(secret.split()), secret, unquote(secret), unquote_plus(secret), quote(secret), secret.lower()}
+        forms = {secret, " ".join(secret.split()), secret.lower()}
+        forms |= {unquote(secret), unquote_plus(secret), quote(secret)}
         for form in sorted(filter(None, forms), key=len, reverse=True):
             text = text.replace(form, HIDDEN)
     return text
 
 
 def check_place(url: str) -> None:
-    """Raises StorageError if a sqlite file is something else, or cannot be made where it should be. Creates nothing."""
+    """Check that a sqlite file is a database, or that it can be created. Creates nothing.
+
+    Raises:
+        StorageError: if the file is no database, or if its folder cannot be made.
+    """
     file = sqlite_file(url)
     if file is None:
         return
@@ -171,9 +177,13 @@ def check_place(url: str) -> None:
 
 
 def check_writable(url: str) -> None:
-    """Raise StorageError for an Optuna storage that studies cannot be written to. Creates nothing.
+    """Check that studies can be written to an Optuna storage. Creates nothing.
 
-    Studies are kept in a sqlite file or on PostgreSQL: with these, it is known which workers are alive.
+    Studies are stored in a sqlite file or on PostgreSQL. Only there lit_dps can determine which
+    workers are alive.
+
+    Raises:
+        StorageError: for another kind of database, or if the file is not writable.
     """
     file = sqlite_file(url)
     if file is None:
@@ -194,5 +204,5 @@ def check_writable(url: str) -> None:
 
 
 def _nearest(file: Path) -> Path:
-    """The file, or the nearest folder above it that is there."""
+    """Return the file, or the nearest folder above it that exists."""
     return next(path for path in (file, *file.absolute().parents) if path.exists())
