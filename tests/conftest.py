@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lit_dps.runtime import keep_freed_memory
-from tests import schema
+from tests import pictures, schema
 from tests.postgres import Server, Unavailable, server
 
 NUMBERS = itertools.count()
@@ -27,6 +27,8 @@ os.environ.setdefault("LIT_DPS_STEP_TIMING", "0")  # seconds at the end of every
 torch.set_num_threads(1)
 keep_freed_memory()  # as the commands do
 schema.use_copies()
+pictures.use_placeholders()
+os.environ.setdefault(pictures.KEY, "1")
 TABLES = tempfile.TemporaryDirectory(prefix="lit_dps-tables-")
 os.environ.setdefault(schema.KEY, f"{TABLES.name}/mlflow.db")  # workers of xdist inherit the first one's
 # Studies of tests are not noted as the user's.
@@ -45,6 +47,13 @@ def one_thread():
     """Again after a test whose command took more: ranks that are forked would hang in OpenMP, and sums differ."""
     yield
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def drawn_pictures(request, monkeypatch):
+    """Draw the pictures of figures in tests that are about them."""
+    if request.node.get_closest_marker("pictures"):
+        monkeypatch.delenv(pictures.KEY, raising=False)
 
 
 @pytest.fixture(scope="session")

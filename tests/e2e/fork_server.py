@@ -43,6 +43,7 @@ def main() -> None:
     for name in VERBS:
         import_module(f"lit_dps.cli.{name}")
     import_module("tests.schema").use_copies()
+    import_module("tests.pictures").use_placeholders()
     import_module("lit_dps.store.tracker")
     threads = [Path(f"/proc/self/task/{task}/comm").read_text().strip() for task in os.listdir("/proc/self/task")]
     assert len([name for name in threads if name != "jemalloc_bg_thd"]) == 1, threads  # pyarrow's minds a fork

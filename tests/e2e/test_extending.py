@@ -43,6 +43,7 @@ def test_a_project_of_its_own_files_runs_a_study(project):
 
 
 @pytest.mark.slow
+@pytest.mark.pictures
 def test_its_figure_is_drawn(project):
     folder, (study, figure) = project
     drawn = folder / "mlruns/figures/stripes"

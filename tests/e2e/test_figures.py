@@ -11,6 +11,8 @@ from tests.e2e.test_commands import run_without
 from tests.unit.fake_study import Goal, law_study, write_study
 from tests.unit.test_figure_files import TABLES, files_of
 
+pytestmark = pytest.mark.pictures
+
 RULES = ("sgd", "momentum")
 
 

@@ -12,6 +12,8 @@ from lit_dps.goal import Goal
 from lit_dps.trial import Cell
 from tests.unit.fake_study import analysis_of, result
 
+pytestmark = pytest.mark.pictures
+
 GOAL = Goal(0.1, check_interval=10, max_steps=80)
 FIGURE = next(figure for figure in FIGURES if figure.NAME == "budgets")
 

@@ -15,6 +15,8 @@ from lit_dps.goal import Goal
 from lit_dps.trial import Cell, Series
 from tests.unit.fake_study import analysis_of, result
 
+pytestmark = pytest.mark.pictures
+
 BATCH_SIZES, DELAYS = (16, 64, 256, 1024), (0, 1, 2, 4, 8, 16)
 FIGURE = next(figure for figure in FIGURES if figure.NAME == "delay")
 GOAL = Goal(0.1, check_interval=1, max_steps=200_000)

@@ -14,6 +14,8 @@ from lit_dps.analysis.figures import FIGURES, drawn
 from lit_dps.trial import Cell
 from tests.unit.fake_study import analysis_of, result
 
+pytestmark = pytest.mark.pictures
+
 FIGURE = next(figure for figure in FIGURES if figure.NAME == "draws")
 STEPS = [160, None, 96, 96, None, 480, 16, None, 320]
 

@@ -11,6 +11,8 @@ from lit_dps.trial import Cell
 from tests.unit.fake_study import result
 from tests.unit.test_figures import lines_of, read
 
+pytestmark = pytest.mark.pictures
+
 SIZES = (8, 80, 2000)
 NOTE = "K* at the first check are upper bounds: drawn hollow, with an arrow, and left out where K* is normalised"
 

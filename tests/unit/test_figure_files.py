@@ -16,6 +16,8 @@ from lit_dps.trial import Cell
 from tests.unit.fake_study import SPACE, measured, result
 from tests.unit.test_figures import exact, read
 
+pytestmark = pytest.mark.pictures
+
 TABLES = ["table.txt", "table.csv", "fits.csv", "critical.csv"]
 NO_SMOOTHNESS = "no Lipschitz measurements (smoothness.interval is not set): no lipschitz figure"
 RATES = ["rates.csv", "rates-prices.csv", "rates.png", "rates.pdf"]

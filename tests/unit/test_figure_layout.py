@@ -11,6 +11,8 @@ from lit_dps.analysis.figures import metaparameters, scaling, style
 from lit_dps.trial import Cell, Status
 from tests.unit.fake_study import SPACE, analysis_of, result
 
+pytestmark = pytest.mark.pictures
+
 
 def test_long_names_overlap_nothing():
     axes = {"local.outer_momentum": (0.0, 0.9), "local.steps": (4, 16, 64)}

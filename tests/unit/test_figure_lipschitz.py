@@ -11,6 +11,8 @@ from lit_dps.trial import Cell
 from tests.unit.fake_study import result
 from tests.unit.test_figures import columns, read
 
+pytestmark = pytest.mark.pictures
+
 DENSE, SPARSE, LARGE = Cell(8, 0.0), Cell(8, 0.9), Cell(64, 0.0)
 
 

@@ -8,6 +8,8 @@ from lit_dps.trial import Cell
 from tests.unit.fake_study import result
 from tests.unit.test_figures import columns, lines_of, read
 
+pytestmark = pytest.mark.pictures
+
 DENSE, SPARSE, LARGE = Cell(8, 0.0), Cell(8, 0.9), Cell(64, 0.0)
 
 

@@ -12,6 +12,8 @@ from tests.unit.fake_study import SPACE, Goal, result
 from tests.unit.test_figure_files import files_of
 from tests.unit.test_figures import columns, exact, lines_of, read
 
+pytestmark = pytest.mark.pictures
+
 
 def study(name, results=None, optimizer=None, schedule="constant", data="MNIST", **kw):
     record = read(results or exact(), **kw)

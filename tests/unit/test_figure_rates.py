@@ -8,6 +8,8 @@ from lit_dps.space import Range
 from lit_dps.trial import Cell
 from tests.unit.test_rates import FIGURE, SPACE, bowl, study, trial
 
+pytestmark = pytest.mark.pictures
+
 METAPARAMETERS = next(figure for figure in FIGURES if figure.NAME == "metaparameters")
 
 

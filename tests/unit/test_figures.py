@@ -17,6 +17,8 @@ from lit_dps.trial import Cell, Series
 from tests.unit.fake_study import SPACE, law_study, result, write_study
 from tests.unit.test_claims_repeats import with_repeats
 
+pytestmark = pytest.mark.pictures
+
 
 def read(results=None, **kw):
     storage = optuna.storages.InMemoryStorage()

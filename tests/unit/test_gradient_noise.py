@@ -25,6 +25,8 @@ from lit_dps.trial import Cell
 from tests.unit.fake_study import analysis_of, result
 from tests.unit.tiny import fit
 
+pytestmark = pytest.mark.pictures
+
 FIGURE = next(figure for figure in FIGURES if figure.NAME == "noise")
 
 

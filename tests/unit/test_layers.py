@@ -16,6 +16,8 @@ from lit_dps.store.schema import AXES
 from lit_dps.trial import Cell, Series
 from tests.unit.fake_study import analysis_of, result, theory_terms
 
+pytestmark = pytest.mark.pictures
+
 GOAL = Goal(0.1, check_interval=4, max_steps=400)
 METHODS = {"grasp": 1.0, "magnitude": 2.0, "random": 3.0, "snip": 4.0}
 AXIS = {AXES: {"pruning.init": ["isometry", "original"], "pruning.method": list(METHODS)}}

@@ -12,6 +12,8 @@ from lit_dps.rounds import Rounds
 from lit_dps.trial import Cell
 from tests.unit.fake_study import analysis_of, result
 
+pytestmark = pytest.mark.pictures
+
 KEY = "local.steps"
 FIGURE = next(figure for figure in FIGURES if figure.NAME == "local")
 LOCAL = {"workers": 4, "steps": 1, "start": 0, "outer_learning_rate": 1.0, "outer_momentum": 0.0}

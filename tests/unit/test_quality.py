@@ -10,6 +10,8 @@ from lit_dps.trial import Cell
 from tests.unit.fake_study import analysis_of
 from tests.unit.test_budgets import GOAL, trial
 
+pytestmark = pytest.mark.pictures
+
 FIGURE = next(figure for figure in FIGURES if figure.NAME == "quality")
 
 

@@ -21,6 +21,8 @@ from lit_dps.store.trust import foreign_modules, remember
 from lit_dps.trial import Cell
 from tests.unit.fake_study import SPACE, result, write_study
 
+pytestmark = pytest.mark.pictures
+
 COMMAND = "import sys; from lit_dps.cli import main; sys.exit(main())"
 CELL = Cell(4, 0.0)
 IDENTITY = {"goal": {"error": 0.1}}
