@@ -76,6 +76,15 @@ def tensors_in(*owners: Any) -> list[torch.Tensor]:
     return _kept((torch.Tensor, torch.nn.Parameter), owners)
 
 
+def numeric_arrays_in(*owners: Any) -> list[np.ndarray]:
+    """The NumPy arrays of numbers that objects keep, as `generators_in`, and views of contiguous tensors as bytes."""
+    arrays = [array for array in _kept((np.ndarray,), owners) if array.dtype.kind in "biufc"]
+    for tensor in tensors_in(*owners):
+        if tensor.device.type == "cpu" and tensor.layout is torch.strided and tensor.is_contiguous():
+            arrays.append(tensor.detach().view(-1).view(torch.uint8).numpy())
+    return arrays
+
+
 def _kept(kinds: tuple[type, ...], owners: Sequence[Any]) -> list[Any]:
     found, seen, queue = [], set(), list(owners)
     for item in queue:  # grows on the way

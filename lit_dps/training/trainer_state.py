@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import copy
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 from lightning.pytorch import Trainer
 from torch.optim import Optimizer
 
 from lit_dps.errors import ConfigError
 from lit_dps.training.attributes import PLAIN, capture_attributes, equal_states, restore_attributes
-from lit_dps.training.generators import tensors_in
+from lit_dps.training.generators import numeric_arrays_in, tensors_in
+
+LARGEST = 1 << 30  # bytes, whose checksum takes a second
 
 
 @contextmanager
@@ -22,7 +26,7 @@ def unmoved(trainer: Trainer) -> Iterator[None]:
 
     These are parameter groups with their learning rates, schedules, attributes of the data module, of optimizers and of
     callbacks (numbers, texts, lists, dicts; tensors of callbacks), attributes that are new there or at a logger, the
-    trainer's plain attributes and its metrics. `DataTensors` watches the tensors of the data.
+    trainer's plain attributes and its metrics. `DataTensors` watches the tensors of the data and of optimizers' state.
     State outside of the trainer, such as a global variable or an attribute of a class, is not seen.
 
     Raises:
@@ -80,24 +84,42 @@ def unmoved(trainer: Trainer) -> Iterator[None]:
 
 
 class DataTensors:
-    """The tensors of a fit's data, and whether code changes them in place. They may be too large for a copy."""
+    """The tensors of a fit's data and of its optimizers' state, and whether code changes them in place.
 
-    def __init__(self, trainer: Trainer):
+    They may be too large for a copy.
+
+    Args:
+        trainer: The trainer of the fit.
+        contents: Whether to compare the contents of the data too, also of NumPy arrays. This takes a second for each
+            GB, and sees changes through NumPy. Contents above `LARGEST` bytes are left out.
+    """
+
+    def __init__(self, trainer: Trainer, contents: bool = False):
         self._trainer = trainer
-        owners = [getattr(trainer, "datamodule", None), trainer.train_dataloader]
-        self._tensors = [tensor for tensor in tensors_in(*owners) if not tensor.is_inference()]
+        data = [getattr(trainer, "datamodule", None), trainer.train_dataloader]
+        states = [list(optimizer.state.values()) for optimizer in trainer.optimizers]
+        tensors = tensors_in(*data, *states)
+        self._tensors = [tensor for tensor in tensors if not tensor.is_inference()]
+        self._contents = []
+        if contents:
+            self._contents = [array for array in numeric_arrays_in(*data) if array.nbytes <= LARGEST]
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
         """Raise ConfigError if code in here changes one. What a data set caches elsewhere is not its matter."""
-        before = [tensor._version for tensor in self._tensors]
+        before = self._state()
         yield
-        if before != [tensor._version for tensor in self._tensors]:
+        if before != self._state():
             allowed = (
-                "a module whose training_step changes no tensor of the data in place: it also runs outside of "
-                "training, on a copy of the module, and this change cannot be undone"
+                "a module whose training_step changes no tensor or array of the data or of an optimizer's state in "
+                "place: it also runs outside of training, on a copy of the module, and this change cannot be undone"
             )
             raise ConfigError("model", type(self._trainer.lightning_module).__name__, allowed)
+
+    def _state(self) -> list[int]:
+        versions = [tensor._version for tensor in self._tensors]
+        checksums = [zlib.crc32(np.ascontiguousarray(array).view(np.uint8)) for array in self._contents]
+        return versions + checksums
 
 
 def _own_attributes(optimizer: Optimizer) -> dict[str, Any]:

@@ -172,7 +172,7 @@ class TrainingPass:
         Lightning skips the rest of an epoch.
         """
         if self._data_tensors is None:
-            self._data_tensors = DataTensors(self.trainer)
+            self._data_tensors = DataTensors(self.trainer, contents=self.is_short)
         with self._data_tensors.unchanged():
             if module.on_train_batch_start(batch, i) == -1:
                 return None

@@ -46,10 +46,23 @@ def test_a_pruned_trial_begins_as_a_dense_one(model):
     assert begin(model, 0.5) == begin(model, 0.0) == (0.01, [None] * 3, None)
 
 
-def test_a_step_that_changes_the_data_is_refused():
+@pytest.mark.parametrize(
+    ("model", "data"),
+    [
+        ("FadingData", "data.Clouds"),
+        ("FadingArray", "data.Clouds"),
+        ("Weighted", "data.WithWeights"),
+        ("FilledState", "data.Clouds"),
+    ],
+)
+def test_a_step_that_changes_the_data_or_the_optimizer_in_place_is_refused(model, data):
     with pytest.raises(ConfigError) as error:
-        begin("FadingData", 0.5)
-    assert (error.value.key, error.value.value) == ("model", "FadingData")
+        dry_run(setup(f"reaching.{model}", data, sparsities=[0.5]))
+    assert (error.value.key, error.value.value) == ("model", model)
+
+
+def test_an_array_that_the_data_set_fills_is_not_refused():
+    assert dry_run(setup("models.Net", "data.Cached", sparsities=[0.5]))[1] == []
 
 
 @pytest.mark.parametrize("metric", ["F1", "AUROC"])

@@ -39,6 +39,37 @@ class Clouds(LightningDataModule):
         return DataLoader(self.val, 20)
 
 
+class _Cache(Dataset):
+    """Copies each example into an array when it is read first."""
+
+    def __init__(self, examples: TensorDataset):
+        self.examples, self.seen = examples, np.zeros((len(examples), 8), dtype=np.float32)
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, i: int):
+        x, y = self.examples[i]
+        self.seen[i] = x
+        return torch.from_numpy(self.seen[i]), y
+
+
+class Cached(Clouds):
+    """Its data set fills an array as it is read."""
+
+    def setup(self, stage: str | None = None) -> None:
+        super().setup(stage)
+        self.train = _Cache(self.train)
+
+
+class WithWeights(Clouds):
+    """Keeps an array of weights, which a module may read."""
+
+    def setup(self, stage: str | None = None) -> None:
+        super().setup(stage)
+        self.weights = np.ones(4)
+
+
 class Deaf(Clouds):
     """Its argument `batch` feeds no loader."""
 

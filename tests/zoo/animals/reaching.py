@@ -32,3 +32,35 @@ class FadingData(Net):
     def training_step(self, batch, batch_idx):
         self.trainer.datamodule.train.tensors[0].mul_(0.9)
         return self.loss(batch)
+
+
+class FadingArray(Net):
+    """Fades the training data through NumPy, which leaves the tensor's version as it is."""
+
+    def training_step(self, batch, batch_idx):
+        images = self.trainer.datamodule.train.tensors[0].numpy()
+        images *= 0.9
+        return self.loss(batch)
+
+
+class Weighted(Net):
+    """Fades an array of weights at its data module, which the data module itself does not read."""
+
+    def training_step(self, batch, batch_idx):
+        weights = self.trainer.datamodule.weights
+        weights *= 0.9
+        return self.loss(batch) * float(weights[0])
+
+
+class FilledState(Net):
+    """Keeps means in the state of its optimizer, and halves them at each step."""
+
+    def on_train_start(self):
+        state = self.trainer.optimizers[0].state
+        for parameter in self.parameters():
+            state[parameter].setdefault("mean", torch.ones_like(parameter))
+
+    def training_step(self, batch, batch_idx):
+        for state in self.trainer.optimizers[0].state.values():
+            state["mean"] *= 0.5
+        return self.loss(batch)
