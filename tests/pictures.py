@@ -15,11 +15,18 @@ from lit_dps.files import replacing
 
 KEY = "LIT_DPS_TEST_PICTURES"  # without it in its environment a process draws
 draw = write.save
+lay_out = write.caption
 
 
 def use_placeholders() -> None:
     """From here on, while the environment has `KEY`, pictures are files of one line."""
     write.save = _save
+    write.caption = _caption
+
+
+def _caption(figure: Figure, *args) -> None:
+    if KEY not in os.environ:
+        lay_out(figure, *args)
 
 
 def _save(figure: Figure, folder: Path, name: str) -> list[Path]:
