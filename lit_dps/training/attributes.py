@@ -97,9 +97,9 @@ def _equal(first: Any, second: Any) -> bool:
     if type(first) is not type(second):
         return False
     if isinstance(first, dict):
-        return first.keys() == second.keys() and all(_equal(first[key], second[key]) for key in first)
+        return first.keys() == second.keys() and all(equal_states(first[key], second[key]) for key in first)
     if isinstance(first, (list, tuple)):
-        return len(first) == len(second) and all(map(_equal, first, second))
+        return len(first) == len(second) and all(map(equal_states, first, second))
     if isinstance(first, float) and first != first:
         return second != second
     return bool(first == second)
@@ -139,6 +139,8 @@ class _Walk:
         if id(item) in self.numbers:
             return "again", self.numbers[id(item)]
         self._meet(item)
+        if kind == "list" and all(type(value) in PLAIN for value in item):  # thousands of numbers are common
+            return kind, [(i, ("value", value)) for i, value in enumerate(item)]
         return kind, [(name, self.capture(value)) for name, value in _parts(item)]
 
     def _tensor(self, item: Tensor | np.ndarray) -> Any:

@@ -8,6 +8,7 @@ import shlex
 import pandas as pd
 import pytest
 
+from tests import pictures
 from tests.e2e.commands import ROOT, run
 
 PAGE = (ROOT / "docs" / "extending.md").read_text()
@@ -16,7 +17,16 @@ PAGE = (ROOT / "docs" / "extending.md").read_text()
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
     """A folder with the files of the page, after its commands; what these said."""
-    folder, said = tmp_path_factory.mktemp("project"), []
+    folder = tmp_path_factory.mktemp("project")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv(pictures.KEY, raising=False)
+        said = commands_of_the_page(folder)
+    return folder, said
+
+
+def commands_of_the_page(folder):
+    """Write the files of the page into a folder, run its commands there, and return what they print."""
+    said = []
     for name, text in re.findall(r"```(?:python|yaml)\n# (\S+)\n(.*?)```", PAGE, re.DOTALL):
         (folder / name).write_text(text)
     for block in re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL):
@@ -26,7 +36,7 @@ def project(tmp_path_factory):
             done = run(folder, *arguments)
             assert done.returncode == 0, done.stderr
             said.append(done.stdout)
-    return folder, said
+    return said
 
 
 @pytest.mark.slow
@@ -43,7 +53,6 @@ def test_a_project_of_its_own_files_runs_a_study(project):
 
 
 @pytest.mark.slow
-@pytest.mark.pictures
 def test_its_figure_is_drawn(project):
     folder, (study, figure) = project
     drawn = folder / "mlruns/figures/stripes"

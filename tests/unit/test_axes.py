@@ -11,8 +11,6 @@ from lit_dps.replication import Machine, Part, judge, linear_scaling, protocol_r
 from lit_dps.trial import Cell, Series
 from tests.unit.fake_study import GOAL, SPACE, law_results, measured, theory_terms
 
-pytestmark = pytest.mark.pictures
-
 METHOD = "pruning.method"
 LAWS = {("snip", 0.0): (4e4, 60), ("snip", 0.9): (8e4, 120), ("synflow", 0.0): (4e4, 60), ("synflow", 0.9): (2e5, 180)}
 SERIES = [Series(s, ((METHOD, method),)) for s in (0.0, 0.9) for method in ("snip", "synflow")]

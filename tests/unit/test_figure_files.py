@@ -16,8 +16,6 @@ from lit_dps.trial import Cell
 from tests.unit.fake_study import SPACE, measured, result
 from tests.unit.test_figures import exact, read
 
-pytestmark = pytest.mark.pictures
-
 TABLES = ["table.txt", "table.csv", "fits.csv", "critical.csv"]
 NO_SMOOTHNESS = "no Lipschitz measurements (smoothness.interval is not set): no lipschitz figure"
 RATES = ["rates.csv", "rates-prices.csv", "rates.png", "rates.pdf"]
@@ -33,6 +31,7 @@ def two_sparsities():
     return Analysis(read(trials=6, batch_sizes=(4, 64), laws={0.0: (4e3, 60), 0.9: (8e3, 90)}))
 
 
+@pytest.mark.pictures
 def test_write_all_writes_everything_once(two_sparsities, tmp_path):
     study, folder = two_sparsities, tmp_path / "new" / "figures"
     paths, notes = write_all(study, folder)
@@ -124,6 +123,7 @@ def cells(done):
     ],
     ids=["nothing", "all incomplete", "one cell", "no dense K*", "one batch size done"],
 )
+@pytest.mark.pictures
 def test_an_unfinished_study_is_drawn_and_says_what_is_missing(results, drawn, missing, tmp_path):
     paths, notes = write_all(Analysis(read(results, trials=5)), tmp_path)
     assert notes == missing
@@ -153,6 +153,7 @@ def test_figures_of_many_panels_are_drawn_on_request(two_sparsities, tmp_path, m
     assert [path.name for path in paths] == files_of("metaparameters") and notes == []
 
 
+@pytest.mark.pictures
 def test_axes_of_a_written_figure_are_separate_with_the_same_limits(two_sparsities):
     figure = metaparameters.draw(
         two_sparsities.trials, two_sparsities, metaparameters.axes_of(two_sparsities.record)[0]
@@ -184,6 +185,7 @@ def test_files_are_listed_by_what_they_show():
     assert listing([], []) == "nothing written\n"
 
 
+@pytest.mark.pictures
 def test_a_figure_that_fails_leaves_the_old_one(tmp_path, monkeypatch):
     study = Analysis(read(exact(), trials=1))
     write_all(study, tmp_path)
@@ -199,6 +201,7 @@ def test_a_figure_that_fails_leaves_the_old_one(tmp_path, monkeypatch):
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
+@pytest.mark.pictures
 def test_ticks_get_the_style_too(tmp_path, monkeypatch):
     seen = []
 
@@ -219,6 +222,7 @@ def test_an_analysis_is_written_as_it_was_computed(tmp_path):
     assert (tmp_path / "table.txt").read_text() == render(few) != render(Analysis(record))
 
 
+@pytest.mark.pictures
 def test_drawing_leaves_global_state_alone(tmp_path):
     code = """
 import sys
