@@ -1,10 +1,11 @@
-"""Hashes of data without a digest of their own: of the data sets' tensors and of some examples."""
+"""Hashes of data that declare no digest: of the data sets' tensors and of some examples."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from itertools import islice
 from typing import Any
 
@@ -24,23 +25,24 @@ from lit_dps.training.generators import isolated
 from lit_dps.trial import Cell, Trial
 
 LENGTH = 16  # hexadecimal digits of a hash
-EXAMPLES = 64  # of each data set, evenly spaced
-BATCHES = 4  # of a stream
-MAX_BYTES = 2**28  # of a tensor; a larger one is hashed in evenly spaced rows
-DEPTH = 4  # of nested examples
+EXAMPLES = 64  # hashed examples of a data set, evenly spaced
+BATCHES = 4  # hashed batches of a stream
+MAX_BYTES = 2**28  # of a tensor; only evenly spaced rows of a larger tensor are hashed
+DEPTH = 4  # levels of nested examples
 
 
 def data_hashes(setup: StudySetup) -> dict[str, list[str]]:
     """Return the hashes of the data that a study trains and validates on.
 
-    Data with a `digest` give that. Of others the training and validation data sets are read twice, each time made anew
-    under the seeds of point 0: what differs between the two is `UNKNOWN`.
+    If the data module has a `digest`, return the digest. Otherwise the data sets are made twice under
+    the seeds of point 0 and read; if the two differ, the hashes are `UNKNOWN`.
 
     Returns:
-        Values of the grid's axes of the data, such as "noise=0.5"; "" without such axes -> hashes as of
+        Hashes by the values of the data's axes, such as "noise=0.5" ("" without such axes). See
         `lit_dps.provenance.DATA`.
     """
-    study, hashes = setup.study, {}
+    study = setup.study
+    hashes = {}
     point = sobol_point(study.space, study.seed, 0, study.scramble)
     for cell in study.cells:
         axes = tuple(pair for pair in cell.others if pair[0].startswith("data."))
@@ -53,11 +55,14 @@ def data_hashes(setup: StudySetup) -> dict[str, list[str]]:
 
 def _hashes_of(setup: StudySetup, trial: Trial) -> list[str]:
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # sums round otherwise with more
+    torch.set_num_threads(1)  # the number of threads changes how sums are rounded
     try:
         first = _read(setup, trial)
-        return first if len(first) < 3 or first == _read(setup, trial) else UNKNOWN
-    except Exception:  # data that only a running trainer can read, whatever their class raises
+        is_digest = len(first) < 3
+        if is_digest or first == _read(setup, trial):
+            return first
+        return UNKNOWN
+    except Exception:  # some data need a running trainer; their class may raise anything
         return UNKNOWN
     finally:
         torch.set_num_threads(threads)
@@ -66,7 +71,8 @@ def _hashes_of(setup: StudySetup, trial: Trial) -> list[str]:
 def _read(setup: StudySetup, trial: Trial) -> list[str]:
     with setup.workload.traceless() as workload, isolated(seed=trial.seed_for("order")):
         built = workload.build(trial)
-        data, trainer = built.data, Trainer(**built.trainer)
+        data = built.data
+        trainer = Trainer(**built.trainer)
         data.trainer = trainer
         trainer.strategy.connect(built.module)
         data.prepare_data()
@@ -82,7 +88,7 @@ def _read(setup: StudySetup, trial: Trial) -> list[str]:
 
 
 def fingerprint(value: Any) -> str:
-    """Return a hash of a nested value, such as a batch or a state: of its numbers, texts and arrays, to the bit."""
+    """Return an exact hash of the numbers, texts and arrays in a nested value, such as a batch."""
     hasher = Hasher()
     hasher.add(value)
     return " ".join(hasher.hashes[:2])
@@ -92,23 +98,27 @@ class Hasher:
     """Hashes examples: whole numbers, texts and shapes in one hash, floats in another."""
 
     def __init__(self):
-        self._exact, self._floats = hashlib.sha256(), hashlib.sha256()
+        self._exact = hashlib.sha256()
+        self._floats = hashlib.sha256()
 
     @property
     def hashes(self) -> list[str]:
-        """The hash of what is exact, that of the floats, and that of what decides how floats are rounded."""
+        """Hashes of exact values, of floats, and of the versions and processor that round floats."""
         context = f"{torch.__version__} {np.__version__} {cpu_model()}"
-        found = self._exact, self._floats, hashlib.sha256(context.encode())
-        return [each.hexdigest()[:LENGTH] for each in found]
+        hashers = self._exact, self._floats, hashlib.sha256(context.encode())
+        return [hasher.hexdigest()[:LENGTH] for hasher in hashers]
 
     def add(self, value: Any, depth: int = DEPTH) -> None:
-        """Add an example, a batch or a part of one. Of objects that it does not know the class and the attributes."""
+        """Add an example, a batch or a part of a batch.
+
+        Of an object of an unknown class, the name of the class and the attributes are hashed.
+        """
         if isinstance(value, (Tensor, np.ndarray, np.generic)):
             self._add_array(value)
         elif isinstance(value, float):
             self._floats.update(repr(value).encode())
         elif isinstance(value, str) and os.sep in value:
-            pass  # a path, which may be another on another machine
+            pass  # probably a path, which may differ between machines
         elif value is None or isinstance(value, (bool, int, str, bytes)):
             self._exact.update(repr(value).encode())
         elif hasattr(value, "tobytes") and hasattr(value, "size"):  # an image of Pillow
@@ -119,19 +129,21 @@ class Hasher:
     def _add_nested(self, value: Any, depth: int) -> None:
         self._exact.update(type(value).__name__.encode())
         if isinstance(value, Mapping):
-            parts: Iterable[Any] = [part for key in sorted(value, key=str) for part in (str(key), value[key])]
+            parts: list[Any] = []
+            for key in sorted(value, key=str):
+                parts += [str(key), value[key]]
         elif isinstance(value, (list, tuple)):
-            parts = value
+            parts = list(value)
         else:
-            parts = getattr(value, "__dict__", {}).values()
+            parts = list(getattr(value, "__dict__", {}).values())
         for part in parts:
             self.add(part, depth)
 
     def add_tensors(self, dataset: Any) -> None:
-        """Add the tensors and arrays that a data set keeps as attributes, whole."""
+        """Add all tensors and arrays that a data set has as attributes."""
         for value in vars(dataset).values():
-            parts = value if isinstance(value, (list, tuple)) and len(value) <= EXAMPLES else [value]
-            for part in parts:
+            is_short_list = isinstance(value, (list, tuple)) and len(value) <= EXAMPLES
+            for part in value if is_short_list else [value]:
                 if isinstance(part, (Tensor, np.ndarray)):
                     self._add_array(part)
         if isinstance(dataset, Subset):
@@ -141,11 +153,13 @@ class Hasher:
     def _add_array(self, value: Tensor | np.ndarray | np.generic) -> None:
         if isinstance(value, Tensor):
             value = value.detach().cpu().to_dense()
-            value = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
+            if value.dtype == torch.bfloat16:
+                value = value.float()  # NumPy has no bfloat16
+            value = value.numpy()
         value = np.asarray(value)
         self._exact.update(f"{value.dtype} {value.shape}".encode())
         if value.nbytes > MAX_BYTES:
-            value = value[:: -(-value.nbytes // MAX_BYTES)]
+            value = value[:: math.ceil(value.nbytes / MAX_BYTES)]
         if value.dtype == object:
             self.add(value.tolist(), depth=1)
         elif value.dtype.kind in "fc":
@@ -166,7 +180,7 @@ def _add_loader(hasher: Hasher, loader: Any, batch_size: int) -> None:
     if not is_stream and hasattr(dataset, "__len__"):
         _add_dataset(hasher, dataset)
         return
-    hasher.add(batch_size)  # the order of a stream may depend on it
+    hasher.add(batch_size)  # the examples of a stream may depend on the batch size
     for batch in islice(loader, BATCHES):
         hasher.add(batch)
 

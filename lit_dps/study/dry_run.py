@@ -20,25 +20,28 @@ from lit_dps.trial import Cell, Trial
 
 
 def dry_run(setup: StudySetup) -> tuple[LightningDataModule, list[str]]:
-    """Runs short trials of a study, and returns its data module and what the user should know.
+    """Run short trials of a study, and return its data module and notes for the user.
 
-    Short trials run at the smallest batch size and, with data of other people, at the largest one, each at the largest
-    sparsity. Nothing is left in the global generators, in the storage or in the user's folder.
+    Short trials run at the smallest batch size and, unless the data are ours, at the largest one,
+    each at the largest sparsity. The dry run does not change global generators, the storage or the
+    user's folder.
 
     Returns:
-        The data module of the smallest batch size, set up for training, and notes, a line each.
+        The data module of the smallest batch size, set up for training, and notes of one line each.
 
     Raises:
-        UserError: for a trial that would fail, a metric that depends on the batch size of the grid, and a trial that
-            resumes from a checkpoint with other values.
+        UserError: if a trial would fail, if a metric depends on the batch size of the grid, or if a
+            trial resumes from a checkpoint with other values.
     """
     with setup.workload.traceless() as workload:
         return _dry_run(setup, replace(setup.training(), workload=workload))
 
 
 def _dry_run(setup: StudySetup, training: Training) -> tuple[LightningDataModule, list[str]]:
-    study, notes = setup.study, []
-    smallest, largest, sparsity = min(study.batch_sizes), max(study.batch_sizes), max(study.sparsities)
+    study = setup.study
+    notes: list[str] = []
+    smallest, largest = min(study.batch_sizes), max(study.batch_sizes)
+    sparsity = max(study.sparsities)
     point = sobol_point(study.space, study.seed, 0, study.scramble)
     others = list(dict.fromkeys(cell.others for cell in study.cells))
     for other in others:
@@ -49,54 +52,63 @@ def _dry_run(setup: StudySetup, training: Training) -> tuple[LightningDataModule
         except ConfigError as error:
             refusal = error
         if refusal is not None:
-            # What fails without the pruning pass too is an error of the module, and is reported as
-            # such. Outside of the except block, where the refusal would be that error's context.
+            # If the trial also fails without the pruning pass, the module's error is raised here.
+            # This is outside of the except block, so that the refusal is not shown as its context.
             if refusal.key == "pruning.method":
                 run_short(training, replace(trial, cell=Cell(smallest, 0.0, other)))
             raise refusal
         notes += short.notes
-        _refuse_met(short)
+        _refuse_goal_met_untrained(short)
         if setup.ranks > 1 and short.counted.can_be_cut is False:
             what = "for batches of tensors that all have the examples as first dimension"
             raise ConfigError("trainer.strategy", "ddp", what)
-        if hasattr(short.data, "check_batch_size"):  # the data may be another's at each value of an axis
+        # Each value of an axis may have another data module.
+        if hasattr(short.data, "check_batch_size"):
             short.data.check_batch_size(largest // training.workload.accumulated)
-    if largest > smallest and not standard_data(short.data):  # whose batches and checks are as they have to be
+    # The batches and validation of our own data are known to be right.
+    if largest > smallest and not standard_data(short.data):
         last = run_short(training, Trial(Cell(largest, sparsity, other), 0, point, study.seed))
         notes += last.notes
         if last.examples != short.examples:
-            counts = [" + ".join(map(str, found.values())) for found in (short.examples, last.examples)]
-            shown = f"{counts[0]} at B = {smallest} and {counts[1]} at B = {largest}"
+            counts = f"{_sum_text(short.examples)} at B = {smallest} and {_sum_text(last.examples)} at B = {largest}"
             name = type(short.data).__name__
-            raise ConfigError("data", name, f"the same validation examples at every batch size, not {shown}")
-        _refuse_deaf(training, short, last)
+            raise ConfigError("data", name, f"the same validation examples at every batch size, not {counts}")
+        _refuse_ignored_batch_size(training, short, last)
         if last.batches != short.batches or not training.workload.batch_size_key.startswith("data."):
             for other in others:
-                notes += compare_metrics(training, Trial(Cell(smallest, 0.0, other), 0, point, study.seed), setup)
+                dense = Trial(Cell(smallest, 0.0, other), 0, point, study.seed)
+                notes += compare_metrics(training, dense, setup)
     notes += check_resume(training, trial, setup)
     notes += idle_keys(training, setup)
     return short.data, notes
 
 
-def _refuse_deaf(training: Training, short: Short, last: Short) -> None:
-    """Refuse a batch size key whose batches do not grow with it, where nothing tells their number of examples."""
+def _sum_text(examples: dict[int, int] | None) -> str:
+    """Return the examples of each data loader as a sum, such as "100 + 20"."""
+    return " + ".join(map(str, (examples or {}).values()))
+
+
+def _refuse_ignored_batch_size(training: Training, short: Short, last: Short) -> None:
+    """Raise ConfigError if batches do not grow with the batch size key.
+
+    This check is for batches whose number of examples is unknown.
+    """
     one, other = short.counted, last.counted
     growth = other.batch_size / one.batch_size
     if one.volume and other.volume and other.volume < math.sqrt(growth) * one.volume:
-        found = f"at {one.batch_size} a batch has {one.volume} numbers, and at {other.batch_size} {other.volume}"
-        what = f"the key that the train dataloader takes its batch size from: {found}"
+        sizes = f"at {one.batch_size} a batch has {one.volume} numbers, and at {other.batch_size} {other.volume}"
+        what = f"the key that the train dataloader takes its batch size from: {sizes}"
         raise ConfigError("study.batch_size_key", training.workload.batch_size_key, what)
 
 
-def _refuse_met(short: Short) -> None:
+def _refuse_goal_met_untrained(short: Short) -> None:
+    """Raise ConfigError if the untrained network meets the goal."""
     goal, untrained = short.goal.goal, short.untrained
     if untrained is None or not goal.reached(untrained[short.goal.monitor]):
         return
-    side, other = "below", ""
+    side, hint = "below", "; of a metric that is to be maximised set goal.at_least"
     if goal.at_least:
-        side = "above"
-    else:
-        other = "; of a metric that is to be maximised set goal.at_least"
+        side, hint = "above", ""
     key = "goal.error" if str(goal).startswith("goal error") else "goal.metric"
     value = untrained[short.goal.monitor]
-    raise ConfigError(key, goal.value, f"{side} {value:.4g}, the {short.goal.monitor} of the untrained network{other}")
+    raise ConfigError(key, goal.value, f"{side} {value:.4g}, the {short.goal.monitor} of the untrained network{hint}")

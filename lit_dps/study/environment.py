@@ -1,4 +1,4 @@
-"""The environment of this run of a study: what its trials are made of."""
+"""The environment of this run of a study: code, data, versions, threads and machine."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from lit_dps.study.view import environment_tags
 
 
 def environment_of(setup: StudySetup, data: LightningDataModule, reads_data: bool = True) -> dict[str, Any]:
-    """Return the environment of this process, once a study was checked: all classes of its trials are imported then.
+    """Return the environment of this process. Call it after the dry run has imported all classes.
 
     Args:
         setup: The study.
         data: The data module, set up.
-        reads_data: Whether to hash the data; not needed where no trial will run.
+        reads_data: Whether to hash the data. This is not needed if no trial will run.
 
     Returns:
-        Versions, machine, threads and hashes, with a key, as `lit_dps.provenance` has them.
+        Versions, machine, threads and hashes, with a key: see `lit_dps.provenance`.
     """
     config = setup.config()
     tags = environment_tags(getattr(data, "digest", None))
@@ -47,16 +47,16 @@ def environment_of(setup: StudySetup, data: LightningDataModule, reads_data: boo
 def _versions_of_packages(config: Any) -> dict[str, str]:
     """Return the versions of the installed packages whose classes a configuration names."""
     packages = {text.partition(".")[0] for text in texts_in(config) if "." in text}
-    found = {}
+    versions = {}
     for package in sorted(packages - {"lit_dps", "torch", "lightning"}):
         if is_installed(sys.modules.get(package)):
-            found[f"version.{package}"] = _version_of(package)
-    return found
+            versions[f"version.{package}"] = _version_of(package)
+    return versions
 
 
 def _version_of(package: str) -> str:
     try:
         return version(package)
-    except PackageNotFoundError:  # a distribution of another name; it takes a second to list all
+    except PackageNotFoundError:  # the distribution has another name; listing all takes a second
         distributions = packages_distributions().get(package, [])
         return ", ".join(sorted({version(name) for name in distributions})) or "unknown"

@@ -1,7 +1,7 @@
-"""Idle keys: keys of the grid and of the search that change nothing in a trial.
+"""Finds idle keys: keys of the grid and of the search that change nothing in a trial.
 
-An argument that a module ignores gives equal curves at every value of its axis. The dry run trains a few steps at two
-values of each key, everything else equal, and compares all that they compute, to the bit.
+If a module ignores an argument, the curves are equal at every value of its axis. The dry run trains
+a few steps at two values of each key, everything else equal. It compares all results exactly.
 """
 
 from __future__ import annotations
@@ -30,23 +30,24 @@ from lit_dps.training.generators import isolated
 from lit_dps.training.rate_curve import rate_curve
 from lit_dps.trial import Cell, Trial, Value, text_of
 
-STEPS = 3  # of a trial whose validation is left out
-MOST_CONTEXTS = 8  # combinations of the values of all other keys in which a key is tried
-POINTS = 3  # of the search, among them
+STEPS = 3  # of a trial without validation
+MOST_CONTEXTS = 8  # combinations of the other keys' values with which a key is tested
+POINTS = 3  # points of the search among these combinations
 LIBRARIES = ("lit_dps.", "lightning.", "pytorch_lightning.")
-# Arguments of our data modules that are there for speed alone, or name a folder.
+# Arguments of our data modules that only affect the speed, or that name a folder.
 IDLE_OF_DATA = ("eval_batch_size", "root", "download")
-# What a key does
+# Effects of a key
 ACTS, UNKNOWN = "changes a trial", "is not known"
 NOTHING = "changes nothing"
 OPTIONS = "changes options of the optimizer and nothing else"
 
 
 def idle_keys(training: Training, setup: StudySetup) -> list[str]:
-    """Returns a note for each key of the grid and of the search that changes nothing in the first steps of a trial.
+    """Return a note for each key that changes nothing in the first steps of a trial.
 
-    A key that changes something at one combination of the other keys' values is not noted: momentum may belong to one
-    of several optimizers. Nor is a key noted where trials fail or are not reproducible.
+    A key is not idle if it changes a result at one combination of the other keys' values. For
+    example, momentum may belong to one of several optimizers. There is no note for a key whose
+    trials fail or are not reproducible.
 
     Args:
         training: What the trials have in common.
@@ -54,17 +55,18 @@ def idle_keys(training: Training, setup: StudySetup) -> list[str]:
     """
     study = setup.study
     axes = {key: values for key, values in study.axes.items() if len(values) > 1}
-    notes, tried = [], []
+    notes: list[str] = []
+    tested: list[str] = []
     for key in [*axes, *study.space]:
         if key.startswith("pruning.") and not max(study.sparsities):
             notes.append(f"{key} changes nothing: study.sparsities is 0 alone")
-        elif not _acts(setup, key):
-            tried.append(key)
-    if not tried:
+        elif not _is_known_to_act(setup, key):
+            tested.append(key)
+    if not tested:
         return notes
     runs = _Runs(training)
     trials = _contexts(setup)
-    for key in tried:
+    for key in tested:
         effect = _effect(runs, setup, trials, key)
         if effect in (ACTS, UNKNOWN):
             continue
@@ -77,11 +79,14 @@ def idle_keys(training: Training, setup: StudySetup) -> list[str]:
 
 
 def _effect(runs: _Runs, setup: StudySetup, trials: Sequence[Trial], key: str) -> str:
-    """Return what a key does, by its trials at both ends of it: `ACTS`, `UNKNOWN`, `NOTHING` or `OPTIONS`."""
+    """Return the effect of a key: `ACTS`, `UNKNOWN`, `NOTHING` or `OPTIONS`.
+
+    Trials at both ends of the key are compared.
+    """
     effect = UNKNOWN
     # First without validation and the end of an epoch, which take longer than a few steps.
     for run in (runs.light, runs.whole):
-        for trial in _for(key, trials):
+        for trial in _trials_for(key, trials):
             one = run(trial)
             if one is None:
                 continue
@@ -98,20 +103,22 @@ def _effect(runs: _Runs, setup: StudySetup, trials: Sequence[Trial], key: str) -
     return effect
 
 
-def _for(key: str, trials: Sequence[Trial]) -> list[Trial]:
-    """Return the trials in which a key is tried: pruned ones for a key of the pruning."""
+def _trials_for(key: str, trials: Sequence[Trial]) -> list[Trial]:
+    """Return the trials with which a key is tested; dense ones unless the key is of the pruning."""
     if not key.startswith("pruning."):
         return [replace(trial, cell=replace(trial.cell, sparsity=0.0)) for trial in trials]
     return list(trials)
 
 
-def _acts(setup: StudySetup, key: str) -> bool:
-    """Return whether a key is known to change trials, because all that could ignore it is ours."""
+def _is_known_to_act(setup: StudySetup, key: str) -> bool:
+    """Return True if a key is known to change trials, because only code of ours reads it."""
     section, _, name = key.partition(".")
-    texts = [*texts_in(_plain(_section(setup, section)))]
-    texts += [*texts_in(_plain(setup.workload.trainer.get("callbacks")))]
     values = _values(setup)
-    texts += [text for other in values if other.startswith(section + ".") for text in texts_in(values[other])]
+    texts = list(texts_in(_plain(_section(setup, section))))
+    texts += texts_in(_plain(setup.workload.trainer.get("callbacks")))
+    for other in values:
+        if other.startswith(section + "."):
+            texts += texts_in(values[other])
     if any(map(_is_foreign, texts)):
         return section in ("local", "optim")
     if section == "data":
@@ -120,7 +127,7 @@ def _acts(setup: StudySetup, key: str) -> bool:
         return True
     argument = name.removeprefix("init_args.")
     arguments = setup.workload.model.get("init_args", {})
-    if argument in {each for rule in RULES.values() for each in rule.hyperparameters}:
+    if any(argument in rule.hyperparameters for rule in RULES.values()):
         rules = values.get("model.optimizer", [arguments.get("optimizer", "sgd")])
         return any(argument in RULES[rule].hyperparameters for rule in rules if rule in RULES)
     if argument in ("decay_steps", "end_factor"):
@@ -133,10 +140,12 @@ def _section(setup: StudySetup, name: str) -> Any:
 
 
 def _plain(nested: Any) -> Any:
-    """Return a nested configuration of dicts, whatever mappings it is made of."""
+    """Return a nested configuration with dicts in place of all other mappings."""
     if isinstance(nested, Mapping):
         return {key: _plain(value) for key, value in nested.items()}
-    return [_plain(value) for value in nested] if isinstance(nested, (list, tuple)) else nested
+    if isinstance(nested, (list, tuple)):
+        return [_plain(value) for value in nested]
+    return nested
 
 
 def _values(setup: StudySetup) -> dict[str, list[Value]]:
@@ -146,12 +155,15 @@ def _values(setup: StudySetup) -> dict[str, list[Value]]:
 
 
 def _is_foreign(text: str) -> bool:
-    """Return whether a text is the class path of something that is not ours."""
+    """Return True if a text is the class path of code that is not ours."""
     return "." in text and os.sep not in text and not text.startswith(LIBRARIES)
 
 
 def _contexts(setup: StudySetup) -> list[Trial]:
-    """Return trials among which every combination of axes, every choice and some points of the search are."""
+    """Return trials with all combinations of axes, all choices and some points of the search.
+
+    At most `MOST_CONTEXTS` trials are returned.
+    """
     study, space = setup.study, setup.study.space
     points = [sobol_point(space, study.seed, i, study.scramble) for i in range(POINTS)]
     smallest = min(study.batch_sizes)
@@ -184,48 +196,49 @@ def _ends(setup: StudySetup, key: str) -> tuple[Value, Value]:
 
 
 def _far_values(setup: StudySetup, trial: Trial, key: str) -> list[Value]:
-    """Return the ends of a key other than its value in a trial, the farther one first."""
-    own = {**dict(trial.cell.others), **trial.params}[key]
+    """Return the ends of a key that differ from its value in a trial, the farther end first."""
+    current = {**dict(trial.cell.others), **trial.params}[key]
     first, last = _ends(setup, key)
     ends = [last, first]
     box = None if key in setup.study.axes else setup.study.space[key]
-    if box is not None and not isinstance(box, Choices) and box.unit(own) > 0.5:
+    if box is not None and not isinstance(box, Choices) and box.unit(current) > 0.5:
         ends.reverse()
-    return [value for value in ends if value != own]
+    return [value for value in ends if value != current]
 
 
 def _with(trial: Trial, key: str, value: Value) -> Trial:
     """Return a trial with another value of a key."""
     if key in trial.params:
         return replace(trial, params={**trial.params, key: value})
-    others = tuple((name, value if name == key else own) for name, own in trial.cell.others)
-    return replace(trial, cell=replace(trial.cell, others=others))
+    others = {**dict(trial.cell.others), key: value}
+    return replace(trial, cell=replace(trial.cell, others=tuple(others.items())))
 
 
 class _Runs:
-    """Runs trials for a few steps, each once.
+    """Runs each trial for a few steps, and keeps the result.
 
     Attributes:
-        steps: Optimizer steps of the longest one.
+        steps: Optimizer steps of the longest trial.
     """
 
     def __init__(self, training: Training):
-        self.training, self.steps = training, 0
+        self.training = training
+        self.steps = 0
         self._known: dict[str, _Recorder | None] = {}
 
     def light(self, trial: Trial) -> _Recorder | None:
-        """Train a trial for its first steps alone. Return what was recorded, None if it failed."""
+        """Train the first steps of a trial. Return their record; None if the trial failed."""
         return self._once("light", trial, self._first_steps)
 
     def whole(self, trial: Trial) -> _Recorder | None:
-        """Train a trial as the dry run does, with the end of an epoch and checks; return as `light`."""
+        """Train a trial as the dry run does, with the end of an epoch and validation."""
         return self._once("whole", trial, self._short)
 
     def _once(self, kind: str, trial: Trial, run: Callable[[Trial], _Recorder]) -> _Recorder | None:
         name = f"{kind} {trial.cell!r} {sorted(trial.params.items())}"
         if name not in self._known:
             recorder = None
-            with suppress(Exception):  # whatever a user's class makes of a value
+            with suppress(Exception):  # a user's class may fail at this value
                 recorder = run(trial)
             self._known[name] = recorder
         return self._known[name]
@@ -248,18 +261,18 @@ class _Runs:
 
 
 class _Recorded(Exception):
-    """A fit has ended once its first steps were recorded."""
+    """Ends a fit after its first steps were recorded."""
 
 
 class _Recorder(Callback):
-    """Records what the steps of a trial compute, as hashes.
+    """Records hashes of all results of the steps of a trial.
 
     Args:
-        batches: The batches after which the fit ends; None for a fit that ends by itself.
+        batches: The number of batches after which the fit ends; None to let the fit end by itself.
 
     Attributes:
-        results: Of weights, batches, losses, schedules and validation, in their order.
-        options: Of the options of the optimizers, and of their rates before the first step.
+        results: Hashes of weights, batches, losses, schedules and validation, in order.
+        options: Hashes of the optimizers' options, with their rates before the first step.
     """
 
     def __init__(self, batches: int | None = None):
@@ -303,5 +316,5 @@ class _Recorder(Callback):
         self._add(pl_module.state_dict())
         if self.batches is None:
             perturb(pl_module)
-            with suppress(Exception):  # validation that fails would fail in the dry run too
+            with suppress(Exception):  # the dry run itself reports validation that fails
                 self._look(trainer)

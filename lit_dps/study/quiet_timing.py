@@ -1,4 +1,4 @@
-"""Measures seconds of a training step in each cell of a study, when nothing else of ours runs."""
+"""Measures seconds of a training step in each cell, while no trial of the study runs."""
 
 from __future__ import annotations
 
@@ -24,49 +24,49 @@ from lit_dps.study.setup import StudySetup
 from lit_dps.study.timing import timed_run
 from lit_dps.trial import Cell, Trial
 
-# The first steps of a run allocate memory and choose kernels; they are not typical.
+# The first steps of a run are slower: they allocate memory and choose kernels.
 WARM_UP_STEPS = 3
-# Long enough that one interruption by the system does not decide, short enough for many cells.
+# Long enough to average over interruptions by the system, short enough for many cells.
 SECONDS_PER_CELL = 0.25
 MIN_STEPS = 5
 MAX_STEPS = 100
-# Cells are interleaved in rounds, so that a change of the machine's load reaches all of them.
+# Cells are timed in rounds, so that a change of the machine's load affects all cells.
 ROUNDS = 5
 MIN_ROUNDS = 3
-TARGET_SECONDS = 20.0  # no further round begins after this time, if there are MIN_ROUNDS
-# Longer measurements are skipped, unless they take a small share of the time that the trials took.
+TARGET_SECONDS = 20.0  # after this time and MIN_ROUNDS, no further round begins
+# A longer measurement is skipped, unless it takes less than MAX_SHARE of the trials' time.
 MAX_SECONDS = 60.0
 MAX_SHARE = 0.05
-# An environment variable that switches the measurement off if it is 0, for tests and scripts.
+# Environment variable for tests and scripts: the value 0 turns the measurement off.
 SWITCH = "LIT_DPS_STEP_TIMING"
 
 
 def update_step_timing(setup: StudySetup, record: StudyRecord, stop: StopRequest, asked: bool = False) -> StudyRecord:
     """Measure and store the step times of a study, unless they are stored already.
 
-    A failure is printed and costs nothing but the times: the answer then uses those of the trials.
+    If the measurement fails, the reason is printed. The answer then uses the times of the trials.
 
     Args:
         setup: The study.
-        record: What is stored of it.
-        stop: Ends the measurement between two runs.
-        asked: Measure again, although times under the same conditions are stored.
+        record: The stored results of the study.
+        stop: A request to stop ends the measurement between two runs.
+        asked: Whether to measure again if times under the same conditions are stored.
 
     Returns:
-        The record, with the times.
+        The record with the times.
 
     Raises:
         Interrupted: if `stop` was requested.
     """
     trials = _trials_to_time(setup, record)
-    # torchrun's other ranks have left by now, so nobody could train with this process
+    # The other ranks of torchrun have ended by now, so this process cannot train with them.
     if not trials or ranks.started_by_torchrun() or os.environ.get(SWITCH) == "0":
         return record
     machine = hardware()
     conditions = machine, setup.study.threads, setup.ranks
     known = record.step_timing
-    stored = known is not None and known.conditions == conditions
-    if stored and not asked and known.covers(trial.cell for trial in trials):
+    is_stored = known is not None and known.conditions == conditions
+    if is_stored and not asked and known.covers(trial.cell for trial in trials):
         return record
     print(f"study {record.name}: timing steps of {len(trials)} cells", file=sys.stderr, flush=True)
     try:
@@ -80,7 +80,7 @@ def update_step_timing(setup: StudySetup, record: StudyRecord, stop: StopRequest
     try:
         keep_step_timing(setup.storage.optuna_url, record.name, timing)
     except StorageError as error:
-        # The answer has the times all the same.
+        # The answer can use the times although they are not stored.
         print(f"study {record.name}: step times were not stored: {error}", file=sys.stderr, flush=True)
         return dataclasses.replace(record, step_timing=timing)
     return read_study(setup.storage.optuna_url, record.name)
@@ -89,24 +89,24 @@ def update_step_timing(setup: StudySetup, record: StudyRecord, stop: StopRequest
 def measure_steps(
     setup: StudySetup, record: StudyRecord, trials: Sequence[Trial], stop: StopRequest
 ) -> list[CellTiming]:
-    """Return the step times of some trials, one for each cell, by Lightning's Trainer in this process.
+    """Return the step times of some trials, one for each cell, trained in this process.
 
-    Each round trains every trial for a few steps, after a warm-up, and validates once. Pruning is done as
-    in the study, so that the masks are those of the trials; its time is not counted.
+    Each round trains every trial for a few steps, after a warm-up, and validates once. Networks are
+    pruned as in the study; the time of pruning is not counted.
 
     Raises:
         UserError: if a trial cannot be trained, or if the measurement takes too long.
         Interrupted: if `stop` was requested.
     """
     torch.set_num_threads(setup.study.threads)
-    # Measurements of smoothness take longer than the training that they watch.
+    # Measuring smoothness would take longer than the steps themselves.
     setup = dataclasses.replace(setup, smoothness={**setup.smoothness, "interval": None})
     known = step_seconds(record)
     limit = max(MAX_SECONDS, MAX_SHARE * _seconds_of_trials(record))
-    together = setup.ranks > 1
+    has_ranks = setup.ranks > 1
     steps: dict[Cell, list[float]] = {trial.cell: [] for trial in trials}
     checks: dict[Cell, list[float]] = {trial.cell: [] for trial in trials}
-    timed_run(setup, trials[0], MIN_STEPS, together)
+    timed_run(setup, trials[0], MIN_STEPS, has_ranks)
     began = time.monotonic()
     for number in range(ROUNDS):
         if number >= MIN_ROUNDS and time.monotonic() - began > TARGET_SECONDS:
@@ -114,13 +114,16 @@ def measure_steps(
         for index, trial in enumerate(trials):
             stop.check()
             count = _steps_to_time(known.get(trial.cell))
-            _, step, check = timed_run(setup, trial, count, together, WARM_UP_STEPS)
+            _, step, check = timed_run(setup, trial, count, has_ranks, WARM_UP_STEPS)
             steps[trial.cell].append(step)
             checks[trial.cell].append(check)
             if number == 0:
                 expected = (time.monotonic() - began) / (index + 1) * len(trials) * MIN_ROUNDS
                 _refuse_if_longer(expected, limit)
-    return [CellTiming(cell, tuple(times), statistics.median(checks[cell])) for cell, times in steps.items()]
+    timings = []
+    for cell, times in steps.items():
+        timings.append(CellTiming(cell, tuple(times), statistics.median(checks[cell])))
+    return timings
 
 
 def _refuse_if_longer(expected: float, limit: float) -> None:
@@ -131,7 +134,11 @@ def _refuse_if_longer(expected: float, limit: float) -> None:
 
 
 def _trials_to_time(setup: StudySetup, record: StudyRecord) -> list[Trial]:
-    """Return the best trial of each cell that has one; at further goals other cells have a K*, too."""
+    """Return the best trial of each cell with a K*.
+
+    If the study has further goals, a cell without a K* may have one at such a goal. It gets a trial
+    at the middle of the search space.
+    """
     trials = []
     for summary in summarize(record):
         if summary.best is not None:
@@ -142,7 +149,7 @@ def _trials_to_time(setup: StudySetup, record: StudyRecord) -> list[Trial]:
 
 
 def _steps_to_time(known: object) -> int:
-    """Return how many steps take about `SECONDS_PER_CELL`."""
+    """Return the number of steps that take about `SECONDS_PER_CELL`."""
     median = getattr(known, "median", 0.0)
     if median <= 0:
         return MIN_STEPS
@@ -150,5 +157,5 @@ def _steps_to_time(known: object) -> int:
 
 
 def _seconds_of_trials(record: StudyRecord) -> float:
-    """Return the seconds that all finished trials took."""
-    return sum(result.seconds for results in record.results.values() for result in results)
+    """Return the total seconds of all finished trials."""
+    return sum(sum(result.seconds for result in results) for results in record.results.values())

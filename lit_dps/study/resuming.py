@@ -1,7 +1,8 @@
-"""Whether a trial that resumes from a checkpoint ends as an unbroken one.
+"""Checks that a trial which resumes from a checkpoint ends like an uninterrupted trial.
 
-A checkpoint has what Lightning, the user's `state_dict`s and `lit_dps.training.attributes` save. What closures and
-objects of other libraries keep is not in it: such a trial would resume with other values.
+A checkpoint contains the state that Lightning, the user's `state_dict`s and
+`lit_dps.training.attributes` save. It lacks the state of closures and of other libraries' objects. A
+trial that depends on such state would resume with other values.
 """
 
 from __future__ import annotations
@@ -25,23 +26,26 @@ from lit_dps.training.checkpoints import CheckpointFile, Checkpoints
 from lit_dps.training.generators import isolated
 from lit_dps.trial import Trial
 
-ROUNDING = 1e-6  # relative difference of equal tensors at other places in memory
-ROUNDING_ON_GPU = 1e-2  # sums there may be taken in any order
-LONGER = 3  # times the first batches of a dry run's epoch
+ROUNDING = 1e-6  # relative; results may depend on the alignment of tensors in memory
+ROUNDING_ON_GPU = 1e-2  # relative; a GPU may sum in any order
+LONGER = 3  # factor of the first batches of an epoch, compared with the dry run
 
 
 def check_resume(training: Training, trial: Trial, setup: StudySetup) -> list[str]:
-    """Compares a short trial that resumes after its first step with an unbroken one, and returns notes.
+    """Compare a short trial that resumes after its first step with an uninterrupted trial.
 
-    Trials of our own module and data without callbacks are not run.
+    No trial runs if module and data are ours and there are no callbacks.
 
     Args:
         training: What the trials have in common.
         trial: The trial.
         setup: The study.
 
+    Returns:
+        Notes of one line each.
+
     Raises:
-        ConfigError: if the trial resumes with other values, naming module or data module.
+        ConfigError: if the trial resumes with other values; names the module or the data module.
     """
     if setup.study.checkpoint_minutes is None:
         return []
@@ -51,7 +55,7 @@ def check_resume(training: Training, trial: Trial, setup: StudySetup) -> list[st
     name = type(fit.built.module).__name__
     try:
         unbroken = _run(training, trial)
-    except Exception:  # it reads what a first check has changed, say; the dry run has its own words for errors
+    except Exception:  # such as a module that reads what a first validation changed; see the dry run
         return []
     resumed, why = _interrupted(training, trial)
     if resumed is None:
@@ -60,25 +64,33 @@ def check_resume(training: Training, trial: Trial, setup: StudySetup) -> list[st
     difference = unbroken.difference(resumed, rounding)
     if difference is None:
         return []
-    # A module that draws from an unseeded generator, say, differs from itself.
+    # Two runs may differ without an interruption, such as with an unseeded generator.
     again = _run(training, trial).difference(unbroken, 0.0)
     if again is not None:
         return [f"trials of {name} are not reproducible: two runs of one trial differ, {again.text}"]
-    kind, names = "model", [name, *(type(each).__name__ for each in fit.built.trainer["callbacks"])]
-    saves = "on_save_checkpoint and on_load_checkpoint (a callback in state_dict and load_state_dict)"
     if difference.is_of_data:
-        kind, names = "data", [type(fit.built.data).__name__]
-        saves = "state_dict and load_state_dict"
+        key = "data"
+        names = [type(fit.built.data).__name__]
+        hooks = "state_dict and load_state_dict"
+    else:
+        key = "model"
+        names = [name, *(type(each).__name__ for each in fit.built.trainer["callbacks"])]
+        hooks = "on_save_checkpoint and on_load_checkpoint (a callback in state_dict and load_state_dict)"
     allowed = (
         f"one that resumes from a checkpoint as it was saved; after a resume from step {resumed.saved_at} "
-        f"{difference.text}: save what it keeps in {saves}, or set study.checkpoint_minutes: null"
+        f"{difference.text}: save its state in {hooks}, or set study.checkpoint_minutes: null"
     )
-    raise ConfigError(kind, ", ".join(names), allowed)
+    raise ConfigError(key, ", ".join(names), allowed)
 
 
 @dataclass(frozen=True)
 class _Difference:
-    """A difference between two runs of a trial, in words, and whether it is one of the training data."""
+    """A difference between two runs of a trial.
+
+    Attributes:
+        text: The difference in words.
+        is_of_data: Whether the training data differ.
+    """
 
     text: str
     is_of_data: bool = False
@@ -86,13 +98,13 @@ class _Difference:
 
 @dataclass
 class _Ended:
-    """What a short trial computed.
+    """The results of a short trial.
 
     Attributes:
         batches: Hashes of the batches, by number.
-        curve: As `Run.curve`.
+        curve: The metrics, as in `Run.curve`.
         weights: Parameters and buffers at the end.
-        saved_at: The optimizer step of the first check.
+        saved_at: The optimizer step of the first validation.
     """
 
     batches: dict[int, str] = field(default_factory=dict)
@@ -101,13 +113,13 @@ class _Ended:
     saved_at: int = 0
 
     def difference(self, other: _Ended, rounding: float) -> _Difference | None:
-        """Return the first difference of another run; None if there is none."""
+        """Return the first difference from another run; None if there is none."""
         for number in sorted(self.batches.keys() & other.batches.keys()):
             if self.batches[number] != other.batches[number]:
-                return _Difference(f"batch {number + 1} is another one", is_of_data=True)
+                return _Difference(f"batch {number + 1} is another batch", is_of_data=True)
         for metric, values in self.curve.items():
-            pairs = zip(self.curve["step"], values, other.curve.get(metric, []), strict=False)
-            for step, one, two in pairs:
+            others = other.curve.get(metric, [])
+            for step, one, two in zip(self.curve["step"], values, others, strict=False):
                 if _gap(torch.tensor(one), torch.tensor(two)) > rounding:
                     return _Difference(f"{metric} of step {step:g} is {two:.6g} and not {one:.6g}")
         for name, tensor in self.weights.items():
@@ -121,41 +133,42 @@ class _Ended:
 def _gap(one: Tensor, two: Tensor) -> float:
     """Return the largest difference of two tensors relative to their largest number."""
     one, two = one.detach().cpu().double(), two.detach().cpu().double()
-    if torch.equal(one.nan_to_num(), two.nan_to_num()):
+    if torch.allclose(one, two, rtol=0, atol=0, equal_nan=True):
         return 0.0
     gap = (one - two).abs().max() / torch.maximum(one.abs(), two.abs()).max()
     return float(gap.nan_to_num(torch.inf))
 
 
 class _Interrupted(Exception):
-    """A short trial is left at its first check."""
+    """Ends a short trial at its first validation."""
 
 
 def _interrupted(training: Training, trial: Trial) -> tuple[_Ended | None, str]:
-    """Interrupt a short trial at its first check and resume it.
+    """Interrupt a short trial at its first validation, and resume it.
 
     Returns:
-        What it computed after it resumed; None if it cannot, and why.
+        The results of the resumed trial and ""; None and the reason if it cannot resume.
     """
-    said: list[str] = []
+    messages: list[str] = []
     with tempfile.TemporaryDirectory(prefix="lit_dps-") as folder:
-        checkpoints = Checkpoints(Path(folder), None, minutes=0, say=said.append)
+        checkpoints = Checkpoints(Path(folder), None, minutes=0, say=messages.append)
         training = replace(training, checkpoints=checkpoints)
         file = checkpoints.file(trial, {})
 
-        def leave() -> None:
+        def interrupt() -> None:
             raise _Interrupted
 
         try:
             with suppress(_Interrupted):
-                _run(training, trial, file, leave)
+                _run(training, trial, file, interrupt)
             path = checkpoints.find(trial, file.about)
             if path is not None:
                 return _run(training, trial, file, saved=path), ""
-        except Exception as error:  # of a module that keeps more than it saves, say
-            return None, f" ({type(error).__name__}: {str(error).split(chr(10))[0]})"
-    why = said[-1] if said else "its position in the training data cannot be saved"
-    return None, f" ({why.removeprefix('warning: ')})"
+        except Exception as error:  # such as of a module that does not save all of its state
+            first_line = str(error).split("\n")[0]
+            return None, f" ({type(error).__name__}: {first_line})"
+    reason = messages[-1] if messages else "its position in the training data cannot be saved"
+    return None, f" ({reason.removeprefix('warning: ')})"
 
 
 def _run(
@@ -165,7 +178,7 @@ def _run(
     at_check: Callable[[], None] = lambda: None,
     saved: Path | None = None,
 ) -> _Ended:
-    """Train a short trial, from a file if that is given, and return what it computed."""
+    """Train a short trial, from a checkpoint if `saved` is given, and return its results."""
     fit, run, epochs = build_short(training, trial, file, at_check)
     epochs.looks = False
     if not epochs.by_hand:
@@ -183,7 +196,7 @@ def _run(
 
 
 class _Recorder(Callback):
-    """Records batches and weights of a short trial, and lets it be checked after its first step."""
+    """Records batches and weights of a short trial, and makes it validate after its first step."""
 
     def __init__(self, goal):
         self.goal, self.ended = goal, _Ended()

@@ -1,6 +1,6 @@
-"""Short trials: a few optimizer steps with the hooks of a trial in their order, for the dry run of a study.
+"""Short trials for the dry run: a few optimizer steps, with the hooks of a trial in their order.
 
-The epochs of a short trial have the first and the last batches alone.
+An epoch of a short trial has only the first and the last batches.
 """
 
 from __future__ import annotations
@@ -34,22 +34,23 @@ from lit_dps.training.workload import Built
 from lit_dps.trial import Trial
 
 STEPS = 3  # of a short trial whose epochs do not end
-BATCHES = 16  # of an epoch of a module that steps its optimizer itself
-PATIENCE = 64  # batches without an optimizer step
+BATCHES = 16  # of an epoch of a module that decides itself when its optimizer steps
+PATIENCE = 64  # batches without an optimizer step after which a module is refused
 
 
 @dataclass
 class Short:
-    """What a short trial found.
+    """The results of a short trial.
 
     Attributes:
         built: The module, the data module and the trainer's arguments.
-        goal: The goal of the study, and the name of its metric in the configuration.
-        untrained: The metrics of the pruned network before its first step; None if validation needs training first.
-        examples: Examples of a check by data loader; None where checks may stop early.
-        batches: Batches of a check by data loader.
-        counted: Examples of the steps.
-        notes: What the user should know of its learning rate and of its mask, a line each.
+        goal: The callback that judged the trial by the goal of the study.
+        untrained: The metrics of the pruned network before its first step; None if validation fails
+            without training.
+        examples: Examples of a validation by data loader; None if validation may stop early.
+        batches: Batches of a validation by data loader.
+        counted: The callback that counted the examples of the steps.
+        notes: Notes on the learning rate and on the mask, a line each.
     """
 
     built: Built
@@ -71,7 +72,7 @@ def build_short(
     file: CheckpointFile | None = None,
     at_check: Callable[[], None] = lambda: None,
 ) -> tuple[TrialFit, Run, ShortEpochs]:
-    """Returns what fits a short trial: its fit, its run, and the last callback, which shortens it.
+    """Return the fit and the run of a short trial, and the callback that shortens its epochs.
 
     Args:
         training: What the trials have in common.
@@ -93,19 +94,19 @@ def build_short(
 
 
 def run_short(training: Training, trial: Trial, watchers: Sequence[Callback] = ()) -> Short:
-    """Trains a trial for a few optimizer steps, as `TrainerEngine` does, and returns what it finds.
+    """Train a trial for a few optimizer steps, as `TrainerEngine` does, and return the results.
 
-    There are a pruning pass over the first and the last batch, the first and the last batches of an epoch, the end of
-    an epoch, a step after it, and two checks. The first check precedes the end of the first epoch where it does so in
-    the trial.
+    The order is: a pruning pass over the first and the last batch, the first and the last batches of
+    an epoch, the end of the epoch, and a step of the next epoch. There are two validations. The first
+    one precedes the end of the first epoch if it does so in the trial.
 
     Args:
         training: What the trials have in common.
         trial: The trial.
-        watchers: Further callbacks, below those of the study.
+        watchers: Further callbacks, called after those of the study.
 
     Raises:
-        UserError: for what does not serve, in one line; what the user's module raised says where.
+        UserError: if the trial fails, in one line. For errors of the user's code, with its place.
     """
     fit, _, epochs = build_short(training, trial)
     goal, module = epochs.goal, fit.built.module
@@ -140,33 +141,33 @@ def run_short(training: Training, trial: Trial, watchers: Sequence[Callback] = (
 
 
 def _is_ours(module: LightningModule) -> bool:
-    """Return whether a module has none of the user's code in its hooks."""
+    """Return True if no hook of a module is code of the user."""
     return type(module) is ImageClassifier
 
 
 def one_line_of(error: Exception, trial: Trial) -> str:
-    """An error of somebody else's code in one line, with the last place in it that is neither ours nor a library's."""
+    """Return an error of a dry run in one line, with the last place in the user's code."""
     message = " ".join(str(error).split())[:500]
     return f"a dry run of {trial.cell} failed: {type(error).__name__}: {message}{place_in_user_code(error)}"
 
 
 def _hint(error: Exception, goal: GoalErrorCallback) -> str:
-    """Return when a metric that an error names has its value; "" if the error names none."""
+    """Return when a metric has a value, if an error names a metric; else ""."""
     if isinstance(error, KeyError) and error.args and error.args[0] in (goal.monitor, *goal.run.metrics):
         return f"; {error.args[0]} has no value before the first check, after goal.check_interval optimizer steps"
     return ""
 
 
 class ShortGoal(GoalErrorCallback):
-    """Checks a short trial twice: once before and once after the end of an epoch, or twice after it.
+    """Validates a short trial twice: before and after the end of an epoch, or twice after it.
 
     Attributes:
-        is_early: Whether the first check of the trial precedes the end of its first epoch.
-        is_endless: Whether no epoch ends.
-        is_known: Whether module, data and callbacks are all ours, so that one check is enough.
-        epochs: Epochs that have ended.
-        checks: Checks so far.
-        last_step: The step of the last check; infinite before.
+        is_early: Whether the first validation of the trial precedes the end of its first epoch.
+        is_endless: Whether the epochs have no end.
+        is_known: Whether module, data and callbacks are all ours. Then one validation is enough.
+        epochs: Number of epochs that have ended.
+        checks: Number of validations so far.
+        last_step: The step of the last validation; infinity before it.
     """
 
     def __init__(self, **arguments: Any):
@@ -176,33 +177,33 @@ class ShortGoal(GoalErrorCallback):
         self.last_step = math.inf
 
     def is_check(self, step: int) -> bool:
-        if self.checks or self.is_known or not self.is_early:
-            due = self.epochs > 0 or (self.is_endless and step >= STEPS)
-        else:
-            due = True
-        due = due or step >= self.goal.max_steps
-        self.checks += due
-        if due and (self.checks == 2 or self.is_known):
+        is_first = self.is_early and not self.is_known and self.checks == 0
+        is_after_epoch = self.epochs > 0 or (self.is_endless and step >= STEPS)
+        if not (is_first or is_after_epoch or step >= self.goal.max_steps):
+            return False
+        self.checks += 1
+        if self.checks == 2 or self.is_known:
             self.last_step = step
-        return due
+        return True
 
 
 class ShortEpochs(Callback):
-    """Makes the epochs of a short trial short, and looks at the untrained network once all is done.
+    """Shortens the epochs of a short trial, and validates the untrained network at the end.
 
     Attributes:
-        first: The first batches of an epoch that are kept.
-        looks: Whether to look at the untrained network.
-        finite: Whether the first training loss is finite; None before, or without one.
-        untrained: As in `Short`.
-        remarks: What the user should know of the learning rates over the budget.
+        first: Number of first batches of an epoch that are kept.
+        looks: Whether to validate the untrained network.
+        finite: Whether the first training loss is finite; None before it, or without a loss.
+        untrained: The metrics of the untrained network, as in `Short`.
+        remarks: Remarks on the learning rates over the budget.
     """
 
     def __init__(self, goal: ShortGoal, accumulated: int, by_hand: bool):
         self.goal, self.accumulated = goal, accumulated
-        # a module that says when to step may accumulate over batches
+        # A module that decides itself when to step may accumulate over batches.
         self.first = BATCHES - 1 if by_hand else accumulated
-        self.by_hand, self.looks = by_hand, True
+        self.by_hand = by_hand
+        self.looks = True
         self.batches_left = PATIENCE * accumulated
         self.finite: bool | None = None
         self.untrained: dict[str, float] | None = None
@@ -210,21 +211,21 @@ class ShortEpochs(Callback):
         self._initial: dict[str, Any] = {}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # Before the epochs are shortened: a schedule by epochs follows their length.
+        # Before the epochs are shortened, because a schedule by epochs depends on their length.
         epoch = self.goal.steps_of_epoch
         rates = rate_curve(trainer, pl_module, trainer.max_steps, epoch)
         if rates is not None:
             self.remarks = rate_remarks(rates, trainer.lr_scheduler_configs, epoch)
         batches = lightning_private.batches_of_epoch(trainer)
         self.goal.is_endless = batches == math.inf
-        # in steps; infinite where an epoch has no end, or nobody knows it
+        # In steps; infinity if epochs have no end, or if their length is unknown.
         length = batches if self.goal.is_endless else math.ceil(batches / self.accumulated)
         self.goal.is_early = length >= self.goal.goal.check_interval
         lightning_private.replace_train_loaders(trainer, self._shortened)
         self._initial = copy.deepcopy(pl_module.state_dict())
 
     def _shortened(self, loader: Any) -> tuple[Any, float]:
-        """Return a loader of the first and the last batches of another one, and the most batches to take of it."""
+        """Return a loader of the first and the last batches, and the most batches to take of it."""
         if isinstance(loader, EndlessLoader):
             return loader, math.inf
         batches = sized_len(loader)
@@ -232,7 +233,8 @@ class ShortEpochs(Callback):
         kept = self.first + last
         if batches is None or not has_indices(loader):
             self.goal.is_endless = False
-            return loader, kept if batches is None else min(kept, batches)
+            limit = kept if batches is None else min(kept, batches)
+            return loader, limit
         return ends_of(loader, self.first, last), min(kept, batches)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -249,9 +251,9 @@ class ShortEpochs(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not self.looks:
             return
-        # Not before: a check leaves values and attributes that a trial would not have at its first step.
+        # Only now, because validation may change attributes that the first training step reads.
         try:
             pl_module.load_state_dict(self._initial)
             self.untrained = self.goal.look(trainer)
-        except Exception:  # a module may need training before it can validate
+        except Exception:  # some modules cannot validate before they are trained
             self.untrained = None

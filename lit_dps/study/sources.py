@@ -1,4 +1,4 @@
-"""Hashes of the user's own code: of each imported file outside of installed packages and of lit_dps."""
+"""Hashes of the user's code: of each imported file outside installed packages and lit_dps."""
 
 from __future__ import annotations
 
@@ -21,38 +21,39 @@ import lit_dps
 from lit_dps.provenance import UNKNOWN
 
 LENGTH = 16  # hexadecimal digits of a hash
-MAIN = ("__main__", "__mp_main__")  # the script or notebook that runs lit_dps, and the same within a worker
+MAIN = ("__main__", "__mp_main__")  # the script or notebook that runs lit_dps; its name in workers
 OF_THE_MACHINE = ("sitecustomize", "usercustomize")  # each installation of Python has its own
 _PACKAGE_FOLDERS = {"site-packages", "dist-packages"}
 
 
 def source_hashes(config: Any) -> dict[str, list[str]]:
-    """Return the hashes of all files of the user's own code that this process has imported.
+    """Return the hashes of all files of the user's code that this process has imported.
 
-    The first hash is of the file's bytes. The second is of its syntax tree without docstrings and without what stands
-    below `if __name__ == "__main__"`, so that comments and formatting do not change it. Of a script or a notebook
-    the classes that the configuration names are hashed, each by itself.
+    The first hash is of the file's bytes. The second is of its syntax tree without docstrings and
+    without blocks below `if __name__ == "__main__"`. So comments and formatting do not change the
+    second hash. From a script or a notebook, each class that the configuration names is hashed.
 
     Args:
-        config: The configuration, nested, whose texts may be class paths.
+        config: The nested configuration, whose texts may be class paths.
 
     Returns:
-        Name of the file, such as my_code.py or package/model.py, or class path -> hashes; `UNKNOWN` where the source
-        cannot be read.
+        Hashes by file name, such as my_code.py or package/model.py, or by class path; `UNKNOWN` if
+        the source cannot be read.
     """
     hashes = {}
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if name in (*MAIN, *OF_THE_MACHINE) or not isinstance(file, str) or not _is_users(file):
             continue
-        if not os.path.isfile(file):  # torch makes modules that no file is behind
+        if not os.path.isfile(file):  # torch makes modules without a file
             continue
         path = Path(file)
         place = name.replace(".", "/")
         place += f"/{path.name}" if path.stem == "__init__" else path.suffix
         hashes[place] = _hashes_of_file(file)
-    for text in sorted({text for text in texts_in(config) if text.startswith("__main__.")}):
-        hashes[text] = _hashes_of_class(text.removeprefix("__main__."))
+    for text in texts_in(config):
+        if text.startswith("__main__."):
+            hashes[text] = _hashes_of_class(text.removeprefix("__main__."))
     return dict(sorted(hashes.items()))
 
 
@@ -94,13 +95,14 @@ def _hashes(file: str, modified: int, size: int) -> list[str]:
 
 
 def _hashes_of_class(name: str) -> list[str]:
-    """Return the hash of a class of the script or notebook, from its source or from those of its methods."""
+    """Return the hash of a class of the script or notebook, from the source of class or methods."""
     kind = getattr(sys.modules["__main__"], name, None)
     with suppress(OSError, TypeError, SyntaxError):
         return [_digest(_tree(textwrap.dedent(inspect.getsource(kind))))]
-    methods = [method for method in vars(kind).values() if inspect.isfunction(method)] if kind is not None else []
+    members = () if kind is None else vars(kind).values()
+    methods = [member for member in members if inspect.isfunction(member)]
     try:
-        # A notebook knows the source of each method, and some do not know that of a class
+        # Some notebooks know the sources of methods, but not of classes.
         sources = [_tree(textwrap.dedent(inspect.getsource(method))) for method in methods]
     except (OSError, TypeError, SyntaxError):
         return UNKNOWN
@@ -108,20 +110,21 @@ def _hashes_of_class(name: str) -> list[str]:
 
 
 def _tree(source: str | bytes) -> bytes:
-    """Return a text of the syntax tree of a source, without docstrings and the part that only a script runs."""
+    """Return the syntax tree of a source as bytes, without docstrings and script blocks."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         if not isinstance(body, list):
             continue
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and _is_text(body[:1]):
+        may_have_docstring = isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
+        if may_have_docstring and _is_text(body[:1]):
             del body[0]
         node.body = [statement for statement in body if not _is_script(statement)]
     return ast.dump(tree).encode()
 
 
 def _is_text(statements: list[ast.stmt]) -> bool:
-    """Return True if the first of some statements is a text alone, which is a docstring."""
+    """Return True if the first of some statements is only a text, such as a docstring."""
     if not statements or not isinstance(statements[0], ast.Expr):
         return False
     value = statements[0].value
@@ -129,6 +132,7 @@ def _is_text(statements: list[ast.stmt]) -> bool:
 
 
 def _is_script(statement: ast.stmt) -> bool:
+    """Return True for a block `if __name__ == "__main__"`."""
     return isinstance(statement, ast.If) and ast.unparse(statement.test) in (
         "__name__ == '__main__'",
         "'__main__' == __name__",

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 from lit_dps.errors import ConfigError
 from lit_dps.module import ImageClassifier
 from lit_dps.store import sobol_point
 from lit_dps.study.dry_run import dry_run
-from lit_dps.study.resuming import check_resume
+from lit_dps.study.resuming import _gap, check_resume
 from lit_dps.training.workload import Workload
 from lit_dps.trial import Cell, Trial
 from tests.unit.saved_study import Study
@@ -85,3 +86,19 @@ def test_data_go_on_where_the_length_of_training_is_read_in_setup(tmp_path):
     goal = {"error": 0.001, "check_interval": 4, "max_steps": 40}
     study = Study(tmp_path, model=model, data=data, goal=goal)
     assert_goes_on(study, Trial(Cell(16, 0.3), 0, {"model.lr": 1e-4}), (1, 2))
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "is_equal"),
+    [
+        ([1.0, float("nan")], [1.0, float("nan")], True),
+        ([float("inf")], [float("inf")], True),
+        ([], [], True),
+        ([float("nan")], [0.0], False),
+        ([float("inf")], [torch.finfo(torch.float64).max], False),
+        ([1.0, 0.0], [1.0, float("nan")], False),
+    ],
+)
+def test_a_value_that_is_not_finite_equals_only_itself(one, two, is_equal):
+    gap = _gap(torch.tensor(one, dtype=torch.float64), torch.tensor(two, dtype=torch.float64))
+    assert (gap == 0) == is_equal
