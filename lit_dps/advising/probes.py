@@ -20,7 +20,7 @@ from lit_dps.advising.steps import is_above_split
 from lit_dps.analysis import Analysis, Observation, observed, step_seconds
 from lit_dps.analysis.best_rates import RateCurve
 from lit_dps.errors import StorageError, UserError, place_in_user_code
-from lit_dps.provenance import KEY
+from lit_dps.provenance import KEY, SOURCES
 from lit_dps.record import StudyRecord
 from lit_dps.runtime import Interrupted, StopRequest
 from lit_dps.store import begin_run, declare, keep_environment, read_study
@@ -100,7 +100,8 @@ class Probes:
         setup = dataclasses.replace(setup, run_number=begin_run(self.url, self.name))
         if self.environment is not None:
             keep_environment(self.url, self.name, self.environment)
-            setup = dataclasses.replace(setup, environment=self.environment[KEY])
+            environment = self.environment
+            setup = dataclasses.replace(setup, environment=environment[KEY], sources=environment[SOURCES])
         self.view.sync(record, goes_on=True)
 
         def over() -> bool:

@@ -31,7 +31,7 @@ from lit_dps.analysis.tables import significant
 from lit_dps.errors import ConfigError, StorageError, UserError
 from lit_dps.noise import NoiseScale
 from lit_dps.number_text import number_text
-from lit_dps.provenance import changes_since
+from lit_dps.provenance import SOURCES, changes_since
 from lit_dps.runtime import INTERRUPTED, Interrupted, StopRequest, interruptible, prepare_process, waited_for_cpu
 from lit_dps.scales import BETA2_FLOOR
 from lit_dps.store import AdviceStore, changed
@@ -40,6 +40,7 @@ from lit_dps.study.failures import FAILED, AllFail
 from lit_dps.study.noise import short_run
 from lit_dps.study.run import LEAVING, check_study
 from lit_dps.study.setup import StudySetup
+from lit_dps.study.sources import refuse_changed_sources, source_hashes
 from lit_dps.training.adam_scaling import AdamScales
 from lit_dps.trial import Trial
 
@@ -69,6 +70,7 @@ def run_advice(
         UserError: for configuration, data or storage that do not serve, before anything is created.
     """
     prepare_process()
+    sources = source_hashes(setup.config())
     store, stop = AdviceStore(setup.storage.optuna_url, setup.study.name), StopRequest()
     known, proposal = store.read(), None
     if proposes_max_steps:
@@ -97,6 +99,7 @@ def run_advice(
             "restore it, or give the new one another study.name"
         )
     environment = environment_of(probe_setup, data)
+    refuse_changed_sources(sources, environment[SOURCES])
     _refuse_changed_code(setup.study.name, known.get(ENVIRONMENT), environment)
     clock = Clock(options.budget, store, known.get("spent", 0.0), began)
     if "timed" not in known:

@@ -18,7 +18,7 @@ from lit_dps.errors import StorageError, Unguarded
 from lit_dps.files import not_written
 from lit_dps.parallel import ranks
 from lit_dps.parallel.processes import unguarded
-from lit_dps.provenance import KEY
+from lit_dps.provenance import KEY, SOURCES
 from lit_dps.record import StudyRecord
 from lit_dps.runtime import INTERRUPTED, RESUMES, Interrupted, StopRequest, interruptible, prepare_process
 from lit_dps.store import (
@@ -56,6 +56,7 @@ from lit_dps.study.noise import first_guess
 from lit_dps.study.progress import Progress
 from lit_dps.study.quiet_timing import update_step_timing
 from lit_dps.study.setup import StudySetup
+from lit_dps.study.sources import refuse_changed_sources, source_hashes
 from lit_dps.study.view import View, connect, environment_tags
 from lit_dps.study.workers import first_of_ranks, follow_torchrun, warm_up, work, work_in_processes
 from lit_dps.training.checkpoints import clear
@@ -105,8 +106,10 @@ def run_study(setup: StudySetup, options: RunOptions = RunOptions()) -> int:
     stop = StopRequest()
     with interruptible(stop, f"\n{LEAVING}\n"):  # MLflow and Lightning lose a Ctrl-C that is raised within them
         try:
+            sources = source_hashes(setup.config())
             data, is_settled = _check_study(setup)
             environment = environment_of(setup, data, reads_data=not is_settled)
+            refuse_changed_sources(sources, environment[SOURCES])
             changes = _accepted_changes(setup, environment, options.accept_code_change)
             stop.check()
             starts = not ranks.started_by_torchrun() and (setup.workers > 1 or setup.ranks > 1)
@@ -118,7 +121,7 @@ def run_study(setup: StudySetup, options: RunOptions = RunOptions()) -> int:
         if changes:
             # Trials that paused were trained by other code: they begin again
             clear(setup.storage.checkpoints(setup.study.name))
-        setup = dataclasses.replace(setup, environment=environment[KEY])
+        setup = dataclasses.replace(setup, environment=environment[KEY], sources=environment[SOURCES])
         try:
             return _run(setup, data, environment, stop, options)
         except Interrupted as signal:

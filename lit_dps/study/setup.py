@@ -63,6 +63,7 @@ class StudySetup:
         run_number: Of this run of the study; see `lit_dps.store.header.begin_run`.
         budget: Steps that module and schedules see as the trainer's, where trials end earlier; None for the goal's.
         environment: Key of the environment that this run's trials are made of (`lit_dps.provenance`).
+        sources: Hashes of the user's code in this environment, to which processes that import it later hold it.
     """
 
     study: StudyConfig
@@ -78,6 +79,7 @@ class StudySetup:
     boxes: tuple[Widened, ...] = ()
     budget: int | None = None
     environment: str | None = None
+    sources: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self):
         if self.study.whole_curves and self.goal.get("early_reject"):

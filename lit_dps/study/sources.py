@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import importlib
 import inspect
 import os
 import site
 import sys
 import sysconfig
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -18,7 +19,8 @@ from types import ModuleType
 from typing import Any
 
 import lit_dps
-from lit_dps.provenance import UNKNOWN
+from lit_dps.errors import UserError
+from lit_dps.provenance import UNKNOWN, is_same_source
 
 LENGTH = 16  # hexadecimal digits of a hash
 MAIN = ("__main__", "__mp_main__")  # the script or notebook that runs lit_dps; its name in workers
@@ -55,6 +57,32 @@ def source_hashes(config: Any) -> dict[str, list[str]]:
         if text.startswith("__main__."):
             hashes[text] = _hashes_of_class(text.removeprefix("__main__."))
     return dict(sorted(hashes.items()))
+
+
+def import_sources(config: Any, sources: Mapping[str, Any]) -> None:
+    """Import the user's modules that a configuration names, so that `source_hashes` has them.
+
+    Args:
+        config: The configuration, nested, whose texts may be class paths.
+        sources: Hashes of another process: modules that it had not imported are left out.
+    """
+    for text in sorted(set(texts_in(config))):
+        module = text.rpartition(".")[0]
+        place = module.replace(".", "/")
+        if f"{place}.py" in sources or f"{place}/__init__.py" in sources:
+            importlib.import_module(module)
+
+
+def refuse_changed_sources(began: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raise UserError if a file of the user's code has other content than when the command began.
+
+    A process that imports the file now would train other code than the trials are stored with.
+    """
+    changed = [name for name in began if name in now and not is_same_source(began[name], now[name])]
+    if changed:
+        raise UserError(
+            f"{', '.join(changed)} changed after the command began: wait until edits are done, and start it again"
+        )
 
 
 @cache

@@ -23,6 +23,7 @@ from lit_dps.runs import Run
 from lit_dps.runtime import INTERRUPTED, Interrupted, StopRequest, interruptible, prepare_process
 from lit_dps.store import Store, sampler_of, seed_of_trials
 from lit_dps.study.setup import StudySetup
+from lit_dps.study.sources import import_sources, refuse_changed_sources, source_hashes
 from lit_dps.study.watching import Lookout, Sighting
 from lit_dps.trial import TrialResult
 
@@ -157,6 +158,7 @@ def _worker(setup: StudySetup, results: Connection, leaving, watched: bool) -> N
     stop = StopRequest(leaving.is_set)
     with interruptible(stop):
         try:
+            _import_sources(setup)
             for result in work(setup, stop, results.send if watched else None):
                 results.send(result)
             results.send(None)
@@ -231,8 +233,19 @@ def raise_if_any_rank_interrupted(stop: StopRequest) -> Callable[[], None]:
     return check
 
 
+def _import_sources(setup: StudySetup) -> None:
+    """Import the user's code. Raises UserError if it is not the code of the environment of this run."""
+    import_sources(setup.config(), setup.sources)
+    refuse_changed_sources(setup.sources, source_hashes(setup.config()))
+
+
 def _follow_parent(setup: StudySetup) -> None:
     stop = StopRequest()
+    try:
+        _import_sources(setup)
+    except UserError as error:  # the first rank finds this one lost, and does not know why
+        print(f"lit-dps: error: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(2) from None
     with interruptible(stop), suppress(Interrupted):
         _follow(setup, stop)
 

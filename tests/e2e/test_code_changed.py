@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
+
 import pytest
 import yaml
 
+from lit_dps.config import StorageConfig
+from lit_dps.errors import UserError
+from lit_dps.parallel import processes
+from lit_dps.runtime import StopRequest
 from lit_dps.store import AdviceStore, attributes, open_storage
+from lit_dps.study.workers import work_in_processes
+from tests.unit.test_advising_steps import with_module
 
 MODULE = """
 from lit_dps.module import ImageClassifier
@@ -18,11 +27,9 @@ NETWORK = {"class_path": "lit_dps.models.MLP", "init_args": {"hidden": [8]}}
 RATES = {"model.learning_rate": {"low": 0.03, "high": 0.3, "scale": "log"}}
 
 
-@pytest.mark.parametrize("verb", ["advise", "fit", "study"])
-def test_code_that_changed_is_named(call, tmp_path, monkeypatch, verb):
-    name = f"edited_for_{verb}"
-    (tmp_path / f"{name}.py").write_text(MODULE)
-    monkeypatch.syspath_prepend(tmp_path)
+def write(folder, name: str) -> None:
+    """Write a module of the user, and a configuration `c.yaml` that names its class."""
+    (folder / f"{name}.py").write_text(MODULE)
     config = {
         "model": {"class_path": f"{name}.Mine", "init_args": {"network": NETWORK}},
         "data": {"class_path": "lit_dps.data.Digits", "init_args": {"batch_size": 32}},
@@ -31,7 +38,14 @@ def test_code_that_changed_is_named(call, tmp_path, monkeypatch, verb):
         "study": {"name": name, "batch_sizes": [32], "sparsities": [0.0], "trials": 2, "workers": 1, "space": RATES},
     }
     config["study"]["noise_scale"] = False
-    (tmp_path / "c.yaml").write_text(yaml.safe_dump(config))
+    (folder / "c.yaml").write_text(yaml.safe_dump(config))
+
+
+@pytest.mark.parametrize("verb", ["advise", "fit", "study"])
+def test_code_that_changed_is_named(call, tmp_path, monkeypatch, verb):
+    name = f"edited_for_{verb}"
+    monkeypatch.syspath_prepend(tmp_path)
+    write(tmp_path, name)
     assert call("study", "c.yaml").code == 0
     (tmp_path / f"{name}.py").write_text(MODULE.replace("1.0", "1.5"))
     if verb == "fit":
@@ -43,3 +57,31 @@ def test_code_that_changed_is_named(call, tmp_path, monkeypatch, verb):
     AdviceStore(url, name).keep(environment=attributes(open_storage(url), name)["environments"][0])
     done = call(verb, "c.yaml", *(("--budget", "60s") if verb == "advise" else ()))
     assert done.code == 2 and f"{name}.py is not as in its stored " in done.err
+
+
+@pytest.mark.parametrize("verb", ["advise", "study"])
+def test_code_that_changes_while_a_command_begins_is_refused(call, tmp_path, monkeypatch, verb):
+    """This process has imported the file already: its trials would have the hash of other code."""
+    name = f"edited_amid_{verb}"
+    monkeypatch.syspath_prepend(tmp_path)
+    write(tmp_path, name)
+    runner = importlib.import_module({"study": "lit_dps.study.run", "advise": "lit_dps.advising.run"}[verb])
+    real = runner.environment_of
+
+    def edited(*args, **options):
+        (tmp_path / f"{name}.py").write_text(MODULE.replace("1.0", "1.5"))
+        return real(*args, **options)
+
+    monkeypatch.setattr(runner, "environment_of", edited)
+    done = call(verb, "c.yaml", *(("--budget", "60s") if verb == "advise" else ()))
+    assert done.code == 2 and f"{name}.py changed after the command began" in done.err
+    assert not (tmp_path / "mlruns").exists()
+
+
+def test_a_worker_that_imports_other_code_ends_the_study(tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "METHOD", "fork")  # starts in no time
+    given = with_module("Net")
+    sources = {"tests/unit/test_advising_steps.py": ["a hash", "of other code"]}
+    setup = dataclasses.replace(given, storage=StorageConfig(str(tmp_path)), sources=sources)
+    with pytest.raises(UserError, match="test_advising_steps.py changed after the command began"):
+        next(work_in_processes(setup, 1, StopRequest()))

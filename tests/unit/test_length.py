@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from lightning.pytorch import Callback, LightningDataModule
+from lightning.pytorch import Callback, LightningDataModule, Trainer
 
 from lit_dps.errors import ConfigError
+from lit_dps.parallel import ranks
+from lit_dps.parallel.settings import arguments
 from lit_dps.training import GoalErrorCallback
-from tests.unit.tiny import Plain, fit, loader
+from tests.ranks import same_on_ranks
+from tests.unit.tiny import QUIET, Plain, fit, loader
 
 BUDGET = 12  # 3 epochs of 5 steps, the last one cut
 GOAL = {"error": 0.01, "check_interval": 4, "max_steps": BUDGET}
@@ -70,10 +73,6 @@ class Data(LightningDataModule):
 
 def fit_prepared(module, data, callbacks=(), goal=None, **arguments):
     """As the engine does it: data module and earlier callbacks see the budget too."""
-    from lightning.pytorch import Trainer
-
-    from tests.unit.tiny import QUIET
-
     goal = goal or GoalErrorCallback(**GOAL)
     trainer = Trainer(**{**QUIET, **arguments}, callbacks=[*callbacks, goal])
     goal.before_fit(trainer, data)
@@ -94,6 +93,18 @@ def test_a_callback_after_the_goal_sees_it_in_any_trainer():
     module, after = Looks(), LooksToo()
     fit(module, loader(), loader(), callbacks=[GoalErrorCallback(**GOAL), after])
     assert module.seen["setup"] == after.seen["setup"] == (BUDGET, 3, BUDGET)
+
+
+def seen_by_a_rank() -> dict:
+    module = Looks()
+    fit_prepared(module, Data(), **arguments({**QUIET, "devices": ranks.world()}))
+    return module.seen
+
+
+def test_every_rank_sees_the_budget():
+    """Each has a part of each batch, so that an epoch has as many steps."""
+    hooks = ["setup", "configure_model", "configure_optimizers", "on_fit_start"]
+    assert same_on_ranks(2, seen_by_a_rank) == dict.fromkeys(hooks, (BUDGET, 3, BUDGET))
 
 
 def test_accumulated_batches_make_longer_epochs_of_steps():

@@ -8,8 +8,9 @@ import types
 
 import pytest
 
+from lit_dps.errors import UserError
 from lit_dps.provenance import SOURCES, UNKNOWN, changed_parts
-from lit_dps.study.sources import source_hashes
+from lit_dps.study.sources import import_sources, refuse_changed_sources, source_hashes
 
 CODE = '''
 """What it is."""
@@ -134,3 +135,21 @@ def test_a_class_of_the_script_is_hashed_by_itself(monkeypatch, tmp_path):
 def test_a_class_without_a_source_is_unknown(monkeypatch, tmp_path):
     assert main_with(monkeypatch, tmp_path, "gone.py", CLASS, file=False) == {"__main__.Net": UNKNOWN}
     assert changed({"__main__.Net": UNKNOWN}, {"__main__.Net": ["1"]}) == []
+
+
+def test_code_that_is_not_what_the_command_began_with_is_refused():
+    began = {"a.py": ["bytes", "tree"], "b.py": ["bytes", "tree"], "c.py": UNKNOWN}
+    reformatted = {"a.py": ["other bytes", "tree"], "c.py": ["bytes", "tree"], "new.py": ["x", "y"]}
+    refuse_changed_sources(began, reformatted)
+    with pytest.raises(UserError, match="^b.py changed"):
+        refuse_changed_sources(began, {**reformatted, "b.py": ["other", "others"]})
+
+
+def test_the_modules_of_another_process_are_imported(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("known_there", "unknown_there"):
+        (tmp_path / f"{name}.py").write_text("class Net: pass")
+    config = {"model": {"class_path": "known_there.Net"}, "data": "unknown_there.Net", "name": "a.b"}
+    import_sources(config, {"known_there.py": UNKNOWN})
+    assert "known_there" in sys.modules and "unknown_there" not in sys.modules
+    monkeypatch.delitem(sys.modules, "known_there")
