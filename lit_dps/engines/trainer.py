@@ -28,15 +28,15 @@ from lit_dps.trial import LIGHTNING, RANKS, Trial, TrialResult
 
 @dataclass(frozen=True)
 class TrialFit:
-    """A trial as Lightning trains it: what is built for it, and the study's callbacks.
+    """The objects with which Lightning trains a trial.
 
-    The dry run makes its trials by this class too, so that it calls the same hooks in the same order.
+    The dry run uses this class too, so that it calls the same hooks in the same order.
 
     Attributes:
         built: The module, the data module and the trainer's arguments.
         goal, pruning, smoothness, examples, schedule: Callbacks of the study.
-        checkpoint: Saves the run; None where it is not saved.
-        callbacks: The callbacks of the study in their order, below those of the user.
+        checkpoint: Saves the run; None if the run is not saved.
+        callbacks: The callbacks of the study in their order; they are called after those of the user.
     """
 
     built: Built
@@ -57,13 +57,13 @@ class TrialFit:
         file: CheckpointFile | None = None,
         at_check: Callable[[], None] = lambda: None,
     ) -> TrialFit:
-        """Builds a run's trial.
+        """Build the trial of a run.
 
         Args:
             training: What the trials of the study have in common.
             run: The attempt at the trial.
-            goal: Checks the run in place of the study's own callback.
-            file: Where the run is saved; None saves nothing.
+            goal: Validates the run instead of the study's callback.
+            file: The file in which the run is saved; None saves nothing.
             at_check: See `TrainerEngine.train`.
         """
         trial = run.trial
@@ -98,7 +98,12 @@ class TrialFit:
         return cls(built, goal, pruning, smoothness, examples, schedule, checkpoint, tuple(ours))
 
     def trainer(self, further: Sequence[Callback] = (), last: Sequence[Callback] = ()) -> Trainer:
-        """Returns the trainer, with `further` callbacks between those of the user and of the study, and `last` ones."""
+        """Return the trainer.
+
+        Args:
+            further: Callbacks between those of the user and those of the study.
+            last: Callbacks after those of the study.
+        """
         callbacks = [*self.built.trainer["callbacks"], *further, *self.callbacks, *last]
         trainer = Trainer(**{**self.built.trainer, "callbacks": callbacks})
         self.goal.before_fit(trainer, self.built.data)
@@ -181,10 +186,10 @@ class TrainerEngine:
 
 
 class ScheduleCallback(Callback):
-    """Finds the shape of the learning rate's schedule over the budget.
+    """Measures the shape of the learning rate's schedule over the budget.
 
     Attributes:
-        observed: As in `TrialResult.observed`; empty for a constant rate, and where the schedule cannot be followed.
+        observed: The shape, as in `TrialResult.observed`; empty if the rate is constant or unknown.
     """
 
     def __init__(self, training: Training, trial: Trial, goal: GoalErrorCallback):
@@ -192,7 +197,7 @@ class ScheduleCallback(Callback):
         self.observed: dict[str, float] = {}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.global_step:  # of a resumed run the schedule has moved already; `state_dict` has its shape
+        if trainer.global_step:  # a resumed run; its schedule has advanced, and the state has its shape
             return
 
         def evaluate() -> dict[str, float]:

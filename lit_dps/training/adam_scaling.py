@@ -1,4 +1,4 @@
-"""How the settings of an optimizer follow the batch size: one set of rules for probes, forks and recommended runs."""
+"""Scales the settings of an optimizer with the batch size, for probes, forks and recommended runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lit_dps.parallel.ddp import SharedBatchDDP
 from lit_dps.scales import scaled_beta2, scaled_decay
 from lit_dps.training.counting import full_batch_size, record_batches
 
-# whose update does not grow with the gradient, because they divide by its size or take its sign
+# The update of these optimizers does not grow with the gradient: they divide by its size.
 _ADAPTIVE = (
     optim.Adadelta,
     optim.Adafactor,
@@ -36,28 +36,30 @@ _ADAPTIVE = (
     optim.SparseAdam,
 )
 _PLAIN = (optim.SGD, optim.ASGD, optim.LBFGS)
-_SIGN = ("Lion", "SignSGD")  # of other packages; their betas are of the momentum
+# Optimizers of other packages that use the sign of the gradient. Their betas belong to the momentum.
+_SIGN = ("Lion", "SignSGD")
 _OWN_DECAY = (optim.Muon, optim.Adafactor)  # decoupled weight decay, without betas
-_STEPS = 12  # before the measured one: RAdam divides by the second moment only after some
+# Steps before the measured step. RAdam divides by the second moment only after some steps.
+_STEPS = 12
 _GRADIENT_FACTOR = 10.0
 
 
 class AdamScalingCallback(Callback):
     """Keeps the time scales of an Adam-like rule in examples, when its batch size B is not that it was tuned at, B0.
 
-    The second moment follows `lit_dps.scales.scaled_beta2` and weight decay `lit_dps.scales.scaled_decay`, where eta
-    is the rate that the optimizer has when training starts, or that its schedule starts from. Optimizers whose update
-    grows with the gradient stay as they are (`is_adaptive`). B is that of a full batch (`full_batch_size`).
+    `lit_dps.scales.scaled_beta2` scales the second moment, and `lit_dps.scales.scaled_decay` weight decay. eta is the
+    rate of the optimizer when training starts, before its schedule. Optimizers whose update grows with the gradient
+    are not changed (`is_adaptive`). B is the size of a full batch (`full_batch_size`).
 
     Args:
         reference: B0, in examples of an optimizer step.
-        rate: eta0, the rate at which weight decay was tuned at B0; None takes the rate for unchanged.
+        rate: eta0, the rate at which weight decay was tuned at B0; None assumes that eta = eta0.
 
     Attributes:
         factor: B / B0, once the first batch was seen; 0 before.
 
     Raises:
-        ConfigError: for a reference below 1, and a rate of 0 or less.
+        ConfigError: if the reference is below 1, or if the rate is not positive.
     """
 
     def __init__(self, reference: int, rate: float | None = None):
@@ -70,7 +72,7 @@ class AdamScalingCallback(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":
             record_batches(trainer)
-            # A checkpoint, whose optimizers were scaled, is loaded after this.
+            # A checkpoint is loaded after this; its optimizers are scaled already.
             self.factor = 0.0
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -98,12 +100,12 @@ class AdamScalingCallback(Callback):
 
 @dataclass(frozen=True)
 class AdamScales:
-    """What an optimizer is tuned to at the user's own batch size, where it is adaptive.
+    """Settings of an adaptive optimizer at the user's batch size.
 
     Attributes:
-        beta2: Of its second moment; None without one.
-        weight_decay: The largest of its groups.
-        rate: Learning rate that training starts from; None where it is 0.
+        beta2: beta2 of the second moment; None without a second moment.
+        weight_decay: The largest weight decay of the groups.
+        rate: Learning rate at the start of training; None if it is 0.
     """
 
     beta2: float | None
@@ -112,11 +114,11 @@ class AdamScales:
 
 
 def scale_groups(optimizer: Optimizer, factor: float, rate_ratio: float) -> None:
-    """Sets second moment and weight decay of an adaptive optimizer for another batch size.
+    """Set second moment and weight decay of an adaptive optimizer for another batch size.
 
     Args:
         factor: B / B0.
-        rate_ratio: eta / eta0, the rate in use at B over that at B0. The rate itself is not changed.
+        rate_ratio: eta / eta0, the rate at B divided by the rate at B0. The rate itself is not changed.
     """
     if not is_adaptive([optimizer]):
         return
@@ -129,22 +131,23 @@ def scale_groups(optimizer: Optimizer, factor: float, rate_ratio: float) -> None
 
 
 def initial_rate(optimizers: Sequence[Optimizer]) -> float | None:
-    """Return the rate that the first group starts from, before its schedule; None where it is 0."""
+    """Return the initial rate of the first group, before its schedule; None if it is 0."""
     group = optimizers[0].param_groups[0]
     return float(group.get("initial_lr", group["lr"])) or None
 
 
 def is_adaptive(optimizers: Sequence[Optimizer]) -> bool:
-    """Return whether an optimizer's update does not grow with the gradient, so that its rate grows as sqrt(B).
+    """Return True if the update of an optimizer does not grow with the gradient.
 
-    The classes of torch.optim and optimizers by the sign of the gradient are known; others are measured
-    (`measured_adaptive`). The square-root rule: Malladi et al. 2022, arXiv 2205.10287.
+    The learning rate of such an optimizer grows as sqrt(B) (Malladi et al. 2022, arXiv 2205.10287).
+    The classes of torch.optim and some sign-based optimizers are known; others are measured
+    (`measured_adaptive`).
     """
     return any(_is_adaptive(optimizer) for optimizer in optimizers)
 
 
 def adaptive_of(optimizers: Sequence[Optimizer]) -> AdamScales | None:
-    """Return the settings that follow the batch size; None where no optimizer is adaptive."""
+    """Return the settings that depend on the batch size; None if no optimizer is adaptive."""
     adaptive = [optimizer for optimizer in optimizers if _is_adaptive(optimizer)]
     if not adaptive:
         return None
@@ -160,7 +163,7 @@ def adaptive_of(optimizers: Sequence[Optimizer]) -> AdamScales | None:
 
 
 def is_known(optimizer: Optimizer) -> bool:
-    """Return whether `is_adaptive` goes by the optimizer's class, without a measurement."""
+    """Return True if `is_adaptive` knows the optimizer's class, and needs no measurement."""
     return isinstance(optimizer, _ADAPTIVE + _PLAIN) or type(optimizer).__name__ in _SIGN
 
 
@@ -176,14 +179,18 @@ def _is_adaptive(optimizer: Optimizer) -> bool:
 
 
 def measured_adaptive(optimizer: Optimizer) -> bool | None:
-    """Return whether ten times the gradient makes less than sqrt(10) times the update; None where it does not step.
+    """Return True if a tenfold gradient gives less than sqrt(10) times the update.
 
-    A copy of the optimizer, with the settings of its first group, without weight decay, makes some steps of one
-    small matrix; the last one is measured.
+    A copy of the optimizer updates a small matrix, with the settings of its first group but without
+    weight decay. After some steps, one step is measured.
+
+    Returns:
+        None if the copy fails or does not move the matrix.
     """
     try:
-        small, large = (_update(optimizer, scale) for scale in (1.0, _GRADIENT_FACTOR))
-    except Exception:  # an optimizer that wants a closure, say
+        small = _update(optimizer, 1.0)
+        large = _update(optimizer, _GRADIENT_FACTOR)
+    except Exception:  # such as of an optimizer that needs a closure
         return None
     if not small > 0:
         return None
@@ -191,13 +198,14 @@ def measured_adaptive(optimizer: Optimizer) -> bool | None:
 
 
 def _update(optimizer: Optimizer, scale: float) -> float:
-    """Return the distance that a later step moves a matrix by gradients of this scale."""
+    """Return how far one step moves a matrix, after `_STEPS` steps, with gradients of this scale."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         start, gradient = torch.randn(4, 4), torch.randn(4, 4)
     parameter = torch.nn.Parameter(start.clone())
     twin = copy.copy(optimizer)
-    settings = {key: copy.deepcopy(value) for key, value in optimizer.param_groups[0].items() if key != "params"}
+    settings = {key: value for key, value in optimizer.param_groups[0].items() if key != "params"}
+    settings = copy.deepcopy(settings)
     if "weight_decay" in settings:
         settings["weight_decay"] = 0.0
     if not float(settings.get("lr", 1.0)):  # a warm-up may begin at 0
@@ -208,7 +216,7 @@ def _update(optimizer: Optimizer, scale: float) -> float:
     for _ in range(_STEPS + 1):
         before = parameter.detach().clone()
         parameter.grad = scale * gradient
-        # of the class: an instance's own may be wrapped by a schedule or a strategy
+        # A schedule or a strategy may have wrapped the step of the instance, so call that of the class.
         type(optimizer).step(twin)
     return float((parameter.detach() - before).norm())
 

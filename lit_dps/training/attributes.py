@@ -61,7 +61,7 @@ def restore_attributes(state: list[Any], *owners: Any) -> None:
 
 @contextmanager
 def unchanged_attributes(*owners: Any) -> Iterator[None]:
-    """Put back, at the end, attributes that code in here changes, and delete those that it adds to an owner.
+    """Restore, at the end of the block, attributes that its code changed; delete added ones.
 
     Raises:
         ValueError: as `restore_attributes`.
@@ -79,17 +79,17 @@ def unchanged_attributes(*owners: Any) -> Iterator[None]:
 
 
 def equal_states(first: Any, second: Any) -> bool:
-    """Return whether two captured states are equal, tensors element by element, and NaN to NaN."""
+    """Return True if two captured states are equal. NaN equals NaN; tensors are compared by element."""
     try:
-        if first == second:  # at the speed of C; thousands of numbers are common
+        if first == second:  # fast for lists of thousands of numbers
             return True
-    except (RuntimeError, ValueError):  # a tensor or an array of several elements is neither true nor false
+    except (RuntimeError, ValueError):  # a comparison of several elements has no truth value
         pass
     return _equal(first, second)
 
 
 def _equal(first: Any, second: Any) -> bool:
-    """Return whether two captured states are equal, tensors element by element."""
+    """Return True if two captured states are equal, compared by element."""
     if isinstance(first, Tensor) and isinstance(second, Tensor):
         return first.shape == second.shape and torch.equal(first, second)
     if isinstance(first, np.ndarray) and isinstance(second, np.ndarray):

@@ -95,7 +95,7 @@ class CheckpointCallback(Callback):
             prepare_trainable(self._trainable, trainer, pl_module)
 
     def _put_back(self, trainer: Trainer) -> None:
-        """Restores what is trained, right before the first step of a run that was taken up."""
+        """Restore the trained parameters, groups and modes, before the first step of a resumed run."""
         restore_trainable(self._trainable, trainer, trainer.lightning_module)
 
     def _between(self, trainer: Trainer) -> None:
@@ -156,7 +156,7 @@ class CheckpointCallback(Callback):
             raise ValueError("an earlier version did not save which weights are trained")
         self._trainable = state_dict["trainable"]
         if self._loader is not None:
-            # A module or callback that asks for the length of training has the loader made before this state is read.
+            # A module or callback that reads the length of training causes the loader to be made before this.
             self._loader.continue_at(self._position)
 
 
@@ -176,7 +176,7 @@ class ResumableLoader(CombinedLoader):
         owners: Objects whose generators and attributes belong to the position, beside the loader's own generators.
         between: Called when all of the last batch is done and nothing of the next one has begun.
         position: Where to go on, from an earlier `position()` of a loader alike.
-        put_back: Called once, before the first batch of a loader that goes on.
+        put_back: Called once, before the first batch of a resumed loader.
     """
 
     def __init__(
@@ -209,7 +209,7 @@ class ResumableLoader(CombinedLoader):
         return self._given - self._ahead
 
     def continue_at(self, position: dict[str, Any]) -> None:
-        """Set where to go on. Raises ValueError if a batch was given already."""
+        """Set the position to resume from. Raises ValueError if a batch was yielded already."""
         if self._fetched:
             raise ValueError("the position in the training data cannot be set: a batch was taken before")
         self._goal = position
@@ -225,7 +225,7 @@ class ResumableLoader(CombinedLoader):
 
     def __iter__(self) -> ResumableLoader:
         if self._now is not None:
-            # Begun once more before the first batch after a resume: that batch was fetched ahead and is dropped.
+            # The loader restarts before its first batch after a resume. That batch was prefetched and is dropped.
             self._goal, self._now = self._now, None
         self._start = capture(*self._keepers)
         super().__iter__()

@@ -1,4 +1,4 @@
-"""How many examples the current batch of a fit has, as `lit_dps.parallel.examples` defines it."""
+"""Counts the examples of the current batch of a fit. See `lit_dps.parallel.examples`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,12 @@ from lit_dps.parallel.examples import Sizes, batch_size_of, examples_drawn, firs
 
 
 class _Recorded:
-    """How a trainer's batches are counted where no list of indices tells it, in training and by validation loader."""
+    """Counts a trainer's batches that have no index lists.
+
+    Attributes:
+        training: Counts the training batches.
+        validation: Counts the batches of each validation loader, by its number.
+    """
 
     def __init__(self):
         self.training = Sizes()
@@ -25,13 +30,13 @@ _recorded: WeakKeyDictionary[Trainer, _Recorded] = WeakKeyDictionary()
 
 
 def record_batches(trainer: Trainer, batch_size: int | None = None) -> None:
-    """Lets the dataloaders of the next fit keep how many examples they draw for each batch.
+    """Make the dataloaders of the next fit record how many examples each batch has.
 
-    To be called before the trainer asks for its dataloaders: in `setup` at the latest.
+    Call this before the trainer requests its dataloaders: in `setup` at the latest.
 
     Args:
-        trainer: Of the fit.
-        batch_size: Examples of a full training batch; None if nobody knows.
+        trainer: The trainer of the fit.
+        batch_size: Examples of a full training batch; None if unknown.
     """
     if trainer not in _recorded:
         _recorded[trainer] = _Recorded()
@@ -51,38 +56,49 @@ def record_batches(trainer: Trainer, batch_size: int | None = None) -> None:
 
 
 def examples_of(trainer: Trainer, batch: Any) -> int | None:
-    """Return the number of examples of the current training batch, of all ranks that share it; None if unknown."""
-    number = _counts_of(*lightning_private.train_loaders(trainer))[0]
-    return training_sizes(trainer).examples_in(batch, _promised(trainer)) if number is None else number
+    """Return the number of examples of the current training batch, over all ranks; None if unknown."""
+    number, _ = _counts_of(*lightning_private.train_loaders(trainer))
+    if number is None:
+        return training_sizes(trainer).examples_in(batch, _declared_batch_size(trainer))
+    return number
 
 
 def examples_of_part(trainer: Trainer, batch: Any) -> int | None:
-    """Return the number of examples of this rank's part of the current training batch; None if unknown."""
-    number = _counts_of(*lightning_private.train_loaders(trainer))[1]
+    """Return the examples of this rank's part of the current training batch; None if unknown."""
+    _, number = _counts_of(*lightning_private.train_loaders(trainer))
     return examples_of(trainer, batch) if number is None else number
 
 
 def full_batch_size(trainer: Trainer, batch: Any) -> int:
-    """Return the number of examples of a full training batch of all ranks that share it; 0 if unknown.
+    """Return the number of examples of a full training batch, over all ranks; 0 if unknown.
 
-    The current batch may be a short one. It decides where the loader does not say what a full one is.
+    If the loader declares no batch size, return the size of the current batch, which may be short.
     """
-    known = training_sizes(trainer).batch_size or _promised(trainer)
-    return known or examples_of(trainer, batch) or 0
+    batch_size = training_sizes(trainer).batch_size or _declared_batch_size(trainer)
+    return batch_size or examples_of(trainer, batch) or 0
 
 
 def validation_examples_of(trainer: Trainer, batch: Any, number: int) -> int | None:
-    """Return the number of examples of this rank's part of the current batch of a validation loader, by its number."""
+    """Return the examples of this rank's part of the current validation batch; None if unknown.
+
+    Args:
+        trainer: The trainer of the fit.
+        batch: The batch.
+        number: The number of the validation loader.
+    """
     loaders, ahead = lightning_private.validation_loaders(trainer)
-    counts = _counts_of(loaders, ahead, number)
-    if counts[1] is not None:
-        return counts[1]
+    _, examples = _counts_of(loaders, ahead, number)
+    if examples is not None:
+        return examples
     recorded = _recorded.get(trainer) or _Recorded()
     return recorded.validation[number].examples_in(batch, batch_size_of(loaders.flattened[number]))
 
 
 def _counts_of(loaders: Any, ahead: int, number: int = 0) -> tuple[int | None, int | None]:
-    """Return the examples of the current batch as its loader counts them, and of this rank's part; None if unknown."""
+    """Return the loader's counts of the current batch, over all ranks and of this rank.
+
+    A count is None if the loader does not know it.
+    """
     if loaders is None:
         return None, None
     loader = loaders.flattened[number]
@@ -93,12 +109,12 @@ def _counts_of(loaders: Any, ahead: int, number: int = 0) -> tuple[int | None, i
 
 
 def training_sizes(trainer: Trainer) -> Sizes:
-    """Return what counts a trainer's training batches where no list of indices does."""
+    """Return the counter of a trainer's training batches that have no index lists."""
     recorded = _recorded.get(trainer)
     return Sizes() if recorded is None else recorded.training
 
 
-def _promised(trainer: Trainer) -> int | None:
-    """Return the batch size that the first train dataloader promises; None if it promises none."""
+def _declared_batch_size(trainer: Trainer) -> int | None:
+    """Return the batch size that the first train dataloader declares; None if it declares none."""
     loaders, _ = lightning_private.train_loaders(trainer)
     return None if loaders is None else batch_size_of(whole(loaders.flattened[0]))

@@ -57,9 +57,9 @@ class GoalErrorCallback(Callback):
         run: What the checks found, and how the run ended. A study gives its own, by `follow`.
         status, steps_to_result, curve: Of the run.
         at_check: Called after each check that the run goes on from; may raise, on all ranks. Set before a run.
-        budget: Steps that module, callbacks and schedules see as the trainer's, where a run ends before them, as a
-            dry run and a timing do; None for `max_steps`. Set before a run.
-        steps_of_epoch: Optimizer steps of an epoch, once training has started; None where an epoch has no length.
+        budget: The trainer's `max_steps` as module, callbacks and schedules see it, for a run that ends earlier, such
+            as a dry run; None for the goal's `max_steps`. Set it before a run.
+        steps_of_epoch: Optimizer steps of an epoch, set when training starts; None if an epoch has no length.
         saved: Whether a run that pauses is saved and left by `at_check`; else it just stops. Set before a run.
 
     Raises:
@@ -103,7 +103,7 @@ class GoalErrorCallback(Callback):
         self.run, self._given = self._given or Run(None, self.goal), None
         if early:
             self.run.stop_early()
-        self._looking: dict[str, float] | None = None  # what a look at the network finds, while it lasts
+        self._looking: dict[str, float] | None = None  # the metrics of `look`, while it runs
         self._losses: list[tuple[Any, float]] = []  # each with the share of its batch that it is the mean over
         self._count, self._due, self._stepped = StepCount(), False, False
         self._epochs, self._last_batch = 0, -1
@@ -128,7 +128,7 @@ class GoalErrorCallback(Callback):
         return self._count.steps
 
     def is_check(self, step: int) -> bool:
-        """Return whether the network is checked after this optimizer step."""
+        """Return True if the network is validated after this optimizer step."""
         return step % self.goal.check_interval == 0
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -142,15 +142,15 @@ class GoalErrorCallback(Callback):
         early = self.early_reject and EarlyCheck.supports(trainer, pl_module, self.monitor)
         self._begin(early)
         if early:
-            trainer.limit_val_batches = 0  # Lightning's own validation stays out of it
+            trainer.limit_val_batches = 0  # turns off Lightning's validation
         self._set_length(trainer)
         self._length.until_optimizers(pl_module, lambda: self._epochs)
 
     def before_fit(self, trainer: Trainer, data: LightningDataModule | None) -> None:
-        """Lets the data module and callbacks that are asked before this one see the budget too.
+        """Make the budget visible to the data module and to callbacks before this one.
 
-        Without this call they see it from this callback's own `setup` on. Dataloaders are made no earlier than that,
-        and are counted.
+        Without this call, they see the budget only after this callback's `setup`. Dataloaders are made
+        after this `setup`, so that their batches are counted.
         """
         record_batches(trainer)
         self._length = Length(trainer, self.budget is not None)
@@ -158,7 +158,7 @@ class GoalErrorCallback(Callback):
             self._length.before_data(data, lambda: self._set_length(trainer))
 
     def _set_length(self, trainer: Trainer) -> None:
-        """Sets the trainer to validate by steps, and to show the budget."""
+        """Make the trainer validate by steps, and show the budget."""
         if self._length is None or self._length.trainer is not trainer:
             self._length = Length(trainer, self.budget is not None)
         trainer.val_check_interval = self.goal.check_interval
@@ -241,13 +241,13 @@ class GoalErrorCallback(Callback):
             self._looking.update(found)
             return
         error = found.pop(self.monitor)
-        if self.status is None:  # else min_steps or min_epochs keep it running
+        if self.status is None:  # otherwise min_steps or min_epochs keep the trainer running
             self._judge(trainer, pl_module, error, exact=True, metrics=found)
 
     def look(self, trainer: Trainer) -> dict[str, float]:
-        """Validate the network as it is, and return the goal's metric and the run's further ones by name.
+        """Validate the network now, and return the metrics of the goal and of the run by name.
 
-        The run does not take the values in. To be called while the trainer fits, between two batches or at the end.
+        The run does not record these values. Call this while the trainer fits, between two batches or at the end.
         """
         if self._early is not None:
             return {self.monitor: self._early(self._early.size).error(self._early.size)}

@@ -1,7 +1,7 @@
-"""Which methods an object has unchanged from lit_dps and Lightning.
+"""Determines which methods an object inherits unchanged from lit_dps and Lightning.
 
-The fast ways (the interval loop, early checks) replace calls of these methods. They are taken only where nobody
-overrides the methods: by a subclass, by an attribute of the instance, or by a patch of our own class.
+The fast code paths (the interval loop, early validation) replace calls of these methods. They are used
+only if no subclass, attribute of the instance or patch of a class overrides the methods.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PACKAGES = tuple(str(Path(package.__file__).parent) + os.sep for package in (li
 
 
 def inherits(instance: Any, base: type, names: Iterable[str]) -> bool:
-    """Return True if the instance has all these methods from `base`, as `base` was written."""
+    """Return True if the instance inherits all these methods from `base`, and none is patched."""
     if not isinstance(instance, base):
         return False
     for name in names:
@@ -33,25 +33,29 @@ def inherits(instance: Any, base: type, names: Iterable[str]) -> bool:
 
 
 def decides(instance: Any, wanted: str, *others: str) -> bool:
-    """Return True if who overrides one of the methods `others` last also overrides `wanted`.
+    """Return True if `wanted` is defined where the first of these methods is found.
 
-    An attribute of the instance overrides its class, and a class overrides its bases.
+    The methods are `wanted` and `others`. They are looked up in the attributes of the instance, in
+    its class, and in the bases of the class. In one class, a patched method precedes the others.
     """
     names = {wanted, *others}
     if names & vars(instance).keys():
         return wanted in vars(instance)
-    definer = next((kind for kind in type(instance).__mro__ if names & vars(kind).keys()), object)
-    patched = {name for name in names & vars(definer).keys() if is_patched(definer, name)}
-    return wanted in (patched or vars(definer))
+    for kind in type(instance).__mro__:
+        defined = names & vars(kind).keys()
+        if defined:
+            patched = {name for name in defined if is_patched(kind, name)}
+            return wanted in (patched or defined)
+    return False
 
 
 def is_patched(kind: type, name: str) -> bool:
-    """Return True if a class of lit_dps or Lightning has a method of this name that is written elsewhere."""
+    """Return True if code outside lit_dps and Lightning replaced a method of their class."""
     if not kind.__module__.startswith(("lit_dps.", "lightning.")):
         return False
     method = inspect.getattr_static(kind, name)
     if isinstance(method, property):
         method = method.fget
-    # A decorator of a patch keeps the name and the module of what it wraps, but not the file of its code.
+    # functools.wraps copies name and module of the original method, but not the file of its code.
     code = getattr(getattr(method, "__func__", method), "__code__", None)
     return code is None or not code.co_filename.startswith(_PACKAGES)

@@ -1,4 +1,4 @@
-"""The length of training that modules, callbacks and schedules see: that of the budget in steps."""
+"""Sets the length of training that modules, callbacks and schedules see, by the budget of steps."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from lit_dps.parallel.ddp import whole
 
 
 class Length:
-    """Gives a trainer without a limit of epochs the epochs that its `max_steps` come to.
+    """Sets `trainer.max_epochs` to the epochs that `max_steps` need, unless epochs are limited.
 
-    `trainer.max_epochs` has its value from the module's `setup` on, in callbacks as in the module. The value follows
-    from the length of the train dataloader. So the dataloader is made when the value is first read, and no later than
-    the optimizers. Training itself still ends by steps: see `go_beyond`.
+    Module and callbacks see this value from the module's `setup` on. It depends on the length of the
+    train dataloader. So the dataloader is made when the value is first read, and no later than the
+    optimizers. Training still ends by steps: see `go_beyond`.
 
     Args:
-        trainer: Of the fit.
-        whole_epochs: Whether to ignore `trainer.limit_train_batches`, which a dry run sets.
+        trainer: The trainer of the fit.
+        whole_epochs: Whether to ignore `trainer.limit_train_batches`.
 
     Raises:
-        ConfigError: where `trainer.max_epochs` is read in the data module's own `setup` or `train_dataloader`.
+        ConfigError: if the data module's `setup` or `train_dataloader` reads `trainer.max_epochs`.
     """
 
     def __init__(self, trainer: Trainer, whole_epochs: bool = False):
@@ -37,7 +37,10 @@ class Length:
         self._limited: float | None = None
 
     def before_data(self, data: LightningDataModule, begin: Callable[[], None]) -> None:
-        """Lets `begin` run, and the epochs be watched, before the data module's `setup` in the next fit."""
+        """Call `begin` before the data module's `setup` in the next fit.
+
+        During this `setup`, reading the epochs raises ConfigError.
+        """
         setup = data.setup
 
         @wraps(setup)
@@ -56,17 +59,18 @@ class Length:
         data.__dict__["setup"] = watched
 
     def begin(self) -> None:
-        """Lets `trainer.max_epochs` be computed when it is read, if it is unlimited."""
+        """Make `trainer.max_epochs` computed when it is read, unless epochs are limited."""
         if lightning_private.has_epoch_limit(self.trainer):
             return
         self.given = True
         lightning_private.compute_epochs(self.trainer, self._epochs)
 
     def until_optimizers(self, module: LightningModule, begun: Callable[[], int]) -> None:
-        """Lets the value be fixed when the module configures its optimizers.
+        """Fix the value when the module configures its optimizers.
 
         Args:
-            begun: Returns the epochs that a resumed run had begun.
+            module: The module.
+            begun: Returns the number of epochs that a resumed run had begun.
         """
         if not self.given:
             return
@@ -79,20 +83,20 @@ class Length:
             lightning_private.set_epochs(self.trainer, epochs)
             configured = configure()
             if epochs != -1:
-                # a schedule sees the same length before and after a resume; the run itself may need more epochs
+                # A schedule sees the same length after a resume. The run itself may need more epochs.
                 lightning_private.set_epochs(self.trainer, max(epochs, begun() + 1))
             return configured
 
         module.__dict__["configure_optimizers"] = configure_optimizers
 
     def end(self) -> None:
-        """Lets epochs be as short as `trainer.limit_train_batches` again; to be called when training starts."""
+        """Apply `trainer.limit_train_batches` again. Call this when training starts."""
         if self._limited is not None:
             lightning_private.set_batches_of_epoch(self.trainer, self._limited)
             self._limited = None
 
     def _epochs(self) -> int:
-        """Return the epochs that the trainer's steps come to; -1 where an epoch has no length."""
+        """Return the epochs that the trainer's steps need; -1 if an epoch has no length."""
         trainer = self.trainer
         if self._computing:
             name = type(trainer.datamodule).__name__
@@ -112,7 +116,7 @@ class Length:
             whole_epoch = lightning_private.batches_of_whole_epoch(trainer)
             lightning_private.set_batches_of_epoch(trainer, whole_epoch)
         if isinstance(whole(trainer.train_dataloader), EndlessLoader):
-            # one epoch to Lightning; the examples tell how many to anybody else
+            # To Lightning this is one endless epoch. The examples give the number of passes.
             size = getattr(trainer.datamodule, "training_size", None)
             if size is None:
                 return -1
@@ -122,7 +126,10 @@ class Length:
         return -1 if steps is None else max(1, math.ceil(trainer.max_steps / steps))
 
     def steps_of_epoch(self) -> int | None:
-        """Return the optimizer steps of an epoch, once the data are there; None where an epoch has no length."""
+        """Return the optimizer steps of an epoch; None if an epoch has no length.
+
+        The data have to be set up.
+        """
         trainer = self.trainer
         batches = lightning_private.batches_of_epoch(trainer)
         if not 0 < batches < math.inf:
@@ -131,6 +138,10 @@ class Length:
 
 
 def go_beyond(trainer: Trainer) -> None:
-    """Lets a run go on whose epochs turned out shorter; to be called where one ends, if the limit was set here."""
-    if (limit := lightning_private.epochs(trainer)) != -1:
+    """Allow one more epoch, for a run whose epochs are shorter than expected.
+
+    Call this at the end of an epoch, if `Length` set the limit.
+    """
+    limit = lightning_private.epochs(trainer)
+    if limit != -1:
         lightning_private.set_epochs(trainer, max(limit, lightning_private.epochs_with_next(trainer)))

@@ -1,7 +1,7 @@
-"""What lit_dps uses of Lightning beyond its documented interface: all of it, in one place.
+"""All uses of Lightning's undocumented interface, in one place.
 
-Written for and tested with Lightning 2.6 (`VERSION`). `tests/unit/test_lightning_private.py` fails by name where a
-part is gone, or does something else.
+Written for and tested with Lightning 2.6 (`VERSION`). If a part is missing or has changed,
+`tests/unit/test_lightning_private.py` fails and names it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ VERSION = "2.6"
 
 
 def set_budget(trainer: Trainer, steps: int) -> None:
-    """Sets `trainer.max_steps` after the trainer was made."""
+    """Set `trainer.max_steps` after the trainer was made."""
     trainer.fit_loop.epoch_loop.max_steps = steps
 
 
 def put_steps_right(trainer: Trainer, steps: int) -> None:
-    """Sets `trainer.global_step`."""
+    """Set `trainer.global_step`."""
     loop = trainer.fit_loop.epoch_loop
     automatic = trainer.lightning_module.automatic_optimization
     progress = loop.automatic_optimization.optim_progress.optimizer.step if automatic else None
@@ -32,18 +32,21 @@ def put_steps_right(trainer: Trainer, steps: int) -> None:
 
 
 def set_up_data(trainer: Trainer) -> float:
-    """Asks the data module for its train dataloader now. Returns the batches of an epoch, which may be infinite."""
+    """Request the train dataloader now, and return the batches of an epoch; infinity without an end."""
     trainer.fit_loop.setup_data()
     return batches_of_epoch(trainer)
 
 
 def batches_of_epoch(trainer: Trainer) -> float:
-    """The batches of an epoch, once the data are there; may be infinite."""
+    """Return the batches of an epoch, after the data were set up; infinity without an end."""
     return trainer.fit_loop.max_batches
 
 
 def batches_of_whole_epoch(trainer: Trainer) -> float:
-    """The batches of an epoch without `limit_train_batches`, once the data are there; may be infinite."""
+    """Return the batches of an epoch without `limit_train_batches`; infinity without an end.
+
+    The data have to be set up.
+    """
     combined = trainer.fit_loop._combined_loader
     if combined is None:
         return math.inf
@@ -55,68 +58,74 @@ def batches_of_whole_epoch(trainer: Trainer) -> float:
 
 
 def set_batches_of_epoch(trainer: Trainer, number: float) -> None:
-    """Sets `trainer.num_training_batches`, once the data are there."""
+    """Set `trainer.num_training_batches`, after the data were set up."""
     trainer.fit_loop.max_batches = number
 
 
-# of several train dataloaders, by the mode of Lightning's CombinedLoader
+# Length of several train dataloaders together, by the mode of Lightning's CombinedLoader.
 _OF_LENGTHS = {"max_size_cycle": max, "max_size": max, "min_size": min, "sequential": sum}
 
 
 def epochs(trainer: Trainer) -> int | None:
-    """The limit of epochs that stops training; -1 without one."""
+    """Return the limit of epochs that stops training; -1 without a limit."""
     return trainer.fit_loop.max_epochs
 
 
 def has_epoch_limit(trainer: Trainer) -> bool:
-    """Return whether epochs are limited, or `compute_epochs` was called; computes nothing."""
+    """Return True if epochs are limited, or if `compute_epochs` was called."""
     return trainer.fit_loop.__dict__.get("max_epochs") != -1 or type(trainer.fit_loop) is not _FitLoop
 
 
 def compute_epochs(trainer: Trainer, compute: Callable[[], int]) -> None:
-    """Lets `compute` give the limit of epochs whenever it is read, until `set_epochs` sets it."""
+    """Call `compute` whenever the limit of epochs is read, until `set_epochs` sets it."""
     loop = trainer.fit_loop
-    plain = type(loop)
+    original = type(loop)
 
-    class ComputedEpochs(plain):
+    class ComputedEpochs(original):
         @property
         def max_epochs(self) -> int:
             return compute()
 
         @max_epochs.setter
         def max_epochs(self, number: int) -> None:
-            self.__class__ = plain
+            self.__class__ = original
             self.max_epochs = number
 
     loop.__class__ = ComputedEpochs
 
 
 def set_epochs(trainer: Trainer, number: int) -> None:
-    """Sets that limit."""
+    """Set the limit of epochs."""
     trainer.fit_loop.max_epochs = number
 
 
 def epochs_with_next(trainer: Trainer) -> int:
-    """The epochs that have ended, and one more; to be asked where one ends."""
+    """Return the number of ended epochs plus one. Call this at the end of an epoch."""
     return trainer.fit_loop.epoch_progress.current.processed + 1
 
 
 def replace_dataloader(trainer: Trainer, wrap: Callable[[Any], Any]) -> None:
-    """Lets the train dataloader be wrapped when it is made."""
+    """Wrap the train dataloader when it is made."""
     source = trainer.fit_loop._data_source
     make = source.dataloader
     source.dataloader = lambda: wrap(make())
 
 
 def replace_train_loaders(trainer: Trainer, replace: Callable[[Any], tuple[Any, float]]) -> None:
-    """Replaces each train dataloader of a fit by another one and the most batches to take of it.
+    """Replace each train dataloader of a fit.
 
-    To be called when training starts (`on_train_start`): what was made before knows the epochs as they were.
+    Call this when training starts (`on_train_start`). Optimizers and schedules that were made before
+    know the original length of an epoch.
+
+    Args:
+        trainer: The trainer of the fit.
+        replace: Returns another loader, and the most batches to take of it.
     """
     loop = trainer.fit_loop
     combined = loop._combined_loader
     loaders, limits = zip(*map(replace, combined.flattened), strict=True)
-    combined.flattened, combined.limits = list(loaders), list(limits)
+    combined.flattened = list(loaders)
+    combined.limits = list(limits)
     loop._data_fetcher.setup(combined)
     iter(loop._data_fetcher)
     length = fabric_data.sized_len(combined)
@@ -124,54 +133,54 @@ def replace_train_loaders(trainer: Trainer, replace: Callable[[Any], tuple[Any, 
 
 
 def train_loaders(trainer: Trainer) -> tuple[Any, int]:
-    """The train dataloaders together, and the batches that were fetched beyond the current one."""
+    """Return the combined train dataloaders, and the number of prefetched batches."""
     loop = trainer.fit_loop
     return loop._combined_loader, len(getattr(loop._data_fetcher, "batches", ()))
 
 
 def validation_loaders(trainer: Trainer) -> tuple[Any, int]:
-    """The same of the validation of a fit."""
+    """Return the combined validation dataloaders, and the number of prefetched batches."""
     loop = trainer.fit_loop.epoch_loop.val_loop
     return loop._combined_loader, len(getattr(loop._data_fetcher, "batches", ()))
 
 
 def batches_trained(trainer: Trainer) -> tuple[int, int]:
-    """Batches of this epoch that were begun, and that were completed."""
+    """Return the numbers of begun and completed batches of this epoch."""
     batches = trainer.fit_loop.epoch_loop.batch_progress.current
     return batches.ready, batches.completed
 
 
 def validate_now(trainer: Trainer) -> None:
-    """Runs the validation of a fit, as Lightning's own loop does it between two batches."""
+    """Run the validation of a fit, as Lightning's loop does between two batches."""
     trainer.validating = True
     trainer.fit_loop.epoch_loop.val_loop.run()
     trainer.training = True
 
 
 def logged_metrics(trainer: Trainer) -> Iterable[Any]:
-    """What was logged in the running loop, each with its `meta` and its counts of updates and examples."""
+    """Return the logged results of the running loop, with `meta` and counts of updates and examples."""
     return (trainer._results or {}).values()
 
 
 def before_transfer(module: LightningModule, batch: Any) -> Any:
-    """A batch as the hooks before its transfer leave it."""
+    """Return a batch after the hooks that precede its transfer to the device."""
     return module._on_before_batch_transfer(batch, dataloader_idx=0)
 
 
 def owners_of(module: LightningModule) -> tuple[Any, Any]:
-    """The trainer and the fabric that a module is attached to, or None each."""
+    """Return the trainer and the fabric that a module is attached to; None if there is none."""
     return module._trainer, module._fabric
 
 
 def detects_anomalies(trainer: Trainer) -> bool:
-    """Whether the trainer was made with `detect_anomaly`."""
+    """Return True if the trainer was made with `detect_anomaly`."""
     return trainer._detect_anomaly
 
 
 def leave_signals_alone(trainer: Trainer) -> None:
-    """Keeps Lightning from registering signal handlers; to be called in `on_fit_start`, before it does.
+    """Prevent Lightning from registering signal handlers. Call this in `on_fit_start`.
 
-    Its handler of SIGTERM ends the process at the next batch, with exit code 0, whatever ours would do. Of several
-    ranks the one that gets it would wait in a broadcast that no other takes part in, for ever.
+    Lightning's handler of SIGTERM would end the process at the next batch, with exit code 0. With
+    several ranks, the rank that receives the signal would wait forever in a broadcast.
     """
     trainer._signal_connector.register_signal_handlers = lambda: None

@@ -60,8 +60,7 @@ class PruningCallback(Callback):
         scores: The scores that the mask was made from, where they serve other sparsities; None before, and for a mask
             from a checkpoint.
         key: Of the pass that the scores were taken over (`TrainingPass.key`).
-        is_short: Whether to take the scores over a few batches alone, to find out whether they can be taken. Set before
-            a run.
+        is_short: Whether to compute the scores from a few batches only, to test that this works. Set it before a run.
         redraw: Builds the module, for "reinit"; None where nobody can. Set before a run.
         observed: What a reader of the table should know of the mask, as in `TrialResult.observed`.
 
@@ -101,7 +100,7 @@ class PruningCallback(Callback):
         self.observed: dict[str, float] = {}
         self.key: tuple[int, ...] | None = None
         self._copies: dict[str, str] = {}
-        # Parameters that the method saw and left out of its mask, as those of nodes that stay
+        # Parameters that the method considered but did not mask, such as those of nodes that stay.
         self._left_dense: set[str] = set()
         self._masked: dict[str, tuple[Tensor, Tensor]] = {}  # name -> tensor, its mask as numbers
         self._hooked: list[Optimizer] = []
@@ -131,11 +130,11 @@ class PruningCallback(Callback):
             raise ConfigError("study.sparsities", self.sparsity, f"0 for {type(pl_module).__name__}: {why}")
         is_masked = partial(self._is_masked, pl_module)
         self._unmasked = UnmaskedWeights(self.biases, self.exclude, is_masked)
-        self._unmasked.observed = self.observed  # which a run from a checkpoint has already
+        self._unmasked.observed = self.observed  # set already in a run from a checkpoint
         self._hook_optimizers(trainer, pl_module)
 
     def _hook_optimizers(self, trainer: Trainer, module: LightningModule) -> None:
-        """Lets the callback act after each step of the optimizers, also of those that came later."""
+        """Make the callback act after each optimizer step, also of optimizers that were added later."""
         for optimizer in trainer.optimizers:
             known = any(optimizer is other for other in self._hooked)
             if not known and hasattr(optimizer, "register_step_post_hook"):
@@ -143,7 +142,7 @@ class PruningCallback(Callback):
                 self._hooked.append(optimizer)
 
     def _is_masked(self, module: LightningModule, name: str, tensor: Tensor) -> bool:
-        """Returns whether a tensor is masked; one in the place of a masked tensor gets its mask."""
+        """Return True if a tensor is masked. A tensor that replaced a masked one gets its mask first."""
         if name in self._left_dense:
             return True
         if name in self.mask and self._masked[name][0] is not tensor:
@@ -191,7 +190,7 @@ class PruningCallback(Callback):
             self.observed[COPIES] = sum(self.mask[name].numel() for name in self._copies.values())
 
     def _refusal_of_pass(self, name: str, error: Exception) -> ConfigError:
-        """Return what the user reads when the training step fails in the pruning pass."""
+        """Return the error for a training step that fails in the pruning pass."""
         text = " ".join(str(error).split())[:200]
         what = f"{type(error).__name__}: {text}{place_in_user_code(error)}"
         return ConfigError(
@@ -238,7 +237,7 @@ class PruningCallback(Callback):
         state, names = self._tensors(module), {name: name for name in self.mask} | self._copies
         present = {id(tensor) for tensor in state.values()}
         for name, (tensor, _) in self._masked.items():
-            if name not in state and id(tensor) in present:  # a layer that was wrapped later
+            if name not in state and id(tensor) in present:  # its layer was wrapped later
                 state[name] = tensor
         names = {name: of for name, of in names.items() if name in state or name in self.mask}  # copies may go
         for name, of in names.items():

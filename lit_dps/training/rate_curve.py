@@ -1,4 +1,4 @@
-"""The learning rates that a run's schedules have over its budget, evaluated on copies before it is trained."""
+"""Computes the learning rates of a run over its budget, from copies of its schedules."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR
 from lit_dps.training.attributes import unchanged_attributes
 from lit_dps.trial import SCHEDULE, WARM_UP
 
-MOST_STEPS = 20_000  # of the scheduler: about 0.3 s of a CPU core
-SAME = 1e-6  # relative difference of two rates that are equal
+MOST_STEPS = 20_000  # evaluated steps: about 0.3 s of a CPU core
+SAME = 1e-6  # rates with a smaller relative difference count as equal
 
 
 def rate_curve(trainer: Trainer, module: LightningModule, steps: int, steps_of_epoch: int | None) -> list[float] | None:
     """Return the largest learning rate of the optimizer's groups at each of its first steps.
 
-    Optimizer and schedules are copied, without parameters, and stepped as Lightning steps them. A schedule that
-    follows a metric stays at its first rate.
+    Optimizer and schedules are copied, without parameters, and stepped as Lightning steps them. A
+    schedule that follows a metric stays at its first rate.
 
     Args:
-        trainer: Of a fit that is about to train, with its optimizers and schedules.
+        trainer: The trainer of a fit that is about to train, with its optimizers and schedules.
+        module: The module of the fit.
         steps: Optimizer steps of the budget; at most the first `MOST_STEPS` are evaluated.
-        steps_of_epoch: Optimizer steps of an epoch; None where an epoch has no length.
+        steps_of_epoch: Optimizer steps of an epoch; None if an epoch has no length.
 
     Returns:
-        A rate for each step; None where schedules cannot be followed: without a schedule, with manual optimization,
-        several optimizers or a `lr_scheduler_step` of the module's own, and where a schedule cannot be copied.
+        A rate for each step. None without a schedule, with manual optimization, with several
+        optimizers, if the module overrides `lr_scheduler_step`, or if a schedule cannot be copied.
     """
     configs = [config for config in trainer.lr_scheduler_configs if not config.reduce_on_plateau]
     if not configs or not module.automatic_optimization or len(trainer.optimizers) != 1:
@@ -56,37 +57,38 @@ def rates_of_steps(
 ) -> list[float] | None:
     """Return the largest learning rate of an optimizer's groups at each of its first steps.
 
+    A function of a schedule may count its calls, in an enclosed variable or in an attribute of the
+    module. To leave these counts unchanged, enclosed variables are copied, and the attributes of
+    shared modules are restored.
+
     Args:
         optimizer: The optimizer of a run that is about to train.
-        configs: Its schedules, of which none follows a metric.
+        configs: The schedules of the optimizer. None of them follows a metric.
         steps: Optimizer steps of the budget; at most the first `MOST_STEPS` are evaluated.
-        steps_of_epoch: Optimizer steps of an epoch; None where an epoch has no length.
+        steps_of_epoch: Optimizer steps of an epoch; None if an epoch has no length.
         accumulated: Batches of an optimizer step.
-        shared: Objects that schedules may hold, and that are not copied with them.
-
-    Functions of a schedule are called on copies of the variables that they enclose, and attributes
-    of a shared module are put back: a function that counts its calls counts those of the run alone.
+        shared: Objects that schedules may refer to, and that are not copied.
 
     Returns:
-        A rate for each step; None where a schedule cannot be copied or stepped.
+        A rate for each step; None if a schedule cannot be copied or stepped.
     """
     steps = min(steps, MOST_STEPS)
     modules = [each for each in shared if isinstance(each, LightningModule)]
-    # what a schedule holds of these is theirs, not a copy
     twin = _without_parameters(optimizer)
+    # Copies of schedules refer to the twin of the optimizer, and to the shared objects themselves.
     memo = {id(optimizer): twin} | {id(each): each for each in shared}
     try:
         with unchanged_attributes(*modules), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # no step of the optimizer comes before those of the schedule
+            warnings.simplefilter("ignore")  # torch warns because the optimizer is never stepped
             if len(configs) == 1 and accumulated == 1 and _is_plain_lambda(configs[0]):
                 return _rates_of_lambda(configs[0].scheduler, steps, memo)
             return _evaluated(twin, configs, steps, steps_of_epoch, accumulated, memo)
-    except Exception:  # code of the user's, which the run itself will call
+    except Exception:  # an error of the user's code, which the run itself will report
         return None
 
 
 def _copy_function(function: Callable, memo: dict[int, Any]) -> Callable:
-    """Return a function with copies of the variables that it encloses; a deep copy of any other callable."""
+    """Return a copy of a function and its enclosed variables; a deep copy of other callables."""
     if not isinstance(function, FunctionType):
         return copy.deepcopy(function, memo)
     if id(function) in memo or not function.__closure__:
@@ -94,16 +96,18 @@ def _copy_function(function: Callable, memo: dict[int, Any]) -> Callable:
     cells = tuple(CellType() for _ in function.__closure__)
     copied = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, cells)
     copied.__kwdefaults__ = function.__kwdefaults__
-    memo[id(function)] = copied  # before its variables: a function may enclose itself
+    memo[id(function)] = copied  # before its variables, because a function may enclose itself
     for cell, original in zip(cells, function.__closure__, strict=True):
         value = original.cell_contents
-        is_function = isinstance(value, FunctionType)
-        cell.cell_contents = _copy_function(value, memo) if is_function else copy.deepcopy(value, memo)
+        if isinstance(value, FunctionType):
+            cell.cell_contents = _copy_function(value, memo)
+        else:
+            cell.cell_contents = copy.deepcopy(value, memo)
     return copied
 
 
 def _copy_schedule(schedule: Any, memo: dict[int, Any]) -> Any:
-    """Return a deep copy of a schedule, whose functions have variables of their own."""
+    """Return a deep copy of a schedule and of the variables that its functions enclose."""
     for part in [schedule, *getattr(schedule, "_schedulers", ())]:
         for function in getattr(part, "lr_lambdas", ()):
             if isinstance(function, FunctionType):
@@ -112,16 +116,18 @@ def _copy_schedule(schedule: Any, memo: dict[int, Any]) -> Any:
 
 
 def _is_plain_lambda(config: LRSchedulerConfig) -> bool:
-    """Return whether a schedule is a `LambdaLR` that is stepped once an optimizer step."""
+    """Return True if a schedule is a `LambdaLR` that is stepped once per optimizer step."""
     return type(config.scheduler) is LambdaLR and config.interval == "step" and config.frequency == 1
 
 
 def _rates_of_lambda(schedule: LambdaLR, steps: int, memo: dict[int, Any]) -> list[float]:
-    """Return the rates of a `LambdaLR` without stepping it, which takes a tenth of the time."""
+    """Return the rates of a `LambdaLR` without stepping it. Stepping takes ten times as long."""
     functions = [_copy_function(function, memo) for function in schedule.lr_lambdas]
-    factors = list(zip(schedule.base_lrs, functions, strict=True))
-    first = schedule.last_epoch
-    return [max(float(base * factor(first + step)) for base, factor in factors) for step in range(steps)]
+    groups = list(zip(schedule.base_lrs, functions, strict=True))
+    rates = []
+    for step in range(schedule.last_epoch, schedule.last_epoch + steps):
+        rates.append(max(float(base * factor(step)) for base, factor in groups))
+    return rates
 
 
 def _evaluated(
@@ -132,14 +138,17 @@ def _evaluated(
     accumulated: int,
     memo: dict[int, Any],
 ) -> list[float]:
-    schedules = [(_copy_schedule(config.scheduler, memo), config.interval, config.frequency) for config in configs]
+    """Return the rates at each step, by stepping copies of the schedules."""
+    schedules = []
+    for config in configs:
+        schedules.append((_copy_schedule(config.scheduler, memo), config.interval, config.frequency))
     rates = []
     for step in range(1, steps + 1):
         rates.append(max(float(group["lr"]) for group in twin.param_groups))
         in_epoch = step if steps_of_epoch is None else (step - 1) % steps_of_epoch + 1
         for schedule, interval, frequency in schedules:
             if interval == "step":
-                # Lightning counts the batches of this epoch
+                # Lightning counts the batches of the current epoch.
                 is_due = in_epoch * accumulated % frequency == 0
             else:
                 is_due = steps_of_epoch is not None and step % (steps_of_epoch * frequency) == 0
@@ -149,9 +158,11 @@ def _evaluated(
 
 
 def _without_parameters(optimizer: Optimizer) -> Optimizer:
-    """Return a copy of an optimizer whose groups have its settings and no parameters."""
+    """Return a copy of an optimizer whose groups have settings, but no parameters."""
     twin = copy.copy(optimizer)
-    twin.param_groups = [{**copy.deepcopy(_settings(group)), "params": []} for group in optimizer.param_groups]
+    twin.param_groups = []
+    for group in optimizer.param_groups:
+        twin.param_groups.append({**copy.deepcopy(_settings(group)), "params": []})
     twin.state = {}
     return twin
 
@@ -161,28 +172,30 @@ def _settings(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_constant(rates: Sequence[float]) -> bool:
-    """Return whether all rates are the same."""
+    """Return True if all rates are equal."""
     return max(rates) - min(rates) <= SAME * max(map(abs, rates))
 
 
 def warm_up_steps(rates: Sequence[float]) -> int | None:
-    """Return the first step that has the largest rate; None where the rates still grow at their end."""
+    """Return the first step with the largest rate; None if the rate still grows at the last step."""
     largest = max(rates)
     first = next(i for i, rate in enumerate(rates) if rate >= largest * (1 - SAME))
-    if first and first == len(rates) - 1:
+    if first > 0 and first == len(rates) - 1:
         return None
     return first
 
 
 def schedule_steps(rates: Sequence[float]) -> int:
-    """Return the steps after which the rate does not change any more; all steps where it changes to the end."""
-    last, least_change = rates[-1], SAME * max(rates)
-    changed = [i for i, rate in enumerate(rates) if abs(rate - last) > least_change]
-    return changed[-1] + 2 if changed and changed[-1] + 2 < len(rates) else len(rates)
+    """Return the steps after which the rate is constant; all steps if it changes until the end."""
+    tolerance = SAME * max(rates)
+    changing = [i for i, rate in enumerate(rates) if abs(rate - rates[-1]) > tolerance]
+    if not changing:
+        return len(rates)
+    return min(changing[-1] + 2, len(rates))
 
 
 def schedule_shape(rates: Sequence[float] | None) -> dict[str, float]:
-    """Return the steps of warm-up and schedule; nothing of a constant rate, or where the rates are not known."""
+    """Return the steps of warm-up and schedule; empty if the rate is constant or unknown."""
     if not rates or is_constant(rates):
         return {}
     warm_up = warm_up_steps(rates)
@@ -190,14 +203,14 @@ def schedule_shape(rates: Sequence[float] | None) -> dict[str, float]:
 
 
 def rate_remarks(rates: Sequence[float], configs: Sequence[Any], steps_of_epoch: int | None) -> list[str]:
-    """Return a sentence for each stretch of steps without a positive rate, and for a cosine that rises again."""
+    """Return remarks on steps without a positive rate, and on a cosine that rises again."""
     remarks = []
     begin = None
     for step, rate in enumerate([*rates, math.inf]):
         if rate <= 0 and begin is None:
             begin = step
         elif rate > 0 and begin is not None:
-            # the first step of a warm-up and the last one of a decay have the rate 0 by design
+            # A single step is the first of a warm-up or the last of a decay, with rate 0 by design.
             if step - begin > 1:
                 stretch = rates[begin:step]
                 value = "0" if not any(stretch) else "0 or negative"

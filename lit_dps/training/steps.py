@@ -19,7 +19,7 @@ from lit_dps.training.counting import examples_of, record_batches
 from lit_dps.training.training_pass import fresh
 from lit_dps.trial import SHORT_STEPS, UNCOUNTED_STEPS
 
-FIRST_STEPS = 64  # by then a step was full, unless the batch size does not reach the data
+FIRST_STEPS = 64  # a run without a full step among these is refused
 
 
 class StepCount:
@@ -46,7 +46,7 @@ class StepCount:
         self._hook(trainer)
 
     def _hook(self, trainer: Trainer) -> None:
-        """Counts the steps of the trainer's optimizers, also of one that a hook put in another's place."""
+        """Count the steps of the trainer's optimizers, also of one that a hook has replaced."""
         self._hooked = all(hasattr(optimizer, "register_step_post_hook") for optimizer in trainer.optimizers)
         for optimizer in trainer.optimizers if self._hooked else ():
             if not any(optimizer is other for other in self._optimizers):
@@ -75,21 +75,20 @@ class StepCount:
 
 
 class ExamplesCallback(Callback):
-    """Holds a run to its batch size: an optimizer step is on that number of examples.
+    """Checks that an optimizer step uses as many examples as the batch size says.
 
-    Any step may be shorter, as the last one of an epoch, or of a length class; these are counted. The largest step of
-    the first epoch has to have all examples. `lit_dps.parallel.examples` says how examples are counted.
+    Any step may have fewer examples, such as the last step of an epoch; short steps are counted. The largest step of
+    the first epoch must have all examples. `lit_dps.parallel.examples` counts the examples.
 
     Args:
         batch_size: Examples of an optimizer step, of all ranks and all accumulated batches together.
         key: Configuration key of the batch size, for errors.
 
     Attributes:
-        observed: Short steps, and steps whose examples are not known, as in `TrialResult.observed`.
-        waits: Whether to leave a refusal for want of a full step to `settle`. Set before a run, where epochs are
-            shortened.
-        can_be_cut: Whether the first batch could be divided among ranks; None before it.
-        volume: Most numbers in a batch whose examples are not known; 0 without one.
+        observed: Short steps and steps with an unknown number of examples, as in `TrialResult.observed`.
+        waits: Whether only `settle` refuses a run without a full step. Set it before a run with shortened epochs.
+        can_be_cut: Whether the first batch can be divided among ranks; None before the first batch.
+        volume: The most numbers in a batch with an unknown number of examples; 0 without such a batch.
 
     Raises:
         ConfigError: for a training split of fewer examples, and a step on others than the batch size.
@@ -149,9 +148,12 @@ class ExamplesCallback(Callback):
         self._refuse_without_full_step()
 
     def settle(self, trainer: Trainer) -> None:
-        """Looks for a full batch among the next ones of the data, if no step was full.
+        """Look for a full batch among the next batches of the data, if no step was full.
 
-        To be called after a run that ended early. Raises ConfigError if there is no full batch.
+        Call this after a run that ended early.
+
+        Raises:
+            ConfigError: if there is no full batch.
         """
         self.waits = False
         if not self._steps or self._largest == self.batch_size:
@@ -170,8 +172,8 @@ class ExamplesCallback(Callback):
             self._refuse()
 
     def _refuse(self) -> None:
-        found = f"at {self.batch_size} a step is on {self._largest} examples"
-        expected = f"the key that the train dataloader takes its batch size from: {found}"
+        steps = f"at {self.batch_size} a step is on {self._largest} examples"
+        expected = f"the key that the train dataloader takes its batch size from: {steps}"
         raise ConfigError("study.batch_size_key", self.key, expected)
 
     def state_dict(self) -> dict[str, Any]:

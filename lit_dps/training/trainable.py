@@ -1,7 +1,8 @@
-"""What a run trains: frozen parameters, modes of submodules, and parameters of optimizer groups.
+"""Saves which parameters a run trains, in which optimizer groups, and the modes of submodules.
 
-Lightning's checkpoint has none of the three (Lightning issue 21901). A run that unfreezes a
-backbone, adds a parameter group or sets a submodule to evaluation mode would resume as it began.
+Lightning's checkpoint contains none of these (Lightning issue 21901). Without them, a run that
+unfreezes a backbone, adds a parameter group or sets a submodule to evaluation mode would resume in
+its initial configuration.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ State = dict[str, Any]
 
 
 def capture_trainable(trainer: Trainer, module: LightningModule) -> State:
-    """Return what a running fit trains, as plain values.
+    """Return which parameters a running fit trains, as plain values.
 
     Returns:
-        "requires_grad": whether each parameter is trained, by name; "modules": class and training
-        mode of each submodule, by name; "optimizers": of each optimizer its class and "groups", the
-        names of its parameters in each group, None for one that the module does not keep.
+        "requires_grad": whether each parameter is trained, by name. "modules": class and training
+        mode of each submodule, by name. "optimizers": the class of each optimizer, and in "groups"
+        the names of the parameters of each group; None for a parameter outside of the module.
     """
     parameters = module.named_parameters(remove_duplicate=False)
     return {
@@ -34,12 +35,12 @@ def capture_trainable(trainer: Trainer, module: LightningModule) -> State:
 
 
 def prepare_trainable(state: State, trainer: Trainer, module: LightningModule) -> None:
-    """Set frozen parameters and the groups of optimizers, before their states are loaded.
+    """Restore frozen parameters and the groups of optimizers, before their states are loaded.
 
-    To be called after the optimizers were configured. The options of groups come with the states.
+    Call this after the optimizers were configured. The states contain the options of the groups.
 
     Raises:
-        ValueError: if there are other optimizers, or a parameter of a group is missing.
+        ValueError: if the optimizers differ, or if a parameter of a group is missing.
     """
     saved = state["optimizers"]
     if len(saved) != len(trainer.optimizers):
@@ -57,12 +58,12 @@ def prepare_trainable(state: State, trainer: Trainer, module: LightningModule) -
 
 
 def restore_trainable(state: State, trainer: Trainer, module: LightningModule) -> None:
-    """Set frozen parameters and modes as they were, before the first step.
+    """Restore frozen parameters and modes, before the first step.
 
-    Hooks that run when training starts may have set them again since `prepare_trainable`.
+    Hooks that run when training starts may have changed them since `prepare_trainable`.
 
     Raises:
-        ValueError: if the module has other parameters or submodules, or an optimizer other groups.
+        ValueError: if parameters, submodules or groups of optimizers differ from the saved ones.
     """
     parameters = dict(module.named_parameters(remove_duplicate=False))
     if parameters.keys() != state["requires_grad"].keys():
@@ -89,7 +90,7 @@ def _class_and_mode(part: Any) -> tuple[str, bool]:
 
 
 def _parameters(module: LightningModule) -> dict[str, Tensor]:
-    """The tensors that an optimizer may train, by name: also those in lists and dicts."""
+    """Return the tensors that an optimizer may train, by name, also from lists and dicts."""
     named = dict(module.named_parameters(remove_duplicate=False))
     return {**hidden_tensors(module), **named}
 
@@ -105,12 +106,16 @@ def _groups(optimizer: Optimizer, module: LightningModule) -> dict[str, Any]:
 def _rebuilt(
     optimizer: Optimizer, groups: list[list[str | None]], parameters: dict[str, Tensor]
 ) -> list[dict[str, Any]]:
-    """Groups of these parameters; each has the options of the group in its place, or of the first."""
+    """Return groups with these parameters.
+
+    A group gets the options of the current group with its number, or of the first group.
+    """
     rebuilt = []
     for i, names in enumerate(groups):
         missing = [name for name in names if name not in parameters]
         if missing:
             raise ValueError(f"a parameter of its optimizer is missing: {missing[0]}")
-        like = optimizer.param_groups[i if i < len(optimizer.param_groups) else 0]
-        rebuilt.append({**like, "params": [parameters[name] for name in names]})
+        number = i if i < len(optimizer.param_groups) else 0
+        options = optimizer.param_groups[number]
+        rebuilt.append({**options, "params": [parameters[name] for name in names]})
     return rebuilt

@@ -1,4 +1,4 @@
-"""What a training step can move through its trainer, saved and put back around a pass outside of training."""
+"""Restores the state that a training step changes through its trainer, after a pruning pass."""
 
 from __future__ import annotations
 
@@ -17,20 +17,24 @@ from lit_dps.errors import ConfigError
 from lit_dps.training.attributes import PLAIN, capture_attributes, equal_states, restore_attributes
 from lit_dps.training.generators import numeric_arrays_in, tensors_in
 
-LARGEST = 1 << 30  # bytes, whose checksum takes a second
+LARGEST = 1 << 30  # bytes of an array; its checksum takes a second
 
 
 @contextmanager
 def unmoved(trainer: Trainer) -> Iterator[None]:
-    """Put back, at the end, what code in here moved through the trainer.
+    """Restore, at the end of the block, the state that its code changed through the trainer.
 
-    These are parameter groups with their learning rates, schedules, attributes of the data module, of optimizers and of
-    callbacks (numbers, texts, lists, dicts; tensors of callbacks), attributes that are new there or at a logger, the
-    trainer's plain attributes and its metrics. `DataTensors` watches the tensors of the data and of optimizers' state.
-    State outside of the trainer, such as a global variable or an attribute of a class, is not seen.
+    The restored state is:
+    - parameter groups with their learning rates, and schedules;
+    - attributes of the data module, of optimizers and of callbacks: numbers, texts, lists and dicts,
+      and tensors of callbacks; new attributes there or at a logger are deleted;
+    - the trainer's plain attributes and its metrics.
+
+    `DataTensors` watches the tensors of the data and of the optimizers' state. State outside of the
+    trainer, such as a global variable or an attribute of a class, is not restored.
 
     Raises:
-        ConfigError: if an attribute of the data module or of a callback moved and cannot be put back.
+        ConfigError: if a changed attribute of the data module or of a callback cannot be restored.
     """
     groups = [_group_values(optimizer) for optimizer in trainer.optimizers]
     states = [dict(optimizer.state) for optimizer in trainer.optimizers]
@@ -43,15 +47,15 @@ def unmoved(trainer: Trainer) -> Iterator[None]:
     attributes = capture_attributes(*owners)
     holders = [*owners, *trainer.loggers, *trainer.optimizers]
     names = [set(vars(holder)) for holder in holders]
-    optimizers = [SimpleNamespace(**_own_attributes(optimizer)) for optimizer in trainer.optimizers]
-    own = capture_attributes(*optimizers)
+    optimizers = [SimpleNamespace(**_attributes_of(optimizer)) for optimizer in trainer.optimizers]
+    optimizer_attributes = capture_attributes(*optimizers)
     try:
         yield
     finally:
         for scheduler, state in zip(schedulers, schedules, strict=True):
             if not equal_states(scheduler.state_dict(), state):
                 scheduler.load_state_dict(state)
-        # After the schedules: some of them set the rates of their optimizer when they are loaded.
+        # After the schedules, because some schedules set the rates when they are loaded.
         for optimizer, values, state in zip(trainer.optimizers, groups, states, strict=True):
             del optimizer.param_groups[len(values) :]
             for group, before in zip(optimizer.param_groups, values, strict=True):
@@ -64,7 +68,7 @@ def unmoved(trainer: Trainer) -> Iterator[None]:
         for holder, known in zip(holders, names, strict=True):
             for name in vars(holder).keys() - known:
                 del vars(holder)[name]
-        restore_attributes(own, *optimizers)
+        restore_attributes(optimizer_attributes, *optimizers)
         for optimizer, values in zip(trainer.optimizers, optimizers, strict=True):
             vars(optimizer).update(vars(values))
         vars(trainer).update(plain)
@@ -84,14 +88,14 @@ def unmoved(trainer: Trainer) -> Iterator[None]:
 
 
 class DataTensors:
-    """The tensors of a fit's data and of its optimizers' state, and whether code changes them in place.
+    """Detects in-place changes of the tensors of a fit's data and of its optimizers' state.
 
-    They may be too large for a copy.
+    These tensors may be too large to copy.
 
     Args:
         trainer: The trainer of the fit.
         contents: Whether to compare the contents of the data too, also of NumPy arrays. This takes a second for each
-            GB, and sees changes through NumPy. Contents above `LARGEST` bytes are left out.
+            GB, and detects changes through NumPy. Arrays above `LARGEST` bytes are left out.
     """
 
     def __init__(self, trainer: Trainer, contents: bool = False):
@@ -106,7 +110,10 @@ class DataTensors:
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
-        """Raise ConfigError if code in here changes one. What a data set caches elsewhere is not its matter."""
+        """Raise ConfigError if the code of the block changes a tensor in place.
+
+        Tensors that a data set adds meanwhile, such as a cache, are not watched.
+        """
         before = self._state()
         yield
         if before != self._state():
@@ -122,7 +129,8 @@ class DataTensors:
         return versions + checksums
 
 
-def _own_attributes(optimizer: Optimizer) -> dict[str, Any]:
+def _attributes_of(optimizer: Optimizer) -> dict[str, Any]:
+    """Return the attributes of an optimizer without its state and its groups."""
     return {name: value for name, value in vars(optimizer).items() if name not in ("state", "param_groups")}
 
 
@@ -138,7 +146,7 @@ def _plain_attributes(trainer: Trainer) -> dict[str, Any]:
 
 
 def _group_values(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """Return the values of each parameter group: a list of its own parameters, and copies of the other values."""
+    """Return the values of each parameter group: its parameters, and copies of other values."""
     groups = []
     for group in optimizer.param_groups:
         values = {key: copy.deepcopy(value) for key, value in group.items() if key != "params"}

@@ -6,6 +6,7 @@ Of several ranks each takes whole batches, in turn: their gradients are those of
 from __future__ import annotations
 
 import copy
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -32,7 +33,7 @@ from lit_dps.training.counting import training_sizes
 from lit_dps.training.generators import isolated
 from lit_dps.training.trainer_state import DataTensors, unmoved
 
-SHORT_BATCHES = 2  # of a short pass: one in full, and the last one
+SHORT_BATCHES = 2  # batches of a short pass: a full one, and the last one
 
 
 class TrainingPass:
@@ -46,8 +47,8 @@ class TrainingPass:
     The trainer is that of a running fit. The pass stops after so many examples, of all ranks together; by default it
     takes all.
 
-    A short pass, of a dry run, has `SHORT_BATCHES` batches: the first ones, and the last one, which may be short. Where
-    batches cannot be chosen, as of a stream, it has the first ones alone.
+    A short pass, for a dry run, has `SHORT_BATCHES` batches: the first ones, and the last one, which may be short. If
+    batches cannot be chosen, such as those of a stream, it has only the first ones.
 
     Attributes:
         key: Equal for passes over the same examples, whatever the batch size of the training; None where the batches
@@ -77,13 +78,13 @@ class TrainingPass:
 
     @contextmanager
     def traceless(self, begin: bool = False) -> Iterator[LightningModule]:
-        """In here nothing leaves a trace: gives a copy of the module, whose training steps may be taken.
+        """Yield a copy of the module for training steps, and undo all side effects afterwards.
 
-        What training steps move through the trainer is put back too (`trainer_state.unmoved`).
+        Changes through the trainer are undone too (`trainer_state.unmoved`).
 
         Args:
-            begin: Whether to call `on_train_start` and `on_train_epoch_start` of the copy, in Lightning's order. For
-                passes before the module's own calls: a training step may use what these hooks make.
+            begin: Whether to call `on_train_start` and `on_train_epoch_start` of the copy, in Lightning's order. A
+                training step may need them, and in a pass before training the module has not called them yet.
         """
         loader = self._training
         samplers = (getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None))
@@ -96,9 +97,10 @@ class TrainingPass:
             yield twin
 
     def _keep_trainable(self, twin: LightningModule) -> None:
-        """Let the parameters of the copy require gradients where those of the module do now.
+        """Set `requires_grad` of the copy's parameters to the values of the module.
 
-        A hook may freeze parameters. The masks do not depend on it: the module is pruned before its hooks are called.
+        The hooks of the copy may freeze parameters. Masks must not depend on this, because the module is pruned
+        before its hooks are called.
         """
         parameters = dict(twin.named_parameters())
         for name, parameter in self.module.named_parameters():
@@ -135,20 +137,20 @@ class TrainingPass:
                 return
 
     def _most_examples(self, loader: Any) -> int:
-        """Return how many examples of a loader the pass takes at most."""
+        """Return the most examples that the pass takes from a loader."""
         are_ends = isinstance(getattr(loader, "batch_sampler", None), _Ends)
         return sys.maxsize if self.examples is None or are_ends else self.examples
 
     def _sizes(self) -> Sizes:
-        """Return what counts the batches of loaders that draw no indices."""
+        """Return the counter of batches without index lists."""
         if self._given:
             return Sizes(self.batch_size)
         return Sizes(training_sizes(self.trainer).batch_size)
 
     def _can_be_cut(self, batch: Any, size: int | None) -> bool:
-        """Return whether the first examples of a batch are a batch.
+        """Return True if the first examples of a batch form a batch.
 
-        They are not where the loader promises full batches, nor where a tensor is of the batch as a whole.
+        They do not if the loader drops short batches, or if a tensor belongs to the whole batch.
         """
         if not self._given and getattr(self._training, "drop_last", False):
             return False
@@ -166,10 +168,10 @@ class TrainingPass:
                 yield loss, size
 
     def loss(self, module: LightningModule, batch: Any, i: int) -> Tensor | None:
-        """The mean loss of batch number i by this copy of the module; None if its training step gives none.
+        """Return the mean loss of batch number i by this copy; None if the training step returns none.
 
-        `on_train_batch_start` of the copy is called first, as in training. None too where it returns -1, by which
-        Lightning skips the rest of an epoch.
+        `on_train_batch_start` of the copy is called first, as in training. If it returns -1, Lightning would skip
+        the rest of the epoch, and the loss is None.
         """
         if self._data_tensors is None:
             self._data_tensors = DataTensors(self.trainer, contents=self.is_short)
@@ -181,7 +183,7 @@ class TrainingPass:
 
     def _loader(self) -> Any:
         loader = self._whole_loader()
-        # Without a key the batches are those of the training, whose last one the dry run trains on.
+        # Without a key the pass uses the training batches; the dry run also trains on the last one.
         if self.is_short and self.key is not None and has_indices(loader):
             return ends_of(loader, SHORT_BATCHES - 1, 1)
         return loader
@@ -194,7 +196,7 @@ class TrainingPass:
             return _anew(loader, self.batch_size)
         if not isinstance(loader, DataLoader) and isinstance(loader, (dict, list, tuple)):
             loader = CombinedLoader(tree_map(fresh, loader), "max_size_cycle")
-            iter(loader)  # it has no length before
+            iter(loader)  # a CombinedLoader has no length before this
         if not 0 < (sized_len(loader) or 0) < sys.maxsize:
             finite = "a pass over the training split, for snip, needs a finite train dataloader or a pruning_dataloader"
             raise ConfigError("data", type(self._data or loader).__name__, finite)
@@ -240,17 +242,17 @@ def _anew(loader: DataLoader, batch_size: int) -> DataLoader:
 
 
 def even_batches(order: Sequence[int], most: int) -> list[list[int]]:
-    """Return batches of nearly equal sizes: even numbers of at most `most` examples, and at least 2.
+    """Return batches with even, nearly equal sizes of at most `most` examples (at least 2).
 
-    If the number of examples is odd, the last example of the order is left out. A single example is a batch.
+    If the number of examples is odd, the last example is left out. A single example is a batch.
 
-    A loader with `drop_last` promises its module that no batch is short. Batch normalization refuses a batch of one
-    example, and losses over pairs need an even number.
+    With `drop_last`, a module may rely on batches that are never short. Batch normalization refuses a
+    batch of one example, and losses over pairs need an even number.
     """
     pairs = len(order) // 2
     if pairs == 0:
         return [list(order)]
-    count = -(-pairs // max(1, most // 2))
+    count = math.ceil(pairs / max(1, most // 2))
     ends = [2 * (i * pairs // count) for i in range(count + 1)]
     return [list(order[ends[i] : ends[i + 1]]) for i in range(count)]
 
@@ -264,7 +266,7 @@ def fresh(loader: Any) -> Any:
 
 
 def has_indices(loader: Any) -> bool:
-    """Return whether a loader takes its batches by indices of its data set, and by nothing else."""
+    """Return True if indices of the data set alone determine the batches of a loader."""
     return (
         isinstance(loader, DataLoader)
         and type(loader).__iter__ is DataLoader.__iter__
@@ -274,7 +276,7 @@ def has_indices(loader: Any) -> bool:
 
 
 def ends_of(loader: DataLoader, first: int, last: int) -> DataLoader:
-    """Return a loader of the first and the last batches of a loader that `has_indices`."""
+    """Return a loader of the first and the last batches of a loader with `has_indices`."""
     shortened = fresh(loader)
     # A DataLoader refuses to set this attribute.
     shortened.__dict__["batch_sampler"] = _Ends(loader.batch_sampler, first, last)
@@ -282,28 +284,29 @@ def ends_of(loader: DataLoader, first: int, last: int) -> DataLoader:
 
 
 class _Ends:
-    """A batch sampler that gives the first and the last batches of another one.
+    """A batch sampler of the first and the last batches of another batch sampler.
 
-    If all of them are short, the largest batch of the pass stands in the place of the first one.
+    If all of these batches are short, the largest batch of the pass replaces the first one.
     """
 
     def __init__(self, batches: Any, first: int, last: int):
         self.batches, self.first, self.last = batches, first, last
         self.sampler = getattr(batches, "sampler", None)
-        self.batch_size, self.drop_last = getattr(batches, "batch_size", None), getattr(batches, "drop_last", False)
+        self.batch_size = getattr(batches, "batch_size", None)
+        self.drop_last = getattr(batches, "drop_last", False)
 
     def __len__(self) -> int:
         return min(len(self.batches), self.first + self.last)
 
     def __iter__(self) -> Iterator[Any]:
         batches = list(islice(self.batches, len(self.batches)))
-        if len(batches) > self.first + self.last:
-            ends = batches[: self.first] + batches[-self.last :]
-            largest = max(batches, key=len)
-            if len(largest) > max(map(len, ends)):
-                ends[0] = largest
-            batches = ends
-        return iter(batches)
+        if len(batches) <= self.first + self.last:
+            return iter(batches)
+        ends = batches[: self.first] + batches[-self.last :]
+        largest = max(batches, key=len)
+        if len(largest) > max(map(len, ends)):
+            ends[0] = largest
+        return iter(ends)
 
 
 _STRUCTURE = ("_modules", "_parameters", "_buffers")

@@ -1,4 +1,4 @@
-"""UnmaskedWeights: counts the prunable weights that are trained although no mask covers them."""
+"""UnmaskedWeights: counts prunable weights that are trained without a mask."""
 
 from __future__ import annotations
 
@@ -17,46 +17,49 @@ from lit_dps.trial import IN_NO_MASK, JOINED_AT, TRAINED_THEN
 
 
 class UnmaskedWeights:
-    """Counts the weights that an optimizer trains, that pruning would cover, and that are in no mask.
+    """Counts the weights that an optimizer trains and pruning would cover, but that have no mask.
 
-    The mask is made before the first step. Weights can join the training later: a callback
-    unfreezes a backbone, a hook adds a layer or a parameter group, the loss begins to use a head.
-    A weight is trained from the first step of an optimizer that holds it and finds a gradient.
+    The mask is made before the first step. Weights can join the training later: a callback unfreezes
+    a backbone, a hook adds a layer or a parameter group, or the loss begins to use a head. A weight
+    counts as trained from the first optimizer step that updates it with a gradient.
 
     Args:
-        biases: As `lit_dps.pruning.prunable` takes it.
+        biases: As in `lit_dps.pruning.prunable`.
         exclude: Patterns of names that stay dense.
-        is_masked: Returns whether a tensor is masked. It may mask the tensor under this name first.
+        is_masked: Returns whether the tensor of this name is masked. It may mask the tensor first.
 
     Attributes:
-        observed: Elements in no mask, all trained elements, and the step at which the last of the
-            former joined, as `TrialResult.observed` has them; empty where the mask covers all.
+        observed: The number of trained elements without a mask, the number of all trained elements,
+            and the step at which the last elements without a mask joined. The keys are those of
+            `TrialResult.observed`. Empty if the mask covers all.
     """
 
     def __init__(self, biases: Biases, exclude: Sequence[str], is_masked: Callable[[str, Tensor], bool]):
         self.biases, self.exclude, self.is_masked = biases, tuple(exclude), is_masked
         self.observed: dict[str, float] = {}
-        # By id; the tensors themselves keep their ids from being used again.
+        # Tensors by id. A reference to the tensor ensures that its id is not reused.
         self._known: dict[int, Tensor] = {}
         self._step = 1
 
     def begin_batch(self, trainer: Trainer) -> None:
-        """Notes the number of the step that this batch belongs to, counted from 1.
+        """Store the number of the step of this batch, from 1.
 
-        Between two batches `trainer.global_step` counts as `StepCount` does. Within a batch it
-        counts each optimizer's step, and none of an optimizer without Lightning's wrapper.
+        Only between two batches `trainer.global_step` counts as `StepCount` does. Within a batch it
+        counts the step of each optimizer, except for optimizers without Lightning's wrapper.
         """
         self._step = trainer.global_step + 1
 
     def look(self, trainer: Trainer, module: LightningModule, optimizer: Optimizer) -> None:
-        """Counts anew if this optimizer stepped on a tensor that it did not train before.
+        """Count again if this step trained a tensor for the first time.
 
-        To be called after the step, while the gradients are there.
+        Call this after the step, before the gradients are cleared.
         """
         stepped = [p for p in _parameters(optimizer) if p.grad is not None]
         if all(id(parameter) in self._known for parameter in stepped):
             return
-        held = {id(p): p for each in (*trainer.optimizers, optimizer) for p in _parameters(each)}
+        held: dict[int, Tensor] = {}
+        for each in (*trainer.optimizers, optimizer):
+            held |= {id(parameter): parameter for parameter in _parameters(each)}
         trained_before = {key: p for key, p in self._known.items() if key in held}
         self._known = trained_before | {id(parameter): parameter for parameter in stepped}
         candidates = dict(prunable(module, self.biases, self.exclude, self._known))
@@ -69,23 +72,24 @@ class UnmaskedWeights:
             self.observed[JOINED_AT] = self._step
 
     def _unregistered(self, module: LightningModule) -> dict[str, Tensor]:
-        """Trained matrices that the module keeps in a list or a dict, by their path."""
-        found = {}
+        """Return the trained matrices in lists and dicts of the module, by path."""
+        matrices = {}
         for path, tensor in hidden_tensors(module).items():
             excluded = any(fnmatchcase(path, pattern) for pattern in self.exclude)
             if id(tensor) in self._known and tensor.ndim >= 2 and not excluded:
-                found[path] = tensor
-        return found
+                matrices[path] = tensor
+        return matrices
 
 
 def later_weights_note(trainer: Trainer, observed: Mapping[str, float]) -> str:
-    """Return a line if weights will join the training after pruning; empty if none are known to.
+    """Return a note if weights join the training after pruning; "" if none are known to join.
 
-    A short run shows weights that join within its steps. A finetuning callback may wait longer.
+    A short run shows the weights that join within its steps. A finetuning callback may unfreeze
+    weights later.
 
     Args:
-        trainer: Of a pruned run that has ended.
-        observed: What its pruning callback observed.
+        trainer: The trainer of a pruned run that has ended.
+        observed: The `observed` of its pruning callback.
     """
     finetuning = [type(c).__name__ for c in trainer.callbacks if isinstance(c, BaseFinetuning)]
     if not finetuning and not observed.get(IN_NO_MASK):
@@ -93,7 +97,7 @@ def later_weights_note(trainer: Trainer, observed: Mapping[str, float]) -> str:
     by = f" by {', '.join(finetuning)}" if finetuning else ""
     return (
         f"weights that join the training after pruning{by} are in no mask and stay dense; a note "
-        "below the table counts them. Let an optimizer train them from the first step to prune them"
+        "below the table counts them. To prune them, let an optimizer train them from the first step"
     )
 
 
