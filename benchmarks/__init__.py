@@ -18,6 +18,7 @@ SECTIONS = (
     "checks",
     "fused",
     "scaling",
+    "analyze",
     "shown",
     "allocator",
     "memory",

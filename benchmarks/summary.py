@@ -90,6 +90,14 @@ def _scaling(found: Mapping[str, Any]) -> Iterator[Line]:
             yield what, f"beside {few:,}", ratio(last["median"] / first["median"])
 
 
+def _analyze(found: Mapping[str, Any]) -> Iterator[Line]:
+    baseline, *rows = found["rows"]
+    for row in rows:
+        if row["what"].startswith("`analyze`"):
+            what = f"{row['what']}, {found['cells']} cells, {found['trials']:,} trials: CPU seconds"
+            yield what, baseline["what"], ratio(row["ratio"]["median"])
+
+
 def _allocator(found: Mapping[str, Any]) -> Iterator[Line]:
     what = "; ".join(row["what"] for row in found["rows"])
     yield f"freed memory given back: {what}", "kept", ", ".join(ratio(row["ratio"]["median"]) for row in found["rows"])
@@ -113,6 +121,7 @@ LINES: dict[str, Callable[[Mapping[str, Any]], Iterator[Line]]] = {
     "checks": _checks,
     "fused": _fused,
     "scaling": _scaling,
+    "analyze": _analyze,
     "allocator": _allocator,
     "memory": _memory,
 }

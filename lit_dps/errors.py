@@ -85,7 +85,9 @@ def printable(value: Any) -> Any:
     if isinstance(value, dict):
         return {escaped(key): printable(each) for key, each in value.items()}
     if isinstance(value, list):
-        return [each if isinstance(each, (int, float)) else printable(each) for each in value]
+        if set(map(type, value)) <= {int, float}:
+            return value
+        return [printable(each) for each in value]
     return value
 
 

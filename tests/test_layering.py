@@ -15,7 +15,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 NOUNS = {"lit_dps", "errors", "plugins", "files", "trial", "goal", "space"}
 NOUNS |= {"racing", "repeats", "runs", "boxes", "record", "config", "noise", "rounds", "step_timing", "number_text"}
-NOUNS |= {"scales"}
+NOUNS |= {"scales", "waiting"}
 NOUNS |= {"provenance"}
 # What each room may import, beside itself: the house on one page. No room sees one that stands above it.
 SEES = {

@@ -30,6 +30,7 @@ from lit_dps.analysis.term_ratios import term_ratio_rows
 from lit_dps.analysis.theory import theory_rows
 from lit_dps.record import StudyRecord
 from lit_dps.trial import Cell, Series
+from lit_dps.waiting import with_progress
 
 
 class Analysis:
@@ -80,10 +81,11 @@ class Analysis:
             if not summary.sooner:  # whose K* is a bound that `scale` does not know of
                 steps[summary.cell.series][summary.cell.batch_size] = summary.steps
         interval, seeds = self.record.goal.check_interval, seeds_of(self.repeats)
-        return {
-            series: scale(trials, self.replicates, 0, interval, seeds.get(series), self.name_of(series))
-            for series, trials in steps.items()
-        }
+        found = {}
+        for series in with_progress("laws fitted", list(steps)):
+            name = self.name_of(series)
+            found[series] = scale(steps[series], self.replicates, 0, interval, seeds.get(series), name)
+        return found
 
     @cached_property
     def median_scalings(self) -> dict[Series, Scaling]:

@@ -27,11 +27,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from scipy.stats import t as student
+from scipy import special
 
 from lit_dps.analysis.fit import Fit, overhead_batch_size
 from lit_dps.analysis.gradient_noise import noise_law, readings_of
-from lit_dps.analysis.linear_end import end_interval, linear_end, resampled
+from lit_dps.analysis.linear_end import PooledExamples, end_interval, resampled
 from lit_dps.analysis.refusal import FEWEST
 from lit_dps.analysis.scaling import Interval, Scaling, estimate
 from lit_dps.analysis.summary import CellSummary
@@ -40,6 +40,7 @@ from lit_dps.analysis.theory import terms_of
 from lit_dps.noise import LEVEL, noise_scale
 from lit_dps.racing import to_goal
 from lit_dps.trial import Series
+from lit_dps.waiting import with_progress
 
 DEFINITIONS = {  # what the report calls them
     "law": "law, 2x",
@@ -97,19 +98,18 @@ def critical_batch_sizes(
     by_series: dict[Series, list[CellSummary]] = {series: [] for series in sorted(scalings)}
     for summary in cells:
         by_series[summary.cell.series].append(summary)
-    return {
-        series: {
-            **_by_law(scalings[series]),
-            **_by_measurement(
-                scalings[series],
-                resampled(scalings[series], own, seeds.get(series, {}), check_interval, replicates),
-            ),
+    found = {}
+    for series in with_progress("critical batch sizes", list(by_series)):
+        own, scaling = by_series[series], scalings[series]
+        drawn = resampled(scaling, own, seeds.get(series, {}), check_interval, replicates)
+        found[series] = {
+            **_by_law(scaling),
+            **_by_measurement(scaling, drawn),
             "theory": _mean([_of_terms(summary) for summary in own]),
             "noise_scale": _noise_scale(own),
             "noise_law": _mean([_of_noise(summary) for summary in own]),
         }
-        for series, own in by_series.items()
-    }
+    return found
 
 
 def _by_law(scaling: Scaling) -> dict[str, Critical]:
@@ -138,12 +138,14 @@ def _by_measurement(scaling: Scaling, steps: np.ndarray) -> dict[str, Critical]:
     if scaling.fit is None:
         return dict.fromkeys(shares, Critical(verdict=f"needs K* at {FEWEST} batch sizes; has {len(sizes)}"))
     batch, found = np.array(sizes, float), {}
+    measured = PooledExamples.of(batch, np.array(list(scaling.resolved.values()), float))
+    drawn = [PooledExamples.of(batch, row) for row in steps]
     for name, share in shares.items():
-        own = linear_end(batch, np.array(list(scaling.resolved.values()), float), share)
+        own = measured.end(share)
         if math.isinf(own):
             found[name] = Critical(None, None, f"not identifiable: > {sizes[-1]}", sizes[-1])
             continue
-        interval, why = end_interval(np.array([linear_end(batch, row, share) for row in steps]), own)
+        interval, why = end_interval(np.array([each.end(share) for each in drawn]), own)
         found[name] = Critical(own, interval, "; ".join(filter(None, (_late_start(scaling, share), why))))
     return found
 
@@ -192,7 +194,7 @@ def _mean(values: Iterable[float | None]) -> Critical:
     mean = float(logs.mean())
     if len(logs) == 1:
         return Critical(math.exp(mean), None, "of one trial")
-    half = float(student.ppf(0.5 + LEVEL / 2, len(logs) - 1) * logs.std(ddof=1) / math.sqrt(len(logs)))
+    half = float(special.stdtrit(len(logs) - 1, 0.5 + LEVEL / 2) * logs.std(ddof=1) / math.sqrt(len(logs)))
     return Critical(math.exp(mean), Interval(math.exp(mean - half), math.exp(mean + half)), "")
 
 

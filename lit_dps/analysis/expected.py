@@ -19,6 +19,7 @@ from lit_dps.analysis.summary import CellSummary
 from lit_dps.record import StudyRecord
 from lit_dps.space import short_names
 from lit_dps.trial import Cell, Status
+from lit_dps.waiting import with_progress
 
 REPLICATES = 200
 K_STAR, MEDIAN = "K*", "the median K over seeds"  # what a law is fitted to
@@ -69,7 +70,7 @@ def expected_steps(
     run is seldom as lucky as the best of many; else K*.
     """
     found = {}
-    for series in record.series:
+    for series in with_progress("answers by their laws", record.series):
         own = [summary for summary in cells if summary.cell.series == series]
         known = [summary for summary in own if summary.k_star is not None]
         if not known:

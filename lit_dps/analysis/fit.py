@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,6 +21,7 @@ _SMALLEST, _LARGEST, _GRID = 1e-4, 1e3, 48
 # The last Newton step of log c1, as a share of the loss scale; the remaining error is about its square. The grid needs
 # only the order of its losses, which an error of 1e-10 does not change.
 _TOLERANCE, _GRID_TOLERANCE = 1e-8, 1e-5
+_ROUNDING = 1e-11  # of a slope, as a share of its terms
 _CACHED = 1 << 15  # numbers of an array that stays in the processor's cache
 
 AT_LEAST, AT_MOST = 1, -1  # what steps are that do not say K* itself: the side on which a residual counts
@@ -89,37 +91,71 @@ def fit_many(
     inverse = np.broadcast_to(1.0 / batch_sizes, steps.shape)
     known = np.isfinite(steps)
     log_k = np.log(np.where(known, steps, 1.0))
-    counted = known if weights is None else known * weights
+    weights = known.astype(float) if weights is None else known * weights
     side = np.zeros(steps.shape[1], int) if bounds is None else bounds
+    exact = known & (side == 0)
+    is_whole = exact.all()  # reductions without a mask are faster
 
-    def profile(r, tolerance=_TOLERANCE):  # r: (R, ...) -> location, loss and derivative of the loss, each of r's shape
+    def profile(r: np.ndarray, tolerance: float = _TOLERANCE, start: np.ndarray | float = 0.0) -> _Profile:
         extra = (slice(None), *(None,) * (r.ndim - 1))
-        law, w = inverse[extra] + r[..., None], counted[extra]
+        law, w = inverse[extra] + r[..., None], weights[extra]
         y = log_k[extra] - np.log(law)
-        theta = _location(y, known[extra], w, side, loss_scale, tolerance)
+        mean = np.mean(y, axis=-1, where=True if is_whole else exact[extra])
+        mask = True if is_whole else known[extra]
+        theta = _location(y, mean + start, mask, w, side, loss_scale, tolerance)
         z = _felt(y - theta[..., None], side) / loss_scale
-        root = np.sqrt(1 + z * z)
-        loss = np.sum(w * z * z / (1 + root), axis=-1)  # sqrt(1 + z^2) - 1 without its cancellation
-        slope = -np.sum(w * z / root / law, axis=-1)
-        return theta, loss, slope
+        return _Profile(theta, theta - mean, law, w, z, np.sqrt(1 + z * z))
 
     lowest, highest = inverse.min(axis=1), inverse.max(axis=1)
     positive = np.geomspace(_SMALLEST * lowest, _LARGEST * highest, _GRID, axis=1)
     grid = np.concatenate([np.zeros((len(steps), 1)), positive], axis=1)
     rows = np.arange(len(steps))
-    pieces = min(grid.size * steps.shape[1] // _CACHED + 1, grid.shape[1])
-    losses = [profile(part, _GRID_TOLERANCE)[1] for part in np.array_split(grid, pieces, axis=1)]
-    best = np.concatenate(losses, axis=1).argmin(axis=1)
+    losses, start = np.empty(grid.shape), np.zeros((len(steps), 1))
+    width = max(1, _CACHED // steps.size)
+    for first in range(0, grid.shape[1], width):
+        part = slice(first, first + width)
+        found = profile(grid[:, part], _GRID_TOLERANCE, start)
+        losses[:, part], start = found.loss, found.offset[:, -1:]
+    best = losses.argmin(axis=1)
     low, high = grid[rows, np.maximum(best - 1, 0)], grid[rows, np.minimum(best + 1, _GRID)]
-    at_zero = (best == 0) & (profile(np.zeros(len(steps)))[2] >= 0)
+    at_zero = (best == 0) & (profile(np.zeros(len(steps))).slope_terms.sum(axis=-1) <= 0)
     middle = grid[rows, best]  # first, the side of the best grid point that falls off from it
+    start, is_sure = np.zeros(len(steps)), True
     for _ in range(48):
-        rising = profile(middle)[2] > 0
+        if is_sure:
+            found = profile(middle, start=start)
+            start, terms = found.offset, found.slope_terms
+            rising = np.sum(terms, axis=-1) < 0
+            is_sure = np.all(np.abs(np.sum(terms, axis=-1)) > _ROUNDING * np.sum(np.abs(terms), axis=-1))
+        if not is_sure:
+            # Rounding decides the side. From one start, equal data give equal digits.
+            rising = np.sum(profile(middle).slope_terms, axis=-1) < 0
         low, high = np.where(rising, low, middle), np.where(rising, middle, high)
         middle = (low + high) / 2
     r = np.where(at_zero, 0.0, middle)
-    c1 = np.exp(profile(r)[0])
+    c1 = np.exp(profile(r).theta)
     return np.stack([c1, c1 * r], axis=1)
+
+
+class _Profile(NamedTuple):
+    """The best fits of R curves at given c2 / c1, (R, ...)."""
+
+    theta: np.ndarray  # (R, ...), log c1
+    offset: np.ndarray  # (R, ...), theta less the mean of log K - log(1 / B + c2 / c1)
+    law: np.ndarray  # (R, ..., n), 1 / B + c2 / c1
+    weights: np.ndarray  # (R, ..., n)
+    residuals: np.ndarray  # (R, ..., n), in units of the loss scale
+    roots: np.ndarray  # (R, ..., n), of 1 + residuals^2
+
+    @property
+    def loss(self) -> np.ndarray:
+        """(R, ...): half the sum that is minimised; sqrt(1 + z^2) - 1 without its cancellation."""
+        return np.sum(self.weights * self.residuals * self.residuals / (1 + self.roots), axis=-1)
+
+    @property
+    def slope_terms(self) -> np.ndarray:
+        """(R, ..., n): their sum, negated, is the derivative of the loss by c2 / c1."""
+        return self.weights * self.residuals / self.roots / self.law
 
 
 def _felt(residual: np.ndarray, side: np.ndarray) -> np.ndarray:
@@ -130,20 +166,25 @@ def _felt(residual: np.ndarray, side: np.ndarray) -> np.ndarray:
 
 
 def _location(
-    y: np.ndarray, known: np.ndarray, weights: np.ndarray, side: np.ndarray, scale: float, tolerance: float
+    y: np.ndarray,
+    theta: np.ndarray,
+    known: np.ndarray,
+    weights: np.ndarray,
+    side: np.ndarray,
+    scale: float,
+    tolerance: float,
 ) -> np.ndarray:
     """The theta that minimises the soft_l1 loss of y - theta over the last axis, by Newton steps kept in a bracket."""
-    exact = known & (side == 0)
+    has_bounds = side.any()
     low = np.min(y, axis=-1, where=known, initial=np.inf)
     high = np.max(y, axis=-1, where=known, initial=-np.inf)
-    theta = np.mean(y, axis=-1, where=exact)
     for _ in range(100):
         z = _felt(y - theta[..., None], side) / scale
         inner = 1 / np.sqrt(1 + z * z)
         pull = np.sum(weights * z * inner, axis=-1)
         low, high = np.where(pull >= 0, theta, low), np.where(pull <= 0, theta, high)
-        felt = weights * ((side == 0) | (z != 0))
-        newton = theta + scale * pull / np.sum(felt * inner**3, axis=-1)
+        felt = weights * ((side == 0) | (z != 0)) if has_bounds else weights
+        newton = theta + scale * pull / np.einsum("...i,...i->...", felt * inner, inner * inner)
         step = np.where((newton >= low) & (newton <= high), newton, (low + high) / 2) - theta
         theta = theta + step
         if np.all(np.abs(step) <= tolerance * scale):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from scipy.stats import t as student
+from scipy import special
 
 from lit_dps.analysis.summary import comparable
 from lit_dps.analysis.tables import columns_of, frame
@@ -52,7 +52,7 @@ class NoiseLaw:
     @property
     def quantile(self) -> float:
         """Standard errors in half a 95 % interval."""
-        return float(student.ppf(0.5 + LEVEL / 2, self.groups - 1))
+        return float(special.stdtrit(self.groups - 1, 0.5 + LEVEL / 2))
 
     @property
     def variance_resolved(self) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import isotonic_regression
@@ -18,30 +19,56 @@ from lit_dps.analysis.summary import CellSummary
 
 
 def linear_end(batch_sizes: np.ndarray, steps: np.ndarray, share: float) -> float:
-    """The batch size where the examples B K exceed those at the smallest one by a share; infinite if they never do.
+    """The batch size where the examples B K exceed those at the smallest one by a share (`PooledExamples.end`)."""
+    return PooledExamples.of(batch_sizes, steps).end(share)
 
-    Nan where it is not known: where that of fewer than 2 batch sizes is, or not that of the smallest, which it counts
-    from, or of another up to the first one beyond the end. What is missing further up needs more examples yet.
 
-    Args:
-        batch_sizes: Ascending, shape (n,).
-        steps: Steps to result at each; nan where unknown.
-        share: Above 0.
+class PooledExamples(NamedTuple):
+    """Examples B K of one curve, made monotone in B.
+
+    Attributes:
+        known: (n,), whether the steps of a batch size are known.
+        log_b: (m,), logarithms of the batch sizes whose steps are known.
+        excess: (m,), log(B K) less that of the smallest batch size, ascending; empty where m < 2.
     """
-    known = np.isfinite(steps)
-    if known.sum() < 2:
-        return math.nan
-    log_b = np.log(batch_sizes[known])
-    excess = isotonic_regression(log_b + np.log(np.asarray(steps)[known])).x
-    excess = excess - excess[0] - math.log1p(share)
-    above = int(np.argmax(excess > 0))
-    ends = excess[above] > 0
-    if not known[: np.flatnonzero(known)[above] if ends else len(known)].all():
-        return math.nan
-    if not ends:
-        return math.inf
-    low, high = excess[above - 1], excess[above]
-    return float(np.exp(log_b[above - 1] - low / (high - low) * (log_b[above] - log_b[above - 1])))
+
+    known: np.ndarray
+    log_b: np.ndarray
+    excess: np.ndarray
+
+    @classmethod
+    def of(cls, batch_sizes: np.ndarray, steps: np.ndarray) -> PooledExamples:
+        """Pool the examples of neighbours that fall.
+
+        Args:
+            batch_sizes: Ascending, shape (n,).
+            steps: Steps to result at each; nan where unknown.
+        """
+        known = np.isfinite(steps)
+        log_b = np.log(batch_sizes[known])
+        if len(log_b) < 2:
+            return cls(known, log_b, np.empty(0))
+        excess = isotonic_regression(log_b + np.log(np.asarray(steps)[known])).x
+        return cls(known, log_b, excess - excess[0])
+
+    def end(self, share: float) -> float:
+        """Return the batch size where the examples exceed those at the smallest one by a share above 0.
+
+        Infinite if they never do. Nan where it is not known: where the steps of fewer than 2 batch sizes are, or not
+        those of the smallest, which it counts from, or of another up to the first one beyond the end. What is missing
+        further up needs more examples yet.
+        """
+        if not len(self.excess):
+            return math.nan
+        log_b, excess = self.log_b, self.excess - math.log1p(share)
+        above = int(np.argmax(excess > 0))
+        ends = excess[above] > 0
+        if not self.known[: np.flatnonzero(self.known)[above] if ends else len(self.known)].all():
+            return math.nan
+        if not ends:
+            return math.inf
+        low, high = excess[above - 1], excess[above]
+        return float(np.exp(log_b[above - 1] - low / (high - low) * (log_b[above] - log_b[above - 1])))
 
 
 def resampled(

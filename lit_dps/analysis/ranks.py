@@ -12,7 +12,6 @@ from functools import cache
 
 import numpy as np
 import pandas as pd
-from scipy.stats import rankdata
 
 from lit_dps.analysis.scaling import PERCENTILES, REPLICATES
 from lit_dps.analysis.summary import comparable
@@ -115,6 +114,8 @@ def _geometric(values: np.ndarray) -> np.ndarray:
 def _rho(x: np.ndarray, y: np.ndarray) -> float:
     if not (np.isfinite(x).all() and np.isfinite(y).all()):
         return math.nan
+    from scipy.stats import rankdata  # its import takes half a second
+
     a, b = rankdata(x), rankdata(y)
     a, b = a - a.mean(), b - b.mean()
     scale = math.sqrt(float((a * a).sum() * (b * b).sum()))

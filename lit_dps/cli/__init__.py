@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from types import ModuleType
 
@@ -29,6 +29,7 @@ VERBS = {
     "ui": ("lit_dps.cli.ui", "browse studies in MLflow"),
 }
 # they need PyTorch and Lightning, whose imports take seconds
+REPORTS = ("analyze", "figures")  # on a terminal they print how far they are
 TRAIN = ("fit", "validate", "test", "study", "advise", "masks")
 INTERRUPTED = 130  # exit code, as `lit_dps.runtime` has it, whose import takes time
 began: float | None = None  # the last command, on the monotonic clock: its imports count towards a budget
@@ -128,6 +129,7 @@ def _import_verb(name: str) -> ModuleType:
 def _run(argv: list[str]) -> int:
     from lit_dps.errors import UserError
     from lit_dps.runtime import Interrupted
+    from lit_dps.waiting import one_wait
 
     try:
         if {"-h", "--help"} & {*argv[1:]}:
@@ -158,7 +160,8 @@ def _run(argv: list[str]) -> int:
             watch(argv[1:])
         again = argv[0] == "fit" and any(word.partition("=")[0] == "--of" for word in argv)
         verb = _import_verb("lit_dps.cli.again" if again else VERBS[argv[0]][0])
-        code = verb.main(argv) or 0
+        with one_wait(began) if argv[0] in REPORTS else nullcontext():
+            code = verb.main(argv) or 0
         sys.stdout.flush()  # here a reader that has ended is handled
         return code
     except UserError as error:

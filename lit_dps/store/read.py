@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import lzma
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-import optuna
-from optuna.storages import BaseStorage
+from optuna.storages import BaseStorage, RDBStorage
+from optuna.study._frozen import FrozenStudy
+from optuna.trial import FrozenTrial
 
 from lit_dps.boxes import Widened
 from lit_dps.errors import ConfigError, StorageError, printable
@@ -22,19 +23,23 @@ from lit_dps.repeats import RepeatPlan
 from lit_dps.space import of_stored
 from lit_dps.step_timing import StepTiming
 from lit_dps.store import schema
+from lit_dps.store.bulk import StoredTrial, read_trials
 from lit_dps.store.database import first_line, open_storage, place, storage_errors
 from lit_dps.store.urls import check_place, sqlite_file, without_password
 from lit_dps.trial import Cell, Trial, TrialResult
+from lit_dps.waiting import with_progress
 
 UNPACKED_BYTES = 10**9  # of a compressed database; 15,000 trials of the replication have 0.1 GB
 UNPACKING_MEMORY = 1 << 28  # bytes; xz -9 needs 65 MB
 CHUNK = 1 << 20
+READ_TOGETHER = 50  # cells; few queries, and the trials of few cells in memory
+Stored = FrozenTrial | StoredTrial
 
 
 def list_studies(storage: BaseStorage | str) -> list[str]:
     """Names of the studies in a storage (an Optuna storage or a URL), sorted. Raises StorageError as `read_study`."""
     with storage_errors(storage), open_to_read(storage) as opened:
-        return sorted(_headers(opened))
+        return sorted(_headers(opened.get_all_studies()))
 
 
 def read_study(storage: BaseStorage | str, name: str) -> StudyRecord:
@@ -48,7 +53,8 @@ def read_study(storage: BaseStorage | str, name: str) -> StudyRecord:
         StorageError: in one line, if the storage cannot be read, holds no such study, or holds it in another format.
     """
     with storage_errors(storage), open_to_read(storage) as opened:
-        headers = _headers(opened)
+        studies = opened.get_all_studies()
+        headers = _headers(studies)
         if name not in headers:
             known = ", ".join(sorted(headers)) or "none"
             raise StorageError(f"no study {name!r} in {place(storage)}; studies there: {known}")
@@ -56,16 +62,17 @@ def read_study(storage: BaseStorage | str, name: str) -> StudyRecord:
         stored_format = header[schema.FORMAT_ATTR]
         if stored_format != schema.FORMAT:
             raise StorageError(f"study {name!r} has format {stored_format!r}; this version reads {schema.FORMAT}")
-        existing = set(optuna.get_all_study_names(opened))
+        ids = {study.study_name: study._study_id for study in studies}
         try:
             results, repeats, running = {}, {}, {}
             seed = header.get(schema.TRIAL_SEED, header["seed"])
-            for cell in schema.cells_of(header):
-                studies = schema.cell_study_name(name, cell), schema.repeats_study_name(name, cell)
-                (found, searched), (repeats[cell], repeated) = (
-                    _read_cell(_trials(opened, study) if study in existing else [], cell, seed) for study in studies
-                )
-                running[cell] = searched + repeated
+            cells = schema.cells_of(header)
+            searches = _trials(opened, [ids.get(schema.cell_study_name(name, cell)) for cell in cells])
+            repeated = _trials(opened, [ids.get(schema.repeats_study_name(name, cell)) for cell in cells])
+            for cell in with_progress("cells read", cells):
+                found, running_searches = _read_cell(next(searches), cell, seed)
+                repeats[cell], running_repeats = _read_cell(next(repeated), cell, seed)
+                running[cell] = running_searches + running_repeats
                 results[cell] = truncate_at_race_limit(found, header.get("slack"))
             space = of_stored(header["space"])
             boxes = tuple(map(Widened.of_stored, header.get(schema.BOXES, ())))
@@ -106,19 +113,27 @@ def _read_timing(header: dict) -> StepTiming | None:
 def study_uid(url: str, name: str) -> str | None:
     """Return the uid of a stored study; None if there is no such study, or if it has no uid."""
     with storage_errors(url), open_to_read(url) as opened:
-        return _headers(opened).get(name, {}).get(schema.UID)
+        return _headers(opened.get_all_studies()).get(name, {}).get(schema.UID)
 
 
-def _headers(storage: BaseStorage) -> dict[str, dict]:
-    studies = storage.get_all_studies()  # Optuna's summaries read every trial
+def _headers(studies: Iterable[FrozenStudy]) -> dict[str, dict]:
     return {s.study_name: s.user_attrs for s in studies if schema.FORMAT_ATTR in s.user_attrs}
 
 
-def _trials(storage: BaseStorage, study: str) -> list[optuna.trial.FrozenTrial]:
-    return optuna.load_study(study_name=study, storage=storage).get_trials(deepcopy=False)
+def _trials(storage: BaseStorage, ids: Sequence[int | None]) -> Iterator[Sequence[Stored]]:
+    """Yield the trials of each Optuna study by its id; no trials for None."""
+    for first in range(0, len(ids), READ_TOGETHER):
+        part = ids[first : first + READ_TOGETHER]
+        known = [each for each in part if each is not None]
+        if isinstance(storage, RDBStorage):
+            found = read_trials(storage, known)
+        else:
+            found = {each: storage.get_all_trials(each, deepcopy=False) for each in known}
+        for each in part:
+            yield [] if each is None else found[each]
 
 
-def _read_cell(trials: list[optuna.trial.FrozenTrial], cell: Cell, seed: int) -> tuple[list[TrialResult], int]:
+def _read_cell(trials: Sequence[Stored], cell: Cell, seed: int) -> tuple[list[TrialResult], int]:
     finished, started = {}, set()
     for trial in sorted(trials, key=lambda t: t.number):
         point, repeat = trial.user_attrs.get(schema.POINT_ATTR), trial.user_attrs.get(schema.REPEAT_ATTR, 0)

@@ -191,6 +191,11 @@ def _encode(x: float | int) -> float | int | str:
     return int(x) if isinstance(x, Integral) else float(x) if math.isfinite(x) else str(float(x))
 
 
+def _decode_list(values: list[float | int | str]) -> list[float | int]:
+    # Most curves have no strings, which stand for nan and infinite numbers.
+    return list(map(_decode, values)) if str in set(map(type, values)) else list(values)
+
+
 def _decode(x: float | int | str) -> float | int:
     return float(x) if isinstance(x, str) else x
 
@@ -209,10 +214,10 @@ def decode_result(
         trial=trial,
         status=Status(stored["status"]),
         steps=stored["steps"],
-        curve={key: [_decode(x) for x in values] for key, values in stored["curve"].items()},
+        curve={key: _decode_list(values) for key, values in stored["curve"].items()},
         kept={key: (kept, total) for key, (kept, total) in stored["kept"].items()},
         seconds=stored["seconds"],
-        smoothness={key: [_decode(x) for x in values] for key, values in stored.get("smoothness", {}).items()},
+        smoothness={key: _decode_list(values) for key, values in stored.get("smoothness", {}).items()},
         theory={key: _decode(x) for key, x in stored.get("theory", {}).items()},
         observed={key: _decode(x) for key, x in stored.get("observed", {}).items()},
         failure=stored.get("failure", ""),

@@ -18,13 +18,13 @@ from typing import Any
 import yaml
 
 from lit_dps.analysis import Analysis, communications, records
-from lit_dps.analysis.waiting import ProgressLine
 from lit_dps.config import StorageConfig
 from lit_dps.errors import StorageError
 from lit_dps.record import StudyRecord
 from lit_dps.store import Logged, Place, Tracker, peers, place, views_of
 from lit_dps.study.description import constants, markdown
 from lit_dps.trial import ENDS, Series, TrialResult
+from lit_dps.waiting import ProgressLine
 
 PACKAGES = ("lit_dps", "torch", "torchvision", "lightning", "optuna", "mlflow", "numpy", "scipy")
 SYNC_SECONDS = 120.0  # of a study for trials that MLflow lacks; `analyze --sync` takes as long as it needs

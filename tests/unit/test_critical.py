@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from lit_dps.analysis import Analysis, Study, render, write_all
-from lit_dps.analysis.critical import DEFINITIONS, critical_text, linear_end
+from lit_dps.analysis.critical import DEFINITIONS, critical_text
 from lit_dps.analysis.fit import Fit
+from lit_dps.analysis.linear_end import linear_end
 from lit_dps.analysis.quadratic import NoisyQuadraticModel
 from lit_dps.goal import Goal
 from lit_dps.repeats import RepeatPlan

@@ -176,3 +176,14 @@ def test_overhead_is_what_it_is_called():
     fit = Fit(4e4, 60)
     batch = overhead_batch_size(fit, 0.5, 32)
     assert batch * fit.steps(batch) == pytest.approx(1.5 * 32 * fit.steps(32))
+
+
+@pytest.mark.parametrize("bounds", [None, np.array([0, 1, 0, -1, 0, 0])], ids=["exact", "bounds"])
+def test_starts_near_the_last_result_change_no_digit(monkeypatch, bounds):
+    rng = np.random.default_rng(0)
+    batch = 4.0 ** np.arange(6)
+    steps = (4e4 / batch + 60) * rng.lognormal(0, 0.3, (200, 6))
+    steps[::7, 2] = math.nan
+    found = fit_many(batch, steps, bounds=bounds)
+    monkeypatch.setattr("lit_dps.analysis.fit._ROUNDING", math.inf)  # all searches start at the mean
+    assert (fit_many(batch, steps, bounds=bounds) == found).all()

@@ -6,14 +6,14 @@ import sys
 
 import pytest
 
-from lit_dps.analysis.waiting import ProgressLine
+from lit_dps.waiting import ProgressLine, one_wait, with_progress
 
 
 @pytest.fixture
 def clock(monkeypatch) -> list[float]:
     """The seconds that the line sees, as a list of one."""
     seconds = [0.0]
-    monkeypatch.setattr("lit_dps.analysis.waiting.time.monotonic", lambda: seconds[0])
+    monkeypatch.setattr("lit_dps.waiting.time.monotonic", lambda: seconds[0])
     return seconds
 
 
@@ -43,3 +43,19 @@ def test_a_log_has_a_line_now_and_then_or_none(clock, capsys):
 def test_a_short_wait_is_silent(clock, capsys, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert written(clock, capsys, [0.5, 1.9]) == ""
+
+
+def test_parts_of_one_wait_share_its_first_seconds(clock, capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    clock[0] = 1.8
+    with one_wait(0.0):
+        assert written(clock, capsys, [1.9, 2.0]) == "", "no part this short has a line"
+        assert written(clock, capsys, [2.4, 2.6, 4.7]) == "\rdrawn: 2 of 9\rdrawn: 3 of 9\n"
+    assert written(clock, capsys, [5.5, 6.5]) == "", "a wait of its own again"
+
+
+def test_items_pass_a_line_that_counts_those_done(clock, capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    for now in with_progress("cells read", [1.0, 3.0, 9.0]):
+        clock[0] = now
+    assert capsys.readouterr().err == "\rcells read: 2 of 3\n"

@@ -6,6 +6,7 @@ import math
 import textwrap
 from collections.abc import Iterable, Sequence
 
+import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.artist import Artist
@@ -38,6 +39,7 @@ GREY = "#666666"
 STYLE = {
     "font.size": 8,
     "axes.titlesize": 8,
+    "axes.titley": 1.0,  # else each drawing lays the vertical axis out anew, to place the title above it
     "axes.labelsize": 8,
     "legend.fontsize": 7,
     "legend.title_fontsize": 7,
@@ -54,6 +56,7 @@ STYLE = {
     "figure.constrained_layout.use": True,
     "pdf.fonttype": 42,  # TrueType: what journals ask for, and text that can be selected
 }
+LAID_OUT = {**STYLE, "figure.constrained_layout.use": False}  # with a layout engine each file is drawn twice
 BATCH_SIZE = "batch size B [examples]"
 STEPS = "optimizer step"
 K_STAR = "steps to result K* [optimizer steps]"
@@ -135,8 +138,8 @@ def caption(figure: Figure, studies: Sequence[Analysis]) -> None:
     share = high / (high + foot)
     without_math(figure)  # before the first drawing, which parses formulas
     separate_axes(figure)
-    figure.draw_without_rendering()  # lays it out
-    figure.set_layout_engine("none")
+    place_empty_labels(figure)
+    lay_out(figure)
     figure.set_size_inches(wide, high + foot)
     _lift(figure, share)
     foot_line = figure.text(0.006, 0.02 / (high + foot), "\n".join(lines), fontsize=6, color=GREY, va="bottom")
@@ -156,6 +159,23 @@ def separate_axes(figure: Figure) -> None:
     for ax in figure.axes:
         for group in ax._shared_axes.values():
             group.remove(ax)
+
+
+def place_empty_labels(figure: Figure) -> None:
+    """Give each empty axis label a fixed place; else each drawing measures the ticks to find one."""
+    for ax in figure.axes:
+        for axis in (ax.xaxis, ax.yaxis):
+            if not axis.get_label_text():
+                axis.set_label_coords(0.5, 0.5)
+
+
+def lay_out(figure: Figure) -> None:
+    """Lay a figure out for good: `savefig` in the style `LAID_OUT` draws once and moves nothing."""
+    engine = figure.get_layout_engine()
+    if engine is not None:
+        engine.execute(figure)
+    with matplotlib.rc_context(LAID_OUT):
+        figure.set_layout_engine(None)
 
 
 def _lift(figure: Figure, share: float) -> None:

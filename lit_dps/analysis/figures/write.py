@@ -29,11 +29,11 @@ import lit_dps.analysis.figures.scaling as scaling
 import lit_dps.analysis.figures.terms as terms
 import lit_dps.analysis.figures.time_to_goal as time_to_goal
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.figures.style import STYLE, caption, without_math
+from lit_dps.analysis.figures.style import LAID_OUT, caption, without_math
 from lit_dps.analysis.tables import write_csv
-from lit_dps.analysis.waiting import ProgressLine
 from lit_dps.errors import ConfigError
 from lit_dps.files import not_written, replacing
+from lit_dps.waiting import with_progress
 
 # of one study
 FIGURES = (
@@ -68,10 +68,7 @@ def write_figures(
     if only is not None:
         figures = [*(figure for figure in figures if figure.NAME in only), *map(of_others, set(only) - NAMES)]
     axes = {None, *(key for study in studies for key in study.record.axes)}
-    figures = list(figures)
-    line = ProgressLine("figures drawn", len(figures), in_logs=False)
-    for number, figure in enumerate(figures):
-        line.update(number)
+    for figure in with_progress("figures drawn", list(figures)):
         if getattr(figure, "AXIS", None) not in axes:
             continue
         if only is None and hasattr(figure, "by_default") and not figure.by_default(*studies):
@@ -90,7 +87,6 @@ def write_figures(
             notes += figure.notes(*studies)
         except Exception as error:
             notes.append(not_written(f"figure {figure.NAME}", error))
-    line.end()
     return files, [*(f"{reason}: no {' or '.join(names)} figure" for reason, names in missing.items()), *notes]
 
 
@@ -144,10 +140,9 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     """Writes a figure as NAME.png and NAME.pdf into a folder, which is made; returns the files' paths."""
     png, pdf = folder / f"{name}.png", folder / f"{name}.pdf"
     # Ticks are made as they are drawn, so the style must hold here too. Without its date a PDF is always the same.
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(LAID_OUT):
         with replacing(png) as temporary:
             figure.savefig(temporary, format="png", dpi=200)
-        figure.set_layout_engine("none")  # it is laid out, and that takes longest
         with replacing(pdf) as temporary:
             figure.savefig(temporary, format="pdf", metadata={"CreationDate": None})
     return [png, pdf]
