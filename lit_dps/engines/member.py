@@ -118,7 +118,7 @@ class Member:
             return {}
         config = LRSchedulerConfig(self.schedule, interval="step")
         budget = training.budget or GoalErrorCallback(**training.goal).goal.max_steps
-        return schedule_shape(rates_of_steps(self.optimizer, [config], budget, shared=(self.module,)))
+        return schedule_shape(rates_of_steps(self.optimizer, [config], budget, shared=(self.module,)), budget)
 
     @contextmanager
     def _copy(self, pruning: PruningCallback, held: Container[int], size: int) -> Iterator[Network]:

@@ -201,7 +201,8 @@ class ScheduleCallback(Callback):
             return
 
         def evaluate() -> dict[str, float]:
-            return schedule_shape(rate_curve(trainer, pl_module, trainer.max_steps, self.goal.steps_of_epoch))
+            budget = trainer.max_steps
+            return schedule_shape(rate_curve(trainer, pl_module, budget, self.goal.steps_of_epoch), budget)
 
         self.observed = self.training.schedule_of(self.trial, evaluate)
 

@@ -215,7 +215,7 @@ class ShortEpochs(Callback):
         epoch = self.goal.steps_of_epoch
         rates = rate_curve(trainer, pl_module, trainer.max_steps, epoch)
         if rates is not None:
-            self.remarks = rate_remarks(rates, trainer.lr_scheduler_configs, epoch)
+            self.remarks = rate_remarks(rates, trainer.lr_scheduler_configs, epoch, trainer.max_steps)
         batches = lightning_private.batches_of_epoch(trainer)
         self.goal.is_endless = batches == math.inf
         # In steps; infinity if epochs have no end, or if their length is unknown.

@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR
 from lit_dps.training.attributes import unchanged_attributes
 from lit_dps.trial import SCHEDULE, WARM_UP
 
-MOST_STEPS = 20_000  # evaluated steps: about 0.3 s of a CPU core
+MOST_STEPS = 200_000  # evaluated steps: about a second of a CPU core
 SAME = 1e-6  # rates with a smaller relative difference count as equal
 
 
@@ -194,16 +194,38 @@ def schedule_steps(rates: Sequence[float]) -> int:
     return min(changing[-1] + 2, len(rates))
 
 
-def schedule_shape(rates: Sequence[float] | None) -> dict[str, float]:
-    """Return the steps of warm-up and schedule; empty if the rate is constant or unknown."""
+def schedule_shape(rates: Sequence[float] | None, budget: int) -> dict[str, float]:
+    """Return the steps of warm-up and schedule; empty if the rate is constant or unknown.
+
+    Lengths that the rates do not reach are left out.
+
+    Args:
+        rates: The rates of the first steps.
+        budget: Steps of the run, of which the rates may be the first `MOST_STEPS`.
+    """
     if not rates or is_constant(rates):
         return {}
-    warm_up = warm_up_steps(rates)
-    return {WARM_UP: len(rates) if warm_up is None else warm_up, SCHEDULE: schedule_steps(rates)}
+    is_cut = len(rates) < budget
+    shape = {}
+    warm_up, length = warm_up_steps(rates), schedule_steps(rates)
+    if warm_up is not None:
+        shape[WARM_UP] = warm_up
+    elif not is_cut:
+        shape[WARM_UP] = len(rates)
+    if length < len(rates) or not is_cut:
+        shape[SCHEDULE] = length
+    return shape
 
 
-def rate_remarks(rates: Sequence[float], configs: Sequence[Any], steps_of_epoch: int | None) -> list[str]:
-    """Return remarks on steps without a positive rate, and on a cosine that rises again."""
+def rate_remarks(rates: Sequence[float], configs: Sequence[Any], steps_of_epoch: int | None, budget: int) -> list[str]:
+    """Return remarks on steps without a positive rate, and on a cosine that rises again.
+
+    Args:
+        rates: The rates of the first steps.
+        configs: The schedules.
+        steps_of_epoch: Optimizer steps of an epoch; None where an epoch has no length.
+        budget: Steps of the run, of which the rates may be the first `MOST_STEPS`.
+    """
     remarks = []
     begin = None
     for step, rate in enumerate([*rates, math.inf]):
@@ -214,17 +236,19 @@ def rate_remarks(rates: Sequence[float], configs: Sequence[Any], steps_of_epoch:
             if step - begin > 1:
                 stretch = rates[begin:step]
                 value = "0" if not any(stretch) else "0 or negative"
-                until = "to the end" if step == len(rates) else f"to step {step - 1}"
-                remarks.append(f"the learning rate is {value} from step {begin} {until} of {len(rates)}")
+                until = "to the end" if step == budget else f"to step {step - 1}"
+                if step == len(rates) < budget:
+                    until += " at least"
+                remarks.append(f"the learning rate is {value} from step {begin} {until} of {budget}")
             begin = None
     for config in configs:
         schedule = config.scheduler
         length = 1 if config.interval == "step" else steps_of_epoch
         if isinstance(schedule, CosineAnnealingLR) and length is not None:
             lowest = schedule.T_max * config.frequency * length
-            if lowest < len(rates) - 1:
+            if lowest < budget - 1:
                 remarks.append(
                     f"CosineAnnealingLR has T_max = {schedule.T_max}: the learning rate rises again from step "
-                    f"{lowest} of {len(rates)}"
+                    f"{lowest} of {budget}"
                 )
     return remarks

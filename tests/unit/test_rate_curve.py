@@ -8,7 +8,15 @@ from lightning.pytorch import Callback
 from torch.optim import lr_scheduler
 
 from lit_dps.training import GoalErrorCallback
-from lit_dps.training.rate_curve import is_constant, rate_curve, rate_remarks, schedule_steps, warm_up_steps
+from lit_dps.training.rate_curve import (
+    is_constant,
+    rate_curve,
+    rate_remarks,
+    schedule_shape,
+    schedule_steps,
+    warm_up_steps,
+)
+from lit_dps.trial import SCHEDULE, WARM_UP
 from tests.unit.tiny import Plain, Recorder, fit, loader
 
 STEPS = 20  # epochs of 5
@@ -72,13 +80,13 @@ def test_the_shape_of_a_schedule():
 
 
 def test_rates_that_train_nothing_are_named():
-    assert rate_remarks([0.1, 0.05, 0, 0, 0], [], 5) == ["the learning rate is 0 from step 2 to the end of 5"]
-    named = rate_remarks([0, 0, 0.1, -0.1, -0.1, 0.1], [], 5)
+    assert rate_remarks([0.1, 0.05, 0, 0, 0], [], 5, 5) == ["the learning rate is 0 from step 2 to the end of 5"]
+    named = rate_remarks([0, 0, 0.1, -0.1, -0.1, 0.1], [], 5, 6)
     assert named == [
         "the learning rate is 0 from step 0 to step 1 of 6",
         "the learning rate is 0 or negative from step 3 to step 4 of 6",
     ]
-    assert rate_remarks([0, 0.1, 0.05, 0], [], 5) == [], "ends of a warm-up and of a decay"
+    assert rate_remarks([0, 0.1, 0.05, 0], [], 5, 4) == [], "ends of a warm-up and of a decay"
 
 
 def test_a_long_curve_is_read_a_few_times():
@@ -93,3 +101,17 @@ def test_a_long_curve_is_read_a_few_times():
 
     rates = Counted(1.0 - step / 200 for step in range(200))
     assert schedule_steps(rates) == 200 and rates.reads <= 3
+
+
+def test_lengths_that_the_evaluated_steps_do_not_reach_are_left_out():
+    """A budget above the steps that are evaluated had the number of these as length of its schedule."""
+    decay = [1.0 - step / 40 for step in range(20)]
+    assert schedule_shape(decay, 20) == {WARM_UP: 0, SCHEDULE: 20}
+    assert schedule_shape(decay, 40) == {WARM_UP: 0}
+    assert schedule_shape(decay[::-1], 40) == {}
+    ended = [0.1, 0.3, 0.2, 0.1, 0.1, 0.1]
+    assert schedule_shape(ended, 40) == {WARM_UP: 1, SCHEDULE: 4}
+
+
+def test_a_rate_of_0_beyond_the_evaluated_steps_is_a_bound():
+    assert rate_remarks([0.1, 0, 0], [], None, 9) == ["the learning rate is 0 from step 1 to step 2 at least of 9"]
