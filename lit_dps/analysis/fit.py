@@ -21,7 +21,7 @@ _SMALLEST, _LARGEST, _GRID = 1e-4, 1e3, 48
 # The last Newton step of log c1, as a share of the loss scale; the remaining error is about its square. The grid needs
 # only the order of its losses, which an error of 1e-10 does not change.
 _TOLERANCE, _GRID_TOLERANCE = 1e-8, 1e-5
-_ROUNDING = 1e-11  # of a slope, as a share of its terms
+_ROUNDING = 1e-12  # error of a residual, in units of the loss scale: fifty times that of a double
 _CACHED = 1 << 15  # numbers of an array that stays in the processor's cache
 
 AT_LEAST, AT_MOST = 1, -1  # what steps are that do not say K* itself: the side on which a residual counts
@@ -118,18 +118,18 @@ def fit_many(
         losses[:, part], start = found.loss, found.offset[:, -1:]
     best = losses.argmin(axis=1)
     low, high = grid[rows, np.maximum(best - 1, 0)], grid[rows, np.minimum(best + 1, _GRID)]
-    at_zero = (best == 0) & (profile(np.zeros(len(steps))).slope_terms.sum(axis=-1) <= 0)
+    at_zero = (best == 0) & (profile(np.zeros(len(steps))).slope >= 0)
     middle = grid[rows, best]  # first, the side of the best grid point that falls off from it
     start, is_sure = np.zeros(len(steps)), True
     for _ in range(48):
         if is_sure:
             found = profile(middle, start=start)
-            start, terms = found.offset, found.slope_terms
-            rising = np.sum(terms, axis=-1) < 0
-            is_sure = np.all(np.abs(np.sum(terms, axis=-1)) > _ROUNDING * np.sum(np.abs(terms), axis=-1))
+            start, slope = found.offset, found.slope
+            rising = slope > 0
+            is_sure = np.all(np.abs(slope) > _ROUNDING * np.sum(found.weights / found.law, axis=-1))
         if not is_sure:
             # Rounding decides the side. From one start, equal data give equal digits.
-            rising = np.sum(profile(middle).slope_terms, axis=-1) < 0
+            rising = profile(middle).slope > 0
         low, high = np.where(rising, low, middle), np.where(rising, middle, high)
         middle = (low + high) / 2
     r = np.where(at_zero, 0.0, middle)
@@ -153,9 +153,9 @@ class _Profile(NamedTuple):
         return np.sum(self.weights * self.residuals * self.residuals / (1 + self.roots), axis=-1)
 
     @property
-    def slope_terms(self) -> np.ndarray:
-        """(R, ..., n): their sum, negated, is the derivative of the loss by c2 / c1."""
-        return self.weights * self.residuals / self.roots / self.law
+    def slope(self) -> np.ndarray:
+        """(R, ...): derivative of the loss by c2 / c1."""
+        return -np.sum(self.weights * self.residuals / self.roots / self.law, axis=-1)
 
 
 def _felt(residual: np.ndarray, side: np.ndarray) -> np.ndarray:

@@ -165,6 +165,7 @@ def test_axes_of_a_written_figure_are_separate_with_the_same_limits(two_sparsiti
     assert list(first.get_shared_x_axes().get_siblings(first)) == [first]
 
 
+@pytest.mark.pictures
 def test_a_figure_is_drawn_once_a_file_and_laid_out_before(two_sparsities, tmp_path, monkeypatch):
     drawn, places = [], []
     draw = matplotlib.figure.Figure.draw
@@ -175,7 +176,8 @@ def test_a_figure_is_drawn_once_a_file_and_laid_out_before(two_sparsities, tmp_p
         places.append([self._supxlabel.get_position(), *(ax.get_position().bounds for ax in self.axes)])
 
     monkeypatch.setattr(matplotlib.figure.Figure, "draw", count)
-    write_all(two_sparsities, tmp_path, only=["logs"])
+    _, notes = write_all(two_sparsities, tmp_path, only=["logs"])
+    assert notes == []
     assert drawn == ["RendererAgg", "MixedModeRenderer"], "of png and pdf"
     assert places[0] == places[1]
 

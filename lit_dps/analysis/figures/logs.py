@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 import matplotlib
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -80,12 +81,14 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
     panels = figure.subplots(len(columns), len(sizes), sharex="col", sharey="row", squeeze=False)
     for batch_size, panels_of_size in zip(sizes, panels.T, strict=True):
         panels_of_size[0].set_title(f"B = {batch_size}")
+        lines = rows[rows["batch_size"] == batch_size]
         for i, series in enumerate(study.record.series):
-            line = rows_of(series, rows[rows["batch_size"] == batch_size])
+            line = rows_of(series, lines)
             style = look.curve_style(i) | {"markevery": [-1], "linewidth": 0.9, "label": legend(series)}
             for ax, name in zip(panels_of_size, columns, strict=True):
-                known = line.dropna(subset=[name])
-                ax.plot(numbers(known["step"]), numbers(known[name]), **style)
+                values = numbers(line[name])
+                known = ~np.isnan(values)
+                ax.plot(numbers(line["step"])[known], values[known], **style)
         panels_of_size[0].set_xlim(left=0)
         look.few_ticks(panels_of_size[0].xaxis)
     for line, name in zip(panels, columns, strict=True):

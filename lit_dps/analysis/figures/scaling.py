@@ -296,5 +296,6 @@ def grid_sizes(rows: pd.DataFrame) -> list[int]:
 
 
 def _known(rows: pd.DataFrame, column: str) -> tuple[np.ndarray, np.ndarray]:
-    known = rows.dropna(subset=[column])
-    return numbers(known["batch_size"]), numbers(known[column])
+    values = numbers(rows[column])
+    known = ~np.isnan(values)
+    return numbers(rows["batch_size"])[known], values[known]
