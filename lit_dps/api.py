@@ -23,8 +23,8 @@ def load(study: str, storage: str | Path = "mlruns") -> Study:
 
     Args:
         study: Its name.
-        storage: The folder that it was run in, as storage.folder has it, a sqlite file (.db, or compressed .db.xz), or
-            an Optuna URL.
+        storage: The storage folder of the study (storage.folder), a sqlite file (.db, or compressed .db.xz), or an
+            Optuna URL.
 
     Raises:
         StorageError: in one line, if it is not there.
@@ -44,7 +44,7 @@ def run(config: str | Path | Mapping[str, Any], accept_code_change: bool = False
 
     Args:
         config: A configuration file, or what stands in one.
-        accept_code_change: Whether to go on with a study though your code or data changed since its trials ran.
+        accept_code_change: Whether to resume a study although your code or data changed since its trials ran.
 
     Returns:
         The study. Where trials failed, that is told on stderr.

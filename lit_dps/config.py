@@ -29,8 +29,8 @@ class StudyConfig:
     """The grid and the search.
 
     Attributes:
-        name: Name of the study in Optuna and of its run in MLflow. By default it is that of the last configuration
-            file, without its suffix; a storage of an earlier version keeps its study named "study".
+        name: Name of the study in Optuna and of its run in MLflow. By default it is the name of the last configuration
+            file without its suffix; a storage of an earlier version keeps its study named "study".
         batch_sizes: Global batch sizes of the grid.
         sparsities: Shares of pruned parameters of the grid, each in [0, 1).
         grid: Values by configuration key, of further axes of the grid or in place of the two above:
@@ -236,14 +236,14 @@ class StorageConfig:
         return Path(self.folder) / "failures" / study
 
 
-# Files and folders that are named after a study may have 255 bytes; the longest suffix of ours has 40:
+# A file name may have 255 bytes. The longest suffix of a study's name has 40 bytes:
 # ".NAME-heat-of-the-search.png.1234567.tmp".
 NAME_BYTES = 200
-CELL_BYTES = 200  # likewise, of a cell: "CELL repeat-12-of-point-123.txt"
+CELL_BYTES = 200  # the same for a cell: "CELL repeat-12-of-point-123.txt"
 
 
 def check_name(key: str, name: str) -> None:
-    """Raise ConfigError, naming `key`, for a name that files and folders cannot be called after."""
+    """Raise ConfigError, naming `key`, if a name cannot be part of file names."""
     if not re.fullmatch(r"[\w.+-][\w .:+-]*", name):
         raise ConfigError(key, name, "letters, digits, blanks and . _ + - : are allowed")
     if name.startswith("-"):
@@ -255,15 +255,15 @@ def check_name(key: str, name: str) -> None:
 
 
 def folder_name(study: str) -> str:
-    """Return the name of the folder of a study's figures and tables, also of a study that must not be declared.
+    """Return the name of the folder of a study's figures and tables, even for an invalid study name.
 
-    `lit_dps.store` keeps the folders of the studies of a storage apart.
+    `lit_dps.store` ensures that the studies of a storage have different folders.
     """
     name = study.replace(" ", "_").replace(":", "_")
     try:
         check_name("study.name", study)
     except ConfigError:
-        # The study of an earlier version, or of a foreign database: its files stay below the storage folder.
+        # A study of an earlier version or of a foreign database. Its files must stay in the storage folder.
         plain = re.sub(r"[^\w.+-]", "_", name).strip(".-") or "study"
         safe = plain.encode()[: NAME_BYTES - 9].decode(errors="ignore")
         if safe != name:
@@ -277,13 +277,13 @@ def cores() -> int:
 
 
 def _check_kind(key: str, values: list) -> None:
-    """Raises ConfigError, naming `key`, unless all values are numbers, all are names, or all are true or false."""
+    """Raise ConfigError, naming `key`, unless all values are numbers, names, or true and false."""
     for value in values:
         if not isinstance(value, (bool, int, float, str)):
             raise ConfigError(key, value, "a number, a name, a class path, true or false")
     kinds = set()
     for value in values:
-        # in Python true and false are whole numbers too
+        # In Python, true and false are integers too.
         if isinstance(value, (bool, str)):
             kinds.add(type(value))
         else:

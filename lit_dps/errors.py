@@ -52,7 +52,7 @@ LONGEST_VALUE = 200  # characters of a value in a message
 
 
 def shortened(text: str) -> str:
-    """Return a text of at most `LONGEST_VALUE` characters: the middle of a longer one is replaced by dots."""
+    """Return a text of at most `LONGEST_VALUE` characters, with dots in place of the middle."""
     if len(text) <= LONGEST_VALUE:
         return text
     half = (LONGEST_VALUE - 5) // 2
@@ -60,7 +60,7 @@ def shortened(text: str) -> str:
 
 
 def cut(text: str) -> str:
-    """Return a message of another library in which long values are shortened: its first part, and its end."""
+    """Return the first part and the end of a long message of another library."""
     if len(text) <= 3 * LONGEST_VALUE:
         return text
     return f"{text[: 2 * LONGEST_VALUE]} ... {text[-LONGEST_VALUE:]}"
@@ -71,15 +71,18 @@ _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u20
 
 
 def escaped(text: str) -> str:
-    r"""Return a text with control characters as escapes such as \x1b, which a terminal would obey.
+    r"""Return a text with control characters replaced by escapes such as \x1b.
 
-    Line breaks and tabs stay.
+    A terminal would obey control characters. Line breaks and tabs are kept.
     """
     return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def printable(value: Any) -> Any:
-    """Return plain JSON in which all strings, also keys, are `escaped`: the database may be a stranger's."""
+    """Return plain JSON in which all strings and keys are `escaped`.
+
+    The strings may come from a stranger's database.
+    """
     if isinstance(value, str):
         return escaped(value)
     if isinstance(value, dict):
@@ -104,7 +107,11 @@ def user_error_in(error: BaseException | None) -> UserError | None:
 
 
 def place_in_user_code(error: BaseException) -> str:
-    """Return ` (file, line, in function)`, the last place in the user's code; empty if there is no such place."""
+    """Return the last place of an error in the user's code, as " (file, line, in function)".
+
+    Returns:
+        "" if no frame is in the user's code.
+    """
     libraries = [str(Path(find_spec(name).origin).parent) for name in ("lightning", "torch")]
     libraries.append(str(Path(__file__).parent))
     frames = traceback.extract_tb(error.__traceback__)

@@ -9,13 +9,15 @@ from pathlib import Path
 
 from lit_dps.errors import StorageError, one_line, shortened
 
-NOT_WRITTEN = "not written: "  # what notes on failures begin with
+NOT_WRITTEN = "not written: "  # beginning of a note on a failure
 
 
 def not_written(what: str, error: Exception) -> str:
     """Return the note that a file or figure could not be written, in one line."""
-    said = str(error) if isinstance(error, StorageError) else f"{type(error).__name__}: {one_line(error)}"
-    return f"{NOT_WRITTEN}{what}: {shortened(said)}"
+    reason = str(error)
+    if not isinstance(error, StorageError):
+        reason = f"{type(error).__name__}: {one_line(error)}"
+    return f"{NOT_WRITTEN}{what}: {shortened(reason)}"
 
 
 @contextmanager

@@ -134,7 +134,7 @@ def noise_scale(readings: Mapping[str, Sequence[float]], batch_size: int) -> Noi
 
 
 def _quantile(readings: int) -> float:
-    """Return how many standard errors the limits of a mean of blocks lie from it (Student's t)."""
+    """Return the half width of a mean's interval in standard errors (Student's t)."""
     from scipy.stats import t as student
 
     return float(student.ppf(0.5 + LEVEL / 2, min(BLOCKS, readings) - 1))

@@ -80,7 +80,7 @@ def _until(result: TrialResult, limit: float) -> TrialResult:
 
 
 def cut(result: TrialResult, limit: float) -> TrialResult:
-    """A result whose curves end at a step. It keeps a share of its short and uncounted steps."""
+    """Return a result whose curves end at a step, with its share of short and uncounted steps."""
     run, observed = result.steps_run, result.observed
     curve, smoothness = (
         {key: values[: sum(step <= limit for step in series.get("step", []))] for key, values in series.items()}

@@ -79,7 +79,7 @@ class StopRequest:
         signal: Name of the first signal, or None.
         now: Whether there was a second.
         shown: Whether something on the screen tells the user of the first. Set by it.
-        reported: Whether the user was told how the process leaves. Set by whoever does.
+        reported: Whether the end of the process was printed. The code that prints it sets this.
     """
 
     def __init__(self, others: Callable[[], bool] = lambda: False):
@@ -97,7 +97,7 @@ class StopRequest:
 
 @contextmanager
 def defer_interrupt() -> Iterator[None]:
-    """Call the handler of a Ctrl-C that comes within the block after the block; in the main thread only."""
+    """Delay a Ctrl-C until the end of the block. Only the main thread does this."""
     handler = signal.getsignal(signal.SIGINT)
     if not callable(handler) or threading.current_thread() is not threading.main_thread():
         yield
@@ -114,10 +114,10 @@ def defer_interrupt() -> Iterator[None]:
 
 @contextmanager
 def interruptible(stop: StopRequest, said: str = "") -> Iterator[None]:
-    """Leave a first Ctrl-C or SIGTERM to `stop`; the second raises `Interrupted` at once.
+    """Store a first Ctrl-C or SIGTERM in `stop`; raise `Interrupted` at the second.
 
-    A third one ends the process, and so does a second one whose exception Python could not raise,
-    because it came amid a destructor. Neither does more harm than a killed process, which is none.
+    A third signal ends the process. So does a second signal during a destructor, where Python cannot
+    raise an exception. Both are as safe as killing the process.
 
     Args:
         stop: Remembers the first.

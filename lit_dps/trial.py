@@ -81,7 +81,7 @@ def short_name(key: str) -> str:
 
 
 def text_of(value: Value) -> str:
-    """A value of an axis as tables and figures have it: of a class path the last name; true and false as in YAML."""
+    """Return a value of an axis as text: the last name of a class path; true and false as in YAML."""
     if isinstance(value, bool):
         return str(value).lower()
     return value.rpartition(".")[2] if isinstance(value, str) else f"{value:g}"
@@ -178,10 +178,10 @@ class TrialResult:
         traceback: Of a failed trial.
         attempt: Which of the attempts at its point this is: the number of the Optuna trial that it is stored in; None
             where it was not stored. It says nothing of how the trial ended, so that results are compared without it.
-        engine: Which loop trained it: "interval loop", "sparse", "stack" or "Lightning"; empty for trials of earlier
-            versions and for failed ones. Results are compared without it.
-        environment: Key of the environment that it ran in (`lit_dps.provenance`); None for trials of earlier versions.
-            Results are compared without it.
+        engine: The loop that trained it: "interval loop", "sparse", "stack" or "Lightning"; empty for failed trials and
+            those of earlier versions. Comparisons ignore it.
+        environment: Key of its environment (`lit_dps.provenance`); None for trials of earlier versions. Comparisons
+            ignore it.
     """
 
     trial: Trial
@@ -210,7 +210,7 @@ class TrialResult:
             raise ValueError(f"steps {self.steps} do not go with status {self.status}")
 
 
-# of a schedule whose rate changes: the first step at its largest rate, and the step after which it stays
+# Of a schedule with a changing rate: the first step at the largest rate, and the step after which it is constant.
 WARM_UP = "warm_up_steps"
 SCHEDULE = "schedule_steps"
 # Values of `TrialResult.engine`
@@ -219,7 +219,7 @@ SPARSE = "sparse"  # the interval loop with convolutions that skip pruned weight
 STACK = "stack"
 LIGHTNING = "Lightning"
 SHORT_STEPS = "short_steps"  # optimizer steps on fewer examples than the batch size
-UNCOUNTED_STEPS = "uncounted_steps"  # optimizer steps whose number of examples is not known
+UNCOUNTED_STEPS = "uncounted_steps"  # optimizer steps with an unknown number of examples
 UNSCORED = "kept_with_score_0"  # kept elements whose pruning score is 0: kept by their place, not by the pruner
 KEPT = "kept"  # kept elements, where there are unscored ones
 PRUNABLE = "prunable"  # elements that the pruner chose among, where they are fewer than half of those trained
@@ -227,8 +227,8 @@ BY = "by_"  # before what sparsity is a share of, such as nodes: 1 where a mask 
 BY_NODES = f"{BY}nodes"
 BY_WEIGHTS = f"{BY}weights"  # a share of weights, which the pruner keeps roughly
 TRAINED = "trained"  # elements of the parameters that an optimizer trains, where PRUNABLE is told
-# Of a trial in which weights joined the training after pruning: elements that pruning would have covered and that are
-# in no mask; all elements trained then; the step at which the last of them joined
+# If weights joined the training after pruning: the number of prunable elements without a mask, the number of all
+# trained elements, and the step at which the last elements without a mask joined.
 IN_NO_MASK, TRAINED_THEN, JOINED_AT = "in_no_mask", "trained_then", "joined_at"
 COPIES = "copies"  # elements of tensors that were masked as copies of pruned parameters
 STACKED = "stacked"  # 1 where the trial was trained stacked with others

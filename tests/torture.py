@@ -39,7 +39,7 @@ TOGETHER = (  # what the processes of a command are, in turn
     ("--study.workers", 1, "--trainer.devices", 2, "--trainer.strategy", "ddp"),
 )
 # what a command says that ends with 2 because another process of it was killed
-KILLED = re.compile(r"worker \d+ was killed|of 2 ranks died|the same command goes on")
+KILLED = re.compile(r"worker \d+ was killed|of 2 ranks died|the same command resumes the study")
 KINDS = {"KILL": 4, "TERM": 3, "TERM twice": 1, "KILL of a whole command": 2, "STOP": 1}
 SHARE = 0.6  # of the kills have to cut a trial short, in a run of 100: else they hit processes that do nothing
 IN_TRAINING = 0.2  # seconds after which a trial that is claimed is trained

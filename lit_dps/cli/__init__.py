@@ -28,10 +28,10 @@ VERBS = {
     "merge": ("lit_dps.cli.merge", "take over trials of the same studies that were run elsewhere"),
     "ui": ("lit_dps.cli.ui", "browse studies in MLflow"),
 }
-# they need PyTorch and Lightning, whose imports take seconds
-REPORTS = ("analyze", "figures")  # on a terminal they print how far they are
+REPORTS = ("analyze", "figures")  # verbs that print their progress at a terminal
+# Verbs that need PyTorch and Lightning, whose imports take seconds.
 TRAIN = ("fit", "validate", "test", "study", "advise", "masks")
-INTERRUPTED = 130  # exit code, as `lit_dps.runtime` has it, whose import takes time
+INTERRUPTED = 130  # exit code, as in `lit_dps.runtime`, whose import takes time
 began: float | None = None  # the last command, on the monotonic clock: its imports count towards a budget
 
 
@@ -72,15 +72,15 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def imports_user_code(argv: list[str]) -> bool:
-    """Return True if a command may import modules that the user wrote: class paths, or figures of `--only`."""
+    """Return True if a command may import the user's modules, by class paths or by `--only`."""
     options = [word.partition("=")[0] for word in argv[1:]]
     return argv[0] in TRAIN or (argv[0] == "figures" and "--only" in options)
 
 
 def append_current_folder() -> None:
-    """Append the current folder to `sys.path`, unless it is there already.
+    """Append the current folder to `sys.path`, unless the path contains it.
 
-    It comes last, so that a file `yaml.py` or `random.py` in it replaces no installed module.
+    The folder comes last, so that a file `yaml.py` or `random.py` replaces no installed module.
     """
     folder = os.getcwd()
     if folder not in sys.path and "" not in sys.path:
@@ -102,14 +102,14 @@ def leave_if_unguarded() -> None:
 
 @contextmanager
 def _ended_by_interrupt() -> Iterator[None]:
-    """End the process at Ctrl-C: a library that is being imported may swallow KeyboardInterrupt."""
+    """End the process at Ctrl-C, because an imported library may swallow KeyboardInterrupt."""
 
     def leave(signum: int, frame: object) -> None:
         os.write(2, b"\nlit-dps: interrupted\n")
         os._exit(INTERRUPTED)
 
     handler = signal.getsignal(signal.SIGINT)
-    if handler is not signal.default_int_handler:  # somebody else's
+    if handler is not signal.default_int_handler:  # the caller has its own handler
         yield
         return
     signal.signal(signal.SIGINT, leave)
@@ -162,21 +162,24 @@ def _run(argv: list[str]) -> int:
         verb = _import_verb("lit_dps.cli.again" if again else VERBS[argv[0]][0])
         with one_wait(began) if argv[0] in REPORTS else nullcontext():
             code = verb.main(argv) or 0
-        sys.stdout.flush()  # here a reader that has ended is handled
+        sys.stdout.flush()  # raises BrokenPipeError here rather than at exit
         return code
     except UserError as error:
         return _refuse(without_secrets(str(error), argv))
-    except BrokenPipeError:  # whoever read the output has enough of it, such as `head`
+    except BrokenPipeError:  # the reader of the output has ended, such as `head`
         # The interpreter flushes stdout once more at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (KeyboardInterrupt, Interrupted):  # before or after a study runs, which handles it itself
+    except (KeyboardInterrupt, Interrupted):  # before or after the run of a study, which handles signals itself
         print("\nlit-dps: interrupted", file=sys.stderr)
         return INTERRUPTED
 
 
 def without_secrets(message: str, argv: list[str]) -> str:
-    """Return a message with *** for each secret of a URL that the command or its configuration files name."""
+    """Return a message with *** in place of the secrets of all URLs of a command.
+
+    URLs are in the command and in its configuration files.
+    """
     from lit_dps.cli.keys import read
     from lit_dps.store.urls import scrubbed_of
 

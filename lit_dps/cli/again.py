@@ -24,7 +24,7 @@ from lit_dps.study.again import chosen, compared, train_again
 from lit_dps.study.setup import StudySetup
 from lit_dps.trial import Status, text_of
 
-TRUST = "Import the modules that the stored configuration names, also if the study was run by somebody else."
+TRUST = "Import the modules that the stored configuration names, even if somebody else ran the study."
 
 
 def main(argv: list[str]) -> int:
@@ -66,14 +66,14 @@ def _asked(argv: list[str]) -> Namespace:
 
 
 def _check_trust(record: StudyRecord, storage: StorageConfig) -> None:
-    """Raise UserError if the stored configuration names modules, and this user did not run the study."""
-    # `study` has no class paths but these: its keys look like some.
+    """Raise UserError if the stored configuration names modules and this user did not run the study."""
+    # Only these keys of `study` contain class paths. Other keys have values that look like class paths.
     study = {key: record.config.get("study", {}).get(key) for key in ("grid", "space", "sampler")}
     modules = foreign_modules({**record.config, "study": study})
     if modules and not is_own(study_uid(storage.optuna_url, record.name)):
         raise UserError(
             f"study {record.name!r} was not run by you on this machine, and training its trial again imports "
-            f"{shortened(', '.join(modules))}, which runs code; add --trust if you know that code"
+            f"{shortened(', '.join(modules))}, which runs code; add --trust if you trust that code"
         )
 
 

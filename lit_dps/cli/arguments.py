@@ -1,7 +1,7 @@
-"""What may be written shorter on a command line, put into the words that the parsers know.
+"""Expands short forms of a command line for the parsers.
 
-A file without `--config` before it, and keys below `study.space` and `study.grid`, whose own keys have dots in them.
-A study without a name gets that of its configuration file.
+These are a file without `--config`, and dotted keys below `study.space` and `study.grid`. A study
+without a name gets the name of its configuration file.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ PARTS = ("low", "high", "scale", "integer", "choices")
 
 
 def spelled_out(argv: list[str]) -> list[str]:
-    """Return a command line, verb first, as the parsers take it.
+    """Return a command line without short forms; the verb comes first.
 
     Raises:
-        UserError: for a file that is not there.
-        StorageError: for a storage that cannot be read, if the study has no name.
+        UserError: if a file does not exist.
+        StorageError: if the study has no name, and its storage cannot be read.
     """
     if argv[0] not in CONFIGURED:
         return argv
@@ -44,16 +44,17 @@ def spelled_out(argv: list[str]) -> list[str]:
 
 
 def study_and_storage(words: Sequence[str]) -> tuple[str, StorageConfig]:
-    """Return the name of the study of a command line that is `spelled_out`, and its storage."""
-    study, storage = _section(words, "study") or {}, _section(words, "storage") or {}
+    """Return the name of the study of a `spelled_out` command line, and its storage."""
+    study = _section(words, "study") or {}
+    storage = _section(words, "storage") or {}
     return study.get("name", StudyConfig.name), StorageConfig(**storage)
 
 
 def _name_option(verb: str, words: Sequence[str]) -> list[str]:
-    """Return the option that names a study after its last configuration file; none if the study has a name.
+    """Return the option that names a study after its last configuration file.
 
-    Earlier versions called such a study "study". It keeps that name in a storage that holds it, and no study with the
-    name of the file.
+    The list is empty if the study has a name. Earlier versions named such a study "study". If the
+    storage holds a study "study" and none with the name of the file, the name remains "study".
     """
     files = [Path(value) for option, value in _options(words) if option in ("--config", "-c")]
     study = _section(words, "study")
@@ -68,11 +69,11 @@ def _name_option(verb: str, words: Sequence[str]) -> list[str]:
 
 
 def _stored_names(words: Sequence[str]) -> set[str]:
-    """Return the names of the studies, and of the advice, in the storage of a command line."""
+    """Return the names of all studies and all advice in the storage of a command line."""
     section = _section(words, "storage") or {}
     places = {key: section[key] for key in ("folder", "optuna") if section.get(key) is not None}
     if not all(isinstance(each, str) for each in places.values()):
-        # The parser refuses it.
+        # The parser refuses these values.
         return set()
     from lit_dps.store import list_advice, list_studies, sqlite_file  # imports take time
 
@@ -84,7 +85,11 @@ def _stored_names(words: Sequence[str]) -> set[str]:
 
 
 def _section(words: Sequence[str], section: str) -> dict[str, Any] | None:
-    """Return the keys of a section in the files and options of a command line; None if it has no such keys."""
+    """Return the keys of a section in the files and options of a command line.
+
+    Returns:
+        None if the section is no mapping.
+    """
     keys: dict[str, Any] = {}
     for option, value in _options(words):
         if option in ("--config", "-c"):
@@ -106,7 +111,7 @@ def _section(words: Sequence[str], section: str) -> dict[str, Any] | None:
 
 
 def _options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield each word as an option with its value, which is the next word without a `=`."""
+    """Yield each word as an option with its value; without a `=`, the value is the next word."""
     for i, word in enumerate(words):
         option, equals, value = word.partition("=")
         if not equals:

@@ -49,8 +49,8 @@ class Parser(OneLineErrors, LightningArgumentParser):
 class FitLogger(MLFlowLogger):
     """MLFlowLogger that finishes a write before Ctrl-C ends the run.
 
-    KeyboardInterrupt amid a write leaves its transaction open, and SQLite then refuses all further writes of the run:
-    "database is locked".
+    A KeyboardInterrupt during a write would leave the transaction open. SQLite would then refuse all
+    further writes of the run ("database is locked").
     """
 
     def log_metrics(self, *args: Any, **kwargs: Any) -> None:

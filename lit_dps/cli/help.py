@@ -26,7 +26,7 @@ OPTIONS = {
         "--forecast": "run nothing: tell how many trials, how many hours",
         "--extend-space": "widen ranges whose best values lie near an end",
         "--take-over": "release the trials of processes that do not answer",
-        "--accept-code-change": "go on though your code or the data changed",
+        "--accept-code-change": "resume although your code or data changed",
         "--show PARTS": "print too: critical, theory, files; or all",
         "--validate-every N": "show the time of a validation every N steps",
         "--time-steps": "time the training steps of every cell again",

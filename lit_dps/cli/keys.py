@@ -1,6 +1,6 @@
-"""Refuses a mistyped key at once: what a section takes is read from source, since importing torch takes seconds.
+"""Refuses a mistyped key before PyTorch is imported: reads the keys of each section from the source.
 
-The parser that comes after it checks all the rest, and whatever is not read here.
+Importing PyTorch takes seconds. The parser checks everything else afterwards.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ OPTIONS = {  # of the commands whose configuration is that of a study
 
 
 def refuse_unknown(argv: list[str], verb: str = "study") -> None:
-    """Raises UserError for a key of a command, `study` or `advise`, that no section has."""
+    """Raise UserError if a key of a command is in no section."""
     known, options = sections(), OPTIONS[verb]
     for dashes, key in given(argv):
         section, _, rest = key.partition(".")
@@ -49,39 +49,49 @@ def refuse_unknown(argv: list[str], verb: str = "study") -> None:
 
 
 def sections() -> dict[str, set[str]]:
-    """The keys of each section; none of those that cannot be read here."""
+    """Return the keys of each section; empty for sections that this module cannot read."""
     return {"model": set(), "data": set(), **{section: set(found) for section, found in annotations().items()}}
 
 
 def annotations() -> dict[str, dict[str, str]]:
-    """Return the annotation of each key, as text, by section; none of sections that cannot be read here."""
-    found = {}
+    """Return the annotation of each key, as text, by section; empty for unreadable sections."""
+    sections = {}
     for section, config in (("study", StudyConfig), ("storage", StorageConfig)):
-        found[section] = {field.name: str(field.type) for field in dataclasses.fields(config)}
+        sections[section] = {field.name: str(field.type) for field in dataclasses.fields(config)}
     for section, (file, name) in CALLBACKS.items():
-        found[section] = arguments(PACKAGE / "training" / file, name)
-    lightning = find_spec("lightning")  # which imports nothing of it
+        sections[section] = arguments(PACKAGE / "training" / file, name)
+    lightning = find_spec("lightning")  # does not import it
     folder = Path(lightning.origin).parent if lightning and lightning.origin else Path()
-    found["trainer"] = arguments(folder / "pytorch" / "trainer" / "trainer.py", "Trainer")
-    return found
+    sections["trainer"] = arguments(folder / "pytorch" / "trainer" / "trainer.py", "Trainer")
+    return sections
 
 
 @cache
 def arguments(file: Path, name: str) -> dict[str, str]:
-    """Return the arguments of a class and their annotations by its source; none if it takes any, or is not there."""
+    """Return the annotations of a class's arguments, as text, by name.
+
+    Returns:
+        Empty if the class is missing, or if it has `**kwargs`.
+    """
     try:
         tree = ast.parse(file.read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError):
         return {}
+    method = _constructor(tree, name)
+    if method is None or method.args.kwarg is not None:
+        return {}
+    parameters = [*method.args.args[1:], *method.args.kwonlyargs]
+    return {parameter.arg: _text_of(parameter.annotation) for parameter in parameters}
+
+
+def _constructor(tree: ast.Module, name: str) -> ast.FunctionDef | None:
+    """Return the `__init__` of a class in a module; None if there is none."""
     for node in tree.body:
         if isinstance(node, ast.ClassDef) and node.name == name:
             for method in node.body:
-                if isinstance(method, ast.FunctionDef) and method.name == "__init__" and method.args.kwarg is None:
-                    found = (*method.args.args[1:], *method.args.kwonlyargs)
-                    return {
-                        each.arg: "Any" if each.annotation is None else ast.unparse(each.annotation) for each in found
-                    }
-    return {}
+                if isinstance(method, ast.FunctionDef) and method.name == "__init__":
+                    return method
+    return None
 
 
 def _text_of(annotation: ast.expr | None) -> str:
@@ -89,7 +99,7 @@ def _text_of(annotation: ast.expr | None) -> str:
 
 
 def given(argv: list[str]) -> Iterator[tuple[str, str]]:
-    """The keys of a command line, with dashes, and of its configuration files, as far as their sections have keys."""
+    """Yield the keys of a command line, with "--", and those of its configuration files, with ""."""
     for i, option in enumerate(argv):
         name, equals, value = option.partition("=")
         if name.startswith("--"):
@@ -103,10 +113,10 @@ def given(argv: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def read(file: str) -> dict[str, Any]:
-    """What stands in a configuration file; nothing if it cannot be read, or is none."""
+    """Return the content of a configuration file; empty if it is unreadable or no mapping."""
     try:
         found = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):  # the parser says what is wrong with it
+    except (OSError, ValueError, yaml.YAMLError):  # the parser reports the error
         return {}
     return found if isinstance(found, dict) else {}
 

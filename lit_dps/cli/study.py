@@ -29,7 +29,7 @@ FORECAST = (
     "Run and store nothing: time a few steps and print how many trials, steps, checks and hours the study will take, "
     "and how long the paper's own protocol would."
 )
-TIMES = "Time the training steps of every cell again, alone; a study does so once at its end."
+TIMES = "Time the training steps of every cell again. A study times them once at its end."
 
 WIDENS = (
     "Widen each range whose best value lies near one of its ends, in any cell, and run new points in the added part, "
@@ -39,12 +39,12 @@ WIDENS = (
 
 ACCEPT = "--accept-code-change"
 ACCEPTS = (
-    "Go on with a study though a file of your code or the data changed since its trials ran. "
-    "Without it that is refused. A note below the table counts the trials of each version."
+    "Resume a study although your code or data changed since its trials ran. Without this option the "
+    "study is refused. A note below the table counts the trials of each version."
 )
 TAKES_OVER = (
     "Release the trials of processes that do not answer, such as those of another host in a study of an earlier "
-    "version. The trials of processes that are alive stay theirs."
+    "version. Trials of processes that are alive are not released."
 )
 
 

@@ -118,15 +118,15 @@ class ImageData(LightningDataModule):
         self.eval_batch_size, self.download, self.train_examples = eval_batch_size, download, train_examples
 
     def load(self) -> Images:
-        """Read the data set; called once a process for each class and its arguments.
+        """Read the data set. A process calls this once for each class and its arguments.
 
-        It is called on a copy of the data module: attributes that it sets are lost. The arguments that only concern
-        batches (`batch_size`, `order`, `order_seed`, `eval_batch_size`, `train_examples`) have their defaults there.
+        It is called on a copy of the data module, so attributes that it sets are lost. In the copy, the arguments of
+        batches (`batch_size`, `order`, `order_seed`, `eval_batch_size`, `train_examples`) have their defaults.
         """
         raise TypeError(f"{type(self).__name__} does not say how its images are read: override load()")
 
     def read(self) -> Images:
-        """Return the data set of this class and these arguments; a process keeps the last two."""
+        """Return the data set of this class and these arguments. A process caches the last two."""
         return _load_once(self)
 
     def setup(self, stage: str | None = None) -> None:
@@ -216,19 +216,19 @@ class ImageData(LightningDataModule):
         return PassLoader(split, torch.arange(len(self.images.y[split])), self.eval_batch_size)
 
 
-# Arguments of `ImageData` that `load` does not depend on, with the values that it sees
+# Arguments of `ImageData` on which `load` does not depend, and the values that it gets.
 _OF_BATCHES = {
     name: inspect.signature(ImageData.__init__).parameters[name].default
     for name in ("batch_size", "order", "order_seed", "eval_batch_size", "train_examples")
 }
-# What Lightning and `setup` add to a data module
+# Attributes that Lightning and `setup` add to a data module.
 _NOT_ARGUMENTS = {*vars(LightningDataModule()), "images"}
 _HYPERPARAMETERS = ("_hparams", "_hparams_initial")  # of `save_hyperparameters`
 
 
 @dataclass(frozen=True)
 class _Source:
-    """What images are loaded from: equal for two data modules of one class with equal arguments.
+    """The source of images. Data modules of one class with equal arguments have equal sources.
 
     Attributes:
         kind: The class.
@@ -243,20 +243,26 @@ class _Source:
     data: ImageData = field(compare=False)
 
 
+def _reset_batch_arguments(values: dict[str, object]) -> None:
+    """Set the arguments of batches to their defaults."""
+    for name in _OF_BATCHES:
+        if name in values:
+            values[name] = _OF_BATCHES[name]
+
+
 def _load_once(data: ImageData) -> Images:
-    own = {name: value for name, value in vars(data).items() if name not in _NOT_ARGUMENTS}
-    own |= {name: _OF_BATCHES[name] for name in _OF_BATCHES if name in own}
+    attributes = {name: value for name, value in vars(data).items() if name not in _NOT_ARGUMENTS}
+    _reset_batch_arguments(attributes)
     for name in _HYPERPARAMETERS:
-        if name in own:
-            given = copy.copy(own[name])
-            given.update({key: _OF_BATCHES[key] for key in _OF_BATCHES if key in given})
-            own[name] = given
+        if name in attributes:
+            attributes[name] = copy.copy(attributes[name])
+            _reset_batch_arguments(attributes[name])
     twin = copy.copy(data)
-    vars(twin).update(own, trainer=None)
+    vars(twin).update(attributes, trainer=None)
     vars(twin).pop("images", None)
     try:
-        arguments = pickle.dumps(own)
-    except Exception:  # an argument that cannot be compared, such as a function: whatever its class raises
+        arguments = pickle.dumps(attributes)
+    except Exception:  # an argument cannot be pickled, such as a function; its class may raise anything
         return twin.load()
     return _loaded(_Source(type(data), str(data_root(data.root)), arguments, twin))
 

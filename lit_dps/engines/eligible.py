@@ -150,7 +150,7 @@ def _why_not_side_by_side(built: Built, max_steps: int) -> str | None:
     reason = _why_not_its_loss(module, _some(built, module.device))
     if reason is not None:
         return reason
-    module.double()  # last: it uses the module up
+    module.double()  # last, because it changes the module
     optimizer, _ = optimizer_of(module.configure_optimizers())
     return why_not_its_update(module, optimizer, rule_of(optimizer))
 

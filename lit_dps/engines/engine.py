@@ -52,7 +52,7 @@ class Training:
         local: Arguments of `LocalSGDCallback`.
         checkpoints: Where long runs are saved and go on from; None begins each anew.
         metrics: Further metrics of validation that their runs keep.
-        budget: Steps that module and schedules see as the trainer's, where runs end earlier; None for the goal's.
+        budget: The trainer's steps that module and schedules see, for runs that end earlier; None for the goal's.
     """
 
     workload: Workload
@@ -106,7 +106,7 @@ class Training:
             self._scores[_scored(trial)] = key, scores
 
     def schedule_of(self, trial: Trial, evaluate: Callable[[], dict[str, float]]) -> dict[str, float]:
-        """Return the shape of the schedule of a trial, evaluated once for all trials that differ only in their rate."""
+        """Return the shape of a trial's schedule. Trials that differ only in their rate share it."""
         others = [(key, value) for key, value in trial.params.items() if key.rpartition(".")[2] not in RATE_NAMES]
         cell = trial.cell.batch_size, trial.cell.others, repr(sorted(others))
         if cell not in self._schedules:

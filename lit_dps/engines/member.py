@@ -113,7 +113,7 @@ class Member:
         self.run.observed = worth_knowing(self.mask, pruning.pruner, trained) | found
 
     def _schedule_shape(self, training: Training) -> dict[str, float]:
-        """As `ScheduleCallback` finds it; the schedule is stepped once a step here."""
+        """Return the shape as `ScheduleCallback` measures it. The schedule is stepped once a step."""
         if self.schedule is None:
             return {}
         config = LRSchedulerConfig(self.schedule, interval="step")

@@ -32,7 +32,7 @@ class ShardLoader:
 
     Attributes:
         seen: Examples of this rank's parts since the last pass began.
-        counts: Examples of each batch that this pass gave, and of this rank's part of it.
+        counts: The examples of each batch of this pass so far, and of this rank's part.
 
     Raises:
         ConfigError: for batches that cannot be cut (`can_be_cut`), or that are not the same on all ranks.

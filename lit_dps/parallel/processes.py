@@ -106,15 +106,15 @@ def _die_with_parent() -> None:
 
 @contextmanager
 def _for_the_server(block: bool = True) -> Iterator[None]:
-    """Start processes in the body that search for modules where this process does, in the same order.
+    """Make processes that start in the block search for modules in the same folders as this process.
 
-    They get neither Ctrl-C nor the signals that end a job, nor do their children until they are ready: without the
-    server nobody would know how they end.
+    They do not receive Ctrl-C and the signals that end a job; their children do once they are ready. Without the
+    server, nobody would learn how the children end.
 
     Args:
         block: Whether the signals are blocked.
     """
-    # `python -c` would put the current folder first, before the standard library: PYTHONSAFEPATH keeps it out.
+    # PYTHONSAFEPATH removes the current folder, which `python -c` would put before the standard library.
     folders = [path or os.getcwd() for path in sys.path]
     new = {"PYTHONPATH": os.pathsep.join(folders), "PYTHONSAFEPATH": "1"}
     before = {name: os.environ.get(name) for name in new}

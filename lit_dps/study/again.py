@@ -122,7 +122,7 @@ def train_again(setup: StudySetup, record: StudyRecord, stored: TrialResult, kee
 
 
 def _changed_since(setup: StudySetup, data, record: StudyRecord, stored: TrialResult) -> str | None:
-    """Return a sentence on code and data that differ from those of the stored trial; None if nothing does."""
+    """Return a sentence on code and data that differ from the stored trial; None if none differ."""
     known = [each for each in record.environments if each.get(KEY) == stored.environment]
     if not known or ranks.rank():
         return None
@@ -134,7 +134,7 @@ def _changed_since(setup: StudySetup, data, record: StudyRecord, stored: TrialRe
 
 
 def _ready(data) -> bool:
-    """Sets the data up as far as the study's identity needs: its trials ran, so that there is no dry run."""
+    """Set the data up for the study's identity. There is no dry run, because the trials have run."""
     if standard_data(data):  # else a trainer alone knows how to set it up, and it has no digest
         ranks.on_rank_zero(data.prepare_data)
         data.setup("fit")

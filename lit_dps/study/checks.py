@@ -1,4 +1,4 @@
-"""What is checked of a whole study before anything is created: its keys, then a dry run of both ends of its grid."""
+"""Checks a study before anything is created: its keys, then a dry run at both ends of its grid."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from lit_dps.trial import Trial
 def check(
     setup: StudySetup, settled: Callable[[LightningDataModule], bool] = lambda data: False
 ) -> LightningDataModule:
-    """Checks all that can be checked before a trial runs, and creates nothing.
+    """Check a study before its first trial. Creates nothing.
 
     Args:
         setup: The study.
-        settled: Whether a study with this data has no trial left to run. Then all that a dry run finds out is known:
-            its trials ran, under an equal configuration.
+        settled: Returns True if a study with this data has no remaining trials. Then the dry run is left out, because
+            the trials have run under an equal configuration.
 
     Returns:
         The data module, set up for training.
@@ -46,10 +46,10 @@ def check(
     sampler_of(study, setup.goal_of_trials)
     check_trainer(trainer)
     check_keys(setup)
-    alone = study.engine in ("fused", "sparse")
-    if setup.ranks > 1 and alone:
+    is_single_process = study.engine in ("fused", "sparse")  # engines that train in one process
+    if setup.ranks > 1 and is_single_process:
         raise ConfigError("study.engine", study.engine, f"lightning or auto where {setup.ranks} ranks train each trial")
-    if alone and not study.lean:
+    if is_single_process and not study.lean:
         raise ConfigError("study.lean", False, f"true where study.engine is {study.engine}")
     if study.engine == "sparse":
         if setup.on_gpu:
@@ -66,7 +66,7 @@ def check(
     for cell in dict.fromkeys(replace(cell, batch_size=min(study.batch_sizes)) for cell in study.cells):
         setup.training().pruning_of(Trial(cell, 0))
         setup.training().delay_of(Trial(cell, 0))
-        for params in extremes(setup.space):  # classes refuse what they do not allow
+        for params in extremes(setup.space):  # classes refuse values that they do not allow
             data = setup.workload.build(Trial(cell, 0, params)).data
             check_workers(setup, cell, params)
     if settled(data):

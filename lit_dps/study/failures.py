@@ -1,4 +1,4 @@
-"""The trials of a study that failed: a file for each, and what the user reads of them at the end."""
+"""Collects the failed trials of a study: writes a file for each, and summarizes them for the user."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from lit_dps.errors import StorageError, UserError
 from lit_dps.files import replacing
 from lit_dps.trial import Cell, Status, TrialResult
 
-FIRST = 3  # results of which one at least has to be none of a failed trial
+FIRST = 3  # a study ends if so many first trials all fail
 FAILED = 1  # exit code of a study with failed trials
-# A failure that comes twice in the same place, and never does not come, has a cause that stays.
+# Trials that always fail in the same place, at least twice, will probably fail again.
 EQUAL_FAILURES = 2
-# Errors of disks, networks, memory and other processes: they may go away without a change.
+# Errors of disks, networks, memory and other processes may disappear without a change.
 _PASSING = re.compile(r"(OS|IO|File\w+|Permission|Memory|OutOfMemory|Connection\w*|Timeout|BrokenPipe|URL|HTTP)Error")
 _FRAME = re.compile(r' *File "(?P<file>.+)", line (?P<line>\d+), in (?P<name>.+)')
-# What trials may have in common, from all of them to a single one: the name of the kind that a trial belongs to.
+# Kinds of trials, from all trials to a single one. Each function returns the name of a trial's kind.
 _KINDS: tuple[Callable[[Cell, str], str], ...] = (
     lambda cell, file_name: "this study",
     lambda cell, file_name: str(cell.series),
@@ -31,7 +32,7 @@ _KINDS: tuple[Callable[[Cell, str], str], ...] = (
 
 
 class AllFail(UserError):
-    """The first trials of a run of a study failed, every one."""
+    """All of the first trials of a run of a study failed."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +47,21 @@ class Failure:
 
 
 def failure_in(traceback: str) -> Failure | None:
-    """Return the error's type and the last place of a traceback; None if the text has none, or the error may pass."""
+    """Return the error's type and the last place of a traceback.
+
+    Returns:
+        None if the text has no frame, or if the error may disappear without a change.
+    """
     lines = traceback.splitlines()
-    frames = [(i, match) for i, line in enumerate(lines) if (match := _FRAME.match(line))]
-    if not frames:
+    frame = None
+    number = 0
+    for i, line in enumerate(lines):
+        match = _FRAME.match(line)
+        if match:
+            frame, number = match, i
+    if frame is None:
         return None
-    last, frame = frames[-1]
-    for line in lines[last + 1 :]:
+    for line in lines[number + 1 :]:
         if line and not line.startswith(" "):
             error = line.partition(":")[0].rpartition(".")[2]
             if _PASSING.fullmatch(error):
@@ -63,18 +72,20 @@ def failure_in(traceback: str) -> Failure | None:
 
 
 class Failures:
-    """Takes all results of one run of a study.
+    """Collects the failures of one run of a study.
 
     Args:
-        folder: Gets the traceback of each failed trial, "CELL point-N.txt", and loses it when the trial succeeds.
+        folder: The folder of tracebacks. A file "CELL point-N.txt" is written when a trial fails, and deleted when it
+            succeeds.
         earlier: The results of earlier runs of the study.
     """
 
     def __init__(self, folder: Path, earlier: Iterable[TrialResult] = ()):
         self.folder = folder
-        self._count, self._failed = 0, set[tuple[Cell, str]]()
-        self._last = ""  # how the last one failed
-        # the attempts at each trial: how they failed; None of one that did not fail, or whose error may pass
+        self._count = 0  # results of this run
+        self._failed: set[tuple[Cell, str]] = set()
+        self._last = ""  # message of the last failure
+        # The attempts at each trial. None is an attempt that did not fail, or whose error may disappear.
         self._attempts: dict[tuple[Cell, str], list[Failure | None]] = defaultdict(list)
         for result in earlier:
             self._note(result)
@@ -86,7 +97,7 @@ class Failures:
         self._attempts[result.trial.cell, result.trial.file_name].append(failure)
 
     def on_result_stored(self, result: TrialResult) -> None:
-        """Takes a result. Raises AllFail if it is one more failure and there was nothing else so far."""
+        """Add a result. Raise AllFail if the first `FIRST` results are all failures."""
         trial = result.trial
         self._count += 1
         self._note(result)
@@ -99,7 +110,7 @@ class Failures:
                 self.folder.parent.rmdir()
             return
         self._failed.add((trial.cell, trial.file_name))
-        with suppress(StorageError), replacing(path) as temporary:  # the storage has it, and MLflow
+        with suppress(StorageError), replacing(path) as temporary:  # the storage and MLflow have it, too
             temporary.write_text(result.traceback or result.failure, encoding="utf-8")
         self._last = result.failure
         if self._count == FIRST:
@@ -115,10 +126,10 @@ class Failures:
         )
 
     def lasting(self) -> dict[str, Failure]:
-        """Return the kinds of trials that fail in the same place whenever they run, and how they fail.
+        """Return the kinds of trials that always fail in the same place, with their failure.
 
-        All trials of a kind have failed, at least `EQUAL_FAILURES` times together, and always with the same type of
-        error in the same place. A kind that is part of another one is left out.
+        All attempts at trials of a kind failed with the same type of error in the same place, and there were at least
+        `EQUAL_FAILURES` attempts. A kind is left out if a larger kind contains it.
         """
         kinds: dict[str, Failure] = {}
         covered: set[tuple[Cell, str]] = set()
@@ -127,9 +138,10 @@ class Failures:
             for trial in self._attempts:
                 members[kind_of(*trial)].append(trial)
             for kind, trials in members.items():
-                attempts = [failure for trial in trials for failure in self._attempts[trial]]
-                same = len(set(attempts)) == 1 and attempts[0] is not None
-                if same and len(attempts) >= EQUAL_FAILURES and not covered.issuperset(trials):
+                attempts = list(chain.from_iterable(self._attempts[trial] for trial in trials))
+                are_equal = len(set(attempts)) == 1 and attempts[0] is not None
+                is_new = not covered.issuperset(trials)
+                if are_equal and is_new and len(attempts) >= EQUAL_FAILURES:
                     kinds[kind] = attempts[0]
                     covered.update(trials)
         return kinds
@@ -146,7 +158,7 @@ class Failures:
         return text + self._advice()
 
     def _advice(self) -> str:
-        """Return what to change before the command is given again; "" if another attempt may do without."""
+        """Return a sentence on failures that need a change; "" if another attempt may succeed."""
         lasting = self.lasting()
         if not lasting:
             return ""

@@ -1,10 +1,10 @@
-"""Says at once that a study has nothing left to run, where nothing has changed since the same command said so.
+"""Repeats the result of a finished study at once, if nothing has changed since the same command.
 
-To know what a command asks for takes PyTorch, the user's classes and the data: seconds, to find that nothing is left.
-So, as make does, it is noted beside the study's files, in `.finished`: the command, every file that Python read or
-imported to find out, and the study as it was stored. Where all of these are as they were, so is the answer. Where
-anything is not, or cannot be told, the long way is taken, which needs no note. A file that a library in C reads by
-itself is not seen: `lit_dps.data` opens all of its own.
+A command needs seconds to import PyTorch and the user's classes and to read the data, even if no trials
+remain. So a finished study writes a note `.finished` beside its files. The note contains the command,
+each file that Python read or imported, and the state of the stored study. If all of these are
+unchanged, the result is unchanged too. Otherwise the command runs as usual. The note misses files
+that a C library opens; `lit_dps.data` opens all of its files in Python.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from lit_dps.store.trust import own_studies_file
 NOTE = ".finished"
 WIDEN = "--extend-space"
 TIME_STEPS = "--time-steps"
-# These options change what is printed, and nothing else
+# These options only change what is printed.
 SHOW = "--show"
 VALIDATE_EVERY = "--validate-every"
 ENVIRONMENT = ("LIT_DPS_DATA", "PYTHONPATH", "CUDA_VISIBLE_DEVICES", "WORLD_SIZE")
-_watched: tuple[str, set[str]] | None = None  # the command, by its hash, and the files that were opened since
+_watched: tuple[str, set[str]] | None = None  # hash of the command, and the files opened since
 
 
 def watch(argv: list[str]) -> None:
-    """Begins to note the files that this process opens, on behalf of a command."""
+    """Begin to record the files that this process opens for a command."""
     global _watched
     if _watched is None:
-        sys.addaudithook(_opened)  # for good: there is no way to take one away
+        sys.addaudithook(_opened)  # Python cannot remove an audit hook
     _watched = _hash(_without_print_options(argv)[0]), set()
 
 
@@ -66,59 +66,79 @@ def _hash(argv: list[str]) -> str:
 
 
 def keep(storage: StorageConfig, record: StudyRecord, pages: str) -> None:
-    """Notes that the command which is watched has nothing left to run, and where its study is seen in MLflow."""
+    """Write a note that no trials of the watched command remain.
+
+    Args:
+        storage: The storage of the study.
+        record: The stored study.
+        pages: The printed lines that say where MLflow shows the study.
+    """
     if _watched is None:
         return
-    own = _written(storage, record)
+    written = _written(storage, record)
     modules = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-    files = {path for path in (*_watched[1], *modules) if path and not own.match(path)}
-    known = {path: found for path in sorted(files) if "__pycache__" not in path and (found := _stat(path))}
-    note = {"command": _watched[0], "files": known, "source": source_of(record), "pages": pages}
+    files = {}
+    for path in sorted(filter(None, _watched[1] | modules)):
+        if written.match(path) or "__pycache__" in path:
+            continue
+        state = _stat(path)
+        if state:
+            files[path] = state
+    note = {"command": _watched[0], "files": files, "source": source_of(record), "pages": pages}
     with replacing(figures_folder(storage.folder, record.name) / NOTE) as temporary:
         temporary.write_text(json.dumps(note), encoding="utf-8")
 
 
 def _written(storage: StorageConfig, record: StudyRecord) -> re.Pattern[str]:
-    """The paths of what a study writes itself, and of the kernel's files: they change while what it asks does not.
+    """Return a pattern of paths that change without a change of the command.
 
-    Not all of the storage folder, in which configuration, modules and data may lie too.
+    These are the files that a study writes, and the kernel's files. Other files in the storage folder
+    may be configuration, modules or data, so the pattern does not match them.
     """
     folders = [figures_folder(storage.folder, record.name), Path(storage.folder, "artifacts", record.workload)]
     folders += [storage.checkpoints(record.name), storage.failures(record.name), Path("/proc"), Path("/sys")]
     databases = filter(None, map(sqlite_file, (storage.optuna_url, storage.mlflow_uri)))
-    own = [f"{re.escape(os.path.abspath(folder))}/.*" for folder in folders]
-    own.append(re.escape(os.path.abspath(own_studies_file())))  # every new study adds a line
-    own += [rf"{re.escape(os.path.abspath(file))}(-journal|-wal|-shm|.*\.lock|\.workers(/.*)?)?" for file in databases]
-    return re.compile(f"({'|'.join(own)})$", re.DOTALL)
+    patterns = [f"{_escaped(folder)}/.*" for folder in folders]
+    patterns.append(_escaped(own_studies_file()))  # every new study adds a line
+    for file in databases:
+        patterns.append(rf"{_escaped(file)}(-journal|-wal|-shm|.*\.lock|\.workers(/.*)?)?")
+    return re.compile(f"({'|'.join(patterns)})$", re.DOTALL)
+
+
+def _escaped(path: Path) -> str:
+    return re.escape(os.path.abspath(path))
 
 
 def repeat(argv: list[str]) -> int | None:
-    """Prints what the command said when it ended, if it would say it again.
+    """Print the result of a finished study, if it is unchanged.
 
     Returns:
-        The exit code; None if it printed nothing, so that the command has to run.
+        The exit code; None if nothing was printed, so that the command has to run.
 
     Raises:
-        ConfigError: if it asks to show what there is not.
+        ConfigError: if the command asks to show an unknown part.
     """
     argv, options = _without_print_options(argv)
     show = parts_of(options.get(SHOW, ""))
-    if WIDEN in argv or TIME_STEPS in argv:  # each time anew
+    if WIDEN in argv or TIME_STEPS in argv:  # these options always need a run
         return None
     try:
         study, storage = _asked(argv)
         folder = figures_folder(storage.folder, study)
         note = json.loads((folder / NOTE).read_text(encoding="utf-8"))
         logged = sqlite_file(storage.mlflow_uri)
-        same = note["command"] == _hash(argv) and all(_stat(path) == found for path, found in note["files"].items())
-        if not same or not (logged is None or logged.is_file()):
+        if note["command"] != _hash(argv):
+            return None
+        if any(_stat(path) != state for path, state in note["files"].items()):
+            return None
+        if logged is not None and not logged.is_file():
             return None
         record = read_study(storage.optuna_url, study)
         if source_of(record) != note["source"]:
             return None
         validate_every = int(options[VALIDATE_EVERY]) if VALIDATE_EVERY in options else None
         if validate_every is not None and validate_every < 1:
-            return None  # the command itself refuses it
+            return None  # the command refuses this value
     except (OSError, ValueError, KeyError, TypeError, AttributeError, StorageError, yaml.YAMLError):
         return None
     analysis = Analysis(record, validate_every=validate_every)
@@ -143,27 +163,27 @@ def _without_print_options(argv: list[str]) -> tuple[list[str], dict[str, str]]:
 
 
 def _stat(path: str) -> list[int] | None:
-    """Size and time of a file or folder; None for what is not there, and for devices, which are never as they were."""
+    """Return size and time of a file or folder; None for a missing file and for a device."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return None
-    if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
+    if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
         return None
-    return [found.st_size, found.st_mtime_ns]
+    return [status.st_size, status.st_mtime_ns]
 
 
 def _asked(argv: list[str]) -> tuple[str, StorageConfig]:
-    """The study that a command names, and its storage, as far as the plain reading of a command goes."""
-    found = {"study": {}, "storage": {}}
+    """Return the name of a command's study, and its storage, without parsing the full configuration."""
+    sections = {"study": {}, "storage": {}}
     for i, option in enumerate(argv):
         name, equals, value = option.partition("=")
         value = value if equals else "".join(argv[i + 1 : i + 2])
         if name in ("--config", "-c"):
             content = yaml.safe_load(Path(value).read_text(encoding="utf-8"))
-            for section in found:
-                found[section] |= content.get(section) or {}
+            for section in sections:
+                sections[section] |= content.get(section) or {}
         section, _, key = name.removeprefix("--").partition(".")
-        if section in found and key:
-            found[section][key] = value
-    return found["study"].get("name", StudyConfig.name), StorageConfig(**found["storage"])
+        if section in sections and key:
+            sections[section][key] = value
+    return sections["study"].get("name", StudyConfig.name), StorageConfig(**sections["storage"])

@@ -1,4 +1,4 @@
-"""Runs a study from its configuration to its result, or takes it up where it stopped."""
+"""Runs a study from its configuration to its result, or resumes it."""
 
 from __future__ import annotations
 
@@ -68,14 +68,14 @@ WAITING = 4  # exit code: only trials that other processes run remain
 
 @dataclasses.dataclass(frozen=True)
 class RunOptions:
-    """What a study prints at its end, and what it does once on request.
+    """Options of one run of a study.
 
     Attributes:
-        show: Further parts of the report, as `publish` takes them.
+        show: Further parts of the report that are printed, as in `publish`.
         validate_every: Steps between two validations in the user's own training; None leaves validation out.
-        time_steps: Time the steps of every cell again, although times are stored.
-        takes_over: Release the trials of processes that do not answer.
-        accept_code_change: Extend the study with other code or data than its trials ran with.
+        time_steps: Whether to time the steps of every cell again if times are stored.
+        takes_over: Whether to release the trials of processes that do not answer.
+        accept_code_change: Whether to extend a study whose code or data have changed.
     """
 
     show: Collection[str] = ()
@@ -86,20 +86,20 @@ class RunOptions:
 
 
 def run_study(setup: StudySetup, options: RunOptions = RunOptions()) -> int:
-    """Runs what is left of a study, then prints and logs its result.
+    """Run the remaining trials of a study, then print and log its result.
 
-    Under torchrun rank 0 does; the others train its trials with it, and know of no storage.
+    Under torchrun, rank 0 runs the study. The other ranks only train its trials; they use no storage.
 
     Args:
         setup: The study.
-        options: What to print of it, and what to do once on request.
+        options: Options of this run.
 
     Returns:
         The exit code: 0; 1 if trials failed; 3 (`NO_RESULT`) if all trials ended and none reached the goal;
         `WAITING` if only trials of other processes remain; 130 if it was interrupted. The same call resumes the study.
 
     Raises:
-        UserError: for configuration, data or storage that do not serve, before anything is created.
+        UserError: if configuration, data or storage are refused, before anything is created.
     """
     if ranks.follows_torchrun():
         return follow_torchrun(setup)
@@ -114,25 +114,29 @@ def run_study(setup: StudySetup, options: RunOptions = RunOptions()) -> int:
             stop.check()
             starts = not ranks.started_by_torchrun() and (setup.workers > 1 or setup.ranks > 1)
             if starts and unguarded() and not is_settled:
-                raise Unguarded  # before anything is created; else the processes that run the script again say so
+                raise Unguarded  # here nothing is created yet; workers would refuse later
         except Interrupted as signal:
             print(f"\ninterrupted by {signal}: nothing was run or stored")
             return INTERRUPTED
         if changes:
-            # Trials that paused were trained by other code: they begin again
+            # Paused trials were trained by other code, so they restart.
             clear(setup.storage.checkpoints(setup.study.name))
         setup = dataclasses.replace(setup, environment=environment[KEY], sources=environment[SOURCES])
         try:
             return _run(setup, data, environment, stop, options)
         except Interrupted as signal:
-            # A second signal, while the first one's outcome was counted.
+            # A second signal came while the results after the first one were counted.
             if not stop.reported:
                 print(f"\ninterrupted by {signal}: {RESUMES}")
             return INTERRUPTED
 
 
 def _accepted_changes(setup: StudySetup, environment: Mapping[str, Any], accepts: bool) -> list[str]:
-    """Return what of code and data differs from the stored study. Raises StudyChanged unless that is accepted."""
+    """Return the code and data that differ from the stored study.
+
+    Raises:
+        StudyChanged: if code or data differ, unless `accepts`.
+    """
     url, name = setup.storage.optuna_url, setup.study.name
     if not accepts:
         check_environment(url, name, environment)
@@ -140,8 +144,8 @@ def _accepted_changes(setup: StudySetup, environment: Mapping[str, Any], accepts
     changes = changed_environment(url, name, environment)
     if changes:
         verb = "is" if len(changes) == 1 else "are"
-        said = f"{', '.join(changes)} {verb} not as in its stored trials, which is accepted"
-        print(f"study {name}: {said}", file=sys.stderr, flush=True)
+        line = f"{', '.join(changes)} {verb} not as in its stored trials, which is accepted"
+        print(f"study {name}: {line}", file=sys.stderr, flush=True)
     return changes
 
 
@@ -152,7 +156,7 @@ def _run(
     stop: StopRequest,
     options: RunOptions,
 ) -> int:
-    """Runs what is left of a study that was checked, and ends it."""
+    """Run the remaining trials of a checked study, and print its result. Return as `run_study`."""
     url, name, workload = setup.storage.optuna_url, setup.study.name, setup.workload_name()
     tags = environment_tags(getattr(data, "digest", None))
     identity = setup.identity(data)
@@ -176,17 +180,18 @@ def _run(
     if min(setup.workers, left) > 1:
         warm_up()
     try:
-        meanwhile = left or ranks.started_by_torchrun()  # time in which others may have stored results
+        # Other processes may store results while this one trains or waits for its ranks.
+        may_have_changed = left or ranks.started_by_torchrun()
         if left:
             keep_environment(url, name, environment)
-            view.sync(record, goes_on=True)  # where nothing is left `_finish` brings all of it in step
+            view.sync(record, goes_on=True)  # without remaining trials, `_finish` logs everything
             stop.check()
             record = _guessed(setup, record, stop)
             _train(setup, record, min(setup.workers, left), stop, view.log, failures.on_result_stored)
         else:
             print(f"study {name}: nothing left to run", file=sys.stderr)
             if ranks.started_by_torchrun():
-                with first_of_ranks(setup):  # the others wait to be told
+                with first_of_ranks(setup):  # the other ranks wait for a message
                     pass
         unstored = Unstored()
         others = None
@@ -197,7 +202,7 @@ def _run(
             is_waiting = others.is_running
         else:
             seen = getattr(data, "digest", None) is None or type(data).__module__.startswith("lit_dps.")
-            if meanwhile:
+            if may_have_changed:
                 record = read_study(url, name)
             best = [(cell.best.trial, cell.k_star) for cell in summarize(record) if cell.best is not None]
             unstored.attempt("the best trial of each cell", lambda: keep_outcomes(url, name, best))
@@ -208,14 +213,18 @@ def _run(
                 print(f"study {name}: {unstored.sentence}", file=sys.stderr, flush=True)
     except Interrupted as signal:
         left = _left(setup, read_study(url, name))
-        print(f"\ninterrupted by {signal}: {left} trials are left, the others are stored; the same command goes on")
+        remaining = "1 trial remains" if left == 1 else f"{left} trials remain"
+        print(
+            f"\ninterrupted by {signal}: the results so far are stored, {remaining}; the same command resumes the study"
+        )
         stop.reported = True
         return INTERRUPTED
     except AllFail as error:
         print(f"lit-dps: error: {error}", file=sys.stderr)
         return FAILED
-    if failed := failures.summary():
-        print(f"lit-dps: {failed}", file=sys.stderr)
+    summary = failures.summary()
+    if summary:
+        print(f"lit-dps: {summary}", file=sys.stderr)
         return FAILED
     # torchrun would report any other exit code as the crash of a rank.
     if ranks.started_by_torchrun():
@@ -224,10 +233,10 @@ def _run(
 
 
 class Unstored:
-    """Notes what cannot be stored beside the trials, so that the answer is printed without it.
+    """Collects errors of storing further results, so that the answer is printed in spite of them.
 
     Attributes:
-        names: What could not be stored.
+        names: The results that could not be stored.
     """
 
     def __init__(self):
@@ -235,7 +244,7 @@ class Unstored:
         self._errors: list[StorageError] = []
 
     def attempt(self, name: str, store: Callable[[], T]) -> T | None:
-        """Return what a function returns that stores something; None if the storage refuses it."""
+        """Call `store` and return its value; None if it raises StorageError."""
         try:
             return store()
         except StorageError as error:
@@ -245,24 +254,24 @@ class Unstored:
 
     @property
     def sentence(self) -> str:
-        """The line on what is not stored, and why."""
+        """A line with the names of the unstored results, and the reason."""
         return f"not stored: {' and '.join(self.names)}: {self._errors[0]}; the same command stores it"
 
 
 def check_study(setup: StudySetup) -> LightningDataModule:
-    """Checks configuration, data and storage, and that a study that is there already may go on; creates nothing.
+    """Check configuration, data and storage, and that a stored study can be resumed. Creates nothing.
 
     Returns:
         The data module, set up for training.
 
     Raises:
-        UserError: for what does not serve.
+        UserError: if a check fails.
     """
     return _check_study(setup)[0]
 
 
 def _check_study(setup: StudySetup) -> tuple[LightningDataModule, bool]:
-    """As `check_study`; returns also whether a study is stored and no trial of it is left to run."""
+    """Like `check_study`; also return True if the study is stored and no trials remain."""
     prepare_process()
     name = setup.study.name
     refuse_lost(setup.storage, name, figures_folder(setup.storage.folder, name))
@@ -277,7 +286,7 @@ def _check_study(setup: StudySetup) -> tuple[LightningDataModule, bool]:
     data = check(setup, settled)
     for place in (setup.storage.optuna_url, setup.storage.mlflow_uri):
         check_place(place)
-    check_writable(setup.storage.optuna_url)  # MLflow's may be away: then the study goes on without
+    check_writable(setup.storage.optuna_url)  # MLflow's storage may be unavailable; the study then runs without MLflow
     check_unchanged(setup.storage.optuna_url, setup.study.name, setup.identity(data), setup.study, setup.boxes)
     if setup.study.best_of is not None and not is_settled:
         check_best_of(setup)
@@ -285,42 +294,42 @@ def _check_study(setup: StudySetup) -> tuple[LightningDataModule, bool]:
 
 
 def _say(setup: StudySetup, doing: str) -> None:
-    """Tells whoever waits at a terminal what takes seconds; a log has no use for it."""
+    """Print at a terminal what takes the next seconds; print nothing into a log."""
     if at_terminal():
         print(f"study {setup.study.name}: {doing} ...", file=sys.stderr, flush=True)
 
 
 def _settled(setup: StudySetup, data: LightningDataModule) -> bool:
-    """Whether a study is stored and no trial of it is left to run; that its configuration is this one is checked next.
+    """Return True if a study is stored and no trials remain; then set up its data.
 
-    Sets the data up as far as that needs.
+    The caller compares the stored configuration afterwards.
     """
     url, name = setup.storage.optuna_url, setup.study.name
     check_place(url)
     try:
         record = read_study(url, name)
-    except StorageError:  # there is none yet; what else is wrong with it is told where it is declared
+    except StorageError:  # usually there is no study yet; `declare` reports other errors
         return False
     if _left(setup, record):
         return False
-    if standard_data(data):  # else a trainer alone knows how to set it up, and it has no digest
+    if standard_data(data):  # other data may need a trainer for `setup`, and have no digest
         data.prepare_data()
         data.setup("fit")
     return True
 
 
 def _guessed(setup: StudySetup, record: StudyRecord, stop: StopRequest) -> StudyRecord:
-    """Tells and stores the noise scale of a study that does not know it yet, unless it is switched off."""
+    """Measure, print and store the noise scale of a study, unless it is stored or turned off."""
     if record.noise is not None or not setup.study.noise_scale:
         return record
     _say(setup, "reading its gradient noise scale")
-    found = first_guess(setup, stop.check)
-    if isinstance(found, str):
-        print(f"study {record.name}: noise scale not measured: {found}", file=sys.stderr, flush=True)
+    noise = first_guess(setup, stop.check)
+    if isinstance(noise, str):
+        print(f"study {record.name}: noise scale not measured: {noise}", file=sys.stderr, flush=True)
         return record
-    print(f"study {record.name}: {found.sentence}", file=sys.stderr, flush=True)
-    keep_noise_scale(setup.storage.optuna_url, record.name, found)
-    return dataclasses.replace(record, noise=found)
+    print(f"study {record.name}: {noise.sentence}", file=sys.stderr, flush=True)
+    keep_noise_scale(setup.storage.optuna_url, record.name, noise)
+    return dataclasses.replace(record, noise=noise)
 
 
 def _train(
@@ -330,12 +339,14 @@ def _train(
     stop: StopRequest,
     *listeners: Callable[[TrialResult], None],
 ) -> None:
-    asked = {"slack": setup.study.slack, "plan": setup.study.repeat_plan, "repeats": record.repeats}
-    progress = shown = Progress(record.results, setup.cells, setup.study.trials, workers, **asked)
+    """Run the remaining trials, and pass each result to the listeners."""
+    options = {"slack": setup.study.slack, "plan": setup.study.repeat_plan, "repeats": record.repeats}
+    progress = shown = Progress(record.results, setup.cells, setup.study.trials, workers, **options)
     if at_terminal():
         shown = Display(progress, record.name, setup.goal_of_trials, stop)
     saw = None if shown is progress else shown.saw
-    trials, url = "1 trial" if workers == 1 else f"{workers} trials", without_password(setup.storage.optuna_url)
+    trials = "1 trial" if workers == 1 else f"{workers} trials"
+    url = without_password(setup.storage.optuna_url)
     print(f"study {record.name}: {trials} at a time in {url}", file=sys.stderr, flush=True)
     shown.show()
     results = work(setup, stop, saw) if workers == 1 else work_in_processes(setup, workers, stop, saw)
@@ -349,7 +360,14 @@ def _train(
 
 
 def _finish(setup: StudySetup, view: View, record: StudyRecord, seen: bool, options: RunOptions) -> int:
-    """Writes, logs and prints the outcome; it may be noted if all files were `seen` that decide it.
+    """Write, log and print the result of a study.
+
+    Args:
+        setup: The study.
+        view: The view of the study in MLflow.
+        record: The stored study.
+        seen: Whether all files were watched that decide the result. Then `finished` may store a note.
+        options: Options of this run.
 
     Returns:
         0, or `NO_RESULT` if all trials ended and none reached the goal.
@@ -366,13 +384,13 @@ def _finish(setup: StudySetup, view: View, record: StudyRecord, seen: bool, opti
     if seen and view.tracker is not None and not _left(setup, record) and not any(record.running.values()):
         try:
             finished.keep(storage, record, pages)
-        except StorageError as error:  # the note saves seconds, no more
+        except StorageError as error:  # the note only saves seconds
             print(not_written(finished.NOTE, error), file=sys.stderr)
     return NO_RESULT if ended_without_result(analysis.cells) else 0
 
 
 def _pages(storage: StorageConfig, tracker: Tracker | None, study: str) -> str:
-    """Where to see the study in MLflow."""
+    """Return the lines that say where MLflow shows the study."""
     if tracker is None:
         return "MLflow could not be used: analyze --sync logs the study once it can"
     uri = storage.mlflow_uri
@@ -382,5 +400,5 @@ def _pages(storage: StorageConfig, tracker: Tracker | None, study: str) -> str:
 
 
 def _left(setup: StudySetup, record: StudyRecord) -> int:
-    """Trials and repeats of this configuration that have no result yet, or failed."""
+    """Return the number of trials and repeats of this configuration without a result, or failed."""
     return sum(map(len, setup.left(record.results).values())) + setup.repeats_left(record)

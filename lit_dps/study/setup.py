@@ -61,8 +61,8 @@ class StudySetup:
         uid: Of the study as declared; see `lit_dps.store.header.declare`.
         boxes: How its box was widened (`lit_dps.study.widening`).
         run_number: Of this run of the study; see `lit_dps.store.header.begin_run`.
-        budget: Steps that module and schedules see as the trainer's, where trials end earlier; None for the goal's.
-        environment: Key of the environment that this run's trials are made of (`lit_dps.provenance`).
+        budget: The trainer's steps that module and schedules see, for trials that end earlier; None for the goal's.
+        environment: Key of the environment of this run (`lit_dps.provenance`).
         sources: Hashes of the user's code in this environment, to which processes that import it later hold it.
     """
 

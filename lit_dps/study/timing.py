@@ -34,7 +34,7 @@ class CannotTime(UserError):
     """A trial that cannot be timed.
 
     Attributes:
-        above_split: Whether its batch size is above the training split.
+        above_split: Whether the batch size is above the size of the training split.
     """
 
     def __init__(self, why: str, above_split: bool = False):
@@ -185,13 +185,17 @@ def _measure_trial(setup: StudySetup, batch_size: int, steps: int) -> Measured:
 def timed_run(
     setup: StudySetup, trial: Trial, steps: int, together: bool = False, warm_up: int = 1
 ) -> tuple[float, float, float]:
-    """Times so many steps of a trial and a full check, as the study's engine runs them.
+    """Time some steps of a trial and a full validation, as the study's engine runs them.
 
-    Module and schedules see the budget of the study. No more steps are timed than fit into that.
+    Module and schedules see the budget of the study. The steps must fit into this budget; further
+    steps are left out.
 
     Args:
-        together: Whether the ranks that the trainer asks for train it; else this process does by itself.
-        warm_up: Steps that are trained first and not timed, at least 1.
+        setup: The study.
+        trial: The trial.
+        steps: The number of steps to time.
+        together: Whether all ranks of the trainer train the trial; otherwise only this process does.
+        warm_up: The number of first steps that are not timed, at least 1.
 
     Returns:
         Seconds to build it and begin, of a step, of the check.
@@ -249,7 +253,7 @@ class _StepStopwatch(Run):
     first = last = checked = 0.0
     updates = 0
     each = 1  # updates of a step
-    warm_up = 1  # steps before the first that is timed
+    warm_up = 1  # steps that are not timed
 
     def on_update(self, optimizer: torch.optim.Optimizer, *args: object) -> None:
         """To be called after every update."""

@@ -27,7 +27,7 @@ from lit_dps.trial import ENDS, Series, TrialResult
 from lit_dps.waiting import ProgressLine
 
 PACKAGES = ("lit_dps", "torch", "torchvision", "lightning", "optuna", "mlflow", "numpy", "scipy")
-SYNC_SECONDS = 120.0  # of a study for trials that MLflow lacks; `analyze --sync` takes as long as it needs
+SYNC_SECONDS = 120.0  # limit for logging missing trials in a study; `analyze --sync` has no limit
 # Terms of the theory and what it predicts, on the run of each cell
 THEORY = ("delta", "lipschitz", "beta", "epsilon", "rate", "predicted_c1", "predicted_c2", "predicted_k_star")
 

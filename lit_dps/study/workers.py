@@ -38,11 +38,11 @@ class WorkerDied(UserError):
     """A worker was killed.
 
     Attributes:
-        exit_code: Minus the number of the signal, if one killed it.
+        exit_code: The negative number of the signal if a signal killed it.
     """
 
     def __init__(self, pid: int, exit_code: int):
-        super().__init__(f"worker {pid} was killed (exit code {exit_code}); the same command goes on")
+        super().__init__(f"worker {pid} was killed (exit code {exit_code}); the same command resumes the study")
         self.pid, self.exit_code = pid, exit_code
 
     def __reduce__(self):

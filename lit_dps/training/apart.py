@@ -46,7 +46,7 @@ class Still:
 
 
 def part_of(batch: Any, i: int, n: int, examples: int) -> Any:
-    """The i-th of n equal parts of a batch that can be cut."""
+    """Return the i-th of n equal parts of a batch that can be cut."""
     if n == 1:
         return batch
     return cut(batch, slice(i * examples // n, (i + 1) * examples // n))

@@ -102,7 +102,7 @@ class BranchCallback(Callback):
     Attributes:
         forks: A `Fork` for each step that was reached.
         adaptive: Whether the branches' rates grow with sqrt(k), once the fit has begun.
-        scaling: The callback whose rules the branches follow, once the fit has begun; None without one.
+        scaling: The callback that scales the branches; None without one, and before the fit.
 
     Raises:
         ConfigError: for values out of their range; in a fit for manual optimization, several optimizers or ranks.

@@ -72,12 +72,15 @@ def generators_in(*owners: Any) -> list[Any]:
 
 
 def tensors_in(*owners: Any) -> list[torch.Tensor]:
-    """The tensors that objects keep, as `generators_in`."""
+    """Return the tensors of some objects, found as by `generators_in`."""
     return _kept((torch.Tensor, torch.nn.Parameter), owners)
 
 
 def numeric_arrays_in(*owners: Any) -> list[np.ndarray]:
-    """The NumPy arrays of numbers that objects keep, as `generators_in`, and views of contiguous tensors as bytes."""
+    """Return the NumPy arrays of numbers of some objects, and contiguous tensors as bytes.
+
+    They are found as by `generators_in`.
+    """
     arrays = [array for array in _kept((np.ndarray,), owners) if array.dtype.kind in "biufc"]
     for tensor in tensors_in(*owners):
         if tensor.device.type == "cpu" and tensor.layout is torch.strided and tensor.is_contiguous():

@@ -144,7 +144,10 @@ class SmoothnessCallback(Callback):
         return terms | {"squared_gradient": found.squared_gradient}
 
     def _moments(self, module: LightningModule, weights: Tensor, begin: bool = False) -> smoothness.Moments:
-        """Of the per-example gradient at these weights, flat, shape (p,); `begin` as of `TrainingPass.traceless`."""
+        """Return the moments of the per-example gradient at these weights, flat, shape (p,).
+
+        `begin` is as in `TrainingPass.traceless`.
+        """
         parts = smoothness.unflatten(weights, list(self._parameters.values()))
         parameters = {f"module.{name}": part for name, part in zip(self._parameters, parts, strict=True)}
         keep = {f"module.{name}": mask for name, mask in self._keep.items()}

@@ -157,4 +157,4 @@ def test_a_rank_that_dies_before_it_joins_ends_the_job(tmp_path):
     (tmp_path / "stillborn.py").write_text(STILLBORN)
     done = run_forked(tmp_path, ["stillborn.py"])
     assert done.returncode == 2
-    assert done.stderr == "lit-dps: error: another rank ended; the same command goes on\n"
+    assert done.stderr == "lit-dps: error: another rank ended; the same command resumes the study\n"

@@ -69,7 +69,7 @@ def test_when_all_workers_are_killed_the_study_ends_and_goes_on_later(tmp_path, 
         os.kill(pid, signal.SIGKILL)
     assert process.wait(60) == 2
     said = (tmp_path / "output.txt").read_text()
-    assert "was killed (exit code -9); the same command goes on" in said.splitlines()[-1]
+    assert "was killed (exit code -9); the same command resumes the study" in said.splitlines()[-1]
     assert "Traceback" not in said
     assert run_here(tmp_path, *STUDY).returncode == 0
     assert results(database) == dict.fromkeys(FAST_TRIALS, 1), "a point was lost or run twice"
