@@ -362,12 +362,7 @@ def _train(
 def _finish(setup: StudySetup, view: View, record: StudyRecord, seen: bool, options: RunOptions) -> int:
     """Write, log and print the result of a study.
 
-    Args:
-        setup: The study.
-        view: The view of the study in MLflow.
-        record: The stored study.
-        seen: Whether all files were watched that decide the result. Then `finished` may store a note.
-        options: Options of this run.
+    `finished` may store a note if all files that decide the result were `seen`.
 
     Returns:
         0, or `NO_RESULT` if all trials ended and none reached the goal.
