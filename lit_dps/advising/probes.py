@@ -6,9 +6,10 @@ import dataclasses
 import math
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -84,7 +85,7 @@ class Probes:
         Raises:
             Interrupted: if the user asked to leave.
             CannotRun: if memory, or the training split, has no room for the batch size.
-            AllFail: if its first trials all fail, or all of them.
+            AllFail: if its first trials all fail, or all that end in time.
             UserError: with the cause of another failure.
         """
         study = dataclasses.replace(self.setup.study, batch_sizes=[batch_size])
@@ -113,18 +114,10 @@ class Probes:
         if workers > 1:
             warm_up()
         results = work(setup, until) if workers == 1 else work_in_processes(setup, workers, until)
-        failures = Failures(setup.storage.failures(self.name))
+        failures = Failures(setup.storage.failures(self.name), chain.from_iterable(record.results.values()))
         try:
-            with closing(results):
-                for result in results:
-                    self.view.log(result)
-                    if result.status is Status.FAILED and has_no_room(result.failure, setup.workload):
-                        raise CannotRun(result.failure)
-                    failures.on_result_stored(result)
+            is_whole = self._take(results, failures, stop)
             failures.refuse_if_all_failed()
-        except Interrupted:
-            stop.check()
-            return False
         except AllFail as error:
             raise AllFail(f"the probe at B = {batch_size}: {error}") from None
         except Exception as error:
@@ -134,6 +127,20 @@ class Probes:
             if cause is error:
                 raise
             raise cause from error
+        return is_whole
+
+    def _take(self, results: Iterator[TrialResult], failures: Failures, stop: StopRequest) -> bool:
+        """Log results as they come. Return whether they came to their end before the time was over."""
+        try:
+            with closing(results):
+                for result in results:
+                    self.view.log(result)
+                    if result.status is Status.FAILED and has_no_room(result.failure, self.setup.workload):
+                        raise CannotRun(result.failure)
+                    failures.on_result_stored(result)
+        except Interrupted:
+            stop.check()
+            return False
         return True
 
     def record(self) -> StudyRecord | None:

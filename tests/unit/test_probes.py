@@ -14,7 +14,7 @@ from lit_dps.advising.plan import probe_all
 from lit_dps.advising.probes import CannotRun, Probes, failed_trials
 from lit_dps.config import StorageConfig
 from lit_dps.errors import ConfigError, StorageError
-from lit_dps.runtime import StopRequest
+from lit_dps.runtime import Interrupted, StopRequest
 from lit_dps.study.failures import AllFail
 from lit_dps.study.workers import WorkerDied
 from tests.unit.test_advising_steps import Net, with_module
@@ -108,10 +108,26 @@ def test_a_batch_above_the_training_split_is_skipped(tmp_path):
 def test_a_failure_of_the_users_code_ends_the_probe_with_its_cause(tmp_path, name, cause, trials):
     work = probes(tmp_path, name, trials)
     assert run(work, 4)
-    with pytest.raises(AllFail, match=f"B = 8: .*{cause}"):
+    with pytest.raises(AllFail, match=f"B = 8: .*{cause}.* all trials of B=8 failed"):
         run(work, 8)
     assert not work.without_room
     assert len(failed_trials(work.record())[8]) == min(trials, 3)
+
+
+def test_a_probe_whose_only_trials_in_time_failed_ends_too(tmp_path, monkeypatch):
+    work = probes(tmp_path, "Wrong")
+    real = probes_module.work
+
+    def ends_after_one(setup, until):
+        results = real(setup, until)
+        yield next(results)
+        results.close()
+        raise Interrupted("the budget")
+
+    monkeypatch.setattr(probes_module, "work", ends_after_one)
+    assert not run(work, 4), "the time is over, and a trial ended well"
+    with pytest.raises(AllFail, match="B = 8: .*shapes differ"):
+        run(work, 8)
 
 
 def test_a_trial_that_fails_beside_others_ends_nothing(tmp_path):
