@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -41,8 +41,13 @@ def attributes_of(*owners: Any) -> Iterator[tuple[str, Any]]:
             queue.extend((f"{path}.{name}" if path else str(name), value) for name, value in inner.items())
 
 
-def hidden_tensors(network: nn.Module) -> dict[str, Tensor]:
-    """Tensors of real numbers that a network keeps, which are none of its parameters and buffers, by their path."""
+def hidden_tensors(network: nn.Module, keepers: Mapping[str, Any] | None = None) -> dict[str, Tensor]:
+    """Tensors of real numbers that a network keeps, which are none of its parameters and buffers, by their path.
+
+    Args:
+        network: The network.
+        keepers: Further objects that may keep tensors, by the name that their paths begin with.
+    """
     registered = {id(t) for t in (*network.parameters(), *network.buffers())}
-    found = ((path, value) for path, value in attributes_of(network) if isinstance(value, Tensor))
+    found = ((path, value) for path, value in attributes_of(network, keepers or {}) if isinstance(value, Tensor))
     return {path: t for path, t in found if id(t) not in registered and t.is_floating_point()}

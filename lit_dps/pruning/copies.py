@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,9 @@ from torch.nn.utils.weight_norm import WeightNorm
 from lit_dps.pruning.attributes import hidden_tensors
 
 
-def copies_of(network: nn.Module, names: Iterable[str], held: Container[int] = ()) -> dict[str, str]:
+def copies_of(
+    network: nn.Module, names: Iterable[str], held: Container[int] = (), keepers: Mapping[str, Any] | None = None
+) -> dict[str, str]:
     """Tensors of a network that are copies of pruned parameters and are not trained, such as a momentum teacher's.
 
     A copy stands at the same place of another part ("teacher.0.weight" to "student.0.weight"), with equal values. Which
@@ -24,6 +27,7 @@ def copies_of(network: nn.Module, names: Iterable[str], held: Container[int] = (
         network: The network, before it is pruned.
         names: Names of its pruned parameters.
         held: `id` of the parameters that an optimizer trains.
+        keepers: Other objects that may hold copies, such as callbacks, by name.
 
     Returns:
         Name of the copy -> name of the parameter.
@@ -31,7 +35,7 @@ def copies_of(network: nn.Module, names: Iterable[str], held: Container[int] = (
     state = {**dict(network.named_parameters(remove_duplicate=False)), **dict(network.named_buffers())}
     pruned = {name: state[name] for name in names}
     places = {id(tensor) for tensor in pruned.values()}
-    hidden = hidden_tensors(network)
+    hidden = hidden_tensors(network, keepers)
     state |= {name: tensor for name, tensor in hidden.items() if name not in state}
     others = {name: t for name, t in state.items() if id(t) not in places and id(t) not in held}
     alike = defaultdict(list)

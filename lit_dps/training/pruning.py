@@ -22,6 +22,7 @@ from lit_dps.pruning.isometry import STEPS
 from lit_dps.pruning.mask import Biases, multiply
 from lit_dps.pruning.pruner import Scores
 from lit_dps.pruning.start import Init, Redraw, check_init, start
+from lit_dps.training.trainer_state import user_callbacks
 from lit_dps.training.training_pass import TrainingPass
 from lit_dps.training.unmasked import UnmaskedWeights
 from lit_dps.trial import COPIES, check_sparsity
@@ -32,7 +33,8 @@ class PruningCallback(Callback):
 
     The method sees a copy of the module and passes over the training split (`TrainingPass`). Pruned are the
     parameters that an optimizer trains and that the loss depends on (`lit_dps.pruning.prunable` says which of them),
-    and the copies of them that the module holds, such as a momentum teacher's, be they in a list or a dict.
+    and the copies of them that the module or a callback holds, such as a momentum teacher's, be they in a list or a
+    dict.
 
     Gradients are masked as they come out of a backward pass, so that any clipping sees the pruned network, and before
     every optimizer step, since a module may write them itself; weights after it, since an optimizer, a hook or a second
@@ -104,6 +106,9 @@ class PruningCallback(Callback):
         self._left_dense: set[str] = set()
         self._masked: dict[str, tuple[Tensor, Tensor]] = {}  # name -> tensor, its mask as numbers
         self._hooked: list[Optimizer] = []
+        # The user's callbacks, which may keep copies of the network, by the name of their class
+        self._callbacks: dict[str, list[Callback]] = {}
+        self._is_swapped = False  # whether the last check found other tensors in the place of masked ones
         self._unhook()
 
     def reuse(self, key: tuple[int, ...], scores: Scores) -> None:
@@ -120,6 +125,8 @@ class PruningCallback(Callback):
             self._begin()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for callback in user_callbacks(trainer):
+            self._callbacks.setdefault(f"callbacks.{type(callback).__name__}", []).append(callback)
         if self.sparsity > 0 and self.mask is None:  # a run taken up from a checkpoint brings its mask
             self._prune(trainer, pl_module)
         if self.mask is None:
@@ -179,7 +186,7 @@ class PruningCallback(Callback):
             self._left_dense = parameters.keys() - self.mask.keys()
         self._copies = {
             copy: name
-            for copy, name in copies_of(module, self.mask, held).items()
+            for copy, name in copies_of(module, self.mask, held, self._callbacks).items()
             if not any(fnmatchcase(copy, pattern) for pattern in self.exclude)
         }
         self.observed = worth_knowing(self.mask, self.pruner, trained)
@@ -255,7 +262,9 @@ class PruningCallback(Callback):
 
     def _tensors(self, module: LightningModule) -> dict[str, Tensor]:
         found = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers())}
-        return {**hidden_tensors(module), **found} if self._copies.keys() - found.keys() else found
+        if self._copies.keys() - found.keys():
+            return {**hidden_tensors(module, self._callbacks), **found}
+        return found
 
     def _zero(self, *args: Any) -> None:
         """Sets the pruned weights to zero."""
@@ -279,6 +288,8 @@ class PruningCallback(Callback):
         if self.mask is not None:
             self._hook_optimizers(trainer, pl_module)
             self._unmasked.begin_batch(trainer)
+        if self._is_swapped:  # weights that were in place for a check are gone, mostly
+            self._is_swapped = self._watch_replaced(pl_module)
         self._zero()
 
     def on_train_batch_end(self, trainer, pl_module, *args: Any) -> None:
@@ -287,10 +298,16 @@ class PruningCallback(Callback):
     def on_validation_batch_start(self, trainer, pl_module, batch, batch_idx, dataloader_idx=0) -> None:
         # after all hooks that may put other weights in place for a check
         if self._masked and batch_idx == dataloader_idx == 0:
-            state = self._tensors(pl_module)
-            if any(state.get(name) is not tensor for name, (tensor, _) in self._masked.items()):
-                self._watch(pl_module)
+            self._is_swapped = self._watch_replaced(pl_module)
             self._zero()
+
+    def _watch_replaced(self, module: LightningModule) -> bool:
+        """Masks tensors that stand in the place of masked ones. Returns whether there are any."""
+        state = self._tensors(module)
+        is_replaced = any(state.get(name) is not tensor for name, (tensor, _) in self._masked.items())
+        if is_replaced:
+            self._watch(module)
+        return is_replaced
 
     teardown = on_exception = _unhook
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from lightning.pytorch import Trainer
+from lightning.pytorch import Callback, Trainer
 from torch.optim import Optimizer
 
 from lit_dps.errors import ConfigError
@@ -129,6 +129,11 @@ class DataTensors:
         return versions + checksums
 
 
+def user_callbacks(trainer: Trainer) -> list[Callback]:
+    """Return the callbacks of the user, which are neither ours nor Lightning's."""
+    return [c for c in trainer.callbacks if type(c).__module__.split(".")[0] not in ("lit_dps", "lightning")]
+
+
 def _attributes_of(optimizer: Optimizer) -> dict[str, Any]:
     """Return the attributes of an optimizer without its state and its groups."""
     return {name: value for name, value in vars(optimizer).items() if name not in ("state", "param_groups")}
@@ -136,7 +141,7 @@ def _attributes_of(optimizer: Optimizer) -> dict[str, Any]:
 
 def _owners(trainer: Trainer) -> list[Any]:
     """Return the data module and the callbacks of the user."""
-    callbacks = [c for c in trainer.callbacks if type(c).__module__.split(".")[0] not in ("lit_dps", "lightning")]
+    callbacks = user_callbacks(trainer)
     data = getattr(trainer, "datamodule", None)
     return callbacks if data is None else [data, *callbacks]
 
