@@ -1,4 +1,4 @@
-"""What a torture came to, and the page that tells it."""
+"""The results of a torture run, and the page that reports them."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ from tests.e2e.commands import FAST
 from tests.torture_faults import Fault
 
 CELLS = 4
-TEXT = """# Nothing is lost
+TEXT = """# Reliability
 
-`make torture` kills processes of small studies, brings about other faults, and compares each study
-with one that was never disturbed. A study that resumes after a fault keeps its results, and ends with
-the same ones.
+`make torture` kills processes of small studies, causes other faults, and compares each study with an
+undisturbed one. A study that resumes after a fault keeps its results, and ends with the same table.
 
-- *Lost* are results that were stored and are not stored, as they were, at the end.
-- *Changed* are results that differ from those of the undisturbed study.
-- *Doubled* are further results of a point that has one.
+- *Lost* results were stored, but are missing or different at the end.
+- *Changed* results differ from those of the undisturbed study.
+- *Doubled* results are further results of a point that has one.
 
 {kills}
 {faults}
@@ -32,9 +31,9 @@ KILLS = "## Processes that are killed at random"
 KILLS_TEXT = """
 {about}
 
-Several `study` commands share a study: in turn one with two workers, and one with two ranks that
-train each trial together. While they train, one of these processes, or a command with all of them,
-is killed, told to leave, or stopped for a while. Whatever ended is started again.
+Several `study` commands share a study. In turn, one has two workers, and one has two ranks that train
+each trial together. While they train, a process, or a command with all its processes, is killed,
+terminated or suspended for a while. Commands that ended are started again.
 
 | what was tried | how often | lost | changed | doubled | what is said |
 |---|---|---|---|---|---|
@@ -44,17 +43,17 @@ FAULTS = "## Faults of other kinds"
 FAULTS_TEXT = """
 {about}
 
-One small study for each try. The last column has the line that the next command printed about the
-fault. Results are lost only where a restored copy lacks them; they are trained again.
-The suspended process holds no lock. The table below has the case that it does.
+Each fault has a small study. The last column shows the line that the next command printed about the
+fault. Results are lost only if a restored copy lacks them; they are trained again. The suspended
+process holds no lock here; the table below has the case of a process with a lock.
 
 | what was tried | how often | lost | changed | doubled | what is said |
 |---|---|---|---|---|---|
 {rows}
 """
-TESTED_TEXT = """## Faults that a test alone tries
+TESTED_TEXT = """## Faults that only a test tries
 
-A database that is gone or damaged loses the trials that no copy has; the line says so.
+If a database is missing or damaged, the trials without a copy are lost; the line says so.
 
 | what happens | what the next command does | test |
 |---|---|---|
@@ -63,8 +62,8 @@ A database that is gone or damaged loses the trials that no copy has; the line s
 # What happens, what the next command does, and the file of its test
 TESTED = (
     ("a connection to PostgreSQL is cut", "one line, exit code 2; the trial runs again", "store_shared"),
-    ("the clock is set back after trials failed", "runs them again", "failures"),
-    ("the database is deleted, or cut to 0 bytes", "names cause and remedy, begins nothing new", "lost"),
+    ("the clock is set back after trials failed", "retries them", "failures"),
+    ("the database is deleted, or cut to 0 bytes", "names cause and remedy, starts no new study", "lost"),
     ("the database is overwritten", "names cause and remedy, writes nothing", "lost"),
     ("Ctrl-C comes again while the first one is counted", "one line, exit code 130", "interrupt"),
     (
@@ -72,13 +71,13 @@ TESTED = (
         "waits, names the process after 10 s and says how to continue or end it",
         "announced_lock",
     ),
-    ("somebody else's Optuna study has the name", "one line, nothing is written", "foreign_studies"),
+    ("another program's Optuna study has the name", "one line, nothing is written", "foreign_studies"),
 )
 
 
 @dataclass
 class Report:
-    """What happened; results are told apart by cell, point and all that is stored of them."""
+    """Counts of a torture run. Results are compared by cell, point and all stored values."""
 
     storage: str
     commands: int

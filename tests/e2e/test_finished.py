@@ -34,8 +34,8 @@ def rows(database: Path) -> dict[str, list[str]]:
 
 
 def content(folder: Path) -> dict[str, str]:
-    """The digest of every file below a folder."""
-    files = [path for path in folder.rglob("*") if path.is_file()]
+    """Return the digest of each file below a folder, without lock files, which name their holder."""
+    files = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".lock"]
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
