@@ -70,7 +70,7 @@ def expected_steps(
     run is seldom as lucky as the best of many; else K*.
     """
     found = {}
-    for series in with_progress("answers by their laws", record.series):
+    for series in with_progress("expected steps", record.series):
         own = [summary for summary in cells if summary.cell.series == series]
         known = [summary for summary in own if summary.k_star is not None]
         if not known:

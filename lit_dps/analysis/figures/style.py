@@ -122,6 +122,8 @@ def plain_ticks(axis: Axis) -> None:
     """Ticks of a logarithmic axis as numbers (`tick`), not as powers; none between them."""
     axis.set_major_formatter(tick)
     axis.set_minor_formatter(NullFormatter())
+    # Each drawing measures also empty labels.
+    axis.set_tick_params(which="minor", label1On=False)
 
 
 def caption(figure: Figure, studies: Sequence[Analysis]) -> None:
