@@ -131,17 +131,22 @@ def _files(verb: str, words: list[str]) -> list[str]:
 
 
 def _dotted(words: list[str]) -> list[str]:
-    """The words with one `--study.space=...` in place of all `--study.space.KEY...`, and likewise of the grid."""
+    """Return the words with one `--study.space=...` in place of all options `--study.space.KEY`.
+
+    The grid is treated in the same way.
+    """
     known: dict[str, dict[str, Any]] = {name: {} for name in MAPPINGS}
-    rest, changed, left = [], set(), iter(words)
-    for word in left:
+    rest: list[str] = []
+    changed: set[str] = set()
+    remaining = iter(words)
+    for word in remaining:
         option, equals, value = word.partition("=")
         match = re.fullmatch(r"--study\.(space|grid)(?:\.(.+?))?", option)
         if not match and option not in ("--config", "-c"):
             rest.append(word)
             continue
         if not equals:
-            value = next(left, "")
+            value = next(remaining, "")
         if match and match[2]:
             _set(known[match[1]], match[1], match[2], _parsed(value))
             changed.add(match[1])
@@ -149,17 +154,23 @@ def _dotted(words: list[str]) -> list[str]:
         rest.append(f"{option}={value}" if equals or match else option)
         if not (equals or match):
             rest.append(value)
-        for name in MAPPINGS:  # of several the last one stands
-            whole = _parsed(value) if match and match[1] == name else None
-            study = {} if match else read(value).get("study")
-            found = whole if match else study.get(name) if isinstance(study, Mapping) else None
-            if isinstance(found, Mapping):
-                known[name] = {**found}
-    return [*rest, *(f"--study.{name}={json.dumps(known[name])}" for name in MAPPINGS if name in changed)]
+        # The last file or option replaces a whole mapping.
+        if match:
+            mappings = {match[1]: _parsed(value)}
+        else:
+            study = read(value).get("study")
+            mappings = study if isinstance(study, Mapping) else {}
+        for name in MAPPINGS:
+            if isinstance(mappings.get(name), Mapping):
+                known[name] = dict(mappings[name])
+    for name in MAPPINGS:
+        if name in changed:
+            rest.append(f"--study.{name}={json.dumps(known[name])}")
+    return rest
 
 
 def _set(known: dict[str, Any], section: str, key: str, value: Any) -> None:
-    """Sets a key of a mapping; of the space also one part of a box that is there."""
+    """Set a key of a mapping, or one part of a box that the space contains."""
     box, _, part = key.rpartition(".")
     if section == "grid" or part not in PARTS:
         if section == "space" and not isinstance(value, Mapping):
@@ -173,21 +184,24 @@ def _set(known: dict[str, Any], section: str, key: str, value: Any) -> None:
 
 def _refuse(section: str, key: str, value: Any, known: Mapping[str, Any]) -> None:
     box, _, part = key.rpartition(".")
-    named, last = (box, f".{part}") if part in PARTS else (key, "")
-    near = meant(named, known)
-    there = f"; did you mean {near}{last}?" if near else ""
-    allowed = f"a range such as {{low: 1e-4, high: 1}}, or {', '.join(PARTS)} of {', '.join(known) or 'a key'}{there}"
+    name, last = key, ""
+    if part in PARTS:
+        name, last = box, f".{part}"
+    near = meant(name, known)
+    hint = f"; did you mean {near}{last}?" if near else ""
+    keys = ", ".join(known) or "a key"
+    allowed = f"a range such as {{low: 1e-4, high: 1}}, or {', '.join(PARTS)} of {keys}{hint}"
     raise ConfigError(f"study.{section}.{key}", value, allowed)
 
 
 def _parsed(text: str) -> Any:
     try:
-        found = yaml.safe_load(text)
+        value = yaml.safe_load(text)
     except yaml.YAMLError:
         return text
-    if isinstance(found, str):  # YAML takes 1e-3 for a word
+    if isinstance(value, str):  # YAML reads 1e-3 as a text
         try:
-            return float(found)
+            return float(value)
         except ValueError:
-            return found
-    return found
+            return value
+    return value

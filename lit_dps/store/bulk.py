@@ -23,7 +23,7 @@ from sqlalchemy.orm import Session
 
 
 class StoredTrial(NamedTuple):
-    """What `FrozenTrial` has of a trial, as far as readers of a study need it."""
+    """The part of Optuna's `FrozenTrial` that readers of a study need."""
 
     number: int
     state: TrialState
@@ -38,13 +38,13 @@ def read_trials(storage: RDBStorage, study_ids: Collection[int]) -> dict[int, li
     trials = select(trial.trial_id, trial.study_id, trial.number, trial.state)
     params = select(param.trial_id, param.param_name, param.param_value, param.distribution_json)
     attributes = select(attribute.trial_id, attribute.key, attribute.value_json)
-    found: dict[int, list[StoredTrial]] = {study_id: [] for study_id in study_ids}
+    by_study: dict[int, list[StoredTrial]] = {study_id: [] for study_id in study_ids}
     by_id: dict[int, StoredTrial] = {}
     json_to_box = cache(json_to_distribution)
     with _create_scoped_session(storage.scoped_session) as session:
         for trial_id, study_id, number, state in session.execute(trials.where(asked).order_by(trial.number)):
             by_id[trial_id] = StoredTrial(number, state, {}, {})
-            found[study_id].append(by_id[trial_id])
+            by_study[study_id].append(by_id[trial_id])
         # A worker may add trials between two queries; these are not in `by_id`.
         rows = session.execute(params.join(trial).where(asked).order_by(param.param_id))
         for trial_id, name, value, box in rows:
@@ -53,7 +53,7 @@ def read_trials(storage: RDBStorage, study_ids: Collection[int]) -> dict[int, li
         for trial_id, key, text in session.execute(attributes.join(trial).where(asked)):
             if trial_id in by_id:
                 by_id[trial_id].user_attrs[key] = json.loads(text)
-    return found
+    return by_study
 
 
 def add_trials(storage: RDBStorage, study: optuna.Study, trials: Sequence[FrozenTrial]) -> None:

@@ -96,7 +96,7 @@ class ServerPeers:
 
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:
-        """Waits for a lock and holds it in the body; whoever holds it may take it again."""
+        """Wait for a lock, and hold it in the block. Its holder may take it again."""
         with self._thread:  # threads share the session, and the server's lock with it
             self._ask("pg_advisory_lock", name)
             try:
@@ -213,7 +213,7 @@ class MachinePeers:
 
 @cache
 def peers(url: str) -> ServerPeers | MachinePeers:
-    """The processes that share a storage: on any machines through PostgreSQL, else those of this machine."""
+    """Return the processes that share a storage: by PostgreSQL, or by lock files beside a file."""
     if is_postgresql(url):
         return ServerPeers(url)
     file = sqlite_file(url)

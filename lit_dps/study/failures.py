@@ -14,7 +14,7 @@ from lit_dps.errors import StorageError, UserError
 from lit_dps.files import replacing
 from lit_dps.trial import Cell, Status, TrialResult
 
-FIRST = 3  # a study ends if so many first trials all fail
+FIRST = 3  # a study ends if its first 3 trials all fail
 FAILED = 1  # exit code of a study with failed trials
 # Trials that always fail in the same place, at least twice, will probably fail again.
 EQUAL_FAILURES = 2

@@ -59,7 +59,7 @@ def check_resume(training: Training, trial: Trial, setup: StudySetup) -> list[st
         return []
     resumed, why = _interrupted(training, trial)
     if resumed is None:
-        return [f"trials of {name} cannot resume: after an interruption they begin anew{why}"]
+        return [f"trials of {name} cannot resume: after an interruption they restart{why}"]
     rounding = ROUNDING_ON_GPU if setup.on_gpu else ROUNDING
     difference = unbroken.difference(resumed, rounding)
     if difference is None:

@@ -196,7 +196,7 @@ def _volume(batch: Any) -> int:
 
 
 def refuse_too_large(trainer: Trainer, batch_size: int) -> None:
-    """Raises ConfigError for a batch size above the examples of the training split, where the dataloader tells them."""
+    """Raise ConfigError if a batch size is above the size of the training split, if it is known."""
     size, n = split_of(whole(trainer.train_dataloader))
     if size is not None and n is not None and n < batch_size:
         raise ConfigError("study.batch_sizes", batch_size, f"at most {n}, the examples of the training split")

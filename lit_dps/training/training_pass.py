@@ -1,6 +1,7 @@
-"""One pass over the training split outside of training, with the module's own loss, that leaves no trace.
+"""TrainingPass: one pass over the training split with the module's loss, without side effects.
 
-Of several ranks each takes whole batches, in turn: their gradients are those of one process to the last bit.
+With several ranks, each rank takes whole batches in turn. So gradients equal those of one process to
+the last bit.
 """
 
 from __future__ import annotations
@@ -37,22 +38,21 @@ SHORT_BATCHES = 2  # batches of a short pass: a full one, and the last one
 
 
 class TrainingPass:
-    """This rank's batches of one pass over the training split, and the module's own `training_step` loss of each.
+    """This rank's batches of one pass over the training split, and the `training_step` loss of each batch.
 
-    A data module with a `pruning_dataloader(batch_size)` gives the pass. Of any other, the data set of the train
-    dataloader is taken whole, in batches of this size; a train dataloader that cannot be made anew with another batch
-    size is taken as it is. Of a loader with `drop_last`, batches have even, nearly equal sizes of at most this size
+    A data module may provide the batches by `pruning_dataloader(batch_size)`. Otherwise the pass covers the whole data
+    set of the train dataloader, in batches of `batch_size`. If the dataloader cannot be made with another batch size,
+    it is used unchanged. If it has `drop_last`, batches have even, nearly equal sizes of at most `batch_size`
     (`even_batches`), so that no batch is short.
 
-    The trainer is that of a running fit. The pass stops after so many examples, of all ranks together; by default it
-    takes all.
+    The trainer must be in a fit. The pass stops after `examples` examples, over all ranks; by default it takes all.
 
     A short pass, for a dry run, has `SHORT_BATCHES` batches: the first ones, and the last one, which may be short. If
     batches cannot be chosen, such as those of a stream, it has only the first ones.
 
     Attributes:
-        key: Equal for passes over the same examples, whatever the batch size of the training; None where the batches
-            depend on it.
+        key: Equal for passes over the same examples, at any training batch size; None if the batches of the pass
+            depend on the training batch size.
     """
 
     def __init__(
@@ -113,27 +113,27 @@ class TrainingPass:
         return min(len(loader), -(-self._most_examples(loader) // self.batch_size))
 
     def batches(self) -> Iterator[tuple[Any, int]]:
-        """Each batch on the module's device, with its number of examples.
+        """Yield each batch on the module's device, with its number of examples.
 
         Raises:
-            ConfigError: for data without a finite pass.
+            ConfigError: if a pass over the data has no end.
         """
         loader = self._loader()
-        left = self._most_examples(loader)
+        remaining = self._most_examples(loader)
         for i, (batch, number) in enumerate(counted(loader, self._sizes())):
             if self.examples is None and not ranks.is_mine(i):
                 continue
-            batch = self.trainer.precision_plugin.convert_input(batch)  # the way of a batch in Lightning's own loop
+            batch = self.trainer.precision_plugin.convert_input(batch)  # as in Lightning's loop
             batch = lightning_private.before_transfer(self.module, batch)
             batch = self.trainer.strategy.batch_to_device(batch, self.module.device, 0)
             size = number or self.batch_size
-            if size > left and self._can_be_cut(batch, number):
-                size = left
-                batch = cut(batch, slice(0, left))
+            if size > remaining and self._can_be_cut(batch, number):
+                size = remaining
+                batch = cut(batch, slice(0, remaining))
             if ranks.is_mine(i):
                 yield batch, size
-            left -= size
-            if left <= 0:
+            remaining -= size
+            if remaining <= 0:
                 return
 
     def _most_examples(self, loader: Any) -> int:
@@ -348,9 +348,10 @@ def _within(values: list[Any]) -> Iterator[Any]:
 
 
 def _rebound(function: FunctionType, cells: list[tuple[CellType, CellType]]) -> FunctionType:
-    """A function with variables of its own in place of those that it encloses; adds the pairs of both to `cells`."""
-    own = tuple(CellType() for _ in function.__closure__)
-    cells.extend(zip(function.__closure__, own, strict=True))
-    new = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, own)
-    new.__kwdefaults__, new.__dict__ = function.__kwdefaults__, dict(function.__dict__)
+    """Return a function with new, empty enclosed variables; add each old and new variable to `cells`."""
+    new_cells = tuple(CellType() for _ in function.__closure__)
+    cells.extend(zip(function.__closure__, new_cells, strict=True))
+    new = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, new_cells)
+    new.__kwdefaults__ = function.__kwdefaults__
+    new.__dict__ = dict(function.__dict__)
     return new

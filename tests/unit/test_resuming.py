@@ -78,7 +78,7 @@ def test_a_trial_that_is_not_reproducible_is_noted(model):
 
 def test_a_trial_that_cannot_resume_is_noted():
     (note,) = dry_run(setup("passes.LateBuffer"))[1]
-    assert note.startswith("trials of LateBuffer cannot resume: after an interruption they begin anew")
+    assert note.startswith("trials of LateBuffer cannot resume: after an interruption they restart")
 
 
 def test_data_go_on_where_the_length_of_training_is_read_in_setup(tmp_path):
