@@ -200,6 +200,10 @@ class GoalErrorCallback(Callback):
         self._count.before_batch(trainer)
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
+        if batch is None:  # Lightning trains on nothing then, and calls no `on_train_batch_start`
+            self._due = False
+            trainer.val_check_batch = sys.maxsize
+            return
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if loss is not None:
             self._losses.append((loss, getattr(trainer.strategy, "share", 1.0)))  # a tensor: no synchronization

@@ -224,12 +224,19 @@ class PruningCallback(Callback):
             def loss_of(batch: Any, i: int) -> Tensor | None:
                 loss = run.loss(twin, batch, i)
                 if i == 0 and loss is not None:
+                    self._refuse_reentrant(loss, module)
                     self._refuse_shared(loss, module)
                 return loss
 
             named = dict(twin.named_parameters())
             parameters = {name: named[name] for name in names}
             yield Network(twin, parameters, self.batch_size, run.__len__, run.batches, loss_of)
+
+    def _refuse_reentrant(self, loss: Tensor, module: LightningModule) -> None:
+        """Raise ConfigError for reentrant checkpointing, whose loss has no gradients that a method can ask for."""
+        if any(node.name() == "CheckpointFunctionBackward" for node in graph_of(loss)):
+            why = "its torch.utils.checkpoint hides weights from the pruning pass: call it with use_reentrant=False"
+            raise ConfigError("pruning.method", self.method, f"magnitude for {type(module).__name__}: {why}")
 
     def _refuse_shared(self, loss: Tensor, module: LightningModule) -> None:
         """The loss of a copy must not depend on the module that it is a copy of."""
@@ -324,3 +331,15 @@ class PruningCallback(Callback):
         self.mask = Mask(state_dict["mask"]) if state_dict["mask"] is not None else None
         self._copies, self.observed = state_dict.get("copies", {}), state_dict.get("observed", {})
         self._left_dense = set(state_dict.get("left_dense", ()))
+
+
+def graph_of(loss: Tensor) -> Iterator[Any]:
+    """Yield the nodes of the graph that autograd made of a loss."""
+    nodes = [] if loss.grad_fn is None else [loss.grad_fn]
+    seen = set(nodes)
+    for node in nodes:  # grows on the way
+        yield node
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                nodes.append(following)

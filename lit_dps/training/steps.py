@@ -102,6 +102,7 @@ class ExamplesCallback(Callback):
         self._short = self._steps = self._uncounted = 0
         self._largest = 0
         self._seen: list[int | None] = []  # examples of the batches since the last step
+        self._is_begun = False  # whether a batch has begun and not ended
 
     @property
     def observed(self) -> dict[str, float]:
@@ -121,9 +122,15 @@ class ExamplesCallback(Callback):
             self.can_be_cut = can_be_cut(batch, number)
         if number is None:
             self.volume = max(self.volume, _volume(batch))
+        if self._is_begun:  # the last batch was skipped, with the rest of its epoch
+            self._seen.pop()
         self._seen.append(number)
+        self._is_begun = True
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *args: Any) -> None:
+        if not self._is_begun:  # the loader gave None
+            return
+        self._is_begun = False
         if trainer.global_step == self._step:
             loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
             if pl_module.automatic_optimization and loss is None:
@@ -143,6 +150,11 @@ class ExamplesCallback(Callback):
         self._short += examples < self.batch_size
         if self._steps >= FIRST_STEPS:
             self._refuse_without_full_step()
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if pl_module.automatic_optimization:  # Lightning drops gradients of an epoch that was skipped before a step
+            self._seen = []
+            self._is_begun = False
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._refuse_without_full_step()

@@ -171,8 +171,10 @@ class TrainingPass:
         """Return the mean loss of batch number i by this copy; None if the training step returns none.
 
         `on_train_batch_start` of the copy is called first, as in training. If it returns -1, Lightning would skip
-        the rest of the epoch, and the loss is None.
+        the rest of the epoch, and the loss is None. A batch that is None is not trained on either.
         """
+        if batch is None:
+            return None
         if self._data_tensors is None:
             self._data_tensors = DataTensors(self.trainer, contents=self.is_short)
         with self._data_tensors.unchanged():

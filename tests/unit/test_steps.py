@@ -4,10 +4,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from lightning.pytorch import Trainer
+from torch.utils.data import DataLoader, default_collate
 
 from lit_dps.training import GoalErrorCallback
+from lit_dps.training.steps import ExamplesCallback
 from lit_dps.trial import Status
-from tests.unit.tiny import QUIET, Plain, fit, loader
+from tests.unit.tiny import QUIET, Plain, fit, loader, points
 
 
 class Skips(Plain):
@@ -133,3 +135,50 @@ def test_a_schedule_takes_each_check_once(interval, frequency, batches, taken):
     module = Follows(interval, frequency)
     trainer = fit(module, loader(4 * batches), loader(), callbacks=[GoalErrorCallback(0.2, 4, 40)])
     assert trainer.optimizers[0].param_groups[0]["lr"] == 0.5 ** (taken - 1)
+
+
+class OnNothing(Plain):
+    """Its loader collates None where a batch is no good: the second of three."""
+
+
+class OnNothingByHand(Raw):
+    """The same with manual optimization."""
+
+
+def collate_some(number: list[int]):
+    def collate(rows):
+        number.append(len(number))
+        return None if number[-1] % 3 == 1 else default_collate(rows)
+
+    return collate
+
+
+@pytest.mark.parametrize("kind", [OnNothing, OnNothingByHand])
+@pytest.mark.parametrize("interval", [1, 4])
+def test_a_batch_that_is_none_is_no_step_and_no_check(kind, interval):
+    goal, examples, module = GoalErrorCallback(0.2, interval, 8), ExamplesCallback(4), kind()
+    data = DataLoader(points(48), 4, collate_fn=collate_some([]))
+    trainer = fit(module, data, loader(), callbacks=[goal, examples])
+    assert module.taken == goal.steps == trainer.global_step == 8
+    assert goal.curve["step"] == list(range(interval, 9, interval)) and module.checks == 8 // interval
+    assert examples.observed == {}
+
+
+class EndsEpochs(Plain):
+    """Skips the rest of an epoch after three batches."""
+
+    def on_train_batch_start(self, batch, batch_idx):
+        return -1 if batch_idx == 3 else None
+
+
+def test_a_batch_that_is_skipped_with_the_rest_of_its_epoch_is_no_part_of_a_step():
+    goal, examples, module = GoalErrorCallback(0.2, 4, 8), ExamplesCallback(4), EndsEpochs()
+    fit(module, loader(48), loader(), callbacks=[goal, examples])
+    assert module.taken == goal.steps == 8
+    assert goal.curve["step"] == [4, 8] and examples.observed == {}
+
+
+def test_batches_accumulated_before_the_rest_of_an_epoch_is_skipped_are_counted_once():
+    goal, examples, module = GoalErrorCallback(0.2, 4, 8), ExamplesCallback(8), EndsEpochs()
+    fit(module, loader(48), loader(), callbacks=[goal, examples], accumulate_grad_batches=2)
+    assert module.taken == goal.steps == 8
