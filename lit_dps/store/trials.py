@@ -177,7 +177,7 @@ class Store:
         return limit
 
     def abandon(self) -> None:
-        """Gives back what was asked for and not told; the points will be asked again."""
+        """Release the claimed trials that have no result, so that they can be claimed again."""
         claims, self._claims = self._claims, {}
         for trial in claims.values():
             with self._alone(trial._trial_id):
