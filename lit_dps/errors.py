@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
+import sysconfig
 import traceback
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -112,13 +114,19 @@ def place_in_user_code(error: BaseException) -> str:
     Returns:
         "" if no frame is in the user's code.
     """
-    libraries = [str(Path(find_spec(name).origin).parent) for name in ("lightning", "torch")]
-    libraries.append(str(Path(__file__).parent))
+    origins = [find_spec(name).origin for name in ("lightning", "torch")]
+    libraries = [f"{Path(origin).parent}{os.sep}" for origin in (*origins, __file__)]
     frames = traceback.extract_tb(error.__traceback__)
     frames = [frame for frame in frames if not frame.filename.startswith(tuple(libraries))]
     if not frames:
         return ""
-    last = frames[-1]
+    # The user's call of another library says more than a line within that library.
+    stdlib, installed = sysconfig.get_path("stdlib"), f"{os.sep}site-packages{os.sep}"
+    of_the_user = []
+    for frame in frames:
+        if installed not in frame.filename and not frame.filename.startswith(stdlib):
+            of_the_user.append(frame)
+    last = (of_the_user or frames)[-1]
     return f" ({Path(last.filename).name}, line {last.lineno}, in {last.name})"
 
 

@@ -97,7 +97,7 @@ class StopRequest:
 
 @contextmanager
 def defer_interrupt() -> Iterator[None]:
-    """Delay a Ctrl-C until the end of the block. Only the main thread does this."""
+    """Delay a Ctrl-C until the end of the block, also of a block that fails. Only the main thread does this."""
     handler = signal.getsignal(signal.SIGINT)
     if not callable(handler) or threading.current_thread() is not threading.main_thread():
         yield
@@ -108,8 +108,8 @@ def defer_interrupt() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, handler)
-    if received:
-        handler(*received[0])
+        if received:
+            handler(*received[0])
 
 
 @contextmanager

@@ -117,8 +117,8 @@ class Hasher:
             self._add_array(value)
         elif isinstance(value, float):
             self._floats.update(repr(value).encode())
-        elif isinstance(value, str) and os.sep in value:
-            pass  # probably a path, which may differ between machines
+        elif isinstance(value, str) and os.sep in value and os.path.exists(value):
+            pass  # a path, which may differ between machines
         elif value is None or isinstance(value, (bool, int, str, bytes)):
             self._exact.update(repr(value).encode())
         elif hasattr(value, "tobytes") and hasattr(value, "size"):  # an image of Pillow

@@ -119,7 +119,9 @@ class _Ended:
                 return _Difference(f"batch {number + 1} is another batch", is_of_data=True)
         for metric, values in self.curve.items():
             others = other.curve.get(metric, [])
-            for step, one, two in zip(self.curve["step"], values, others, strict=False):
+            if len(others) != len(values):
+                return _Difference(f"{metric} has {len(others)} values and not {len(values)}")
+            for step, one, two in zip(self.curve["step"], values, others, strict=True):
                 if _gap(torch.tensor(one), torch.tensor(two)) > rounding:
                     return _Difference(f"{metric} of step {step:g} is {two:.6g} and not {one:.6g}")
         for name, tensor in self.weights.items():
@@ -127,7 +129,8 @@ class _Ended:
                 return _Difference(f"{name} is missing or has another shape")
             if _gap(tensor, other.weights[name]) > rounding:
                 return _Difference(f"{name} has other values")
-        return None
+        new = sorted(other.weights.keys() - self.weights.keys())
+        return _Difference(f"{new[0]} is new") if new else None
 
 
 def _gap(one: Tensor, two: Tensor) -> float:

@@ -57,8 +57,8 @@ def compare_metrics(training: Training, trial: Trial, setup: StudySetup) -> list
     for batch_size in [max(sizes), *_ragged(sizes, examples, training.workload.accumulated)]:
         other = replace(trial, cell=replace(trial.cell, batch_size=batch_size))
         metrics, _ = look_at(training, other)
-        for metric, (one, two) in _differences(smallest, metrics, setup).items():
-            spread = _spread(training, trial, other, metric)
+        for metric, (network, one, two) in _differences(smallest, metrics, setup).items():
+            spread = _spread(training, trial, other, metric, network)
             if spread is not None:
                 notes.append(f"{metric} of one network differs by {spread:.2g} between two validations: it is random")
                 continue
@@ -74,19 +74,19 @@ def compare_metrics(training: Training, trial: Trial, setup: StudySetup) -> list
 
 def _differences(
     ones: list[dict[str, float]], others: list[dict[str, float]], setup: StudySetup
-) -> dict[str, tuple[float, float]]:
-    """Return the metrics that differ by more than rounding, with both values.
+) -> dict[str, tuple[int, float, float]]:
+    """Return the metrics that differ by more than rounding, each with the network's number and both values.
 
-    If a metric differs for both networks, the values with the larger relative difference are returned.
+    If a metric differs for both networks, the network with the larger relative difference is returned.
     """
-    differences: dict[str, tuple[float, float]] = {}
-    for one, other in zip(ones, others, strict=False):
+    differences: dict[str, tuple[int, float, float]] = {}
+    for network, (one, other) in enumerate(zip(ones, others, strict=False)):
         for metric in one.keys() & other.keys():
             pair = one[metric], other[metric]
             if _is_equal(*pair, setup):
                 continue
-            if metric not in differences or _gap(pair) > _gap(differences[metric]):
-                differences[metric] = pair
+            if metric not in differences or _gap(pair) > _gap(differences[metric][1:]):
+                differences[metric] = network, *pair
     return differences
 
 
@@ -119,15 +119,17 @@ def _is_equal(one: float, two: float, setup: StudySetup) -> bool:
     return math.isclose(one, two, rel_tol=ROUNDING if is_full else ROUNDING_OF_HALF, abs_tol=1e-7)
 
 
-def _spread(training: Training, one: Trial, two: Trial, metric: str) -> float | None:
+def _spread(training: Training, one: Trial, two: Trial, metric: str, network: int) -> float | None:
     """Return the range of a random metric, if it explains the difference of two trials; else None.
 
-    The range is taken over `REPEATS` seeds.
+    The range is taken over `REPEATS` seeds, for the network with this number.
     """
     values = []
     for trial in (one, two):
         looks = [look_at(training, trial, seed)[0] for seed in range(REPEATS)]
-        values.append([look[0][metric] for look in looks if look])
+        values.append([look[network][metric] for look in looks if len(look) > network])
+    if not all(values):
+        return None
     ranges = [max(samples) - min(samples) for samples in values]
     gap = abs(fmean(values[0]) - fmean(values[1]))
     if not sum(ranges) or gap > 3 * sum(ranges):

@@ -54,6 +54,22 @@ class Lazy(Saved):
         self.train = self.val = Augmented()
 
 
+class Texts(Dataset):
+    """Sentences with a slash, and the path of a file, which is another one on another machine."""
+
+    def __len__(self):
+        return 500
+
+    def __getitem__(self, i):
+        with np.load(FILE) as arrays:
+            return f"red and/or {'green' if arrays['y'][i] else 'blue'}", str(FILE)
+
+
+class Sentences(Saved):
+    def setup(self, stage=None):
+        self.train = self.val = Texts()
+
+
 class Stream(IterableDataset):
     def __iter__(self):
         arrays = np.load(FILE)
@@ -96,6 +112,10 @@ def one_label(x, y):
     y[37] ^= 1
 
 
+def all_labels(x, y):
+    y ^= 1
+
+
 def one_value(x, y):
     x[411] += 1e-3
 
@@ -106,7 +126,12 @@ def all_values(x, y):
 
 @pytest.mark.parametrize(
     ("kind", "edits"),
-    [("Saved", (one_label, one_value, all_values)), ("Lazy", (all_values,)), ("Streamed", (all_values,))],
+    [
+        ("Saved", (one_label, one_value, all_values)),
+        ("Lazy", (all_values,)),
+        ("Streamed", (all_values,)),
+        ("Sentences", (all_labels,)),
+    ],
 )
 def test_an_edited_file_is_other_data(kind, edits, tmp_path):
     write(tmp_path)
@@ -150,3 +175,12 @@ def test_our_own_data_give_their_digest():
     data = Digits(batch_size=8)
     data.setup()
     assert data_hashes(StudySetup(study, StorageConfig(), workload, {}, {}, {})) == {"": [data.digest[:16]]}
+
+
+def test_the_folder_of_the_data_is_no_part_of_it(tmp_path):
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+    write(tmp_path / "here")
+    first = hashes("Sentences")
+    write(tmp_path / "there")
+    assert hashes("Sentences") == first

@@ -75,8 +75,9 @@ def test_a_further_metric_that_depends_on_the_validation_batch_size_is_noted():
     assert note.startswith("val_rmse depends on the validation batch size")
 
 
-def test_random_validation_is_noted_and_not_refused():
-    (note,) = dry_run(setup("dry_runs.Denoising", "dry_runs.OneBatchSize", of("val_noisy")))[1]
+@pytest.mark.parametrize("model", ["Denoising", "DenoisingZeroHead"])
+def test_random_validation_is_noted_and_not_refused(model):
+    (note,) = dry_run(setup(f"dry_runs.{model}", "dry_runs.OneBatchSize", of("val_noisy")))[1]
     assert note.startswith("val_noisy of one network differs by") and "two validations" in note
 
 

@@ -39,6 +39,12 @@ def test_an_error_of_the_write_is_raised_and_the_handler_is_restored():
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+def test_an_interrupt_of_a_write_that_fails_is_not_lost():
+    with pytest.raises(KeyboardInterrupt), defer_interrupt():
+        signal.raise_signal(signal.SIGINT)
+        raise OSError
+
+
 def test_an_ignored_interrupt_stays_ignored():
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with defer_interrupt():

@@ -11,7 +11,7 @@ from lit_dps.errors import ConfigError
 from lit_dps.module import ImageClassifier
 from lit_dps.store import sobol_point
 from lit_dps.study.dry_run import dry_run
-from lit_dps.study.resuming import _gap, check_resume
+from lit_dps.study.resuming import _Ended, _gap, check_resume
 from lit_dps.training.workload import Workload
 from lit_dps.trial import Cell, Trial
 from tests.unit.saved_study import Study
@@ -102,3 +102,13 @@ def test_data_go_on_where_the_length_of_training_is_read_in_setup(tmp_path):
 def test_a_value_that_is_not_finite_equals_only_itself(one, two, is_equal):
     gap = _gap(torch.tensor(one, dtype=torch.float64), torch.tensor(two, dtype=torch.float64))
     assert (gap == 0) == is_equal
+
+
+def test_a_value_or_a_weight_that_one_run_alone_has_is_a_difference():
+    curve, weights = {"step": [1, 2], "val_error": [0.5, 0.4]}, {"a": torch.ones(2)}
+    ended = _Ended(curve=curve, weights=weights)
+    assert ended.difference(_Ended(curve=curve, weights=weights), 0.0) is None
+    shorter = {"step": [1], "val_error": [0.5]}
+    assert ended.difference(_Ended(curve=shorter, weights=weights), 0.0) is not None
+    more = {**weights, "b": torch.ones(1)}
+    assert ended.difference(_Ended(curve=curve, weights=more), 0.0).text == "b is new"
