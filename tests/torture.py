@@ -27,6 +27,7 @@ from pathlib import Path
 from sqlalchemy import NullPool, create_engine, text
 from sqlalchemy.exc import DBAPIError
 
+from lit_dps.store.liveness import start_of
 from tests.e2e.commands import command, environment, run, table
 from tests.e2e.forks import Command
 from tests.postgres import server
@@ -43,12 +44,21 @@ KILLED = re.compile(r"worker \d+ was killed|of 2 ranks died|the same command res
 KINDS = {"KILL": 4, "TERM": 3, "TERM twice": 1, "KILL of a whole command": 2, "STOP": 1}
 SHARE = 0.6  # of the kills have to cut a trial short, in a run of 100: else they hit processes that do nothing
 IN_TRAINING = 0.2  # seconds after which a trial that is claimed is trained
-RUNNING = "select count(*) from trials where state = 'RUNNING'"
+OWNERS = """
+    select a.value_json from trials t join trial_user_attributes a on a.trial_id = t.trial_id and a.key = 'owner'
+    where t.state = 'RUNNING'"""
+PROCESS = re.compile(r":(\d+)")  # in an owner, TOKEN@host:process or host:process:token
+START_SECONDS = 60  # in which commands begin to train, also on a busy machine
 QUERY = """
     select s.study_name, p.value_json, r.value_json from trials t join studies s on s.study_id = t.study_id
     join trial_user_attributes p on p.trial_id = t.trial_id and p.key = 'point'
     left join trial_user_attributes r on r.trial_id = t.trial_id and r.key = 'result'
     where t.state in ('COMPLETE', 'PRUNED', 'FAIL')"""
+
+
+def is_alive(owner: str) -> bool:
+    """Return whether the process that a trial's owner names is there; a killed one keeps its trial for a while."""
+    return start_of(int(PROCESS.search(owner)[1])) not in ("", "dead")
 
 
 class Crowd:
@@ -84,12 +94,13 @@ class Crowd:
 
     def wait_for_training(self, left: int, dice: random.Random) -> None:
         """Waits until every command has as many trials in training as it trains at a time; `left` are all there are."""
-        end, wanted = time.monotonic() + 20, 0
+        end, wanted = time.monotonic() + START_SECONDS, 0
         while time.monotonic() < end:
             living = [i for i, process in enumerate(self.processes) if process.poll() is None]
             wanted = sum(1 if "--trainer.devices" in TOGETHER[i % len(TOGETHER)] else 2 for i in living)
             with suppress(DBAPIError), self.engine.connect() as connection:
-                if connection.execute(text(RUNNING)).scalar() >= min(wanted, left):
+                owners = connection.execute(text(OWNERS)).scalars().all()
+                if sum(map(is_alive, owners)) >= min(wanted, left):
                     break
             time.sleep(0.02)
         time.sleep(dice.uniform(0.5, 1) * IN_TRAINING)
