@@ -209,7 +209,7 @@ def torture(
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=100, help="On each storage; 0 leaves them out.")
-    parser.add_argument("--faults", type=int, default=1, help="How often each other fault is tried.")
+    parser.add_argument("--faults", type=int, default=1, help="How often each other fault is tried; 0 leaves them out.")
     parser.add_argument("--commands", type=int, default=2)
     parser.add_argument("--storage", default="sqlite", help="sqlite, postgres or both with a comma between")
     parser.add_argument("--trials", type=int, default=8, help=f"of each of the {CELLS} cells of a study")
@@ -223,7 +223,7 @@ def main() -> int:
         reports = [torture(storage, *how) for storage in args.storage.split(",")]
     for report in reports:
         print(report.line())
-    faults = run_faults(args.faults)
+    faults = run_faults(args.faults) if args.faults else []
     for fault in faults:
         print(row_of_fault(fault))
     if args.report:
