@@ -52,8 +52,15 @@ def read_trials(storage: RDBStorage, study_ids: Collection[int]) -> dict[int, li
                 by_id[trial_id].params[name] = json_to_box(box).to_external_repr(value)
         for trial_id, key, text in session.execute(attributes.join(trial).where(asked)):
             if trial_id in by_id:
-                by_id[trial_id].user_attrs[key] = json.loads(text)
+                by_id[trial_id].user_attrs[key] = _value_of(text, key, by_id[trial_id].number)
     return by_study
+
+
+def _value_of(text: str, key: str, number: int) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{key!r} of trial {number} is not JSON") from error
 
 
 def add_trials(storage: RDBStorage, study: optuna.Study, trials: Sequence[FrozenTrial]) -> None:

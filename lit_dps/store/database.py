@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import optuna
 from optuna.exceptions import StorageInternalError
 from optuna.storages import BaseStorage
+from optuna.storages._rdb import models
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 
-from lit_dps.errors import StorageError, UserError
+from lit_dps.errors import StorageError, UserError, shortened
 from lit_dps.store.locks import CONNECT, storage_lock
 from lit_dps.store.lost import RESTORE
 from lit_dps.store.urls import is_postgresql, scrubbed, sqlite_file, without_password
@@ -37,6 +40,7 @@ def open_storage(url: str, make: bool = True) -> optuna.storages.RDBStorage:
         file = sqlite_file(url)
         if file is not None:
             if make:
+                _refuse_other_tables(file)
                 file.parent.mkdir(parents=True, exist_ok=True)
             engine = {"connect_args": {"timeout": LOCKED_TIMEOUT}}
         elif is_postgresql(url):  # a connection may lie idle for the hours of a trial
@@ -45,6 +49,21 @@ def open_storage(url: str, make: bool = True) -> optuna.storages.RDBStorage:
         made = file is not None and not make and not (os.access(file.parent, os.W_OK) and Path(f"{file}.lock").exists())
         with nullcontext() if made else storage_lock(url):
             return optuna.storages.RDBStorage(url, engine_kwargs=engine, skip_table_creation=not make)
+
+
+def _refuse_other_tables(file: Path) -> None:
+    """Raise StorageError if a SQLite file has tables, and none of Optuna's."""
+    if not file.is_file():
+        return
+    with closing(sqlite3.connect(f"file:{quote(str(file))}?mode=ro", uri=True)) as connection:
+        try:
+            rows = connection.execute("select name from sqlite_master where type = 'table'").fetchall()
+        except sqlite3.Error:  # Optuna's own attempt names the cause
+            return
+    tables = sorted(name for (name,) in rows)
+    if tables and not set(tables) & models.BaseModel.metadata.tables.keys() - {"alembic_version"}:
+        names = shortened(", ".join(tables))
+        raise StorageError(f"{file} is a database of another program, with the tables {names}: set storage.optuna")
 
 
 @contextmanager
@@ -68,6 +87,7 @@ HINTS = {
     "unable to open database file": "the file and its folder have to be readable and writable",
     "disk is full": "free some space; the same command resumes the study",
     "disk I/O error": "the disk may be full: free some space; the same command resumes the study",
+    "Expecting value": f"a stored value is damaged: {RESTORE}",
     "locked": "another process is writing to it",
     "No module named 'psycopg": "pip install 'lit_dps[postgres]', and begin the URL with postgresql+psycopg://",
 }

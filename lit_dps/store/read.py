@@ -25,6 +25,7 @@ from lit_dps.step_timing import StepTiming
 from lit_dps.store import schema
 from lit_dps.store.bulk import StoredTrial, read_trials
 from lit_dps.store.database import first_line, open_storage, place, storage_errors
+from lit_dps.store.lost import RESTORE
 from lit_dps.store.urls import check_place, sqlite_file, without_password
 from lit_dps.trial import Cell, Trial, TrialResult
 from lit_dps.waiting import with_progress
@@ -100,7 +101,7 @@ def read_study(storage: BaseStorage | str, name: str) -> StudyRecord:
                 axes={key: tuple(values) for key, values in sorted(header.get(schema.AXES, {}).items())},
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise StorageError(f"study {name!r} is damaged: {first_line(error)}") from error
+            raise StorageError(f"study {name!r} is damaged: {first_line(error)}; {RESTORE}") from error
 
 
 def _read_timing(header: dict) -> StepTiming | None:
@@ -143,7 +144,10 @@ def _read_cell(trials: Sequence[Stored], cell: Cell, seed: int) -> tuple[list[Tr
             stored = printable(trial.user_attrs[schema.RESULT_ATTR])
             asked = Trial(cell, point, trial.params, seed, repeat)
             environment = trial.user_attrs.get(schema.ENVIRONMENT)
-            result = schema.decode_result(stored, asked, trial.number, environment)
+            try:
+                result = schema.decode_result(stored, asked, trial.number, environment)
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                raise ValueError(f"trial {trial.number} of {cell}: {first_line(error)}") from error
             finished[point, repeat] = longest_attempt(finished.get((point, repeat)), result)
     return [finished[each] for each in sorted(finished)], len(started - finished.keys())
 

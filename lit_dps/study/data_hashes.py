@@ -53,6 +53,30 @@ def data_hashes(setup: StudySetup) -> dict[str, list[str]]:
     return hashes
 
 
+def check_validation_data(setup: StudySetup) -> list[str]:
+    """Return a note if two points of the search validate on different data.
+
+    A data module that splits its data in `setup`, without a generator of its own, splits them by the seed of the point.
+    """
+    study = setup.study
+    if study.trials < 2:
+        return []
+    cell = study.cells[0]
+    hashes = []
+    for point in range(2):
+        params = sobol_point(study.space, study.seed, point, study.scramble)
+        try:
+            hashes.append(_read(setup, Trial(cell, point, params, study.seed), with_training=False))
+        except Exception:  # some data need a running trainer; their class may raise anything
+            return []
+    if hashes[0] == hashes[1]:
+        return []
+    return [
+        "two points of the search validate on different data: K* may be that of an easy split. Split with a generator "
+        "of a fixed seed, torch.Generator().manual_seed(0)"
+    ]
+
+
 def _hashes_of(setup: StudySetup, trial: Trial) -> list[str]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the number of threads changes how sums are rounded
@@ -68,7 +92,7 @@ def _hashes_of(setup: StudySetup, trial: Trial) -> list[str]:
         torch.set_num_threads(threads)
 
 
-def _read(setup: StudySetup, trial: Trial) -> list[str]:
+def _read(setup: StudySetup, trial: Trial, with_training: bool = True) -> list[str]:
     with setup.workload.traceless() as workload, isolated(seed=trial.seed_for("order")):
         built = workload.build(trial)
         data = built.data
@@ -81,7 +105,8 @@ def _read(setup: StudySetup, trial: Trial) -> list[str]:
         if digest is not None or type(data).__module__.startswith("lit_dps."):
             return [str(digest)[:LENGTH]]
         hasher = Hasher()
-        for loaders in (data.train_dataloader(), data.val_dataloader()):
+        parts = [data.train_dataloader()] if with_training else []
+        for loaders in [*parts, data.val_dataloader()]:
             for loader in _each(loaders):
                 _add_loader(hasher, loader, trial.cell.batch_size)
         return hasher.hashes

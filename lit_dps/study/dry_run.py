@@ -11,11 +11,12 @@ from lit_dps.engines.eligible import standard_data
 from lit_dps.engines.engine import Training
 from lit_dps.errors import ConfigError
 from lit_dps.store import sobol_point
+from lit_dps.study.data_hashes import check_validation_data
 from lit_dps.study.idle_keys import idle_keys
 from lit_dps.study.resuming import check_resume
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.short_trial import Short, run_short
-from lit_dps.study.value_by_batch_size import compare_metrics
+from lit_dps.study.value_by_batch_size import compare_metrics, repeated_metrics
 from lit_dps.trial import Cell, Trial
 
 
@@ -57,7 +58,7 @@ def _dry_run(setup: StudySetup, training: Training) -> tuple[LightningDataModule
             if refusal.key == "pruning.method":
                 run_short(training, replace(trial, cell=Cell(smallest, 0.0, other)))
             raise refusal
-        notes += short.notes
+        notes += [*short.notes, *repeated_metrics(short, setup)]
         _refuse_goal_met_untrained(short)
         if setup.ranks > 1 and short.counted.can_be_cut is False:
             what = "for batches of tensors that all have the examples as first dimension"
@@ -78,6 +79,8 @@ def _dry_run(setup: StudySetup, training: Training) -> tuple[LightningDataModule
             for other in others:
                 dense = Trial(Cell(smallest, 0.0, other), 0, point, study.seed)
                 notes += compare_metrics(training, dense, setup)
+    if not standard_data(short.data):
+        notes += check_validation_data(setup)
     notes += check_resume(training, trial, setup)
     notes += idle_keys(training, setup)
     return short.data, notes

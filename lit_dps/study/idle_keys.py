@@ -22,9 +22,8 @@ from lit_dps.space import Box, Choices
 from lit_dps.store import sobol_point
 from lit_dps.study.data_hashes import fingerprint
 from lit_dps.study.setup import StudySetup
-from lit_dps.study.short_trial import run_short
+from lit_dps.study.short_trial import perturb, run_short
 from lit_dps.study.sources import texts_in
-from lit_dps.study.value_by_batch_size import perturb
 from lit_dps.training import GoalErrorCallback
 from lit_dps.training.generators import isolated
 from lit_dps.training.rate_curve import rate_curve

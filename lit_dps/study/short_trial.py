@@ -8,9 +8,11 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -33,6 +35,7 @@ from lit_dps.training.unmasked import later_weights_note
 from lit_dps.training.workload import Built
 from lit_dps.trial import Trial
 
+PERTURBATION = 0.1  # standard deviation of the noise on weights that are all zero
 STEPS = 3  # of a short trial whose epochs do not end
 BATCHES = 16  # of an epoch of a module that decides itself when its optimizer steps
 PATIENCE = 64  # batches without an optimizer step after which a module is refused
@@ -47,6 +50,8 @@ class Short:
         goal: The callback that judged the trial by the goal of the study.
         untrained: The metrics of the pruned network before its first step; None if validation fails
             without training.
+        repeated: The metrics of two validations of one network, with noise on its weights; None if
+            validation fails, or if module and data are ours.
         examples: Examples of a validation by data loader; None if validation may stop early.
         batches: Batches of a validation by data loader.
         counted: The callback that counted the examples of the steps.
@@ -56,6 +61,7 @@ class Short:
     built: Built
     goal: GoalErrorCallback
     untrained: dict[str, float] | None
+    repeated: tuple[dict[str, float], dict[str, float]] | None
     examples: dict[int, int] | None
     batches: dict[int, int]
     counted: ExamplesCallback
@@ -131,7 +137,8 @@ def run_short(training: Training, trial: Trial, watchers: Sequence[Callback] = (
     if trial.cell.sparsity and epochs.finite is False:
         what = f"lower sparsities for {type(module).__name__}: its loss is not finite once it is pruned"
         raise ConfigError("study.sparsities", trial.cell.sparsity, what)
-    short = Short(fit.built, goal, epochs.untrained, goal.validated.first, goal.validated.batches, fit.examples)
+    validated = goal.validated
+    short = Short(fit.built, goal, epochs.untrained, epochs.repeated, validated.first, validated.batches, fit.examples)
     for remark in epochs.remarks:
         short.notes.append(f"at B = {trial.cell.batch_size} {remark} steps of the budget")
     later = later_weights_note(trainer, fit.pruning.observed) if trial.cell.sparsity else ""
@@ -194,7 +201,7 @@ class ShortEpochs(Callback):
         first: Number of first batches of an epoch that are kept.
         looks: Whether to validate the untrained network.
         finite: Whether the first training loss is finite; None before it, or without a loss.
-        untrained: The metrics of the untrained network, as in `Short`.
+        untrained, repeated: Metrics, as in `Short`.
         remarks: Remarks on the learning rates over the budget.
     """
 
@@ -207,6 +214,7 @@ class ShortEpochs(Callback):
         self.batches_left = PATIENCE * accumulated
         self.finite: bool | None = None
         self.untrained: dict[str, float] | None = None
+        self.repeated: tuple[dict[str, float], dict[str, float]] | None = None
         self.remarks: list[str] = []
         self._initial: dict[str, Any] = {}
 
@@ -256,4 +264,20 @@ class ShortEpochs(Callback):
             pl_module.load_state_dict(self._initial)
             self.untrained = self.goal.look(trainer)
         except Exception:  # some modules cannot validate before they are trained
-            self.untrained = None
+            return
+        if not self.goal.is_known:
+            perturb(pl_module)
+            with suppress(Exception):
+                self.repeated = self.goal.look(trainer), self.goal.look(trainer)
+
+
+def perturb(module: LightningModule) -> None:
+    """Add noise to the weights of a module, always the same."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.is_floating_point():
+                noise = torch.randn(parameter.shape, generator=generator).to(parameter)
+                # Large noise, because the outputs of an untrained network differ little.
+                scale = PERTURBATION + 2 * parameter.square().mean().sqrt()
+                parameter += scale * noise

@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import replace
 from statistics import fmean
 
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_dps.engines.engine import Training
@@ -19,11 +18,11 @@ from lit_dps.engines.trainer import TrialFit
 from lit_dps.errors import ConfigError
 from lit_dps.runs import Run
 from lit_dps.study.setup import StudySetup
+from lit_dps.study.short_trial import Short, perturb
 from lit_dps.training import GoalErrorCallback
 from lit_dps.training.generators import isolated
 from lit_dps.trial import Trial
 
-PERTURBATION = 0.1  # standard deviation of the noise on weights that are all zero
 # Largest relative difference between two sums of the same numbers in another order.
 ROUNDING = 1e-4
 ROUNDING_OF_HALF = 1e-2  # with less than 24 bits, and on a GPU, which may use TF32
@@ -58,10 +57,8 @@ def compare_metrics(training: Training, trial: Trial, setup: StudySetup) -> list
         other = replace(trial, cell=replace(trial.cell, batch_size=batch_size))
         metrics, _ = look_at(training, other)
         for metric, (network, one, two) in _differences(smallest, metrics, setup).items():
-            spread = _spread(training, trial, other, metric, network)
-            if spread is not None:
-                notes.append(f"{metric} of one network differs by {spread:.2g} between two validations: it is random")
-                continue
+            if _is_random(training, trial, other, metric, network):
+                continue  # `repeated_metrics` notes it
             shown = f"{one:.4g} at B = {trial.cell.batch_size} and {two:.4g} at B = {batch_size}"
             if metric != name:
                 notes.append(f"{metric} depends on the validation batch size: of the same network it is {shown}")
@@ -70,6 +67,23 @@ def compare_metrics(training: Training, trial: Trial, setup: StudySetup) -> list
             what = f"of the same network it is {shown}: give validation a fixed batch size"
             raise ConfigError(key, name, f"a metric that does not depend on the validation batch size; {what}")
     return list(dict.fromkeys(notes))
+
+
+def repeated_metrics(short: Short, setup: StudySetup) -> list[str]:
+    """Return a note for each metric that differs between two validations of one network.
+
+    Such a metric is random, or it keeps a state from one validation to the next.
+    """
+    notes = []
+    first, second = short.repeated or ({}, {})
+    for metric, one in first.items():
+        two = second.get(metric, one)
+        if not _is_equal(one, two, setup):
+            notes.append(
+                f"{metric} of one network is {one:.4g} and then {two:.4g}: it is random, or keeps a state from one "
+                "validation to the next, and so the steps to the goal depend on it"
+            )
+    return notes
 
 
 def _differences(
@@ -119,8 +133,8 @@ def _is_equal(one: float, two: float, setup: StudySetup) -> bool:
     return math.isclose(one, two, rel_tol=ROUNDING if is_full else ROUNDING_OF_HALF, abs_tol=1e-7)
 
 
-def _spread(training: Training, one: Trial, two: Trial, metric: str, network: int) -> float | None:
-    """Return the range of a random metric, if it explains the difference of two trials; else None.
+def _is_random(training: Training, one: Trial, two: Trial, metric: str, network: int) -> bool:
+    """Return whether a metric is random, and its range explains the difference of two trials.
 
     The range is taken over `REPEATS` seeds, for the network with this number.
     """
@@ -129,12 +143,10 @@ def _spread(training: Training, one: Trial, two: Trial, metric: str, network: in
         looks = [look_at(training, trial, seed)[0] for seed in range(REPEATS)]
         values.append([look[network][metric] for look in looks if len(look) > network])
     if not all(values):
-        return None
+        return False
     ranges = [max(samples) - min(samples) for samples in values]
     gap = abs(fmean(values[0]) - fmean(values[1]))
-    if not sum(ranges) or gap > 3 * sum(ranges):
-        return None
-    return max(ranges)
+    return sum(ranges) > 0 and gap <= 3 * sum(ranges)
 
 
 class _Looked(Exception):
@@ -174,15 +186,3 @@ class _Look(Callback):
         perturb(pl_module)
         self.metrics.append(self.goal.look(trainer))
         raise _Looked
-
-
-def perturb(module: LightningModule) -> None:
-    """Add noise to the weights of a module, always the same."""
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            if parameter.is_floating_point():
-                noise = torch.randn(parameter.shape, generator=generator).to(parameter)
-                # Large noise, because the outputs of an untrained network differ little.
-                scale = PERTURBATION + 2 * parameter.square().mean().sqrt()
-                parameter += scale * noise

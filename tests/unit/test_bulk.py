@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
+
 import optuna
+import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState, create_trial
 
@@ -41,3 +44,14 @@ def test_all_trials_of_the_studies_that_are_asked_for(tmp_path):
             assert (trial.state, trial.user_attrs) == (other.state, other.user_attrs)
     assert read_trials(storage, []) == {}
     storage.engine.dispose()
+
+
+def test_an_attribute_that_is_not_json_is_named_with_its_trial(tmp_path):
+    storage = open_storage(f"sqlite:///{tmp_path}/study.db")
+    study = optuna.create_study(storage=storage)
+    study.add_trial(create_trial(value=1.0))
+    study.add_trial(create_trial(value=1.0, user_attrs={"result": 1}))
+    with sqlite3.connect(tmp_path / "study.db") as connection:
+        connection.execute("update trial_user_attributes set value_json = '{'")
+    with pytest.raises(ValueError, match="'result' of trial 1"):
+        read_trials(storage, [study._study_id])

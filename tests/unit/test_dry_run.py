@@ -78,7 +78,7 @@ def test_a_further_metric_that_depends_on_the_validation_batch_size_is_noted():
 @pytest.mark.parametrize("model", ["Denoising", "DenoisingZeroHead"])
 def test_random_validation_is_noted_and_not_refused(model):
     (note,) = dry_run(setup(f"dry_runs.{model}", "dry_runs.OneBatchSize", of("val_noisy")))[1]
-    assert note.startswith("val_noisy of one network differs by") and "two validations" in note
+    assert note.startswith("val_noisy of one network is")
 
 
 SHORT = {"class_path": f"{ANIMALS}data.Clouds", "init_args": {"n": 32}}  # 2 steps an epoch at B = 16
@@ -121,3 +121,19 @@ def test_the_last_batch_of_the_pruning_pass_is_tried(data):
     assert "pruning.batch_size" in error.value.allowed
     even = {"class_path": ANIMALS + data, "init_args": {"n": 152}}
     assert dry_run(setup("parts.BatchNorm", even, **at))[1] == []
+
+
+@pytest.mark.parametrize(
+    ("model", "metric"), [("KeepsPredictions", "val_all"), ("Denoising", "val_noisy"), ("RootOfBatch", None)]
+)
+def test_a_metric_that_differs_between_two_validations_of_one_network_is_noted(model, metric):
+    """Its validation batches have a fixed size here."""
+    name = metric or "val_rmse"
+    notes = dry_run(setup(f"dry_runs.{model}", goal=of(name)))[1]
+    assert [note.split()[0] for note in notes] == ([metric] if metric else [])
+
+
+@pytest.mark.parametrize(("data", "is_noted"), [("SplitBySeed", True), ("SplitOnce", False), ("Clouds", False)])
+def test_validation_examples_that_the_seed_of_a_point_draws_are_noted(data, is_noted):
+    notes = dry_run(setup(data=f"data.{data}", trials=2))[1]
+    assert any("validate on different data" in note for note in notes) is is_noted

@@ -10,6 +10,7 @@ import optuna
 import pytest
 
 from lit_dps.config import StudyConfig
+from lit_dps.errors import StorageError
 from lit_dps.goal import Goal
 from lit_dps.store import AdviceStore, ForeignStudy, check_unchanged, declare, merge, open_elsewhere
 from tests.unit.runs import trials_of
@@ -136,3 +137,24 @@ def test_a_header_of_ours_that_was_cut_short_is_written_anew(url, tmp_path, vers
     assert ("made_by" in keys) is (version == "this" and attributes > 0)
     declared(url)
     assert [trial.point for trial, _ in zip(trials_of(opened(url, None)), range(3), strict=False)] == [0, 1, 2]
+
+
+def test_a_database_of_another_program_is_refused_and_left_as_it_is(url):
+    with sqlite3.connect(url.removeprefix("sqlite:///")) as connection:
+        connection.execute("create table customers (name text)")
+    before = dump(url)
+    for refuse in (
+        lambda: check_unchanged(url, "s", IDENTITY, CONFIG),
+        lambda: declare(url, CONFIG, "workload", Goal(0.1), IDENTITY, {}),
+        lambda: AdviceStore(url, "s").keep(spent=1.0),
+    ):
+        with pytest.raises(StorageError, match=r"customers|not an Optuna database"):
+            refuse()
+    assert dump(url) == before
+
+
+def test_a_database_that_optuna_shares_with_another_program_is_used(url):
+    optuna.create_study(study_name="theirs", storage=url)
+    with sqlite3.connect(url.removeprefix("sqlite:///")) as connection:
+        connection.execute("create table customers (name text)")
+    assert declared(url)

@@ -141,7 +141,9 @@ def test_a_damaged_result_is_one_line(storage):
     write_study(storage, {A: [result(A, 0, 16)]})
     study = optuna.load_study(study_name=cell_study_name("fake", A), storage=storage)
     study.add_trial(optuna.trial.create_trial(value=1.0, user_attrs={"point": 1, "result": {"status": "complete"}}))
-    with pytest.raises(StorageError, match="^study 'fake' is damaged: KeyError 'steps'$"):
+    with pytest.raises(
+        StorageError, match="^study 'fake' is damaged: trial 1 of B=16 S=0: KeyError 'steps'; restore the file"
+    ):
         read_study(storage, "fake")
 
 

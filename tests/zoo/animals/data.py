@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, random_split
 
 TRAIN, VALIDATION = 160, 50
 
@@ -207,3 +207,18 @@ class Noisy(Clouds):
     def setup(self, stage: str | None = None) -> None:
         super().setup(stage)
         self.train = Augmented(self.train)
+
+
+class SplitBySeed(Clouds):
+    """Draws its validation examples by the global generator."""
+
+    def setup(self, stage: str | None = None) -> None:
+        self.train, self.val = random_split(clouds(TRAIN + VALIDATION, 1), [TRAIN, VALIDATION])
+
+
+class SplitOnce(SplitBySeed):
+    """Draws them by a generator of its own."""
+
+    def setup(self, stage: str | None = None) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.train, self.val = random_split(clouds(TRAIN + VALIDATION, 1), [TRAIN, VALIDATION], generator)
