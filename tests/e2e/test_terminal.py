@@ -58,5 +58,5 @@ def test_a_study_shows_bar_k_star_and_the_trials_of_its_workers_and_leaves_the_s
     screen.wait_for("")
     assert screen.process.wait(60) == 130
     last = screen.text.rpartition(CURSOR_AWAY)[2]
-    assert CURSOR_BACK in last and "interrupted by SIGINT: 16 trials are left" in " ".join(last.split())
+    assert CURSOR_BACK in last and "16 trials remain" in " ".join(last.split())
     assert "Traceback" not in screen.text and "0/16 trials" in screen.text
