@@ -30,8 +30,14 @@ MNIST = {"class_path": "lit_dps.data.MNIST", "init_args": {"root": str(ROOT_OF_D
 PARAMS = {"model.learning_rate": 0.01, "model.momentum": 0.9}
 DENSE, SPARSE = Cell(32, 0.0), Cell(32, 0.9)
 OTHERS = pytest.mark.long
-# each cell and each number of ranks is trained to a goal once, one pair to the bit; others are a long form
-GOAL_PAIRS = [(SPARSE, 2), (DENSE, 4), pytest.param(SPARSE, 4, marks=OTHERS), pytest.param(DENSE, 2, marks=OTHERS)]
+# each cell and each number of ranks once, one pair to the bit; others are a long form
+# Most steps: many reach the goal, few show the mask alone.
+TO_GOAL, FEW = 400, 8
+GOAL_PAIRS = [
+    (SPARSE, 2, FEW),
+    (DENSE, 4, TO_GOAL),
+    *(pytest.param(*pair, TO_GOAL, marks=OTHERS) for pair in [(SPARSE, 2), (SPARSE, 4), (DENSE, 2)]),
+]
 MORE_STEPS = [(SPARSE, 4), (SPARSE, 2), (DENSE, 4)]
 STEP_PAIRS = [(DENSE, 2), *(pytest.param(*pair, marks=OTHERS) for pair in MORE_STEPS)]
 
@@ -60,12 +66,13 @@ def train(cell: Cell, goal: dict, trainer: dict, pruning: dict) -> tuple:
     return result.status, result.steps, dict(result.curve), workload.end.weights.numpy()
 
 
-@pytest.mark.parametrize(("cell", "world"), GOAL_PAIRS, ids=str)
-def test_several_ranks_find_the_mask_and_k_of_one(cell, world):
+@pytest.mark.parametrize(("cell", "world", "max_steps"), GOAL_PAIRS, ids=str)
+def test_several_ranks_find_the_mask_and_k_of_one(cell, world, max_steps):
     # no check of either cell comes near it: one of 0.14417 on one kind of CPU, which rounds to 0.14400, met 0.144
-    goal = {"error": 0.153, "check_interval": 8, "max_steps": 400, "early_reject": True}
+    goal = {"error": 0.153, "check_interval": 8, "max_steps": max_steps, "early_reject": True}
     status, steps, _, weights = on_ranks(1, train, cell, goal, {}, {})[0]
-    assert steps is not None, "a trial that misses its goal tells less"
+    if max_steps == TO_GOAL:
+        assert steps is not None, "a trial that misses its goal tells less"
     for other in on_ranks(world, train, cell, goal, {}, {}):
         assert other[:2] == (status, steps)
         if cell.sparsity:

@@ -25,6 +25,7 @@ RATES = {"model.lr": {"low": 5e-3, "high": 5e-2, "scale": "log"}}
 TRAINER = {"accelerator": "cpu"}
 GOAL = {"error": 0.11, "check_interval": 5, "max_steps": 40}
 STUDY = {"name": "zoo", "batch_sizes": [8, 32], "sparsities": [0.0, 0.8], "trials": 1, "workers": 1, "slack": None}
+STUDY["noise_scale"] = False  # test_plain.py has it
 
 
 @dataclass

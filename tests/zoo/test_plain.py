@@ -17,7 +17,7 @@ def curves(outcome) -> list[dict]:
 
 
 def test_k_and_weights_are_as_audited(zoo):
-    outcome = zoo(trials=2)
+    outcome = zoo(trials=2, noise_scale=True)
     assert_works(outcome)
     ended = [result.status for result in outcome.results]
     assert "complete" in ended and "incomplete" in ended, "a plainer case than it should be"
