@@ -141,6 +141,17 @@ def test_only_some_figures(two_sparsities, tmp_path):
     assert not (tmp_path / "none").exists()
 
 
+def test_figures_of_many_series_are_drawn_on_request(two_sparsities, tmp_path, monkeypatch):
+    monkeypatch.setattr("lit_dps.analysis.figures.style.MOST_SERIES", 1)
+    paths, notes = write_all(two_sparsities, tmp_path / "all")
+    names = {path.name for path in paths}
+    assert {"scaling.csv", "logs.csv", "time-to-goal.png"} <= names
+    assert not names & {"scaling.png", "logs.png"}
+    assert any(note.startswith("2 series, above 1") for note in notes)
+    paths, notes = write_all(two_sparsities, tmp_path / "one", ["scaling"])
+    assert [path.name for path in paths] == files_of("scaling")
+
+
 def test_figures_of_many_panels_are_drawn_on_request(two_sparsities, tmp_path, monkeypatch):
     monkeypatch.setattr("lit_dps.analysis.figures.metaparameters.MOST_CELLS", 3)
     monkeypatch.setattr("lit_dps.analysis.figures.rates.MOST_LINES", 1)

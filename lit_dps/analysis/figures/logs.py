@@ -57,6 +57,11 @@ def missing(study: Analysis) -> str | None:
     return None if any(len(trial.curve.get("step", ())) > 1 for trial in best) else "K* of each cell is its first check"
 
 
+def too_large(study: Analysis) -> str | None:
+    """Why the figure is drawn on request only, if so."""
+    return look.too_many_series(study, NAME)
+
+
 def notes(study: Analysis) -> list[str]:
     """That the curves of the error have gaps, where they have."""
     errors = rows(study)[study.record.goal.metric]

@@ -61,6 +61,11 @@ def missing(study: Analysis) -> str | None:
     return "complete trials at one batch size only" if len(sizes) == 1 else None
 
 
+def too_large(study: Analysis) -> str | None:
+    """Why the figure is drawn on request only, if so."""
+    return look.too_many_series(study, NAME)
+
+
 def notes(study: Analysis) -> list[str]:
     """Series that have no curve, and how limits and upper bounds of K* are drawn."""
     bare = [series for series, scaling in study.scalings.items() if not scaling.k_star]

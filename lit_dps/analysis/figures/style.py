@@ -61,7 +61,16 @@ BATCH_SIZE = "batch size B [examples]"
 STEPS = "optimizer step"
 K_STAR = "steps to result K* [optimizer steps]"
 ON_REQUEST = "lit-dps figures --only {name} draws it"
+MOST_SERIES = 12  # more lines of a panel cannot be told apart
 LINE = 0.15  # height of a legend's line, in inches
+
+
+def too_many_series(study: Analysis, name: str) -> str | None:
+    """Return why a figure with a panel or a line for each series is drawn on request only; None if it is not."""
+    count = len(study.record.series)
+    if count <= MOST_SERIES:
+        return None
+    return f"{count} series, above {MOST_SERIES} ({ON_REQUEST.format(name=name)})"
 
 
 def without_math(figure: Figure) -> None:
