@@ -6,8 +6,7 @@ asks once a step, a check or a fit. Networks trained side by side have to be, ea
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -28,12 +27,13 @@ from lit_dps.module import ImageClassifier, logs
 from lit_dps.optim import RULES, rule_of
 from lit_dps.pruning import prunable
 from lit_dps.pruning.copies import copies_of, why_unprunable
-from lit_dps.training import GoalErrorCallback, lightning_private
-from lit_dps.training.attributes import unchanged_attributes
+from lit_dps.training import GoalErrorCallback, generators, lightning_private
+from lit_dps.training.attributes import equal_states, unchanged_attributes
 from lit_dps.training.delay import asks_for_a_closure
 from lit_dps.training.early_check import EarlyCheck
 from lit_dps.training.generators import isolated
 from lit_dps.training.inheritance import inherits
+from lit_dps.training.kernels import full_float32
 from lit_dps.training.workload import Built
 
 _EXAMPLES = 64
@@ -161,10 +161,10 @@ def _why_not_its_loss(module: LightningModule, batch: tuple[Tensor, Tensor]) -> 
     before = {n: b.clone() for n, b in module.named_buffers()}
     close = partial(torch.allclose, rtol=_EQUAL)
     try:
-        with torch.no_grad(), _full_float32():
-            state = torch.get_rng_state()
+        with torch.no_grad(), full_float32():
+            state = generators.capture()
             loss = module.loss((x, y))
-            if not torch.equal(state, torch.get_rng_state()):
+            if not equal_states(state, generators.capture()):
                 return f"{name} draws random numbers in a training step, such as dropout"
             for key, buffer in module.named_buffers():
                 if not torch.equal(buffer, before[key]):
@@ -184,20 +184,6 @@ def _why_not_its_loss(module: LightningModule, batch: tuple[Tensor, Tensor]) -> 
     except (RuntimeError, TypeError, ValueError) as error:
         return f"{name} does not run under torch.vmap ({str(error).splitlines()[0][:200]})"
     return None
-
-
-@contextmanager
-def _full_float32() -> Iterator[None]:
-    """In here no TF32, whose ten bits two ways to one loss differ by; convolutions on a GPU take it by default."""
-    backends = [torch.backends.cudnn, torch.backends.cuda.matmul] if torch.cuda.is_available() else []
-    before = [backend.allow_tf32 for backend in backends]
-    try:
-        for backend in backends:
-            backend.allow_tf32 = False
-        yield
-    finally:
-        for backend, allowed in zip(backends, before, strict=True):
-            backend.allow_tf32 = allowed
 
 
 def _some(built: Built, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 
 from lightning.pytorch import LightningDataModule
@@ -17,6 +18,7 @@ from lit_dps.study.resuming import check_resume
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.short_trial import Short, run_short
 from lit_dps.study.value_by_batch_size import compare_metrics, repeated_metrics
+from lit_dps.training.kernels import deterministic_kernels
 from lit_dps.trial import Cell, Trial
 
 
@@ -81,8 +83,9 @@ def _dry_run(setup: StudySetup, training: Training) -> tuple[LightningDataModule
                 notes += compare_metrics(training, dense, setup)
     if not standard_data(short.data):
         notes += check_validation_data(setup)
-    notes += check_resume(training, trial, setup)
-    notes += idle_keys(training, setup)
+    with deterministic_kernels() if setup.on_gpu else nullcontext():
+        notes += check_resume(training, trial, setup)
+        notes += idle_keys(training, setup)
     return short.data, notes
 
 

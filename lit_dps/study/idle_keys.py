@@ -82,9 +82,9 @@ def _effect(runs: _Runs, setup: StudySetup, trials: Sequence[Trial], key: str) -
 
     Trials at both ends of the key are compared.
     """
-    effect = UNKNOWN
     # First without validation and the end of an epoch, which take longer than a few steps.
     for run in (runs.light, runs.whole):
+        effect = UNKNOWN
         for trial in _trials_for(key, trials):
             one = run(trial)
             if one is None:

@@ -14,6 +14,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cache
+from importlib.metadata import PathDistribution
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -87,22 +88,43 @@ def refuse_changed_sources(began: Mapping[str, Any], now: Mapping[str, Any]) -> 
 
 @cache
 def _installed() -> tuple[str, ...]:
-    """Return the folders of installed packages, of the standard library and of lit_dps."""
+    """Return the folders and files of installed packages, of the standard library and of lit_dps."""
     folders = [sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")]
     folders += [site.getusersitepackages(), str(Path(lit_dps.__file__).parent)]
     return tuple(os.path.realpath(folder) + os.sep for folder in folders)
 
 
+@cache
+def _installed_with_target() -> tuple[str, ...]:
+    """Return the folders and files of packages that `pip install --target` put on the import path.
+
+    Other files in the same folder may be the user's.
+    """
+    paths = set()
+    for folder in sys.path:
+        for info in Path(folder or ".").glob("*.dist-info"):
+            for file in PathDistribution(info).files or ():
+                first = file.parts[0]
+                is_package = len(file.parts) > 1
+                if first != ".." and first != info.name:
+                    paths.add(os.path.realpath(info.with_name(first)) + (os.sep if is_package else ""))
+    return tuple(sorted(paths))
+
+
 def is_installed(module: ModuleType | None) -> bool:
     """Return True if a module is of an installed package other than lit_dps."""
     file = getattr(module, "__file__", None)
-    return isinstance(file, str) and bool(_PACKAGE_FOLDERS & {*Path(os.path.realpath(file)).parts})
+    return isinstance(file, str) and _is_in_package_folder(os.path.realpath(file))
 
 
 @cache
 def _is_users(file: str) -> bool:
     path = os.path.realpath(file)
-    return not path.startswith(_installed()) and not _PACKAGE_FOLDERS & {*Path(path).parts}
+    return not path.startswith(_installed()) and not _is_in_package_folder(path)
+
+
+def _is_in_package_folder(path: str) -> bool:
+    return bool(_PACKAGE_FOLDERS & {*Path(path).parts}) or path.startswith(_installed_with_target())
 
 
 def _hashes_of_file(file: str) -> list[str]:

@@ -7,9 +7,11 @@ a root is a different goal at each batch size.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from statistics import fmean
+from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
@@ -21,11 +23,12 @@ from lit_dps.study.setup import StudySetup
 from lit_dps.study.short_trial import Short, perturb
 from lit_dps.training import GoalErrorCallback
 from lit_dps.training.generators import isolated
+from lit_dps.training.kernels import full_float32
 from lit_dps.trial import Trial
 
 # Largest relative difference between two sums of the same numbers in another order.
 ROUNDING = 1e-4
-ROUNDING_OF_HALF = 1e-2  # with less than 24 bits, and on a GPU, which may use TF32
+ROUNDING_OF_HALF = 1e-2  # with less than 24 bits
 REPEATS = 3  # validations of one network that measure how random its metrics are
 
 
@@ -34,6 +37,9 @@ def compare_metrics(training: Training, trial: Trial, setup: StudySetup) -> list
 
     Two networks are validated at each end: the untrained network, and the same with noise on its
     weights. Without noise, an untrained network may give the same output for every example.
+
+    The networks are validated in full precision, because half precision hides differences below 1 %.
+    A module that fails in full precision is validated in its own precision.
 
     Args:
         training: What the trials have in common.
@@ -47,7 +53,14 @@ def compare_metrics(training: Training, trial: Trial, setup: StudySetup) -> list
         ConfigError: if the goal's metric differs by more than rounding.
     """
     goal = GoalErrorCallback(**training.goal)
+    own_precision = training
+    training = _in_full_precision(training)
+    rounding = ROUNDING
     smallest, examples = look_at(training, trial)
+    if not smallest:
+        training = own_precision
+        rounding = _rounding(setup)
+        smallest, examples = look_at(training, trial)
     sizes = setup.study.batch_sizes
     name = goal.monitor
     notes: list[str] = []
@@ -56,7 +69,7 @@ def compare_metrics(training: Training, trial: Trial, setup: StudySetup) -> list
     for batch_size in [max(sizes), *_ragged(sizes, examples, training.workload.accumulated)]:
         other = replace(trial, cell=replace(trial.cell, batch_size=batch_size))
         metrics, _ = look_at(training, other)
-        for metric, (network, one, two) in _differences(smallest, metrics, setup).items():
+        for metric, (network, one, two) in _differences(smallest, metrics, rounding).items():
             if _is_random(training, trial, other, metric, network):
                 continue  # `repeated_metrics` notes it
             shown = f"{one:.4g} at B = {trial.cell.batch_size} and {two:.4g} at B = {batch_size}"
@@ -78,7 +91,7 @@ def repeated_metrics(short: Short, setup: StudySetup) -> list[str]:
     first, second = short.repeated or ({}, {})
     for metric, one in first.items():
         two = second.get(metric, one)
-        if not _is_equal(one, two, setup):
+        if not _is_equal(one, two, _rounding(setup)):
             notes.append(
                 f"{metric} of one network is {one:.4g} and then {two:.4g}: it is random, or keeps a state from one "
                 "validation to the next, and so the steps to the goal depend on it"
@@ -87,7 +100,7 @@ def repeated_metrics(short: Short, setup: StudySetup) -> list[str]:
 
 
 def _differences(
-    ones: list[dict[str, float]], others: list[dict[str, float]], setup: StudySetup
+    ones: list[dict[str, float]], others: list[dict[str, float]], rounding: float
 ) -> dict[str, tuple[int, float, float]]:
     """Return the metrics that differ by more than rounding, each with the network's number and both values.
 
@@ -97,7 +110,7 @@ def _differences(
     for network, (one, other) in enumerate(zip(ones, others, strict=False)):
         for metric in one.keys() & other.keys():
             pair = one[metric], other[metric]
-            if _is_equal(*pair, setup):
+            if _is_equal(*pair, rounding):
                 continue
             if metric not in differences or _gap(pair) > _gap(differences[metric][1:]):
                 differences[metric] = network, *pair
@@ -125,12 +138,28 @@ def _ragged(batch_sizes: list[int], examples: dict[int, int], accumulated: int) 
     return [batch_size for batch_size in sorted(batch_sizes) if is_ragged(batch_size)][:1]
 
 
-def _is_equal(one: float, two: float, setup: StudySetup) -> bool:
+def _is_equal(one: float, two: float, rounding: float) -> bool:
     if not (math.isfinite(one) and math.isfinite(two)):
         return math.isfinite(one) == math.isfinite(two)
-    precision = str(setup.workload.trainer.get("precision") or "32")
-    is_full = precision.startswith(("32", "64")) and not setup.on_gpu
-    return math.isclose(one, two, rel_tol=ROUNDING if is_full else ROUNDING_OF_HALF, abs_tol=1e-7)
+    return math.isclose(one, two, rel_tol=rounding, abs_tol=1e-7)
+
+
+def _rounding(setup: StudySetup) -> float:
+    """Return the largest relative difference that the precision of the trainer explains."""
+    return ROUNDING if _is_full(setup.workload.trainer) else ROUNDING_OF_HALF
+
+
+def _is_full(trainer: Mapping[str, Any]) -> bool:
+    return str(trainer.get("precision") or "32").startswith(("32", "64"))
+
+
+def _in_full_precision(training: Training) -> Training:
+    """Return a copy of `training` whose trainer has at least 32 bits."""
+    trainer = training.workload.trainer
+    if _is_full(trainer):
+        return training
+    workload = replace(training.workload, trainer={**trainer, "precision": "32-true"})
+    return replace(training, workload=workload)
 
 
 def _is_random(training: Training, one: Trial, two: Trial, metric: str, network: int) -> bool:
@@ -169,7 +198,7 @@ def look_at(training: Training, trial: Trial, seed: int | None = None) -> tuple[
     run = Run(trial, goal.goal, metrics=training.metrics)
     fit = TrialFit.of(training, run, goal)
     look = _Look(goal)
-    with isolated(seed=trial.seed_for("order") if seed is None else seed), suppress(Exception):
+    with full_float32(), isolated(seed=trial.seed_for("order") if seed is None else seed), suppress(Exception):
         fit.trainer(last=[look]).fit(fit.built.module, datamodule=fit.built.data)
     return look.metrics, goal.validated.first or {}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -56,6 +57,16 @@ def test_a_metric_that_depends_on_the_validation_batch_size_is_refused(model, me
     assert (error.value.key, error.value.value) == ("goal.metric", metric)
     assert "B = 4" in error.value.allowed and "B = 16" in error.value.allowed
     assert dry_run(setup(f"dry_runs.{model}", goal=of(metric)))[1] == [], "validation has a batch size of its own"
+
+
+@pytest.mark.parametrize("model", ["RootOfBatch", "HalfAlone"])
+def test_half_precision_hides_no_dependence_on_the_batch_size(model):
+    """The difference of a root is below 1 %. A module that fails in full precision is validated in its own."""
+    made = setup(f"dry_runs.{model}", "dry_runs.OneBatchSize", of("val_rmse"))
+    trainer = {"accelerator": "cpu", "precision": "bf16-true"}
+    with pytest.raises(ConfigError) as error:
+        dry_run(replace(made, workload=replace(made.workload, trainer=trainer)))
+    assert (error.value.key, error.value.value) == ("goal.metric", "val_rmse")
 
 
 def test_an_intermediate_batch_size_alone_may_leave_a_short_validation_batch():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -50,10 +51,17 @@ def test_a_module_of_the_users_is_stacked(name):
     assert assert_conform(ours, reference, Goal.of_stored(GOAL), EXAMPLES) == []
 
 
+class Drawing(nn.Module):
+    """Draws from NumPy, with little effect."""
+
+    def forward(self, x):
+        return x + 1e-9 * np.random.rand()
+
+
 class Normalized(nn.Module):
     def __init__(self, layer: str = "BatchNorm1d"):
         super().__init__()
-        last = {"BatchNorm1d": nn.BatchNorm1d(32), "Dropout": nn.Dropout(0.1)}.get(layer)
+        last = {"BatchNorm1d": nn.BatchNorm1d(32), "Dropout": nn.Dropout(0.1), "numpy": Drawing()}.get(layer)
         last = nn.BatchNorm1d(32, track_running_stats=False) if last is None else last
         self.layers = nn.Sequential(nn.Flatten(), nn.Linear(784, 32), last, nn.Linear(32, 10))
 
@@ -170,6 +178,7 @@ def own(name: str) -> dict:
         (network("Normalized"), "changes its buffer network.layers.2.running_mean"),
         (network("Normalized", layer="alone"), "no mean over the examples"),
         (network("Normalized", layer="Dropout"), "random numbers"),
+        (network("Normalized", layer="numpy"), "random numbers"),
         (network("Branching"), "does not run under torch.vmap"),
         (own("OwnStep"), "a training step or hooks of its own"),
         (own("Adam"), "Adam as configured"),

@@ -40,6 +40,10 @@ def test_a_key_may_act_in_validation_in_the_loss_or_after_the_first_epoch(key):
     assert idle({f"model.{key}": Range(0.0, 0.9)}) == {}
 
 
+def test_a_key_is_not_noted_where_no_validation_succeeds():
+    assert idle({"model.shift": Range(0.0, 0.9)}, model="idle.FailsInValidation") == {}
+
+
 def test_a_key_may_act_on_the_rate_late_in_the_budget():
     assert idle({"model.decay": Range(0.1, 1.0)}, arguments={"optimizer": "decay"}) == {}
     assert idle({"model.decay": Range(0.1, 1.0)}).keys() == {"model.decay"}

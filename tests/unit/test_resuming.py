@@ -12,6 +12,7 @@ from lit_dps.module import ImageClassifier
 from lit_dps.store import sobol_point
 from lit_dps.study.dry_run import dry_run
 from lit_dps.study.resuming import _Ended, _gap, check_resume
+from lit_dps.study.setup import StudySetup
 from lit_dps.training.workload import Workload
 from lit_dps.trial import Cell, Trial
 from tests.unit.saved_study import Study
@@ -74,6 +75,17 @@ def test_attributes_of_data_are_saved():
 def test_a_trial_that_is_not_reproducible_is_noted(model):
     (note,) = check(f"forgetful.{model}")
     assert note.startswith(f"trials of {model} are not reproducible")
+
+
+def test_rounding_of_a_gpu_that_differs_from_run_to_run_hides_no_state(monkeypatch):
+    monkeypatch.setattr(StudySetup, "on_gpu", True)
+    assert check("forgetful.Trembling") == []
+    for model in ("HiddenCounter", "TremblingCounter"):
+        with pytest.raises(ConfigError) as error:
+            check(f"forgetful.{model}")
+        assert (error.value.key, error.value.value) == ("model", model)
+    (note,) = check("forgetful.Unseeded")
+    assert note.startswith("trials of Unseeded are not reproducible")
 
 
 def test_a_trial_that_cannot_resume_is_noted():

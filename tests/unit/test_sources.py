@@ -10,7 +10,14 @@ import pytest
 
 from lit_dps.errors import UserError
 from lit_dps.provenance import SOURCES, UNKNOWN, changed_parts
-from lit_dps.study.sources import import_sources, refuse_changed_sources, source_hashes
+from lit_dps.study.sources import (
+    _installed_with_target,
+    _is_users,
+    import_sources,
+    is_installed,
+    refuse_changed_sources,
+    source_hashes,
+)
 
 CODE = '''
 """What it is."""
@@ -61,6 +68,19 @@ def test_files_and_what_they_import_are_hashed_and_no_library_is(imported):
     assert imported().keys() == {"code_of_mine.py", "helper_of_mine.py"}
     everything = source_hashes({})
     assert not [name for name in everything if name.startswith(("torch", "lightning", "lit_dps/", "numpy", "json"))]
+
+
+def test_a_package_that_pip_put_into_a_folder_of_the_path_is_a_library(imported, tmp_path):
+    (tmp_path / "bought.py").write_text("COLOR = 1\n")
+    (tmp_path / "bought-1.0.dist-info").mkdir()
+    (tmp_path / "bought-1.0.dist-info" / "RECORD").write_text("bought.py,,\nbought-1.0.dist-info/RECORD,,\n")
+    _installed_with_target.cache_clear()
+    _is_users.cache_clear()
+    assert imported("import bought\n" + CODE).keys() == {"code_of_mine.py", "helper_of_mine.py"}
+    assert is_installed(sys.modules["bought"]) and not is_installed(sys.modules["code_of_mine"])
+    del sys.modules["bought"]
+    _installed_with_target.cache_clear()
+    _is_users.cache_clear()
 
 
 SAME = {

@@ -39,6 +39,20 @@ class HiddenCounter(Net):
         return self.loss(batch) * self.count()
 
 
+class Trembling(Net):
+    """Has rounding that differs from run to run, as kernels that add in any order have."""
+
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch) * (1 + 1e-6 * random.SystemRandom().random())
+
+
+class TremblingCounter(HiddenCounter):
+    """The same, with a counter that no checkpoint has."""
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) * (1 + 1e-6 * random.SystemRandom().random())
+
+
 class SavedCounter(HiddenCounter):
     """Saves that counter."""
 

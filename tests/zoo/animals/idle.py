@@ -67,7 +67,7 @@ class Swallowing(Net):
 
     def validation_step(self, batch, batch_idx):
         x, y = batch
-        logits = self(x) + self.hparams.shift * torch.arange(4)
+        logits = self(x) + self.hparams.shift * torch.arange(4, device=self.device)
         self.log("val_error", (logits.argmax(1) != y).float().mean())
 
     def configure_optimizers(self):
@@ -83,3 +83,10 @@ class Swallowing(Net):
                 {"scheduler": LambdaLR(optimizer, lambda step: 1.0 if step < 20 else h.decay), "interval": "step"}
             ]
         return optimizer
+
+
+class FailsInValidation(Swallowing):
+    """Fails in each validation."""
+
+    def validation_step(self, batch, batch_idx):
+        raise RuntimeError("no validation here")
