@@ -81,7 +81,7 @@ class Contrastive(Net):
     def validation_step(self, batch, batch_idx):
         super().validation_step(batch, batch_idx)
         z = F.normalize(self(batch[0]), dim=1)
-        self.log("val_contrast", F.cross_entropy(z @ z.T, torch.arange(len(z))))
+        self.log("val_contrast", F.cross_entropy(z @ z.T, torch.arange(len(z), device=z.device)))
 
 
 class Denoising(Net):
@@ -90,7 +90,7 @@ class Denoising(Net):
     def validation_step(self, batch, batch_idx):
         super().validation_step(batch, batch_idx)
         x, y = batch
-        self.log("val_noisy", F.cross_entropy(self(x + torch.randn(8)), y))
+        self.log("val_noisy", F.cross_entropy(self(x + torch.randn(8, device=x.device)), y))
 
 
 class KeepsPredictions(Net):

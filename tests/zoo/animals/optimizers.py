@@ -159,7 +159,7 @@ class Adversarial(Manual):
 
     def training_step(self, batch, batch_idx):
         x, _ = batch
-        noise = torch.rand(len(x), self.hparams.width) * 2 - 1
+        noise = torch.rand(len(x), self.hparams.width, device=x.device) * 2 - 1
         real, made = self.critic(noise), self.critic(self.body(x).detach())
         losses = self.loss(batch), real.mean() - made.mean() + 0.1 * (real**2 + made**2).mean()
         for optimizer, loss, every in zip(self.optimizers(), losses, self.every, strict=True):

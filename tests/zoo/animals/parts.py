@@ -145,7 +145,7 @@ class Words(nn.Module):
         self.embedding = nn.Embedding(16, width)
 
     def forward(self, x):
-        return self.embedding((x > 0).long() + 2 * torch.arange(8))
+        return self.embedding((x > 0).long() + 2 * torch.arange(8, device=x.device))
 
 
 class Embedded(Net):

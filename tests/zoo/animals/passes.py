@@ -62,7 +62,7 @@ class NumpyNoise(Net):
 
     def training_step(self, batch, batch_idx):
         x, y = batch
-        return self.loss((x + torch.from_numpy(0.1 * np.random.randn(*x.shape)).float(), y))
+        return self.loss((x + torch.from_numpy(0.1 * np.random.randn(*x.shape)).to(x), y))
 
 
 class Dropout(Net):
