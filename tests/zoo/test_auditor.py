@@ -20,7 +20,7 @@ class HalfMasked(Callback):
     """Masks the upper half of the head's weights, once."""
 
     def on_train_start(self, trainer, pl_module):
-        keep = torch.arange(64).view(4, 16) >= 32
+        keep = torch.arange(64, device=pl_module.device).view(4, 16) >= 32
         self.mask = {"head.weight": keep}
         with torch.no_grad():
             pl_module.head.weight.mul_(keep)

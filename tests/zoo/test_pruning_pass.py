@@ -69,7 +69,8 @@ def test_the_mask_is_that_of_the_whole_split_at_any_batch_size(zoo):
     masks = [audits[cell].mask for cell in sorted(audits) if cell.sparsity]
     assert all(torch.equal(masks[0][name], masks[1][name]) for name in masks[0])
     dense = next(audits[cell] for cell in sorted(audits) if not cell.sparsity)
-    scores = saliency(dense.start.tensors)
+    scores = saliency({name: tensor.cpu() for name, tensor in dense.start.tensors.items()})
+    masks = [{name: keep.cpu() for name, keep in mask.items()} for mask in masks]
     left = torch.cat([scores[name][keep] for name, keep in masks[0].items()])
     gone = torch.cat([scores[name][~keep] for name, keep in masks[0].items()])
     assert len(left) == round(0.2 * (len(left) + len(gone)))
