@@ -16,6 +16,7 @@ from lit_dps.runs import Run
 from lit_dps.space import RATE_NAMES
 from lit_dps.training import DelayCallback, LocalSGDCallback, PruningCallback
 from lit_dps.training.checkpoints import CheckpointFile, Checkpoints
+from lit_dps.training.lightning_private import error_of_fit
 from lit_dps.training.workload import Workload
 from lit_dps.trial import Status, Trial, TrialResult
 
@@ -135,7 +136,8 @@ class Training:
         """
         try:
             train(run)
-        except Exception as error:
+        except Exception as raised:
+            error = error_of_fit(raised)
             if isinstance(error, StorageError) or ranks.is_rank_loss(error) or ranks.world() > 1:
                 raise
             if self.checkpoints is not None:

@@ -73,15 +73,16 @@ def start_server(*functions: Callable[..., Any]) -> None:
         forkserver.ensure_running()
 
 
-def start(target: Callable[..., None], name: str, args: tuple, daemon: bool = True) -> BaseProcess:
+def start(target: Callable[..., None], name: str, args: tuple) -> BaseProcess:
     """Starts a process that runs `target(*args)`, with this one's environment, and ends when this one does.
 
     The server imports the modules of the target and of functions among the arguments, which are pickled. A terminal's
-    Ctrl-C does not reach the process: this one decides. A daemon may have no processes of its own.
+    Ctrl-C does not reach the process: this one decides. The process may start others, such as the workers of a
+    data loader.
     """
     start_server(target, *filter(callable, args))
     begin = {"target": _begin, "args": (dict(os.environ), target, args)}
-    process = context().Process(**begin, name=f"{Unguarded.OURS}{name}", daemon=daemon)
+    process = context().Process(**begin, name=f"{Unguarded.OURS}{name}", daemon=True)
     process.start()
     return process
 
@@ -89,6 +90,8 @@ def start(target: Callable[..., None], name: str, args: tuple, daemon: bool = Tr
 def _begin(environment: dict[str, str], target: Callable[..., None], args: tuple) -> None:
     os.environ.clear()  # the server has that of its own start
     os.environ.update(environment)
+    # Only the parent needs to know that this process is a daemon; a daemon could not start processes.
+    multiprocessing.current_process().daemon = False
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # for good, whatever handlers are set later
     threading.Thread(target=_die_with_parent, daemon=True).start()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})

@@ -125,7 +125,8 @@ def run_short(training: Training, trial: Trial, watchers: Sequence[Callback] = (
                 raise UserError(f"trainer: {error}") from error
             trainer.fit(module, datamodule=fit.built.data)
             fit.examples.settle(trainer)
-        except Exception as error:
+        except Exception as raised:
+            error = lightning_private.error_of_fit(raised)
             hint = _hint(error, goal)
             raise user_error_in(error) or UserError(one_line_of(error, trial) + hint) from error
     if goal.status is None:

@@ -5,6 +5,7 @@ Where several ranks train each trial, a worker is the first of them: it asks and
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 import traceback
@@ -113,8 +114,8 @@ def work_in_processes(setup: StudySetup, workers: int, stop: StopRequest, saw: S
     try:
         for number in range(workers):
             results, sent = context.Pipe(duplex=False)
-            daemon, args = setup.ranks == 1, (setup, sent, leaving, saw is not None)  # a daemon may have no children
-            started[results] = processes.start(_worker, f"worker {number}", args, daemon)
+            args = setup, sent, leaving, saw is not None
+            started[results] = processes.start(_worker, f"worker {number}", args)
             sent.close()  # else its end would never be seen
         living = dict(started)
         while living:
@@ -156,16 +157,23 @@ def _received(results: Connection, worker: BaseProcess) -> Any:
 
 def _worker(setup: StudySetup, results: Connection, leaving, watched: bool) -> None:
     stop = StopRequest(leaving.is_set)
+
+    def send(message: Any) -> None:
+        try:
+            results.send(message)
+        except BrokenPipeError:  # the parent was killed
+            os._exit(1)
+
     with interruptible(stop):
         try:
             _import_sources(setup)
-            for result in work(setup, stop, results.send if watched else None):
-                results.send(result)
-            results.send(None)
+            for result in work(setup, stop, send if watched else None):
+                send(result)
+            send(None)
         except (UserError, Interrupted) as error:
-            results.send(error)
+            send(error)
         except Exception:  # not swallowed: the parent raises it, with this traceback
-            results.send(WorkerError(traceback.format_exc()))
+            send(WorkerError(traceback.format_exc()))
 
 
 def _end(started: Iterable[BaseProcess], grace: float) -> None:

@@ -7,6 +7,7 @@ Written for and tested with Lightning 2.6 (`VERSION`). If a part is missing or h
 from __future__ import annotations
 
 import math
+import traceback
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -35,6 +36,14 @@ def set_up_data(trainer: Trainer) -> float:
     """Request the train dataloader now, and return the batches of an epoch; infinity without an end."""
     trainer.fit_loop.setup_data()
     return batches_of_epoch(trainer)
+
+
+def error_of_fit(error: Exception) -> Exception:
+    """Return the error for which a fit ended, instead of an error of the teardown that followed it."""
+    functions = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if Trainer._teardown.__code__ in functions and isinstance(error.__context__, Exception):
+        return error.__context__
+    return error
 
 
 def batches_of_epoch(trainer: Trainer) -> float:

@@ -8,9 +8,10 @@ import signal
 import lightning
 import pytest
 from lightning.pytorch import Callback
+from torch.utils.data import DataLoader
 
 from lit_dps.training import lightning_private as private
-from tests.unit.tiny import Plain, fit, loader
+from tests.unit.tiny import Plain, fit, loader, points
 
 
 class Uses(Callback):
@@ -127,3 +128,18 @@ def test_nobody_else_reaches_into_lightning():
         assert f"lightning_private.{name}(" in others, f"{name} is used by nobody"
     for part in ("epoch_loop", "_data_source", "_signal_connector", "._results", "_detect_anomaly", "._fabric"):
         assert part not in others, f"{part} belongs into lightning_private.py"
+
+
+class Broken(DataLoader):
+    """Fails when batches are requested; then the teardown of the trainer fails too."""
+
+    def __iter__(self):
+        raise OSError("the disk is gone")
+
+
+def test_the_error_of_a_fit_is_no_error_of_the_teardown():
+    with pytest.raises(RuntimeError, match="combined_loader") as raised:
+        fit(Plain(errors=(0.5,)), Broken(points(20), 4), loader(20, 4))
+    assert repr(private.error_of_fit(raised.value)) == "OSError('the disk is gone')"
+    own = KeyError("of the user")
+    assert private.error_of_fit(own) is own

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from lit_dps.parallel import processes
 from lit_dps.study.workers import warm_up
@@ -99,6 +100,15 @@ def test_a_forked_process_trains_with_several_threads():
     for _ in range(2):
         threads, tasks = told(train, 3)
         assert threads == 3 and tasks >= 3
+
+
+def load(sent) -> None:
+    points = torch.arange(8.0)
+    sent.send(torch.cat(list(DataLoader(points, 4, num_workers=2))).tolist())
+
+
+def test_a_process_may_have_workers_of_a_loader():
+    assert told(load) == list(range(8))
 
 
 def test_the_server_asks_no_gpu_for_anything():

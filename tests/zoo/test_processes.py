@@ -16,6 +16,7 @@ from tests.zoo.verify import assert_works
 NEVER = {"goal": {"monitor": "val_loss", "error": 1e-6, "max_steps": 20}}
 ANIMALS = {
     "a teacher": {"model": "optimizers.Teacher"},
+    "a loader with a worker": {"data": spec("data.Clouds", workers=1)},
     "numpy": {"data": "data.Noisy"},
     "short batches": {"data": spec("data.Clouds", n=170)},
 }
@@ -34,7 +35,9 @@ def again(outcome: Outcome, *options: object) -> list:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("animal", ["numpy", pytest.param("short batches", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "animal", ["a loader with a worker", "numpy", pytest.param("short batches", marks=pytest.mark.long)]
+)
 def test_two_workers_do_what_one_does(zoo, animal):
     outcome = zoo(**ANIMALS[animal], **NEVER)
     assert_works(outcome, ["incomplete"])
@@ -42,7 +45,7 @@ def test_two_workers_do_what_one_does(zoo, animal):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("animal", ["a teacher"])
+@pytest.mark.parametrize("animal", ["a teacher", "a loader with a worker"])
 def test_two_ranks_do_what_one_process_does(zoo, animal):
     outcome = zoo(**ANIMALS[animal], **NEVER)
     assert_works(outcome, ["incomplete"])
