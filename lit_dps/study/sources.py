@@ -74,12 +74,17 @@ def import_sources(config: Any, sources: Mapping[str, Any]) -> None:
             importlib.import_module(module)
 
 
+def changed_files(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """Return the names of the files that have other content, of those in both mappings."""
+    return [name for name in one if name in other and not is_same_source(one[name], other[name])]
+
+
 def refuse_changed_sources(began: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raise UserError if a file of the user's code has other content than when the command began.
 
     A process that imports the file now would train other code than the trials are stored with.
     """
-    changed = [name for name in began if name in now and not is_same_source(began[name], now[name])]
+    changed = changed_files(began, now)
     if changed:
         raise UserError(
             f"{', '.join(changed)} changed after the command began: wait until edits are done, and start it again"

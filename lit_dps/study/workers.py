@@ -9,7 +9,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -24,9 +24,9 @@ from lit_dps.runs import Run
 from lit_dps.runtime import INTERRUPTED, Interrupted, StopRequest, interruptible, prepare_process
 from lit_dps.store import Store, sampler_of, seed_of_trials
 from lit_dps.study.setup import StudySetup
-from lit_dps.study.sources import import_sources, refuse_changed_sources, source_hashes
+from lit_dps.study.sources import changed_files, import_sources, refuse_changed_sources, source_hashes
 from lit_dps.study.watching import Lookout, Sighting
-from lit_dps.trial import TrialResult
+from lit_dps.trial import Trial, TrialResult
 
 GRACE = 20  # seconds that a worker has to finish its check and stop when another one failed
 
@@ -203,7 +203,7 @@ def first_of_ranks(setup: StudySetup) -> Iterator[Callable[..., Iterator[TrialRe
         def next_told() -> Run | None:
             nonlocal told
             if (run := next_run()) is not None:
-                ranks.broadcast(run.trial)
+                ranks.broadcast((run.trial, dict(setup.sources)))
                 told = True
             return run
 
@@ -247,6 +247,15 @@ def _import_sources(setup: StudySetup) -> None:
     refuse_changed_sources(setup.sources, source_hashes(setup.config()))
 
 
+def _refuse_other_sources(setup: StudySetup, sources: Mapping[str, Any]) -> None:
+    """Raise UserError if this rank of torchrun has imported other code than the first rank."""
+    others = changed_files(sources, source_hashes(setup.config()))
+    if others:
+        raise UserError(
+            f"{', '.join(others)} on rank {ranks.rank()} is not as on the first rank: all machines need the same code"
+        )
+
+
 def _follow_parent(setup: StudySetup) -> None:
     stop = StopRequest()
     try:
@@ -261,12 +270,17 @@ def _follow_parent(setup: StudySetup) -> None:
 def _follow(setup: StudySetup, stop: StopRequest) -> None:
     prepare_process()
     torch.set_num_threads(setup.study.threads)
+    trials: list[Trial] = []
 
     def next_run() -> Run | None:
-        trial = ranks.broadcast(None)
-        own = setup.goal_of_trials, setup.study.goals
-        if trial is None:
+        message = ranks.broadcast(None)
+        if message is None:
             return None
+        trial, sources = message
+        if not trials and ranks.started_by_torchrun():
+            _refuse_other_sources(setup, sources)
+        trials.append(trial)
+        own = setup.goal_of_trials, setup.study.goals
         return Run(trial, *own, run_on=setup.study.run_on and not trial.repeat, metrics=setup.study.metrics)
 
     for _ in setup.engine(setup.checkpoints()).train(next_run, raise_if_any_rank_interrupted(stop)):

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -16,6 +21,7 @@ from lit_dps.store import AdviceStore, attributes, open_storage
 from lit_dps.study.workers import work_in_processes
 from tests.unit.test_advising_steps import with_module
 
+ROOT = Path(__file__).parents[2]
 MODULE = """
 from lit_dps.module import ImageClassifier
 
@@ -85,3 +91,25 @@ def test_a_worker_that_imports_other_code_ends_the_study(tmp_path, monkeypatch):
     setup = dataclasses.replace(given, storage=StorageConfig(str(tmp_path)), sources=sources)
     with pytest.raises(UserError, match="test_advising_steps.py changed after the command began"):
         next(work_in_processes(setup, 1, StopRequest()))
+
+
+def test_ranks_of_two_machines_with_different_code_are_refused(tmp_path):
+    """Each rank of torchrun imports the code of its own machine, here of its own folder."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    processes_of_ranks = []
+    for rank, rate in enumerate(("1.0", "1.5")):
+        folder = tmp_path / f"machine {rank}"
+        folder.mkdir()
+        write(folder, "on_two_machines")
+        (folder / "on_two_machines.py").write_text(MODULE.replace("1.0", rate))
+        of_torchrun = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
+        of_torchrun |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        environment = {**os.environ, **{key: str(value) for key, value in of_torchrun.items()}, "PYTHONPATH": str(ROOT)}
+        argv = [sys.executable, str(ROOT / "cli.py"), "study", "--config", "c.yaml", "--trainer.strategy", "ddp"]
+        argv += ["--storage.optuna", f"sqlite:///{tmp_path}/study.db"]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        processes_of_ranks.append(subprocess.Popen(argv, cwd=folder, env=environment, **pipes))
+    ended = [process.communicate(timeout=120) for process in processes_of_ranks]
+    assert [process.returncode for process in processes_of_ranks] == [2, 2], ended
+    assert "on_two_machines.py on rank 1 is not as on the first rank" in ended[1][1]
