@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 
 from lightning.pytorch import LightningDataModule
@@ -12,12 +12,13 @@ from lit_dps.engines.eligible import standard_data
 from lit_dps.engines.engine import Training
 from lit_dps.errors import ConfigError
 from lit_dps.store import sobol_point
-from lit_dps.study.data_hashes import check_validation_data
+from lit_dps.study.data_hashes import check_validation_data, fingerprint
 from lit_dps.study.idle_keys import idle_keys
 from lit_dps.study.resuming import check_resume
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.short_trial import Short, run_short
 from lit_dps.study.value_by_batch_size import compare_metrics, repeated_metrics
+from lit_dps.training.generators import isolated
 from lit_dps.training.kernels import deterministic_kernels
 from lit_dps.trial import Cell, Trial
 
@@ -83,10 +84,26 @@ def _dry_run(setup: StudySetup, training: Training) -> tuple[LightningDataModule
                 notes += compare_metrics(training, dense, setup)
     if not standard_data(short.data):
         notes += check_validation_data(setup)
+    notes += _equal_weights_note(training, trial)
     with deterministic_kernels() if setup.on_gpu else nullcontext():
         notes += check_resume(training, trial, setup)
         notes += idle_keys(training, setup)
     return short.data, notes
+
+
+def _equal_weights_note(training: Training, trial: Trial) -> list[str]:
+    """Return a note if two points of the search begin with equal weights."""
+    hashes = []
+    for point in range(2):
+        with isolated(), suppress(Exception):  # lazy weights have no values yet
+            module = training.workload.module(replace(trial, point=point))
+            hashes.append(fingerprint(module.state_dict()))
+    if len(hashes) < 2 or hashes[0] != hashes[1] or not list(module.parameters()):
+        return []
+    return [
+        f"all points of the search begin with equal weights: {type(module).__name__} loads them, or sets a seed of its "
+        "own. So luck of the initial weights is no part of K*, nor of study.repeats"
+    ]
 
 
 def _sum_text(examples: dict[int, int] | None) -> str:

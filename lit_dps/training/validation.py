@@ -124,7 +124,7 @@ def logged(trainer: Trainer, name: str, key: str) -> float:
         value = trainer.strategy.mean_over_examples(value)  # a rank without validation examples logs nothing
     if value is None:
         names = ", ".join(sorted(trainer.callback_metrics)) or "nothing"
-        raise ConfigError(key, name, f"the module logs in validation: {names}")
+        raise ConfigError(key, name, f"one that each validation logs, with on_epoch=True; this one logged: {names}")
     return value
 
 

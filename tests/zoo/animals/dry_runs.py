@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from lightning.pytorch import seed_everything
 from torch import nn
 from torch.utils.data import DataLoader, SubsetRandomSampler
 from torchmetrics.classification import MulticlassAUROC, MulticlassF1Score
@@ -195,3 +196,21 @@ class OfEachBatch(AtEpochEnd):
 
     def on_validation_epoch_end(self):
         pass
+
+
+class Seeding(Net):
+    """Sets a seed of its own."""
+
+    def __init__(self, width: int = 16, lr: float = 1e-2):
+        seed_everything(42)
+        super().__init__(width, lr)
+
+
+class Pretrained(Net):
+    """Begins with weights that are always the same."""
+
+    def __init__(self, width: int = 16, lr: float = 1e-2):
+        super().__init__(width, lr)
+        generator = torch.Generator().manual_seed(0)
+        for parameter in self.parameters():
+            torch.nn.init.uniform_(parameter.data, -0.3, 0.3, generator=generator)
