@@ -108,6 +108,24 @@ def user_error_in(error: BaseException | None) -> UserError | None:
     return error
 
 
+_FRAME = re.compile(r' *File "(.+)", line (\d+), in (.+)')
+
+
+def is_of_loader_worker(error: BaseException) -> bool:
+    """Return True if a worker of a DataLoader raised the error. Its text then contains the traceback."""
+    return "in DataLoader worker process" in str(error) and "Original Traceback" in str(error)
+
+
+def text_of(error: BaseException) -> str:
+    """Return the text of an error; of an error in a worker of a DataLoader, the original text."""
+    text = str(error)
+    if not is_of_loader_worker(error):
+        return text
+    lines = text.strip().splitlines()
+    last_frame = max(i for i, line in enumerate(lines) if line.startswith((" ", "Original Traceback")))
+    return " ".join(lines[last_frame + 1 :]).removeprefix(f"{type(error).__name__}: ")
+
+
 def place_in_user_code(error: BaseException) -> str:
     """Return the last place of an error in the user's code, as " (file, line, in function)".
 
@@ -116,7 +134,10 @@ def place_in_user_code(error: BaseException) -> str:
     """
     origins = [find_spec(name).origin for name in ("lightning", "torch")]
     libraries = [f"{Path(origin).parent}{os.sep}" for origin in (*origins, __file__)]
-    frames = traceback.extract_tb(error.__traceback__)
+    frames = list(traceback.extract_tb(error.__traceback__))
+    if is_of_loader_worker(error):
+        matches = filter(None, map(_FRAME.match, str(error).splitlines()))
+        frames += [traceback.FrameSummary(match[1], int(match[2]), match[3]) for match in matches]
     frames = [frame for frame in frames if not frame.filename.startswith(tuple(libraries))]
     if not frames:
         return ""

@@ -95,6 +95,14 @@ class StopRequest:
             raise Interrupted(self.signal or "another process")
 
 
+def is_lost_loader_worker(text: str) -> bool:
+    """Return True if an error reports that a worker of a DataLoader was killed.
+
+    A signal to all processes of a command, such as of `timeout`, ends these workers first.
+    """
+    return "DataLoader worker (pid" in text
+
+
 @contextmanager
 def defer_interrupt() -> Iterator[None]:
     """Delay a Ctrl-C until the end of the block, also of a block that fails. Only the main thread does this."""
@@ -149,6 +157,10 @@ def interruptible(stop: StopRequest, said: str = "") -> Iterator[None]:
     hook, sys.unraisablehook = sys.unraisablehook, unraisable
     try:
         yield
+    except RuntimeError as error:
+        if stop and is_lost_loader_worker(str(error)):
+            raise Interrupted(stop.signal or "another process") from None
+        raise
     finally:
         sys.unraisablehook = hook
         for s, previous in before.items():

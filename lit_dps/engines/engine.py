@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from lit_dps.errors import StorageError, UserError
+from lit_dps.errors import StorageError, UserError, text_of
 from lit_dps.parallel import ranks
 from lit_dps.runs import Run
 from lit_dps.space import RATE_NAMES
@@ -142,7 +142,7 @@ class Training:
                 raise
             if self.checkpoints is not None:
                 self.checkpoints.remove(run.trial)
-            line = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+            line = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {text_of(error)}"
             run.restart()
             run.status, run.failure = Status.FAILED, line.strip().splitlines()[0].removesuffix(":")
             run.traceback = "".join(traceback.format_exception(error))

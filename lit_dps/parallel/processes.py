@@ -81,17 +81,20 @@ def start(target: Callable[..., None], name: str, args: tuple) -> BaseProcess:
     data loader.
     """
     start_server(target, *filter(callable, args))
-    begin = {"target": _begin, "args": (dict(os.environ), target, args)}
+    method = multiprocessing.get_start_method(allow_none=True)
+    begin = {"target": _begin, "args": (dict(os.environ), method, target, args)}
     process = context().Process(**begin, name=f"{Unguarded.OURS}{name}", daemon=True)
     process.start()
     return process
 
 
-def _begin(environment: dict[str, str], target: Callable[..., None], args: tuple) -> None:
+def _begin(environment: dict[str, str], method: str | None, target: Callable[..., None], args: tuple) -> None:
     os.environ.clear()  # the server has that of its own start
     os.environ.update(environment)
     # Only the parent needs to know that this process is a daemon; a daemon could not start processes.
     multiprocessing.current_process().daemon = False
+    # The server sets its own method. Workers of a data loader start as they do in the parent.
+    multiprocessing.set_start_method(method, force=True)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # for good, whatever handlers are set later
     threading.Thread(target=_die_with_parent, daemon=True).start()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})

@@ -6,11 +6,13 @@ import math
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 
-from lightning.pytorch import LightningDataModule
+from lightning.pytorch import Callback, LightningDataModule
 
 from lit_dps.engines.eligible import standard_data
 from lit_dps.engines.engine import Training
+from lit_dps.engines.trainer import TrialFit
 from lit_dps.errors import ConfigError
+from lit_dps.runs import Run
 from lit_dps.store import sobol_point
 from lit_dps.study.data_hashes import check_validation_data, fingerprint
 from lit_dps.study.idle_keys import idle_keys
@@ -18,6 +20,7 @@ from lit_dps.study.resuming import check_resume
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.short_trial import Short, run_short
 from lit_dps.study.value_by_batch_size import compare_metrics, repeated_metrics
+from lit_dps.training import GoalErrorCallback
 from lit_dps.training.generators import isolated
 from lit_dps.training.kernels import deterministic_kernels
 from lit_dps.trial import Cell, Trial
@@ -91,18 +94,41 @@ def _dry_run(setup: StudySetup, training: Training) -> tuple[LightningDataModule
     return short.data, notes
 
 
+class _InitialWeights(Callback):
+    """Ends a fit before its first step, with a hash of the weights; "" without weights."""
+
+    def __init__(self):
+        self.hash = ""
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
+        weights = dict(pl_module.named_parameters())
+        if weights:
+            self.hash = fingerprint(weights)
+        raise _Hashed
+
+
+class _Hashed(Exception):
+    """Ends a fit after its initial weights were hashed."""
+
+
 def _equal_weights_note(training: Training, trial: Trial) -> list[str]:
     """Return a note if two points of the search begin with equal weights."""
+    dense = replace(trial, cell=replace(trial.cell, sparsity=0.0))
     hashes = []
     for point in range(2):
-        with isolated(), suppress(Exception):  # lazy weights have no values yet
-            module = training.workload.module(replace(trial, point=point))
-            hashes.append(fingerprint(module.state_dict()))
-    if len(hashes) < 2 or hashes[0] != hashes[1] or not list(module.parameters()):
+        weights = _InitialWeights()
+        at_point = replace(dense, point=point)
+        goal = GoalErrorCallback(**training.goal)
+        fit = TrialFit.of(training, Run(at_point, goal.goal, metrics=training.metrics), goal)
+        with isolated(seed=at_point.seed_for("order")), suppress(Exception):  # lazy weights have no values yet
+            fit.trainer(last=[weights]).fit(fit.built.module, datamodule=fit.built.data)
+        hashes.append(weights.hash)
+    if not hashes[0] or hashes[0] != hashes[1]:
         return []
+    name = type(fit.built.module).__name__
     return [
-        f"all points of the search begin with equal weights: {type(module).__name__} loads them, or sets a seed of its "
-        "own. So luck of the initial weights is no part of K*, nor of study.repeats"
+        f"all points of the search begin with equal weights: {name} loads them, or sets a seed of its own. So luck "
+        "of the initial weights is no part of K*, nor of study.repeats"
     ]
 
 

@@ -22,7 +22,7 @@ from lit_dps.data.loaders import EndlessLoader
 from lit_dps.engines.eligible import standard_data
 from lit_dps.engines.engine import Training
 from lit_dps.engines.trainer import TrialFit
-from lit_dps.errors import ConfigError, UserError, place_in_user_code, user_error_in
+from lit_dps.errors import ConfigError, UserError, place_in_user_code, text_of, user_error_in
 from lit_dps.module import ImageClassifier
 from lit_dps.runs import Run
 from lit_dps.training import GoalErrorCallback, lightning_private
@@ -155,7 +155,7 @@ def _is_ours(module: LightningModule) -> bool:
 
 def one_line_of(error: Exception, trial: Trial) -> str:
     """Return an error of a dry run in one line, with the last place in the user's code."""
-    message = " ".join(str(error).split())[:500]
+    message = " ".join(text_of(error).split())[:500]
     return f"a dry run of {trial.cell} failed: {type(error).__name__}: {message}{place_in_user_code(error)}"
 
 

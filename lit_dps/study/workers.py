@@ -21,13 +21,21 @@ from lit_dps.engines.engine import Engine
 from lit_dps.errors import Unguarded, UserError
 from lit_dps.parallel import launch, processes, ranks
 from lit_dps.runs import Run
-from lit_dps.runtime import INTERRUPTED, Interrupted, StopRequest, interruptible, prepare_process
+from lit_dps.runtime import (
+    INTERRUPTED,
+    Interrupted,
+    StopRequest,
+    interruptible,
+    is_lost_loader_worker,
+    prepare_process,
+)
 from lit_dps.store import Store, sampler_of, seed_of_trials
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.sources import changed_files, import_sources, refuse_changed_sources, source_hashes
 from lit_dps.study.watching import Lookout, Sighting
-from lit_dps.trial import Trial, TrialResult
+from lit_dps.trial import Status, Trial, TrialResult
 
+SIGNAL_SECONDS = 0.2  # a signal to several processes reaches all of them within this time
 GRACE = 20  # seconds that a worker has to finish its check and stop when another one failed
 
 
@@ -82,6 +90,9 @@ def work(setup: StudySetup, stop: StopRequest, saw: Saw = None) -> Iterator[Tria
         with first_of_ranks(setup) as train:
             checkpoints, at_check = setup.checkpoints(), raise_if_any_rank_interrupted(stop)
             for result in train(setup.engine(checkpoints), next_run, at_check):
+                if result.status == Status.FAILED and is_lost_loader_worker(result.failure):
+                    time.sleep(SIGNAL_SECONDS)
+                    stop.check()
                 result = store.tell(result)
                 if checkpoints is not None:
                     checkpoints.on_result_stored(result, store.limit_of(result.trial))

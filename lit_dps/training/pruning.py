@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from lit_dps.errors import ConfigError, UserError, place_in_user_code
+from lit_dps.errors import ConfigError, UserError, place_in_user_code, text_of
 from lit_dps.pruning import PRUNERS, Mask, Network, prunable, prune, pruner_of, worth_knowing
 from lit_dps.pruning.attributes import hidden_tensors
 from lit_dps.pruning.copies import copies_of, why_pruned_weights_return, why_unprunable
@@ -198,7 +198,7 @@ class PruningCallback(Callback):
 
     def _refusal_of_pass(self, name: str, error: Exception) -> ConfigError:
         """Return the error for a training step that fails in the pruning pass."""
-        text = " ".join(str(error).split())[:200]
+        text = " ".join(text_of(error).split())[:200]
         what = f"{type(error).__name__}: {text}{place_in_user_code(error)}"
         return ConfigError(
             "pruning.method",

@@ -92,10 +92,14 @@ def test_random_validation_is_noted_and_not_refused(model):
     assert note.startswith("val_noisy of one network is")
 
 
-@pytest.mark.parametrize("model", ["Seeding", "Pretrained"])
+@pytest.mark.parametrize("model", ["Seeding", "Pretrained", "LoadsInSetup"])
 def test_weights_that_are_equal_at_all_points_are_noted(model):
     (note,) = dry_run(setup(f"dry_runs.{model}"))[1]
     assert note.startswith("all points of the search begin with equal weights")
+
+
+def test_weights_that_setup_draws_are_not_equal():
+    assert dry_run(setup("dry_runs.DrawsInSetup"))[1] == []
 
 
 SHORT = {"class_path": f"{ANIMALS}data.Clouds", "init_args": {"n": 32}}  # 2 steps an epoch at B = 16

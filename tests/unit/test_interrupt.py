@@ -34,6 +34,15 @@ def test_a_first_signal_waits_to_be_asked_for(signum, capfd):
     assert capfd.readouterr().err == f"{signum.name}: leaving\n"
 
 
+def test_workers_of_a_loader_that_the_same_signal_ends_are_no_failure():
+    lost = "DataLoader worker (pid(s) 12, 13) exited unexpectedly"
+    with pytest.raises(RuntimeError, match="exited unexpectedly"), interruptible(StopRequest()):
+        raise RuntimeError(lost)
+    with pytest.raises(Interrupted, match="SIGTERM"), interruptible(StopRequest()):
+        send(signal.SIGTERM)
+        raise RuntimeError(lost)
+
+
 def test_a_second_signal_raises_at_once():
     stop = StopRequest()
     with interruptible(stop):

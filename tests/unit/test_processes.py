@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from lit_dps.parallel import processes
 from lit_dps.study.workers import warm_up
@@ -102,13 +102,30 @@ def test_a_forked_process_trains_with_several_threads():
         assert threads == 3 and tasks >= 3
 
 
+NOISE = 0.0
+
+
+class Noisy(Dataset):
+    """Reads a global variable."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, i: int) -> float:
+        return i + NOISE
+
+
 def load(sent) -> None:
-    points = torch.arange(8.0)
-    sent.send(torch.cat(list(DataLoader(points, 4, num_workers=2))).tolist())
+    global NOISE
+    NOISE = 100.0
+    loader = DataLoader(Noisy(), 4, num_workers=2, collate_fn=lambda examples: torch.tensor(examples))
+    sent.send(torch.cat(list(loader)).tolist())
 
 
 def test_a_process_may_have_workers_of_a_loader():
-    assert told(load) == list(range(8))
+    """They start as in the first process: a fork knows what the process knows."""
+    assert multiprocessing.get_start_method() == "fork", "the default of Python before 3.14"
+    assert told(load) == [100 + i for i in range(8)]
 
 
 def test_the_server_asks_no_gpu_for_anything():

@@ -214,3 +214,25 @@ class Pretrained(Net):
         generator = torch.Generator().manual_seed(0)
         for parameter in self.parameters():
             torch.nn.init.uniform_(parameter.data, -0.3, 0.3, generator=generator)
+
+
+class LoadsInSetup(Net):
+    """Begins with weights that `setup` loads."""
+
+    def setup(self, stage):
+        generator = torch.Generator().manual_seed(0)
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter.data, -0.3, 0.3, generator=generator)
+
+
+class DrawsInSetup(Net):
+    """Begins with weights that `setup` draws, in place of those of the constructor."""
+
+    def __init__(self, width: int = 16, lr: float = 1e-2):
+        super().__init__(width, lr)
+        for parameter in self.parameters():
+            nn.init.constant_(parameter.data, 0.1)
+
+    def setup(self, stage):
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter.data, -0.3, 0.3)
