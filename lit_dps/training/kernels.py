@@ -17,15 +17,20 @@ from torch.utils import deterministic as memory
 @contextmanager
 def full_float32() -> Iterator[None]:
     """Calculate in float32 without TF32."""
-    backends = [torch.backends.cudnn, torch.backends.cuda.matmul]
-    before = [backend.allow_tf32 for backend in backends]
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    backends, name, full = [matmul, cudnn], "allow_tf32", False
+    try:
+        before = [getattr(backend, name) for backend in backends]
+    except RuntimeError:  # the user has set the newer `fp32_precision`, and torch refuses to mix both
+        backends, name, full = [matmul, cudnn.conv, cudnn.rnn], "fp32_precision", "ieee"
+        before = [getattr(backend, name) for backend in backends]
     try:
         for backend in backends:
-            backend.allow_tf32 = False
+            setattr(backend, name, full)
         yield
     finally:
-        for backend, is_allowed in zip(backends, before, strict=True):
-            backend.allow_tf32 = is_allowed
+        for backend, value in zip(backends, before, strict=True):
+            setattr(backend, name, value)
 
 
 @contextmanager

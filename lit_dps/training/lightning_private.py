@@ -40,9 +40,12 @@ def set_up_data(trainer: Trainer) -> float:
 
 def error_of_fit(error: Exception) -> Exception:
     """Return the error for which a fit ended, instead of an error of the teardown that followed it."""
-    functions = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
-    if Trainer._teardown.__code__ in functions and isinstance(error.__context__, Exception):
-        return error.__context__
+    first = error.__context__
+    while isinstance(first, Exception):
+        functions = [frame.f_code for frame, _ in traceback.walk_tb(first.__traceback__)]
+        if Trainer._fit_impl.__code__ in functions:
+            return first
+        first = first.__context__
     return error
 
 
