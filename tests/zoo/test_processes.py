@@ -36,7 +36,8 @@ def again(outcome: Outcome, *options: object) -> list:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "animal", ["a loader with a worker", "numpy", pytest.param("short batches", marks=pytest.mark.long)]
+    "animal",
+    ["numpy", *(pytest.param(name, marks=pytest.mark.long) for name in ("short batches", "a loader with a worker"))],
 )
 def test_two_workers_do_what_one_does(zoo, animal):
     outcome = zoo(**ANIMALS[animal], **NEVER)
