@@ -57,7 +57,7 @@ def compare_metrics(training: Training, trial: Trial, setup: StudySetup) -> list
     training = _in_full_precision(training)
     rounding = ROUNDING
     smallest, examples = look_at(training, trial)
-    if not smallest:
+    if not smallest and training is not own_precision:
         training = own_precision
         rounding = _rounding(setup)
         smallest, examples = look_at(training, trial)
