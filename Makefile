@@ -39,6 +39,7 @@ torture: setup
 lint: setup
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
+	$(PY) -m basedpyright --pythonpath $(PY) --level error
 
 # the pages as a site, build/docs/index.html, and the two of them that are made from docstrings
 docs: setup

@@ -23,7 +23,9 @@ def main(argv: list[str]) -> int:
     if unknown := set(arguments["sections"]) - set(SECTIONS):
         parser.error(f"no section {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS)}")
     names, output = arguments.pop("sections") or list(SECTIONS), arguments.pop("output")
-    given = {key: tuple(v) if isinstance(v, list) else v for key, v in arguments.items() if v is not None}
+    given = {
+        key: tuple(v) if isinstance(v, list) else v for key, v in arguments.items() if v is not None
+    }
     options = dataclasses.replace(QUICK if arguments["quick"] else FULL, **given)
     return run(names, options, Path(output), shlex.join(["python", "-m", "benchmarks", *argv]))
 
@@ -34,10 +36,19 @@ def run(names: list[str], options: Options, folder: Path, command: str) -> int:
     Returns:
         The exit code: 1 if a section's `verify` found that two ways to the same result differ.
     """
-    from benchmarks.machine import commit, machine, slug, versions  # after --help, which needs no torch
+    from benchmarks.machine import (
+        commit,
+        machine,
+        slug,
+        versions,
+    )  # after --help, which needs no torch
     from benchmarks.report import Report
 
-    here, date, of = machine(), datetime.now(UTC).date().isoformat(), commit()  # before a report changes the tree
+    here, date, of = (
+        machine(),
+        datetime.now(UTC).date().isoformat(),
+        commit(),
+    )  # before a report changes the tree
     stem = folder / "-".join([date, slug(here), *(["quick"] if options.quick else [])])
     failed = []
     for name in names:
@@ -81,21 +92,40 @@ def measure(name: str, module: ModuleType, options: Options, command: str, commi
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m benchmarks", description=__doc__)
-    parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"of {', '.join(SECTIONS)}; by default all")
-    parser.add_argument("--quick", action="store_true", help="a smoke run of all code on digits, under a minute")
-    parser.add_argument("--output", default="benchmarks/results", metavar="FOLDER", help="where the report goes")
-    numbers = parser.add_argument_group("sizes", "by default those of a full run; see benchmarks/options.py")
+    parser.add_argument(
+        "sections", nargs="*", metavar="SECTION", help=f"of {', '.join(SECTIONS)}; by default all"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="a smoke run of all code on digits, under a minute"
+    )
+    parser.add_argument(
+        "--output", default="benchmarks/results", metavar="FOLDER", help="where the report goes"
+    )
+    numbers = parser.add_argument_group(
+        "sizes", "by default those of a full run; see benchmarks/options.py"
+    )
     numbers.add_argument("--repeats", type=int, help="rounds of each comparison of speeds")
     numbers.add_argument("--seconds", type=float, help="seconds of a timed run of steps")
     numbers.add_argument("--stored", type=int, nargs="+", help="scaling: numbers of stored trials")
-    numbers.add_argument("--trials", type=int, nargs="+", help="protocol: trials of a cell, for each batch size")
-    numbers.add_argument("--batch-sizes", type=int, nargs="+", help="protocol: batch sizes of the cells")
-    numbers.add_argument("--goal-error", type=float, help="protocol and checks: goal validation error")
+    numbers.add_argument(
+        "--trials", type=int, nargs="+", help="protocol: trials of a cell, for each batch size"
+    )
+    numbers.add_argument(
+        "--batch-sizes", type=int, nargs="+", help="protocol: batch sizes of the cells"
+    )
+    numbers.add_argument(
+        "--goal-error", type=float, help="protocol and checks: goal validation error"
+    )
     numbers.add_argument("--max-steps", type=int, help="protocol: step budget")
     numbers.add_argument(
-        "--calibrate", type=int, nargs="+", help="protocol: outraced trials to run to the budget, for each batch size"
+        "--calibrate",
+        type=int,
+        nargs="+",
+        help="protocol: outraced trials to run to the budget, for each batch size",
     )
-    numbers.add_argument("--sample", type=int, help="protocol: trials of each cell to run both ways")
+    numbers.add_argument(
+        "--sample", type=int, help="protocol: trials of each cell to run both ways"
+    )
     return parser
 
 

@@ -1,7 +1,9 @@
-"""What advice would have said of public workloads of which it had seen a part, beside what they did.
+"""What advice would have said of public workloads of which it had seen a part, beside what they
+did.
 
-`python -m benchmarks.advice` prints the tables of docs/advice-law.md; `--traces FOLDER` judges it on other workloads:
-kb_points.csv and step_time.csv there have the columns of tests/data, or those of the sources.
+`python -m benchmarks.advice` prints the tables of docs/advice-law.md; `--traces FOLDER` judges it
+on other workloads: kb_points.csv and step_time.csv there have the columns of tests/data, or those
+of the sources.
 """
 
 from __future__ import annotations
@@ -19,9 +21,11 @@ import pandas as pd
 from benchmarks.law import DATA
 from benchmarks.step_model import DATA as TIMES
 from benchmarks.step_model import predicted, timed
-from lit_dps.advice import Timed, answer, fit_step_time
-from lit_dps.analysis import Law, Observation, fit_scaling, law_of, medians
-from lit_dps.analysis.observations import exact
+from lit_dps.advice.answer import answer
+from lit_dps.advice.step_time import Timed, fit_step_time
+from lit_dps.analysis.fit import fit_scaling
+from lit_dps.analysis.law import Law, law_of
+from lit_dps.analysis.observations import Observation, exact, medians
 
 TITLE = "Advice on public workloads"
 FEW = 3  # batch sizes: the least that a law is fitted to
@@ -36,10 +40,12 @@ class Judged:
     """What was found.
 
     Attributes:
-        verdicts: A row a workload: curve, must (why it has to be refused, or empty), said, false (confidence).
-        points: A row a held-out batch size: curve, seen, distance (over the largest seen; 0 within), refused,
-            error (log of predicted over measured K), within (the 80 % interval).
-        regrets: A row a recommendation: curve, seen, knee, time and examples (share lost against the best batch size).
+        verdicts: A row a workload: curve, must (why it has to be refused, or empty), said, false
+            (confidence).
+        points: A row a held-out batch size: curve, seen, distance (over the largest seen; 0
+            within), refused, error (log of predicted over measured K), within (the 80 % interval).
+        regrets: A row a recommendation: curve, seen, knee, time and examples (share lost against
+            the best batch size).
         steps: A row a predicted step: curve, what, error (log).
     """
 
@@ -50,7 +56,8 @@ class Judged:
 
 
 def runs_of(folder: Path | None) -> pd.DataFrame:
-    """Runs to a goal, with the spacing of checks in steps; the copy in tests/data without a folder."""
+    """Runs to a goal, with the spacing of checks in steps; the copy in tests/data without a
+    folder."""
     if folder is None:
         return pd.read_csv(DATA)
     runs = pd.read_csv(folder / "kb_points.csv")
@@ -64,14 +71,17 @@ def times_of(folder: Path | None) -> pd.DataFrame:
 
 
 def must_refuse(known: list[Observation]) -> str:
-    """Why nothing beyond its batch sizes may be said of a workload, by all its data and a plain fit; else empty.
+    """Why nothing beyond its batch sizes may be said of a workload, by all its data and a plain
+    fit; else empty.
 
     This is no rule of `law_of`: it looks at all batch sizes, and at no interval.
     """
     points = exact(known)
     if len(points) < FEW:
         return "too few batch sizes"
-    batch, steps = (np.array([getattr(p, name) for p in points]) for name in ("batch_size", "steps"))
+    batch, steps = (
+        np.array([getattr(p, name) for p in points]) for name in ("batch_size", "steps")
+    )
     if batch.max() <= 1.2 * batch.min():
         return "batch sizes alike"
     fit = fit_scaling(batch, steps)
@@ -101,7 +111,9 @@ def parts(known: list[Observation]) -> Iterator[tuple[str, list[Observation], li
         if len(points) > count:
             seen = [o for o in known if o.batch_size <= points[count - 1].batch_size]
             yield name, seen, points[count:]
-            if name == "lowest 3" and math.ceil(len(points) / 2) <= FEW:  # which is the lower half too
+            if (
+                name == "lowest 3" and math.ceil(len(points) / 2) <= FEW
+            ):  # which is the lower half too
                 yield "lower half", seen, points[count:]
 
 
@@ -115,10 +127,14 @@ def judge(runs: pd.DataFrame, times: pd.DataFrame) -> Judged:
         found.verdicts.append({"curve": curve, "batch_sizes": len(exact(known)), **verdict})
         for seen, lower, held in parts(known):
             part = law_of(lower)
-            found.points.extend({"curve": curve, "seen": seen, **row} for row in _points(part, held))
+            found.points.extend(
+                {"curve": curve, "seen": seen, **row} for row in _points(part, held)
+            )
             if seen != "all others":
                 found.verdicts[-1] |= {seen: part.refused is None}
-                found.regrets.extend({"curve": curve, "seen": seen, **row} for row in _regrets(part, exact(known)))
+                found.regrets.extend(
+                    {"curve": curve, "seen": seen, **row} for row in _regrets(part, exact(known))
+                )
     found.steps.extend(judge_steps(times))
     return found
 
@@ -126,8 +142,15 @@ def judge(runs: pd.DataFrame, times: pd.DataFrame) -> Judged:
 def _points(law: Law, held: list[Observation]) -> Iterator[dict]:
     """A row each; without an error where there is no law at all."""
     for point in held:
-        row = {"distance": max(0.0, point.batch_size / law.range[1]) if point.batch_size > law.range[1] else 0.0}
-        row |= {"refused": law.predict([point.batch_size]).iloc[0]["known"] == "refused", "error": math.nan}
+        row = {
+            "distance": max(0.0, point.batch_size / law.range[1])
+            if point.batch_size > law.range[1]
+            else 0.0
+        }
+        row |= {
+            "refused": law.predict([point.batch_size]).iloc[0]["known"] == "refused",
+            "error": math.nan,
+        }
         if law.fit is not None and (law.refused is None or law.refused.within):
             low, high = np.percentile(law.samples([point.batch_size]), ALL)
             error = math.log(float(law.steps(point.batch_size)) / point.steps)
@@ -136,17 +159,23 @@ def _points(law: Law, held: list[Observation]) -> Iterator[dict]:
 
 
 def _regrets(law: Law, points: list[Observation]) -> Iterator[dict]:
-    """What following the advice costs, of all batch sizes that were run and that it says something of."""
+    """What following the advice costs, of all batch sizes that were run and that it says something
+    of."""
     sizes = [int(p.batch_size) for p in points]
     steps = {int(p.batch_size): p.steps for p in points}
-    for knee, half in zip(KNEES, (sizes[0], math.sqrt(sizes[0] * sizes[-1]), sizes[-1]), strict=True):
+    for knee, half in zip(
+        KNEES, (sizes[0], math.sqrt(sizes[0] * sizes[-1]), sizes[-1]), strict=True
+    ):
         model = fit_step_time([Timed(b, 1 + b / half) for b in sizes])
         said = answer(law, model, sizes)
         if said.best is None:
             continue
         time = {b: k * (1 + b / half) for b, k in steps.items()}
         examples = {b: k * b for b, k in steps.items()}
-        best, cheapest = said.best["batch_size"], min(said.table.to_dict("records"), key=lambda row: row["examples"])
+        best, cheapest = (
+            said.best["batch_size"],
+            min(said.table.to_dict("records"), key=lambda row: row["examples"]),
+        )
         yield {
             "knee": knee,
             "time": time[best] / min(time.values()) - 1,
@@ -156,11 +185,14 @@ def _regrets(law: Law, points: list[Observation]) -> Iterator[dict]:
 
 
 def judge_steps(times: pd.DataFrame) -> Iterator[dict]:
-    """Steps of local batches between those timed: of 5 on one device; of 3 there and 2 on several."""
+    """Steps of local batches between those timed: of 5 on one device; of 3 there and 2 on
+    several."""
     rows = times[times["accumulation"] == 1]
     for names, group in rows.groupby(["set", "workload", "hardware"], dropna=False):
         curve = " ".join(map(str, names[:2]))
-        alone = group[group["gpus"] == 1].groupby("local_batch", as_index=False).first().assign(gpus=1)
+        alone = (
+            group[group["gpus"] == 1].groupby("local_batch", as_index=False).first().assign(gpus=1)
+        )
         sizes = sorted(alone["local_batch"])
         if len(sizes) > MEASURED:
             at = alone["local_batch"].isin(_spread(sizes, MEASURED))
@@ -172,8 +204,12 @@ def judge_steps(times: pd.DataFrame) -> Iterator[dict]:
             several = several.groupby("local_batch", as_index=False).median(numeric_only=True)
             inside = several[several["local_batch"].between(sizes[0], sizes[-1])]
             if len(inside) > 2:
-                ends = inside["local_batch"].isin([inside["local_batch"].min(), inside["local_batch"].max()])
-                yield from _errors(curve, "several devices", pd.concat([base, inside[ends]]), inside[~ends])
+                ends = inside["local_batch"].isin(
+                    [inside["local_batch"].min(), inside["local_batch"].max()]
+                )
+                yield from _errors(
+                    curve, "several devices", pd.concat([base, inside[ends]]), inside[~ends]
+                )
 
 
 def _spread(sizes: list[float], count: int) -> list[float]:
@@ -186,7 +222,9 @@ def _spread(sizes: list[float], count: int) -> list[float]:
 
 
 def _errors(curve: str, what: str, seen: pd.DataFrame, held: pd.DataFrame) -> Iterator[dict]:
-    for value, took in zip(predicted(fit_step_time(timed(seen)), held)[:, 0], held["step_time"], strict=True):
+    for value, took in zip(
+        predicted(fit_step_time(timed(seen)), held)[:, 0], held["step_time"], strict=True
+    ):
         yield {"curve": curve, "what": what, "error": math.log(value / took)}
 
 
@@ -204,7 +242,9 @@ def show(found: Judged) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--traces", type=Path, default=os.environ.get("LIT_DPS_TRACES"), help="folder of other runs")
+    parser.add_argument(
+        "--traces", type=Path, default=os.environ.get("LIT_DPS_TRACES"), help="folder of other runs"
+    )
     folder = parser.parse_args().traces
     if folder is not None and not (Path(folder) / "kb_points.csv").exists():
         print(f"skipped: no kb_points.csv in {folder}")

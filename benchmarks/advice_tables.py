@@ -19,7 +19,9 @@ DISTANCES = (
 
 def tables(found: Judged) -> str:
     """All of it, as markdown."""
-    return "\n\n".join((_verdicts(found), _points(found), _regrets(found), _steps(found), *_workloads(found)))
+    return "\n\n".join(
+        (_verdicts(found), _points(found), _regrets(found), _steps(found), *_workloads(found))
+    )
 
 
 def _verdicts(found: Judged) -> str:
@@ -29,12 +31,15 @@ def _verdicts(found: Judged) -> str:
     lines = [
         f"- {must.sum()} of {len(verdicts)} workloads have to be refused; false confidence: "
         f"{_listed(verdicts[verdicts['false']])}",
-        f"- refused though a plain fit has nothing against them: {_listed(verdicts[refused & ~must])}",
+        "- refused though a plain fit has nothing against them: "
+        f"{_listed(verdicts[refused & ~must])}",
     ]
     for seen in ("lowest 3", "lower half"):
         if seen in verdicts:
             false = verdicts[must & (verdicts[seen] == True)]  # noqa: E712, missing where nothing is held out
-            lines.append(f"- answered from the {seen} though all of it has to be refused: {_listed(false)}")
+            lines.append(
+                f"- answered from the {seen} though all of it has to be refused: {_listed(false)}"
+            )
     return "\n".join(lines)
 
 
@@ -47,23 +52,45 @@ def _points(found: Judged) -> str:
     rows = []
     for seen in ("all others", "lower half", "lowest 3"):
         for low, high, name in DISTANCES:
-            part = points[(points["seen"] == seen) & (points["distance"] <= high) & (points["distance"] >= low)]
+            part = points[
+                (points["seen"] == seen)
+                & (points["distance"] <= high)
+                & (points["distance"] >= low)
+            ]
             part = part[(part["distance"] > low) | (high == 0)]
-            for said, some in (("answered", part[~part["refused"]]), ("refused", part[part["refused"]])):
+            for said, some in (
+                ("answered", part[~part["refused"]]),
+                ("refused", part[part["refused"]]),
+            ):
                 known = some[some["error"].notna()]
                 if len(known):
                     size = known["error"].abs()
                     inside = known["within"].astype(bool).mean()
-                    row = [seen, f"{name}, {said}", len(known), f"{size.median():.3f}", f"{size.quantile(0.9):.3f}"]
+                    row = [
+                        seen,
+                        f"{name}, {said}",
+                        len(known),
+                        f"{size.median():.3f}",
+                        f"{size.quantile(0.9):.3f}",
+                    ]
                     rows.append([*row, f"{inside:.0%}"])
-    return table(["seen", "held out", "points", "median abs log error", "9 of 10 below", "within 80 %"], rows)
+    return table(
+        ["seen", "held out", "points", "median abs log error", "9 of 10 below", "within 80 %"], rows
+    )
 
 
 def _regrets(found: Judged) -> str:
     regrets, rows = pd.DataFrame(found.regrets), []
     for (seen, knee), part in regrets.groupby(["seen", "knee"], sort=False):
         free = part[~part["narrow"].astype(bool)]
-        row = [seen, knee, len(part), _share(part["time"]), _share(free["time"]), _share(part["examples"])]
+        row = [
+            seen,
+            knee,
+            len(part),
+            _share(part["time"]),
+            _share(free["time"]),
+            _share(part["examples"]),
+        ]
         rows.append(row)
     head = [
         "seen",
@@ -85,8 +112,20 @@ def _steps(found: Judged) -> str:
     for what, part in steps.groupby("what", sort=False):
         size = np.expm1(part["error"].abs())
         near = f"{(size <= CLOSE).mean():.0%}"
-        rows.append([what, len(part), f"{size.median():.1%}", f"{size.quantile(0.9):.0%}", f"{size.max():.0%}", near])
-    return table(["steps on", "points", "median error", "9 of 10 below", "largest", f"within {CLOSE:.0%}"], rows)
+        rows.append(
+            [
+                what,
+                len(part),
+                f"{size.median():.1%}",
+                f"{size.quantile(0.9):.0%}",
+                f"{size.max():.0%}",
+                near,
+            ]
+        )
+    return table(
+        ["steps on", "points", "median error", "9 of 10 below", "largest", f"within {CLOSE:.0%}"],
+        rows,
+    )
 
 
 def _workloads(found: Judged):
@@ -98,4 +137,7 @@ def _workloads(found: Judged):
             some = part[part["seen"] == seen]
             cells.append(f"{some['error'].abs().median():.2f} ({len(some)})" if len(some) else "-")
         rows.append([verdict["curve"], verdict["must"] or "-", *cells, verdict["said"]])
-    yield table(["workload", "has to be refused", "all others", "lower half", "lowest 3", "with all: said"], rows)
+    yield table(
+        ["workload", "has to be refused", "all others", "lower half", "lowest 3", "with all: said"],
+        rows,
+    )

@@ -23,27 +23,21 @@ import optuna
 from benchmarks.numbers import Sample
 from benchmarks.options import Options
 from benchmarks.text import seconds, table, times
-from lit_dps.analysis import Analysis
-from lit_dps.analysis.figures import FIGURES, write_figures
-from lit_dps.analysis.page import page
-from lit_dps.analysis.report import render
-from lit_dps.config import StudyConfig
-from lit_dps.goal import Goal
-from lit_dps.record import StudyRecord
-from lit_dps.space import Range
-from lit_dps.store import (
-    POINT_ATTR,
-    RESULT_ATTR,
-    STATES,
-    cell_study_name,
-    declare,
-    distributions,
-    encode_result,
-    open_storage,
-    read_study,
-)
-from lit_dps.store.bulk import add_trials
-from lit_dps.trial import Cell, Status, Trial, TrialResult
+from lit_dps.analysis.analysis import Analysis
+from lit_dps.core.config import StudyConfig
+from lit_dps.core.goal import Goal
+from lit_dps.core.record import StudyRecord
+from lit_dps.core.search_space import Range
+from lit_dps.core.trial import Cell, Status, Trial, TrialResult
+from lit_dps.report.figures import FIGURES, write_figures
+from lit_dps.report.html import page
+from lit_dps.report.text import render
+from lit_dps.storage.bulk import add_trials
+from lit_dps.storage.database import open_storage
+from lit_dps.storage.header import declare
+from lit_dps.storage.read import read_study
+from lit_dps.storage.schema import POINT_ATTR, RESULT_ATTR, STATES, cell_study_name, encode_result
+from lit_dps.storage.sobol import distributions
 
 TITLE = "CPU seconds of `analyze`"
 ROOT = Path(__file__).parents[1]
@@ -55,7 +49,10 @@ VALUES = [0.0, 1e-5, 1e-4, 1e-3, 1e-2]
 TRIALS = 10
 CHECKS = 100  # of a trial
 GOAL = Goal(0.1, check_interval=16, max_steps=40_000)
-SPACE = {"model.learning_rate": Range(1e-3, 10.0, "log"), "model.momentum": Range(0.5, 0.999, "reverse_log")}
+SPACE = {
+    "model.learning_rate": Range(1e-3, 10.0, "log"),
+    "model.momentum": Range(0.5, 0.999, "reverse_log"),
+}
 BASELINE = "Optuna reads the same trials"
 WHOLE = "`analyze`, whole command"
 AGAIN = "`analyze` again, nothing changed"
@@ -94,12 +91,17 @@ def measure(options: Options) -> Analyzed:
 def show(found: Analyzed) -> str:
     """A row a part."""
     head = ["part", "CPU seconds", "over the baseline"]
-    rows = [[row.what, seconds(row.seconds), times(row.ratio) if i else ""] for i, row in enumerate(found.rows)]
+    rows = [
+        [row.what, seconds(row.seconds), times(row.ratio) if i else ""]
+        for i, row in enumerate(found.rows)
+    ]
     made = f"{found.cells} cells, {found.trials:,} trials of up to {CHECKS} checks, made up"
     return f"{made}. Baseline: {BASELINE}.\n\n{table(head, rows)}"
 
 
-def make_study(folder: str, batch_sizes: list[int], sparsities: list[float], values: list[float]) -> None:
+def make_study(
+    folder: str, batch_sizes: list[int], sparsities: list[float], values: list[float]
+) -> None:
     """Stores a finished study of made-up trials in FOLDER/study.db, in one transaction a cell."""
     url = f"sqlite:///{folder}/study.db"
     study = StudyConfig(
@@ -132,9 +134,12 @@ def make_study(folder: str, batch_sizes: list[int], sparsities: list[float], val
 
 
 def _made_up(cell: Cell, point: int) -> TrialResult:
-    """A trial whose steps follow a law of its series, the farther from the best rate and momentum the more."""
+    """A trial whose steps follow a law of its series, the farther from the best rate and momentum
+    the more."""
     axis = [float(value) for _, value in cell.others]
-    rng = np.random.default_rng((point, cell.batch_size, round(1000 * cell.sparsity), *(round(1e6 * x) for x in axis)))
+    rng = np.random.default_rng(
+        (point, cell.batch_size, round(1000 * cell.sparsity), *(round(1e6 * x) for x in axis))
+    )
     units = rng.random(2)
     params = {key: box.at(float(u)) for u, (key, box) in zip(units, SPACE.items(), strict=True)}
     law = 4e4 * (1 + cell.sparsity + sum(axis)) / cell.batch_size + 60 * (1 + 2 * cell.sparsity)
@@ -156,10 +161,17 @@ def _made_up(cell: Cell, point: int) -> TrialResult:
     if status is Status.INFEASIBLE:
         loss[-1] = math.nan
     curve = {"step": at, "val_error": error.tolist(), "train_loss": loss.tolist()}
-    timed = {"steps": last, "training": last * 1e-3 * (1 + cell.batch_size / 256), "checks": len(at), "checking": 1.0}
+    timed = {
+        "steps": last,
+        "training": last * 1e-3 * (1 + cell.batch_size / 256),
+        "checks": len(at),
+        "checking": 1.0,
+    }
     reached = steps if status is Status.COMPLETE else None
     trial = Trial(cell, point, params)
-    return TrialResult(trial, status, reached, curve, {"linear.weight": (1_024, 10_240)}, 1.0, timed=timed)
+    return TrialResult(
+        trial, status, reached, curve, {"linear.weight": (1_024, 10_240)}, 1.0, timed=timed
+    )
 
 
 def _round(folder: str, number: int) -> dict[str, float]:
@@ -175,7 +187,15 @@ def _round(folder: str, number: int) -> dict[str, float]:
         if (output / f"{figure.NAME}.csv").exists():
             found[f"figure {figure.NAME}"] = taken
     found["report.html"] = _cpu(partial(page, study))
-    command = ["analyze", "--study.name", NAME, "--storage.folder", folder, "--output", f"{folder}/whole-{number}"]
+    command = [
+        "analyze",
+        "--study.name",
+        NAME,
+        "--storage.folder",
+        folder,
+        "--output",
+        f"{folder}/whole-{number}",
+    ]
     found["start: `analyze --help`"] = _cpu_of_command(["analyze", "--help"])
     found[WHOLE] = _cpu_of_command(command)
     found[AGAIN] = _cpu_of_command(command)
@@ -204,7 +224,10 @@ def _cpu_of_command(argv: list[str]) -> float:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, str(ROOT / "cli.py"), *argv], env=environment, capture_output=True, text=True
+        [sys.executable, str(ROOT / "cli.py"), *argv],
+        env=environment,
+        capture_output=True,
+        text=True,
     )
     if done.returncode:
         raise RuntimeError(f"{argv} ended with {done.returncode}: {done.stderr}")

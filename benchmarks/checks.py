@@ -1,4 +1,5 @@
-"""A check of the validation split: the full pass, and the one that stops when the goal is missed for certain."""
+"""A check of the validation split: the full pass, and the one that stops when the goal is missed
+for certain."""
 
 from __future__ import annotations
 
@@ -12,14 +13,22 @@ from benchmarks.options import Options
 from benchmarks.setups import on_cpu, paper_setup, run_trial
 from benchmarks.step import threads
 from benchmarks.text import seconds, spread, table, times
-from lit_dps.goal import Goal
+from lit_dps.core.goal import Goal
+from lit_dps.core.trial import Cell, Trial
 from lit_dps.training.early_check import EarlyCheck
-from lit_dps.trial import Cell, Trial
 
 TITLE = "A check of the validation split"
 BATCH_SIZE = 16
 RATE = 0.05  # learning rate of SGD at which MNIST is at 2 % within some hundred steps
-LEVELS = (1.0, 0.5, 0.2, 0.1, 0.05, 0.03, 0.0)  # validation errors between which checks are put together
+LEVELS = (
+    1.0,
+    0.5,
+    0.2,
+    0.1,
+    0.05,
+    0.03,
+    0.0,
+)  # validation errors between which checks are put together
 
 
 @dataclass(frozen=True)
@@ -90,8 +99,15 @@ def measure(options: Options) -> Checks:
     """Trains one trial with full checks, and after each of them makes the early one too."""
     setup = on_cpu(paper_setup(options.quick))
     trial = Trial(Cell(BATCH_SIZE, 0.0), 0, {"model.learning_rate": RATE}, setup.study.seed)
-    goal = {**setup.goal, "error": options.goal_error, "max_steps": options.max_steps, "early_reject": False}
-    watch = BothChecks(Goal(goal["error"], goal["check_interval"], goal["max_steps"]), goal["monitor"])
+    goal = {
+        **setup.goal,
+        "error": options.goal_error,
+        "max_steps": options.max_steps,
+        "early_reject": False,
+    }
+    watch = BothChecks(
+        Goal(goal["error"], goal["check_interval"], goal["max_steps"]), goal["monitor"]
+    )
     with threads(1):
         result = run_trial(setup, trial, goal, callbacks=(watch,))
     checks, size = tuple(watch.checks), watch.check.size
@@ -111,7 +127,9 @@ def by_level(checks: tuple[Checked, ...]) -> list[Level]:
     for high, low in zip(LEVELS[:-1], LEVELS[1:], strict=True):
         inside = [check for check in checks if low < check.error <= high or check.error == low == 0]
         if inside:
-            full, early = (Sample(tuple(getattr(c, name) for c in inside)) for name in ("full", "early"))
+            full, early = (
+                Sample(tuple(getattr(c, name) for c in inside)) for name in ("full", "early")
+            )
             images = Sample(tuple(float(check.images) for check in inside))
             found.append(Level(low, high, full, early, images, full.over(early)))
     return found
@@ -122,18 +140,27 @@ def show(found: Checks) -> str:
     head = ["validation error", "checks", "full pass", "early", "images looked at", "full / early"]
     rows = [
         [
-            *(f"{level.low:g} to {level.high:g}", len(level.full.values), seconds(level.full), seconds(level.early)),
+            *(
+                f"{level.low:g} to {level.high:g}",
+                len(level.full.values),
+                seconds(level.full),
+                seconds(level.early),
+            ),
             *(spread(level.images, "{:,.0f}".format), times(level.ratio)),
         ]
         for level in found.levels
     ]
     ours = sum(check.same for check in found.checks)
     return (
-        f"{found.workload}, B = {found.batch_size}, learning rate {found.learning_rate:g}, goal error "
-        f"{found.goal_error:g}, one CPU thread; one trial, {found.status} after {found.steps:,} steps. Each check was "
-        f"made both ways at the same weights, of {found.size:,} images; brackets have the smallest and the largest of "
+        f"{found.workload}, B = {found.batch_size}, learning rate {found.learning_rate:g}, goal "
+        "error "
+        f"{found.goal_error:g}, one CPU thread; one trial, {found.status} after {found.steps:,} "
+        "steps. Each check was "
+        f"made both ways at the same weights, of {found.size:,} images; brackets have the "
+        "smallest and the largest of "
         f"the checks. Baseline: the early check.\n\n{table(head, rows)}\n\n"
-        f"Over the whole run a full pass costs x{found.mean_ratio:.1f} an early check, which looks at "
+        f"Over the whole run a full pass costs x{found.mean_ratio:.1f} an early check, which "
+        "looks at "
         f"{found.image_share:.1%} of the images. Both said the same of the goal in {ours} of "
         f"{len(found.checks)} checks."
     )
@@ -158,7 +185,10 @@ class BothChecks(Callback):
         self._begin = time.perf_counter()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        full, error = time.perf_counter() - self._begin, float(trainer.callback_metrics[self.monitor])
+        full, error = (
+            time.perf_counter() - self._begin,
+            float(trainer.callback_metrics[self.monitor]),
+        )
         self._images, allowed = 0, self.goal.allowed(self.check.size)
         count = pl_module.register_forward_pre_hook(self._count)
         begin = time.perf_counter()

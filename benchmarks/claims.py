@@ -1,4 +1,5 @@
-"""How long workers wait for a trial, and for a result to be stored, where many share a PostgreSQL server."""
+"""How long workers wait for a trial, and for a result to be stored, where many share a PostgreSQL
+server."""
 
 from __future__ import annotations
 
@@ -11,20 +12,27 @@ from functools import partial
 from benchmarks.numbers import Sample
 from benchmarks.options import Options
 from benchmarks.text import table, times
-from lit_dps.config import StudyConfig
-from lit_dps.errors import StorageError
-from lit_dps.goal import Goal
-from lit_dps.runs import Run
-from lit_dps.space import Range
-from lit_dps.store import OWNER, POINT_ATTR, SobolSampler, Store, declare, peers
-from lit_dps.store.cells import end, report
-from lit_dps.trial import Cell, Status, TrialResult
+from lit_dps.core.attempt import Run
+from lit_dps.core.config import StudyConfig
+from lit_dps.core.errors import StorageError
+from lit_dps.core.goal import Goal
+from lit_dps.core.search_space import Range
+from lit_dps.core.trial import Cell, Status, TrialResult
+from lit_dps.storage.cells import end, report
+from lit_dps.storage.header import declare
+from lit_dps.storage.locks import peers
+from lit_dps.storage.schema import OWNER, POINT_ATTR
+from lit_dps.storage.sobol import SobolSampler
+from lit_dps.storage.trial_queue import Store
 
 TITLE = "Claims of many workers on PostgreSQL"
 WORKERS = 64
 SECONDS = 60.0  # of each way, after all workers have begun
 POINTS = 100_000  # more than can be claimed in that time
-SPACE = {"model.learning_rate": Range(1e-3, 1.0, "log"), "model.momentum": Range(0.5, 0.99, "linear")}
+SPACE = {
+    "model.learning_rate": Range(1e-3, 1.0, "log"),
+    "model.momentum": Range(0.5, 0.99, "linear"),
+}
 CURVE = {"step": list(range(16, 656, 16)), "val_error": [0.1] * 40, "train_loss": [1.0] * 40}
 
 
@@ -79,15 +87,18 @@ class Claims:
 
 
 def measure(options: Options) -> Claims:
-    """Seconds of claims and of results, of workers that train nothing; each is a thread with its own sessions."""
-    from tests.postgres import Unavailable, server
+    """Seconds of claims and of results, of workers that train nothing; each is a thread with its
+    own sessions."""
+    from tests.support.postgres import Unavailable, server
 
     workers, seconds = (4, 2.0) if options.quick else (WORKERS, SECONDS)
     try:
         with server(connections=4 * workers + 20) as running:
             ways = {"rows of their own": Store, "one lock (before)": OneLock}
             urls = {way: running.new_database(f"claims_{i}") for i, way in enumerate(ways)}
-            rows = [_measured(way, store, urls[way], workers, seconds) for way, store in ways.items()]
+            rows = [
+                _measured(way, store, urls[way], workers, seconds) for way, store in ways.items()
+            ]
     except Unavailable as reason:
         return Claims(workers, seconds, missing=str(reason))
     return Claims(workers, seconds, tuple(rows))
@@ -102,16 +113,28 @@ def show(found: Claims) -> str:
     """A row for each way."""
     if found.missing:
         return f"Not measured: {found.missing}. On Debian or Ubuntu: apt-get install postgresql."
-    head = ["way", "trials an hour", "claim, median", "claim, 95 %", "result, median", "result, 95 %", "trials, ratio"]
+    head = [
+        "way",
+        "trials an hour",
+        "claim, median",
+        "claim, 95 %",
+        "result, median",
+        "result, 95 %",
+        "trials, ratio",
+    ]
     before = found.rows[-1].trials
     rows = []
     for row in found.rows:
         hourly = f"{3600 * row.trials / found.seconds:,.0f}"
-        each = [f"{at(sample, q):.3g} s" for sample in (row.claims, row.results) for q in (0.5, 0.95)]
+        each = [
+            f"{at(sample, q):.3g} s" for sample in (row.claims, row.results) for q in (0.5, 0.95)
+        ]
         rows.append([row.way, hourly, *each, times(Sample((row.trials / before,)))])
     return (
-        f"{found.workers} workers that train nothing, on one cell of one study, for {found.seconds:g} s each way; "
-        f"every result reports 32 values of its curve. Each point was run once.\n\n{table(head, rows)}"
+        f"{found.workers} workers that train nothing, on one cell of one study, for "
+        f"{found.seconds:g} s each way; "
+        "every result reports 32 values of its curve. Each point was run "
+        f"once.\n\n{table(head, rows)}"
     )
 
 

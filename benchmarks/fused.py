@@ -1,4 +1,5 @@
-"""Trials in lockstep (`--engine fused`) beside the same trials one at a time, by network, batch size and slots."""
+"""Trials in lockstep (`--engine fused`) beside the same trials one at a time, by network, batch
+size and slots."""
 
 from __future__ import annotations
 
@@ -14,17 +15,20 @@ from benchmarks.options import Options
 from benchmarks.setups import UNREACHABLE, devices, middle_trial, on_device, paper_setup
 from benchmarks.step import now, threads
 from benchmarks.text import NO_GPU, spread, table, times
+from lit_dps.core.attempt import Run
+from lit_dps.core.goal import Goal
+from lit_dps.core.trial import Cell, Trial
 from lit_dps.engines.engine import Engine, Training
-from lit_dps.engines.loop import IntervalLoop
-from lit_dps.goal import Goal
-from lit_dps.runs import Run
+from lit_dps.engines.interval_loop import IntervalLoop
 from lit_dps.study.setup import StudySetup
 from lit_dps.training import GoalErrorCallback
-from lit_dps.trial import Cell, Trial
 
 TITLE = "Trials in lockstep"
 NETWORKS = ("SimpleCNN", "MLP")
-SIZES = {"cpu": ((2, 16, 128), (4, 16)), "cuda": ((2, 16, 64, 1024, 16384), (16, 100, 400))}  # batch sizes, slots
+SIZES = {
+    "cpu": ((2, 16, 128), (4, 16)),
+    "cuda": ((2, 16, 64, 1024, 16384), (16, 100, 400)),
+}  # batch sizes, slots
 STEPS = 32  # of a trial, with a check every 16 that stops early
 SQUARE = 2048  # rows of the matrix product whose rate stands for what the device can do
 TARGET = 30  # of the fused engine over one at a time on a GPU at B <= 64
@@ -42,7 +46,8 @@ class Row:
         alone: Trial-steps a second of the interval loop, one trial after another: the baseline.
         fused: Trial-steps a second of the interval loop with so many slots.
         ratio: Fused over alone.
-        share: Arithmetic of the fused engine's training steps, over that of a large matrix product in the same time.
+        share: Arithmetic of the fused engine's training steps, over that of a large matrix product
+            in the same time.
     """
 
     device: str
@@ -65,7 +70,8 @@ class Lockstep:
 
 
 def measure(options: Options) -> Lockstep:
-    """Trial-steps a second of both engines, in turns; half of the trials are dense, half 90 % sparse."""
+    """Trial-steps a second of both engines, in turns; half of the trials are dense, half 90 %
+    sparse."""
     setup, rows = paper_setup(options.quick), []
     with threads(1):
         for device in devices():
@@ -78,42 +84,77 @@ def measure(options: Options) -> Lockstep:
 
 def show(found: Lockstep) -> str:
     """A row a case."""
-    head = ["device", "network", "B", "slots", "alone, steps/s", "lockstep, steps/s", "ratio", "of a matrix product"]
+    head = [
+        "device",
+        "network",
+        "B",
+        "slots",
+        "alone, steps/s",
+        "lockstep, steps/s",
+        "ratio",
+        "of a matrix product",
+    ]
     rows = [
         [
             *(row.device, row.network, row.batch_size, row.slots),
-            *(spread(row.alone, "{:,.0f}".format), spread(row.fused, "{:,.0f}".format), times(row.ratio)),
+            *(
+                spread(row.alone, "{:,.0f}".format),
+                spread(row.fused, "{:,.0f}".format),
+                times(row.ratio),
+            ),
             spread(row.share, "{:.1%}".format),
         ]
         for row in found.rows
     ]
     text = (
-        f"{found.workload} and the same with an MLP, {found.steps} steps a trial with two checks that stop early, one "
-        "CPU thread; all of an engine's work but the score of pruning, which is magnitude here. Baseline: "
-        "one trial after another. Steps are counted over all trials. `--engine auto` is one after another on a CPU."
+        f"{found.workload} and the same with an MLP, {found.steps} steps a trial with two checks "
+        "that stop early, one "
+        "CPU thread; all of an engine's work but the score of pruning, which is magnitude here. "
+        "Baseline: "
+        "one trial after another. Steps are counted over all trials. `--engine auto` is one after "
+        "another on a CPU."
     )
     gpu = (
-        f"On a GPU: {NO_GPU}; so are the target of x{TARGET} there at B <= 64, the share of its peak, and the full "
+        f"On a GPU: {NO_GPU}; so are the target of x{TARGET} there at B <= 64, the share of its "
+        "peak, and the full "
         "workload of 56 cells x 100 trials."
     )
-    return f"{text}\n\n{table(head, rows)}" + ("" if any(r.device == "cuda" for r in found.rows) else f"\n\n{gpu}")
+    return f"{text}\n\n{table(head, rows)}" + (
+        "" if any(r.device == "cuda" for r in found.rows) else f"\n\n{gpu}"
+    )
 
 
 def with_network(setup: StudySetup, network: str) -> StudySetup:
     """The setup with another of the paper's networks."""
-    arguments = {**setup.workload.model["init_args"], "network": {"class_path": f"lit_dps.models.{network}"}}
-    return replace(setup, workload=replace(setup.workload, model={**setup.workload.model, "init_args": arguments}))
+    arguments = {
+        **setup.workload.model["init_args"],
+        "network": {"class_path": f"lit_dps.models.{network}"},
+    }
+    return replace(
+        setup,
+        workload=replace(setup.workload, model={**setup.workload.model, "init_args": arguments}),
+    )
 
 
-def _row(setup: StudySetup, device: str, network: str, batch_size: int, slots: int, options: Options) -> Row:
-    goal = {**setup.goal, "error": UNREACHABLE, "check_interval": 16, "max_steps": STEPS, "early_reject": True}
+def _row(
+    setup: StudySetup, device: str, network: str, batch_size: int, slots: int, options: Options
+) -> Row:
+    goal = {
+        **setup.goal,
+        "error": UNREACHABLE,
+        "check_interval": 16,
+        "max_steps": STEPS,
+        "early_reject": True,
+    }
     training = Training(setup.workload, goal, {**setup.pruning, "method": "magnitude"})
     one, fused = IntervalLoop(training), IntervalLoop(training, slots, refuse)
     cells = [Cell(batch_size, 0.9 if i % 2 else 0.0) for i in range(slots)]
     stop = GoalErrorCallback(**goal).goal
     trials = [(middle_trial(setup, cell, point), stop) for point, cell in enumerate(cells)]
     for engine in (one, fused):
-        rate(engine, trials[:2], device)  # what is done once a process is done before the first repeat
+        rate(
+            engine, trials[:2], device
+        )  # what is done once a process is done before the first repeat
     repeats = min(options.repeats, 3)
     found = interleaved(
         {
@@ -152,7 +193,8 @@ def step_flops(setup: StudySetup, batch_size: int) -> int:
 
 
 def product_rate(device: str) -> float:
-    """Floating-point operations a second of a large matrix product, in the precision that networks train with."""
+    """Floating-point operations a second of a large matrix product, in the precision that networks
+    train with."""
     a, b = (torch.randn(SQUARE, SQUARE, device=device) for _ in range(2))
     a @ b
     begin, count = now(device), 0

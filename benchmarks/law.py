@@ -1,7 +1,8 @@
-"""How well the law predicts K on public runs: held-out batch sizes, within and beyond those fitted, and its intervals.
+"""How well the law predicts K on public runs: held-out batch sizes, within and beyond those fitted,
+and its intervals.
 
-`python -m benchmarks.law` prints the tables of docs/advice-law.md; `--data FILE` judges it on runs of yours, a CSV with
-the columns of tests/data/steps_to_goal.csv.
+`python -m benchmarks.law` prints the tables of docs/advice-law.md; `--data FILE` judges it on runs
+of yours, a CSV with the columns of tests/data/steps_to_goal.csv.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from lit_dps.analysis import Law, Observation, law_of, medians
-from lit_dps.analysis.observations import exact
+from lit_dps.analysis.law import Law, law_of
+from lit_dps.analysis.observations import Observation, exact, medians
 
 DATA = Path(__file__).parents[1] / "tests" / "data" / "steps_to_goal.csv"
 TITLE = "The law on public runs"
@@ -30,7 +31,8 @@ def curves(runs: pd.DataFrame) -> Iterator[tuple[str, list[Observation]]]:
 
 
 def held_out(known: list[Observation]) -> Iterator[tuple[str, Law, Observation]]:
-    """Each inner batch size with the law of all others; each upper one with the law of the lower ones."""
+    """Each inner batch size with the law of all others; each upper one with the law of the lower
+    ones."""
     points = exact(known)
     for point in points[1:-1]:
         yield "inside", law_of([o for o in known if o is not point]), point
@@ -44,14 +46,22 @@ def held_out(known: list[Observation]) -> Iterator[tuple[str, Law, Observation]]
 def judge(runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     """A row a workload, and a row a held-out batch size.
 
-    Columns of the latter: curve, side, distance (from the largest batch size fitted), refused (whether `predict` says
-    so), error (log of predicted over median K), within (the 95 % interval), width (log of its ends' ratio). Where
-    B_crit is out of sight these are what the law would have said, nan where there is none.
+    Columns of the latter: curve, side, distance (from the largest batch size fitted), refused
+    (whether `predict` says so), error (log of predicted over median K), within (the 95 % interval),
+    width (log of its ends' ratio). Where B_crit is out of sight these are what the law would have
+    said, nan where there is none.
     """
     laws, points = [], []
     for name, known in curves(runs):
         law = law_of(known)
-        laws.append({"curve": name, "batch_sizes": len(exact(known)), "form": law.form, "law": law.describe()})
+        laws.append(
+            {
+                "curve": name,
+                "batch_sizes": len(exact(known)),
+                "form": law.form,
+                "law": law.describe(),
+            }
+        )
         for side, other, point in held_out(known):
             known = other.predict([point.batch_size]).iloc[0]["known"]
             if other.fit is None or other.refused and not other.refused.within:
@@ -75,7 +85,9 @@ def judge(runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 def table(points: pd.DataFrame) -> str:
     """Errors and coverage, as markdown."""
-    lines = ["| held out | points | median error | 9 of 10 below | too small | within 95 % | interval |"]
+    lines = [
+        "| held out | points | median error | 9 of 10 below | too small | within 95 % | interval |"
+    ]
     lines += ["|---|---:|---:|---:|---:|---:|---:|"]
     groups = [("within the range", points[points["side"] == "inside"])]
     outside = points[points["side"] == "outside"]
@@ -83,16 +95,23 @@ def table(points: pd.DataFrame) -> str:
         part = outside[(outside["distance"] > low) & (outside["distance"] <= high)]
         groups.append((f"{low} to {high} times beyond", part))
     for name, part in groups:
-        for what, rows in (("answered", part[~part["refused"]]), ("refused", part[part["refused"]])):
+        for what, rows in (
+            ("answered", part[~part["refused"]]),
+            ("refused", part[part["refused"]]),
+        ):
             known = rows[rows["error"].notna()]
-            without = f", {len(rows) - len(known)} more without a law" if len(rows) > len(known) else ""
+            without = (
+                f", {len(rows) - len(known)} more without a law" if len(rows) > len(known) else ""
+            )
             if not len(known):
                 lines.append(f"| {name}, {what} | {len(rows)} | - | - | - | - | - |")
                 continue
             size, small = np.expm1(known["error"].abs()), (known["error"] < 0).mean()
             lines.append(
-                f"| {name}, {what} | {len(known)}{without} | {size.median():.0%} | {size.quantile(0.9):.0%} "
-                f"| {small:.0%} | {known['within'].mean():.0%} | x/: {np.exp(known['width'].median() / 2):.2f} |"
+                f"| {name}, {what} | {len(known)}{without} | {size.median():.0%} | "
+                f"{size.quantile(0.9):.0%} "
+                f"| {small:.0%} | {known['within'].mean():.0%} | x/: "
+                f"{np.exp(known['width'].median() / 2):.2f} |"
             )
     return "\n".join(lines)
 

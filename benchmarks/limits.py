@@ -1,8 +1,10 @@
-"""Whether the limits of the law that were set by public runs are special to these: each workload is left out in turn.
+"""Whether the limits of the law that were set by public runs are special to these: each workload is
+left out in turn.
 
-`python -m benchmarks.limits` prints the section of docs/advice-law.md. Two limits were chosen with these runs in view:
-the factor that the interval of B_crit may span (`refusal.WIDE`), and the tails of an observation's error
-(`posterior.TAILS`). For every workload each is chosen again by all the others, and judged on the one left out.
+`python -m benchmarks.limits` prints the section of docs/advice-law.md. Two limits were chosen with
+these runs in view: the factor that the interval of B_crit may span (`refusal.WIDE`), and the tails
+of an observation's error (`posterior.TAILS`). For every workload each is chosen again by all the
+others, and judged on the one left out.
 """
 
 from __future__ import annotations
@@ -19,12 +21,17 @@ import pandas as pd
 
 from benchmarks.advice import ALL, curves, must_refuse, parts, runs_of
 from benchmarks.text import table
-from lit_dps.analysis import Law, Observation, fit_scaling, law_of, posterior, refusal
-from lit_dps.analysis.observations import exact
+from lit_dps.analysis import identifiability as refusal
+from lit_dps.analysis import posterior
+from lit_dps.analysis.fit import fit_scaling
+from lit_dps.analysis.law import Law, law_of
+from lit_dps.analysis.observations import Observation, exact
 
 WIDE, TAILS = (10.0, 30.0, 100.0, 300.0, 1000.0), (3.0, 8.0, 30.0)
 FALSE = 10.0  # needless refusals that one false confidence weighs as much as
-MISSED = 2 / (1 - 0.8)  # what a value outside of the 80 % interval costs, for its distance (Winkler's score)
+MISSED = 2 / (
+    1 - 0.8
+)  # what a value outside of the 80 % interval costs, for its distance (Winkler's score)
 
 
 @contextmanager
@@ -39,7 +46,8 @@ def limit(module, name: str, value: float) -> Iterator[None]:
 
 
 def must_refuse_part(known: list[Observation], seen: list[Observation]) -> bool:
-    """Whether nothing may be said beyond a part of a workload: by all of it, or as it ends below half of B_crit."""
+    """Whether nothing may be said beyond a part of a workload: by all of it, or as it ends below
+    half of B_crit."""
     if must_refuse(known):
         return True
     points = exact(known)
@@ -48,9 +56,11 @@ def must_refuse_part(known: list[Observation], seen: list[Observation]) -> bool:
 
 
 def laws(runs: pd.DataFrame) -> Iterator[dict]:
-    """A row a workload and part: curve, must, refused (for another reason than `WIDE`), span of B_crit, score.
+    """A row a workload and part: curve, must, refused (for another reason than `WIDE`), span of
+    B_crit, score.
 
-    The score is that of the 80 % interval of log K at the batch sizes above the part; nan without any.
+    The score is that of the 80 % interval of log K at the batch sizes above the part; nan without
+    any.
     """
     with limit(refusal, "WIDE", math.inf):
         for curve, known in curves(runs):
@@ -59,7 +69,11 @@ def laws(runs: pd.DataFrame) -> Iterator[dict]:
                 law = law_of(lower)
                 _, low, high = law.critical
                 span = high / low if law.fit else math.inf
-                row = {"curve": curve, "must": must_refuse_part(known, lower), "refused": law.refused is not None}
+                row = {
+                    "curve": curve,
+                    "must": must_refuse_part(known, lower),
+                    "refused": law.refused is not None,
+                }
                 yield {**row, "span": span, "score": _score(law, held)}
 
 
@@ -76,7 +90,8 @@ def left_out(losses: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
     """The value that all other workloads choose for each, and the losses of these choices.
 
     Args:
-        losses: Summed over the others it is least where a value is best: columns the values, rows the workloads.
+        losses: Summed over the others it is least where a value is best: columns the values, rows
+            the workloads.
     """
     others = losses.sum() - losses
     chosen = others.idxmin(axis=1)
@@ -85,7 +100,9 @@ def left_out(losses: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--traces", type=Path, default=os.environ.get("LIT_DPS_TRACES"), help="folder of other runs")
+    parser.add_argument(
+        "--traces", type=Path, default=os.environ.get("LIT_DPS_TRACES"), help="folder of other runs"
+    )
     folder = parser.parse_args().traces
     runs = runs_of(None if folder is None else Path(folder))
     found = {}
@@ -93,31 +110,56 @@ def main() -> None:
         with limit(posterior, "TAILS", tails):
             found[tails] = pd.DataFrame(laws(runs))
     here = found[posterior.TAILS]
-    print(_verdicts("span", {wide: here.assign(no=here["refused"] | (here["span"] > wide)) for wide in WIDE}), "\n")
-    by = {tails: rows.assign(no=rows["refused"] | (rows["span"] > refusal.WIDE)) for tails, rows in found.items()}
+    print(
+        _verdicts(
+            "span", {wide: here.assign(no=here["refused"] | (here["span"] > wide)) for wide in WIDE}
+        ),
+        "\n",
+    )
+    by = {
+        tails: rows.assign(no=rows["refused"] | (rows["span"] > refusal.WIDE))
+        for tails, rows in found.items()
+    }
     print(_verdicts("tails", by))
-    scores = pd.DataFrame({t: rows.groupby("curve")["score"].mean() for t, rows in found.items()}).dropna()
+    scores = pd.DataFrame(
+        {t: rows.groupby("curve")["score"].mean() for t, rows in found.items()}
+    ).dropna()
     chosen, lost = left_out(scores)
     print(
-        f"\ntails by the score of the 80 % interval: {dict(scores.mean().round(3))}, left out {lost.mean():.3f}; "
+        f"\ntails by the score of the 80 % interval: {dict(scores.mean().round(3))}, left out "
+        f"{lost.mean():.3f}; "
         f"the others choose {chosen.value_counts().to_dict()}"
     )
 
 
 def _verdicts(name: str, by: dict[float, pd.DataFrame]) -> str:
-    """False confidence and needless refusals at each value of a limit, then with each workload left out."""
+    """False confidence and needless refusals at each value of a limit, then with each workload left
+    out."""
     rows, losses = [], {}
     for value, verdicts in by.items():
         false, shy = verdicts["must"] & ~verdicts["no"], ~verdicts["must"] & verdicts["no"]
-        which = ", ".join(dict.fromkeys([*verdicts["curve"][false], *verdicts["curve"][shy]])) or "-"
+        which = (
+            ", ".join(dict.fromkeys([*verdicts["curve"][false], *verdicts["curve"][shy]])) or "-"
+        )
         must = verdicts["must"].sum()
-        rows.append([f"{value:g}", f"{false.sum()} of {must}", f"{shy.sum()} of {len(verdicts) - must}", which])
+        rows.append(
+            [
+                f"{value:g}",
+                f"{false.sum()} of {must}",
+                f"{shy.sum()} of {len(verdicts) - must}",
+                which,
+            ]
+        )
         losses[value] = (FALSE * false + shy).groupby(verdicts["curve"]).sum()
     losses = pd.DataFrame(losses)
     chosen, lost = left_out(losses)
     text = table([name, "false confidence", "needless refusals", "where"], rows)
     often = chosen.value_counts().to_dict()
-    return f"{text}\n\nleft out: {lost.sum():g}, in sight {losses.sum().min():g}; the others choose {often}"
+    return (
+        f"{text}\n\nleft out: {lost.sum():g}, in sight {losses.sum().min():g}; the others "
+        "choose "
+        f"{often}"
+    )
 
 
 if __name__ == "__main__":

@@ -7,9 +7,9 @@ import re
 
 import torch
 
-from lit_dps.config import cores
+from lit_dps.core.config import cores
 from lit_dps.study.hardware import cpu_model
-from lit_dps.study.view import environment_tags
+from lit_dps.tracking.sync import environment_tags
 
 PACKAGES = ("torch", "lightning", "optuna", "mlflow", "lit_dps")
 GIB = 2**30
@@ -27,7 +27,8 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """The git commit of lit_dps, with "-dirty" where files were changed since; "none" outside of git."""
+    """The git commit of lit_dps, with "-dirty" where files were changed since; "none" outside of
+    git."""
     return environment_tags(None)["mlflow.source.git.commit"]
 
 
@@ -46,7 +47,8 @@ def gpu() -> str:
 
 
 def load() -> str:
-    """Processes that ran or waited for a core in the last minute: near 0 where nothing else disturbs."""
+    """Processes that ran or waited for a core in the last minute: near 0 where nothing else
+    disturbs."""
     return f"{os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "unknown"
 
 

@@ -1,4 +1,5 @@
-"""Made-up results and storages full of them, to measure what keeping a trial costs without training one."""
+"""Made-up results and storages full of them, to measure what keeping a trial costs without training
+one."""
 
 from __future__ import annotations
 
@@ -6,23 +7,41 @@ from collections.abc import Sequence
 
 import optuna
 
-from lit_dps.goal import Goal
-from lit_dps.space import Range
-from lit_dps.store import POINT_ATTR, RESULT_ATTR, STATES, SobolSampler, Store, cell_study_name, encode_result
-from lit_dps.trial import Cell, Status, Trial, TrialResult
+from lit_dps.core.goal import Goal
+from lit_dps.core.search_space import Range
+from lit_dps.core.trial import Cell, Status, Trial, TrialResult
+from lit_dps.storage.schema import POINT_ATTR, RESULT_ATTR, STATES, cell_study_name, encode_result
+from lit_dps.storage.sobol import SobolSampler
+from lit_dps.storage.trial_queue import Store
 
-SPACE = {"model.learning_rate": Range(1e-4, 1.0, "log"), "model.momentum": Range(0.9, 0.9999, "reverse_log")}
+SPACE = {
+    "model.learning_rate": Range(1e-4, 1.0, "log"),
+    "model.momentum": Range(0.9, 0.9999, "reverse_log"),
+}
 CHECKS = 25  # of a made-up trial, where it is not these that matter
 
 
 def result(trial: Trial, checks: int = CHECKS) -> TrialResult:
-    """An ended trial with so many checks; every fourth point is complete, the others are incomplete."""
+    """An ended trial with so many checks; every fourth point is complete, the others are
+    incomplete."""
     steps = [16 * (i + 1) for i in range(checks)]
     error = [0.02 + 0.8 / (i + 1) for i in range(checks)]
-    curve = {"step": steps, "val_error": error, "train_loss": [2.5 * e for e in error], "exact": [1] * checks}
+    curve = {
+        "step": steps,
+        "val_error": error,
+        "train_loss": [2.5 * e for e in error],
+        "exact": [1] * checks,
+    }
     complete = trial.point % 4 == 0
     status = Status.COMPLETE if complete else Status.INCOMPLETE
-    return TrialResult(trial, status, steps[-1] if complete else None, curve, {"linear.weight": (1_024, 10_240)}, 1.0)
+    return TrialResult(
+        trial,
+        status,
+        steps[-1] if complete else None,
+        curve,
+        {"linear.weight": (1_024, 10_240)},
+        1.0,
+    )
 
 
 def trial(cell: Cell, point: int, points: int) -> Trial:
@@ -32,11 +51,21 @@ def trial(cell: Cell, point: int, points: int) -> Trial:
 
 def store(folder: str, points: int, cells: Sequence[Cell]) -> Store:
     """The trials of a raced study with so many points a cell, in a file of the folder."""
-    return Store(f"sqlite:///{folder}/study.db", "s", cells, points, SobolSampler(SPACE, 0), 0, Goal(0.02), slack=1.0)
+    return Store(
+        f"sqlite:///{folder}/study.db",
+        "s",
+        cells,
+        points,
+        SobolSampler(SPACE, 0),
+        0,
+        Goal(0.02),
+        slack=1.0,
+    )
 
 
 def fill(kept: Store, cell: Cell, points: int, checks: int = CHECKS) -> None:
-    """Stores so many finished trials of a cell, with so many checks each, as ask and tell leave them."""
+    """Stores so many finished trials of a cell, with so many checks each, as ask and tell leave
+    them."""
     study = optuna.create_study(study_name=cell_study_name(kept.name, cell), storage=kept.storage)
     for point in range(points):
         ended = result(trial(cell, point, points), checks)

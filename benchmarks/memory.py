@@ -14,13 +14,18 @@ from benchmarks.options import Options
 from benchmarks.pool import pool
 from benchmarks.setups import UNREACHABLE, middle_trial, on_cpu, paper_setup, run_trial
 from benchmarks.text import table
+from lit_dps.core.trial import Cell
 from lit_dps.study.setup import StudySetup
-from lit_dps.trial import Cell
 
 TITLE = "Memory of a worker"
-CELLS = tuple(Cell(batch_size, sparsity) for sparsity in (0.0, 0.9) for batch_size in (16, 1024, 16384))
+CELLS = tuple(
+    Cell(batch_size, sparsity) for sparsity in (0.0, 0.9) for batch_size in (16, 1024, 16384)
+)
 STEPS = 2  # of the trial, before a full check
-STORED, CHECKS = 100, (25, 250, 2_500)  # trials that a worker finds stored, and checks of each; the paper's budget last
+STORED, CHECKS = (
+    100,
+    (25, 250, 2_500),
+)  # trials that a worker finds stored, and checks of each; the paper's budget last
 OTHERS = [Cell(2, 0.0), Cell(4, 0.0)]  # of the stored trials
 MIB = 2**20
 
@@ -51,7 +56,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Stored:
-    """What a worker holds in memory of a stored trial of the cell that it runs: KiB, by its number of checks."""
+    """What a worker holds in memory of a stored trial of the cell that it runs: KiB, by its number
+    of checks."""
 
     trials: int
     checks: int
@@ -69,7 +75,8 @@ class Memory:
 
 
 def measure(options: Options) -> Memory:
-    """MiB of a fresh process for each cell: a trial of few steps, with its pruning pass, and a full check."""
+    """MiB of a fresh process for each cell: a trial of few steps, with its pruning pass, and a full
+    check."""
     setup = on_cpu(paper_setup(options.quick))
     rows = []
     for cell in [Cell(16, 0.9)] if options.quick else CELLS:
@@ -77,7 +84,9 @@ def measure(options: Options) -> Memory:
             [found] = apply(worker, [(setup, cell)])
         rows.append(Row(cell.batch_size, cell.sparsity, *found))
     trials, checks = (10, CHECKS[:1]) if options.quick else (STORED, CHECKS)
-    return Memory(setup.workload_name(), STEPS, tuple(rows), tuple(_stored(trials, n) for n in checks))
+    return Memory(
+        setup.workload_name(), STEPS, tuple(rows), tuple(_stored(trials, n) for n in checks)
+    )
 
 
 def show(found: Memory) -> str:
@@ -89,17 +98,28 @@ def show(found: Memory) -> str:
         for row, mib in zip(found.rows, numbers, strict=True)
     ]
     return (
-        f"{found.workload}, on one CPU thread, {found.steps} steps and a full check in a process of its own, measured "
-        f"once. Each number is the peak until then; reading the data set takes more for a moment than it keeps."
-        f"\n\n{table(head, rows)}\n\nWhat a worker holds of each stored trial of the cell that it runs, with made-up "
+        f"{found.workload}, on one CPU thread, {found.steps} steps and a full check in a process "
+        "of its own, measured "
+        "once. Each number is the peak until then; reading the data set takes more for a moment "
+        "than it keeps."
+        f"\n\n{table(head, rows)}\n\nWhat a worker holds of each stored trial of the cell that it "
+        "runs, with made-up "
         "results:\n\n"
-        + table(["checks of a trial", "KiB"], [[f"{s.checks:,}", f"{s.each:,.0f}"] for s in found.stored])
+        + table(
+            ["checks of a trial", "KiB"],
+            [[f"{s.checks:,}", f"{s.each:,.0f}"] for s in found.stored],
+        )
     )
 
 
 def _stored(trials: int, checks: int) -> Stored:
-    """KiB of each of so many finished trials in a fresh worker that asks for a trial of the next cell."""
-    with tempfile.TemporaryDirectory() as few, tempfile.TemporaryDirectory() as many, pool(1, 1) as apply:
+    """KiB of each of so many finished trials in a fresh worker that asks for a trial of the next
+    cell."""
+    with (
+        tempfile.TemporaryDirectory() as few,
+        tempfile.TemporaryDirectory() as many,
+        pool(1, 1) as apply,
+    ):
         made_up.fill(made_up.store(few, 2, OTHERS), OTHERS[0], 2, checks)
         made_up.fill(made_up.store(many, trials, OTHERS), OTHERS[0], trials, checks)
         before, after = apply(ask, [(few, 2), (many, trials)])
@@ -107,7 +127,8 @@ def _stored(trials: int, checks: int) -> Stored:
 
 
 def ask(folder: str, points: int) -> float:
-    """MiB of this process's peak after it has asked for a trial of the second cell, the first one being finished."""
+    """MiB of this process's peak after it has asked for a trial of the second cell, the first one
+    being finished."""
     made_up.store(folder, points, OTHERS).next_run()
     return peak()
 
@@ -117,15 +138,25 @@ def worker(setup: StudySetup, cell: Cell) -> tuple[float, float, float]:
     imports, trial = peak(), middle_trial(setup, cell)
     setup.workload.build(trial).data.setup("fit")
     data = peak()
-    goal = {**setup.goal, "error": UNREACHABLE, "check_interval": STEPS, "max_steps": STEPS, "early_reject": False}
+    goal = {
+        **setup.goal,
+        "error": UNREACHABLE,
+        "check_interval": STEPS,
+        "max_steps": STEPS,
+        "early_reject": False,
+    }
     run_trial(setup, trial, goal, setup.study.lean)
     return imports, data, peak()
 
 
 def peak() -> float:
     """MiB of this process's peak resident memory."""
-    try:  # getrusage counts in what the parent had when it started this process, as Linux keeps it across exec
-        found = re.search(r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    # getrusage counts in what the parent had when it started this process, as Linux keeps it across
+    # exec
+    try:
+        found = re.search(
+            r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE
+        )
     except OSError:
         found = None
     if found:

@@ -1,4 +1,5 @@
-"""Repeated measurements: medians, spreads, ratios to a baseline, growth; and numbers known between bounds."""
+"""Repeated measurements: medians, spreads, ratios to a baseline, growth; and numbers known between
+bounds."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ class Sample:
     def over(self, baseline: Sample) -> Sample:
         """The ratio of each repeat to the baseline's repeat of the same round.
 
-        Rounds and not medians: what slows a machine down for a while then meets both sides of a ratio.
+        Rounds and not medians: what slows a machine down for a while then meets both sides of a
+        ratio.
         """
         return Sample(tuple(x / y for x, y in zip(self.values, baseline.values, strict=True)))
 
@@ -60,11 +62,15 @@ class Bounds:
 def interleaved(variants: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, Sample]:
     """Calls the variants in turn, A B A B ..., so many rounds, and keeps what they return."""
     rounds = [[measure() for measure in variants.values()] for _ in range(repeats)]
-    return {name: Sample(values) for name, values in zip(variants, zip(*rounds, strict=True), strict=True)}
+    return {
+        name: Sample(values)
+        for name, values in zip(variants, zip(*rounds, strict=True), strict=True)
+    }
 
 
 def growth(sizes: Sequence[float], values: Sequence[float]) -> float:
-    """The exponent e of the least-squares line through log values over log sizes: values grow as size ** e.
+    """The exponent e of the least-squares line through log values over log sizes: values grow as
+    size ** e.
 
     All numbers are above 0. One size alone tells nothing: nan.
     """
@@ -72,4 +78,6 @@ def growth(sizes: Sequence[float], values: Sequence[float]) -> float:
         return math.nan
     x, y = [math.log(size) for size in sizes], [math.log(value) for value in values]
     mean_x, mean_y = fmean(x), fmean(y)
-    return sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / sum((a - mean_x) ** 2 for a in x)
+    return sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / sum(
+        (a - mean_x) ** 2 for a in x
+    )

@@ -13,12 +13,13 @@ class Options:
         quick: Whether everything runs on digits data, small.
         repeats: Rounds of each comparison of speeds.
         seconds: Seconds that a timed run of steps is to last.
-        trials: Trials of a cell of the protocol, where the paper has 100; one number a batch size, the last one for all
-            others.
+        trials: Trials of a cell of the protocol, where the paper has 100; one number a batch size,
+            the last one for all others.
         batch_sizes: Batch sizes of the protocol's cells.
         goal_error: Goal validation error of the protocol and of the checks.
         max_steps: Step budget of the protocol.
-        calibrate: How many outraced trials of a cell run to the end of the budget to learn how long they are; likewise.
+        calibrate: How many outraced trials of a cell run to the end of the budget to learn how long
+            they are; likewise.
         sample: How many trials of each cell run both ways, to see the same result.
         stored: Stored trials that the time of one more is measured at.
     """
@@ -26,7 +27,11 @@ class Options:
     quick: bool = False
     repeats: int = 5
     seconds: float = 1.0
-    trials: tuple[int, ...] = (100, 8, 4)  # steps get longer, and what trials add is known from the first cell
+    trials: tuple[int, ...] = (
+        100,
+        8,
+        4,
+    )  # steps get longer, and what trials add is known from the first cell
     batch_sizes: tuple[int, ...] = (16, 128, 1024)
     goal_error: float = 0.02
     max_steps: int = 40_000

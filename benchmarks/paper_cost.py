@@ -1,7 +1,8 @@
-"""What the paper's protocol costs: Lightning's own loop, a full check every 16 steps, every trial to its end.
+"""What the paper's protocol costs: Lightning's own loop, a full check every 16 steps, every trial
+to its end.
 
-Too dear to be run whole: the seconds of a step and of a check are measured, and the steps follow from what is known of
-each trial.
+Too dear to be run whole: the seconds of a step and of a check are measured, and the steps follow
+from what is known of each trial.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from benchmarks.numbers import Bounds, Sample
 from benchmarks.setups import UNREACHABLE, run_trial
+from lit_dps.core.trial import Status, Trial, TrialResult
 from lit_dps.study.setup import StudySetup
-from lit_dps.trial import Status, Trial, TrialResult
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,8 @@ class Cost:
         return cls(*(Sample(values) for values in zip(*measured, strict=True)))
 
     def seconds(self, trials: int, steps: float, check_interval: int, workers: int) -> float:
-        """Seconds of so many trials with so many steps in all, by the medians, shared evenly by the workers."""
+        """Seconds of so many trials with so many steps in all, by the medians, shared evenly by the
+        workers."""
         checks = steps / check_interval
         work = trials * self.start.median + steps * self.step.median + checks * self.check.median
         return work / workers
@@ -73,11 +75,14 @@ class Paper:
         return cls(cost, seconds, seconds.over(ours))
 
 
-def paper_steps(results: Sequence[TrialResult], max_steps: int, calibrated: Sequence[TrialResult] = ()) -> Bounds:
+def paper_steps(
+    results: Sequence[TrialResult], max_steps: int, calibrated: Sequence[TrialResult] = ()
+) -> Bounds:
     """Steps of these trials, were none stopped by racing.
 
-    The steps of complete, incomplete and infeasible trials are known. An outraced trial has at least the steps that it
-    ran, and at most the budget; the estimate takes the mean of the calibrated ones for all of them.
+    The steps of complete, incomplete and infeasible trials are known. An outraced trial has at
+    least the steps that it ran, and at most the budget; the estimate takes the mean of the
+    calibrated ones for all of them.
 
     Args:
         results: The trials of a cell, as the race left them.
@@ -115,16 +120,26 @@ class CheckWatch(Callback):
 
 
 def time_trial(setup: StudySetup, trial: Trial, checks: int) -> tuple[float, float, float]:
-    """Seconds of (start, step, check) of a trial under the paper's protocol, over so many checks, at least 2.
+    """Seconds of (start, step, check) of a trial under the paper's protocol, over so many checks,
+    at least 2.
 
     Steps and checks are those after the first check, which waits for what is needed once.
     """
     setup.workload.build(trial).data.setup("fit")  # a worker reads the data set once
     watch, interval = CheckWatch(), setup.goal["check_interval"]
-    goal = {**setup.goal, "error": UNREACHABLE, "max_steps": checks * interval, "early_reject": False}
+    goal = {
+        **setup.goal,
+        "error": UNREACHABLE,
+        "max_steps": checks * interval,
+        "early_reject": False,
+    }
     result = run_trial(setup, trial, goal, callbacks=(watch,))
-    training = [begun - ended for begun, ended in zip(watch.begun[1:], watch.ended[:-1], strict=True)]
-    checking = [ended - begun for begun, ended in zip(watch.begun[1:], watch.ended[1:], strict=True)]
+    training = [
+        begun - ended for begun, ended in zip(watch.begun[1:], watch.ended[:-1], strict=True)
+    ]
+    checking = [
+        ended - begun for begun, ended in zip(watch.begun[1:], watch.ended[1:], strict=True)
+    ]
     step, check = fmean(training) / interval, fmean(checking)
     return max(0.0, result.seconds - checks * (interval * step + check)), step, check
 
@@ -136,12 +151,18 @@ def run_as_paper(setup: StudySetup, trial: Trial, max_steps: int) -> TrialResult
 
 
 def run_to_end(setup: StudySetup, trial: Trial) -> TrialResult:
-    """A trial to its goal or its budget by the quickest way that ends the same: no race, early checks, own loop."""
+    """A trial to its goal or its budget by the quickest way that ends the same: no race, early
+    checks, own loop."""
     return run_trial(setup, trial, {**setup.goal, "early_reject": True})
 
 
 def same_end(raced: TrialResult, whole: TrialResult) -> bool:
-    """Whether a trial ended as under the paper's protocol, run as far: an outraced one had not met its goal there."""
+    """Whether a trial ended as under the paper's protocol, run as far: an outraced one had not met
+    its goal there."""
     if raced.status is Status.OUTRACED:
         return whole.status is Status.INCOMPLETE and whole.steps_run == raced.steps_run
-    return (raced.status, raced.steps, raced.steps_run) == (whole.status, whole.steps, whole.steps_run)
+    return (raced.status, raced.steps, raced.steps_run) == (
+        whole.status,
+        whole.steps,
+        whole.steps_run,
+    )

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from lit_dps.runtime import SWITCH, prepare_process
+from lit_dps.parallel.process import SWITCH, prepare_process
 
 READY = 120  # seconds that processes have to import what they need
 
@@ -28,15 +28,18 @@ def pool(workers: int, threads: int, keep: bool = True) -> Iterator[Apply]:
         keep: Whether they keep the memory that they free, as a study's do.
 
     Yields:
-        A function that applies another one to tuples of arguments, `workers` at a time, and returns the results in
-        order.
+        A function that applies another one to tuples of arguments, `workers` at a time, and returns
+        the results in order.
     """
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(workers)
     with ProcessPoolExecutor(workers, context, _begin, (barrier, threads, keep)) as executor:
 
         def apply(function: Callable[..., Any], arguments: Iterable[tuple]) -> list:
-            return [future.result() for future in [executor.submit(function, *each) for each in arguments]]
+            return [
+                future.result()
+                for future in [executor.submit(function, *each) for each in arguments]
+            ]
 
         yield apply
 

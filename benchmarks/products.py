@@ -1,7 +1,9 @@
-"""Gradients of many stacked networks: convolutions by groups (`torch.vmap`) beside matrix products, and one network.
+"""Gradients of many stacked networks: convolutions by groups (`torch.vmap`) beside matrix products,
+and one network.
 
-`python -m benchmarks.products` prints a table: Simple-CNN on images of noise, forward and backward, without an update.
-With `--tf32` convolutions and products may round to TF32, as PyTorch's convolutions do on a GPU by default.
+`python -m benchmarks.products` prints a table: Simple-CNN on images of noise, forward and backward,
+without an update. With `--tf32` convolutions and products may round to TF32, as PyTorch's
+convolutions do on a GPU by default.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from torch.func import functional_call, vmap
 from benchmarks.numbers import Sample, interleaved
 from benchmarks.step import now
 from benchmarks.text import spread, table, times
-from lit_dps.engines.products import AsProducts
+from lit_dps.engines.matrix_products import AsProducts
 from lit_dps.models import SimpleCNN
 from lit_dps.study.hardware import hardware
 
@@ -33,15 +35,36 @@ def main() -> None:
     options = parser.parse_args()
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = options.tf32
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    rows = [_row(rows, size, device, options) for rows, size in (*((1, b) for b in ALONE), *STACKED)]
-    print(table(["networks", "B", "groups, networks x steps/s", "products, networks x steps/s", "ratio"], rows))
-    print(f"\n{hardware()}, torch {torch.__version__}, {'TF32' if options.tf32 else 'full float32'}.")
+    rows = [
+        _row(rows, size, device, options) for rows, size in (*((1, b) for b in ALONE), *STACKED)
+    ]
+    print(
+        table(
+            [
+                "networks",
+                "B",
+                "groups, networks x steps/s",
+                "products, networks x steps/s",
+                "ratio",
+            ],
+            rows,
+        )
+    )
+    print(
+        f"\n{hardware()}, torch {torch.__version__}, {'TF32' if options.tf32 else 'full float32'}."
+    )
 
 
 def _row(networks: int, batch_size: int, device: str, options: argparse.Namespace) -> list[str]:
     module = SimpleCNN().to(device)
-    stacked = {n: torch.stack([p.detach()] * networks).requires_grad_() for n, p in module.named_parameters()}
-    x, y = torch.randn(batch_size, 1, 28, 28, device=device), torch.randint(10, (batch_size,), device=device)
+    stacked = {
+        n: torch.stack([p.detach()] * networks).requires_grad_()
+        for n, p in module.named_parameters()
+    }
+    x, y = (
+        torch.randn(batch_size, 1, 28, 28, device=device),
+        torch.randint(10, (batch_size,), device=device),
+    )
     each = vmap(lambda weights: F.cross_entropy(functional_call(module, weights, (x,)), y))
 
     def rate(products: bool) -> float:

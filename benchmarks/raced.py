@@ -10,19 +10,19 @@ from contextlib import redirect_stdout
 import optuna
 
 from benchmarks.paper_cost import evenly
-from lit_dps.racing import best_steps, longest_attempt
-from lit_dps.store import POINT_ATTR, RESULT_ATTR, cell_study_name, decode_result
+from lit_dps.core.racing import best_steps, longest_attempt
+from lit_dps.core.trial import Cell, Trial, TrialResult
+from lit_dps.storage.schema import POINT_ATTR, RESULT_ATTR, cell_study_name, decode_result
 from lit_dps.study.run import run_study
 from lit_dps.study.setup import StudySetup
-from lit_dps.trial import Cell, Trial, TrialResult
 
 
 def run_raced(setup: StudySetup, cell: Cell) -> tuple[float, list[TrialResult]]:
     """Runs a study of one cell.
 
     Returns:
-        Wall seconds of the whole study, and its trials by point, each as its longest attempt. A table tells
-        how trials stood at slack x K*; these have all that was run.
+        Wall seconds of the whole study, and its trials by point, each as its longest attempt. A
+        table tells how trials stood at slack x K*; these have all that was run.
     """
     begin = time.perf_counter()
     with redirect_stdout(io.StringIO()):

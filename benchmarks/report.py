@@ -1,4 +1,5 @@
-"""The report: what each section found, on which machine, by which command; as markdown and as JSON."""
+"""The report: what each section found, on which machine, by which command; as markdown and as
+JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from typing import Any
 from benchmarks.numbers import Sample
 
 INTRODUCTION = (
-    "Speeds are ratios to a baseline measured in the same run, in turns with it: the median over the repeats and, in "
+    "Speeds are ratios to a baseline measured in the same run, in turns with it: the median over "
+    "the repeats and, in "
     "brackets, the smallest and the largest. Seconds stand beside them."
 )
 
@@ -64,20 +66,26 @@ class Report:
         """The whole report."""
         lines = [f"# Benchmarks of {self.date}", "", INTRODUCTION, ""]
         lines += [f"- {key}: {value}" for key, value in self.machine.items()]
-        lines += [f"- versions: {', '.join(f'{name} {version}' for name, version in self.versions.items())}"]
+        lines += [
+            "- versions: "
+            f"{', '.join(f'{name} {version}' for name, version in self.versions.items())}"
+        ]
         for section in self.sections.values():
             lines += ["", f"## {section.title}", "", section.text, "", _source(section)]
         return "\n".join(lines) + "\n"
 
     def write(self, stem: Path, order: Sequence[str]) -> None:
-        """Writes STEM.md and STEM.json. Sections of an earlier run of the same day stay, where machine and versions do.
+        """Writes STEM.md and STEM.json. Sections of an earlier run of the same day stay, where
+        machine and versions do.
 
         A part of the sections can so be measured again without losing hours of the others.
         """
         before = read(stem.with_suffix(".json"))
         same = before and (before.machine, before.versions) == (self.machine, self.versions)
         sections = {**(before.sections if same else {}), **self.sections}
-        whole = dataclasses.replace(self, sections={name: sections[name] for name in order if name in sections})
+        whole = dataclasses.replace(
+            self, sections={name: sections[name] for name in order if name in sections}
+        )
         stem.parent.mkdir(parents=True, exist_ok=True)
         stem.with_suffix(".json").write_text(json.dumps(dataclasses.asdict(whole), indent=1) + "\n")
         stem.with_suffix(".md").write_text(whole.markdown())
@@ -85,7 +93,8 @@ class Report:
 
 def _source(section: Section) -> str:
     return (
-        f"`{section.command}`, {section.begun} UTC, {section.seconds:.0f} s, commit {section.commit}, load average "
+        f"`{section.command}`, {section.begun} UTC, {section.seconds:.0f} s, commit "
+        f"{section.commit}, load average "
         f"before {section.load}"
     )
 
@@ -100,11 +109,19 @@ def read(path: Path) -> Report | None:
 
 
 def plain(found: Any) -> Any:
-    """Numbers as plain JSON: dataclasses as objects, samples with median and spread, what is not finite as text."""
+    """Numbers as plain JSON: dataclasses as objects, samples with median and spread, what is not
+    finite as text."""
     if isinstance(found, Sample):
-        return {"median": found.median, "low": found.low, "high": found.high, "values": list(found.values)}
+        return {
+            "median": found.median,
+            "low": found.low,
+            "high": found.high,
+            "values": list(found.values),
+        }
     if dataclasses.is_dataclass(found):
-        return {field.name: plain(getattr(found, field.name)) for field in dataclasses.fields(found)}
+        return {
+            field.name: plain(getattr(found, field.name)) for field in dataclasses.fields(found)
+        }
     if isinstance(found, Mapping):
         return {str(key): plain(value) for key, value in found.items()}
     if isinstance(found, (list, tuple)):

@@ -1,6 +1,8 @@
-"""How far rounding alone moves K: trials run twice, the second time with every initial weight moved by one last digit.
+"""How far rounding alone moves K: trials run twice, the second time with every initial weight moved
+by one last digit.
 
-`python -m benchmarks.rounding --root DATA` prints K of both, and how many moved by more than one check.
+`python -m benchmarks.rounding --root DATA` prints K of both, and how many moved by more than one
+check.
 """
 
 from __future__ import annotations
@@ -10,14 +12,14 @@ import argparse
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from lit_dps.core.attempt import Run
+from lit_dps.core.trial import Cell, Trial
 from lit_dps.engines.engine import Training
 from lit_dps.engines.trainer import TrainerEngine
-from lit_dps.runs import Run
-from lit_dps.runtime import prepare_process
+from lit_dps.parallel.process import prepare_process
 from lit_dps.study.hardware import cpu_model
 from lit_dps.training import GoalErrorCallback
 from lit_dps.training.workload import Built, Workload
-from lit_dps.trial import Cell, Trial
 
 MODEL = {
     "class_path": "lit_dps.module.ImageClassifier",
@@ -41,7 +43,11 @@ class Nudged(Workload):
 
     def build(self, trial: Trial) -> Built:
         built = super().build(trial)
-        return Built(built.module, built.data, {**built.trainer, "callbacks": [*built.trainer["callbacks"], Nudge()]})
+        return Built(
+            built.module,
+            built.data,
+            {**built.trainer, "callbacks": [*built.trainer["callbacks"], Nudge()]},
+        )
 
 
 def main() -> None:
@@ -66,7 +72,8 @@ def main() -> None:
     both = [pair for pair in found if None not in pair]
     moved = sum(abs(a - b) > GOAL["check_interval"] for a, b in both)
     print(
-        f"of {len(both)} trials that reached the goal both times, {moved} moved by more than one check ({cpu_model()})"
+        f"of {len(both)} trials that reached the goal both times, {moved} moved by more than one "
+        f"check ({cpu_model()})"
     )
 
 

@@ -1,4 +1,5 @@
-"""What keeping a trial costs as a study grows: Optuna's ask and tell and MLflow's run, with made-up results."""
+"""What keeping a trial costs as a study grows: Optuna's ask and tell and MLflow's run, with made-up
+results."""
 
 from __future__ import annotations
 
@@ -11,8 +12,9 @@ from benchmarks import made_up
 from benchmarks.numbers import Sample, growth
 from benchmarks.options import Options
 from benchmarks.text import seconds, table
-from lit_dps.store import MAX_QUEUED, Store, Tracker
-from lit_dps.trial import Cell
+from lit_dps.core.trial import Cell
+from lit_dps.storage.trial_queue import MAX_QUEUED, Store
+from lit_dps.tracking.tracker import Tracker
 
 TITLE = "Cost of keeping a trial, by how much is kept already"
 CELL = Cell(16, 0.0)
@@ -60,7 +62,8 @@ class Scaling:
 
 
 def measure(options: Options) -> Scaling:
-    """Seconds of Optuna's side of a trial and of MLflow's, at each number of trials, cells and checks."""
+    """Seconds of Optuna's side of a trial and of MLflow's, at each number of trials, cells and
+    checks."""
     sizes, timed, checks = options.stored, TIMED, CHECKS
     if options.quick:
         timed, checks = 2, CHECKS[:2]
@@ -72,13 +75,40 @@ def measure(options: Options) -> Scaling:
     logged, by_checks = _logging(sizes, checks, timed)
     series = (
         Series("Optuna: tell one, ask the next", "finished trials of the cell", sizes, one_cell[1]),
-        Series("Optuna: tell one, ask the next", "points of the cell that are left", sizes, waiting[1]),
-        Series("Optuna: tell one, ask the next", f"finished cells of {each} trials", counts, cells[1]),
-        Series("Optuna: tell one, ask the next", "checks of a trial", checks, _by_checks(checks, timed), flat=False),
-        Series("Optuna: the step to reach, once a second", "finished trials of the cell", sizes, one_cell[2]),
+        Series(
+            "Optuna: tell one, ask the next", "points of the cell that are left", sizes, waiting[1]
+        ),
+        Series(
+            "Optuna: tell one, ask the next", f"finished cells of {each} trials", counts, cells[1]
+        ),
+        Series(
+            "Optuna: tell one, ask the next",
+            "checks of a trial",
+            checks,
+            _by_checks(checks, timed),
+            flat=False,
+        ),
+        Series(
+            "Optuna: the step to reach, once a second",
+            "finished trials of the cell",
+            sizes,
+            one_cell[2],
+        ),
         Series("Optuna: declaring a point", "points of the cell", sizes, waiting[0]),
-        Series("Optuna: a worker's first ask", "finished trials of the cell", sizes, one_cell[0], flat=False),
-        Series("Optuna: a worker's first ask", f"finished cells of {each} trials", counts, cells[0], flat=False),
+        Series(
+            "Optuna: a worker's first ask",
+            "finished trials of the cell",
+            sizes,
+            one_cell[0],
+            flat=False,
+        ),
+        Series(
+            "Optuna: a worker's first ask",
+            f"finished cells of {each} trials",
+            counts,
+            cells[0],
+            flat=False,
+        ),
         Series("MLflow: logging a trial", "logged trials", sizes, logged),
         Series("MLflow: logging a trial", "checks of a trial", checks, by_checks, flat=False),
     )
@@ -89,18 +119,28 @@ def show(found: Scaling) -> str:
     """A row a series."""
     rows = []
     for s in found.series:
-        measured = "<br>".join(f"{n:,}: {seconds(sample)}" for n, sample in zip(s.sizes, s.seconds, strict=True))
-        verdict = "met" if s.exponent <= s.target else "missed" if s.exponent > s.target else "one size tells nothing"
+        measured = "<br>".join(
+            f"{n:,}: {seconds(sample)}" for n, sample in zip(s.sizes, s.seconds, strict=True)
+        )
+        verdict = (
+            "met"
+            if s.exponent <= s.target
+            else "missed"
+            if s.exponent > s.target
+            else "one size tells nothing"
+        )
         rows.append([s.what, s.size, measured, f"{s.exponent:.2f}", f"{s.target:.1f}: {verdict}"])
     head = ["seconds of", "by", "size: seconds", "exponent", "target, at most"]
     return (
-        "Made-up results in SQLite files, nothing is trained. Seconds grow as size to the exponent: 0 is no growth, 1 "
+        "Made-up results in SQLite files, nothing is trained. Seconds grow as size to the "
+        "exponent: 0 is no growth, 1 "
         f"growth in proportion; {NOISE} on top is taken for noise.\n\n{table(head, rows)}"
     )
 
 
 def _one_cell(finished: int, timed: int) -> tuple[Sample, Sample, Sample]:
-    """Seconds of a first ask, of tell and ask, and of a look at the race, where so many trials are finished."""
+    """Seconds of a first ask, of tell and ask, and of a look at the race, where so many trials are
+    finished."""
     with tempfile.TemporaryDirectory() as folder:
         store = made_up.store(folder, finished + timed + 1, [CELL])
         made_up.fill(store, CELL, finished)
@@ -109,7 +149,8 @@ def _one_cell(finished: int, timed: int) -> tuple[Sample, Sample, Sample]:
 
 
 def _waiting(points: int, timed: int) -> tuple[Sample, Sample]:
-    """Seconds of declaring a point of a new cell, of which few wait at a time, and of tell and ask in it."""
+    """Seconds of declaring a point of a new cell, of which few wait at a time, and of tell and ask
+    in it."""
     timed = min(timed, points - 1)
     with tempfile.TemporaryDirectory() as folder:
         first, laps = _ask_and_tell(made_up.store(folder, points, [CELL]), timed)
@@ -173,7 +214,9 @@ def _logging(
 
 def _log(tracker: Tracker, points: range, checks: int = made_up.CHECKS) -> Sample:
     results = (made_up.result(made_up.trial(CELL, point, points.stop), checks) for point in points)
-    return Sample(tuple(_seconds(lambda result=result: tracker.log_trial(result)) for result in results))
+    return Sample(
+        tuple(_seconds(lambda result=result: tracker.log_trial(result)) for result in results)
+    )
 
 
 def _seconds(call: Callable[[], object]) -> float:

@@ -12,28 +12,31 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback
 
-from lit_dps.config import StorageConfig
+from lit_dps.core.attempt import Run
+from lit_dps.core.config import StorageConfig
+from lit_dps.core.trial import Cell, Status, Trial, TrialResult
 from lit_dps.engines.engine import Training
-from lit_dps.engines.loop import IntervalLoop
+from lit_dps.engines.interval_loop import IntervalLoop
 from lit_dps.engines.trainer import TrainerEngine
-from lit_dps.runs import Run
-from lit_dps.runtime import prepare_process
+from lit_dps.parallel.process import prepare_process
 from lit_dps.study.setup import StudySetup
 from lit_dps.training import GoalErrorCallback
-from lit_dps.trial import Cell, Status, Trial, TrialResult
 
 CONFIG = Path(__file__).parents[1] / "configs" / "mnist-simple-cnn-sgd.yaml"
 UNREACHABLE = 1e-6  # a goal error below one mistake of any validation split here
 
 
 def paper_setup(quick: bool) -> StudySetup:
-    """The paper's workload as the study command reads it; on digits if quick, which need no files."""
+    """The paper's workload as the study command reads it; on digits if quick, which need no
+    files."""
     from lit_dps.cli.study import StudyCLI
 
     prepare_process()
     options = ["--data=lit_dps.data.Digits"] if quick else []
     with _no_arguments():
-        cli = StudyCLI(run=False, seed_everything_default=False, args=[f"--config={CONFIG}", *options])
+        cli = StudyCLI(
+            run=False, seed_everything_default=False, args=[f"--config={CONFIG}", *options]
+        )
         return cli.setup()
 
 
@@ -47,7 +50,9 @@ def _no_arguments() -> Iterator[None]:
         sys.argv = before
 
 
-def varied(setup: StudySetup, folder: str | None = None, goal: dict[str, Any] | None = None, **study) -> StudySetup:
+def varied(
+    setup: StudySetup, folder: str | None = None, goal: dict[str, Any] | None = None, **study
+) -> StudySetup:
     """The setup with other keys of its goal and its study, stored in a folder."""
     return dataclasses.replace(
         setup,
@@ -65,7 +70,8 @@ def on_cpu(setup: StudySetup) -> StudySetup:
 def on_device(setup: StudySetup, device: str) -> StudySetup:
     """The setup with its trials on one device, "cpu" or "cuda"."""
     workload = dataclasses.replace(
-        setup.workload, trainer={**setup.workload.trainer, "accelerator": "gpu" if device == "cuda" else device}
+        setup.workload,
+        trainer={**setup.workload.trainer, "accelerator": "gpu" if device == "cuda" else device},
     )
     return dataclasses.replace(setup, workload=workload)
 
@@ -77,15 +83,24 @@ def devices() -> list[str]:
 
 def middle_trial(setup: StudySetup, cell: Cell, point: int = 0) -> Trial:
     """A trial in the middle of the search box, which neither diverges nor depends on luck."""
-    return Trial(cell, point, {key: box.at(0.5) for key, box in setup.study.space.items()}, setup.study.seed)
+    return Trial(
+        cell, point, {key: box.at(0.5) for key, box in setup.study.space.items()}, setup.study.seed
+    )
 
 
 def run_trial(
-    setup: StudySetup, trial: Trial, goal: dict[str, Any], lean: bool = True, callbacks: tuple[Callback, ...] = ()
+    setup: StudySetup,
+    trial: Trial,
+    goal: dict[str, Any],
+    lean: bool = True,
+    callbacks: tuple[Callback, ...] = (),
 ) -> TrialResult:
-    """The result of a trial, by the interval loop if `lean`, else, and with callbacks, by Lightning's."""
+    """The result of a trial, by the interval loop if `lean`, else, and with callbacks, by
+    Lightning's."""
     training = Training(setup.workload, goal, setup.pruning)
-    engine = IntervalLoop(training) if lean and not callbacks else TrainerEngine(training, callbacks)
+    engine = (
+        IntervalLoop(training) if lean and not callbacks else TrainerEngine(training, callbacks)
+    )
     run = Run(trial, GoalErrorCallback(**goal).goal)
     (result,) = engine.train(iter([run, None]).__next__)
     if result.status is Status.FAILED:

@@ -10,8 +10,8 @@ from benchmarks.made_up import result, trial
 from benchmarks.numbers import Sample
 from benchmarks.options import Options
 from benchmarks.text import spread, table, times
-from lit_dps.store import Tracker
-from lit_dps.trial import Cell, TrialResult
+from lit_dps.core.trial import Cell, TrialResult
+from lit_dps.tracking.tracker import Tracker
 
 TITLE = "MLflow brought in step"
 TRIALS = 2_000

@@ -28,7 +28,10 @@ TITLE = "Start-up"
 ROOT = Path(__file__).parents[1]
 BARE = 'python -c "import torch, lightning"'
 STUDY = {
-    "model": {"class_path": "lit_dps.module.ImageClassifier", "init_args": {"network": "lit_dps.models.MLP"}},
+    "model": {
+        "class_path": "lit_dps.module.ImageClassifier",
+        "init_args": {"network": "lit_dps.models.MLP"},
+    },
     "data": {"class_path": "lit_dps.data.Digits"},
     "trainer": {"accelerator": "cpu"},
     "goal": {"error": 0.3, "check_interval": 4, "max_steps": 64},
@@ -67,23 +70,32 @@ def measure(options: Options) -> Startup:
             "`study`, nothing left to run": partial(_timed, folder, study, {0}),
             "`analyze`": partial(_timed, folder, [study[0], "analyze", *study[2:]], {0}),
             "`study`, first words on a terminal": partial(_first_words, folder, study),
-            "`study`, a mistyped key is refused": partial(_timed, folder, [*study, "--study.trialss", "2"], {2}),
+            "`study`, a mistyped key is refused": partial(
+                _timed, folder, [*study, "--study.trialss", "2"], {2}
+            ),
             "a worker is ready": _worker,
         }
         found = interleaved(starts, options.repeats)
-    return Startup(tuple(Row(what, sample, sample.over(found[BARE])) for what, sample in found.items()))
+    return Startup(
+        tuple(Row(what, sample, sample.over(found[BARE])) for what, sample in found.items())
+    )
 
 
 def show(found: Startup) -> str:
     """The rows as markdown."""
-    rows = [[row.what, seconds(row.seconds), times(row.ratio) if i else ""] for i, row in enumerate(found.rows)]
+    rows = [
+        [row.what, seconds(row.seconds), times(row.ratio) if i else ""]
+        for i, row in enumerate(found.rows)
+    ]
     return f"Baseline: `{BARE}`.\n\n{table(['start', 'time', 'over the baseline'], rows)}"
 
 
 def _timed(folder: str, argv: list[str], codes: set[int]) -> float:
     """Seconds of a command in a folder; it has to end with one of these codes."""
     begin = time.perf_counter()
-    done = subprocess.run([sys.executable, *argv], cwd=folder, env=_environment(), capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, *argv], cwd=folder, env=_environment(), capture_output=True, text=True
+    )
     taken = time.perf_counter() - begin
     if done.returncode not in codes:
         raise RuntimeError(f"{argv} ended with {done.returncode}: {done.stderr}")
@@ -95,7 +107,12 @@ def _first_words(folder: str, argv: list[str]) -> float:
     ours, theirs = pty.openpty()
     begin = time.perf_counter()
     process = subprocess.Popen(
-        [sys.executable, *argv], cwd=folder, env=_environment(), stdin=theirs, stdout=theirs, stderr=theirs
+        [sys.executable, *argv],
+        cwd=folder,
+        env=_environment(),
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
     )
     os.close(theirs)
     try:
@@ -109,7 +126,8 @@ def _first_words(folder: str, argv: list[str]) -> float:
 
 
 def _worker() -> float:
-    """Seconds from the start of a worker's process until it has all that it needs to ask for a trial."""
+    """Seconds from the start of a worker's process until it has all that it needs to ask for a
+    trial."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
     begin = time.perf_counter()

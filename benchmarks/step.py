@@ -1,4 +1,5 @@
-"""One optimizer step: the interval loop and Lightning's beside a bare loop in PyTorch, all with the same kernels."""
+"""One optimizer step: the interval loop and Lightning's beside a bare loop in PyTorch, all with the
+same kernels."""
 
 from __future__ import annotations
 
@@ -18,14 +19,16 @@ from benchmarks.numbers import Sample, interleaved
 from benchmarks.options import Options
 from benchmarks.setups import UNREACHABLE, devices, middle_trial, on_device, paper_setup, run_trial
 from benchmarks.text import NO_GPU, seconds, table, times
+from lit_dps.core.trial import Cell, Trial
 from lit_dps.data.order import batches
 from lit_dps.pruning import prunable, top_k
 from lit_dps.study.setup import StudySetup
 from lit_dps.training.workload import Built, Workload
-from lit_dps.trial import Cell, Trial
 
 TITLE = "An optimizer step"
-CELLS = tuple(Cell(batch_size, sparsity) for sparsity in (0.0, 0.9) for batch_size in (2, 16, 128, 1024))
+CELLS = tuple(
+    Cell(batch_size, sparsity) for sparsity in (0.0, 0.9) for batch_size in (2, 16, 128, 1024)
+)
 BARE, LEAN, LIGHTNING = "bare", "lean", "lightning"
 TARGET = 1.10  # of lean over bare
 WARM = 3  # steps before the clock starts: threads, caches and kernels are there then
@@ -73,16 +76,36 @@ def measure(options: Options) -> Steps:
     setup = paper_setup(options.quick)
     cells = [Cell(16, 0.0), Cell(16, 0.9)] if options.quick else CELLS
     with threads(1):
-        rows = [_row(on_device(setup, device), device, cell, options) for device in devices() for cell in cells]
+        rows = [
+            _row(on_device(setup, device), device, cell, options)
+            for device in devices()
+            for cell in cells
+        ]
     return Steps(setup.workload_name(), 1, tuple(rows))
 
 
 def show(found: Steps) -> str:
     """A row a cell."""
-    head = ["device", "B", "S", "bare", "lean", "Lightning", "lean / bare", "target, at most", "Lightning / bare"]
+    head = [
+        "device",
+        "B",
+        "S",
+        "bare",
+        "lean",
+        "Lightning",
+        "lean / bare",
+        "target, at most",
+        "Lightning / bare",
+    ]
     rows = [
         [
-            *(row.device, row.batch_size, f"{row.sparsity:g}", seconds(row.bare), seconds(row.lean)),
+            *(
+                row.device,
+                row.batch_size,
+                f"{row.sparsity:g}",
+                seconds(row.bare),
+                seconds(row.lean),
+            ),
             *(seconds(row.lightning), times(row.lean_ratio)),
             f"x{TARGET:.2f}: {'met' if row.lean_ratio.median <= TARGET else 'missed'}",
             times(row.lightning_ratio),
@@ -90,9 +113,12 @@ def show(found: Steps) -> str:
         for row in found.rows
     ]
     text = (
-        f"{found.workload}, {found.threads} thread, no check within the time. Baseline: a bare loop in PyTorch over "
-        "the same tensors in memory (index, cross-entropy, backward, `torch.optim.SGD`; at S > 0 the gradients times "
-        "the mask). Lean and Lightning: a trial in the interval loop and in Lightning's (`study.lean` on and off)."
+        f"{found.workload}, {found.threads} thread, no check within the time. Baseline: a bare "
+        "loop in PyTorch over "
+        "the same tensors in memory (index, cross-entropy, backward, `torch.optim.SGD`; at S > 0 "
+        "the gradients times "
+        "the mask). Lean and Lightning: a trial in the interval loop and in Lightning's "
+        "(`study.lean` on and off)."
     )
     gpu = "" if any(row.device == "cuda" for row in found.rows) else f"\n\nOn a GPU: {NO_GPU}."
     return f"{text}\n\n{table(head, rows)}{gpu}"
@@ -101,7 +127,9 @@ def show(found: Steps) -> str:
 def _row(setup: StudySetup, device: str, cell: Cell, options: Options) -> Row:
     trial = middle_trial(setup, cell)
     for lean in (True, False):
-        engine(setup, trial, WARM + FEWEST, lean)  # what is done once a process is done before the first repeat
+        engine(
+            setup, trial, WARM + FEWEST, lean
+        )  # what is done once a process is done before the first repeat
     once = bare(setup, trial, WARM + FEWEST, device)[0]
     steps = max(FEWEST, round(options.seconds / once))
     found = interleaved(
@@ -113,7 +141,16 @@ def _row(setup: StudySetup, device: str, cell: Cell, options: Options) -> Row:
         options.repeats,
     )
     ratios = [found[name].over(found[BARE]) for name in (LEAN, LIGHTNING)]
-    return Row(device, cell.batch_size, cell.sparsity, steps, found[BARE], found[LEAN], found[LIGHTNING], *ratios)
+    return Row(
+        device,
+        cell.batch_size,
+        cell.sparsity,
+        steps,
+        found[BARE],
+        found[LEAN],
+        found[LIGHTNING],
+        *ratios,
+    )
 
 
 def bare(setup: StudySetup, trial: Trial, steps: int, device: str) -> tuple[float, nn.Module]:
@@ -125,12 +162,19 @@ def bare(setup: StudySetup, trial: Trial, steps: int, device: str) -> tuple[floa
     built = setup.workload.build(trial)
     built.data.setup("fit")
     images, module = built.data.images, built.module
-    network = module.network.to(device, memory_format=torch.channels_last if device == "cpu" else torch.preserve_format)
+    network = module.network.to(
+        device, memory_format=torch.channels_last if device == "cpu" else torch.preserve_format
+    )
     x, y = images.x["train"].to(device), images.y["train"].to(device)
-    order = [index.to(device) for index in itertools.islice(batches(built.data.epochs(), trial.cell.batch_size), steps)]
+    order = [
+        index.to(device)
+        for index in itertools.islice(batches(built.data.epochs(), trial.cell.batch_size), steps)
+    ]
     pairs: list[tuple[Tensor, Tensor]] = []
     if trial.cell.sparsity > 0:
-        magnitudes = {name: p.detach().abs() for name, p in prunable(module, setup.pruning["biases"]).items()}
+        magnitudes = {
+            name: p.detach().abs() for name, p in prunable(module, setup.pruning["biases"]).items()
+        }
         mask = top_k(magnitudes, trial.cell.sparsity)
         mask.apply_to_weights(module)
         parameters = dict(module.named_parameters())
@@ -159,9 +203,18 @@ def engine(setup: StudySetup, trial: Trial, steps: int, lean: bool) -> tuple[flo
     Returns:
         As `bare`.
     """
-    goal = {**setup.goal, "error": UNREACHABLE, "check_interval": steps, "max_steps": steps, "early_reject": True}
+    goal = {
+        **setup.goal,
+        "error": UNREACHABLE,
+        "check_interval": steps,
+        "max_steps": steps,
+        "early_reject": True,
+    }
     kept = Kept(**vars(setup.workload))
-    pruning = {**setup.pruning, "method": "magnitude"}  # the masks of the bare loop, and no pass to wait for
+    pruning = {
+        **setup.pruning,
+        "method": "magnitude",
+    }  # the masks of the bare loop, and no pass to wait for
     stamps: list[float] = []
     device = "cuda" if setup.workload.trainer.get("accelerator") == "gpu" else "cpu"
 

@@ -1,4 +1,5 @@
-"""How well the model of step times predicts those of public machines: held-out local batches and numbers of devices.
+"""How well the model of step times predicts those of public machines: held-out local batches and
+numbers of devices.
 
 `python -m benchmarks.step_model` prints the table of docs/advice-law.md.
 """
@@ -11,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from lit_dps.advice import StepTime, Timed, fit_step_time
+from lit_dps.advice.step_time import StepTime, Timed, fit_step_time
 
 TITLE = "The model of step times on public machines"
 DATA = Path(__file__).parents[1] / "tests" / "data" / "step_times.csv"
@@ -24,7 +25,8 @@ def timed(rows: pd.DataFrame) -> list[Timed]:
 
 
 def predicted(model: StepTime, rows: pd.DataFrame) -> np.ndarray:
-    """(n, 3), seconds with their limits, nan where the model has none; `node` is set so that nodes are as told."""
+    """(n, 3), seconds with their limits, nan where the model has none; `node` is set so that nodes
+    are as told."""
     found = []
     for row in rows.itertuples():
         here = StepTime(**{**vars(model), "node": row.gpus if row.nodes == 1 else row.gpus - 1})
@@ -33,16 +35,21 @@ def predicted(model: StepTime, rows: pd.DataFrame) -> np.ndarray:
 
 
 def judge(rows: pd.DataFrame) -> pd.DataFrame:
-    """A row a held-out point: workload, hardware, what (what was held out), error (log), within (the 95 % interval)."""
+    """A row a held-out point: workload, hardware, what (what was held out), error (log), within
+    (the 95 % interval)."""
     found = []
 
     def tell(what, model, held):
         for (value, low, high), t in zip(predicted(model, held), held["step_time"], strict=True):
             if not np.isnan(value):
-                found.append({"what": what, "error": np.log(value / t), "within": bool(low <= t <= high)})
+                found.append(
+                    {"what": what, "error": np.log(value / t), "within": bool(low <= t <= high)}
+                )
 
     for _, group in rows[rows["accumulation"] == 1].groupby(["set", "workload", "hardware"]):
-        alone = group[group["gpus"] == 1].groupby("local_batch", as_index=False).first().assign(gpus=1)
+        alone = (
+            group[group["gpus"] == 1].groupby("local_batch", as_index=False).first().assign(gpus=1)
+        )
         sizes = sorted(alone["local_batch"])
         for m in sizes[1:-1]:
             at = alone["local_batch"] == m
@@ -58,7 +65,11 @@ def judge(rows: pd.DataFrame) -> pd.DataFrame:
             others = several[several["gpus"] != n]
             if len(others):
                 held = several[several["gpus"] == n]
-                more = "more devices than timed" if n > others["gpus"].max() else "another number of devices"
+                more = (
+                    "more devices than timed"
+                    if n > others["gpus"].max()
+                    else "another number of devices"
+                )
                 tell(more, fit_step_time(timed(pd.concat([alone, others]))), held)
         if len(several):
             few = several[several["gpus"] <= 4]
@@ -81,10 +92,16 @@ def measure(options: object = None) -> Found:
 
 def show(found: Found) -> str:
     """All of it, as markdown."""
-    lines = ["| held out | points | median error | 9 of 10 below | within 95 % |\n|---|---:|---:|---:|---:|"]
+    lines = [
+        "| held out | points | median error | 9 of 10 below | within 95 % "
+        "|\n|---|---:|---:|---:|---:|"
+    ]
     for what, part in pd.DataFrame(found.points).groupby("what", sort=False):
         size, within = np.expm1(part["error"].abs()), part["within"].astype(bool).mean()
-        lines.append(f"| {what} | {len(part)} | {size.median():.1%} | {size.quantile(0.9):.0%} | {within:.0%} |")
+        lines.append(
+            f"| {what} | {len(part)} | {size.median():.1%} | {size.quantile(0.9):.0%} | "
+            f"{within:.0%} |"
+        )
     return "\n".join(lines)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from benchmarks.numbers import Bounds, Sample
-from lit_dps.study.forecast import duration
+from lit_dps.forecast.forecast import duration
 
 NO_GPU = "not measured: no GPU here"
 
@@ -39,7 +39,8 @@ def ratio(x: float) -> str:
 
 
 def between(bounds: Bounds, form: Callable[[float], str]) -> str:
-    """An estimate and its bounds, the bounds alone where there is none, or the number where it is known."""
+    """An estimate and its bounds, the bounds alone where there is none, or the number where it is
+    known."""
     if bounds.lower == bounds.upper:
         return form(bounds.lower)
     both = f"{form(bounds.lower)} to {form(bounds.upper)}"

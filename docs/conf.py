@@ -1,7 +1,9 @@
-"""The pages as a site: `make docs`. They stay plain Markdown, as GitHub shows it, and nothing of Sphinx stands in them.
+"""The pages as a site: `make docs`. They stay plain Markdown, as GitHub shows it, and nothing of
+Sphinx stands in them.
 
-The source is the repository, not docs/, so that links to README.md, to configurations and to code lead on as they do
-there. The map, docs/index.md, is the table of contents: its headings are the captions, its links the pages below them.
+The source is the repository, not docs/, so that links to README.md, to configurations and to code
+lead on as they do there. The map, docs/index.md, is the table of contents: its headings are the
+captions, its links the pages below them.
 """
 
 import json
@@ -9,20 +11,39 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-VERSION = re.search(r'__version__ = "(.+)"', (ROOT / "lit_dps" / "__init__.py").read_text(encoding="utf-8"))
+VERSION = re.search(
+    r'__version__ = "(.+)"', (ROOT / "lit_dps" / "__init__.py").read_text(encoding="utf-8")
+)
 
 project, author, release = "lit_dps", "The lit_dps maintainers", VERSION[1]
 copyright = f"2026, {author}"
 extensions = ["myst_parser"]
 root_doc = "docs/index"
-include_patterns = ["*.md", "docs/**.md", "docs/**.ipynb", "benchmarks/results/*.md", "tests/data/README.md"]
-exclude_patterns = [".*", "build", "dist", "lit_dps", "mlruns", "data"]  # which need not even be looked through
+include_patterns = [
+    "*.md",
+    "docs/**.md",
+    "docs/**.ipynb",
+    "benchmarks/results/*.md",
+    "tests/data/README.md",
+]
+exclude_patterns = [
+    ".*",
+    "build",
+    "dist",
+    "lit_dps",
+    "mlruns",
+    "data",
+]  # which need not even be looked through
 source_suffix = {".md": "markdown", ".ipynb": "markdown"}
-suppress_warnings = ["toc.not_included"]  # tests/unit/test_docs.py follows the links, which lead to more than the map
+suppress_warnings = [
+    "toc.not_included"
+]  # tests/unit/docs/test_docs.py follows the links, which lead to more than the map
 myst_heading_anchors = 4  # links to #headings, by GitHub's rule
 highlight_language = "none"
 
-html_theme = "furo"  # its fonts and scripts are files of the site: a built page loads nothing from elsewhere
+html_theme = (
+    "furo"  # its fonts and scripts are files of the site: a built page loads nothing from elsewhere
+)
 smartquotes = False  # what is quoted is mostly typed so
 
 html_title = f"lit_dps {release}"
@@ -34,17 +55,23 @@ LINK = re.compile(r"\]\(([^)\s#]+\.(?:md|ipynb))(?:#[^)\s]*)?\)")
 
 
 def contents(app, docname: str, source: list[str]) -> None:
-    """Appends a hidden table of contents to the map: under each of its headings the pages that it links to."""
+    """Appends a hidden table of contents to the map: under each of its headings the pages that it
+    links to."""
     if docname != root_doc:
         return
     text, seen = source[0], set()
     for part in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
         caption, _, body = part.partition("\n")
-        pages = [("/docs/" + target if not target.startswith("../") else target[2:]) for target in LINK.findall(body)]
+        pages = [
+            ("/docs/" + target if not target.startswith("../") else target[2:])
+            for target in LINK.findall(body)
+        ]
         pages = [page for page in dict.fromkeys(pages) if page not in seen]
         seen.update(pages)
         entries = "\n".join(page.rpartition(".")[0] for page in pages)
-        source[0] += f"\n\n```{{toctree}}\n:hidden:\n:caption: {caption.strip()}\n\n{entries}\n```\n"
+        source[0] += (
+            f"\n\n```{{toctree}}\n:hidden:\n:caption: {caption.strip()}\n\n{entries}\n```\n"
+        )
 
 
 def cells(app, docname: str, source: list[str]) -> None:
@@ -58,7 +85,9 @@ def cells(app, docname: str, source: list[str]) -> None:
         for output in cell.get("outputs", ()):
             data = output.get("data", {"text/plain": output.get("text", "")})
             if "image/png" in data:
-                parts.append(f"![a figure](data:image/png;base64,{''.join(data['image/png']).replace(chr(10), '')})")
+                parts.append(
+                    f"![a figure](data:image/png;base64,{''.join(data['image/png']).replace(chr(10), '')})"
+                )
             elif text := "".join(data["text/plain"]).rstrip():
                 parts.append(f"```\n{text}\n```")
     source[0] = "\n\n".join(parts)

@@ -1,6 +1,8 @@
-"""Writes docs/keys.md and docs/python.md from the docstrings of the package: `python docs/reference.py`.
+"""Writes docs/keys.md and docs/python.md from the docstrings of the package: `python
+docs/reference.py`.
 
-A test writes them anew and compares, so that a key or a name that is added, or a default that is changed, is told.
+A test writes them anew and compares, so that a key or a name that is added, or a default that is
+changed, is told.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from unittest.mock import patch
 
-from docstring_parser import parse
+from docstring_parser import Docstring, parse
 
 import lit_dps
 import lit_dps.cli as cli
@@ -37,7 +39,17 @@ CHANGED = {  # by the commands
     "smoothness.interval": None,
     "goal.early_reject": "`true` in a study, else `false`",
 }
-OTHERS = {"model", "data", "trainer", "optimizer", "lr_scheduler", "seed_everything", "config", "help", "print_config"}
+OTHERS = {
+    "model",
+    "data",
+    "trainer",
+    "optimizer",
+    "lr_scheduler",
+    "seed_everything",
+    "config",
+    "help",
+    "print_config",
+}
 SKIPPED = (SUPPRESS, "Path to a configuration file.", "Only read over")  # whole sections
 
 KEYS = """\
@@ -61,31 +73,44 @@ interfaces of plug-ins. Modules are imported when a name is first asked for: `li
 
 
 def keys_page() -> str:
-    """The page of all keys of the configuration, of the classes that it names, and of the options of the verbs."""
+    """The page of all keys of the configuration, of the classes that it names, and of the options
+    of the verbs."""
     classes = {**SETTINGS, **CALLBACKS}
     parts = [KEYS.format(made=MADE)]
     for section in (*ORDER, *(set(classes) - set(ORDER))):
-        parts.append(f"## {section}\n\n{_first(classes[section])}\n\n{_table(classes[section], section)}")
+        parts.append(
+            f"## {section}\n\n{_first(classes[section])}\n\n{_table(classes[section], section)}"
+        )
     parts.append(
-        "## Model and data\n\nThe classes of the package; each other module, data module and network is as welcome."
+        "## Model and data\n\nThe classes of the package; each other module, data module and "
+        "network is as welcome."
     )
-    named = {f"lit_dps.module.{cls.__name__}": cls for cls in (module.ImageClassifier, module.LanguageModel)}
+    named = {
+        f"lit_dps.module.{cls.__name__}": cls
+        for cls in (module.ImageClassifier, module.LanguageModel)
+    }
     for room in (models, data):
         named |= {f"{room.__name__}.{name}": getattr(room, name) for name in room.__all__}
     made: dict[Any, str] = {}
-    for path, cls in sorted(named.items(), key=lambda item: len(item[1].__mro__)):  # what is derived from comes first
+    for path, cls in sorted(
+        named.items(), key=lambda item: len(item[1].__mro__)
+    ):  # what is derived from comes first
         if cls.__init__ in made:
             table = f"Its keys are those of `{made[cls.__init__]}`."
         else:
             table, made[cls.__init__] = _table(cls), path
         named[path] = f"### {path}\n\n{_first(cls)}\n\n{table}"
     parts += named.values()
-    parts.append("## Pruning methods\n\nValues of `pruning.method`; their keys stand below `pruning.options`.")
+    parts.append(
+        "## Pruning methods\n\nValues of `pruning.method`; their keys stand below "
+        "`pruning.options`."
+    )
     for name, cls in PRUNERS.items():
         table = "" if cls.__init__ is object.__init__ else f"\n\n{_table(cls)}"
         parts.append(f"### {name}\n\n{_first(cls)}{table}")
     parts.append(
-        "## Verbs\n\nThe options of each verb beside `--config`, `--help`, `--print_config` and the keys above."
+        "## Verbs\n\nThe options of each verb beside `--config`, `--help`, `--print_config` and "
+        "the keys above."
     )
     for verb, (_, text) in cli.VERBS.items():
         rows = [(f"`{option}`", meaning) for option, meaning in _options(verb)]
@@ -104,8 +129,16 @@ def python_page() -> str:
 
 
 def _first(cls: type) -> str:
-    """The first sentences of a docstring, as Markdown."""
-    return _text(parse(inspect.getdoc(cls) or "").short_description or "")
+    """Return the first paragraph of a docstring, as Markdown."""
+    return _text(_paragraphs(parse(inspect.getdoc(cls) or ""))[0])
+
+
+def _paragraphs(doc: Docstring) -> list[str]:
+    """Return the paragraphs of a docstring. A first sentence may take several lines."""
+    text = doc.short_description or ""
+    if doc.long_description:
+        text += ("\n\n" if doc.blank_after_short_description else "\n") + doc.long_description
+    return text.split("\n\n")
 
 
 def _described(cls: type) -> dict[str, str]:
@@ -120,7 +153,11 @@ def _described(cls: type) -> dict[str, str]:
 
 
 def _table(cls: type, section: str = "") -> str:
-    described, hints, rows = _described(cls), get_type_hints(cls.__init__, vars(sys.modules[cls.__module__])), []
+    described, hints, rows = (
+        _described(cls),
+        get_type_hints(cls.__init__, vars(sys.modules[cls.__module__])),
+        [],
+    )
     factories = {f.name: f.default_factory for f in fields(cls)} if is_dataclass(cls) else {}
     for name, parameter in _parameters(cls):
         if not described.get(name):
@@ -136,7 +173,10 @@ def _table(cls: type, section: str = "") -> str:
 
 def _parameters(cls: type) -> Iterator[tuple[str, inspect.Parameter]]:
     for name, parameter in inspect.signature(cls.__init__).parameters.items():
-        if name != "self" and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+        if name != "self" and parameter.kind not in (
+            parameter.VAR_POSITIONAL,
+            parameter.VAR_KEYWORD,
+        ):
             yield name, parameter
 
 
@@ -162,9 +202,12 @@ def _default(value: Any) -> str:
 
 
 def _text(description: str) -> str:
-    """A part of a docstring as one paragraph of Markdown: stars of K* are no emphasis, bars no cells."""
+    """A part of a docstring as one paragraph of Markdown: stars of K* are no emphasis, bars no
+    cells."""
     parts = re.split(r"(`[^`]*`)", " ".join(description.replace("``", "`").split()))
-    return "".join(part if part.startswith("`") else re.sub(r"([*<])", r"\\\1", part) for part in parts)
+    return "".join(
+        part if part.startswith("`") else re.sub(r"([*<])", r"\\\1", part) for part in parts
+    )
 
 
 def _rows(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
@@ -176,8 +219,8 @@ def _rows(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 def _prose(found: Any) -> str:
     """A docstring as Markdown: its text, then its arguments, attributes and errors as lists."""
     doc = parse(inspect.getdoc(found) or "")
-    parts = [_text(doc.short_description or "")]
-    for paragraph in (doc.long_description or "").split("\n\n"):
+    parts = []
+    for paragraph in _paragraphs(doc):
         parts.append("\n".join(_text(line) for line in re.split(r"\n(?=- )", paragraph)))
     for title, metas in (("Arguments", "param"), ("Attributes", "attribute"), ("Raises", "raises")):
         rows = [meta for meta in doc.meta if meta.args and meta.args[0] == metas]
@@ -194,18 +237,23 @@ def _named(meta: Any) -> str:
 
 
 def _signature(name: str, found: Any) -> str:
-    text = re.sub(r"(: |-> )'([^']*)'", r"\1\2", str(inspect.signature(found)))  # annotations that are kept as text
+    text = re.sub(
+        r"(: |-> )'([^']*)'", r"\1\2", str(inspect.signature(found))
+    )  # annotations that are kept as text
     kind = "class " if inspect.isclass(found) else ""
     return f"```python\n{kind}lit_dps.{name}{text.removesuffix(' -> None')}\n```"
 
 
 def _members(found: Any) -> str:
-    """The public methods and properties that a class of the package adds, with their first sentences."""
+    """The public methods and properties that a class of the package adds, with their first
+    sentences."""
     if not inspect.isclass(found):
         return ""
     lines = []
     for name, member in vars(found).items():
-        member = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
+        member = (
+            member.fget if isinstance(member, property) else getattr(member, "__func__", member)
+        )
         if name.startswith("_") or not inspect.isfunction(member) or not member.__doc__:
             continue
         lines.append(f"- `{name}`: {_first(member)}")
@@ -217,7 +265,8 @@ class _Found(Exception):
 
 
 def _options(verb: str) -> Iterator[tuple[str, str]]:
-    """The options of a verb that are no keys of the configuration, and what its parser says of them."""
+    """The options of a verb that are no keys of the configuration, and what its parser says of
+    them."""
 
     def stop(parser: Any, *args: Any, **kwargs: Any) -> None:
         raise _Found(parser)
@@ -231,11 +280,21 @@ def _options(verb: str) -> Iterator[tuple[str, str]]:
     finally:
         sys.argv = given
     for action in parser._actions:
-        if hasattr(action, "_name_parser_map") and verb in (action._name_parser_map or {}):  # of fit, validate and test
+        if hasattr(action, "_name_parser_map") and verb in (
+            action._name_parser_map or {}
+        ):  # of fit, validate and test
             parser = action._name_parser_map[verb]
     for action in parser._actions:
-        name, said = ", ".join(action.option_strings) or action.metavar or action.dest, str(action.help)
-        if said.startswith(SKIPPED) or "." in action.dest or action.dest in OTHERS or name.startswith("{"):
+        name, said = (
+            ", ".join(action.option_strings) or action.metavar or action.dest,
+            str(action.help),
+        )
+        if (
+            said.startswith(SKIPPED)
+            or "." in action.dest
+            or action.dest in OTHERS
+            or name.startswith("{")
+        ):
             continue
         if verb in ("fit", "validate", "test"):  # Lightning's own, at length
             said = said.partition(". ")[0].partition(" - ")[0].rstrip(".") + "."

@@ -8,28 +8,28 @@ from importlib import import_module
 
 __version__ = "0.1.0"
 
-# Public names by the module that has them. They are imported when they are first asked for: importing the package is
-# instant, and reading a study needs no torch.
+# Public names by the module that has them. They are imported when they are first asked for:
+# importing the package is instant, and reading a study needs no torch.
 _PUBLIC = {
     "load": "lit_dps.api",
     "run": "lit_dps.api",
-    "Cell": "lit_dps.trial",
-    "Series": "lit_dps.trial",
-    "Trial": "lit_dps.trial",
-    "TrialResult": "lit_dps.trial",
-    "Status": "lit_dps.trial",
-    "Goal": "lit_dps.goal",
-    "Choices": "lit_dps.space",
-    "Range": "lit_dps.space",
-    "StudyRecord": "lit_dps.record",
-    "Analysis": "lit_dps.analysis",
-    "Study": "lit_dps.analysis",
+    "Cell": "lit_dps.core.trial",
+    "Series": "lit_dps.core.trial",
+    "Trial": "lit_dps.core.trial",
+    "TrialResult": "lit_dps.core.trial",
+    "Status": "lit_dps.core.trial",
+    "Goal": "lit_dps.core.goal",
+    "Choices": "lit_dps.core.search_space",
+    "Range": "lit_dps.core.search_space",
+    "StudyRecord": "lit_dps.core.record",
+    "Analysis": "lit_dps.analysis.analysis",
+    "Study": "lit_dps.report.notebook",
     "ImageClassifier": "lit_dps.module",
     "GoalErrorCallback": "lit_dps.training",
-    "BranchCallback": "lit_dps.training",
-    "NoiseScaleCallback": "lit_dps.training",
+    "BranchCallback": "lit_dps.readings",
+    "NoiseScaleCallback": "lit_dps.readings",
     "PruningCallback": "lit_dps.training",
-    "SmoothnessCallback": "lit_dps.training",
+    "SmoothnessCallback": "lit_dps.readings",
 }
 
 

@@ -1,4 +1,5 @@
-"""What a notebook calls: `load` reads a study that is stored, `run` runs one as the command line does."""
+"""What a notebook calls: `load` reads a study that is stored, `run` runs one as the command line
+does."""
 
 from __future__ import annotations
 
@@ -10,12 +11,12 @@ from typing import Any
 
 import yaml
 
-from lit_dps.analysis import Study
 from lit_dps.cli import leave_if_unguarded
-from lit_dps.config import StorageConfig, StudyConfig
-from lit_dps.errors import Unguarded
-from lit_dps.runtime import INTERRUPTED
-from lit_dps.store.read import open_elsewhere, read_study
+from lit_dps.core.config import StorageConfig, StudyConfig
+from lit_dps.core.errors import Unguarded
+from lit_dps.parallel.process import INTERRUPTED
+from lit_dps.report.notebook import Study
+from lit_dps.storage.read import open_elsewhere, read_study
 
 
 def load(study: str, storage: str | Path = "mlruns") -> Study:
@@ -23,8 +24,8 @@ def load(study: str, storage: str | Path = "mlruns") -> Study:
 
     Args:
         study: Its name.
-        storage: The storage folder of the study (storage.folder), a sqlite file (.db, or compressed .db.xz), or an
-            Optuna URL.
+        storage: The storage folder of the study (storage.folder), a sqlite file (.db, or compressed
+            .db.xz), or an Optuna URL.
 
     Raises:
         StorageError: in one line, if it is not there.
@@ -38,20 +39,24 @@ def load(study: str, storage: str | Path = "mlruns") -> Study:
 
 
 def run(config: str | Path | Mapping[str, Any], accept_code_change: bool = False) -> Study:
-    """Runs a study, or takes it up where it stopped, as `lit-dps study --config FILE` does, and reads it.
+    """Runs a study, or takes it up where it stopped, as `lit-dps study --config FILE` does, and
+    reads it.
 
-    A script calls it below `if __name__ == "__main__":`, since workers may be processes that run the script again.
+    A script calls it below `if __name__ == "__main__":`, since workers may be processes that run
+    the script again.
 
     Args:
         config: A configuration file, or what stands in one.
-        accept_code_change: Whether to resume a study although your code or data changed since its trials ran.
+        accept_code_change: Whether to resume a study although your code or data changed since its
+            trials ran.
 
     Returns:
         The study. Where trials failed, that is told on stderr.
 
     Raises:
         UserError: in one line, for configuration, data or storage that do not serve.
-        SystemExit: with that line printed, for a script without the guard: it is the script that ends.
+        SystemExit: with that line printed, for a script without the guard: it is the script that
+            ends.
         KeyboardInterrupt: where it was interrupted; what is stored stays stored.
     """
     leave_if_unguarded()
@@ -81,4 +86,6 @@ def run(config: str | Path | Mapping[str, Any], accept_code_change: bool = False
 
 
 def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: _plain(value) if isinstance(value, Mapping) else value for key, value in config.items()}
+    return {
+        key: _plain(value) if isinstance(value, Mapping) else value for key, value in config.items()
+    }

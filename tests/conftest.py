@@ -1,4 +1,5 @@
-"""One thread for every test, as trials have it: results do not depend on the machine, and busy cores do no harm."""
+"""One thread for every test, as trials have it: results do not depend on the machine, and busy
+cores do no harm."""
 
 import itertools
 import os
@@ -10,17 +11,33 @@ from pathlib import Path
 import pytest
 import torch
 
-from lit_dps.runtime import keep_freed_memory
-from tests import pictures, schema
-from tests.postgres import Server, Unavailable, server
+from lit_dps.parallel.process import keep_freed_memory
+from tests.support import golden as golden_files
+from tests.support import pictures, schema
+from tests.support.golden import golden  # noqa: F401
+from tests.support.postgres import Server, Unavailable, server
 
 NUMBERS = itertools.count()
-E2E = ("checkpoint_study", "ddp", "resume", "tutorial", "extending", "racing", "advise", "goals", "postgres")
+E2E = (
+    "checkpoint_study",
+    "ddp",
+    "resume",
+    "tutorial",
+    "extending",
+    "racing",
+    "advise",
+    "goals",
+    "postgres",
+)
 LONGEST = ("tests/parity", *(f"tests/e2e/test_{name}" for name in E2E))
 MEMORY, ENOUGH = Path("/dev/shm"), 4 * 2**30  # bytes; all tests leave less
 
 # Databases wait for the disk at every commit: folders of tests lie in memory where that has room.
-if "TMPDIR" not in os.environ and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= ENOUGH:
+if (
+    "TMPDIR" not in os.environ
+    and os.access(MEMORY, os.W_OK)
+    and shutil.disk_usage(MEMORY).free >= ENOUGH
+):
     os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)
 
 os.environ.setdefault("LIT_DPS_STEP_TIMING", "0")  # seconds at the end of every study
@@ -30,11 +47,24 @@ schema.use_copies()
 pictures.use_placeholders()
 os.environ.setdefault(pictures.KEY, "1")
 TABLES = tempfile.TemporaryDirectory(prefix="lit_dps-tables-")
-os.environ.setdefault(schema.KEY, f"{TABLES.name}/mlflow.db")  # workers of xdist inherit the first one's
+os.environ.setdefault(
+    schema.KEY, f"{TABLES.name}/mlflow.db"
+)  # workers of xdist inherit the first one's
 # Studies of tests are not noted as the user's.
 os.environ["XDG_STATE_HOME"] = f"{TABLES.name}/state"
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # by a script's "&": so would all processes that the tests start
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # by a script's "&": so would all processes that the tests start
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add --update-golden."""
+    parser.addoption(
+        golden_files.OPTION,
+        action="store_true",
+        help="write the golden files of the tests that run, instead of comparing with them",
+    )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -44,7 +74,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """Again after a test whose command took more: ranks that are forked would hang in OpenMP, and sums differ."""
+    """Again after a test whose command took more: ranks that are forked would hang in OpenMP, and
+    sums differ."""
     yield
     torch.set_num_threads(1)
 

@@ -13,40 +13,39 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "lit_dps"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
-NOUNS = {"lit_dps", "errors", "plugins", "files", "trial", "goal", "space"}
-NOUNS |= {"racing", "repeats", "runs", "boxes", "record", "config", "noise", "rounds", "step_timing", "number_text"}
-NOUNS |= {"scales", "waiting"}
-NOUNS |= {"provenance"}
-# What each room may import, beside itself: the house on one page. No room sees one that stands above it.
-SEES = {
-    **dict.fromkeys(NOUNS, NOUNS),
-    "runtime": NOUNS,
-    "parallel": NOUNS | {"runtime"},
-    "optim": NOUNS,
-    "models": NOUNS | {"optim"},
-    "pruning": NOUNS | {"parallel"},
-    "smoothness": NOUNS | {"parallel"},
-    "module": NOUNS | {"parallel", "optim", "models"},
-    "data": NOUNS | {"parallel"},
-    "training": NOUNS | {"parallel", "optim", "pruning", "smoothness", "module", "data"},
-    "engines": NOUNS | {"parallel", "optim", "pruning", "module", "data", "training"},
-    "store": NOUNS,
-    "analysis": NOUNS,
-    "replication": NOUNS | {"analysis"},
-    "advice": NOUNS | {"analysis"},
+# What each room may import, beside itself. No room sees one that sees it.
+SEES: dict[str, set[str]] = {
+    "lit_dps": set(),
+    "core": set(),
+    "parallel": {"core"},
+    "optim": {"core"},
+    "models": {"core", "optim"},
+    "data": {"core"},
+    "pruning": {"core", "parallel"},
+    "module": {"core", "parallel", "optim", "models"},
+    "storage": {"core"},
+    "analysis": {"core"},
 }
-SEES["study"] = {*SEES}
-SEES["advising"] = {*SEES}
-SEES["cli"] = {*SEES}
-SEES["api"] = {*SEES}
+SEES["training"] = {"core", "parallel", "optim", "pruning", "module", "data"}
+SEES["readings"] = {"core", "parallel", "training"}
+SEES["engines"] = SEES["training"] | {"training", "readings"}
+SEES["report"] = {"core", "analysis"}
+SEES["tracking"] = {"core", "storage", "analysis", "report"}
+SEES["replication"] = {"core", "analysis", "report"}
+SEES["study"] = SEES["engines"] | SEES["tracking"] | {"models", "engines", "tracking"}
+SEES["forecast"] = SEES["study"] | {"study"}
+SEES["advice"] = SEES["forecast"] | {"forecast"}
+SEES["advising"] = {"advice"}
+SEES["cli"] = SEES["advice"] | {"advice", "replication"}
+SEES["api"] = SEES["cli"] | {"cli"}
 
 # Third-party package -> the only places that import it.
 ONLY_IN = {
-    "optuna": {"store"},
-    "sqlalchemy": {"store"},
-    "mlflow": {"store"},
-    "matplotlib": {"analysis.figures"},
-    "plotly": {"analysis.page"},
+    "optuna": {"storage"},
+    "sqlalchemy": {"storage"},
+    "mlflow": {"tracking"},
+    "matplotlib": {"report.figures"},
+    "plotly": {"report.html"},
     "torchvision": {"data"},
     "sklearn": {"data"},
     "pyarrow": {"data"},
@@ -54,17 +53,16 @@ ONLY_IN = {
     "rich": {"study.display"},
     "jsonargparse": {"cli", "training.workload"},
 }
-NO_TORCH = {*NOUNS, "api"} | {
-    "runtime",
-    "store",
+NO_TORCH = {
+    "core",
+    "parallel.process",
+    "storage",
+    "tracking",
     "analysis",
+    "report",
     "replication",
-    "advice",
     "api",
     "cli",
-    "cli.analyze",
-    "cli.figures",
-    "cli.merge",
 }
 TORCH = {"cli.advise", "cli.fit", "cli.masks", "cli.study"}
 
@@ -84,14 +82,18 @@ def imports(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             found.add(node.module)
-            found |= {f"{node.module}.{alias.name}" for alias in node.names if node.module == "lit_dps"}
+            found |= {
+                f"{node.module}.{alias.name}" for alias in node.names if node.module == "lit_dps"
+            }
     return found
 
 
 def ours(path: Path) -> set[str]:
     """The parts of lit_dps that a file imports, by their first name."""
     return {
-        name.split(".")[1] if "." in name else "lit_dps" for name in imports(path) if name.split(".")[0] == "lit_dps"
+        name.split(".")[1] if "." in name else "lit_dps"
+        for name in imports(path)
+        if name.split(".")[0] == "lit_dps"
     }
 
 
@@ -102,20 +104,22 @@ def within(name: str, places: set[str]) -> bool:
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_rooms_see_what_they_may(path):
     room = name_of(path).split(".")[0]
-    for other in ours(path) - {room, "__version__"}:
+    for other in ours(path) - {room, "__version__", "lit_dps"}:
         assert other in SEES[room], f"{room} imports {other}"
 
 
 def test_no_room_sees_one_that_sees_it():
     for room, seen in SEES.items():
-        for other in seen - NOUNS:
-            assert room == other or room not in SEES[other], f"{room} and {other} see each other"
+        for other in seen:
+            assert room not in SEES[other], f"{room} and {other} see each other"
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_packages_are_imported_where_they_belong(path):
     for imported in {name.split(".")[0] for name in imports(path)} & ONLY_IN.keys():
-        assert within(name_of(path), ONLY_IN[imported]), f"{imported} does not belong into {name_of(path)}"
+        assert within(name_of(path), ONLY_IN[imported]), (
+            f"{imported} does not belong into {name_of(path)}"
+        )
     if within(name_of(path), NO_TORCH) and not within(name_of(path), TORCH):
         assert not {name.split(".")[0] for name in imports(path)} & {"torch", "lightning"}
 
@@ -160,4 +164,4 @@ def test_nothing_runs_at_import(tmp_path):
 def test_files_hold_one_idea():
     for path in [*MODULES, *(ROOT / "tests").rglob("*.py"), ROOT / "cli.py"]:
         lines = len(path.read_text().splitlines())
-        assert lines <= 400, f"{path} has {lines} lines: it holds two ideas"
+        assert lines <= 500, f"{path} has {lines} lines: it holds two ideas"

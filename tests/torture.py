@@ -2,10 +2,11 @@
 
     python -m tests.torture --kills 100 --storage sqlite,postgres --report docs/reliability.md
 
-Several `study` commands share a study: in turn one of two workers, and one of two ranks that train each trial together.
-While trials are trained a command, a worker, a rank, the server that forks them or a whole command with all of them
-gets SIGKILL or SIGTERM (once or twice), or is stopped for a while; what ended is started again. When a study is
-finished the next one begins, until there were kills enough. Then faults of other kinds follow (`tests.torture_faults`).
+Several `study` commands share a study: in turn one of two workers, and one of two ranks that train
+each trial together. While trials are trained a command, a worker, a rank, the server that forks
+them or a whole command with all of them gets SIGKILL or SIGTERM (once or twice), or is stopped for
+a while; what ended is started again. When a study is finished the next one begins, until there were
+kills enough. Then faults of other kinds follow (`tests.torture_faults`).
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from pathlib import Path
 from sqlalchemy import NullPool, create_engine, text
 from sqlalchemy.exc import DBAPIError
 
-from lit_dps.store.liveness import start_of
+from lit_dps.storage.liveness import start_of
 from tests.e2e.commands import command, environment, run, table
 from tests.e2e.forks import Command
-from tests.postgres import server
-from tests.processes import forked_by, servers_of
+from tests.support.postgres import server
+from tests.support.processes import forked_by, servers_of
 from tests.torture_faults import run_faults
 from tests.torture_report import CELLS, Report, page, row_of_fault
 
@@ -42,7 +43,8 @@ TOGETHER = (  # what the processes of a command are, in turn
 # what a command says that ends with 2 because another process of it was killed
 KILLED = re.compile(r"worker \d+ was killed|of 2 ranks died|the same command resumes the study")
 KINDS = {"KILL": 4, "TERM": 3, "TERM twice": 1, "KILL of a whole command": 2, "STOP": 1}
-SHARE = 0.6  # of the kills have to cut a trial short, in a run of 100: else they hit processes that do nothing
+# of the kills have to cut a trial short, in a run of 100: else they hit processes that do nothing
+SHARE = 0.6
 IN_TRAINING = 0.2  # seconds after which a trial that is claimed is trained
 OWNERS = """
     select a.value_json from trials t join trial_user_attributes a on a.trial_id = t.trial_id and a.key = 'owner'
@@ -57,7 +59,8 @@ QUERY = """
 
 
 def is_alive(owner: str) -> bool:
-    """Return whether the process that a trial's owner names is there; a killed one keeps its trial for a while."""
+    """Return whether the process that a trial's owner names is there; a killed one keeps its trial
+    for a while."""
     return start_of(int(PROCESS.search(owner)[1])) not in ("", "dead")
 
 
@@ -79,7 +82,9 @@ class Crowd:
                 options = (*TOGETHER[i % len(TOGETHER)], "--storage.optuna", self.url)
                 with log.open("w") as out:
                     argv = command(*self.report.study, *options)[1:]
-                    self.processes[i] = Command(argv, self.folder, environment(), out, out, start_new_session=True)
+                    self.processes[i] = Command(
+                        argv, self.folder, environment(), out, out, start_new_session=True
+                    )
                 self.processes[i].log = log
                 self.started += 1
 
@@ -87,17 +92,22 @@ class Crowd:
         if process is None:
             return
         said, code = process.log.read_text(), process.returncode
-        expected = code in (0, 4, 130, -signal.SIGKILL, -signal.SIGTERM) or (code == 2 and KILLED.search(said))
+        expected = code in (0, 4, 130, -signal.SIGKILL, -signal.SIGTERM) or (
+            code == 2 and KILLED.search(said)
+        )
         if not expected or "Traceback" in said:
             last = said.strip().splitlines()[-1:] or ["nothing said"]
             self.report.unexpected.append(f"exit code {code}: {last[0]}")
 
     def wait_for_training(self, left: int, dice: random.Random) -> None:
-        """Waits until every command has as many trials in training as it trains at a time; `left` are all there are."""
+        """Waits until every command has as many trials in training as it trains at a time; `left`
+        are all there are."""
         end, wanted = time.monotonic() + START_SECONDS, 0
         while time.monotonic() < end:
             living = [i for i, process in enumerate(self.processes) if process.poll() is None]
-            wanted = sum(1 if "--trainer.devices" in TOGETHER[i % len(TOGETHER)] else 2 for i in living)
+            wanted = sum(
+                1 if "--trainer.devices" in TOGETHER[i % len(TOGETHER)] else 2 for i in living
+            )
             with suppress(DBAPIError), self.engine.connect() as connection:
                 owners = connection.execute(text(OWNERS)).scalars().all()
                 if sum(map(is_alive, owners)) >= min(wanted, left):
@@ -128,10 +138,15 @@ class Crowd:
             self.report.kills[kind] += 1
 
     def stored(self) -> tuple[Counter, int]:
-        """How often each result is stored, as (cell, point, digest), and how many trials ended without one."""
+        """How often each result is stored, as (cell, point, digest), and how many trials ended
+        without one."""
         with suppress(DBAPIError), self.engine.connect() as connection:
             rows = connection.execute(text(QUERY)).all()
-            whole = [(name, point, hashlib.sha256(r.encode()).hexdigest()) for name, point, r in rows if r is not None]
+            whole = [
+                (name, point, hashlib.sha256(r.encode()).hexdigest())
+                for name, point, r in rows
+                if r is not None
+            ]
             return Counter(whole), len(rows) - len(whole)
         return Counter(), 0  # the tables are not made yet, or a writer is at it
 
@@ -143,7 +158,15 @@ class Crowd:
             process.wait()
 
 
-def one_study(folder: Path, url: str, expected: str, kills: int, report: Report, dice: random.Random, pace: float):
+def one_study(
+    folder: Path,
+    url: str,
+    expected: str,
+    kills: int,
+    report: Report,
+    dice: random.Random,
+    pace: float,
+):
     """Runs a study to its end under fire, until `kills` is reached; then lets it end."""
     crowd, seen = Crowd(folder, url, report.commands, report), Counter()
     try:
@@ -161,7 +184,9 @@ def one_study(folder: Path, url: str, expected: str, kills: int, report: Report,
             crowd.look_at(process)
     finally:
         crowd.end()
-    last = run(folder, *report.study, "--storage.optuna", url, timeout=3600)  # as a user does to see the result
+    last = run(
+        folder, *report.study, "--storage.optuna", url, timeout=3600
+    )  # as a user does to see the result
     if last.returncode:
         report.unexpected.append(f"the last run: {last.stderr.strip()}")
     final, cut_short = crowd.stored()
@@ -184,14 +209,24 @@ def databases(storage: str, folder: Path) -> Iterator:
 
 
 def torture(
-    storage: str, kills: int, commands: int = 2, trials: int = 8, seed: int = 0, pace: float = 1.0, hits: int = 0
+    storage: str,
+    kills: int,
+    commands: int = 2,
+    trials: int = 8,
+    seed: int = 0,
+    pace: float = 1.0,
+    hits: int = 0,
 ) -> Report:
-    """At least so many kills and `hits`, trials cut short by one; a strike every `pace` seconds in the mean.
+    """At least so many kills and `hits`, trials cut short by one; a strike every `pace` seconds in
+    the mean.
 
     Each study has so many trials in a cell.
     """
     report, dice, begin = Report(storage, commands, trials), random.Random(seed), time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="lit_dps-torture-") as name, databases(storage, Path(name)) as database:
+    with (
+        tempfile.TemporaryDirectory(prefix="lit_dps-torture-") as name,
+        databases(storage, Path(name)) as database,
+    ):
         unbroken = Path(name) / "unbroken"
         unbroken.mkdir()
         done = run(unbroken, *report.study, timeout=3600)
@@ -207,14 +242,29 @@ def torture(
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=100, help="On each storage; 0 leaves them out.")
-    parser.add_argument("--faults", type=int, default=1, help="How often each other fault is tried; 0 leaves them out.")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--kills", type=int, default=100, help="On each storage; 0 leaves them out."
+    )
+    parser.add_argument(
+        "--faults",
+        type=int,
+        default=1,
+        help="How often each other fault is tried; 0 leaves them out.",
+    )
     parser.add_argument("--commands", type=int, default=2)
-    parser.add_argument("--storage", default="sqlite", help="sqlite, postgres or both with a comma between")
-    parser.add_argument("--trials", type=int, default=8, help=f"of each of the {CELLS} cells of a study")
+    parser.add_argument(
+        "--storage", default="sqlite", help="sqlite, postgres or both with a comma between"
+    )
+    parser.add_argument(
+        "--trials", type=int, default=8, help=f"of each of the {CELLS} cells of a study"
+    )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--pace", type=float, default=1.0, help="seconds between two strikes, in the mean")
+    parser.add_argument(
+        "--pace", type=float, default=1.0, help="seconds between two strikes, in the mean"
+    )
     parser.add_argument("--report", type=Path, help="Markdown file to write the result to.")
     args = parser.parse_args()
     how = (args.kills, args.commands, args.trials, args.seed, args.pace)

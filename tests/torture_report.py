@@ -61,17 +61,37 @@ If a database is missing or damaged, the trials without a copy are lost; the lin
 """
 # What happens, what the next command does, and the file of its test
 TESTED = (
-    ("a connection to PostgreSQL is cut", "one line, exit code 2; the trial runs again", "store_shared"),
-    ("the clock is set back after trials failed", "retries them", "failures"),
-    ("the database is deleted, or cut to 0 bytes", "names cause and remedy, starts no new study", "lost"),
-    ("the database is overwritten", "names cause and remedy, writes nothing", "lost"),
-    ("Ctrl-C comes again while the first one is counted", "one line, exit code 130", "interrupt"),
+    (
+        "a connection to PostgreSQL is cut",
+        "one line, exit code 2; the trial runs again",
+        "storage/test_store_shared",
+    ),
+    ("the clock is set back after trials failed", "retries them", "study/test_failures"),
+    (
+        "the database is deleted, or cut to 0 bytes",
+        "names cause and remedy, starts no new study",
+        "storage/test_lost_study",
+    ),
+    (
+        "the database is overwritten",
+        "names cause and remedy, writes nothing",
+        "storage/test_lost_study",
+    ),
+    (
+        "Ctrl-C comes again while the first one is counted",
+        "one line, exit code 130",
+        "parallel/test_interrupt",
+    ),
     (
         "a process is suspended while it holds the lock of the storage or of MLflow's file",
         "waits, names the process after 10 s and says how to continue or end it",
-        "announced_lock",
+        "storage/test_announced_lock",
     ),
-    ("another program's Optuna study has the name", "one line, nothing is written", "foreign_studies"),
+    (
+        "another program's Optuna study has the name",
+        "one line, nothing is written",
+        "storage/test_foreign_studies",
+    ),
 )
 
 
@@ -104,7 +124,12 @@ class Report:
 
     @property
     def good(self) -> bool:
-        return self.identical == self.studies > 0 == self.lost + self.doubled + self.missing + len(self.unexpected)
+        return (
+            self.identical
+            == self.studies
+            > 0
+            == self.lost + self.doubled + self.missing + len(self.unexpected)
+        )
 
     @property
     def share(self) -> float:
@@ -114,16 +139,22 @@ class Report:
     def line(self) -> str:
         kinds = ", ".join(f"{n} {kind}" for kind, n in sorted(self.kills.items()))
         tables = f"{self.identical} of {self.studies} tables identical to the unbroken one"
-        found = f"{self.lost} results lost, {self.doubled} doubled, {self.missing} missing; {tables}"
+        found = (
+            f"{self.lost} results lost, {self.doubled} doubled, {self.missing} missing; {tables}"
+        )
         others = "; ".join([f"{len(self.unexpected)} unexpected ends", *self.unexpected])
         return (
-            f"{self.storage}: {self.kills.total()} kills ({kinds}) of {self.commands} commands with 2 workers or ranks "
-            f"each, {self.cut_short} trials cut short ({self.share:.0%} of the kills): {found}; {others}; "
+            f"{self.storage}: {self.kills.total()} kills ({kinds}) of {self.commands} commands "
+            "with 2 workers or ranks "
+            f"each, {self.cut_short} trials cut short ({self.share:.0%} of the kills): {found}; "
+            f"{others}; "
             f"{self.seconds / 60:.0f} minutes"
         )
 
 
-def page(reports: Sequence[Report], faults: Sequence[Fault], arguments: Sequence[str], known: str = "") -> str:
+def page(
+    reports: Sequence[Report], faults: Sequence[Fault], arguments: Sequence[str], known: str = ""
+) -> str:
     """Return the page as Markdown.
 
     Args:
@@ -140,7 +171,7 @@ def page(reports: Sequence[Report], faults: Sequence[Fault], arguments: Sequence
     if faults:
         rows = "\n".join(map(row_of_fault, faults))
         faults_section = FAULTS + "\n" + FAULTS_TEXT.format(about=about, rows=rows)
-    tested = [f"| {what} | {then} | `tests/unit/test_{file}.py` |" for what, then, file in TESTED]
+    tested = [f"| {what} | {then} | `tests/unit/{file}.py` |" for what, then, file in TESTED]
     tested_section = TESTED_TEXT.format(rows="\n".join(tested))
     return TEXT.format(kills=kills_section, faults=faults_section, tested=tested_section)
 
@@ -171,7 +202,8 @@ def row_of_report(report: Report) -> str:
         str(report.lost + report.missing),
         f"{differing} of {report.studies} tables",
         str(report.doubled),
-        f"no traceback; exit codes 0, 2, 4 and 130; {len(report.unexpected)} commands ended otherwise",
+        f"no traceback; exit codes 0, 2, 4 and 130; {len(report.unexpected)} commands ended "
+        "otherwise",
     ]
     return f"| {' | '.join(cells)} |"
 

@@ -1,4 +1,5 @@
-"""A module and data as anybody would write them: an MLP with AdamW on scikit-learn's digits. Nothing of lit_dps."""
+"""A module and data as anybody would write them: an MLP with AdamW on scikit-learn's digits.
+Nothing of lit_dps."""
 
 import torch
 from lightning import LightningDataModule, LightningModule
@@ -18,7 +19,10 @@ class DigitsData(LightningDataModule):
         x, label = load_digits(return_X_y=True)
         order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
         x, label = torch.tensor(x / 16, dtype=torch.float32)[order], torch.tensor(label)[order]
-        self.train, self.val = TensorDataset(x[:1500], label[:1500]), TensorDataset(x[1500:], label[1500:])
+        self.train, self.val = (
+            TensorDataset(x[:1500], label[:1500]),
+            TensorDataset(x[1500:], label[1500:]),
+        )
 
     def train_dataloader(self):
         return DataLoader(self.train, self.batch_size, shuffle=True)
@@ -42,4 +46,6 @@ class Net(LightningModule):
         self.log("val_error", (self.layers(x).argmax(1) != label).float().mean())
 
     def configure_optimizers(self):
-        return torch.optim.AdamW(self.parameters(), self.hparams.lr, weight_decay=self.hparams.weight_decay)
+        return torch.optim.AdamW(
+            self.parameters(), self.hparams.lr, weight_decay=self.hparams.weight_decay
+        )

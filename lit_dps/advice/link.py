@@ -11,7 +11,8 @@ BYTES = 4  # of a gradient element
 
 @dataclass(frozen=True)
 class Link:
-    """What is assumed of a connection that was not timed: a ring all-reduce of all gradients, nothing overlapped.
+    """What is assumed of a connection that was not timed: a ring all-reduce of all gradients,
+    nothing overlapped.
 
     Attributes:
         parameters: Of the network.
@@ -33,6 +34,7 @@ class Link:
     def __str__(self) -> str:
         size = self.parameters * BYTES / 1e6
         return (
-            f"a ring all-reduce of {three_digits(size)} MB at {three_digits(self.bandwidth / 1e9)} GB/s and "
+            f"a ring all-reduce of {three_digits(size)} MB at "
+            f"{three_digits(self.bandwidth / 1e9)} GB/s and "
             f"{three_digits(self.latency * 1e6)} us, nothing overlapped"
         )

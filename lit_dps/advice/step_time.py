@@ -1,10 +1,12 @@
-"""Seconds of an optimizer step on one or several devices: fitted where it was timed, predicted where it was not.
+"""Seconds of an optimizer step on one or several devices: fitted where it was timed, predicted
+where it was not.
 
-On a device, t(m) = (a^p + (b m)^p)^(1/p) over the local batch m: p = 1 is a line, a larger p a flat stretch up to a
-knee at m = a / b and a line beyond it. What the law misses at the sizes timed is interpolated between them: caches and
-memory bend it where no law says so. Several devices exchange gradients while they compute, which slows computing by
-a factor c: ((c t(m))^q + s^q)^(1/q), s = alpha + beta (n - 2) for n devices, of one node or of several: the form of
-Pollux (Qiao et al. 2021), with c = 1 there. Few points tell neither c nor q: both are drawn to what is usual.
+On a device, t(m) = (a^p + (b m)^p)^(1/p) over the local batch m: p = 1 is a line, a larger p a flat
+stretch up to a knee at m = a / b and a line beyond it. What the law misses at the sizes timed is
+interpolated between them: caches and memory bend it where no law says so. Several devices exchange
+gradients while they compute, which slows computing by a factor c: ((c t(m))^q + s^q)^(1/q), s =
+alpha + beta (n - 2) for n devices, of one node or of several: the form of Pollux (Qiao et al.
+2021), with c = 1 there. Few points tell neither c nor q: both are drawn to what is usual.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from lit_dps.advice.link import Link
-from lit_dps.number_text import number_text, time_text
+from lit_dps.core.format import number_text, time_text
 
 SHARPEST = 16.0  # p and q; beyond, the knee is a corner
 KNEE_FROM = 4  # local batch sizes that a knee needs, which is one constant more than a line
@@ -26,14 +28,18 @@ EXACT = 0.005  # misfit of a line that leaves nothing for a knee to explain
 BETTER = 0.8  # a knee is taken where it lowers the misfit below this share of the line's
 TYPICAL_ERROR = 0.05  # of log t: the least that a prediction is uncertain by (docs/advice-law.md)
 TOGETHER = 0.1  # likewise, of several devices
-# Usual log c and log q, how far off they may be, and the error of a point: exchanges run beside the backward pass
+# Usual log c and log q, how far off they may be, and the error of a point: exchanges run beside the
+# backward pass
 SLOWED, OVERLAP, POINT = (0.1, 0.1), (math.log(4), 0.7), 0.01
 PER_DOUBLING = 0.1  # what is added to it for each doubling beyond the local batches that were timed
-PER_DOUBLING_OF_DEVICES = 0.4  # likewise beyond the numbers of devices: public clusters were off by so much
+PER_DOUBLING_OF_DEVICES = (
+    0.4  # likewise beyond the numbers of devices: public clusters were off by so much
+)
 
 
 class Timed(NamedTuple):
-    """A step as it was timed: examples a device takes at once, seconds, devices, nodes, and micro-batches a step."""
+    """A step as it was timed: examples a device takes at once, seconds, devices, nodes, and
+    micro-batches a step."""
 
     local_batch: float
     seconds: float
@@ -43,7 +49,8 @@ class Timed(NamedTuple):
 
 
 class Seconds(NamedTuple):
-    """Of a step, with 95 % limits; `known`: fitted, extrapolated (beyond what was timed) or predicted (`Link`)."""
+    """Of a step, with 95 % limits; `known`: fitted, extrapolated (beyond what was timed) or
+    predicted (`Link`)."""
 
     value: float
     low: float
@@ -57,10 +64,11 @@ class StepTime:
 
     Attributes:
         a, b, p: Of one device [seconds, seconds an example, -].
-        misfit: Root mean square of the residuals of log t on one device, over the points less the constants; nan with
-            as many points as constants.
+        misfit: Root mean square of the residuals of log t on one device, over the points less the
+            constants; nan with as many points as constants.
         local: The smallest and largest local batch that was timed on one device.
-        exchange: alpha, beta [seconds] of one node (False) and of several (True), as far as they were timed.
+        exchange: alpha, beta [seconds] of one node (False) and of several (True), as far as they
+            were timed.
         q: Overlap of computing and exchange; 1 is none.
         slowed: How many times as long a device computes where it exchanges meanwhile (c).
         devices: Most devices timed, of one node (False) and of several (True).
@@ -68,7 +76,8 @@ class StepTime:
         link: What is assumed where no exchange was timed.
         largest: The largest local batch that fits the memory; a larger one is accumulated.
         node: Devices a node has; None where all are in one.
-        off: Local batches timed on one device, ascending, and the log by which a step took longer than the law has it.
+        off: Local batches timed on one device, ascending, and the log by which a step took longer
+            than the law has it.
     """
 
     a: float
@@ -96,16 +105,20 @@ class StepTime:
         return law * np.exp(np.interp(np.log(m), np.log(sizes), missed))
 
     def at(self, batch_size: float, devices: int = 1) -> Seconds | None:
-        """A step of a global batch on so many devices; None where it is not known, or devices outnumber examples.
+        """A step of a global batch on so many devices; None where it is not known, or devices
+        outnumber examples.
 
-        A local batch above `largest` is accumulated in the fewest equal parts; only the last one exchanges.
+        A local batch above `largest` is accumulated in the fewest equal parts; only the last one
+        exchanges.
         """
         local = batch_size / devices
         if local < 1:
             return None
         parts = 1 if self.largest is None else math.ceil(local / self.largest)
         single = float(self.of_device(local / parts))
-        beyond = max(0.0, math.log2(local / parts / self.local[1]), math.log2(self.local[0] * parts / local))
+        beyond = max(
+            0.0, math.log2(local / parts / self.local[1]), math.log2(self.local[0] * parts / local)
+        )
         known, misfits = "fitted" if beyond == 0 else "extrapolated", [self.misfit]
         seconds, spread = parts * single, TYPICAL_ERROR
         if devices > 1:
@@ -115,35 +128,60 @@ class StepTime:
                 last = float(_either(self.slowed * single, alpha + beta * (devices - 2), self.q))
                 misfits += [self.together, TOGETHER]
                 if (more := devices / self.devices[far]) > 1:
-                    known, spread = "extrapolated", math.hypot(spread, PER_DOUBLING_OF_DEVICES * math.log2(more))
+                    known, spread = (
+                        "extrapolated",
+                        math.hypot(spread, PER_DOUBLING_OF_DEVICES * math.log2(more)),
+                    )
             elif self.link is not None:
                 last, known = single + self.link.seconds(devices), "predicted"
-                spread = math.hypot(spread, math.log(2) * self.link.seconds(devices) / last / 2)  # within a factor of 2
+                spread = math.hypot(
+                    spread, math.log(2) * self.link.seconds(devices) / last / 2
+                )  # within a factor of 2
             else:
                 return None
             seconds += last - single
-        spread = math.hypot(max(spread, *(m for m in misfits if not math.isnan(m)), 0.0), PER_DOUBLING * beyond)
+        spread = math.hypot(
+            max(spread, *(m for m in misfits if not math.isnan(m)), 0.0), PER_DOUBLING * beyond
+        )
         wide = math.exp(1.96 * spread)
-        # Beyond the largest batch timed a device may be full from there on: then a step takes time in proportion to it.
-        full = float(self.of_device(self.local[1])) * local / self.local[1] if local / parts > self.local[1] else 0.0
-        return Seconds(seconds, seconds / wide, max(seconds, seconds - parts * single + full) * wide, known)
+        # Beyond the largest batch timed a device may be full from there on: then a step takes time
+        # in proportion to it.
+        full = (
+            float(self.of_device(self.local[1])) * local / self.local[1]
+            if local / parts > self.local[1]
+            else 0.0
+        )
+        return Seconds(
+            seconds, seconds / wide, max(seconds, seconds - parts * single + full) * wide, known
+        )
 
     def describe(self) -> str:
         """The model in a line."""
-        kind = "a line" if self.p == 1 else f"flat up to about {number_text(self.a / self.b)} examples, then a line"
+        kind = (
+            "a line"
+            if self.p == 1
+            else f"flat up to about {number_text(self.a / self.b)} examples, then a line"
+        )
         misfit = "" if math.isnan(self.misfit) else f", misfit {self.misfit:.1%}"
         least, most = self.local
         timed = f"timed at {least:g} to {most:g} examples a device"
-        return f"a step takes {time_text(self.a)} and {time_text(self.b)} an example: {kind}{misfit}, {timed}"
+        return (
+            f"a step takes {time_text(self.a)} and {time_text(self.b)} an example: "
+            f"{kind}{misfit}, {timed}"
+        )
 
 
 def fit_step_time(
-    timed: Sequence[Timed], link: Link | None = None, largest: int | None = None, node: int | None = None
+    timed: Sequence[Timed],
+    link: Link | None = None,
+    largest: int | None = None,
+    node: int | None = None,
 ) -> StepTime:
     """The model of some timed steps, by least squares of log t.
 
     Args:
-        timed: At least two local batch sizes on one device; several devices as far as there are any.
+        timed: At least two local batch sizes on one device; several devices as far as there are
+            any.
         link, largest, node: As in `StepTime`.
 
     Raises:
@@ -156,12 +194,15 @@ def fit_step_time(
     if len({row.local_batch for row in alone}) < 2:
         raise ValueError("a model of the step time needs 2 local batch sizes timed on one device")
     m, t, parts = (
-        np.array([getattr(r, key) for r in alone], float) for key in ("local_batch", "seconds", "accumulation")
+        np.array([getattr(r, key) for r in alone], float)
+        for key in ("local_batch", "seconds", "accumulation")
     )
     a, b, p, misfit = _device(m, t / parts)
     log_off = np.log(t / parts / _either(a, b * m, p))
     off = tuple((float(size), float(log_off[m == size].mean())) for size in np.unique(m))
-    model = StepTime(a, b, p, misfit, (m.min(), m.max()), {}, link=link, largest=largest, node=node, off=off)
+    model = StepTime(
+        a, b, p, misfit, (m.min(), m.max()), {}, link=link, largest=largest, node=node, off=off
+    )
     several = [row for row in rows if row.devices > 1]
     return _with_exchange(model, several) if several else model
 
@@ -186,7 +227,10 @@ def _device(m: np.ndarray, t: np.ndarray) -> tuple[float, float, float, float]:
     best = least_squares(misfit, begin)
     if np.unique(m).size >= KNEE_FROM and spread(best) > EXACT:
         limits = ([-np.inf, -np.inf, 1], [np.inf, np.inf, SHARPEST])
-        bent = min((least_squares(misfit, [*begin, p], bounds=limits) for p in (1.5, 4)), key=lambda found: found.cost)
+        bent = min(
+            (least_squares(misfit, [*begin, p], bounds=limits) for p in (1.5, 4)),
+            key=lambda found: found.cost,
+        )
         if spread(bent) < BETTER * spread(best):
             best = bent
     p = float(best.x[2]) if len(best.x) > 2 else 1.0
@@ -194,7 +238,8 @@ def _device(m: np.ndarray, t: np.ndarray) -> tuple[float, float, float, float]:
 
 
 def _with_exchange(model: StepTime, rows: Sequence[Timed]) -> StepTime:
-    """The model with alpha and beta of each kind of connection that was timed, and their common q."""
+    """The model with alpha and beta of each kind of connection that was timed, and their common
+    q."""
     kinds = sorted({row.nodes > 1 for row in rows})
     far = np.array([kinds.index(row.nodes > 1) for row in rows])
     n, m, t, parts = (
@@ -206,27 +251,48 @@ def _with_exchange(model: StepTime, rows: Sequence[Timed]) -> StepTime:
     scale = float(np.median(single))
 
     def exchanged(x):
-        alpha, beta = np.exp(x[2 : 2 + len(kinds)]), np.where(sloped, np.exp(x[2 + len(kinds) :]), 0.0)
+        alpha, beta = (
+            np.exp(x[2 : 2 + len(kinds)]),
+            np.where(sloped, np.exp(x[2 + len(kinds) :]), 0.0),
+        )
         exchange = scale * (alpha[far] + beta[far] * (n - 2))
-        return np.log(((parts - 1) * single + _either(math.exp(x[0]) * single, exchange, math.exp(x[1]))) / t)
+        return np.log(
+            ((parts - 1) * single + _either(math.exp(x[0]) * single, exchange, math.exp(x[1]))) / t
+        )
 
     def misfit(x):
-        known = [(value - usual) / spread for value, (usual, spread) in zip(x, (SLOWED, OVERLAP), strict=False)]
+        known = [
+            (value - usual) / spread
+            for value, (usual, spread) in zip(x, (SLOWED, OVERLAP), strict=False)
+        ]
         return np.concatenate([exchanged(x) / POINT, known])
 
-    low, high = [0, 0, *(2 * len(kinds)) * [-14]], [math.log(2), math.log(SHARPEST), *(2 * len(kinds)) * [7]]
+    low, high = (
+        [0, 0, *(2 * len(kinds)) * [-14]],
+        [math.log(2), math.log(SHARPEST), *(2 * len(kinds)) * [7]],
+    )
     starts = [[0.1, math.log(q), *len(kinds) * [-1.0], *len(kinds) * [-5.0]] for q in (1.2, 4.0)]
-    best = min((least_squares(misfit, x, bounds=(low, high)) for x in starts), key=lambda found: found.cost)
-    alpha, beta = scale * np.exp(best.x[2 : 2 + len(kinds)]), scale * np.exp(best.x[2 + len(kinds) :])
+    best = min(
+        (least_squares(misfit, x, bounds=(low, high)) for x in starts), key=lambda found: found.cost
+    )
+    alpha, beta = (
+        scale * np.exp(best.x[2 : 2 + len(kinds)]),
+        scale * np.exp(best.x[2 + len(kinds) :]),
+    )
     free = len(t) - 2 - len(kinds) - sum(sloped)
     most = {kind: max(row.devices for row in rows if (row.nodes > 1) == kind) for kind in kinds}
     return StepTime(
         **{
             **vars(model),
-            "exchange": {k: (float(alpha[i]), float(beta[i]) if sloped[i] else 0.0) for i, k in enumerate(kinds)},
+            "exchange": {
+                k: (float(alpha[i]), float(beta[i]) if sloped[i] else 0.0)
+                for i, k in enumerate(kinds)
+            },
             "q": math.exp(best.x[1]),
             "slowed": math.exp(best.x[0]),
             "devices": most,
-            "together": math.sqrt(float((exchanged(best.x) ** 2).sum()) / free) if free > 0 else math.nan,
+            "together": math.sqrt(float((exchanged(best.x) ** 2).sum()) / free)
+            if free > 0
+            else math.nan,
         }
     )

@@ -1,4 +1,5 @@
-"""Analysis: all that is computed from the record of a study, each part once, when it is first asked for."""
+"""Analysis: all that is computed from the record of a study, each part once, when it is first asked
+for."""
 
 from __future__ import annotations
 
@@ -7,30 +8,29 @@ from functools import cached_property
 import pandas as pd
 
 from lit_dps.analysis.answer import answer_rows
-from lit_dps.analysis.best_rates import RateCurve, rate_curves, rate_laws, rate_rows
+from lit_dps.analysis.best_of_n import draw_rows
 from lit_dps.analysis.budgets import budget_rows
 from lit_dps.analysis.critical import Critical, critical_batch_sizes, critical_rows
 from lit_dps.analysis.delay import DelayLaw, delay_laws, delay_rows, doubling_rows
-from lit_dps.analysis.draws import draw_rows
-from lit_dps.analysis.expected import Steps, expected_steps
-from lit_dps.analysis.goals import at_goal
+from lit_dps.analysis.expected_steps import Steps, expected_steps
 from lit_dps.analysis.gradient_noise import noise_rows
-from lit_dps.analysis.local import Curve, curves, with_communications
-from lit_dps.analysis.notes import notes
-from lit_dps.analysis.prices import price_rows
+from lit_dps.analysis.learning_rates import RateCurve, rate_curves, rate_laws, rate_rows
+from lit_dps.analysis.local_sgd import Curve, curves, with_communications
+from lit_dps.analysis.median_law import scale_medians, seeds_of
+from lit_dps.analysis.other_goals import at_goal
 from lit_dps.analysis.quality import quality_rows
-from lit_dps.analysis.rates import RateLaw
-from lit_dps.analysis.repeats import RepeatSummary, repeat_notes, repeat_rows, summarize_repeats
+from lit_dps.analysis.rate_law import RateLaw
+from lit_dps.analysis.rate_rules import price_rows
+from lit_dps.analysis.repeats import RepeatSummary, repeat_rows, summarize_repeats
 from lit_dps.analysis.scaling import REPLICATES, Scaling, law_rows, scale
-from lit_dps.analysis.seeds import median_notes, scale_medians, seeds_of
 from lit_dps.analysis.sparse_ratios import Ratio, ratio_bounds, ratios
 from lit_dps.analysis.step_seconds import StepSeconds, step_seconds
 from lit_dps.analysis.summary import CellSummary, cell_rows, summarize, trial_rows
 from lit_dps.analysis.term_ratios import term_ratio_rows
 from lit_dps.analysis.theory import theory_rows
-from lit_dps.record import StudyRecord
-from lit_dps.trial import Cell, Series
-from lit_dps.waiting import with_progress
+from lit_dps.core.progress_line import with_progress
+from lit_dps.core.record import StudyRecord
+from lit_dps.core.trial import Cell, Series
 
 
 class Analysis:
@@ -39,8 +39,10 @@ class Analysis:
     Args:
         record: The study.
         replicates: Resamples that the intervals rest on.
-        whole: The study at its own goal, where `record` is it at another: its trials took their seconds to that.
-        validate_every: Steps between two validations in the user's own training; None leaves validation out.
+        whole: The study at its own goal, where `record` is it at another: its trials took their
+            seconds to that.
+        validate_every: Steps between two validations in the user's own training; None leaves
+            validation out.
     """
 
     def __init__(
@@ -57,7 +59,9 @@ class Analysis:
 
     def at_goal(self, error: float) -> Analysis:
         """The study as it would have ended under a higher goal error (`at_goal`)."""
-        return Analysis(at_goal(self.record, error), self.replicates, self.whole, self.validate_every)
+        return Analysis(
+            at_goal(self.record, error), self.replicates, self.whole, self.validate_every
+        )
 
     @cached_property
     def at_each_goal(self) -> list[Analysis]:
@@ -76,7 +80,9 @@ class Analysis:
     @cached_property
     def scalings(self) -> dict[Series, Scaling]:
         """The scaling law of each series."""
-        steps: dict[Series, dict[int, list[int | None]]] = {series: {} for series in self.record.series}
+        steps: dict[Series, dict[int, list[int | None]]] = {
+            series: {} for series in self.record.series
+        }
         for summary in self.cells:
             if not summary.sooner:  # whose K* is a bound that `scale` does not know of
                 steps[summary.cell.series][summary.cell.batch_size] = summary.steps
@@ -84,7 +90,9 @@ class Analysis:
         found = {}
         for series in with_progress("laws fitted", list(steps)):
             name = self.name_of(series)
-            found[series] = scale(steps[series], self.replicates, 0, interval, seeds.get(series), name)
+            found[series] = scale(
+                steps[series], self.replicates, 0, interval, seeds.get(series), name
+            )
         return found
 
     @cached_property
@@ -98,7 +106,8 @@ class Analysis:
         }
 
     def name_of(self, series: Series) -> str:
-        """What the repeats of a series are resampled by: others of this study, or of another, go their own way."""
+        """What the repeats of a series are resampled by: others of this study, or of another, go
+        their own way."""
         return f"{self.record.name} | {series}"
 
     @cached_property
@@ -118,22 +127,26 @@ class Analysis:
 
     @cached_property
     def step_seconds(self) -> dict[Cell, StepSeconds]:
-        """Seconds of a training step of each cell for which they are known (`step_seconds.step_seconds`)."""
+        """Seconds of a training step of each cell for which they are known
+        (`step_seconds.step_seconds`)."""
         return step_seconds(self.whole)
 
     @cached_property
     def expected_steps(self) -> dict[Cell, Steps]:
-        """Steps to the goal as the answer takes them, by the law where it serves (`expected.expected_steps`)."""
+        """Steps to the goal as the answer takes them, by the law where it serves
+        (`expected.expected_steps`)."""
         return expected_steps(self.record, self.cells, self.repeats)
 
     @cached_property
     def answer(self) -> pd.DataFrame:
-        """A row a cell that has a K*: examples and time to the goal on this machine (`answer.answer_rows`)."""
+        """A row a cell that has a K*: examples and time to the goal on this machine
+        (`answer.answer_rows`)."""
         return answer_rows(self.cells, self.step_seconds, self.expected_steps, self.validate_every)
 
     @cached_property
     def rate_laws(self) -> dict[Series, RateLaw | None]:
-        """How the best learning rate of each series goes with the batch size (`best_rates.rate_laws`)."""
+        """How the best learning rate of each series goes with the batch size
+        (`best_rates.rate_laws`)."""
         return rate_laws(self.record, self.rate_curves)
 
     @cached_property
@@ -183,7 +196,8 @@ class Analysis:
 
     @cached_property
     def budgets(self) -> pd.DataFrame:
-        """A row a cell and budget of steps or examples: the best metric within it (`budgets.budget_rows`)."""
+        """A row a cell and budget of steps or examples: the best metric within it
+        (`budgets.budget_rows`)."""
         return budget_rows(self.record, self.cells)
 
     @cached_property
@@ -204,7 +218,8 @@ class Analysis:
 
     @cached_property
     def quality(self) -> pd.DataFrame:
-        """A row a cell: the best metric at the whole budget, and its spread (`quality.quality_rows`)."""
+        """A row a cell: the best metric at the whole budget, and its spread
+        (`quality.quality_rows`)."""
         return quality_rows(self.record, self.cells)
 
     @cached_property
@@ -214,29 +229,23 @@ class Analysis:
 
     @cached_property
     def rates(self) -> pd.DataFrame:
-        """A row a cell: the best learning rate, and those of the scaling rules (`best_rates.rate_rows`)."""
+        """A row a cell: the best learning rate, and those of the scaling rules
+        (`best_rates.rate_rows`)."""
         return rate_rows(self.record, self.rate_curves)
 
     @cached_property
     def prices(self) -> pd.DataFrame:
-        """A row a cell, kind of rate and scaling rule: what the rule costs in steps (`prices.price_rows`)."""
+        """A row a cell, kind of rate and scaling rule: what the rule costs in steps
+        (`prices.price_rows`)."""
         return price_rows(self.record, self.rate_curves)
 
     @cached_property
     def theory(self) -> pd.DataFrame:
-        """A row a cell: the terms of the theory and what it predicts from them (`theory.theory_rows`)."""
+        """A row a cell: the terms of the theory and what it predicts from them
+        (`theory.theory_rows`)."""
         return theory_rows(self.cells, self.scalings)
 
     @cached_property
     def term_ratios(self) -> pd.DataFrame:
         """A row a series above the smallest sparsity and batch size (`term_ratio_rows`)."""
         return term_ratio_rows(self.record, self.scalings)
-
-    @cached_property
-    def notes(self) -> list[str]:
-        """What a reader should know before trusting the table, a line each (`notes.notes`)."""
-        return [
-            *notes(self.record, self.cells),
-            *repeat_notes(self.record, self.repeats, self.whole),
-            *median_notes(self.scalings, self.median_scalings, self.record.goal.check_interval),
-        ]

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from lit_dps.analysis.expected import K_STAR, Steps
-from lit_dps.analysis.rates import RateLaw
+from lit_dps.analysis.expected_steps import K_STAR, Steps
+from lit_dps.analysis.rate_law import RateLaw
 from lit_dps.analysis.step_seconds import QUIET, TRIALS, WITH_CHECKS, StepSeconds
 from lit_dps.analysis.summary import CellSummary
 from lit_dps.analysis.tables import (
@@ -24,8 +24,8 @@ from lit_dps.analysis.tables import (
     significant,
     three_digits,
 )
-from lit_dps.record import StudyRecord
-from lit_dps.trial import Cell, Series
+from lit_dps.core.record import StudyRecord
+from lit_dps.core.trial import Cell, Series
 
 NEAR = 1.1  # times the least time
 # A batch size belongs to the verdict if it is the fastest with at least this probability.
@@ -34,7 +34,8 @@ DRAWS = 4000
 LIMITS = "95 % interval of the time"
 NORMAL_95 = 1.96
 NORMAL_QUARTILE = 0.6745
-# Ratio of the quartiles of a cell's seconds a step above which the text says that the machine was busy.
+# Ratio of the quartiles of a cell's seconds a step above which the text says that the machine was
+# busy.
 BUSY = 1.25
 TIED = "not told apart"
 
@@ -47,16 +48,18 @@ def answer_rows(
 ) -> pd.DataFrame:
     """Return one row for each cell that has a K*, by series, then batch size.
 
-    Columns: sparsity and further axes, batch_size [examples], k_star [steps], floor (1 where K* is an upper bound, and
-    so is examples), examples (K* B), step_seconds with step_low and step_high (median and quartiles of a training
-    step, without checks), seconds (steps x step_seconds; without the start of a trial and without validation), fastest
-    (least seconds of the series), near (within 10 % of the fastest), fewest (least examples of the series),
-    training_seconds (as step_seconds; missing where the trials do not separate steps from checks) and check_seconds
-    (of one validation); steps to the goal with steps_low and steps_high (95 %), as `expected`, else K*; seconds_low
-    and seconds_high (95 %), from these and the spread of step times; steps_of and why_not_law, as in `Steps`;
-    validation_seconds (of all validations up to the goal, one every `validate_every` steps; missing without it),
-    probability (of being the fastest of the series, `probabilities_of_fastest`), tied (whether it may be the fastest
-    by the rule of `MIN_PROBABILITY`), timing (`StepSeconds.source`). Seconds are missing where they are not known.
+    Columns: sparsity and further axes, batch_size [examples], k_star [steps], floor (1 where K* is
+    an upper bound, and so is examples), examples (K* B), step_seconds with step_low and step_high
+    (median and quartiles of a training step, without checks), seconds (steps x step_seconds;
+    without the start of a trial and without validation), fastest (least seconds of the series),
+    near (within 10 % of the fastest), fewest (least examples of the series), training_seconds (as
+    step_seconds; missing where the trials do not separate steps from checks) and check_seconds (of
+    one validation); steps to the goal with steps_low and steps_high (95 %), as `expected`, else K*;
+    seconds_low and seconds_high (95 %), from these and the spread of step times; steps_of and
+    why_not_law, as in `Steps`; validation_seconds (of all validations up to the goal, one every
+    `validate_every` steps; missing without it), probability (of being the fastest of the series,
+    `probabilities_of_fastest`), tied (whether it may be the fastest by the rule of
+    `MIN_PROBABILITY`), timing (`StepSeconds.source`). Seconds are missing where they are not known.
     """
     rows = []
     for summary in cells:
@@ -126,12 +129,14 @@ def _mark(table: pd.DataFrame, part: pd.DataFrame) -> None:
 def probabilities_of_fastest(rows: pd.DataFrame) -> np.ndarray:
     """Return the probability that each row (n,) has the least time to the goal.
 
-    The logarithm of each time is drawn `DRAWS` times from a normal distribution whose sides have the 95 % limits of
-    the row. Rows are independent. That overstates the uncertainty of differences, since the law has a common error,
-    and so errs on the side of more batch sizes in the verdict. The draws are the same at every call.
+    The logarithm of each time is drawn `DRAWS` times from a normal distribution whose sides have
+    the 95 % limits of the row. Rows are independent. That overstates the uncertainty of
+    differences, since the law has a common error, and so errs on the side of more batch sizes in
+    the verdict. The draws are the same at every call.
 
     Args:
-        rows: The columns seconds, seconds_low and seconds_high; a row without limits is taken as exact.
+        rows: The columns seconds, seconds_low and seconds_high; a row without limits is taken as
+            exact.
     """
     seconds = rows["seconds"].astype(float)
     middle = np.log(seconds)
@@ -148,8 +153,8 @@ def probabilities_of_fastest(rows: pd.DataFrame) -> np.ndarray:
 def _limits(steps: Steps, each: StepSeconds | None) -> dict[str, float | None]:
     """Return the 95 % limits of the seconds to the goal.
 
-    Those of the steps and the spread of step times, a normal distribution of the logarithm with the quartiles that
-    were measured, are taken to be independent.
+    Those of the steps and the spread of step times, a normal distribution of the logarithm with the
+    quartiles that were measured, are taken to be independent.
     """
     if each is None or math.isnan(steps.low):
         return {"seconds_low": None, "seconds_high": None}
@@ -160,8 +165,11 @@ def _limits(steps: Steps, each: StepSeconds | None) -> dict[str, float | None]:
     return {"seconds_low": seconds * math.exp(-below), "seconds_high": seconds * math.exp(above)}
 
 
-def _validation_seconds(steps: Steps, each: StepSeconds | None, validate_every: int | None) -> float | None:
-    """Return the seconds of all validations up to the goal; None if the interval or a validation is not known."""
+def _validation_seconds(
+    steps: Steps, each: StepSeconds | None, validate_every: int | None
+) -> float | None:
+    """Return the seconds of all validations up to the goal; None if the interval or a validation is
+    not known."""
     if validate_every is None or each is None or math.isnan(each.check):
         return None
     return math.ceil(steps.value / validate_every) * each.check
@@ -174,7 +182,8 @@ def answer_text(
     rates: Mapping[Series, RateLaw | None],
     validate_every: int | None = None,
 ) -> str:
-    """Return the first section of a report: which batch size is the fastest here; empty without any K*.
+    """Return the first section of a report: which batch size is the fastest here; empty without any
+    K*.
 
     Args:
         record, cells: The study and its cells.
@@ -188,7 +197,11 @@ def answer_text(
     known = [summary.cell for summary in cells if summary.k_star is not None]
     rows = []
     for cell, row in zip(known, records(table), strict=True):
-        columns = {"B": str(row["batch_size"]), **short_columns(cell.series), "K*": k_star_text(row)}
+        columns = {
+            "B": str(row["batch_size"]),
+            **short_columns(cell.series),
+            "K*": k_star_text(row),
+        }
         if lawful:
             columns["steps"] = three_digits(row["steps"])
         columns["examples to goal"] = f"{'<= ' * row['floor']}{row['examples']}"
@@ -220,7 +233,8 @@ def _place(record: StudyRecord, table: pd.DataFrame) -> str:
 
 
 def timing_notes(record: StudyRecord, table: pd.DataFrame) -> list[str]:
-    """Return what to know of the times of `answer_rows`, a line each; nothing if there are no times.
+    """Return what to know of the times of `answer_rows`, a line each; nothing if there are no
+    times.
 
     How steps were timed; trials on several kinds of machines, or maybe so; a busy machine.
     """
@@ -233,29 +247,45 @@ def timing_notes(record: StudyRecord, table: pd.DataFrame) -> list[str]:
     spread = (table["step_high"].astype(float) / table["step_low"].astype(float)).max()
     if spread > BUSY:
         known = table["seconds_low"].notna().any()
-        consequence = "The intervals include that." if known else "Ignore smaller differences between batch sizes."
+        consequence = (
+            "The intervals include that."
+            if known
+            else "Ignore smaller differences between batch sizes."
+        )
         notes.append(
-            "Other programs were running: the middle half of the times of one step spans a factor of "
+            "Other programs were running: the middle half of the times of one step spans a factor "
+            "of "
             f"{three_digits(spread)}. {consequence}"
         )
     return notes
 
 
 def _source_note(record: StudyRecord, sources: set[str]) -> str:
-    """Return how the seconds of a step were measured, and that checks of the goal are not counted."""
-    alone = "Checks of the goal are not counted; --validate-every N shows the time of a validation every N steps."
+    """Return how the seconds of a step were measured, and that checks of the goal are not
+    counted."""
+    alone = (
+        "Checks of the goal are not counted; --validate-every N shows the time of a "
+        "validation "
+        "every N steps."
+    )
     if QUIET in sources and record.step_timing is not None:
         timing = record.step_timing
         threads = f"{timing.threads} thread{'s' * (timing.threads > 1)}"
         where = threads if timing.ranks == 1 else f"{timing.ranks} processes of {threads}"
-        return f"A step: median of {timing.rounds} rounds after the study, {timing.date}, {where}. {alone}"
+        return (
+            f"A step: median of {timing.rounds} rounds after the study, {timing.date}, "
+            f"{where}. "
+            f"{alone}"
+        )
     missing = "lit-dps study --time-steps measures them alone"
     if sources == {TRIALS}:
         return f"A step: median over trials, beside other workers and programs; {missing}. {alone}"
     part = "" if sources == {WITH_CHECKS} else " of some cells"
     return (
-        f"A step: median over trials, beside other workers and programs. Trials{part} ran under an earlier version, "
-        f"which did not time steps and checks separately: there a step includes its share of the checks; {missing}."
+        f"A step: median over trials, beside other workers and programs. Trials{part} ran under "
+        "an earlier version, "
+        "which did not time steps and checks separately: there a step includes its share of the "
+        f"checks; {missing}."
     )
 
 
@@ -267,36 +297,56 @@ def _hardware_notes(hardware: Sequence[str | None]) -> list[str]:
     unknown = "hardware that an earlier version did not keep"
     if len(hardware) > 1:
         found = ", on ".join(each or unknown for each in hardware)
-        return [f"trials ran on {found}: what is the fastest here may only have run on the faster of them"]
+        return [
+            f"trials ran on {found}: what is the fastest here may only have run on the faster of "
+            "them"
+        ]
     if None in hardware:
-        return [f"trials ran on {unknown}: on several machines, times of their batch sizes cannot be compared"]
+        return [
+            f"trials ran on {unknown}: on several machines, times of their batch sizes cannot be "
+            "compared"
+        ]
     return []
 
 
 def sentences(
     series: Series, table: pd.DataFrame, rate: RateLaw | None, validate_every: int | None = None
 ) -> list[str]:
-    """Return the answer of a series in words: the fastest batch sizes, the fewest examples, and the rate."""
+    """Return the answer of a series in words: the fastest batch sizes, the fewest examples, and the
+    rate."""
     rows = records(rows_of(series, table)) if len(table) else []
     if not rows:
         return [f"{series}: no K* yet"]
     fewest = next(row for row in rows if row["fewest"])
-    least = f"B = {fewest['batch_size']} needs the fewest examples, {'<= ' * fewest['floor']}{fewest['examples']}"
+    least = (
+        f"B = {fewest['batch_size']} needs the fewest examples, "
+        f"{'<= ' * fewest['floor']}{fewest['examples']}"
+    )
     fastest = next((row for row in rows if row["fastest"]), None)
     if fastest is None:
-        return [f"{series}: {least}; no trial shows how long a step takes, so the fastest is not known"]
+        return [
+            f"{series}: {least}; no trial shows how long a step takes, so the fastest is not known"
+        ]
     lines = [f"{series}: {_verdict(rows, fastest)}"]
     at = rows.index(fastest)
     if at in (0, len(rows) - 1):
         end = "smallest" if at == 0 else "largest"
-        lines.append(f"B = {fastest['batch_size']} is the {end} batch size of the study; the best may lie beyond")
+        lines.append(
+            f"B = {fastest['batch_size']} is the {end} batch size of the study; the best may lie "
+            "beyond"
+        )
     if bounds := [row["batch_size"] for row in rows if _bound(row) and row is not fastest]:
-        lines.append(f"K* is an upper bound at B = {', '.join(map(str, bounds))}, which may be faster")
+        lines.append(
+            f"K* is an upper bound at B = {', '.join(map(str, bounds))}, which may be faster"
+        )
     lines += _with_validation(rows, fastest, validate_every)
     lines += [least, *_based(rows)]
     if rate is not None:
         own = rate.at(fastest["batch_size"])
-        lines.append((f"{rate.name} = {three_digits(own)} there; " if own is not None else "") + rate.describe())
+        lines.append(
+            (f"{rate.name} = {three_digits(own)} there; " if own is not None else "")
+            + rate.describe()
+        )
     return [lines[0], *(f"  {line}" for line in lines[1:])]
 
 
@@ -323,7 +373,10 @@ def _with_validation(rows: Sequence[Row], fastest: Row, validate_every: int | No
     if fastest not in known:
         return []
     best = min(known, key=lambda row: row["seconds"] + row["validation_seconds"])
-    added = f"validation every {validate_every} steps adds {seconds_text(fastest['validation_seconds'])}"
+    added = (
+        f"validation every {validate_every} steps adds "
+        f"{seconds_text(fastest['validation_seconds'])}"
+    )
     line = f"{added} at B = {fastest['batch_size']}"
     if best is not fastest:
         total = seconds_text(best["seconds"] + best["validation_seconds"])
@@ -362,15 +415,24 @@ def _based(rows: Sequence[Row]) -> list[str]:
         single = "single K*" if of == K_STAR else "single medians"
         lines = [f"Times use the fitted law of {of}, since {single} are noisy. {brackets}"]
     if of == K_STAR:
-        lines.append("K* is the best of several trials; expect one run to need more (study.repeats measures it).")
+        lines.append(
+            "K* is the best of several trials; expect one run to need more (study.repeats "
+            "measures it)."
+        )
     return lines
 
 
 def seconds_text(seconds: float | None) -> str:
-    """A time to 3 digits in its unit: 8.10 ms, 42.0 s, 3.10 min, 2.50 h, 12.0 days; "-" for None."""
+    """A time to 3 digits in its unit: 8.10 ms, 42.0 s, 3.10 min, 2.50 h, 12.0 days; "-" for
+    None."""
     if seconds is None or math.isnan(seconds):
         return "-"
-    for unit, size, most in (("ms", 1e-3, 1), ("s", 1, 120), ("min", 60, 7200), ("h", 3600, 172800)):
+    for unit, size, most in (
+        ("ms", 1e-3, 1),
+        ("s", 1, 120),
+        ("min", 60, 7200),
+        ("h", 3600, 172800),
+    ):
         if seconds < most:
             return f"{significant(seconds / size)} {unit}"
     return f"{significant(seconds / 86400)} days"

@@ -1,22 +1,30 @@
-"""All critical batch sizes of a study in one table: what each paper calls so, in examples, each with its interval.
+"""All critical batch sizes of a study in one table: what each paper calls so, in examples, each
+with its interval.
 
-- law: c1 / c2 of K* = c1 / B + c2, where a run needs 2 x the examples of a small batch (McCandlish et al. 2018; Lee et
-  al. 2021, Section 4). Interval of the bootstrap over trials, or seeds where all is repeated (`scaling.scale`).
-- overhead: where the law needs 20 % more examples than at the smallest batch size measured (Zhang et al. 2024, "How
-  Does Critical Batch Size Scale in Pre-training?"; `fit.overhead_batch_size`). The same bootstrap.
-- linear_20, linear_50: the end of linear scaling as measured, without a law: where the examples B K* exceed those at
-  the smallest batch size by 20 % and by 50 % (`linear_end`: the end of perfect scaling of Shallue et al. 2019, by a
-  rule). Resamples of the same kind, each read anew; without limits where too many lack a cell that it hangs on.
-- theory: eta L beta / (mu epsilon) (Lee et al. 2021, Section 4), c1 / c2 of the terms of each K* trial.
-- noise_scale: tr(Sigma) / |G|^2 (McCandlish et al. 2018, Section 2.2). Both parts are averaged over the measurements
-  of each K* trial, then over these trials, then divided; Fieller's limits (`lit_dps.noise.noise_scale`).
-- noise_law: M + sigma^2 / epsilon (Stich, Mohtashami, Jaggi 2021: batch sizes up to its order do not slow SGD down), of
-  the line through the noise of each K* trial (`gradient_noise.noise_law`), with epsilon its squared gradient at the
-  last measurement before the goal. With the mean over the run in its place it would be the noise scale again.
+- law: c1 / c2 of K* = c1 / B + c2, where a run needs 2 x the examples of a small batch (McCandlish
+  et al. 2018; Lee et al. 2021, Section 4). Interval of the bootstrap over trials, or seeds where
+  all is repeated (`scaling.scale`).
+- overhead: where the law needs 20 % more examples than at the smallest batch size measured (Zhang
+  et al. 2024, "How Does Critical Batch Size Scale in Pre-training?"; `fit.overhead_batch_size`).
+  The same bootstrap.
+- linear_20, linear_50: the end of linear scaling as measured, without a law: where the examples B
+  K* exceed those at the smallest batch size by 20 % and by 50 % (`linear_end`: the end of perfect
+  scaling of Shallue et al. 2019, by a rule). Resamples of the same kind, each read anew; without
+  limits where too many lack a cell that it hangs on.
+- theory: eta L beta / (mu epsilon) (Lee et al. 2021, Section 4), c1 / c2 of the terms of each K*
+  trial.
+- noise_scale: tr(Sigma) / |G|^2 (McCandlish et al. 2018, Section 2.2). Both parts are averaged over
+  the measurements of each K* trial, then over these trials, then divided; Fieller's limits
+  (`lit_dps.core.noise_scale.noise_scale`).
+- noise_law: M + sigma^2 / epsilon (Stich, Mohtashami, Jaggi 2021: batch sizes up to its order do
+  not slow SGD down), of the line through the noise of each K* trial (`gradient_noise.noise_law`),
+  with epsilon its squared gradient at the last measurement before the goal. With the mean over the
+  run in its place it would be the noise scale again.
 
-Theory and noise law are geometric means over the K* trials of the batch sizes, with 95 % limits of Student's t: how far
-the batch sizes agree. Both are orders of magnitude, not predictions: their constants are not known. What was measured
-after the goal, of runs that went on, counts in none of them; where their rates changed there is no theory.
+Theory and noise law are geometric means over the K* trials of the batch sizes, with 95 % limits of
+Student's t: how far the batch sizes agree. Both are orders of magnitude, not predictions: their
+constants are not known. What was measured after the goal, of runs that went on, counts in none of
+them; where their rates changed there is no theory.
 """
 
 from __future__ import annotations
@@ -31,16 +39,16 @@ from scipy import special
 
 from lit_dps.analysis.fit import Fit, overhead_batch_size
 from lit_dps.analysis.gradient_noise import noise_law, readings_of
+from lit_dps.analysis.identifiability import FEWEST
 from lit_dps.analysis.linear_end import PooledExamples, end_interval, resampled
-from lit_dps.analysis.refusal import FEWEST
 from lit_dps.analysis.scaling import Interval, Scaling, estimate
 from lit_dps.analysis.summary import CellSummary
 from lit_dps.analysis.tables import aligned, columns_of, frame, short_columns, three_digits
 from lit_dps.analysis.theory import terms_of
-from lit_dps.noise import LEVEL, noise_scale
-from lit_dps.racing import to_goal
-from lit_dps.trial import Series
-from lit_dps.waiting import with_progress
+from lit_dps.core.noise_scale import LEVEL, noise_scale
+from lit_dps.core.progress_line import with_progress
+from lit_dps.core.racing import to_goal
+from lit_dps.core.trial import Series
 
 DEFINITIONS = {  # what the report calls them
     "law": "law, 2x",
@@ -54,7 +62,8 @@ DEFINITIONS = {  # what the report calls them
 OVERHEAD = 0.2
 NOT_MEASURED = "not measured"
 FOOTNOTE = (
-    "* below the smallest batch size, counted from one beyond linear scaling, of one trial, or without limits: "
+    "* below the smallest batch size, counted from one beyond linear scaling, of one trial, or "
+    "without limits: "
     "critical.csv says which"
 )
 
@@ -122,7 +131,10 @@ def _by_law(scaling: Scaling) -> dict[str, Critical]:
 
     if not scaling.identifiable:
         bounds = {"law": scaling.bound, "overhead": overhead(scaling.bound)}
-        return {k: Critical(verdict=f"not identifiable: > {three_digits(x)}", bound=x) for k, x in bounds.items()}
+        return {
+            k: Critical(verdict=f"not identifiable: > {three_digits(x)}", bound=x)
+            for k, x in bounds.items()
+        }
     own, limits = scaling.fit.critical_batch_size, scaling.critical
     shifted = None if limits is None else Interval(*map(overhead, limits))
     below = f"below the smallest batch size, {smallest}" if own < smallest else ""
@@ -136,7 +148,9 @@ def _by_measurement(scaling: Scaling, steps: np.ndarray) -> dict[str, Critical]:
     shares = {"linear_20": 0.2, "linear_50": 0.5}
     sizes = list(scaling.resolved)
     if scaling.fit is None:
-        return dict.fromkeys(shares, Critical(verdict=f"needs K* at {FEWEST} batch sizes; has {len(sizes)}"))
+        return dict.fromkeys(
+            shares, Critical(verdict=f"needs K* at {FEWEST} batch sizes; has {len(sizes)}")
+        )
     batch, found = np.array(sizes, float), {}
     measured = PooledExamples.of(batch, np.array(list(scaling.resolved.values()), float))
     drawn = [PooledExamples.of(batch, row) for row in steps]
@@ -146,7 +160,9 @@ def _by_measurement(scaling: Scaling, steps: np.ndarray) -> dict[str, Critical]:
             found[name] = Critical(None, None, f"not identifiable: > {sizes[-1]}", sizes[-1])
             continue
         interval, why = end_interval(np.array([each.end(share) for each in drawn]), own)
-        found[name] = Critical(own, interval, "; ".join(filter(None, (_late_start(scaling, share), why))))
+        found[name] = Critical(
+            own, interval, "; ".join(filter(None, (_late_start(scaling, share), why)))
+        )
     return found
 
 
@@ -154,7 +170,11 @@ def _late_start(scaling: Scaling, share: float) -> str:
     """What to know where the smallest batch size is beyond linear scaling already."""
     smallest = min(scaling.resolved)
     own = smallest / scaling.fit.critical_batch_size
-    return f"counted from B = {smallest}, where the law has {own:.0%} overhead already" if own >= share else ""
+    return (
+        f"counted from B = {smallest}, where the law has {own:.0%} overhead already"
+        if own >= share
+        else ""
+    )
 
 
 def _of_terms(summary: CellSummary) -> float | None:
@@ -177,9 +197,14 @@ def _noise_scale(cells: Iterable[CellSummary]) -> Critical:
     trials = [found for result in best if (found := readings_of(result)) is not None]
     if not trials:
         return Critical()
-    means = {"squared_gradient": [x.mean() for x, _ in trials], "variance": [y.mean() for _, y in trials]}
+    means = {
+        "squared_gradient": [x.mean() for x, _ in trials],
+        "variance": [y.mean() for _, y in trials],
+    }
     if len(trials) == 1:
-        return Critical(float(means["variance"][0] / means["squared_gradient"][0]), None, "of one trial")
+        return Critical(
+            float(means["variance"][0] / means["squared_gradient"][0]), None, "of one trial"
+        )
     found = noise_scale(means, 0)
     if not found.resolved:
         return Critical(None, None, f"not resolved: > {three_digits(found.low)}", found.low)
@@ -194,15 +219,18 @@ def _mean(values: Iterable[float | None]) -> Critical:
     mean = float(logs.mean())
     if len(logs) == 1:
         return Critical(math.exp(mean), None, "of one trial")
-    half = float(special.stdtrit(len(logs) - 1, 0.5 + LEVEL / 2) * logs.std(ddof=1) / math.sqrt(len(logs)))
+    half = float(
+        special.stdtrit(len(logs) - 1, 0.5 + LEVEL / 2) * logs.std(ddof=1) / math.sqrt(len(logs))
+    )
     return Critical(math.exp(mean), Interval(math.exp(mean - half), math.exp(mean + half)), "")
 
 
 def critical_rows(found: Mapping[Series, Mapping[str, Critical]]) -> pd.DataFrame:
     """One row a series and definition.
 
-    Columns: sparsity and further axes, definition (those of the module's docstring), critical [examples], low and high,
-    its 95 % limits, bound [examples], what it exceeds where it is not identifiable, and verdict.
+    Columns: sparsity and further axes, definition (those of the module's docstring), critical
+    [examples], low and high, its 95 % limits, bound [examples], what it exceeds where it is not
+    identifiable, and verdict.
     """
     return frame(
         {
@@ -219,12 +247,22 @@ def critical_rows(found: Mapping[Series, Mapping[str, Critical]]) -> pd.DataFram
 
 
 def critical_text(found: Mapping[Series, Mapping[str, Critical]]) -> str:
-    """The section of a report: a line a series, of the definitions that say something; empty of fewer than two."""
-    said = [name for name in DEFINITIONS if any(str(by_name[name]) != "-" for by_name in found.values())]
+    """The section of a report: a line a series, of the definitions that say something; empty of
+    fewer than two."""
+    said = [
+        name for name in DEFINITIONS if any(str(by_name[name]) != "-" for by_name in found.values())
+    ]
     if len(said) < 2:
         return ""
-    rows = ({**short_columns(series), **{DEFINITIONS[n]: str(c[n]) for n in said}} for series, c in found.items())
+    rows = (
+        {**short_columns(series), **{DEFINITIONS[n]: str(c[n]) for n in said}}
+        for series, c in found.items()
+    )
     lines = ["critical batch sizes in examples, by definition", *aligned(rows)]
-    if any(by_name[name].value is not None and by_name[name].verdict for by_name in found.values() for name in said):
+    if any(
+        by_name[name].value is not None and by_name[name].verdict
+        for by_name in found.values()
+        for name in said
+    ):
         lines.append(FOOTNOTE)
     return "\n".join(lines) + "\n"

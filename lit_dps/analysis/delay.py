@@ -1,9 +1,10 @@
 """One law for batch size and delay: K*(B, tau) = c1 / B + c2 / sin(pi / (2 (2 tau + 1))).
 
-Gradient descent with gradients of tau steps ago is stable on curvature h for rates below 2 s / h, where s is that sine.
-So the floor c2 of the steps grows by 1 / s, about (4 tau + 2) / pi, while c1, the noise's part, stays. This is an
-approximation of ours, from the stability of a single mode; Stich, Mohtashami and Jaggi (2021) give orders: one critical
-parameter of the data for batch size and delay alike. It can be seen to fail, in the laws of each delay beside it.
+Gradient descent with gradients of tau steps ago is stable on curvature h for rates below 2 s / h,
+where s is that sine. So the floor c2 of the steps grows by 1 / s, about (4 tau + 2) / pi, while c1,
+the noise's part, stays. This is an approximation of ours, from the stability of a single mode;
+Stich, Mohtashami and Jaggi (2021) give orders: one critical parameter of the data for batch size
+and delay alike. It can be seen to fail, in the laws of each delay beside it.
 """
 
 from __future__ import annotations
@@ -17,12 +18,21 @@ import numpy as np
 import pandas as pd
 
 from lit_dps.analysis.fit import Fit, fit_many
-from lit_dps.analysis.refusal import FEWEST
+from lit_dps.analysis.identifiability import FEWEST
 from lit_dps.analysis.scaling import Interval, Scaling, estimate, percentile_interval, resample
 from lit_dps.analysis.summary import CellSummary, at_first_check
-from lit_dps.analysis.tables import Row, aligned, columns_of, frame, records, rows_of, short_columns, three_digits
-from lit_dps.racing import best_steps
-from lit_dps.trial import Series
+from lit_dps.analysis.tables import (
+    Row,
+    aligned,
+    columns_of,
+    frame,
+    records,
+    rows_of,
+    short_columns,
+    three_digits,
+)
+from lit_dps.core.racing import best_steps
+from lit_dps.core.trial import Series
 
 KEY = "optim.delay"
 
@@ -45,8 +55,8 @@ class DelayLaw:
         series: Without its delay.
         delays: Those of the grid.
         k_star: K* beyond the first check by (batch size, delay), in steps.
-        fit: c1 [examples] and c2 [steps]; None where `k_star` has fewer than `FEWEST` values of B / `stable_share`: the
-            law meets any two.
+        fit: c1 [examples] and c2 [steps]; None where `k_star` has fewer than `FEWEST` values of B /
+            `stable_share`: the law meets any two.
         replicates: (R, 2), c1 and c2 of resamples of the trials.
     """
 
@@ -71,7 +81,8 @@ class DelayLaw:
         return _root_mean_square([math.log(k / self.steps(b, tau)) for b, tau, k in cells])
 
     def doubling(self, batch_size: int) -> tuple[float, Interval | None]:
-        """The critical delay at a batch size, which doubles K*, and its 95 % interval; infinite where c2 is 0."""
+        """The critical delay at a batch size, which doubles K*, and its 95 % interval; infinite
+        where c2 is 0."""
         own = _doubling(self.fit.critical_batch_size, batch_size)
         if self.replicates is None:
             return own, None
@@ -90,8 +101,11 @@ def _doubling(critical_batch_size: float, batch_size: float) -> float:
     return delay_of(1 / excess) if math.isfinite(excess) else math.inf
 
 
-def delay_laws(cells: Iterable[CellSummary], check_interval: int, replicates: int) -> list[DelayLaw]:
-    """The law of each series that was run at several delays; none where the delay is no axis of the grid."""
+def delay_laws(
+    cells: Iterable[CellSummary], check_interval: int, replicates: int
+) -> list[DelayLaw]:
+    """The law of each series that was run at several delays; none where the delay is no axis of the
+    grid."""
     trials: dict[Series, dict[tuple[int, int], Sequence[int | None]]] = {}
     for summary in cells:
         others = dict(summary.cell.others)
@@ -99,16 +113,24 @@ def delay_laws(cells: Iterable[CellSummary], check_interval: int, replicates: in
             delay = others.pop(KEY)
             series = replace(summary.cell.series, others=tuple(sorted(others.items())))
             trials.setdefault(series, {})[summary.cell.batch_size, delay] = summary.steps
-    return [_law(series, found, check_interval, replicates) for series, found in sorted(trials.items())]
+    return [
+        _law(series, found, check_interval, replicates) for series, found in sorted(trials.items())
+    ]
 
 
 def _law(
-    series: Series, trials: Mapping[tuple[int, int], Sequence[int | None]], check_interval: int, replicates: int
+    series: Series,
+    trials: Mapping[tuple[int, int], Sequence[int | None]],
+    check_interval: int,
+    replicates: int,
 ) -> DelayLaw:
-    k_star = {cell: k for cell, steps in sorted(trials.items()) if (k := best_steps(steps)) is not None}
+    k_star = {
+        cell: k for cell, steps in sorted(trials.items()) if (k := best_steps(steps)) is not None
+    }
     k_star = {cell: k for cell, k in k_star.items() if not at_first_check(k, check_interval)}
     bare = DelayLaw(series, tuple(sorted({delay for _, delay in trials})), k_star)
-    # K* share = c1 share / B + c2: the law without a delay, of batch sizes B / share and steps K* share
+    # K* share = c1 share / B + c2: the law without a delay, of batch sizes B / share and steps K*
+    # share
     share = np.array([stable_share(delay) for _, delay in k_star])
     batch = np.array([b for b, _ in k_star]) / share if k_star else share
     if len(np.unique(batch)) < FEWEST:
@@ -129,10 +151,10 @@ def _law(
 def delay_rows(laws: Iterable[DelayLaw], scalings: Mapping[Series, Scaling]) -> pd.DataFrame:
     """One row a series and delay: the one law beside that of the delay alone.
 
-    Columns: sparsity and further axes, delay [steps], c1 [examples] and c2 [steps] of the law of all delays, misfit
-    (root mean square of log K* less its log) and misfit_here, that at this delay; floor [steps], what it predicts for
-    c2 of this delay; own_c1 and own_c2, the law of this delay alone, each with its 95 % limits (own_c1_low and so on),
-    and own_misfit, from its own K*.
+    Columns: sparsity and further axes, delay [steps], c1 [examples] and c2 [steps] of the law of
+    all delays, misfit (root mean square of log K* less its log) and misfit_here, that at this
+    delay; floor [steps], what it predicts for c2 of this delay; own_c1 and own_c2, the law of this
+    delay alone, each with its 95 % limits (own_c1_low and so on), and own_misfit, from its own K*.
     """
     rows = []
     for law in laws:
@@ -152,7 +174,9 @@ def delay_rows(laws: Iterable[DelayLaw], scalings: Mapping[Series, Scaling]) -> 
                     **_limits("own_c1", own.fit and own.fit.c1, own.c1),
                     **_limits("own_c2", own.fit and own.fit.c2, own.c2),
                     "own_misfit": own.fit
-                    and _root_mean_square([math.log(k / own.fit.steps(b)) for b, k in own.resolved.items()]),
+                    and _root_mean_square(
+                        [math.log(k / own.fit.steps(b)) for b, k in own.resolved.items()]
+                    ),
                 }
             )
     return frame(rows)
@@ -161,8 +185,8 @@ def delay_rows(laws: Iterable[DelayLaw], scalings: Mapping[Series, Scaling]) -> 
 def doubling_rows(laws: Iterable[DelayLaw]) -> pd.DataFrame:
     """One row a series and batch size: the critical delay by the law of all delays.
 
-    Columns: sparsity and further axes, batch_size [examples], critical_delay [steps], which doubles K*, with its 95 %
-    limits low and high; infinite where c2 is 0.
+    Columns: sparsity and further axes, batch_size [examples], critical_delay [steps], which doubles
+    K*, with its 95 % limits low and high; infinite where c2 is 0.
     """
     rows = []
     for law in laws:
@@ -179,7 +203,8 @@ def _limits(name: str, value: float | None, interval: Interval | None) -> dict[s
 
 
 def delay_text(laws: Iterable[DelayLaw], rows: pd.DataFrame) -> str:
-    """The section of a report on stale gradients: the one law of each series, beside the free laws of each delay.
+    """The section of a report on stale gradients: the one law of each series, beside the free laws
+    of each delay.
 
     Args:
         laws: Of each series.
@@ -191,11 +216,18 @@ def delay_text(laws: Iterable[DelayLaw], rows: pd.DataFrame) -> str:
     lines = ["K* = c1 / B + c2 / sin(pi / (2 (2 tau + 1))), all delays tau together"]
     for law in laws:
         smallest, largest = min(b for b, _ in law.k_star), max(b for b, _ in law.k_star)
-        doubles = " and ".join(f"{estimate(*law.doubling(b))} at B={b}" for b in dict.fromkeys((smallest, largest)))
-        fitted = f"c1 = {three_digits(law.fit.c1)}  c2 = {three_digits(law.fit.c2)}  misfit {law.misfit:.0%}"
+        doubles = " and ".join(
+            f"{estimate(*law.doubling(b))} at B={b}" for b in dict.fromkeys((smallest, largest))
+        )
+        fitted = (
+            f"c1 = {three_digits(law.fit.c1)}  c2 = {three_digits(law.fit.c2)}  misfit "
+            f"{law.misfit:.0%}"
+        )
         lines.append(f"  {law.series}  {fitted}  the delay that doubles K*: {doubles}")
     lines += ["", "each delay by a law of its own, and what the one law says of its c1 and c2"]
-    lines += aligned(_free_row(law, row) for law in laws for row in records(rows_of(law.series, rows)))
+    lines += aligned(
+        _free_row(law, row) for law in laws for row in records(rows_of(law.series, rows))
+    )
     return "\n".join(lines) + "\n"
 
 
@@ -205,7 +237,10 @@ def _free_row(law: DelayLaw, row: Row) -> dict[str, str]:
         low, high = row[f"own_{name}_low"], row[f"own_{name}_high"]
         own = row[f"own_{name}"]
         interval = None if low is None else Interval(low, high)
-        free |= {f"own {name}": "-" if own is None else estimate(own, interval), f"one law's {name}": three_digits(one)}
+        free |= {
+            f"own {name}": "-" if own is None else estimate(own, interval),
+            f"one law's {name}": three_digits(one),
+        }
     misfit = {
         name: "-" if row[key] is None else f"{row[key]:.0%}"
         for name, key in (("own misfit", "own_misfit"), ("one law's misfit", "misfit_here"))

@@ -1,4 +1,5 @@
-"""Fits the law K* = c1 / B + c2 of steps to result against batch size (Lee et al. 2021, Section 4)."""
+"""Fits the law K* = c1 / B + c2 of steps to result against batch size (Lee et al. 2021, Section
+4)."""
 
 from __future__ import annotations
 
@@ -9,22 +10,27 @@ from typing import NamedTuple
 
 import numpy as np
 
-# Residuals are differences of log steps. Below about 10 % a point counts as in least squares, beyond it only linearly,
-# so that one cell whose search went badly does not bend the curve. 10 % is what the best of some tens of trials is
-# uncertain by, check interval included; it is not tuned to any data.
+# Residuals are differences of log steps. Below about 10 % a point counts as in least squares,
+# beyond it only linearly, so that one cell whose search went badly does not bend the curve. 10 % is
+# what the best of some tens of trials is uncertain by, check interval included; it is not tuned to
+# any data.
 LOSS_SCALE = 0.1
 
-# c2 / c1 is searched from 0 to that of a critical batch size of a thousandth of the smallest batch. Beyond, the curve
-# is flat to 0.1 % and c1 cannot be told from 0; below the first positive point c2 adds 0.01 % at the largest batch.
+# c2 / c1 is searched from 0 to that of a critical batch size of a thousandth of the smallest batch.
+# Beyond, the curve is flat to 0.1 % and c1 cannot be told from 0; below the first positive point c2
+# adds 0.01 % at the largest batch.
 _SMALLEST, _LARGEST, _GRID = 1e-4, 1e3, 48
 
-# The last Newton step of log c1, as a share of the loss scale; the remaining error is about its square. The grid needs
-# only the order of its losses, which an error of 1e-10 does not change.
+# The last Newton step of log c1, as a share of the loss scale; the remaining error is about its
+# square. The grid needs only the order of its losses, which an error of 1e-10 does not change.
 _TOLERANCE, _GRID_TOLERANCE = 1e-8, 1e-5
 _ROUNDING = 1e-12  # error of a residual, in units of the loss scale: fifty times that of a double
 _CACHED = 1 << 15  # numbers of an array that stays in the processor's cache
 
-AT_LEAST, AT_MOST = 1, -1  # what steps are that do not say K* itself: the side on which a residual counts
+AT_LEAST, AT_MOST = (
+    1,
+    -1,
+)  # what steps are that do not say K* itself: the side on which a residual counts
 
 
 @dataclass(frozen=True)
@@ -47,18 +53,22 @@ class Fit:
 def fit_scaling(batch_sizes: Sequence[float], steps: Sequence[float]) -> Fit:
     """The law that fits K* at some batch sizes best, by a robust fit of log K*.
 
-    Minimises the sum of 2 s^2 (sqrt(1 + (r / s)^2) - 1) over residuals r = log K* - log(c1 / B + c2) ("soft_l1" of
-    scipy.optimize.least_squares, s = `LOSS_SCALE`) with c1 > 0 and c2 >= 0; the same data always give the same fit.
+    Minimises the sum of 2 s^2 (sqrt(1 + (r / s)^2) - 1) over residuals r = log K* - log(c1 / B +
+    c2) ("soft_l1" of scipy.optimize.least_squares, s = `LOSS_SCALE`) with c1 > 0 and c2 >= 0; the
+    same data always give the same fit.
 
     Args:
         batch_sizes, steps: (n,).
 
     Raises:
-        ValueError: for numbers that are not positive and finite, or fewer than two different batch sizes.
+        ValueError: for numbers that are not positive and finite, or fewer than two different batch
+            sizes.
     """
     batch, k = np.asarray(batch_sizes, float), np.asarray(steps, float)
     if batch.ndim != 1 or batch.shape != k.shape:
-        raise ValueError(f"as many batch sizes as steps are needed, not shapes {batch.shape} and {k.shape}")
+        raise ValueError(
+            f"as many batch sizes as steps are needed, not shapes {batch.shape} and {k.shape}"
+        )
     if not (np.isfinite(batch) & np.isfinite(k) & (batch > 0) & (k > 0)).all():
         raise ValueError("batch sizes and steps must be positive and finite")
     if (known := np.unique(batch).size) < 2:
@@ -76,17 +86,18 @@ def fit_many(
 ) -> np.ndarray:
     """The fits of R curves at once, as `fit_scaling` does one: (R, 2), c1 and c2.
 
-    Given r = c2 / c1, log c1 is the location of log K - log(1 / B + r), a convex problem; only r has to be searched.
-    A grid finds the basin of the global minimum (0 included, so c2 may be exactly 0), bisection of the derivative the
-    minimum in it.
+    Given r = c2 / c1, log c1 is the location of log K - log(1 / B + r), a convex problem; only r
+    has to be searched. A grid finds the basin of the global minimum (0 included, so c2 may be
+    exactly 0), bisection of the derivative the minimum in it.
 
     Args:
         batch_sizes: (n,), or (R, n) where each curve has its own.
         steps: (R, n), nan where a curve has no point; at least two points a curve.
         loss_scale: s; a large one makes it plain least squares of log K*.
         weights: (n,), factors of the terms of the sum; by default 1.
-        bounds: (n,): 0 where K* is known, `AT_LEAST` where the steps are a lower bound of it, `AT_MOST` where they are
-            an upper one. A bound that the law keeps adds nothing to the sum.
+        bounds: (n,): 0 where K* is known, `AT_LEAST` where the steps are a lower bound of it,
+            `AT_MOST` where they are an upper one. A bound that the law keeps adds nothing to the
+            sum.
     """
     inverse = np.broadcast_to(1.0 / batch_sizes, steps.shape)
     known = np.isfinite(steps)
@@ -96,7 +107,9 @@ def fit_many(
     exact = known & (side == 0)
     is_whole = exact.all()  # reductions without a mask are faster
 
-    def profile(r: np.ndarray, tolerance: float = _TOLERANCE, start: np.ndarray | float = 0.0) -> _Profile:
+    def profile(
+        r: np.ndarray, tolerance: float = _TOLERANCE, start: np.ndarray | float = 0.0
+    ) -> _Profile:
         extra = (slice(None), *(None,) * (r.ndim - 1))
         law, w = inverse[extra] + r[..., None], weights[extra]
         y = log_k[extra] - np.log(law)
@@ -174,7 +187,8 @@ def _location(
     scale: float,
     tolerance: float,
 ) -> np.ndarray:
-    """The theta that minimises the soft_l1 loss of y - theta over the last axis, by Newton steps kept in a bracket."""
+    """The theta that minimises the soft_l1 loss of y - theta over the last axis, by Newton steps
+    kept in a bracket."""
     has_bounds = side.any()
     low = np.min(y, axis=-1, where=known, initial=np.inf)
     high = np.max(y, axis=-1, where=known, initial=-np.inf)
@@ -193,9 +207,11 @@ def _location(
 
 
 def overhead_batch_size(fit: Fit, overhead: float, reference_batch: float) -> float:
-    """The batch size at which a run needs (1 + overhead) times the examples B x K(B) that it needs at another.
+    """The batch size at which a run needs (1 + overhead) times the examples B x K(B) that it needs
+    at another.
 
-    With B K(B) = c1 + c2 B this is (1 + overhead) reference + overhead B_crit: for overhead 0.2 and reference 256 the
-    "critical batch size" of Zhang et al. 2024 ("How Does Critical Batch Size Scale in Pre-training?").
+    With B K(B) = c1 + c2 B this is (1 + overhead) reference + overhead B_crit: for overhead 0.2 and
+    reference 256 the "critical batch size" of Zhang et al. 2024 ("How Does Critical Batch Size
+    Scale in Pre-training?").
     """
     return (1 + overhead) * reference_batch + overhead * fit.critical_batch_size

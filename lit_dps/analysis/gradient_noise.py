@@ -1,8 +1,9 @@
-"""The noise of the gradient along training: noise = sigma^2 + M |grad|^2 (Stich, Mohtashami, Jaggi 2021).
+"""The noise of the gradient along training: noise = sigma^2 + M |grad|^2 (Stich, Mohtashami, Jaggi
+2021).
 
-The noise is E |g - grad|^2 of the gradient g of one example, the trace of its covariance; of a batch of B it is 1 / B
-of that. Their assumption is an upper bound; this is the line through what was measured. sigma^2 is the noise where the
-gradient vanishes, M that which grows with it.
+The noise is E |g - grad|^2 of the gradient g of one example, the trace of its covariance; of a
+batch of B it is 1 / B of that. Their assumption is an upper bound; this is the line through what
+was measured. sigma^2 is the noise where the gradient vanishes, M that which grows with it.
 """
 
 from __future__ import annotations
@@ -17,21 +18,24 @@ from scipy import special
 
 from lit_dps.analysis.summary import comparable
 from lit_dps.analysis.tables import columns_of, frame
-from lit_dps.noise import BLOCKS, LEVEL
-from lit_dps.record import StudyRecord
-from lit_dps.trial import TrialResult
+from lit_dps.core.noise_scale import BLOCKS, LEVEL
+from lit_dps.core.record import StudyRecord
+from lit_dps.core.trial import TrialResult
 
 ROUNDS = 10  # of reweighting; the line is stable to 1e-6 after some 5
-Readings = tuple[np.ndarray, np.ndarray]  # |grad|^2 and noise of a trial, each (n,), in the order of the steps
+Readings = tuple[
+    np.ndarray, np.ndarray
+]  # |grad|^2 and noise of a trial, each (n,), in the order of the steps
 
 
 @dataclass(frozen=True)
 class NoiseLaw:
     """noise = sigma^2 + M |grad|^2, by least squares of the relative deviations.
 
-    Relative, since noise falls by orders of magnitude along training: the end, near the goal, counts as the beginning.
-    Errors are of a jackknife that leaves out one trial at a time, or of a single trial one of 8 stretches of
-    neighbouring measurements: what is measured along one run drifts together.
+    Relative, since noise falls by orders of magnitude along training: the end, near the goal,
+    counts as the beginning. Errors are of a jackknife that leaves out one trial at a time, or of a
+    single trial one of 8 stretches of neighbouring measurements: what is measured along one run
+    drifts together.
 
     Attributes:
         variance: sigma^2, in (nats / w)^2 examples.
@@ -68,7 +72,8 @@ class NoiseLaw:
 
 
 def readings_of(result: TrialResult) -> Readings | None:
-    """What was measured of a trial, without what is not positive and finite; None if nothing is left."""
+    """What was measured of a trial, without what is not positive and finite; None if nothing is
+    left."""
     curve = result.smoothness
     if not curve.get("noise") or not comparable(result):
         return None
@@ -78,7 +83,8 @@ def readings_of(result: TrialResult) -> Readings | None:
 
 
 def noise_law(readings: Sequence[Readings]) -> NoiseLaw | None:
-    """The line through the measurements of some trials; None of fewer than 4 in fewer than 2 groups."""
+    """The line through the measurements of some trials; None of fewer than 4 in fewer than 2
+    groups."""
     groups = list(readings)
     if len(groups) == 1:
         blocks = min(BLOCKS, len(groups[0][0]))
@@ -90,13 +96,18 @@ def noise_law(readings: Sequence[Readings]) -> NoiseLaw | None:
     without = np.array([_line(groups[:i] + groups[i + 1 :]) for i in range(len(groups))])
     if not (np.isfinite(whole).all() and np.isfinite(without).all()):
         return None
-    errors = np.sqrt((len(groups) - 1) / len(groups) * ((without - without.mean(axis=0)) ** 2).sum(axis=0))
+    errors = np.sqrt(
+        (len(groups) - 1) / len(groups) * ((without - without.mean(axis=0)) ** 2).sum(axis=0)
+    )
     (variance, factor), (of_variance, of_factor) = whole, errors
-    return NoiseLaw(float(variance), float(of_variance), float(factor), float(of_factor), count, len(groups))
+    return NoiseLaw(
+        float(variance), float(of_variance), float(factor), float(of_factor), count, len(groups)
+    )
 
 
 def _line(groups: Sequence[Readings]) -> np.ndarray:
-    """Intercept and slope of y against x by least squares of deviations over the fit; nan where x is one number."""
+    """Intercept and slope of y against x by least squares of deviations over the fit; nan where x
+    is one number."""
     x, y = (np.concatenate(parts) for parts in zip(*groups, strict=True))
     scale = x.max()  # units in which both columns are alike
     columns, size = np.stack([np.ones_like(x), x / scale], axis=1), y
@@ -107,19 +118,27 @@ def _line(groups: Sequence[Readings]) -> np.ndarray:
 
 
 def noise_rows(record: StudyRecord) -> pd.DataFrame:
-    """sigma^2 and M of each cell, over all its trials that were measured, then of each of these trials.
+    """sigma^2 and M of each cell, over all its trials that were measured, then of each of these
+    trials.
 
-    By series, batch size, then point. Columns: sparsity and further axes, batch_size [examples], point (missing in the
-    row of the cell), measurements, sigma2 and m, each with its standard error (`_error`) and whether that resolves it
-    (`_resolved`).
+    By series, batch size, then point. Columns: sparsity and further axes, batch_size [examples],
+    point (missing in the row of the cell), measurements, sigma2 and m, each with its standard error
+    (`_error`) and whether that resolves it (`_resolved`).
     """
     rows = []
     for cell in record.cells:
-        trials = {r.trial.point: found for r in record.results[cell] if (found := readings_of(r)) is not None}
+        trials = {
+            r.trial.point: found
+            for r in record.results[cell]
+            if (found := readings_of(r)) is not None
+        }
         names = {**columns_of(cell.series), "batch_size": cell.batch_size}
         if trials:
             rows.append({**names, "point": None, **_columns(noise_law(list(trials.values())))})
-            rows += [{**names, "point": point, **_columns(noise_law([found]))} for point, found in trials.items()]
+            rows += [
+                {**names, "point": point, **_columns(noise_law([found]))}
+                for point, found in trials.items()
+            ]
     return frame(rows)
 
 

@@ -1,7 +1,9 @@
-"""The law K = c1 / B + c2 as an answer: its interval within and beyond what was measured, or why it is refused.
+"""The law K = c1 / B + c2 as an answer: its interval within and beyond what was measured, or why it
+is refused.
 
-`Fit` is the law and `fit_many` fits it; here are bounds and weights for it, a posterior of its constants, the error
-that the law itself makes, a form with a minimum of examples, and the reasons not to trust any of it.
+`Fit` is the law and `fit_many` fits it; here are bounds and weights for it, a posterior of its
+constants, the error that the law itself makes, a form with a minimum of examples, and the reasons
+not to trust any of it.
 """
 
 from __future__ import annotations
@@ -17,18 +19,22 @@ import pandas as pd
 from scipy import special
 
 from lit_dps.analysis.fit import LOSS_SCALE, Fit, fit_many
+from lit_dps.analysis.identifiability import FEWEST, Reason, reason_to_refuse, why_not_fitted
 from lit_dps.analysis.observations import Observation, edges, exact
 from lit_dps.analysis.posterior import DRAWS, bends_of, posterior
-from lit_dps.analysis.refusal import FEWEST, Reason, reason_to_refuse, why_not_fitted
 from lit_dps.analysis.tables import three_digits
 
-# How far the law itself is off: a prior of the root mean square of log K at a batch size that was left out, worth so
-# many points. 7 % is the median of public curves (docs/advice-law.md).
+# How far the law itself is off: a prior of the root mean square of log K at a batch size that was
+# left out, worth so many points. 7 % is the median of public curves (docs/advice-law.md).
 TYPICAL_ERROR, WORTH = 0.07, 3.0
-# What is added to it for each doubling beyond the measured batch sizes, in log K. On public curves 9 of 10 errors are
-# below 20 % up to 2 times the largest batch size, 38 % up to 4 times, 71 % up to 16 times; farther nothing is known.
+# What is added to it for each doubling beyond the measured batch sizes, in log K. On public curves
+# 9 of 10 errors are below 20 % up to 2 times the largest batch size, 38 % up to 4 times, 71 % up to
+# 16 times; farther nothing is known.
 PER_DOUBLING, FARTHEST = 0.11, 16.0
-WORSE, LIKELY = 0.05, 0.05  # c3 is offered above this error of the additive law, and below this probability of chance
+WORSE, LIKELY = (
+    0.05,
+    0.05,
+)  # c3 is offered above this error of the additive law, and below this probability of chance
 
 
 @dataclass(frozen=True)
@@ -37,11 +43,14 @@ class Law:
 
     Attributes:
         observations: What it is fitted to, by batch size.
-        form: "additive"; "optimum" with c3, whose examples to goal B K(B) have a minimum at sqrt(c3 / c2).
+        form: "additive"; "optimum" with c3, whose examples to goal B K(B) have a minimum at sqrt(c3
+            / c2).
         fit: c1 [examples] and c2 [steps]; None with fewer than 2 batch sizes with a K.
         c3: [examples^2 steps]; 0 of the additive form.
-        misfit: Root mean square of the residuals of log K, over the points less the constants; nan without a fit.
-        error: Standard deviation of log K about the law within the range, from residuals and `TYPICAL_ERROR`.
+        misfit: Root mean square of the residuals of log K, over the points less the constants; nan
+            without a fit.
+        error: Standard deviation of log K about the law within the range, from residuals and
+            `TYPICAL_ERROR`.
         refused: Why it is not identifiable, or None.
         draws: (DRAWS, 3), c1, c2, c3 from their posterior.
         deviates: (DRAWS,), of the law's error, in units of its standard deviation.
@@ -62,12 +71,15 @@ class Law:
 
     @cached_property
     def mixed(self) -> np.ndarray:
-        """(n, 3), `draws` and those of the other form, as many as its probability beside this one asks for."""
+        """(n, 3), `draws` and those of the other form, as many as its probability beside this one
+        asks for."""
         if self.fit is None or len(exact(self.observations)) < FEWEST:
             return self.draws
         batch, steps, variance, bounds = _arrays(self.observations)
         bent = self.form == "additive"
-        other, evidence = posterior(batch, steps, np.sqrt(variance + self.error**2), bounds, bent, self.expected)
+        other, evidence = posterior(
+            batch, steps, np.sqrt(variance + self.error**2), bounds, bent, self.expected
+        )
         share = math.exp(min(evidence - self.evidence, 0.0))
         return np.concatenate([self.draws, other[: round(share * DRAWS)]])
 
@@ -81,7 +93,8 @@ class Law:
     def reach(self) -> tuple[float, float]:
         """Batch sizes between which the law answers; nan where it does only at those measured.
 
-        Within what was measured, where the range is too short; up to `FARTHEST` times beyond, where it is not.
+        Within what was measured, where the range is too short; up to `FARTHEST` times beyond, where
+        it is not.
         """
         low, high = self.range
         if self.refused is None:
@@ -99,7 +112,8 @@ class Law:
         return self.fit.steps(batch_size) + self.c3 / np.asarray(batch_size, float) ** 2
 
     def samples(self, batch_sizes) -> np.ndarray:
-        """(DRAWS, n): steps at some batch sizes by the posterior and the law's own error; for `reach` alone."""
+        """(DRAWS, n): steps at some batch sizes by the posterior and the law's own error; for
+        `reach` alone."""
         batch = np.asarray(batch_sizes, float)
         c1, c2, c3 = (column[:, None] for column in self.draws.T)
         low, high = self.range
@@ -110,8 +124,9 @@ class Law:
     def predict(self, batch_sizes: Iterable[float]) -> pd.DataFrame:
         """Steps to result at some batch sizes, with 95 % limits.
 
-        Columns: batch_size [examples], steps, low and high [steps], and how they are known: "law", "extrapolated",
-        "measured" (K itself, where the law is refused), or "refused", where they are missing.
+        Columns: batch_size [examples], steps, low and high [steps], and how they are known: "law",
+        "extrapolated", "measured" (K itself, where the law is refused), or "refused", where they
+        are missing.
         """
         batch = np.array(list(batch_sizes), float)
         low, high = self.reach
@@ -122,14 +137,25 @@ class Law:
             limits[:, answers] = np.percentile(self.samples(batch[answers]), (2.5, 97.5), axis=0)
         rows = []
         for b, (least, most) in zip(batch, limits.T, strict=True):
-            row = {"batch_size": float(b), "steps": None, "low": None, "high": None, "known": "refused"}
+            row = {
+                "batch_size": float(b),
+                "steps": None,
+                "low": None,
+                "high": None,
+                "known": "refused",
+            }
             if low <= b <= high:
                 steps = float(self.steps(b))
                 row |= {"steps": steps, "low": min(steps, least), "high": max(steps, most)}
                 row["known"] = "law" if first <= b <= last else "extrapolated"
             elif b in measured:
                 k, wide = measured[b].steps, 1.96 * math.sqrt(measured[b].variance or LOSS_SCALE**2)
-                row |= {"steps": k, "low": k * math.exp(-wide), "high": k * math.exp(wide), "known": "measured"}
+                row |= {
+                    "steps": k,
+                    "low": k * math.exp(-wide),
+                    "high": k * math.exp(wide),
+                    "known": "measured",
+                }
             rows.append(row)
         return pd.DataFrame(rows).astype({"steps": float, "low": float, "high": float})
 
@@ -148,7 +174,11 @@ class Law:
         lines = [f"the law is not identifiable, because {self.refused}"] if self.refused else []
         if self.form == "optimum":
             least = math.sqrt(self.c3 / self.fit.c2) if self.fit.c2 else math.inf
-            where = f"fewest examples to goal at B = {three_digits(least)}" if least < math.inf else "no floor seen"
+            where = (
+                f"fewest examples to goal at B = {three_digits(least)}"
+                if least < math.inf
+                else "no floor seen"
+            )
             lines.append(f"c1 / B + c2 misses what was measured, c3 / B^2 is added to it: {where}")
         told = edges(self.observations)
         return [*lines, *([told] if told else [])]
@@ -168,8 +198,8 @@ def law_of(observations: Iterable[Observation], expected: tuple[float, float] | 
 
     Args:
         observations: At most one a batch size.
-        expected: What else says of B_crit, a noise scale say: its value [examples] and the standard deviation of its
-            logarithm. It narrows the posterior alone, not the fit.
+        expected: What else says of B_crit, a noise scale say: its value [examples] and the standard
+            deviation of its logarithm. It narrows the posterior alone, not the fit.
 
     Raises:
         ValueError: for two observations of one batch size.
@@ -184,7 +214,9 @@ def law_of(observations: Iterable[Observation], expected: tuple[float, float] | 
     if reason is None and count > 4 and law.misfit > WORSE:
         other = _fitted(known, "optimum", expected)
         free = count - 3
-        gain = ((law.misfit / other.misfit) ** 2 * (free + 1) / free - 1) * free  # F of one constant more
+        gain = (
+            (law.misfit / other.misfit) ** 2 * (free + 1) / free - 1
+        ) * free  # F of one constant more
         if other.c3 > 0 and special.fdtrc(1, free, max(gain, 0.0)) < LIKELY:
             law = other
     if reason is None:
@@ -194,7 +226,10 @@ def law_of(observations: Iterable[Observation], expected: tuple[float, float] | 
 
 
 def _arrays(known: tuple[Observation, ...]) -> list[np.ndarray]:
-    return [np.array([getattr(o, name) for o in known], float) for name in ("batch_size", "steps", "variance", "bound")]
+    return [
+        np.array([getattr(o, name) for o in known], float)
+        for name in ("batch_size", "steps", "variance", "bound")
+    ]
 
 
 def _only(known: tuple[Observation, ...], expected: tuple[float, float] | None) -> dict[str, Any]:
@@ -202,7 +237,9 @@ def _only(known: tuple[Observation, ...], expected: tuple[float, float] | None) 
     if not exact(known):
         return {}
     batch, steps, variance, bounds = _arrays(known)
-    draws, _ = posterior(batch, steps, np.sqrt(variance + TYPICAL_ERROR**2), bounds, False, expected)
+    draws, _ = posterior(
+        batch, steps, np.sqrt(variance + TYPICAL_ERROR**2), bounds, False, expected
+    )
     return {"draws": draws, "error": TYPICAL_ERROR}
 
 
@@ -218,20 +255,27 @@ def _fitted(known: tuple[Observation, ...], form: str, expected: tuple[float, fl
         excess = max(0.0, float((residual[sure] ** 2 - variance[sure]).sum()))
         error = math.sqrt((WORTH * TYPICAL_ERROR**2 + excess) / (WORTH + free))
     misfit = math.sqrt(float((residual[sure] ** 2).sum()) / free) if free else math.nan
-    known_by = WORTH + free  # degrees of freedom of the error; as it is not known exactly, its t has more variance
+    known_by = (
+        WORTH + free
+    )  # degrees of freedom of the error; as it is not known exactly, its t has more variance
     wider = np.sqrt((variance + error**2) * known_by / (known_by - 2))
     draws, evidence = posterior(batch, steps, wider, bounds, form == "optimum", expected)
     deviates = special.stdtrit(known_by, (np.arange(DRAWS) + 0.5) / DRAWS)
     np.random.default_rng(0).shuffle(deviates)
-    return Law(known, form, Fit(c1, c2), c3, misfit, error, None, draws, deviates, evidence, expected)
+    return Law(
+        known, form, Fit(c1, c2), c3, misfit, error, None, draws, deviates, evidence, expected
+    )
 
 
 def _constants(batch, steps, weights, bounds, form: str) -> tuple[float, float, float]:
-    """c1, c2, c3 of the best fit. Given s = c3 / c1, it is the additive law of batch sizes B / (1 + s / B)."""
+    """c1, c2, c3 of the best fit. Given s = c3 / c1, it is the additive law of batch sizes B / (1 +
+    s / B)."""
     bends, loss = np.zeros(1), LOSS_SCALE
     if form == "optimum":
         bends = np.concatenate([bends, bends_of(batch)])
-    for _ in range(1 if form == "additive" else 3):  # a grid of s, then twice a finer one around the best
+    for _ in range(
+        1 if form == "additive" else 3
+    ):  # a grid of s, then twice a finer one around the best
         every = np.broadcast_to(steps, (len(bends), len(steps)))
         fits = fit_many(batch / (1 + bends[:, None] / batch), every, loss, weights, bounds)
         found = fits[:, :1] * (1 / batch + bends[:, None] / batch**2) + fits[:, 1:]

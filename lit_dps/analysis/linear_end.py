@@ -1,8 +1,10 @@
-"""The end of linear scaling as measured, without a law: where the examples B K* begin to rise, and how certain that is.
+"""The end of linear scaling as measured, without a law: where the examples B K* begin to rise, and
+how certain that is.
 
-It is the end of perfect scaling of Shallue et al. (2019), who read it off by eye, by a rule. log(B K*) is made monotone
-in B first, neighbours that fall being pooled (`scipy.optimize.isotonic_regression`), so that one lucky or unlucky cell
-is no end; then it is interpolated in log B.
+It is the end of perfect scaling of Shallue et al. (2019), who read it off by eye, by a rule. log(B
+K*) is made monotone in B first, neighbours that fall being pooled
+(`scipy.optimize.isotonic_regression`), so that one lucky or unlucky cell is no end; then it is
+interpolated in log B.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from lit_dps.analysis.summary import CellSummary
 
 
 def linear_end(batch_sizes: np.ndarray, steps: np.ndarray, share: float) -> float:
-    """The batch size where the examples B K exceed those at the smallest one by a share (`PooledExamples.end`)."""
+    """The batch size where the examples B K exceed those at the smallest one by a share
+    (`PooledExamples.end`)."""
     return PooledExamples.of(batch_sizes, steps).end(share)
 
 
@@ -52,11 +55,12 @@ class PooledExamples(NamedTuple):
         return cls(known, log_b, excess - excess[0])
 
     def end(self, share: float) -> float:
-        """Return the batch size where the examples exceed those at the smallest one by a share above 0.
+        """Return the batch size where the examples exceed those at the smallest one by a share
+        above 0.
 
-        Infinite if they never do. Nan where it is not known: where the steps of fewer than 2 batch sizes are, or not
-        those of the smallest, which it counts from, or of another up to the first one beyond the end. What is missing
-        further up needs more examples yet.
+        Infinite if they never do. Nan where it is not known: where the steps of fewer than 2 batch
+        sizes are, or not those of the smallest, which it counts from, or of another up to the first
+        one beyond the end. What is missing further up needs more examples yet.
         """
         if not len(self.excess):
             return math.nan
@@ -68,7 +72,9 @@ class PooledExamples(NamedTuple):
         if not ends:
             return math.inf
         low, high = excess[above - 1], excess[above]
-        return float(np.exp(log_b[above - 1] - low / (high - low) * (log_b[above] - log_b[above - 1])))
+        return float(
+            np.exp(log_b[above - 1] - low / (high - low) * (log_b[above] - log_b[above - 1]))
+        )
 
 
 def resampled(
@@ -78,9 +84,11 @@ def resampled(
     check_interval: int,
     replicates: int,
 ) -> np.ndarray:
-    """K* of resamples of the cells of a law, (replicates, batch sizes), over what its own intervals are (`scale`).
+    """K* of resamples of the cells of a law, (replicates, batch sizes), over what its own intervals
+    are (`scale`).
 
-    Nan where none of the drawn trials is complete. Without a row where a cell has one trial and too few repeats.
+    Nan where none of the drawn trials is complete. Without a row where a cell has one trial and too
+    few repeats.
 
     Args:
         scaling: The law of a series.
@@ -94,7 +102,9 @@ def resampled(
             continue
         u = np.random.default_rng((0, b, 2)).random(replicates)
         if scaling.over == "seeds":
-            luck = np.random.default_rng((0, b, 1)).choice(seeds[b], replicates) / np.median(seeds[b])
+            luck = np.random.default_rng((0, b, 1)).choice(seeds[b], replicates) / np.median(
+                seeds[b]
+            )
             drawn.append((cell.k_star - check_interval * u) * luck)
         elif len(cell.trials) > 1:
             drawn.append(resample(cell.steps, replicates, (0, b)) - check_interval * u)
@@ -103,10 +113,11 @@ def resampled(
 
 
 def end_interval(ends: np.ndarray, own: float) -> tuple[Interval | None, str]:
-    """The 95 % interval of an end from those of resamples (R,), widened to hold it, and why there is none; else empty.
+    """The 95 % interval of an end from those of resamples (R,), widened to hold it, and why there
+    is none; else empty.
 
-    None where one in 40 resamples or more is nan, as of ratios (`sparse_ratios.Ratio`): a cell without a complete trial
-    would have needed nobody knows how many steps.
+    None where one in 40 resamples or more is nan, as of ratios (`sparse_ratios.Ratio`): a cell
+    without a complete trial would have needed nobody knows how many steps.
     """
     known = ends[~np.isnan(ends)]
     if not len(ends) or not math.isfinite(own):

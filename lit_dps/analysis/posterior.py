@@ -1,4 +1,5 @@
-"""Draws of the constants of K = c1 / B + c2 + c3 / B^2 given what was observed of K, from their posterior on a grid."""
+"""Draws of the constants of K = c1 / B + c2 + c3 / B^2 given what was observed of K, from their
+posterior on a grid."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from scipy import special
 
 DRAWS = 2000
 _RATIOS, _BENDS, _PLACES = 72, 32, 21  # points of the grids of c2 / c1, c3 / c1 and log c1
-TAILS = 8.0  # degrees of freedom of an observation's error: one bad cell may be off by more than it seems to be
+# degrees of freedom of an observation's error: one bad cell may be off by more than it seems to be
+TAILS = 8.0
 
 
 def bends_of(batch_sizes: np.ndarray) -> np.ndarray:
@@ -27,9 +29,10 @@ def posterior(
 ) -> tuple[np.ndarray, float]:
     """Draws of c1, c2, c3, and how likely this form of the law makes what was observed.
 
-    Before anything is observed, log(c2 / c1) is even over all B_crit from a hundredth of the smallest batch size to a
-    hundred times the largest, or as `expected`; log c1 is even, and c3 / c1 in its logarithm. Errors of log K have the
-    tails of Student's t; a bound counts by the probability to keep it.
+    Before anything is observed, log(c2 / c1) is even over all B_crit from a hundredth of the
+    smallest batch size to a hundred times the largest, or as `expected`; log c1 is even, and c3 /
+    c1 in its logarithm. Errors of log K have the tails of Student's t; a bound counts by the
+    probability to keep it.
 
     Args:
         batch_sizes, steps: (n,).
@@ -47,7 +50,8 @@ def posterior(
     constant = -np.log(deviation[sure]).sum()
 
     def density(ratios):
-        """Log density (shapes, places), with c2 / c1 and c3 / c1 of the shapes, and log c1 of all."""
+        """Log density (shapes, places), with c2 / c1 and c3 / c1 of the shapes, and log c1 of
+        all."""
         bends = bends_of(batch_sizes[sure]) if bent else np.zeros(1)
         r, s = (x.ravel() for x in np.meshgrid(ratios, bends, indexing="ij"))
         left = y - np.log(1 / batch_sizes + r[:, None] + s[:, None] / batch_sizes**2)  # (shapes, n)
@@ -68,7 +72,9 @@ def posterior(
     width = 10 / math.sqrt(precision.sum())  # of the places: c1's share of the evidence
     evidence = float(log.max() + math.log(mass.mean() * width))
     held = np.flatnonzero(mass.reshape(_RATIOS, -1).sum(axis=1) > 1e-4 * mass.sum())
-    log, r, s, place = density(np.geomspace(wide[max(held[0] - 1, 0)], wide[min(held[-1] + 1, _RATIOS - 1)], _RATIOS))
+    log, r, s, place = density(
+        np.geomspace(wide[max(held[0] - 1, 0)], wide[min(held[-1] + 1, _RATIOS - 1)], _RATIOS)
+    )
     cumulated = np.exp(log - log.max()).ravel().cumsum()
     chosen = np.searchsorted(cumulated, (np.arange(DRAWS) + 0.5) / DRAWS * cumulated[-1])
     which, at = np.unravel_index(chosen, log.shape)

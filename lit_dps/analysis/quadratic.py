@@ -1,8 +1,9 @@
 """The noisy quadratic model, exactly: what a study of `lit_dps.models.NoisyQuadratic` has to find.
 
-The loss is 1/2 sum h w^2 and the gradient of a batch h w + z with noise z of variance h / B, both along each of the
-axes; E w^2 = 1 at the start, and E z = 0 (Zhang et al. 2019, "Which Algorithmic Choices Matter at Which Batch Sizes?").
-Updates are linear in w and z, so second moments follow their own recursion and K* can be computed instead of measured.
+The loss is 1/2 sum h w^2 and the gradient of a batch h w + z with noise z of variance h / B, both
+along each of the axes; E w^2 = 1 at the start, and E z = 0 (Zhang et al. 2019, "Which Algorithmic
+Choices Matter at Which Batch Sizes?"). Updates are linear in w and z, so second moments follow
+their own recursion and K* can be computed instead of measured.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ class NoisyQuadraticModel:
 
     Attributes:
         dimensions: Number of axes.
-        bins: Quantises the curvatures into so many geometric bins, as the authors' notebook does (10,000 in 100), which
-            is faster; None takes each as it is.
-        guard: What the authors' notebook adds to the denominator of the stationary moment, 1e-8. It moves K* by less
-            than 1 % where rates are small (batch size 4), and is 0 here, the true value.
+        bins: Quantises the curvatures into so many geometric bins, as the authors' notebook does
+            (10,000 in 100), which is faster; None takes each as it is.
+        guard: What the authors' notebook adds to the denominator of the stationary moment, 1e-8. It
+            moves K* by less than 1 % where rates are small (batch size 4), and is 0 here, the true
+            value.
     """
 
     dimensions: int = 10_000
@@ -45,7 +47,9 @@ class NoisyQuadraticModel:
         if self.bins is None:
             return np.ones(self.dimensions)
         full = 1 / np.arange(1, self.dimensions + 1)
-        within = np.searchsorted(-self.curvatures, -full * (1 + 1e-12))  # the last ones are equal but for rounding
+        within = np.searchsorted(
+            -self.curvatures, -full * (1 + 1e-12)
+        )  # the last ones are equal but for rounding
         return np.bincount(within, minlength=self.bins).astype(float)
 
     @property
@@ -55,14 +59,17 @@ class NoisyQuadraticModel:
 
     @property
     def noise(self) -> float:
-        """sigma^2: the trace of the covariance of the per-example gradient, sum h. It is the same everywhere: M = 0."""
+        """sigma^2: the trace of the covariance of the per-example gradient, sum h. It is the same
+        everywhere: M = 0."""
         return float(self.counts @ self.curvatures)
 
     def expected_loss(self, moments: np.ndarray) -> np.ndarray | float:
         """The expected loss 1/2 sum h E w^2 of second moments, shape (..., curvatures)."""
         return 0.5 * moments @ (self.curvatures * self.counts)
 
-    def moments(self, rate: float | np.ndarray, batch_size: float, steps: int | np.ndarray) -> np.ndarray:
+    def moments(
+        self, rate: float | np.ndarray, batch_size: float, steps: int | np.ndarray
+    ) -> np.ndarray:
         """E w^2 after some steps of SGD (Zhang et al. 2019, Section 3.1).
 
         Args:
@@ -79,9 +86,11 @@ class NoisyQuadraticModel:
         return stationary + decay ** np.asarray(steps)[..., None] * (1 - stationary)
 
     def steps(self, target: float, rate: np.ndarray, batch_size: float) -> np.ndarray:
-        """Steps of SGD to an expected loss of at most `target`, infinite where it is never met; shape of the rates.
+        """Steps of SGD to an expected loss of at most `target`, infinite where it is never met;
+        shape of the rates.
 
-        The loss falls in every step, or rises in every step on some axes, so bisection finds the first one.
+        The loss falls in every step, or rises in every step on some axes, so bisection finds the
+        first one.
         """
         rate = np.asarray(rate, float)
         low, high = np.zeros(rate.shape, np.int64), np.full(rate.shape, LONGEST)
@@ -93,12 +102,15 @@ class NoisyQuadraticModel:
                 low, high = np.where(met, low, middle), np.where(met, middle, high)
         return np.where(never, np.inf, high)
 
-    def momentum_steps(self, target: float, rate: np.ndarray, momentum: float, batch_size: float) -> np.ndarray:
-        """As `steps`, with momentum: v <- m v - rate g, w <- w + v (Zhang et al. 2019, Equation 21).
+    def momentum_steps(
+        self, target: float, rate: np.ndarray, momentum: float, batch_size: float
+    ) -> np.ndarray:
+        """As `steps`, with momentum: v <- m v - rate g, w <- w + v (Zhang et al. 2019, Equation
+        21).
 
-        (E w^2, E v^2, E w v, 1) of each axis takes one linear step an update; powers of two of that step find the first
-        one that meets the target. Where the loss oscillates it is one of those at which the target is met, as in the
-        authors' notebook.
+        (E w^2, E v^2, E w v, 1) of each axis takes one linear step an update; powers of two of that
+        step find the first one that meets the target. Where the loss oscillates it is one of those
+        at which the target is met, as in the authors' notebook.
 
         Args:
             target: Expected loss.
@@ -111,7 +123,11 @@ class NoisyQuadraticModel:
         step = np.zeros((*x.shape, 4, 4))
         step[..., :3, 1], step[..., 3, 3] = m * m, 1
         step[..., 0, 0], step[..., 1, 0], step[..., 2, 0] = (1 - x) ** 2, x * x, -(1 - x) * x
-        step[..., 0, 2], step[..., 1, 2], step[..., 2, 2] = 2 * (1 - x) * m, -2 * x * m, (1 - 2 * x) * m
+        step[..., 0, 2], step[..., 1, 2], step[..., 2, 2] = (
+            2 * (1 - x) * m,
+            -2 * x * m,
+            (1 - 2 * x) * m,
+        )
         step[..., :3, 3] = noise[..., None]
         state = np.broadcast_to(np.array([1.0, 0, 0, 1])[:, None], (*x.shape, 4, 1))
         powers = [step]
@@ -135,10 +151,12 @@ class NoisyQuadraticModel:
         momentum: float = 0.0,
         longest: int = 20_000,
     ) -> np.ndarray:
-        """As `steps`, with gradients of `delay` steps ago and momentum, step by step: w <- w - rate u, u <- m u + g.
+        """As `steps`, with gradients of `delay` steps ago and momentum, step by step: w <- w - rate
+        u, u <- m u + g.
 
-        Nothing moves while the queue of gradients fills (`lit_dps.optim.delay`). The response of w to its start and
-        that to the noise of one gradient give the moment: E w(t)^2 = a(t)^2 + h / B sum over s <= t - delay of b(s)^2.
+        Nothing moves while the queue of gradients fills (`lit_dps.optim.delay`). The response of w
+        to its start and that to the noise of one gradient give the moment: E w(t)^2 = a(t)^2 + h /
+        B sum over s <= t - delay of b(s)^2.
 
         Args:
             target: Expected loss.
@@ -149,7 +167,8 @@ class NoisyQuadraticModel:
             longest: Steps looked at.
 
         Returns:
-            Shape (n,): infinite where the target is not met until then, or another of the rates is sooner.
+            Shape (n,): infinite where the target is not met until then, or another of the rates is
+                sooner.
         """
         rate, h = np.asarray(rate, float)[:, None], self.curvatures
         found, live = np.full(len(rate), np.inf), np.arange(len(rate))
@@ -169,21 +188,31 @@ class NoisyQuadraticModel:
                 return found
             keep = loss < DIVERGED * self.initial_loss
             if not keep.all():
-                live, rate, push, pull, noise = (part[keep] for part in (live, rate, push, pull, noise))
+                live, rate, push, pull, noise = (
+                    part[keep] for part in (live, rate, push, pull, noise)
+                )
                 start, kick = [part[keep] for part in start], [part[keep] for part in kick]
                 if not len(live):
                     break
         return found
 
     def k_star(
-        self, target: float, batch_size: float, rates: np.ndarray, momenta: Iterable[float] = (0.0,), delay: int = 0
+        self,
+        target: float,
+        batch_size: float,
+        rates: np.ndarray,
+        momenta: Iterable[float] = (0.0,),
+        delay: int = 0,
     ) -> float:
-        """K*: the fewest steps to an expected loss of at most `target` at any of these rates and momenta."""
+        """K*: the fewest steps to an expected loss of at most `target` at any of these rates and
+        momenta."""
         if delay:
             found = [self.delayed_steps(target, rates, batch_size, delay, m) for m in momenta]
         else:
             found = [
-                self.momentum_steps(target, rates, m, batch_size) if m else self.steps(target, rates, batch_size)
+                self.momentum_steps(target, rates, m, batch_size)
+                if m
+                else self.steps(target, rates, batch_size)
                 for m in momenta
             ]
         return float(np.min(found))

@@ -1,7 +1,9 @@
-"""What repeats of a cell's best points on fresh seeds say: the median K over seeds, its spread, and the luck in K*.
+"""What repeats of a cell's best points on fresh seeds say: the median K over seeds, its spread, and
+the luck in K*.
 
-K* is the least of many trials, so it is lucky in its seed as well as good in its metaparameters: run again on other
-seeds, its point usually needs more steps. K* over the median of its own point tells how much.
+K* is the least of many trials, so it is lucky in its seed as well as good in its metaparameters:
+run again on other seeds, its point usually needs more steps. K* over the median of its own point
+tells how much.
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ import pandas as pd
 
 from lit_dps.analysis.summary import CellSummary, at_first_check
 from lit_dps.analysis.tables import aligned, columns_of, frame, short_columns, three_digits
-from lit_dps.record import StudyRecord
-from lit_dps.trial import Cell, Status, TrialResult
+from lit_dps.core.record import StudyRecord
+from lit_dps.core.trial import Cell, Status, TrialResult
 
 
 @dataclass(frozen=True)
@@ -28,8 +30,8 @@ class RepeatSummary:
         point, steps: The point, and its steps to result in the search, which it was chosen by.
         rank: 1 for the point of K*, 2 for the next best one.
         results: Its finished repeats but for failed ones, the search's own trial not among them.
-        asked: How many of them there will be. Those that are there of a point that is best at this goal alone: the best
-            points at the study's own goal are repeated.
+        asked: How many of them there will be. Those that are there of a point that is best at this
+            goal alone: the best points at the study's own goal are repeated.
         check_interval: Steps between two checks.
     """
 
@@ -43,22 +45,26 @@ class RepeatSummary:
 
     @cached_property
     def known(self) -> list[float]:
-        """Steps to result, ascending; infinite for a repeat that did not meet the goal in its time: censored."""
+        """Steps to result, ascending; infinite for a repeat that did not meet the goal in its time:
+        censored."""
         return sorted(math.inf if result.steps is None else result.steps for result in self.results)
 
     @property
     def bounded(self) -> list[float]:
-        """The same with a lower bound for those that missed: the most steps that any of them was run."""
+        """The same with a lower bound for those that missed: the most steps that any of them was
+        run."""
         most = max((result.steps_run for result in self.results), default=0)
         return [min(k, float(most)) for k in self.known]
 
     @property
     def missed(self) -> int:
-        """Repeats that did not meet the goal: stopped at their limit, out of budget, or not finite."""
+        """Repeats that did not meet the goal: stopped at their limit, out of budget, or not
+        finite."""
         return sum(map(math.isinf, self.known))
 
     def quantile(self, q: float) -> float | None:
-        """A quantile of the steps to result, linear between them; infinite where it falls on missed ones.
+        """A quantile of the steps to result, linear between them; infinite where it falls on missed
+        ones.
 
         None without repeats.
         """
@@ -70,18 +76,31 @@ class RepeatSummary:
 
     @property
     def bias(self) -> float | None:
-        """Steps in the search over the median: below 1 the search was lucky. None where either is only a bound."""
+        """Steps in the search over the median: below 1 the search was lucky. None where either is
+        only a bound."""
         bound = at_first_check(self.steps, self.check_interval)
-        if self.median is None or not math.isfinite(self.median) or bound or self.median <= self.check_interval:
+        if (
+            self.median is None
+            or not math.isfinite(self.median)
+            or bound
+            or self.median <= self.check_interval
+        ):
             return None
         return self.steps / self.median
 
 
 def quantile(ascending: Sequence[float], q: float) -> float:
-    """A quantile of some values, linear between neighbours, of which the last ones may be infinite."""
+    """A quantile of some values, linear between neighbours, of which the last ones may be
+    infinite."""
     at = q * (len(ascending) - 1)
     low, share = ascending[math.floor(at)], at - math.floor(at)
-    return low if share == 0 else low + share * (ascending[math.floor(at) + 1] - low) if low < math.inf else low
+    return (
+        low
+        if share == 0
+        else low + share * (ascending[math.floor(at) + 1] - low)
+        if low < math.inf
+        else low
+    )
 
 
 def summarize_repeats(
@@ -116,12 +135,23 @@ def _best(record: StudyRecord, cell: Cell) -> dict[int, int]:
 def repeat_rows(record: StudyRecord, repeats: Iterable[RepeatSummary]) -> pd.DataFrame:
     """One row a repeated point, by series, batch size, then rank.
 
-    Columns: sparsity and further axes, batch_size [examples], rank (1: the point of K*), point, steps (its steps to
-    result in the search), repeats, missed; least, lower, median, upper and most (the quartiles) [steps] over seeds, inf
-    where that is a missed one; floor (1 where the median is at the first check, an upper bound); bias, steps / median.
+    Columns: sparsity and further axes, batch_size [examples], rank (1: the point of K*), point,
+    steps (its steps to result in the search), repeats, missed; least, lower, median, upper and most
+    (the quartiles) [steps] over seeds, inf where that is a missed one; floor (1 where the median is
+    at the first check, an upper bound); bias, steps / median.
     """
     quantiles = {"least": 0.0, "lower": 0.25, "median": 0.5, "upper": 0.75, "most": 1.0}
-    columns = ["batch_size", "rank", "point", "steps", "repeats", "missed", *quantiles, "floor", "bias"]
+    columns = [
+        "batch_size",
+        "rank",
+        "point",
+        "steps",
+        "repeats",
+        "missed",
+        *quantiles,
+        "floor",
+        "bias",
+    ]
     return frame(
         (
             {
@@ -149,7 +179,10 @@ def repeats_text(record: StudyRecord, repeats: Sequence[RepeatSummary]) -> str:
     plan, interval = record.plan, record.goal.check_interval
     which = "the point of K*" if plan.points == 1 else f"the {plan.points} best points"
     until = "the step budget" if plan.slack is None else f"{plan.slack:g} x K*"
-    seeds = f"{plan.count} fresh seed{'s' * (plan.count > 1)} (initial weights, mask and order of examples)"
+    seeds = (
+        f"{plan.count} fresh seed{'s' * (plan.count > 1)} (initial weights, mask and order of "
+        "examples)"
+    )
     lines = [f"repeats: {which} on {seeds}, to {until} at most"]
 
     def steps(x: float | None) -> str:
@@ -164,7 +197,9 @@ def repeats_text(record: StudyRecord, repeats: Sequence[RepeatSummary]) -> str:
             **({"point": str(each.point)} if plan.points > 1 else {}),
             "K in the search" if plan.points > 1 else "K*": steps(each.steps),
             "median": steps(each.median),
-            "quartiles": f"{steps(each.quantile(0.25))} to {steps(each.quantile(0.75))}" if each.known else "-",
+            "quartiles": f"{steps(each.quantile(0.25))} to {steps(each.quantile(0.75))}"
+            if each.known
+            else "-",
             "all": f"{steps(each.quantile(0))} to {steps(each.quantile(1))}" if each.known else "-",
             "repeats": str(len(each.results)),
             "missed": str(each.missed),
@@ -176,14 +211,18 @@ def repeats_text(record: StudyRecord, repeats: Sequence[RepeatSummary]) -> str:
     if known:
         mean = math.exp(sum(map(math.log, known)) / len(known))
         lines.append(
-            f"  K* is x{mean:.2f} the median of its own point over seeds, in the geometric mean of {len(known)} cells: "
+            f"  K* is x{mean:.2f} the median of its own point over seeds, in the geometric mean "
+            f"of {len(known)} cells: "
             "the luck of the least of many trials"
         )
     return "\n".join(lines) + "\n"
 
 
-def repeat_notes(record: StudyRecord, repeats: Sequence[RepeatSummary], whole: StudyRecord | None = None) -> list[str]:
-    """What a reader should know of the repeats, a line each; arguments as of `summarize_repeats`."""
+def repeat_notes(
+    record: StudyRecord, repeats: Sequence[RepeatSummary], whole: StudyRecord | None = None
+) -> list[str]:
+    """What a reader should know of the repeats, a line each; arguments as of
+    `summarize_repeats`."""
     if not record.plan.count:
         return []
     lines, every = [], [result for results in record.repeats.values() for result in results]
@@ -195,28 +234,45 @@ def repeat_notes(record: StudyRecord, repeats: Sequence[RepeatSummary], whole: S
         lines.append(f"{others} of the {len(repeats)} best points here have no repeats: {why}")
     missing = sum(each.asked - len(each.results) for each in repeats)
     if missing:
-        lines.append(f"{missing} of {sum(each.asked for each in repeats)} repeats of the best points have not finished")
+        lines.append(
+            f"{missing} of {sum(each.asked for each in repeats)} repeats of the best points have "
+            "not finished"
+        )
     old = {(each.cell, each.point) for each in repeats}
     if left_over := sum((r.trial.cell, r.trial.point) not in old for r in every):
         when = "any more" if own.value == record.goal.value else "at this goal"
-        lines.append(f"{left_over} repeats of points that are not the best {when} are kept and not counted")
+        lines.append(
+            f"{left_over} repeats of points that are not the best {when} are kept and not counted"
+        )
     if failed := [r for r in every if r.status is Status.FAILED]:
-        lines.append(f"{len(failed)} repeats failed, the first with {failed[0].failure}: the next run repeats them")
+        lines.append(
+            f"{len(failed)} repeats failed, the first with {failed[0].failure}: the next run "
+            "repeats them"
+        )
     told = [each for each in repeats if each.results]
     if same := sum(_same_runs(record, each) for each in told):
         lines.append(
-            f"at {same} of the {len(told)} repeated points all runs are the same, that of the search too: the module or"
+            f"at {same} of the {len(told)} repeated points all runs are the same, that of the "
+            "search too: the module or"
             " the data seed themselves, or draw nothing, so that the spread over seeds is not known"
         )
     data = record.config.get("data", {})
-    order = data.get("init_args", {}).get("order", "authors") if isinstance(data, dict) else "authors"
+    order = (
+        data.get("init_args", {}).get("order", "authors") if isinstance(data, dict) else "authors"
+    )
     if str(order) not in ("authors", "per_trial"):
-        lines.append(f"data.order {order} is a file: all repeats take their examples in that one order")
+        lines.append(
+            f"data.order {order} is a file: all repeats take their examples in that one order"
+        )
     return lines
 
 
 def _same_runs(record: StudyRecord, repeated: RepeatSummary) -> bool:
-    """Whether all repeats of a point ran as its trial of the search did, by their losses: errors may be bounds."""
+    """Whether all repeats of a point ran as its trial of the search did, by their losses: errors
+    may be bounds."""
     runs = [r for r in record.results[repeated.cell] if r.trial.point == repeated.point]
-    curves = [(r.curve.get("step"), r.curve.get("train_loss") or r.curve) for r in (*runs, *repeated.results)]
+    curves = [
+        (r.curve.get("step"), r.curve.get("train_loss") or r.curve)
+        for r in (*runs, *repeated.results)
+    ]
     return bool(runs) and all(curve == curves[0] and curve[0] for curve in curves)

@@ -1,4 +1,5 @@
-"""How many times the steps of a dense network a sparse one needs, and how certain that is (the paper's Figure 12)."""
+"""How many times the steps of a dense network a sparse one needs, and how certain that is (the
+paper's Figure 12)."""
 
 from __future__ import annotations
 
@@ -17,16 +18,17 @@ from lit_dps.analysis.scaling import (
 )
 from lit_dps.analysis.summary import CellSummary
 from lit_dps.analysis.tables import base_of
-from lit_dps.trial import Cell, Series
+from lit_dps.core.trial import Cell, Series
 
 
 @dataclass(frozen=True)
 class Ratio:
     """K* of a sparse cell over K* of the base cell at the same batch size.
 
-    The interval is over repeats on fresh seeds where both cells have `FEWEST_SEEDS`, else over trials; widened to hold
-    the value. None where neither cell has two trials to resample, or where one in 40 resamples or more has no complete
-    trial, or a repeat that missed the goal, in one of the cells: what it would have needed might be any number.
+    The interval is over repeats on fresh seeds where both cells have `FEWEST_SEEDS`, else over
+    trials; widened to hold the value. None where neither cell has two trials to resample, or where
+    one in 40 resamples or more has no complete trial, or a repeat that missed the goal, in one of
+    the cells: what it would have needed might be any number.
     """
 
     cell: Cell  # the sparse one
@@ -46,10 +48,12 @@ def ratios(
 
     Args:
         cells: Of a study.
-        seeds: Steps to result of repeats of the K* trials on fresh seeds, by series and batch size. Where there are
-            enough, each K* is resampled as `scale` does: times one of its repeats over their median.
-        replicates: Of the resampling. Without repeats both cells' trials are resampled, where they have as many
-            by the same points of the search, so that what these points have in common cancels.
+        seeds: Steps to result of repeats of the K* trials on fresh seeds, by series and batch size.
+            Where there are enough, each K* is resampled as `scale` does: times one of its repeats
+            over their median.
+        replicates: Of the resampling. Without repeats both cells' trials are resampled, where they
+            have as many by the same points of the search, so that what these points have in common
+            cancels.
     """
     found = []
     for sparse, base in _pairs(cells):
@@ -65,8 +69,12 @@ def ratios(
             ]
             quotients = value * np.divide(*luck)
         elif max(len(sparse.trials), len(base.trials)) > 1:
-            quotients = np.divide(*(resample(cell.steps, replicates, (0, b)) for cell in (sparse, base)))
-        known = quotients[np.isfinite(quotients) & (quotients > 0)]  # 0: of a repeat of the base that missed the goal
+            quotients = np.divide(
+                *(resample(cell.steps, replicates, (0, b)) for cell in (sparse, base))
+            )
+        known = quotients[
+            np.isfinite(quotients) & (quotients > 0)
+        ]  # 0: of a repeat of the base that missed the goal
         if len(known) > (1 - PERCENTILES[0] / 100) * len(quotients):
             interval = percentile_interval(known, value)
         found.append(Ratio(sparse.cell, base.cell.sparsity, value, interval))
@@ -74,8 +82,13 @@ def ratios(
 
 
 def ratio_bounds(cells: Iterable[CellSummary]) -> list[Cell]:
-    """The cells whose ratio would only be a bound, as its K* or that of the base cell is at the first check."""
-    return [sparse.cell for sparse, base in _pairs(cells) if sparse.at_first_check or base.at_first_check]
+    """The cells whose ratio would only be a bound, as its K* or that of the base cell is at the
+    first check."""
+    return [
+        sparse.cell
+        for sparse, base in _pairs(cells)
+        if sparse.at_first_check or base.at_first_check
+    ]
 
 
 def _pairs(cells: Iterable[CellSummary]) -> Iterator[tuple[CellSummary, CellSummary]]:

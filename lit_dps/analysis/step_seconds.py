@@ -7,18 +7,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lit_dps.record import StudyRecord
-from lit_dps.step_timing import CellTiming
-from lit_dps.trial import SPARSE_KERNELS, STACKED, Cell, Status
+from lit_dps.core.record import StudyRecord
+from lit_dps.core.step_timing import CellTiming
+from lit_dps.core.trial import SPARSE_KERNELS, STACKED, Cell, Status
 
 # Sources of the seconds of a step
 QUIET = "quiet timing"  # at the end of the study, alone on the machine as far as lit_dps knows
 TRIALS = "trials"  # beside other workers and other programs
-WITH_CHECKS = "trials with checks"  # likewise, by an earlier version that did not separate steps from checks
+WITH_CHECKS = (
+    "trials with checks"  # likewise, by an earlier version that did not separate steps from checks
+)
 
-# Trials of these ends ran as many steps as their curves have; one that a race ended may be shown shorter than it was.
+# Trials of these ends ran as many steps as their curves have; one that a race ended may be shown
+# shorter than it was.
 WHOLE = (Status.COMPLETE, Status.INCOMPLETE)
-LEAST = 0.05  # share of a trial's time that counts as steps at least, where its start took longer on other trials
+# share of a trial's time that counts as steps at least, where its start took longer on other trials
+LEAST = 0.05
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,8 @@ class StepSeconds:
 
     Attributes:
         median, low, high: Median and quartiles, over the rounds of a quiet timing or over trials.
-        training: Seconds of a step without checks, median; nan where the trials do not separate the two.
+        training: Seconds of a step without checks, median; nan where the trials do not separate the
+            two.
         check: Seconds of a check of the goal, median; nan where the trials do not separate the two.
         source: Where the times are from: `QUIET`, `TRIALS`, or `WITH_CHECKS`.
     """
@@ -43,17 +48,22 @@ class StepSeconds:
 def step_seconds(record: StudyRecord) -> dict[Cell, StepSeconds]:
     """Return the seconds of a step of each cell for which they are known.
 
-    If the steps of all cells with a complete trial were timed alone at the end of the study, these times are used.
-    Else the trials that ran to the goal or to max steps give them. Trials time their steps and checks separately
-    (`TrialResult.timed`). Trials of earlier versions did not; for their cells the wall time is
-    start + steps x seconds of a step, and a step includes its share of the checks. The start (building, pruning)
-    is one number for all cells, fitted with the steps of each by least squares of relative errors, all at least 0.
-    If no cell has trials of different lengths, the start counts as steps. Stacked trials are not used, since they
-    share their time; nor, in the fit, trials that measured smoothness. Times from trials include the load by other
+    If the steps of all cells with a complete trial were timed alone at the end of the study, these
+    times are used. Else the trials that ran to the goal or to max steps give them. Trials time
+    their steps and checks separately (`TrialResult.timed`). Trials of earlier versions did not; for
+    their cells the wall time is start + steps x seconds of a step, and a step includes its share of
+    the checks. The start (building, pruning) is one number for all cells, fitted with the steps of
+    each by least squares of relative errors, all at least 0. If no cell has trials of different
+    lengths, the start counts as steps. Stacked trials are not used, since they share their time;
+    nor, in the fit, trials that measured smoothness. Times from trials include the load by other
     workers and other programs.
     """
     timing = record.step_timing
-    complete = [cell for cell, results in record.results.items() if any(r.steps is not None for r in results)]
+    complete = [
+        cell
+        for cell, results in record.results.items()
+        if any(r.steps is not None for r in results)
+    ]
     if timing is not None and timing.covers(complete):
         return {cell: _of_rounds(each) for cell, each in timing.by_cell.items()}
     found = {}
@@ -75,7 +85,9 @@ def _of_rounds(timing: CellTiming) -> StepSeconds:
 
 def _of_whole_trials(record: StudyRecord, among: set[Cell]) -> dict[Cell, StepSeconds]:
     """The same of some cells from the wall time of their trials."""
-    from scipy.optimize import nnls  # a tenth of a second that a study without seconds does not need
+    from scipy.optimize import (
+        nnls,
+    )  # a tenth of a second that a study without seconds does not need
 
     rows = [
         (cell, result.steps_run, result.seconds)
@@ -95,5 +107,6 @@ def _of_whole_trials(record: StudyRecord, among: set[Cell]) -> dict[Cell, StepSe
     start = nnls(design / seconds[:, None], np.ones(len(rows)))[0][0] if told else 0.0
     each = np.maximum(seconds - start, LEAST * seconds) / steps
     return {
-        cell: StepSeconds(*map(float, np.percentile(each[which == i], (50, 25, 75)))) for i, cell in enumerate(cells)
+        cell: StepSeconds(*map(float, np.percentile(each[which == i], (50, 25, 75))))
+        for i, cell in enumerate(cells)
     }

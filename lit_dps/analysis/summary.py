@@ -10,10 +10,10 @@ from typing import Literal
 import pandas as pd
 
 from lit_dps.analysis.tables import columns_of, frame
-from lit_dps.racing import best_steps
-from lit_dps.record import StudyRecord
-from lit_dps.space import short_names
-from lit_dps.trial import ENDS, Cell, Status, TrialResult
+from lit_dps.core.racing import best_steps
+from lit_dps.core.record import StudyRecord
+from lit_dps.core.search_space import short_names
+from lit_dps.core.trial import ENDS, Cell, Status, TrialResult
 
 
 @dataclass(frozen=True)
@@ -21,14 +21,20 @@ class CellSummary:
     """One cell of the grid."""
 
     cell: Cell
-    trials: Sequence[TrialResult]  # finished, but for failed ones: how those would have ended is not known
+    trials: Sequence[
+        TrialResult
+    ]  # finished, but for failed ones: how those would have ended is not known
     best: TrialResult | None  # complete, of least steps to result, the lowest point among equals
     counts: Counter[Status]  # finished trials by how they ended, failed ones among them
     pending: int  # declared trials that have not finished, started or not
     running: int  # those of them that are started or queued
-    boundary: dict[str, Literal["low", "high"]]  # the end of its range that a metaparameter of `best` lies on
+    boundary: dict[
+        str, Literal["low", "high"]
+    ]  # the end of its range that a metaparameter of `best` lies on
     at_first_check: bool  # whether K* is only an upper bound: it is (`at_first_check`), or `sooner`
-    untold: Mapping[int, int]  # trials that are left out, of which nobody can tell (`record.untold`)
+    untold: Mapping[
+        int, int
+    ]  # trials that are left out, of which nobody can tell (`record.untold`)
     sooner: bool  # whether one of these may have met the goal before K*
 
     @property
@@ -43,7 +49,8 @@ class CellSummary:
 
 
 def at_first_check(k_star: int | None, check_interval: int) -> bool:
-    """Whether K*, in steps, is that of the first check, so that nothing says how much sooner the goal was met.
+    """Whether K*, in steps, is that of the first check, so that nothing says how much sooner the
+    goal was met.
 
     Any other K* is known to a check interval: the goal was met after the check before it.
     """
@@ -53,8 +60,9 @@ def at_first_check(k_star: int | None, check_interval: int) -> bool:
 def comparable(result: TrialResult) -> bool:
     """Whether the means over a trial's run say how the trials of its cell train.
 
-    Not of an infeasible trial; nor of one that an error, its module or a callback ended where the study would have gone
-    on: its run is shorter than the protocol's, unlike an outraced one's by as much as it happened to be.
+    Not of an infeasible trial; nor of one that an error, its module or a callback ended where the
+    study would have gone on: its run is shorter than the protocol's, unlike an outraced one's by as
+    much as it happened to be.
     """
     return result.status not in (Status.INFEASIBLE, Status.STOPPED, Status.FAILED)
 
@@ -67,7 +75,9 @@ def summarize(record: StudyRecord) -> list[CellSummary]:
         complete = [result for result in trials if result.steps is not None]
         best = min(complete, key=lambda result: (result.steps, result.trial.point), default=None)
         params = {} if best is None else best.trial.params
-        ends = {key: box.boundary(params[key]) for key, box in record.space.items() if key in params}
+        ends = {
+            key: box.boundary(params[key]) for key, box in record.space.items() if key in params
+        }
         k_star, untold = best_steps(result.steps for result in trials), record.untold.get(cell, {})
         sooner = k_star is not None and min(untold.values(), default=k_star) < k_star
         known = {*untold, *(result.trial.point for result in results)}
@@ -76,7 +86,8 @@ def summarize(record: StudyRecord) -> list[CellSummary]:
             trials=trials,
             best=best,
             counts=Counter(result.status for result in results),
-            # A study may have been declared smaller than it once was: points beyond its trials are no less finished.
+            # A study may have been declared smaller than it once was: points beyond its trials are
+            # no less finished.
             pending=record.trials - sum(point < record.trials for point in known),
             running=record.running[cell],
             boundary={key: end for key, end in ends.items() if end is not None},
@@ -91,9 +102,10 @@ def summarize(record: StudyRecord) -> list[CellSummary]:
 def cell_rows(record: StudyRecord, cells: Iterable[CellSummary]) -> pd.DataFrame:
     """One row a cell, by series, then batch size.
 
-    Columns: batch_size [examples], sparsity and further axes, k_star [steps], floor (1 where K* is an upper bound, as
-    at the first check, else 0), complete, incomplete, infeasible, outraced, stopped, failed, pending, point and the
-    metaparameters (short names) of the K* trial, boundary ("learning_rate high; momentum low" or empty).
+    Columns: batch_size [examples], sparsity and further axes, k_star [steps], floor (1 where K* is
+    an upper bound, as at the first check, else 0), complete, incomplete, infeasible, outraced,
+    stopped, failed, pending, point and the metaparameters (short names) of the K* trial, boundary
+    ("learning_rate high; momentum low" or empty).
     """
     names = short_names(list(record.space))
 
@@ -118,8 +130,9 @@ def cell_rows(record: StudyRecord, cells: Iterable[CellSummary]) -> pd.DataFrame
 def trial_rows(record: StudyRecord, cells: Iterable[CellSummary]) -> pd.DataFrame:
     """Every finished trial, by series, batch size, then point.
 
-    Columns: sparsity and further axes, batch_size [examples], point, status, steps (missing unless complete), steps_run
-    (the last checked step), k_star (whether it is the trial that gave K*), and each metaparameter by its short name.
+    Columns: sparsity and further axes, batch_size [examples], point, status, steps (missing unless
+    complete), steps_run (the last checked step), k_star (whether it is the trial that gave K*), and
+    each metaparameter by its short name.
     """
     names = short_names(list(record.space))
     columns = ["batch_size", "point", "status", "steps", "steps_run", "k_star", *names.values()]
@@ -140,11 +153,3 @@ def trial_rows(record: StudyRecord, cells: Iterable[CellSummary]) -> pd.DataFram
         ),
         [*columns_of(record.series[0]), *columns],
     )
-
-
-def setting(config: Mapping, key: str) -> object:
-    """A value of a study's configuration by its dotted key, say model.init_args.optimizer; None where it has none."""
-    node: object = config
-    for name in key.split("."):
-        node = node.get(name) if isinstance(node, Mapping) else None
-    return node

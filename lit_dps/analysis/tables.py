@@ -1,4 +1,5 @@
-"""Tables as data frames, as CSV files and as text; how a series and a number are written in them, and in words."""
+"""Tables as data frames, as CSV files and as text; how a series and a number are written in them,
+and in words."""
 
 from __future__ import annotations
 
@@ -8,21 +9,28 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from lit_dps.files import replacing
-from lit_dps.space import Box, Choices, short_names
-from lit_dps.trial import Cell, Series, Value, text_of
+from lit_dps.core.atomic_write import replacing
+from lit_dps.core.search_space import Box, Choices, short_names
+from lit_dps.core.trial import Cell, Series, Value, text_of
 
 Row = Mapping[str, object]  # of a table, by column; None where a value is missing
-_DTYPES = {"integer": "Int64", "floating": float, "boolean": bool}  # Int64: integers stay integers beside missing ones
+_DTYPES = {
+    "integer": "Int64",
+    "floating": float,
+    "boolean": bool,
+}  # Int64: integers stay integers beside missing ones
 
 
 def frame(rows: Iterable[Row], columns: Sequence[str] | None = None) -> pd.DataFrame:
-    """Rows, all with the same columns, as a data frame; `columns` names these for a table that may have no rows.
+    """Rows, all with the same columns, as a data frame; `columns` names these for a table that may
+    have no rows.
 
     A column of integers, numbers or truth values has their type, a mixed one keeps its values.
     """
     table = pd.DataFrame(list(rows), columns=columns, dtype=object)
-    return table.astype({c: _DTYPES.get(pd.api.types.infer_dtype(table[c], skipna=True), object) for c in table})
+    return table.astype(
+        {c: _DTYPES.get(pd.api.types.infer_dtype(table[c], skipna=True), object) for c in table}
+    )
 
 
 def records(table: pd.DataFrame) -> list[dict[str, object]]:
@@ -44,7 +52,8 @@ def numbers(column: pd.Series) -> np.ndarray:
 
 
 def write_csv(table: pd.DataFrame, path: Path) -> None:
-    """Writes a table, missing values as empty fields, numbers in full, replacing `path` in one go."""
+    """Writes a table, missing values as empty fields, numbers in full, replacing `path` in one
+    go."""
     with replacing(path) as temporary:
         table.to_csv(temporary, index=False, lineterminator="\n")
 
@@ -59,7 +68,10 @@ def aligned(rows: Iterable[Mapping[str, str]], words: bool = False) -> list[str]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     right = len(widths) - words
     return [
-        "  ".join(x.rjust(w) if i < right else x for i, (x, w) in enumerate(zip(line, widths, strict=True)))
+        "  ".join(
+            x.rjust(w) if i < right else x
+            for i, (x, w) in enumerate(zip(line, widths, strict=True))
+        )
         for line in table
     ]
 
@@ -70,7 +82,8 @@ def significant(x: float | None) -> str:
 
 
 def three_digits(x: float | None) -> str:
-    """A number to 3 significant digits, written out where that is readable: 42400, 0.123, 4.24e+09; "-" for None."""
+    """A number to 3 significant digits, written out where that is readable: 42400, 0.123, 4.24e+09;
+    "-" for None."""
     if x is None:
         return "-"
     rounded = f"{x:.3g}"
@@ -88,13 +101,15 @@ def times(x: float | None) -> str:
 
 
 def k_star_text(row: Row) -> str:
-    """K* of a row with the columns k_star and floor: 112, "<= 16" where it is an upper bound, "-" for None."""
+    """K* of a row with the columns k_star and floor: 112, "<= 16" where it is an upper bound, "-"
+    for None."""
     bound = "<= " if row["floor"] else ""
     return "-" if row["k_star"] is None else f"{bound}{row['k_star']}"
 
 
 def value_text(value: Value | None, box: Box) -> str:
-    """A metaparameter for reading: 3 significant digits, of 1 - value on a reverse_log scale: 0.9990 is not 0.9999."""
+    """A metaparameter for reading: 3 significant digits, of 1 - value on a reverse_log scale:
+    0.9990 is not 0.9999."""
     if isinstance(box, Choices):
         return "-" if value is None else text_of(value)
     if value is None or not box.integer and box.scale != "reverse_log":
@@ -111,29 +126,37 @@ def cell_of(series: Series, batch_size: int) -> Cell:
 
 
 def base_of(series: Series, every: Iterable[Series]) -> Series:
-    """What a series is compared with: of those that differ from it in sparsity alone, the one of least sparsity."""
+    """What a series is compared with: of those that differ from it in sparsity alone, the one of
+    least sparsity."""
     return min(other for other in every if other.others == series.others)
 
 
 def columns_of(series: Series) -> dict[str, Value]:
-    """The columns of a table that name a series: sparsity, then each further axis by its short key."""
+    """The columns of a table that name a series: sparsity, then each further axis by its short
+    key."""
     names = short_names([key for key, _ in series.others])
     return {"sparsity": series.sparsity, **{names[key]: value for key, value in series.others}}
 
 
 def rows_of(series: Series, rows: pd.DataFrame) -> pd.DataFrame:
     """The rows of a series, in a table with its columns."""
-    return rows[np.logical_and.reduce([rows[name] == value for name, value in columns_of(series).items()])]
+    return rows[
+        np.logical_and.reduce([rows[name] == value for name, value in columns_of(series).items()])
+    ]
 
 
 def cell_columns(rows: pd.DataFrame) -> list[str]:
-    """The columns that name a cell, in a table that has them first: those of its series, then batch_size."""
+    """The columns that name a cell, in a table that has them first: those of its series, then
+    batch_size."""
     return list(rows.columns[: rows.columns.get_loc("batch_size") + 1])
 
 
 def short_columns(series: Series) -> dict[str, str]:
     """The columns that name a series in a table to read: S, then each further axis."""
-    return {"S" if name == "sparsity" else name: text_of(value) for name, value in columns_of(series).items()}
+    return {
+        "S" if name == "sparsity" else name: text_of(value)
+        for name, value in columns_of(series).items()
+    }
 
 
 def legend(series: Series) -> str:

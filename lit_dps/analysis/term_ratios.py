@@ -1,6 +1,8 @@
-"""The terms of the convergence theory, sparse over dense: how they change with sparsity (Lee et al. 2021, Section 4).
+"""The terms of the convergence theory, sparse over dense: how they change with sparsity (Lee et al.
+2021, Section 4).
 
-The terms are those of `theory`. They are compared over pairs of trials, one point at one batch size.
+The terms are those of `theory`. They are compared over pairs of trials, one point at one batch
+size.
 """
 
 from __future__ import annotations
@@ -16,18 +18,20 @@ from lit_dps.analysis.scaling import Scaling
 from lit_dps.analysis.summary import comparable
 from lit_dps.analysis.tables import base_of, columns_of, frame
 from lit_dps.analysis.theory import Start, Terms, finite, terms_of
-from lit_dps.racing import to_goal
-from lit_dps.record import StudyRecord
-from lit_dps.trial import Series, TrialResult
+from lit_dps.core.racing import to_goal
+from lit_dps.core.record import StudyRecord
+from lit_dps.core.trial import Series, TrialResult
 
 RATIOS = ("delta", "beta", "lipschitz", "epsilon")
 Measured = Terms | Start
 
 
 class Pair(NamedTuple):
-    """One point at one batch size, dense and sparse: the same initial weights, in a search the same metaparameters.
+    """One point at one batch size, dense and sparse: the same initial weights, in a search the same
+    metaparameters.
 
-    In a study of best points (study.best_of) a point is a seed, and each sparsity is at its own metaparameters.
+    In a study of best points (study.best_of) a point is a seed, and each sparsity is at its own
+    metaparameters.
     """
 
     batch_size: int
@@ -37,15 +41,19 @@ class Pair(NamedTuple):
 
     def log_ratio(self, *names: str) -> float:
         """Natural logarithm of sparse over base, of the product of some of the terms."""
-        return sum(math.log(getattr(self.sparse, name) / getattr(self.base, name)) for name in names)
+        return sum(
+            math.log(getattr(self.sparse, name) / getattr(self.base, name)) for name in names
+        )
 
 
 def measured_terms(
     record: StudyRecord, series: Series, of: Callable[[TrialResult], Measured | None] = terms_of
 ) -> dict[tuple[int, int], Measured]:
-    """The terms of the trials of a series whose means compare (`summary.comparable`), by (batch size, point).
+    """The terms of the trials of a series whose means compare (`summary.comparable`), by (batch
+    size, point).
 
-    `of` is `terms_of`, or `start_of` for what is known before the first step, also where L was never measured.
+    `of` is `terms_of`, or `start_of` for what is known before the first step, also where L was
+    never measured.
     """
     found = ((key, of(result)) for key, result in _comparable(record, series).items())
     return {key: terms for key, terms in found if terms is not None}
@@ -61,25 +69,37 @@ def _comparable(record: StudyRecord, series: Series) -> dict[tuple[int, int], Tr
 
 
 def paired_terms(
-    record: StudyRecord, base: Series, series: Series, of: Callable[[TrialResult], Measured | None] = terms_of
+    record: StudyRecord,
+    base: Series,
+    series: Series,
+    of: Callable[[TrialResult], Measured | None] = terms_of,
 ) -> list[Pair]:
-    """The points measured in two series, where both trials compare, by batch size, then point; see `measured_terms`."""
+    """The points measured in two series, where both trials compare, by batch size, then point; see
+    `measured_terms`."""
     dense, sparse = (measured_terms(record, s, of) for s in (base, series))
     return [Pair(*key, dense[key], sparse[key]) for key in sorted(dense.keys() & sparse.keys())]
 
 
-def lipschitz_at_the_same_steps(record: StudyRecord, base: Series, series: Series) -> list[tuple[int, float]]:
+def lipschitz_at_the_same_steps(
+    record: StudyRecord, base: Series, series: Series
+) -> list[tuple[int, float]]:
     """(point, natural logarithm of L over L) of each pair of trials, by batch size, then point.
 
-    As in `paired_terms`, but L is the mean over the steps that both trials measured it at: where the constant changes
-    along the run, the means over runs of different lengths differ for that alone.
+    As in `paired_terms`, but L is the mean over the steps that both trials measured it at: where
+    the constant changes along the run, the means over runs of different lengths differ for that
+    alone.
     """
     found = []
     dense, sparse = (_comparable(record, s) for s in (base, series))
     for key in sorted(dense.keys() & sparse.keys()):
         curves = [to_goal(results[key]).smoothness for results in (dense, sparse)]
-        under, over = (dict(zip(curve.get("step", ()), curve.get("lipschitz", ()), strict=True)) for curve in curves)
-        shared = [step for step in under if step in over and len(finite([over[step], under[step]])) == 2]
+        under, over = (
+            dict(zip(curve.get("step", ()), curve.get("lipschitz", ()), strict=True))
+            for curve in curves
+        )
+        shared = [
+            step for step in under if step in over and len(finite([over[step], under[step]])) == 2
+        ]
         sums = [sum(values[step] for step in shared) for values in (over, under)]
         if shared and min(sums) > 0:
             found.append((key[1], math.log(sums[0] / sums[1])))
@@ -87,15 +107,18 @@ def lipschitz_at_the_same_steps(record: StudyRecord, base: Series, series: Serie
 
 
 def term_ratio_rows(record: StudyRecord, scalings: Mapping[Series, Scaling]) -> pd.DataFrame:
-    """How the terms change from the smallest sparsity to each higher one, by series, then batch size, then over all.
+    """How the terms change from the smallest sparsity to each higher one, by series, then batch
+    size, then over all.
 
-    The two agree on all further axes of the grid. Ratios of the terms are geometric means over pairs of trials
-    (`paired_terms`), in the row of all batch sizes over all pairs. Columns: sparsity and further axes; base;
-    batch_size [examples], missing in the row of all; pairs; delta, beta, lipschitz, epsilon, the ratios; predicted_c1,
-    the ratio of c1 at equal epsilon as in the paper (Delta x beta x L: 1.00 x 0.54 x 3.09 = 1.67 for 90 % of Simple-CNN
-    on MNIST); predicted_c1_measured_epsilon, that over the squared ratio of epsilon; c1, the ratio of the fitted c1;
-    k_star, the ratio of K*, in the row of all the geometric mean over the batch sizes with both, k_star_low and
-    k_star_high the least and the greatest, without K* that are upper bounds. Missing where unknown.
+    The two agree on all further axes of the grid. Ratios of the terms are geometric means over
+    pairs of trials (`paired_terms`), in the row of all batch sizes over all pairs. Columns:
+    sparsity and further axes; base; batch_size [examples], missing in the row of all; pairs; delta,
+    beta, lipschitz, epsilon, the ratios; predicted_c1, the ratio of c1 at equal epsilon as in the
+    paper (Delta x beta x L: 1.00 x 0.54 x 3.09 = 1.67 for 90 % of Simple-CNN on MNIST);
+    predicted_c1_measured_epsilon, that over the squared ratio of epsilon; c1, the ratio of the
+    fitted c1; k_star, the ratio of K*, in the row of all the geometric mean over the batch sizes
+    with both, k_star_low and k_star_high the least and the greatest, without K* that are upper
+    bounds. Missing where unknown.
     """
     rows = []
     for series in record.series:
@@ -103,12 +126,22 @@ def term_ratio_rows(record: StudyRecord, scalings: Mapping[Series, Scaling]) -> 
             continue
         pairs, dense, sparse = paired_terms(record, base, series), scalings[base], scalings[series]
         c1 = None if dense.fit is None or sparse.fit is None else sparse.fit.c1 / dense.fit.c1
-        steps = {b: sparse.resolved[b] / k for b, k in dense.resolved.items() if b in sparse.resolved}
+        steps = {
+            b: sparse.resolved[b] / k for b, k in dense.resolved.items() if b in sparse.resolved
+        }
         for batch_size in (*record.batch_sizes, None):
             here = [pair for pair in pairs if batch_size in (None, pair.batch_size)]
             k_star = [ratio for b, ratio in steps.items() if batch_size in (None, b)]
-            names = {**columns_of(series), "base": base.sparsity, "batch_size": batch_size, "pairs": len(here)}
-            ranged = {"k_star_low": min(k_star, default=None), "k_star_high": max(k_star, default=None)}
+            names = {
+                **columns_of(series),
+                "base": base.sparsity,
+                "batch_size": batch_size,
+                "pairs": len(here),
+            }
+            ranged = {
+                "k_star_low": min(k_star, default=None),
+                "k_star_high": max(k_star, default=None),
+            }
             mean = float(np.exp(np.mean(np.log(k_star)))) if k_star else None
             rows.append({**names, **_term_ratios(here), "c1": c1, "k_star": mean, **ranged})
     return frame(rows, None if rows else ["base", "batch_size", "pairs"])

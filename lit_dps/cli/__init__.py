@@ -14,29 +14,53 @@ from importlib import import_module
 from types import ModuleType
 
 VERBS = {
-    "fit": ("lit_dps.cli.fit", "train one trial; with --of STUDY --cell B=32,S=0 that of a study's K* again"),
+    "fit": (
+        "lit_dps.cli.fit",
+        "train one trial; with --of STUDY --cell B=32,S=0 that of a study's K* again",
+    ),
     "validate": ("lit_dps.cli.fit", "evaluate a checkpoint on the validation split"),
     "test": ("lit_dps.cli.fit", "evaluate a checkpoint on the test split"),
-    "study": ("lit_dps.cli.study", "run a study of batch sizes and sparsities, or take it up again"),
+    "study": (
+        "lit_dps.cli.study",
+        "run a study of batch sizes and sparsities, or take it up again",
+    ),
     "advise": ("lit_dps.cli.advise", "which batch size, how many devices, how long, at what cost"),
-    "calibration": ("lit_dps.cli.calibration", "how well advice predicted the runs of fit that followed it"),
-    "masks": ("lit_dps.cli.masks", "what pruning methods keep of each layer at initialization, without training"),
-    "analyze": ("lit_dps.cli.analyze", "table, scaling law and figures of a study, also while it runs"),
+    "calibration": (
+        "lit_dps.cli.calibration",
+        "how well advice predicted the runs of fit that followed it",
+    ),
+    "masks": (
+        "lit_dps.cli.masks",
+        "what pruning methods keep of each layer at initialization, without training",
+    ),
+    "analyze": (
+        "lit_dps.cli.analyze",
+        "table, scaling law and figures of a study, also while it runs",
+    ),
     "replicate": ("lit_dps.cli.replicate", "run the studies of the replication and write its page"),
-    "figures": ("lit_dps.cli.figures", "the figures of a study, or of several and how they compare"),
-    "configs": ("lit_dps.cli.configs", "list the configuration files of the package, or copy one here"),
+    "figures": (
+        "lit_dps.cli.figures",
+        "the figures of a study, or of several and how they compare",
+    ),
+    "configs": (
+        "lit_dps.cli.configs",
+        "list the configuration files of the package, or copy one here",
+    ),
     "merge": ("lit_dps.cli.merge", "take over trials of the same studies that were run elsewhere"),
     "ui": ("lit_dps.cli.ui", "browse studies in MLflow"),
 }
 REPORTS = ("analyze", "figures")  # verbs that print their progress at a terminal
 # Verbs that need PyTorch and Lightning, whose imports take seconds.
 TRAIN = ("fit", "validate", "test", "study", "advise", "masks")
-INTERRUPTED = 130  # exit code, as in `lit_dps.runtime`, whose import takes time
-began: float | None = None  # the last command, on the monotonic clock: its imports count towards a budget
+INTERRUPTED = 130  # exit code, as in `lit_dps.parallel.process`, whose import takes time
+began: float | None = (
+    None  # the last command, on the monotonic clock: its imports count towards a budget
+)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs a command line. Returns the exit code: 2 for what the user can mend, told in one line."""
+    """Runs a command line. Returns the exit code: 2 for what the user can mend, told in one
+    line."""
     global began
     began = time.monotonic()
     is_whole_process = argv is None
@@ -57,9 +81,11 @@ def main(argv: list[str] | None = None) -> int:
         )
         return 0 if argv else 2
     if argv[0] not in VERBS:
-        from lit_dps.errors import meant
+        from lit_dps.core.errors import meant
 
-        likely = f"study {argv[0]}" if argv[0].endswith((".yaml", ".yml")) else meant(argv[0], VERBS)
+        likely = (
+            f"study {argv[0]}" if argv[0].endswith((".yaml", ".yml")) else meant(argv[0], VERBS)
+        )
         near = f"did you mean lit-dps {likely}? " if likely else ""
         return _refuse(f"unknown verb {argv[0]!r}; {near}there are {', '.join(VERBS)}")
     if imports_user_code(argv):
@@ -88,11 +114,12 @@ def append_current_folder() -> None:
 
 
 def leave_if_unguarded() -> None:
-    """Ends a process that runs a user's script again on its way to what it was started for, as multiprocessing does."""
+    """Ends a process that runs a user's script again on its way to what it was started for, as
+    multiprocessing does."""
     process = multiprocessing.current_process()
     if not getattr(process, "_inheriting", False):
         return
-    from lit_dps.errors import Unguarded
+    from lit_dps.core.errors import Unguarded
 
     if not process.name.startswith(Unguarded.OURS):  # else who started it says so, once
         _refuse(str(Unguarded()))
@@ -127,9 +154,9 @@ def _import_verb(name: str) -> ModuleType:
 
 
 def _run(argv: list[str]) -> int:
-    from lit_dps.errors import UserError
-    from lit_dps.runtime import Interrupted
-    from lit_dps.waiting import one_wait
+    from lit_dps.core.errors import UserError
+    from lit_dps.core.progress_line import one_wait
+    from lit_dps.parallel.process import Interrupted
 
     try:
         if {"-h", "--help"} & {*argv[1:]}:
@@ -142,8 +169,14 @@ def _run(argv: list[str]) -> int:
         from lit_dps.cli.arguments import spelled_out
 
         argv = spelled_out(argv)
-        if argv[0] in TRAIN and sys.stderr.isatty():  # whoever waits at a terminal; a log has no use for it
-            print("lit-dps: reading the configuration and loading PyTorch ...", file=sys.stderr, flush=True)
+        if (
+            argv[0] in TRAIN and sys.stderr.isatty()
+        ):  # whoever waits at a terminal; a log has no use for it
+            print(
+                "lit-dps: reading the configuration and loading PyTorch ...",
+                file=sys.stderr,
+                flush=True,
+            )
         if argv[0] in TRAIN:
             from lit_dps.cli.keys import OPTIONS, refuse_unknown
             from lit_dps.cli.shape import check_shape
@@ -159,7 +192,7 @@ def _run(argv: list[str]) -> int:
                 return code
             watch(argv[1:])
         again = argv[0] == "fit" and any(word.partition("=")[0] == "--of" for word in argv)
-        verb = _import_verb("lit_dps.cli.again" if again else VERBS[argv[0]][0])
+        verb = _import_verb("lit_dps.cli.retrain" if again else VERBS[argv[0]][0])
         with one_wait(began) if argv[0] in REPORTS else nullcontext():
             code = verb.main(argv) or 0
         sys.stdout.flush()  # raises BrokenPipeError here rather than at exit
@@ -170,7 +203,10 @@ def _run(argv: list[str]) -> int:
         # The interpreter flushes stdout once more at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (KeyboardInterrupt, Interrupted):  # before or after the run of a study, which handles signals itself
+    except (
+        KeyboardInterrupt,
+        Interrupted,
+    ):  # before or after the run of a study, which handles signals itself
         print("\nlit-dps: interrupted", file=sys.stderr)
         return INTERRUPTED
 
@@ -181,7 +217,7 @@ def without_secrets(message: str, argv: list[str]) -> str:
     URLs are in the command and in its configuration files.
     """
     from lit_dps.cli.keys import read
-    from lit_dps.store.urls import scrubbed_of
+    from lit_dps.storage.urls import scrubbed_of
 
     urls = [word for word in argv if "://" in word]
     for i, word in enumerate(argv):
@@ -200,7 +236,7 @@ def without_secrets(message: str, argv: list[str]) -> str:
 
 
 def _refuse(message: str) -> int:
-    from lit_dps.errors import escaped
+    from lit_dps.core.errors import escaped
 
     print(f"lit-dps: error: {escaped(' '.join(message.split()))}", file=sys.stderr)
     return 2

@@ -1,4 +1,5 @@
-"""advise: which batch size, how many devices, how long, at what cost, for a module and data of your own."""
+"""advise: which batch size, how many devices, how long, at what cost, for a module and data of your
+own."""
 
 from __future__ import annotations
 
@@ -8,10 +9,10 @@ from argparse import SUPPRESS
 from lightning.pytorch.cli import LightningArgumentParser
 
 import lit_dps.cli
-from lit_dps.advising.options import Options, devices_of, seconds_of
-from lit_dps.advising.run import run_advice
+from lit_dps.advice.options import Options, devices_of, seconds_of
+from lit_dps.advice.run import run_advice
 from lit_dps.cli.study import StudyCLI
-from lit_dps.errors import ConfigError
+from lit_dps.core.errors import ConfigError
 from lit_dps.parallel.ranks import started_by_torchrun
 from lit_dps.parallel.settings import ranks_asked
 
@@ -23,11 +24,15 @@ HELP = {
     ),
     "method": (
         str,
-        "law (the default) probes K at a few batch sizes; branch forks a run, and needs no goal to be met.",
+        "law (the default) probes K at a few batch sizes; branch forks a run, and needs no goal "
+        "to be met.",
     ),
     "devices": (str, "Numbers of devices to answer for: 1,2,4,8. By default those of the trainer."),
     "price": (float, "Price of a device-hour, in any currency."),
-    "bandwidth": (float, "Bytes a second between two devices, to predict numbers of devices that are not here."),
+    "bandwidth": (
+        float,
+        "Bytes a second between two devices, to predict numbers of devices that are not here.",
+    ),
     "latency": (float, "Seconds of a message between two devices; 1e-5 by default."),
     "trials": (int, "Trials of each probe; 8 by default."),
 }
@@ -51,7 +56,9 @@ class AdviceCLI(StudyCLI):
         if "budget" not in given:
             raise ConfigError("--budget", None, "a time above 0 such as 90s, 30m or 2h")
         given["budget"] = seconds_of(given["budget"])
-        given["devices"] = devices_of(given["devices"]) if "devices" in given else tuple(sorted({1, ranks}))
+        given["devices"] = (
+            devices_of(given["devices"]) if "devices" in given else tuple(sorted({1, ranks}))
+        )
         return Options(**given)
 
 
@@ -59,7 +66,9 @@ def main(argv: list[str]) -> int:
     """Runs the verb; argv[0] is "advise"."""
     sys.argv = ["lit-dps advise", *argv[1:]]  # LightningCLI warns of arguments given otherwise
     if started_by_torchrun():
-        raise ConfigError("advise", "torchrun", "started by itself: with trainer.devices it starts its own ranks")
+        raise ConfigError(
+            "advise", "torchrun", "started by itself: with trainer.devices it starts its own ranks"
+        )
     cli = AdviceCLI(run=False, seed_everything_default=False)
     options = cli.options(ranks_asked(cli.config.trainer.as_dict()))
     proposes = not cli.sets_max_steps()

@@ -16,15 +16,15 @@ import yaml
 
 from lit_dps.cli.keys import read
 from lit_dps.cli.shipped import how_to_get
-from lit_dps.config import StorageConfig, StudyConfig
-from lit_dps.errors import ConfigError, UserError, meant
+from lit_dps.core.config import StorageConfig, StudyConfig
+from lit_dps.core.errors import ConfigError, UserError, meant
 
 # verbs that take a study's configuration
 CONFIGURED = ("fit", "validate", "test", "study", "advise", "masks", "analyze")
 # verbs that read or write what is named after a study
 NAMED = ("study", "advise", "masks", "analyze")
 MAPPINGS = ("space", "grid")  # of `study`: by configuration key
-# What a box of the space is made of (`lit_dps.space`)
+# What a box of the space is made of (`lit_dps.core.search_space`)
 PARTS = ("low", "high", "scale", "integer", "choices")
 
 
@@ -75,7 +75,9 @@ def _stored_names(words: Sequence[str]) -> set[str]:
     if not all(isinstance(each, str) for each in places.values()):
         # The parser refuses these values.
         return set()
-    from lit_dps.store import list_advice, list_studies, sqlite_file  # imports take time
+    from lit_dps.storage.advice_store import list_advice  # imports take time
+    from lit_dps.storage.read import list_studies  # imports take time
+    from lit_dps.storage.urls import sqlite_file  # imports take time
 
     url = StorageConfig(**places).optuna_url
     file = sqlite_file(url)
@@ -125,7 +127,9 @@ def _files(verb: str, words: list[str]) -> list[str]:
     while words and not words[0].startswith("-"):
         file, *words = words
         if not Path(file).is_file():
-            raise UserError(f"{verb}: no such file {file!r}; a configuration file is needed{how_to_get(file)}")
+            raise UserError(
+                f"{verb}: no such file {file!r}; a configuration file is needed{how_to_get(file)}"
+            )
         given += ["--config", file]
     return [*given, *words]
 

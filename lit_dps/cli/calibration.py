@@ -1,12 +1,13 @@
-"""calibration: what advice predicted of runs beside what became of them, from storage alone. Needs no torch."""
+"""calibration: what advice predicted of runs beside what became of them, from storage alone. Needs
+no torch."""
 
 from __future__ import annotations
 
 from lit_dps.advice.calibration import calibrate
 from lit_dps.cli.parser import PlainParser
-from lit_dps.config import StorageConfig
-from lit_dps.errors import escaped
-from lit_dps.store import list_advice
+from lit_dps.core.config import StorageConfig
+from lit_dps.core.errors import escaped
+from lit_dps.storage.advice_store import list_advice
 
 
 def main(argv: list[str]) -> int:
@@ -15,5 +16,8 @@ def main(argv: list[str]) -> int:
     parser.add_class_arguments(StorageConfig, "storage")
     config = parser.instantiate_classes(parser.parse_args(argv[1:]))
     advice = list_advice(config.storage.optuna_url)
-    print(escaped(calibrate({name: kept.get("outcomes", []) for name, kept in advice.items()})), end="")
+    print(
+        escaped(calibrate({name: kept.get("outcomes", []) for name, kept in advice.items()})),
+        end="",
+    )
     return 0

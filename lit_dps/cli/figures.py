@@ -1,4 +1,5 @@
-"""figures: the paper's figures of one study, or of several and how they compare, from storage alone. Needs no torch."""
+"""figures: the paper's figures of one study, or of several and how they compare, from storage
+alone. Needs no torch."""
 
 from __future__ import annotations
 
@@ -8,15 +9,19 @@ from importlib.util import find_spec
 from os.path import commonprefix
 from pathlib import Path
 
-from lit_dps.analysis import Analysis, figures_folder, goal_folder, listing, write_goals
-from lit_dps.analysis.figures import COMPARISONS, FIGURES, of_others, write_comparison
+from lit_dps.analysis.analysis import Analysis
 from lit_dps.cli.parser import CommandError, PlainParser
-from lit_dps.config import StorageConfig
-from lit_dps.errors import ConfigError
-from lit_dps.store import list_studies, read_study
+from lit_dps.core.config import StorageConfig
+from lit_dps.core.errors import ConfigError
+from lit_dps.report.figures import COMPARISONS, FIGURES, of_others, write_comparison
+from lit_dps.report.publish import figures_folder, goal_folder, listing, write_goals
+from lit_dps.storage.read import list_studies, read_study
 
 ONLY = "Some figures, with commas between: modules of your own (docs/extending.md), and of "
-GOAL = "Value of the goal's metric to evaluate at, easier than the studies' own; any where their trials ran on."
+GOAL = (
+    "Value of the goal's metric to evaluate at, easier than the studies' own; any where their "
+    "trials ran on."
+)
 LONGEST = 100  # characters of a comparison's folder name
 
 
@@ -29,7 +34,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--output",
         type=str,
-        help="Folder of the figures, by default FOLDER/figures/NAME. Of several studies it gets the comparison, by "
+        help="Folder of the figures, by default FOLDER/figures/NAME. Of several studies it gets "
+        "the comparison, by "
         "default in FOLDER/figures/compare-NAMES, and a folder for each.",
     )
     parser.add_class_arguments(StorageConfig, "storage")
@@ -37,7 +43,8 @@ def main(argv: list[str]) -> int:
     names, url = list(dict.fromkeys(config.names)), config.storage.optuna_url
     if not names:
         raise CommandError(
-            f"NAME is missing: one or more of the studies {', '.join(list_studies(url)) or '(none yet)'}"
+            "NAME is missing: one or more of the studies "
+            f"{', '.join(list_studies(url)) or '(none yet)'}"
         )
     only = None if config.only is None else _chosen(config.only, len(names))
     studies = [Analysis(read_study(url, name)) for name in names]
@@ -72,12 +79,15 @@ def comparison_name(names: Sequence[str]) -> str:
     name = "-".join(["compare", *([shared] if shared else []), *rests])
     if len(name) <= LONGEST:
         return name
-    return f"{name[: LONGEST - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"  # no two cut ones are alike
+    # no two cut ones are alike
+    return f"{name[: LONGEST - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 def _figures(studies: int) -> list[str]:
     """The names of all figures of as many studies."""
-    return list(dict.fromkeys(figure.NAME for figure in (*FIGURES, *(COMPARISONS if studies > 1 else ()))))
+    return list(
+        dict.fromkeys(figure.NAME for figure in (*FIGURES, *(COMPARISONS if studies > 1 else ())))
+    )
 
 
 def _chosen(only: str, studies: int) -> list[str]:
@@ -87,6 +97,8 @@ def _chosen(only: str, studies: int) -> list[str]:
             continue
         if name in _figures(2) or not (module := name.partition(".")[0]) or not find_spec(module):
             several = " (it compares several studies)" if name in _figures(2) else ""
-            raise ConfigError("--only", name, f"any of {', '.join(known)}, with commas between{several}")
+            raise ConfigError(
+                "--only", name, f"any of {', '.join(known)}, with commas between{several}"
+            )
         of_others(name)
     return names

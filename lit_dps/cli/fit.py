@@ -1,4 +1,5 @@
-"""fit, validate, test: stock LightningCLI, with the goal and the pruning of a trial as callbacks."""
+"""fit, validate, test: stock LightningCLI, with the goal and the pruning of a trial as
+callbacks."""
 
 from __future__ import annotations
 
@@ -16,20 +17,15 @@ from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import MLFlowLogger
 
-from lit_dps.analysis.notes import unmasked_note
 from lit_dps.cli.parser import OneLineErrors, refuse_nulls
-from lit_dps.config import StorageConfig, StudyConfig
-from lit_dps.errors import ConfigError, DataError, one_line
+from lit_dps.core.config import StorageConfig, StudyConfig
+from lit_dps.core.errors import ConfigError, DataError, one_line
 from lit_dps.parallel import launch, ranks, settings
-from lit_dps.runtime import defer_interrupt, keep_freed_memory
-from lit_dps.store import is_http, without_password
-from lit_dps.training import (
-    DelayCallback,
-    GoalErrorCallback,
-    LocalSGDCallback,
-    PruningCallback,
-    SmoothnessCallback,
-)
+from lit_dps.parallel.process import defer_interrupt, keep_freed_memory
+from lit_dps.readings import SmoothnessCallback
+from lit_dps.report.warnings import unmasked_note
+from lit_dps.storage.urls import is_http, without_password
+from lit_dps.training import DelayCallback, GoalErrorCallback, LocalSGDCallback, PruningCallback
 
 CALLBACKS = {  # in the order in which they are asked
     "local": LocalSGDCallback,
@@ -49,8 +45,8 @@ class Parser(OneLineErrors, LightningArgumentParser):
 class FitLogger(MLFlowLogger):
     """MLFlowLogger that finishes a write before Ctrl-C ends the run.
 
-    A KeyboardInterrupt during a write would leave the transaction open. SQLite would then refuse all
-    further writes of the run ("database is locked").
+    A KeyboardInterrupt during a write would leave the transaction open. SQLite would then refuse
+    all further writes of the run ("database is locked").
     """
 
     def log_metrics(self, *args: Any, **kwargs: Any) -> None:
@@ -63,7 +59,8 @@ class FitLogger(MLFlowLogger):
 
 
 class LogConfig(SaveConfigCallback):
-    """Keeps the configuration with the MLflow run; the stock callback asserts a log folder that MLFlowLogger lacks."""
+    """Keeps the configuration with the MLflow run; the stock callback asserts a log folder that
+    MLFlowLogger lacks."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **{**kwargs, "save_to_log_dir": False})
@@ -71,20 +68,28 @@ class LogConfig(SaveConfigCallback):
     def save_config(self, trainer, pl_module, stage: str) -> None:
         if stage == "fit" and isinstance(trainer.logger, MLFlowLogger):
             config = self.config.clone()
-            config.pop("storage")  # where it is kept is no part of the experiment, and may hold a password
+            config.pop(
+                "storage"
+            )  # where it is kept is no part of the experiment, and may hold a password
             text = self.parser.dump(config, skip_none=False, skip_validation=True)
-            text = text.replace(trainer.logger._tracking_uri, without_password(trainer.logger._tracking_uri))
+            text = text.replace(
+                trainer.logger._tracking_uri, without_password(trainer.logger._tracking_uri)
+            )
             trainer.logger.experiment.log_text(trainer.logger.run_id, text, "config.yaml")
 
 
 class DPSCLI(LightningCLI):
-    """One configuration for all verbs: LightningCLI's trainer, model and data; goal, pruning, study and storage.
+    """One configuration for all verbs: LightningCLI's trainer, model and data; goal, pruning, study
+    and storage.
 
     Args:
-        gather: Is given the trainer's configuration before anything is made of it, and joins the ranks it asks for.
+        gather: Is given the trainer's configuration before anything is made of it, and joins the
+            ranks it asks for.
     """
 
-    def __init__(self, gather: Callable[[dict[str, Any]], None] = lambda trainer: None, **kwargs: Any):
+    def __init__(
+        self, gather: Callable[[dict[str, Any]], None] = lambda trainer: None, **kwargs: Any
+    ):
         self._gather = gather
         super().__init__(
             LightningModule,
@@ -100,12 +105,16 @@ class DPSCLI(LightningCLI):
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
-        return {verb: skip for verb, skip in LightningCLI.subcommands().items() if verb != "predict"}
+        return {
+            verb: skip for verb, skip in LightningCLI.subcommands().items() if verb != "predict"
+        }
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         for key, callback in CALLBACKS.items():
             parser.add_lightning_class_args(callback, key)
-        parser.set_defaults({"smoothness.interval": None})  # it costs more than the training that it watches
+        parser.set_defaults(
+            {"smoothness.interval": None}
+        )  # it costs more than the training that it watches
         for key, cls in SETTINGS.items():
             parser.add_class_arguments(cls, key)
 
@@ -123,20 +132,28 @@ class DPSCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         config = self.config if self.subcommand is None else self.config[self.subcommand]
         if not isinstance(config.trainer, Namespace):
-            raise ConfigError("trainer", config.trainer, "arguments of Lightning's Trainer by name, or left out")
+            raise ConfigError(
+                "trainer", config.trainer, "arguments of Lightning's Trainer by name, or left out"
+            )
         refuse_nulls(config, CALLBACKS | SETTINGS)
         if self.subcommand is None:
             return
         for key, callback in CALLBACKS.items():
-            callback(**config[key].as_dict())  # refuses what is not allowed before anything is created
-        if config.weights_only is None:  # Lightning would execute what stands in a checkpoint from the web
+            callback(
+                **config[key].as_dict()
+            )  # refuses what is not allowed before anything is created
+        if (
+            config.weights_only is None
+        ):  # Lightning would execute what stands in a checkpoint from the web
             config.weights_only = True
         self._gather(config.trainer.as_dict())
         storage = StorageConfig(**config.storage.as_dict())
-        if config.trainer.default_root_dir is None:  # checkpoints go here where the logger has no folder
+        if (
+            config.trainer.default_root_dir is None
+        ):  # checkpoints go here where the logger has no folder
             config.trainer.default_root_dir = storage.folder
         if config.trainer.logger in (None, True) and self.subcommand == "fit":
-            from lit_dps.store import open_experiment
+            from lit_dps.tracking.client import open_experiment
 
             name = config.study.workload or "fit"
 
@@ -166,7 +183,9 @@ class DPSCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         trainer = self.config_init[self.subcommand].trainer
-        return super().instantiate_trainer(**{**settings.arguments(dict(trainer.items())), **kwargs})
+        return super().instantiate_trainer(
+            **{**settings.arguments(dict(trainer.items())), **kwargs}
+        )
 
 
 def main(argv: list[str]) -> int:
@@ -174,7 +193,9 @@ def main(argv: list[str]) -> int:
     keep_freed_memory()
     logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # Lightning 2.6 under torch 2.15
-    warnings.filterwarnings("ignore", message=".*sync_dist=True.*")  # what is logged is of all ranks already
+    warnings.filterwarnings(
+        "ignore", message=".*sync_dist=True.*"
+    )  # what is logged is of all ranks already
     sys.argv = ["lit-dps", *argv]  # LightningCLI warns of arguments given otherwise
     with ExitStack() as group:
 
@@ -188,11 +209,14 @@ def main(argv: list[str]) -> int:
 
 def goal_callback_of(trainer: Trainer) -> GoalErrorCallback:
     """Return the callback that stops a trainer at its goal."""
-    return next(callback for callback in trainer.callbacks if isinstance(callback, GoalErrorCallback))
+    return next(
+        callback for callback in trainer.callbacks if isinstance(callback, GoalErrorCallback)
+    )
 
 
 def _tell_end(trainer: Trainer, error: BaseException | None) -> None:
-    """Prints where the checkpoint of a run of `fit` is and, in a last line, how it ended, whatever ended it.
+    """Prints where the checkpoint of a run of `fit` is and, in a last line, how it ended, whatever
+    ended it.
 
     Nothing where it was refused before its first batch: the error says so.
     """
@@ -200,7 +224,10 @@ def _tell_end(trainer: Trainer, error: BaseException | None) -> None:
     steps = "1 step" if trainer.global_step == 1 else f"{trainer.global_step} steps"
     if isinstance(error, Exception) and not trainer.global_step:
         return
-    saved = [callback.best_model_path or callback.last_model_path for callback in trainer.checkpoint_callbacks]
+    saved = [
+        callback.best_model_path or callback.last_model_path
+        for callback in trainer.checkpoint_callbacks
+    ]
     for path in filter(None, saved):
         print(f"checkpoint: {path if '://' in path else os.path.relpath(path)}")
     if saved and not any(saved):

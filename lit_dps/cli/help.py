@@ -1,7 +1,7 @@
 """The help of what trains: the keys of this package, in two screens, without the import of PyTorch.
 
-LightningCLI lists every argument of Lightning's Trainer first; `--help-all` does. What is written here is kept in step
-with the keys by a test.
+LightningCLI lists every argument of Lightning's Trainer first; `--help-all` does. What is written
+here is kept in step with the keys by a test.
 """
 
 from __future__ import annotations
@@ -147,11 +147,16 @@ def text(verb: str) -> str:
     lines += ["Keys of FILE are options too: --goal.error 0.1 --study.space.model.lr.high 0.3"]
     for heading, said in SECTIONS.items():
         if heading == "study" and verb in ONE:
-            lines.append("study: read over, but for the name of the MLflow experiment, study.workload")
+            lines.append(
+                "study: read over, but for the name of the MLflow experiment, study.workload"
+            )
             continue
         lines.append(f"{heading}: {said}")
         for section in heading.split(", "):
-            lines += [_line(_options(section, names), meaning) for names, meaning in KEYS.get(section, {}).items()]
+            lines += [
+                _line(_options(section, names), meaning)
+                for names, meaning in KEYS.get(section, {}).items()
+            ]
     return "\n".join(lines)
 
 

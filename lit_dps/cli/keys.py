@@ -1,4 +1,5 @@
-"""Refuses a mistyped key before PyTorch is imported: reads the keys of each section from the source.
+"""Refuses a mistyped key before PyTorch is imported: reads the keys of each section from the
+source.
 
 Importing PyTorch takes seconds. The parser checks everything else afterwards.
 """
@@ -15,24 +16,34 @@ from typing import Any
 
 import yaml
 
-from lit_dps.config import StorageConfig, StudyConfig
-from lit_dps.errors import UserError, meant
+from lit_dps.core.config import StorageConfig, StudyConfig
+from lit_dps.core.errors import UserError, meant
 
 PACKAGE = Path(__file__).parents[1]
 CALLBACKS = {  # section -> the file and the class whose arguments it takes
-    "goal": ("goal_error.py", "GoalErrorCallback"),
-    "pruning": ("pruning.py", "PruningCallback"),
-    "optim": ("delay.py", "DelayCallback"),
-    "local": ("local.py", "LocalSGDCallback"),
-    "smoothness": ("gradients.py", "SmoothnessCallback"),
+    "goal": ("training/goal_callback.py", "GoalErrorCallback"),
+    "pruning": ("training/pruning_callback.py", "PruningCallback"),
+    "optim": ("training/delay_callback.py", "DelayCallback"),
+    "local": ("training/local_sgd_callback.py", "LocalSGDCallback"),
+    "smoothness": ("readings/gradients.py", "SmoothnessCallback"),
 }
 CLASSES = {"class_path", "init_args", "dict_kwargs"}  # of sections that name a class
 COMMON = {"config", "help", "print_config", "seed_everything"}
 OPTIONS = {  # of the commands whose configuration is that of a study
     "study": COMMON
-    | {"engine", "forecast", "extend-space", "accept-code-change", "show", "take-over", "time-steps", "validate-every"},
+    | {
+        "engine",
+        "forecast",
+        "extend-space",
+        "accept-code-change",
+        "show",
+        "take-over",
+        "time-steps",
+        "validate-every",
+    },
     "masks": COMMON | {"engine", "at", "points", "output"},
-    "advise": COMMON | {"engine", "budget", "method", "devices", "price", "bandwidth", "latency", "trials"},
+    "advise": COMMON
+    | {"engine", "budget", "method", "devices", "price", "bandwidth", "latency", "trials"},
 }
 
 
@@ -45,12 +56,21 @@ def refuse_unknown(argv: list[str], verb: str = "study") -> None:
         if section not in known and section not in options:
             _refuse(dashes, section, section, {*known, *options})
         if name and name != "help" and known.get(section) and name not in known[section]:
-            _refuse(dashes, f"{section}.{name}", name, {f"{section}.{other}" for other in known[section]})
+            _refuse(
+                dashes,
+                f"{section}.{name}",
+                name,
+                {f"{section}.{other}" for other in known[section]},
+            )
 
 
 def sections() -> dict[str, set[str]]:
     """Return the keys of each section; empty for sections that this module cannot read."""
-    return {"model": set(), "data": set(), **{section: set(found) for section, found in annotations().items()}}
+    return {
+        "model": set(),
+        "data": set(),
+        **{section: set(found) for section, found in annotations().items()},
+    }
 
 
 def annotations() -> dict[str, dict[str, str]]:
@@ -59,7 +79,7 @@ def annotations() -> dict[str, dict[str, str]]:
     for section, config in (("study", StudyConfig), ("storage", StorageConfig)):
         sections[section] = {field.name: str(field.type) for field in dataclasses.fields(config)}
     for section, (file, name) in CALLBACKS.items():
-        sections[section] = arguments(PACKAGE / "training" / file, name)
+        sections[section] = arguments(PACKAGE / file, name)
     lightning = find_spec("lightning")  # does not import it
     folder = Path(lightning.origin).parent if lightning and lightning.origin else Path()
     sections["trainer"] = arguments(folder / "pytorch" / "trainer" / "trainer.py", "Trainer")
@@ -99,7 +119,8 @@ def _text_of(annotation: ast.expr | None) -> str:
 
 
 def given(argv: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield the keys of a command line, with "--", and those of its configuration files, with ""."""
+    """Yield the keys of a command line, with "--", and those of its configuration files, with
+    ""."""
     for i, option in enumerate(argv):
         name, equals, value = option.partition("=")
         if name.startswith("--"):
@@ -123,4 +144,7 @@ def read(file: str) -> dict[str, Any]:
 
 def _refuse(dashes: str, key: str, name: str, known: set[str]) -> None:
     near = meant(key, known)
-    raise UserError(f"{dashes}{key}: {name!r} is not accepted" + (f"; did you mean {dashes}{near}?" if near else ""))
+    raise UserError(
+        f"{dashes}{key}: {name!r} is not accepted"
+        + (f"; did you mean {dashes}{near}?" if near else "")
+    )

@@ -10,8 +10,8 @@ from jsonargparse import ArgumentParser, Namespace
 
 from lit_dps.cli.shipped import how_to_get
 from lit_dps.cli.suggestions import likely_meant
-from lit_dps.errors import ConfigError, UserError, cut, one_line, user_error_in
-from lit_dps.store.urls import without_password
+from lit_dps.core.errors import ConfigError, UserError, cut, one_line, user_error_in
+from lit_dps.storage.urls import without_password
 
 
 class CommandError(UserError):
@@ -19,7 +19,8 @@ class CommandError(UserError):
 
 
 class OneLineErrors:
-    """Mixin for jsonargparse's ArgumentParser: an error is raised as one line, instead of usage, tip and exit."""
+    """Mixin for jsonargparse's ArgumentParser: an error is raised as one line, instead of usage,
+    tip and exit."""
 
     def parse_args(self, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -28,7 +29,8 @@ class OneLineErrors:
             raise CommandError(f"a configuration file is no text in UTF-8: {error}") from error
 
     def dump(self, cfg: Namespace, *args: Any, **kwargs: Any) -> str:
-        """Return a configuration as text, as --print_config prints it, without the passwords of its URLs."""
+        """Return a configuration as text, as --print_config prints it, without the passwords of its
+        URLs."""
         cfg = cfg.clone()
         for key in ("optuna", "mlflow"):
             if isinstance(url := cfg.get(f"storage.{key}"), str):
@@ -49,7 +51,8 @@ class PlainParser(OneLineErrors, ArgumentParser):
 
 
 def refuse_nulls(config: Mapping[str, Any], classes: Mapping[str, type]) -> None:
-    """Raises ConfigError for arguments that are null and may not be, and for what is there in place of arguments.
+    """Raises ConfigError for arguments that are null and may not be, and for what is there in place
+    of arguments.
 
     jsonargparse takes null for "left out".
 
@@ -61,5 +64,9 @@ def refuse_nulls(config: Mapping[str, Any], classes: Mapping[str, type]) -> None
         if not isinstance(config[key], (Mapping, Namespace)):
             raise ConfigError(key, config[key], "arguments by name, or left out")
         for name, hint in get_type_hints(cls.__init__).items():
-            if name in config[key] and config[key][name] is None and type(None) not in get_args(hint):
+            if (
+                name in config[key]
+                and config[key][name] is None
+                and type(None) not in get_args(hint)
+            ):
                 raise ConfigError(f"{key}.{name}", None, "a value is needed")

@@ -15,9 +15,17 @@ import yaml
 
 from lit_dps.cli.keys import annotations
 from lit_dps.cli.shipped import how_to_get
-from lit_dps.errors import ConfigError, UserError, shortened
+from lit_dps.core.errors import ConfigError, UserError, shortened
 
-MAPPING, LIST, TEXT, NUMBER, BOOL, NULL, ANY = "mapping", "list", "text", "number", "bool", "null", "any"
+MAPPING, LIST, TEXT, NUMBER, BOOL, NULL, ANY = (
+    "mapping",
+    "list",
+    "text",
+    "number",
+    "bool",
+    "null",
+    "any",
+)
 WORDS = {
     MAPPING: "keys with values, such as {key: value}",
     LIST: "a list, such as [1, 2]",
@@ -94,7 +102,9 @@ def load(file: str, verb: str) -> dict[str, Any]:
         return {}
     if not isinstance(content, dict):
         shown = shortened(repr(content))
-        raise UserError(f"{file}: {shown} is no configuration; keys such as model, data and study are needed")
+        raise UserError(
+            f"{file}: {shown} is no configuration; keys such as model, data and study are needed"
+        )
     return {key: value for key, value in content.items() if isinstance(key, str)}
 
 
@@ -116,9 +126,13 @@ def _check_class(section: str, value: Any) -> None:
         raise ConfigError(section, value, "class_path and init_args expected")
     path, arguments = value.get("class_path", ""), value.get("init_args")
     if not isinstance(path, str):
-        raise ConfigError(f"{section}.class_path", path, "the path of a class expected, such as mymodule.MyClass")
+        raise ConfigError(
+            f"{section}.class_path", path, "the path of a class expected, such as mymodule.MyClass"
+        )
     if not isinstance(arguments, (Mapping, type(None))):
-        raise ConfigError(f"{section}.init_args", arguments, "the arguments of the class by name expected")
+        raise ConfigError(
+            f"{section}.init_args", arguments, "the arguments of the class by name expected"
+        )
 
 
 def _check_section(section: str, value: Any, known: Mapping[str, str]) -> None:
@@ -126,7 +140,9 @@ def _check_section(section: str, value: Any, known: Mapping[str, str]) -> None:
         return
     if not isinstance(value, Mapping):
         names = ", ".join(list(known)[:3])
-        raise ConfigError(section, value, f"keys with values expected, such as {names}; or leave it out")
+        raise ConfigError(
+            section, value, f"keys with values expected, such as {names}; or leave it out"
+        )
     for name, each in value.items():
         if name in known:
             _check(f"{section}.{name}", each, known[name])

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import lit_dps
-from lit_dps.errors import meant
+from lit_dps.core.errors import meant
 
 FOLDER = Path(lit_dps.__file__).parent / "configs"
 
@@ -18,7 +18,8 @@ def names() -> list[str]:
 
 
 def find(name: str) -> Path | None:
-    """The file of a name, which may be the last part of one, or a path such as configs/quickstart.yaml."""
+    """The file of a name, which may be the last part of one, or a path such as
+    configs/quickstart.yaml."""
     wanted = name.removesuffix(".yaml").removesuffix(".yml").rpartition("configs/")[2]
     found = [each for each in names() if each == wanted or each.rpartition("/")[2] == wanted]
     exact = wanted in found
@@ -26,7 +27,8 @@ def find(name: str) -> Path | None:
 
 
 def how_to_get(file: str | Path) -> str:
-    """What to add to an error about a file that is not there, if the package has one of that name, or one near it."""
+    """What to add to an error about a file that is not there, if the package has one of that name,
+    or one near it."""
     name = str(file)
     if (found := find(name)) is None:
         stem = Path(name).stem

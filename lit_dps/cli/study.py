@@ -9,54 +9,62 @@ from typing import Any, get_args
 import yaml
 from lightning.pytorch.cli import LightningArgumentParser
 
-from lit_dps.analysis import parts_of
 from lit_dps.cli.analyze import SHOW, VALIDATE_EVERY, validation_interval
 from lit_dps.cli.fit import CALLBACKS, DPSCLI
 from lit_dps.cli.parser import CommandError
-from lit_dps.config import NO_RACE, EngineName, StudyConfig
-from lit_dps.errors import ConfigError, one_line, user_error_in
+from lit_dps.core.config import NO_RACE, EngineName, StudyConfig
+from lit_dps.core.errors import ConfigError, one_line, user_error_in
+from lit_dps.forecast.forecast import forecast
 from lit_dps.parallel.ranks import follows_torchrun
-from lit_dps.store import TAKE_OVER
-from lit_dps.study.effects import check_effects
+from lit_dps.report.text import parts_of
+from lit_dps.storage.take_over import TAKE_OVER
+from lit_dps.study.expand_space import as_stored
 from lit_dps.study.finished import TIME_STEPS, WIDEN
-from lit_dps.study.forecast import forecast
+from lit_dps.study.preflight.effects import check_effects
 from lit_dps.study.run import RunOptions, check_study, run_study
 from lit_dps.study.setup import StudySetup
-from lit_dps.study.widening import as_stored
 from lit_dps.training.workload import Workload
 
 FORECAST = (
-    "Run and store nothing: time a few steps and print how many trials, steps, checks and hours the study will take, "
+    "Run and store nothing: time a few steps and print how many trials, steps, checks and hours "
+    "the study will take, "
     "and how long the paper's own protocol would."
 )
 TIMES = "Time the training steps of every cell again. A study times them once at its end."
 
 WIDENS = (
-    "Widen each range whose best value lies near one of its ends, in any cell, and run new points in the added part, "
+    "Widen each range whose best value lies near one of its ends, in any cell, and run new points "
+    "in the added part, "
     "as dense as those that are there. All trials stay."
 )
 
 
 ACCEPT = "--accept-code-change"
 ACCEPTS = (
-    "Resume a study although your code or data changed since its trials ran. Without this option the "
+    "Resume a study although your code or data changed since its trials ran. Without this option "
+    "the "
     "study is refused. A note below the table counts the trials of each version."
 )
 TAKES_OVER = (
-    "Release the trials of processes that do not answer, such as those of another host in a study of an earlier "
+    "Release the trials of processes that do not answer, such as those of another host in a study "
+    "of an earlier "
     "version. Trials of processes that are alive are not released."
 )
 
 
 class StudyCLI(DPSCLI):
-    """Parses the configuration of a study, which other commands take too; it builds its own objects for each trial."""
+    """Parses the configuration of a study, which other commands take too; it builds its own objects
+    for each trial."""
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         super().add_arguments_to_parser(parser)
         parser.set_defaults({"goal.early_reject": True})  # a study keeps K, not curves
         # no default: it is no part of a configuration, and --print_config leaves it out
         parser.add_argument(
-            "--engine", default=SUPPRESS, choices=get_args(EngineName), help="Short for --study.engine."
+            "--engine",
+            default=SUPPRESS,
+            choices=get_args(EngineName),
+            help="Short for --study.engine.",
         )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
@@ -76,11 +84,16 @@ class StudyCLI(DPSCLI):
             raise user_error_in(error) or CommandError(one_line(error)) from error
         self._check_asked(init.study)
         plain: dict[str, Any] = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
-        workload = Workload(plain["model"], plain["data"], plain["trainer"], init.study.batch_size_key)
-        return StudySetup(init.study, init.storage, workload, **{key: plain[key] for key in CALLBACKS})
+        workload = Workload(
+            plain["model"], plain["data"], plain["trainer"], init.study.batch_size_key
+        )
+        return StudySetup(
+            init.study, init.storage, workload, **{key: plain[key] for key in CALLBACKS}
+        )
 
     def _check_asked(self, study: StudyConfig) -> None:
-        """Refuses what was asked for and is not to be had: where whole curves are kept, defaults alone give way."""
+        """Refuses what was asked for and is not to be had: where whole curves are kept, defaults
+        alone give way."""
         if not study.whole_curves:
             return
         asked = self.parser.parse_args(self.args, defaults=False)
@@ -88,7 +101,9 @@ class StudyCLI(DPSCLI):
             raise ConfigError("study.slack", slack, NO_RACE)
         if asked.get("goal.early_reject"):
             key = "study.run_on" if study.run_on else "study.metrics"
-            raise ConfigError("goal.early_reject", True, f"false, or left out, where {key} keeps whole curves")
+            raise ConfigError(
+                "goal.early_reject", True, f"false, or left out, where {key} keeps whole curves"
+            )
 
 
 class RunCLI(StudyCLI):

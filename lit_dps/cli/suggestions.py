@@ -9,7 +9,7 @@ from argparse import ArgumentParser
 from collections.abc import Iterator
 
 from lit_dps.cli.keys import read
-from lit_dps.errors import meant
+from lit_dps.core.errors import meant
 
 OURS = ("lit_dps.models", "lit_dps.data", "lit_dps.module")
 _PATH = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
@@ -20,7 +20,8 @@ _ARGUMENT = re.compile(r"(model|data): Option '(\w+)' is not accepted")
 
 
 def likely_meant(text: str, parser: ArgumentParser) -> str:
-    """What to add to a parser's error: "; did you mean ...?", or nothing. The parser has imported what was named."""
+    """What to add to a parser's error: "; did you mean ...?", or nothing. The parser has imported
+    what was named."""
     if re.search(r"are required: (\w+\.)?data, (\w+\.)?model$", text):
         return "; a configuration file has them, and `lit-dps configs` lists those of the package"
     near = next(filter(None, (_option(text, parser), *_classes(text), _argument(text))), None)
@@ -39,7 +40,12 @@ def _options(parser: ArgumentParser) -> set[str]:
     found = {option for option in parser._option_string_actions if option.startswith("--")}
     for action in parser._actions:
         below = action.choices.values() if isinstance(action.choices, dict) else ()
-        found |= {option for each in below if isinstance(each, ArgumentParser) for option in _options(each)}
+        found |= {
+            option
+            for each in below
+            if isinstance(each, ArgumentParser)
+            for option in _options(each)
+        }
     return found
 
 
@@ -66,7 +72,8 @@ def _argument(text: str) -> str | None:
 
 
 def _class_path(section: str) -> str:
-    """The class that the command line names for a section, or the last of its configuration files."""
+    """The class that the command line names for a section, or the last of its configuration
+    files."""
     path, words = "", sys.argv[1:]
     for i, word in enumerate(words):
         option, equals, value = word.partition("=")

@@ -7,9 +7,9 @@ import socket
 import sys
 
 from lit_dps.cli.parser import PlainParser
-from lit_dps.config import StorageConfig
-from lit_dps.errors import ConfigError, escaped
-from lit_dps.store import is_http
+from lit_dps.core.config import StorageConfig
+from lit_dps.core.errors import ConfigError, escaped
+from lit_dps.storage.urls import is_http
 
 HOST = "127.0.0.1"
 
@@ -23,15 +23,22 @@ def main(argv: list[str]) -> int:
     uri = config.storage.mlflow_uri
     _check_port(config.port, free=not is_http(uri))
 
-    from lit_dps.store import experiments, page_address
+    from lit_dps.tracking.client import experiments, page_address
 
     for experiment in experiments(uri):
-        print(f"{escaped(experiment.name)}: {page_address(uri, experiment.experiment_id, port=config.port)}")
+        print(
+            f"{escaped(experiment.name)}: "
+            f"{page_address(uri, experiment.experiment_id, port=config.port)}"
+        )
     if is_http(uri):
         return 0  # it is a server already
     print("Ctrl-C ends the server; it starts in about 5 seconds.", flush=True)
-    os.environ["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"  # a few background processes that studies do not need
-    os.environ["MLFLOW_BACKEND_STORE_URI"] = uri  # and no argument, which everybody on the machine can read
+    os.environ["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = (
+        "false"  # a few background processes that studies do not need
+    )
+    os.environ["MLFLOW_BACKEND_STORE_URI"] = (
+        uri  # and no argument, which everybody on the machine can read
+    )
     # Neither the server nor its children look for modules in the current folder.
     os.environ["PYTHONSAFEPATH"] = "1"
     server = [sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", str(config.port)]
@@ -39,7 +46,8 @@ def main(argv: list[str]) -> int:
 
 
 def _check_port(port: int, free: bool) -> None:
-    """Raises ConfigError for what is no port, or, if it has to be free, one that a server cannot take."""
+    """Raises ConfigError for what is no port, or, if it has to be free, one that a server cannot
+    take."""
     if not 1 <= port <= 65535:
         raise ConfigError("--port", port, "a port from 1 to 65535")
     if free:

@@ -1,7 +1,8 @@
-"""Image data sets on disk: torchvision's IDX layout (plain or .gz), its CIFAR-10 folder, or Hugging Face parquet.
+"""Image data sets on disk: torchvision's IDX layout (plain or .gz), its CIFAR-10 folder, or Hugging
+Face parquet.
 
-Everything is read into arrays without executing anything from the files, and torchvision's CIFAR-10 pickles only where
-their digests match the official ones.
+Everything is read into arrays without executing anything from the files, and torchvision's CIFAR-10
+pickles only where their digests match the official ones.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
+from lit_dps.core.errors import DataError
 from lit_dps.data.pickles import read_batches
-from lit_dps.errors import DataError
 
 ENV = "LIT_DPS_DATA"
 
@@ -44,20 +45,28 @@ def data_root(root: str | os.PathLike | None) -> Path:
     return Path(root or os.environ.get(ENV) or "data").expanduser()
 
 
-def read_images(files: ImageFiles, root: Path, train: bool, download: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Images (uint8, shape (n, height, width, channels)) and labels (int64, shape (n,)) of the training or test file.
+def read_images(
+    files: ImageFiles, root: Path, train: bool, download: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Images (uint8, shape (n, height, width, channels)) and labels (int64, shape (n,)) of the
+    training or test file.
 
     Raises:
-        DataError: if nothing is there and nothing can be downloaded, or a file is unreadable or truncated.
+        DataError: if nothing is there and nothing can be downloaded, or a file is unreadable or
+            truncated.
     """
     for _ in range(2):
-        if files.idx and (images := _plain_or_gz(root / files.idx, f"{_part(train)}-images-idx3-ubyte")):
+        if files.idx and (
+            images := _plain_or_gz(root / files.idx, f"{_part(train)}-images-idx3-ubyte")
+        ):
             labels = _plain_or_gz(root / files.idx, f"{_part(train)}-labels-idx1-ubyte")
             if labels is not None:
                 return _checked(read_idx(images, 3)[..., None], read_idx(labels, 1), images)
             if not download:  # else a download that broke off is taken up again
                 raise DataError(f"{files.name}: {images} is there but its labels file is missing")
-        elif (table := root / files.parquet / ("train.parquet" if train else "test.parquet")).exists():
+        elif (
+            table := root / files.parquet / ("train.parquet" if train else "test.parquet")
+        ).exists():
             return _checked(*read_parquet(table), table)
         elif files.pickles and (root / files.pickles).exists():
             return _read_pickles(files, root, train)
@@ -86,13 +95,15 @@ def read_idx(path: Path, dims: int) -> np.ndarray:
     size = int(shape.prod())
     if len(data) != 4 + 4 * dims + size:
         raise DataError(
-            f"{path} is truncated or damaged: {len(data) - 4 - 4 * dims} data bytes, its header says {size}"
+            f"{path} is truncated or damaged: {len(data) - 4 - 4 * dims} data bytes, its header "
+            f"says {size}"
         )
     return np.frombuffer(data, np.uint8, offset=4 + 4 * dims).reshape(shape)
 
 
 def read_parquet(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Images and labels of a Hugging Face parquet file: column img or image (struct with bytes), column label.
+    """Images and labels of a Hugging Face parquet file: column img or image (struct with bytes),
+    column label.
 
     Raises:
         DataError: if the file or an image in it cannot be read.
@@ -105,14 +116,28 @@ def read_parquet(path: Path) -> tuple[np.ndarray, np.ndarray]:
         with path.open("rb") as file:  # by Python, so that `lit_dps.study.finished` sees it
             table = pyarrow.parquet.read_table(file)
         column = next(name for name in ("img", "image") if name in table.column_names)
-        images = [np.asarray(Image.open(io.BytesIO(row["bytes"]))) for row in table[column].to_pylist()]
+        images = [
+            np.asarray(Image.open(io.BytesIO(row["bytes"]))) for row in table[column].to_pylist()
+        ]
         labels = table["label"].cast(pyarrow.int64())
         if labels.null_count:
             raise ValueError("column label has missing values")
         x, y = np.stack(images), labels.to_numpy()
-    except (OSError, pyarrow.ArrowException, KeyError, TypeError, ValueError, StopIteration, SyntaxError) as error:
+    except (
+        OSError,
+        pyarrow.ArrowException,
+        KeyError,
+        TypeError,
+        ValueError,
+        StopIteration,
+        SyntaxError,
+    ) as error:
         # Pillow raises SyntaxError for some damaged PNG files
-        reason = "no column img or image" if isinstance(error, StopIteration) else str(error).splitlines()[0]
+        reason = (
+            "no column img or image"
+            if isinstance(error, StopIteration)
+            else str(error).splitlines()[0]
+        )
         raise DataError(f"cannot read {path}: {reason}") from None
     return (x if x.ndim == 4 else x[..., None]), y
 
@@ -133,7 +158,9 @@ def _download(files: ImageFiles, root: Path) -> None:
     try:
         getattr(torchvision.datasets, files.name)(root, download=True)
     except (RuntimeError, OSError) as error:
-        for path in absent:  # leave no empty folders of a failed attempt behind, and the user's own alone
+        for (
+            path
+        ) in absent:  # leave no empty folders of a failed attempt behind, and the user's own alone
             with suppress(OSError):
                 path.rmdir()
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -143,11 +170,17 @@ def _download(files: ImageFiles, root: Path) -> None:
 def _missing(files: ImageFiles, root: Path, why: str) -> str:
     places = [str(root / files.parquet / "{train,test}.parquet")]
     if files.idx:
-        places.insert(0, str(root / files.idx / "{train,t10k}-{images-idx3,labels-idx1}-ubyte[.gz]"))
+        places.insert(
+            0, str(root / files.idx / "{train,t10k}-{images-idx3,labels-idx1}-ubyte[.gz]")
+        )
     if files.pickles:
         places.insert(0, str(root / files.pickles))
     where = " or ".join(places)
-    return f"{files.name}: no files at {where}, and {why}; put them there, or name their folder by --data.root or {ENV}"
+    return (
+        f"{files.name}: no files at {where}, and {why}; put them there, or name their folder "
+        "by "
+        f"--data.root or {ENV}"
+    )
 
 
 def _checked(x: np.ndarray, y: np.ndarray, path: Path) -> tuple[np.ndarray, np.ndarray]:

@@ -1,8 +1,9 @@
 """In-memory image data modules: tensors on the device, a batch is an index.
 
-The protocol of Lee et al. (2021, Section 2) and its code: a tenth of the training file is the validation split;
-images are normalized by the mean and the (population) deviation of the whole training file before that split, one
-number for gray images and one per channel for colour; no augmentation.
+The protocol of Lee et al. (2021, Section 2) and its code: a tenth of the training file is the
+validation split; images are normalized by the mean and the (population) deviation of the whole
+training file before that split, one number for gray images and one per channel for colour; no
+augmentation.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor
 
 import lit_dps.data.order as orders
+from lit_dps.core.errors import ConfigError
 from lit_dps.data.files import ImageFiles, data_root, read_images
 from lit_dps.data.loaders import EndlessLoader, IndexBatch, PassLoader, Steps
-from lit_dps.errors import ConfigError
 
 VALIDATION = 0.1
 
@@ -33,7 +34,8 @@ class Images:
     """A data set in memory, split and normalized.
 
     Attributes:
-        x: Images of the splits "train", "val" and "test", float32, shape (n, channels, height, width).
+        x: Images of the splits "train", "val" and "test", float32, shape (n, channels, height,
+            width).
         y: Their classes, int64, shape (n,).
         order: The split and the shared order of the training split.
         digest: SHA-256 of the files' images and labels, hexadecimal.
@@ -48,7 +50,8 @@ class Images:
     )
 
     def on_device(self, split: str, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Images and classes of a split on a device. One copy serves all trials of a process, also side by side."""
+        """Images and classes of a split on a device. One copy serves all trials of a process, also
+        side by side."""
         place = (split, device)
         if place not in self._copies:
             self._copies[place] = self.x[split].to(device), self.y[split].to(device)
@@ -56,15 +59,24 @@ class Images:
 
 
 def prepare(train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray, np.ndarray]) -> Images:
-    """Splits and normalizes (images, labels) of a training and a test file; images are (n, height, width, channels)."""
+    """Splits and normalizes (images, labels) of a training and a test file; images are (n, height,
+    width, channels)."""
     x, y = train
     order = orders.AuthorsOrder(len(x), VALIDATION)
-    axes = (0, 1, 2)  # float64: a float32 mean over these axes is off by enough to move the first loss by 0.6 %
+    axes = (
+        0,
+        1,
+        2,
+    )  # float64: a float32 mean over these axes is off by enough to move the first loss by 0.6 %
     mean, std = x.mean(axis=axes, dtype=np.float64), x.std(axis=axes, dtype=np.float64)
     digest = hashlib.sha256()
     for array in (x, y, *test):
         digest.update(np.ascontiguousarray(array))
-    picks = {"train": (x, y, order.train_ids), "val": (x, y, order.val_ids), "test": (*test, slice(None))}
+    picks = {
+        "train": (x, y, order.train_ids),
+        "val": (x, y, order.val_ids),
+        "test": (*test, slice(None)),
+    }
 
     def normalized(images: np.ndarray) -> Tensor:
         scaled = ((images - mean) / std).astype(np.float32)
@@ -72,7 +84,10 @@ def prepare(train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray, np.nda
 
     return Images(
         x={name: normalized(images[ids]) for name, (images, _, ids) in picks.items()},
-        y={name: torch.from_numpy(np.ascontiguousarray(labels[ids])) for name, (_, labels, ids) in picks.items()},
+        y={
+            name: torch.from_numpy(np.ascontiguousarray(labels[ids]))
+            for name, (_, labels, ids) in picks.items()
+        },
         order=order,
         digest=digest.hexdigest(),
     )
@@ -84,21 +99,25 @@ class ImageData(LightningDataModule):
     Args:
         root: Folder of the data sets; else the environment variable LIT_DPS_DATA, else ./data.
         batch_size: Global batch size, from 1 to the training split.
-        order: "authors" for the one order that the authors' code draws, shared by all trials; "per_trial" for an order
-            from `order_seed`; or the path of a .npy file with permutations of the training split, one epoch a row.
+        order: "authors" for the one order that the authors' code draws, shared by all trials;
+            "per_trial" for an order from `order_seed`; or the path of a .npy file with permutations
+            of the training split, one epoch a row.
         order_seed: Seed of a per-trial order; a study sets it from the point.
         eval_batch_size: Examples a forward pass of validation and test; no influence on results.
         download: Whether torchvision may download what is not there.
-        train_examples: Train on the first so many examples of the training split, which the split has shuffled: a
-            smaller number's are among a larger one's. Batch sizes go up to it. By default all. Split, normalization,
-            validation and test stay those of the whole data set (Shallue et al. 2019 vary the size so).
+        train_examples: Train on the first so many examples of the training split, which the split
+            has shuffled: a smaller number's are among a larger one's. Batch sizes go up to it. By
+            default all. Split, normalization, validation and test stay those of the whole data set
+            (Shallue et al. 2019 vary the size so).
 
     Attributes:
-        steps_per_batch: If set, a batch of the training loader is the `Steps` of so many consecutive batches.
+        steps_per_batch: If set, a batch of the training loader is the `Steps` of so many
+            consecutive batches.
 
     Raises:
         DataError: see `lit_dps.data.files.read_images`.
-        ConfigError: if `train_examples` is not in 1 ... the training split, or the batch size not in 1 ... those.
+        ConfigError: if `train_examples` is not in 1 ... the training split, or the batch size not
+            in 1 ... those.
     """
 
     steps_per_batch: int | None = None
@@ -114,16 +133,28 @@ class ImageData(LightningDataModule):
         train_examples: int | None = None,
     ):
         super().__init__()
-        self.root, self.batch_size, self.order, self.order_seed = root, batch_size, order, order_seed
-        self.eval_batch_size, self.download, self.train_examples = eval_batch_size, download, train_examples
+        self.root, self.batch_size, self.order, self.order_seed = (
+            root,
+            batch_size,
+            order,
+            order_seed,
+        )
+        self.eval_batch_size, self.download, self.train_examples = (
+            eval_batch_size,
+            download,
+            train_examples,
+        )
 
     def load(self) -> Images:
         """Read the data set. A process calls this once for each class and its arguments.
 
-        It is called on a copy of the data module, so attributes that it sets are lost. In the copy, the arguments of
-        batches (`batch_size`, `order`, `order_seed`, `eval_batch_size`, `train_examples`) have their defaults.
+        It is called on a copy of the data module, so attributes that it sets are lost. In the copy,
+        the arguments of batches (`batch_size`, `order`, `order_seed`, `eval_batch_size`,
+        `train_examples`) have their defaults.
         """
-        raise TypeError(f"{type(self).__name__} does not say how its images are read: override load()")
+        raise TypeError(
+            f"{type(self).__name__} does not say how its images are read: override load()"
+        )
 
     def read(self) -> Images:
         """Return the data set of this class and these arguments. A process caches the last two."""
@@ -134,7 +165,9 @@ class ImageData(LightningDataModule):
         whole = len(self.images.y["train"])
         if self.train_examples is not None and not 1 <= self.train_examples <= whole:
             raise ConfigError(
-                "data.train_examples", self.train_examples, f"1 to {whole}, the size of the training split"
+                "data.train_examples",
+                self.train_examples,
+                f"1 to {whole}, the size of the training split",
             )
         self.check_batch_size(self.batch_size)
         if self.eval_batch_size < 1:
@@ -144,7 +177,11 @@ class ImageData(LightningDataModule):
         """Raises ConfigError unless 1 <= batch_size <= training split."""
         n = self.training_size
         if not 1 <= batch_size <= n:
-            what = "the size of the training split" if self.train_examples is None else "data.train_examples"
+            what = (
+                "the size of the training split"
+                if self.train_examples is None
+                else "data.train_examples"
+            )
             raise ConfigError("data.batch_size", batch_size, f"1 to {n}, {what}")
 
     @property
@@ -158,7 +195,8 @@ class ImageData(LightningDataModule):
         return len(self.images.y["train"]) if self.train_examples is None else self.train_examples
 
     def order_anew(self, seed: int) -> None:
-        """Lets a repeat draw its order from a seed of its own, as the authors' code draws the one of all trials.
+        """Lets a repeat draw its order from a seed of its own, as the authors' code draws the one
+        of all trials.
 
         The split stays, and so does an order from a file: it is what somebody asked for.
         """
@@ -176,7 +214,9 @@ class ImageData(LightningDataModule):
     def train_dataloader(self) -> EndlessLoader:
         if self.steps_per_batch is None:
             return EndlessLoader(lambda: orders.batches(self.epochs(), self.batch_size))
-        return EndlessLoader(lambda: orders.steps(self.epochs(), self.batch_size, self.steps_per_batch))
+        return EndlessLoader(
+            lambda: orders.steps(self.epochs(), self.batch_size, self.steps_per_batch)
+        )
 
     def pruning_dataloader(self, batch_size: int = 100) -> PassLoader:
         """One pass over the training examples, in the order of the authors' pruning epoch."""
@@ -199,18 +239,25 @@ class ImageData(LightningDataModule):
         return self._in_order("test")
 
     def on_device(self, split: str, device: torch.device) -> tuple[Tensor, Tensor]:
-        """All images and classes of a split, as in `Images`, kept on a device from the first call on."""
+        """All images and classes of a split, as in `Images`, kept on a device from the first call
+        on."""
         return self.images.on_device(split, device)
 
-    def transfer_batch_to_device(self, batch: IndexBatch, device: torch.device, dataloader_idx: int = 0):
-        """The images and labels that the index names, gathered on the device; of several steps as `Steps`."""
+    def transfer_batch_to_device(
+        self, batch: IndexBatch, device: torch.device, dataloader_idx: int = 0
+    ):
+        """The images and labels that the index names, gathered on the device; of several steps as
+        `Steps`."""
         x, y = self.on_device(batch.split, device)
         index = batch.index.to(device)
         if index.ndim == 2:
             return Steps(x, y, index)
         x, y = x[index], y[index]
-        # Lightning converts a batch to the trainer's precision before this hook, when it is still an index
-        return (self.trainer.precision_plugin.convert_input(x) if self.trainer is not None else x), y
+        # Lightning converts a batch to the trainer's precision before this hook, when it is still
+        # an index
+        return (
+            self.trainer.precision_plugin.convert_input(x) if self.trainer is not None else x
+        ), y
 
     def _in_order(self, split: str) -> PassLoader:
         return PassLoader(split, torch.arange(len(self.images.y[split])), self.eval_batch_size)
@@ -262,7 +309,9 @@ def _load_once(data: ImageData) -> Images:
     vars(twin).pop("images", None)
     try:
         arguments = pickle.dumps(attributes)
-    except Exception:  # an argument cannot be pickled, such as a function; its class may raise anything
+    except (
+        Exception
+    ):  # an argument cannot be pickled, such as a function; its class may raise anything
         return twin.load()
     return _loaded(_Source(type(data), str(data_root(data.root)), arguments, twin))
 
@@ -282,7 +331,8 @@ class _FileImages(ImageData):
 
 
 class MNIST(_FileImages):
-    """MNIST: 54,000 training, 6,000 validation and 10,000 test images of shape (1, 28, 28), 10 classes."""
+    """MNIST: 54,000 training, 6,000 validation and 10,000 test images of shape (1, 28, 28), 10
+    classes."""
 
     files = ImageFiles("MNIST", parquet="mnist", idx="MNIST/raw")
 
@@ -294,6 +344,7 @@ class FashionMNIST(_FileImages):
 
 
 class CIFAR10(_FileImages):
-    """CIFAR-10: 45,000 training, 5,000 validation and 10,000 test images of shape (3, 32, 32), 10 classes."""
+    """CIFAR-10: 45,000 training, 5,000 validation and 10,000 test images of shape (3, 32, 32), 10
+    classes."""
 
     files = ImageFiles("CIFAR10", parquet="cifar10", pickles="cifar-10-batches-py")

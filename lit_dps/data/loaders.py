@@ -9,7 +9,8 @@ from torch import Tensor
 
 
 class IndexBatch(NamedTuple):
-    """Which examples of a split make a batch: int64, shape (batch,), or (steps, batch) for those of several steps."""
+    """Which examples of a split make a batch: int64, shape (batch,), or (steps, batch) for those of
+    several steps."""
 
     split: str
     index: Tensor
@@ -35,7 +36,8 @@ class Steps:
 
 
 class EndlessLoader:
-    """Batches of the training split without a length: Lightning takes them for one endless epoch."""
+    """Batches of the training split without a length: Lightning takes them for one endless
+    epoch."""
 
     def __init__(self, make: Callable[[], Iterator[Tensor]]):
         self.make = make

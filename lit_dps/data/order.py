@@ -1,8 +1,9 @@
-"""The split of the training file and the order of its examples: which indices make the batch of step t.
+"""The split of the training file and the order of its examples: which indices make the batch of
+step t.
 
-An order is an endless stream of epochs, each a permutation of the training split; batches run on across the ends of
-epochs, so that every batch is full and any batch size up to the split is exact. Orders know no device and no dtype of
-the data, and no rank: a batch is always the global one.
+An order is an endless stream of epochs, each a permutation of the training split; batches run on
+across the ends of epochs, so that every batch is full and any batch size up to the split is exact.
+Orders know no device and no dtype of the data, and no rank: a batch is always the global one.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from zipfile import BadZipFile
 import numpy as np
 import torch
 
-from lit_dps.errors import ConfigError, DataError
+from lit_dps.core.errors import ConfigError, DataError
 
 AUTHORS_SEED = 0
 
@@ -22,8 +23,9 @@ AUTHORS_SEED = 0
 class AuthorsOrder:
     """The split and order that the code of Lee et al. (2021) draws, the same in all its runs.
 
-    One `numpy.random.RandomState(0)` shuffles the indices of the training file (the first tenth is the validation
-    split), then the epoch of the pruning pass, then every training epoch, each from the identity.
+    One `numpy.random.RandomState(0)` shuffles the indices of the training file (the first tenth is
+    the validation split), then the epoch of the pruning pass, then every training epoch, each from
+    the identity.
 
     Args:
         n: Examples in the training file.
@@ -39,7 +41,8 @@ class AuthorsOrder:
         self._state = state.get_state()
 
     def epochs(self, n: int | None = None) -> Iterator[np.ndarray]:
-        """Endless permutations of range(n), by default n_train, always from the first training epoch on."""
+        """Endless permutations of range(n), by default n_train, always from the first training
+        epoch on."""
         state = np.random.RandomState()
         state.set_state(self._state)
         while True:
@@ -65,12 +68,15 @@ def given_epochs(path: str | Path, n: int) -> Iterator[np.ndarray]:
     except (OSError, ValueError, EOFError, BadZipFile) as error:
         raise DataError(f"data.order: cannot read {path}: {error}") from None
     if rows.shape[1:] != (n,) or not len(rows) or not (np.sort(rows, axis=1) == np.arange(n)).all():
-        raise ConfigError("data.order", str(path), f"rows must be permutations of range({n}), the training split")
+        raise ConfigError(
+            "data.order", str(path), f"rows must be permutations of range({n}), the training split"
+        )
     return _cycle(rows.astype(np.int64))
 
 
 def batches(epochs: Iterator[np.ndarray], batch_size: int) -> Iterator[torch.Tensor]:
-    """Endless batches of exactly `batch_size` indices (int64, shape (batch_size,)), run on across epoch ends."""
+    """Endless batches of exactly `batch_size` indices (int64, shape (batch_size,)), run on across
+    epoch ends."""
     rest = np.empty(0, dtype=np.int64)
     for epoch in epochs:
         rest = np.concatenate([rest, epoch])

@@ -1,4 +1,5 @@
-"""CIFAR-10's batches, which are Python pickles, read without executing anything that stands in them."""
+"""CIFAR-10's batches, which are Python pickles, read without executing anything that stands in
+them."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from lit_dps.errors import DataError
+from lit_dps.core.errors import DataError
 
 _RECONSTRUCT = np.zeros(0).__reduce__()[0]
 # All that a pickle of arrays and plain values names, also one that Python 2 or an old numpy wrote.
@@ -44,8 +45,11 @@ def read_pickle(path: Path) -> Any:
         raise DataError(f"cannot read {path}: {error or type(error).__name__}") from None
 
 
-def read_batches(folder: Path, names: Sequence[str], official: dict[str, str]) -> tuple[np.ndarray, np.ndarray]:
-    """Images (uint8, shape (n, 32, 32, 3)) and labels (int64, shape (n,)) of the batches of that name.
+def read_batches(
+    folder: Path, names: Sequence[str], official: dict[str, str]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Images (uint8, shape (n, 32, 32, 3)) and labels (int64, shape (n,)) of the batches of that
+    name.
 
     Args:
         folder: Where they lie.
@@ -57,8 +61,15 @@ def read_batches(folder: Path, names: Sequence[str], official: dict[str, str]) -
     """
     for name, digest in official.items():
         path = folder / name
-        if not path.is_file() or hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest() != digest:
+        if (
+            not path.is_file()
+            or hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest() != digest
+        ):
             raise DataError(f"cannot read {folder}: {name} is missing or corrupted")
     batches = [read_pickle(folder / name) for name in names]
-    x = np.concatenate([batch["data"] for batch in batches]).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    x = (
+        np.concatenate([batch["data"] for batch in batches])
+        .reshape(-1, 3, 32, 32)
+        .transpose(0, 2, 3, 1)
+    )
     return x, np.concatenate([batch["labels"] for batch in batches]).astype(np.int64)

@@ -1,7 +1,9 @@
-"""Which trials the interval loop trains, and which of them side by side: one predicate, which says why not.
+"""Which trials the interval loop trains, and which of them side by side: one predicate, which says
+why not.
 
-The interval loop does what Lightning's loop would do where module, data and trainer are ours, or change nothing that it
-asks once a step, a check or a fit. Networks trained side by side have to be, each, what it would be alone.
+The interval loop does what Lightning's loop would do where module, data and trainer are ours, or
+change nothing that it asks once a step, a check or a fit. Networks trained side by side have to be,
+each, what it would be alone.
 """
 
 from __future__ import annotations
@@ -22,40 +24,57 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from lit_dps.data import ImageData
 from lit_dps.engines.engine import Training
-from lit_dps.engines.updates import why_not_its_schedule, why_not_its_update
+from lit_dps.engines.update_check import why_not_its_schedule, why_not_its_update
 from lit_dps.module import ImageClassifier, logs
 from lit_dps.optim import RULES, rule_of
 from lit_dps.pruning import prunable
-from lit_dps.pruning.copies import copies_of, why_unprunable
-from lit_dps.training import GoalErrorCallback, generators, lightning_private
-from lit_dps.training.attributes import equal_states, unchanged_attributes
-from lit_dps.training.delay import asks_for_a_closure
+from lit_dps.pruning.network_copies import copies_of, why_unprunable
+from lit_dps.training import GoalErrorCallback, lightning_private
+from lit_dps.training import rng_state as generators
+from lit_dps.training.delay_callback import asks_for_a_closure
+from lit_dps.training.deterministic import full_float32
 from lit_dps.training.early_check import EarlyCheck
-from lit_dps.training.generators import isolated
+from lit_dps.training.hidden_state import equal_states, unchanged_attributes
 from lit_dps.training.inheritance import inherits
-from lit_dps.training.kernels import full_float32
+from lit_dps.training.rng_state import isolated
 from lit_dps.training.workload import Built
 
 _EXAMPLES = 64
-# What Lightning calls once a step, a check or a fit: where one of these is somebody's own, its loop is left alone
+# What Lightning calls once a step, a check or a fit: where one of these is somebody's own, its loop
+# is left alone
 _TRANSFER = ("transfer_batch_to_device", "on_before_batch_transfer", "on_after_batch_transfer")
 _OF_MODULE = (
     *(name for name in dir(LightningModule) if name.startswith("on_")),
-    *("setup", "teardown", "prepare_data", "configure_model", "configure_callbacks", "train", "eval"),
+    *(
+        "setup",
+        "teardown",
+        "prepare_data",
+        "configure_model",
+        "configure_callbacks",
+        "train",
+        "eval",
+    ),
     *("training_step", "backward", "optimizer_step", "optimizer_zero_grad", "lr_scheduler_step"),
     *("configure_gradient_clipping", "transfer_batch_to_device"),
 )
 _BATCHES = ("train_dataloader", "epochs", *_TRANSFER)
-_OF_DATA = ("val_dataloader", "validation_batch", "validation_size", "pruning_dataloader", "on_device")
+_OF_DATA = (
+    "val_dataloader",
+    "validation_batch",
+    "validation_size",
+    "pruning_dataloader",
+    "on_device",
+)
 _HALVES = (slice(0, _EXAMPLES // 2), slice(_EXAMPLES // 2, None))
 _EQUAL = 1e-4  # relative: between a loss in one part and in two, or alone and side by side
 
 
 def why_not(built: Built, training: Training, side_by_side: bool = False) -> str | None:
-    """Why a trial has to be trained by Lightning's loop, or by itself; None if the interval loop can train it.
+    """Why a trial has to be trained by Lightning's loop, or by itself; None if the interval loop
+    can train it.
 
-    The trial is built, its data set up, and it is used up: its loss is taken. `side_by_side` asks whether it can be
-    trained with others in lockstep.
+    The trial is built, its data set up, and it is used up: its loss is taken. `side_by_side` asks
+    whether it can be trained with others in lockstep.
     """
     try:
         trainer = Trainer(**built.trainer)
@@ -63,14 +82,22 @@ def why_not(built: Built, training: Training, side_by_side: bool = False) -> str
         with isolated(built.module, built.data):
             reason = _why_not_alone(built, trainer, training)
             if reason is None and side_by_side:
-                reason = _why_not_side_by_side(built, GoalErrorCallback(**training.goal).goal.max_steps)
+                reason = _why_not_side_by_side(
+                    built, GoalErrorCallback(**training.goal).goal.max_steps
+                )
             return reason
-    except Exception as error:  # whatever a user's module does here that it need not do in Lightning
+    except (
+        Exception
+    ) as error:  # whatever a user's module does here that it need not do in Lightning
         return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 def _why_not_alone(built: Built, trainer: Trainer, training: Training) -> str | None:
-    module, name, goal = built.module, type(built.module).__name__, GoalErrorCallback(**training.goal)
+    module, name, goal = (
+        built.module,
+        type(built.module).__name__,
+        GoalErrorCallback(**training.goal),
+    )
     if training.smoothness["interval"] is not None:
         return "smoothness is measured in Lightning's loop"
     if trainer.callbacks or not _standard_trainer(trainer):
@@ -81,7 +108,9 @@ def _why_not_alone(built: Built, trainer: Trainer, training: Training) -> str | 
         return f"{type(built.data).__name__} does not keep its images in memory as ImageData does"
     if {*training.metrics} - {"val_loss"}:
         return "of further metrics val_loss alone is taken here"
-    own = not goal.early_reject and not inherits(module, ImageClassifier, ("wrongness", "validation_step"))
+    own = not goal.early_reject and not inherits(
+        module, ImageClassifier, ("wrongness", "validation_step")
+    )
     if own or not EarlyCheck.supports(trainer, module, goal.monitor):
         return f"{name} validates in a way of its own, more than wrongness"
     if why_unprunable(module) or any(map(is_parametrized, module.modules())):
@@ -93,7 +122,9 @@ def _why_not_alone(built: Built, trainer: Trainer, training: Training) -> str | 
         return f"{name} has no optimizer that steps by itself"
     if schedule is not None and not _of_the_step(configured["lr_scheduler"]):
         return f"the schedule of {name} is not stepped once a step"
-    trained = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
+    trained = {
+        id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad
+    }
     if copies_of(module, prunable(module, held=trained), trained):
         return f"{name} holds a copy of its network, which is pruned with it"
     module.to(trainer.strategy.root_device)._trainer = _NoTrainer()
@@ -106,7 +137,9 @@ def optimizer_of(configured: Any) -> tuple[Any, LRScheduler | None]:
     if not isinstance(configured, dict):
         return configured, None
     schedule = configured.get("lr_scheduler")
-    return configured["optimizer"], schedule["scheduler"] if isinstance(schedule, Mapping) else schedule
+    return configured["optimizer"], schedule["scheduler"] if isinstance(
+        schedule, Mapping
+    ) else schedule
 
 
 def _of_the_step(schedule: Any) -> bool:
@@ -121,7 +154,8 @@ def standard_data(data: LightningDataModule | None) -> bool:
 
 
 def _standard_trainer(trainer: Trainer) -> bool:
-    """Whether a trainer asks for nothing once a step but the updates, on one device in full precision."""
+    """Whether a trainer asks for nothing once a step but the updates, on one device in full
+    precision."""
     return (
         type(trainer.strategy) is SingleDeviceStrategy
         and type(trainer.precision_plugin) is Precision
@@ -130,7 +164,9 @@ def _standard_trainer(trainer: Trainer) -> bool:
         and type(trainer.limit_train_batches) is float
         and trainer.limit_train_batches == 1.0
         and trainer.gradient_clip_val is None
-        and not (logs(trainer) or trainer.fast_dev_run or lightning_private.detects_anomalies(trainer))
+        and not (
+            logs(trainer) or trainer.fast_dev_run or lightning_private.detects_anomalies(trainer)
+        )
     )
 
 
@@ -168,7 +204,10 @@ def _why_not_its_loss(module: LightningModule, batch: tuple[Tensor, Tensor]) -> 
                 return f"{name} draws random numbers in a training step, such as dropout"
             for key, buffer in module.named_buffers():
                 if not torch.equal(buffer, before[key]):
-                    return f"a training step of {name} changes its buffer {key}, as batch normalization does"
+                    return (
+                        f"a training step of {name} changes its buffer {key}, as batch "
+                        "normalization does"
+                    )
             halves = torch.stack([module.loss((x[part], y[part])) for part in _HALVES])
             if not close(halves.mean(), loss):
                 return f"the loss of {name} is no mean over the examples of a batch"
@@ -192,7 +231,8 @@ def _some(built: Built, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 class _NoTrainer:
-    """Stands for the trainer: a loss that asks it for the step, say, would get another answer in the loop."""
+    """Stands for the trainer: a loss that asks it for the step, say, would get another answer in
+    the loop."""
 
     def __getattr__(self, name: str) -> Any:
         raise RuntimeError(f"it asks the trainer for {name}")

@@ -1,4 +1,5 @@
-"""The joint between search and training: who trains runs, and what the trials of a study have in common."""
+"""The joint between search and training: who trains runs, and what the trials of a study have in
+common."""
 
 from __future__ import annotations
 
@@ -10,19 +11,24 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from lit_dps.errors import StorageError, UserError, text_of
+from lit_dps.core.attempt import Run
+from lit_dps.core.errors import StorageError, UserError, text_of
+from lit_dps.core.search_space import RATE_NAMES
+from lit_dps.core.trial import Status, Trial, TrialResult
 from lit_dps.parallel import ranks
-from lit_dps.runs import Run
-from lit_dps.space import RATE_NAMES
 from lit_dps.training import DelayCallback, LocalSGDCallback, PruningCallback
-from lit_dps.training.checkpoints import CheckpointFile, Checkpoints
+from lit_dps.training.checkpoint_files import CheckpointFile, Checkpoints
 from lit_dps.training.lightning_private import error_of_fit
 from lit_dps.training.workload import Workload
-from lit_dps.trial import Status, Trial, TrialResult
 
 OPTIONS = "pruning.options."  # an axis may be an argument of the pruning method
-SCORES_KEPT = 2**26  # elements: 256 MiB in float32, all 100 points of the paper's networks many times over
-NO_NOISE = ("noise", False)  # of smoothness, which had no such key before: studies and checkpoints of then stay equal
+SCORES_KEPT = (
+    2**26
+)  # elements: 256 MiB in float32, all 100 points of the paper's networks many times over
+NO_NOISE = (
+    "noise",
+    False,
+)  # of smoothness, which had no such key before: studies and checkpoints of then stay equal
 Key = tuple[int, ...]  # of the pass that scores were taken over: `TrainingPass.key`
 
 
@@ -36,7 +42,8 @@ class Engine(Protocol):
 
         Args:
             next_run: The next run; None where there is none for now.
-            at_check: Called after each check that a run goes on from; may raise, on all ranks, to leave.
+            at_check: Called after each check that a run goes on from; may raise, on all ranks, to
+                leave.
         """
 
 
@@ -53,7 +60,8 @@ class Training:
         local: Arguments of `LocalSGDCallback`.
         checkpoints: Where long runs are saved and go on from; None begins each anew.
         metrics: Further metrics of validation that their runs keep.
-        budget: The trainer's steps that module and schedules see, for runs that end earlier; None for the goal's.
+        budget: The trainer's steps that module and schedules see, for runs that end earlier; None
+            for the goal's.
     """
 
     workload: Workload
@@ -66,39 +74,59 @@ class Training:
     metrics: tuple[str, ...] = ()
     budget: int | None = None
     _schedules: dict[tuple, dict[str, float]] = field(default_factory=dict, init=False, repr=False)
-    _scores: dict[tuple, tuple[Key, dict[str, Tensor]]] = field(default_factory=dict, init=False, repr=False)
+    _scores: dict[tuple, tuple[Key, dict[str, Tensor]]] = field(
+        default_factory=dict, init=False, repr=False
+    )
 
     def pruning_of(self, trial: Trial) -> PruningCallback:
         """How a trial is pruned."""
         others = [(key, value) for key, value in trial.cell.others if key.startswith("pruning.")]
-        own = {key.removeprefix("pruning."): value for key, value in others if not key.startswith(OPTIONS)}
-        if options := {key.removeprefix(OPTIONS): value for key, value in others if key.startswith(OPTIONS)}:
+        own = {
+            key.removeprefix("pruning."): value
+            for key, value in others
+            if not key.startswith(OPTIONS)
+        }
+        if options := {
+            key.removeprefix(OPTIONS): value for key, value in others if key.startswith(OPTIONS)
+        }:
             own["options"] = {**(self.pruning.get("options") or {}), **options}
         seed = trial.seed_for("prune")
-        found = PruningCallback(**{**self.pruning, **own, "sparsity": trial.cell.sparsity, "seed": seed})
+        found = PruningCallback(
+            **{**self.pruning, **own, "sparsity": trial.cell.sparsity, "seed": seed}
+        )
         found.redraw = partial(self.workload.module, trial)
         return found
 
     def delay_of(self, trial: Trial) -> DelayCallback:
         """How stale the gradients of a trial are."""
-        own = {key.removeprefix("optim."): value for key, value in trial.cell.others if key.startswith("optim.")}
+        own = {
+            key.removeprefix("optim."): value
+            for key, value in trial.cell.others
+            if key.startswith("optim.")
+        }
         return DelayCallback(**{**self.optim, **own})
 
     def local_of(self, trial: Trial) -> LocalSGDCallback:
         """The workers that a trial is trained by; its cell and its point may say their numbers."""
         own = {**dict(trial.cell.others), **trial.params}
-        own = {key.removeprefix("local."): value for key, value in own.items() if key.startswith("local.")}
+        own = {
+            key.removeprefix("local."): value
+            for key, value in own.items()
+            if key.startswith("local.")
+        }
         return LocalSGDCallback(**{**self.local, **own})
 
     def known_scores(self, trial: Trial) -> tuple[Key, dict[str, Tensor]] | None:
-        """The pruning scores of the trial's point, if they were kept, and the key of the pass they were taken over."""
+        """The pruning scores of the trial's point, if they were kept, and the key of the pass they
+        were taken over."""
         return None if trial.repeat else self._scores.get(_scored(trial))
 
     def keep_scores(self, trial: Trial, key: Key | None, scores: dict[str, Tensor] | None) -> None:
-        """Keeps the scores of a pass, which cost as much as an epoch, for the point's other cells, while there is room.
+        """Keeps the scores of a pass, which cost as much as an epoch, for the point's other cells,
+        while there is room.
 
-        The key is None where the batch size of the training decides on the pass. A repeat has a network of its own in
-        each cell.
+        The key is None where the batch size of the training decides on the pass. A repeat has a
+        network of its own in each cell.
         """
         if scores is None or key is None or trial.repeat or not network_is_shared(self.workload):
             return
@@ -106,9 +134,16 @@ class Training:
         if known + sum(score.numel() for score in scores.values()) <= SCORES_KEPT:
             self._scores[_scored(trial)] = key, scores
 
-    def schedule_of(self, trial: Trial, evaluate: Callable[[], dict[str, float]]) -> dict[str, float]:
-        """Return the shape of a trial's schedule. Trials that differ only in their rate share it."""
-        others = [(key, value) for key, value in trial.params.items() if key.rpartition(".")[2] not in RATE_NAMES]
+    def schedule_of(
+        self, trial: Trial, evaluate: Callable[[], dict[str, float]]
+    ) -> dict[str, float]:
+        """Return the shape of a trial's schedule. Trials that differ only in their rate share
+        it."""
+        others = [
+            (key, value)
+            for key, value in trial.params.items()
+            if key.rpartition(".")[2] not in RATE_NAMES
+        ]
         cell = trial.cell.batch_size, trial.cell.others, repr(sorted(others))
         if cell not in self._schedules:
             self._schedules[cell] = evaluate()
@@ -119,7 +154,9 @@ class Training:
         if self.checkpoints is None:
             return None
         given = {"goal": self.goal}
-        given["pruning"] = {k: v for k, v in self.pruning.items() if (k, v) != ("init", "original")}  # as before
+        given["pruning"] = {
+            k: v for k, v in self.pruning.items() if (k, v) != ("init", "original")
+        }  # as before
         given["smoothness"] = {k: v for k, v in self.smoothness.items() if (k, v) != NO_NOISE}
         given |= {"optim": self.optim} if self.optim.get("delay") else {}
         rounds = self.local_of(run.trial).rounds
@@ -129,10 +166,12 @@ class Training:
         return self.checkpoints.file(run.trial, given)
 
     def attempt(self, run: Run, train: Callable[[Run], None]) -> TrialResult:
-        """The result of a run; what a module, its data or a callback raises makes it a failed trial.
+        """The result of a run; what a module, its data or a callback raises makes it a failed
+        trial.
 
         Raises:
-            Exception: what is not the trial's own; of several ranks anything, since the others may be elsewhere.
+            Exception: what is not the trial's own; of several ranks anything, since the others may
+                be elsewhere.
         """
         try:
             train(run)
@@ -142,7 +181,11 @@ class Training:
                 raise
             if self.checkpoints is not None:
                 self.checkpoints.remove(run.trial)
-            line = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {text_of(error)}"
+            line = (
+                str(error)
+                if isinstance(error, UserError)
+                else f"{type(error).__name__}: {text_of(error)}"
+            )
             run.restart()
             run.status, run.failure = Status.FAILED, line.strip().splitlines()[0].removesuffix(":")
             run.traceback = "".join(traceback.format_exception(error))
@@ -152,8 +195,8 @@ class Training:
 def _scored(trial: Trial) -> tuple:
     """What the scores of a trial's network depend on: not on the weights that it is trained from.
 
-    Its metaparameters are among it, which may be of the network or the loss: a point of a search that is not Sobol's
-    has others in each cell.
+    Its metaparameters are among it, which may be of the network or the loss: a point of a search
+    that is not Sobol's has others in each cell.
     """
     others = tuple(pair for pair in trial.cell.others if pair[0] != "pruning.init")
     return trial.seed, trial.point, repr(sorted(trial.params.items())), others

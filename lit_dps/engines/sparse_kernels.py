@@ -1,10 +1,10 @@
 """Sums over the kept weights of a convolution, compiled by Numba: forward, and its two gradients.
 
-Tensors come in blocks of examples, the example innermost, so that a weight acts on a whole row of a block at once: rows
-are contiguous, whatever weights are kept. Convolutions have stride 1 and no padding. Shapes: `x` (blocks, channels *
-height * width * lanes), `y` (blocks, filters, rows, columns * lanes), all float32. Kept weight j of filter o, with
-`first[o] <= j < first[o + 1]`, reads the channel, row and column of `x` that begin at `offset[j]`; `line` is the length
-of a row of `x`.
+Tensors come in blocks of examples, the example innermost, so that a weight acts on a whole row of a
+block at once: rows are contiguous, whatever weights are kept. Convolutions have stride 1 and no
+padding. Shapes: `x` (blocks, channels * height * width * lanes), `y` (blocks, filters, rows,
+columns * lanes), all float32. Kept weight j of filter o, with `first[o] <= j < first[o + 1]`, reads
+the channel, row and column of `x` that begin at `offset[j]`; `line` is the length of a row of `x`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from numba import njit
 
 
 def _compiled(function):
-    # Sums may be taken in any order, so that they are vectorised. What is not finite stays so: no "nnan" and "ninf".
+    # Sums may be taken in any order, so that they are vectorised. What is not finite stays so: no
+    # "nnan" and "ninf".
     compiled = njit(fastmath={"contract", "reassoc", "nsz"})(function)
     with suppress(RuntimeError):  # nowhere to write it: each process compiles it then
         compiled.enable_caching()
@@ -35,7 +36,9 @@ def forward(x, bias, first, offset, weight, line, y):
                 for i in range(columns):
                     out[i] = bias[o]
                 j, end = first[o], first[o + 1]
-                while j + 4 <= end:  # four at a time: the output is loaded and stored a fourth as often
+                while (
+                    j + 4 <= end
+                ):  # four at a time: the output is loaded and stored a fourth as often
                     w0, w1, w2, w3 = weight[j], weight[j + 1], weight[j + 2], weight[j + 3]
                     x0, x1 = image[offset[j] + start :], image[offset[j + 1] + start :]
                     x2, x3 = image[offset[j + 2] + start :], image[offset[j + 3] + start :]
@@ -66,7 +69,8 @@ def input_gradient(dy, first, offset, weight, line, dx):
 
 @_compiled
 def weight_gradient(dy, x, first, offset, line, dw):
-    """Adds the gradient of each kept weight to dw, shape (kept weights,), given that of the output."""
+    """Adds the gradient of each kept weight to dw, shape (kept weights,), given that of the
+    output."""
     blocks, filters, rows, columns = dy.shape
     for block in range(blocks):
         image = x[block]

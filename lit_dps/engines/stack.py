@@ -12,15 +12,16 @@ from torch.func import vmap
 from torch.utils._pytree import tree_map, tree_map_
 
 from lit_dps.engines.eligible import Functional
-from lit_dps.engines.member import Member
-from lit_dps.engines.products import AsProducts
+from lit_dps.engines.matrix_products import AsProducts
+from lit_dps.engines.network_run import Member
 from lit_dps.optim import OURS, rule_of
 from lit_dps.optim.delay import KEY
 from lit_dps.training.early_check import CHUNK, evaluating
 
 PART = 256  # examples that fill a device: more at a time are no faster, and hold more memory
-# Examples at a time up to which convolutions on a GPU are matrix products: 3.6 times as fast as cuDNN's groups at 2
-# examples, 2.1 times at 16 and 1.1 times at 256 (forward and backward, 100 networks of Simple-CNN, H200, 2026-11-26)
+# Examples at a time up to which convolutions on a GPU are matrix products: 3.6 times as fast as
+# cuDNN's groups at 2 examples, 2.1 times at 16 and 1.1 times at 256 (forward and backward, 100
+# networks of Simple-CNN, H200, 2026-11-26)
 PRODUCTS = 64
 
 
@@ -29,10 +30,12 @@ def _flat(tensors: Iterable[Tensor]) -> Tensor:
 
 
 class _Rows(NamedTuple):
-    """What a network brings into a stack: flat tensors (parameters,), hyperparameters (1,), buffers by name.
+    """What a network brings into a stack: flat tensors (parameters,), hyperparameters (1,), buffers
+    by name.
 
-    The untrained parameters are among the buffers. The gradients that wait, shape (delay, parameters), stand at the
-    number of their step modulo the delay. In the stack all have the rows as first dimension.
+    The untrained parameters are among the buffers. The gradients that wait, shape (delay,
+    parameters), stand at the number of their step modulo the delay. In the stack all have the rows
+    as first dimension.
     """
 
     weights: Tensor
@@ -44,15 +47,19 @@ class _Rows(NamedTuple):
 
 
 class Stack:
-    """Networks of one architecture under one update rule, each with its own weights, mask, rate and momentum.
+    """Networks of one architecture under one update rule, each with its own weights, mask, rate and
+    momentum.
 
-    The networks know nothing of each other and nothing of the stack: `torch.vmap` calls the module's own `loss` and
-    `wrongness` over the first dimension of its stacked parameters.
+    The networks know nothing of each other and nothing of the stack: `torch.vmap` calls the
+    module's own `loss` and `wrongness` over the first dimension of its stacked parameters.
 
     Args:
-        members: The networks, one a row; the first one's module stands for all, its own weights are not used.
-        part: Examples of a batch that are taken at a time, where it is larger; the gradients of the parts are added up.
-        products: Examples at a time up to which convolutions are matrix products; by default `PRODUCTS` on a GPU.
+        members: The networks, one a row; the first one's module stands for all, its own weights are
+            not used.
+        part: Examples of a batch that are taken at a time, where it is larger; the gradients of the
+            parts are added up.
+        products: Examples at a time up to which convolutions are matrix products; by default
+            `PRODUCTS` on a GPU.
 
     Attributes:
         tensors: What each network has of its own, one a row.
@@ -62,7 +69,9 @@ class Stack:
         self.members: list[Member | None] = list(members)
         self.module, self.rule = members[0].module, rule_of(members[0].optimizer)
         self.part, self.checked = part, CHUNK
-        self._shapes = {name: p.shape for name, p in self.module.named_parameters() if p.requires_grad}
+        self._shapes = {
+            name: p.shape for name, p in self.module.named_parameters() if p.requires_grad
+        }
         self._sizes = [shape.numel() for shape in self._shapes.values()]
         self._module = Functional(self.module)
         if products is None:
@@ -71,7 +80,11 @@ class Stack:
         self.tensors = tree_map(lambda *tensors: torch.stack(tensors), *map(self._row_of, members))
 
     def _row_of(self, member: Member) -> _Rows:
-        parameters, mask, optimizer = dict(member.module.named_parameters()), member.mask or {}, member.optimizer
+        parameters, mask, optimizer = (
+            dict(member.module.named_parameters()),
+            member.mask or {},
+            member.optimizer,
+        )
         trained = {name: parameters[name].detach() for name in self._shapes}
         others = {name: p.detach() for name, p in parameters.items() if name not in trained}
         state = {name: optimizer.state.get(parameters[name], {}) for name in trained}
@@ -80,20 +93,31 @@ class Stack:
         weights = _flat(trained.values())
         return _Rows(
             weights,
-            _flat(mask[name].to(p) if name in mask else torch.ones_like(p) for name, p in trained.items()),
+            _flat(
+                mask[name].to(p) if name in mask else torch.ones_like(p)
+                for name, p in trained.items()
+            ),
             {name: weights.new_tensor([number]) for name, number in given},
-            {key: _flat(state[n].get(key, torch.zeros_like(p)) for n, p in trained.items()) for key in self.rule.state},
+            {
+                key: _flat(state[n].get(key, torch.zeros_like(p)) for n, p in trained.items())
+                for key in self.rule.state
+            },
             {**others, **dict(member.module.named_buffers())},
             self._waiting_of(member, trained),
         )
 
     def _waiting_of(self, member: Member, trained: Mapping[str, Tensor]) -> Tensor:
         places = {id(p): i for i, p in enumerate(member.optimizer.param_groups[0]["params"])}
-        parameters, saved = dict(member.module.named_parameters()), member.optimizer.state.get(KEY, [])
+        parameters, saved = (
+            dict(member.module.named_parameters()),
+            member.optimizer.state.get(KEY, []),
+        )
         waiting = _flat(trained.values()).new_zeros(member.delay, sum(self._sizes))
         for step, gradients in enumerate(saved, start=member.steps - len(saved)):
             found = [(t, gradients[places[id(parameters[name])]]) for name, t in trained.items()]
-            waiting[step % member.delay] = _flat(torch.zeros_like(t) if g is None else g for t, g in found)
+            waiting[step % member.delay] = _flat(
+                torch.zeros_like(t) if g is None else g for t, g in found
+            )
         return waiting
 
     @property
@@ -103,7 +127,8 @@ class Stack:
 
     @property
     def live(self) -> list[int]:
-        """The rows whose networks are on their way; the others are trained on, and nobody looks at them."""
+        """The rows whose networks are on their way; the others are trained on, and nobody looks at
+        them."""
         return [row for row, member in enumerate(self.members) if member is not None]
 
     def put(self, row: int, member: Member) -> None:
@@ -117,7 +142,8 @@ class Stack:
         self.tensors = tree_map(lambda tensor: tensor[rows], self.tensors)
 
     def write_back(self, row: int) -> None:
-        """Gives the module, optimizer and schedule of a member the state of its row, to be saved."""
+        """Gives the module, optimizer and schedule of a member the state of its row, to be
+        saved."""
         member = self.members[row]
         parameters = dict(member.module.named_parameters())
         with torch.no_grad():
@@ -132,9 +158,14 @@ class Stack:
                     state["step"] = torch.tensor(float(member.steps))
         if member.delay:
             known = range(max(0, member.steps - member.delay), member.steps)
-            rows = [self._split(self.tensors.waiting[row, step % member.delay].clone()) for step in known]
+            rows = [
+                self._split(self.tensors.waiting[row, step % member.delay].clone())
+                for step in known
+            ]
             names = {id(parameter): name for name, parameter in parameters.items()}
-            member.optimizer.state[KEY] = [[part.get(names[id(p)]) for p in group["params"]] for part in rows]
+            member.optimizer.state[KEY] = [
+                [part.get(names[id(p)]) for p in group["params"]] for part in rows
+            ]
         group["lr"] = member.rate(member.steps)
         if member.schedule is not None:
             member.schedule.last_epoch, member.schedule._last_lr = member.steps, [group["lr"]]
@@ -158,23 +189,31 @@ class Stack:
         delay = waiting.shape[1]
         for step, batch in enumerate(index):
             taken = [0 if m is None else m.steps + step for m in self.members]
-            rates = [0.0 if m is None or t < delay else m.rate(t) for m, t in zip(self.members, taken, strict=True)]
+            rates = [
+                0.0 if m is None or t < delay else m.rate(t)
+                for m, t in zip(self.members, taken, strict=True)
+            ]
             loss, gradients = self.gradients(x, y, batch)
             gradients.mul_(keep)
-            if delay:  # those that wait are zero, and the rates with them, until the first one is there
+            if (
+                delay
+            ):  # those that wait are zero, and the rates with them, until the first one is there
                 rows = torch.arange(len(taken), device=weights.device)
                 places = torch.tensor([t % delay for t in taken], device=weights.device)
                 stale = waiting[rows, places]
                 waiting[rows, places] = gradients
                 gradients = stale
             updates = weights.new_tensor([[max(t - delay, 0) + 1.0] for t in taken])
-            self.rule.update_(weights, gradients, state, weights.new_tensor(rates)[:, None], given, updates)
+            self.rule.update_(
+                weights, gradients, state, weights.new_tensor(rates)[:, None], given, updates
+            )
             if self.rule not in OURS:  # it may move pruned weights
                 weights.mul_(keep)
         return loss
 
     def gradients(self, x: Tensor, y: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss and gradient of each network: shapes (rows,) and (rows, parameters). `batch` as a step in `train`.
+        """Loss and gradient of each network: shapes (rows,) and (rows, parameters). `batch` as a
+        step in `train`.
 
         Raises torch.OutOfMemoryError if not even one example at a time fits.
         """
@@ -185,7 +224,9 @@ class Stack:
             for part in batch.split(self.part, dim=-1):
                 share = part.shape[-1] / batch.shape[-1]
                 with AsProducts() if part.shape[-1] <= self.products else nullcontext():
-                    losses = self._over("loss", weights, self.tensors.buffers, x[part], y[part]) * share
+                    losses = (
+                        self._over("loss", weights, self.tensors.buffers, x[part], y[part]) * share
+                    )
                 losses.sum().backward()
                 total = total + losses.detach()
             return total, weights.grad
@@ -193,29 +234,44 @@ class Stack:
         return self._fitting(in_parts, "part", batch.shape[-1])
 
     def wrongness(self, rows: Tensor, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
-        """As `Networks.wrongness`. Raises torch.OutOfMemoryError if not even one example at a time fits."""
-        weights, buffers = self.weights[rows], {name: buffer[rows] for name, buffer in self.tensors.buffers.items()}
+        """As `Networks.wrongness`. Raises torch.OutOfMemoryError if not even one example at a time
+        fits."""
+        weights, buffers = (
+            self.weights[rows],
+            {name: buffer[rows] for name, buffer in self.tensors.buffers.items()},
+        )
 
         def in_parts() -> Tensor:
             parts = index.split(self.checked, 1)
             with evaluating(self.module):
-                return torch.cat([self._over("wrongness", weights, buffers, x[i], y[i]) for i in parts], 1)
+                return torch.cat(
+                    [self._over("wrongness", weights, buffers, x[i], y[i]) for i in parts], 1
+                )
 
         return self._fitting(in_parts, "checked", index.shape[1])
 
     def losses(self, rows: Tensor, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
         """As `Networks.losses`."""
-        weights, buffers = self.weights[rows], {name: buffer[rows] for name, buffer in self.tensors.buffers.items()}
+        weights, buffers = (
+            self.weights[rows],
+            {name: buffer[rows] for name, buffer in self.tensors.buffers.items()},
+        )
 
         def in_parts() -> Tensor:
             with evaluating(self.module):
-                parts = (self._over("summed_loss", weights, buffers, x[i], y[i]) for i in index.split(self.checked, 1))
+                parts = (
+                    self._over("summed_loss", weights, buffers, x[i], y[i])
+                    for i in index.split(self.checked, 1)
+                )
                 return torch.stack([part.double() for part in parts]).sum(0)
 
         return self._fitting(in_parts, "checked", index.shape[1])
 
-    def _fitting(self, call: Callable[[], Any], limit: Literal["part", "checked"], size: int) -> Any:
-        """What a call returns that takes examples in parts of `limit`; it is halved while they need too much memory."""
+    def _fitting(
+        self, call: Callable[[], Any], limit: Literal["part", "checked"], size: int
+    ) -> Any:
+        """What a call returns that takes examples in parts of `limit`; it is halved while they need
+        too much memory."""
         while True:
             try:
                 return call()
@@ -229,7 +285,12 @@ class Stack:
         """Whether every weight of each network is finite."""
         return self.weights.isfinite().all(1).tolist()
 
-    def _over(self, method: str, weights: Tensor, buffers: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+    def _over(
+        self, method: str, weights: Tensor, buffers: Mapping[str, Tensor], x: Tensor, y: Tensor
+    ) -> Tensor:
         over_batch = None if y.ndim == 1 else 0
-        call = vmap(lambda tensors, x, y: self._module.call(method, tensors, (x, y)), (0, over_batch, over_batch))
+        call = vmap(
+            lambda tensors, x, y: self._module.call(method, tensors, (x, y)),
+            (0, over_batch, over_batch),
+        )
         return call({**self._split(weights), **buffers}, x, y)

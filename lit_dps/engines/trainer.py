@@ -1,4 +1,5 @@
-"""The Trainer engine: one run at a time, each by Lightning's `Trainer.fit`, of any module and data module."""
+"""The Trainer engine: one run at a time, each by Lightning's `Trainer.fit`, of any module and data
+module."""
 
 from __future__ import annotations
 
@@ -10,20 +11,21 @@ from pathlib import Path
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from lit_dps.core.attempt import Run
+from lit_dps.core.errors import UserError
+from lit_dps.core.trial import LIGHTNING, RANKS, Trial, TrialResult
 from lit_dps.engines.eligible import standard_data
 from lit_dps.engines.engine import Training
-from lit_dps.errors import UserError
 from lit_dps.parallel import ranks
-from lit_dps.runs import Run
-from lit_dps.training import GoalErrorCallback, PruningCallback, SmoothnessCallback, lightning_private
-from lit_dps.training.checkpoint import CheckpointCallback, Paused
-from lit_dps.training.checkpoints import CheckpointFile
-from lit_dps.training.generators import isolated
-from lit_dps.training.protocol import screen_callbacks_of
+from lit_dps.readings import SmoothnessCallback
+from lit_dps.training import GoalErrorCallback, PruningCallback, lightning_private
+from lit_dps.training.checkpoint_callback import CheckpointCallback, Paused
+from lit_dps.training.checkpoint_files import CheckpointFile
 from lit_dps.training.rate_curve import rate_curve, schedule_shape
-from lit_dps.training.steps import ExamplesCallback, refuse_too_large
+from lit_dps.training.rng_state import isolated
+from lit_dps.training.step_count import ExamplesCallback, refuse_too_large
+from lit_dps.training.trainer_rules import screen_callbacks_of
 from lit_dps.training.workload import Built
-from lit_dps.trial import LIGHTNING, RANKS, Trial, TrialResult
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,8 @@ class TrialFit:
         built: The module, the data module and the trainer's arguments.
         goal, pruning, smoothness, examples, schedule: Callbacks of the study.
         checkpoint: Saves the run; None if the run is not saved.
-        callbacks: The callbacks of the study in their order; they are called after those of the user.
+        callbacks: The callbacks of the study in their order; they are called after those of the
+            user.
     """
 
     built: Built
@@ -114,7 +117,8 @@ class TrialFit:
 class TrainerEngine:
     """Runs trials of any LightningModule and LightningDataModule, one after another.
 
-    What a module, its data or a callback raises ends their trial alone, as failed; of several ranks it ends them all.
+    What a module, its data or a callback raises ends their trial alone, as failed; of several ranks
+    it ends them all.
 
     Attributes:
         training: What the trials have in common.
@@ -138,21 +142,28 @@ class TrainerEngine:
         """
         begin, checkpoints = time.perf_counter(), self.training.checkpoints
         file = self.training.file_of(run, "Trainer")
-        saved = None if file is None else ranks.on_rank_zero(lambda: checkpoints.find(run.trial, file.about))
+        saved = (
+            None
+            if file is None
+            else ranks.on_rank_zero(lambda: checkpoints.find(run.trial, file.about))
+        )
         anew = saved is None
         if not anew:
             try:
                 self._train(run, at_check, file, saved)
             except UserError:
                 raise
-            except Exception as error:  # of a module that keeps more than it saves, say; a new run tells whose it is
+            # of a module that keeps more than it saves, say; a new run tells whose it is
+            except Exception as error:
                 if ranks.is_rank_loss(error):
                     raise
                 checkpoints.remove(run.trial)
                 if ranks.world() > 1:  # the others may be elsewhere
                     raise
                 why = str(error).split("\n")[0]
-                checkpoints.say(f"{file.about['name']} begins anew: it cannot go on from its checkpoint ({why})")
+                checkpoints.say(
+                    f"{file.about['name']} begins anew: it cannot go on from its checkpoint ({why})"
+                )
                 run.restart()
                 anew = True
         if anew:
@@ -160,29 +171,52 @@ class TrainerEngine:
         run.seconds += time.perf_counter() - begin
 
     def _train(
-        self, run: Run, at_check: Callable[[], None], file: CheckpointFile | None, saved: Path | None = None
+        self,
+        run: Run,
+        at_check: Callable[[], None],
+        file: CheckpointFile | None,
+        saved: Path | None = None,
     ) -> None:
         training, trial = self.training, run.trial
         fit = TrialFit.of(training, run, file=file, at_check=at_check)
         if (known := training.known_scores(trial)) is not None:
             fit.pruning.reuse(*known)
-        with isolated(seed=trial.seed_for("order")):  # what a loader, an augmentation or dropout draws is the point's
+        with isolated(
+            seed=trial.seed_for("order")
+        ):  # what a loader, an augmentation or dropout draws is the point's
             trainer = fit.trainer(self.callbacks)
             with suppress(Paused):
-                trainer.fit(fit.built.module, datamodule=fit.built.data, ckpt_path=saved, weights_only=True)
-        goal, pruning, smoothness, checkpoint = fit.goal, fit.pruning, fit.smoothness, fit.checkpoint
+                trainer.fit(
+                    fit.built.module, datamodule=fit.built.data, ckpt_path=saved, weights_only=True
+                )
+        goal, pruning, smoothness, checkpoint = (
+            fit.goal,
+            fit.pruning,
+            fit.smoothness,
+            fit.checkpoint,
+        )
         if run.status is None:
             if lightning_private.batches_of_epoch(trainer) == 0:
-                refuse_too_large(trainer, trial.cell.batch_size)  # Lightning has called no hook of training
+                refuse_too_large(
+                    trainer, trial.cell.batch_size
+                )  # Lightning has called no hook of training
             run.failure = f"the module or a callback stopped it after {goal.steps} steps"
         training.keep_scores(trial, pruning.key, pruning.scores)
         run.kept = pruning.mask.kept() if pruning.mask is not None else {}
         run.seconds = checkpoint.seconds if checkpoint is not None else 0.0
         run.timed = goal.watch.timed
-        run.smoothness, run.theory = (smoothness.curve if smoothness.interval else {}), smoothness.terms
+        run.smoothness, run.theory = (
+            (smoothness.curve if smoothness.interval else {}),
+            smoothness.terms,
+        )
         run.engine = LIGHTNING
         together = {RANKS: ranks.world()} if ranks.world() > 1 else {}
-        run.observed = {**pruning.observed, **fit.examples.observed, **fit.schedule.observed, **together}
+        run.observed = {
+            **pruning.observed,
+            **fit.examples.observed,
+            **fit.schedule.observed,
+            **together,
+        }
 
 
 class ScheduleCallback(Callback):
@@ -197,12 +231,16 @@ class ScheduleCallback(Callback):
         self.observed: dict[str, float] = {}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.global_step:  # a resumed run; its schedule has advanced, and the state has its shape
+        if (
+            trainer.global_step
+        ):  # a resumed run; its schedule has advanced, and the state has its shape
             return
 
         def evaluate() -> dict[str, float]:
             budget = trainer.max_steps
-            return schedule_shape(rate_curve(trainer, pl_module, budget, self.goal.steps_of_epoch), budget)
+            return schedule_shape(
+                rate_curve(trainer, pl_module, budget, self.goal.steps_of_epoch), budget
+            )
 
         self.observed = self.training.schedule_of(self.trial, evaluate)
 

@@ -1,4 +1,5 @@
-"""Networks by name: the paper's, their relatives of other width and depth, a transformer, the noisy quadratic."""
+"""Networks by name: the paper's, their relatives of other width and depth, a transformer, the noisy
+quadratic."""
 
 from lit_dps.models.quadratic import NoisyQuadratic
 from lit_dps.models.resnet import ResNet, ResNet8

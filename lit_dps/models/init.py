@@ -7,15 +7,16 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from lit_dps.errors import ConfigError
+from lit_dps.core.errors import ConfigError
 
-# The deviation of a standard normal truncated at +-2, by which TensorFlow divides so that the truncated weights have
-# the deviation sqrt(scale / fan_in) that was asked for.
+# The deviation of a standard normal truncated at +-2, by which TensorFlow divides so that the
+# truncated weights have the deviation sqrt(scale / fan_in) that was asked for.
 TRUNCATED_STD = 0.87962566103423978
 
 
 def scaled(channels: Iterable[int], width: float) -> list[int]:
-    """Numbers of channels times a factor, rounded. Raises ConfigError for a factor that leaves none of some."""
+    """Numbers of channels times a factor, rounded. Raises ConfigError for a factor that leaves none
+    of some."""
     found = [round(width * n) for n in channels] if math.isfinite(width) else [0]
     if min(found) < 1:
         raise ConfigError("model.network.width", width, "a factor that leaves at least one channel")
@@ -23,7 +24,8 @@ def scaled(channels: Iterable[int], width: float) -> list[int]:
 
 
 def init_variance_scaling(network: nn.Module) -> None:
-    """Weights truncated normal at two deviations with variance 1 / fan_in, biases zero, for all conv and linear layers.
+    """Weights truncated normal at two deviations with variance 1 / fan_in, biases zero, for all
+    conv and linear layers.
 
     Draws from torch's default generator.
     """

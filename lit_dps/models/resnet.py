@@ -1,19 +1,21 @@
-"""ResNets without batch normalization: ResNet-8 as in the code of Lee et al. (2021), and deeper and wider ones."""
+"""ResNets without batch normalization: ResNet-8 as in the code of Lee et al. (2021), and deeper and
+wider ones."""
 
 from __future__ import annotations
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lit_dps.errors import ConfigError
+from lit_dps.core.errors import ConfigError
 from lit_dps.models.init import init_variance_scaling, scaled
 
 
 class Block(nn.Module):
     """A pre-activation residual block of two 3 x 3 convolutions.
 
-    As in the authors' code, the identity shortcut takes the block's input *before* its ReLU, while a downsampling
-    shortcut is the 2 x 2 average pool of the input *after* it, padded with zero channels.
+    As in the authors' code, the identity shortcut takes the block's input *before* its ReLU, while
+    a downsampling shortcut is the 2 x 2 average pool of the input *after* it, padded with zero
+    channels.
     """
 
     def __init__(self, n_in: int, n_out: int):
@@ -21,7 +23,8 @@ class Block(nn.Module):
         self.downsample = n_in != n_out
         self.new_channels = n_out - n_in
         stride = 2 if self.downsample else 1
-        # TensorFlow's SAME pads a 3 x 3 stride-2 convolution of an even size by (0, 1), not by (1, 1)
+        # TensorFlow's SAME pads a 3 x 3 stride-2 convolution of an even size by (0, 1), not by (1,
+        # 1)
         self.conv1 = nn.Conv2d(n_in, n_out, 3, stride=stride, padding=0 if self.downsample else 1)
         self.conv2 = nn.Conv2d(n_out, n_out, 3, padding=1)
 
@@ -36,10 +39,12 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    """A 3 x 3 convolution (16), three stages of blocks (16, 32, 64), ReLU, global mean, linear; biases everywhere.
+    """A 3 x 3 convolution (16), three stages of blocks (16, 32, 64), ReLU, global mean, linear;
+    biases everywhere.
 
-    The CIFAR ResNets of He et al. (2016, Section 4.2) without batch normalization: 8, 20, 32, ... layers. Input (batch,
-    channels, height, width) with height and width divisible by 4, output (batch, num_classes).
+    The CIFAR ResNets of He et al. (2016, Section 4.2) without batch normalization: 8, 20, 32, ...
+    layers. Input (batch, channels, height, width) with height and width divisible by 4, output
+    (batch, num_classes).
 
     Args:
         in_channels: Channels of the images.
@@ -51,7 +56,9 @@ class ResNet(nn.Module):
         ConfigError: for another depth, and a width that leaves no channel.
     """
 
-    def __init__(self, in_channels: int = 3, num_classes: int = 10, depth: int = 8, width: float = 1.0):
+    def __init__(
+        self, in_channels: int = 3, num_classes: int = 10, depth: int = 8, width: float = 1.0
+    ):
         super().__init__()
         if depth < 8 or depth % 6 != 2:
             raise ConfigError("model.network.depth", depth, "8, 14, 20, 26, 32, ...: 6 n + 2")

@@ -6,22 +6,24 @@ import math
 
 from torch import Tensor, nn
 
-from lit_dps.errors import ConfigError
+from lit_dps.core.errors import ConfigError
 from lit_dps.models.init import init_variance_scaling, scaled
 
 
 class SimpleCNN(nn.Module):
-    """Two 5 x 5 convolutions (32 and 64 filters, no padding), each with 2 x 2 max-pooling and ReLU, and a linear layer.
+    """Two 5 x 5 convolutions (32 and 64 filters, no padding), each with 2 x 2 max-pooling and ReLU,
+    and a linear layer.
 
-    62,346 parameters on (1, 28, 28) images. Input (batch, *image_shape), output (batch, num_classes). Shallue et al.
-    (2019) vary the width of such a network; that is an axis here, and the depth.
+    62,346 parameters on (1, 28, 28) images. Input (batch, *image_shape), output (batch,
+    num_classes). Shallue et al. (2019) vary the width of such a network; that is an axis here, and
+    the depth.
 
     Args:
         image_shape: Channels, height, width.
         num_classes: Classes.
         width: Factor of the filters of all convolutions: 0.5 is narrow, 2 is wide.
-        depth: Convolutions, at least 2; the further ones are 3 x 3 of as many filters as the second, with padding,
-            ReLU and no pooling.
+        depth: Convolutions, at least 2; the further ones are 3 x 3 of as many filters as the
+            second, with padding, ReLU and no pooling.
 
     Raises:
         ConfigError: for a width that leaves no filter, or another depth.
@@ -41,7 +43,9 @@ class SimpleCNN(nn.Module):
         channels, height, width = image_shape
         side = [((size - 4) // 2 - 4) // 2 for size in (height, width)]
         if min(side) < 1:
-            raise ValueError(f"image_shape {tuple(image_shape)} is too small for Simple-CNN, which needs 16 x 16")
+            raise ValueError(
+                f"image_shape {tuple(image_shape)} is too small for Simple-CNN, which needs 16 x 16"
+            )
         self.conv1 = nn.Conv2d(channels, first, 5)
         self.conv2 = nn.Conv2d(first, second, 5)
         further = ([nn.Conv2d(second, second, 3, padding=1), nn.ReLU()] for _ in range(depth - 2))
@@ -52,19 +56,23 @@ class SimpleCNN(nn.Module):
         init_variance_scaling(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.relu(self.pool(self.conv1(x)))  # max-pooling and ReLU commute; this order does a quarter of the ReLUs
+        x = self.relu(
+            self.pool(self.conv1(x))
+        )  # max-pooling and ReLU commute; this order does a quarter of the ReLUs
         x = self.relu(self.pool(self.conv2(x)))
         return self.linear(self.further(x).flatten(1))
 
 
 class MLP(nn.Module):
-    """Linear layers with ReLU between them on flattened images, initialized as the paper's networks are.
+    """Linear layers with ReLU between them on flattened images, initialized as the paper's networks
+    are.
 
     Args:
         image_shape: Channels, height, width.
         hidden: Widths of the hidden layers.
         num_classes: Classes.
-        width: Width of every hidden layer, in place of `hidden`: a number, so that it can be an axis.
+        width: Width of every hidden layer, in place of `hidden`: a number, so that it can be an
+            axis.
         depth: Hidden layers of that width; by default as many as `hidden` has.
 
     Raises:
@@ -85,7 +93,9 @@ class MLP(nn.Module):
         if any(each < 1 for each in hidden):
             raise ConfigError("model.network.hidden", list(hidden), "widths of at least 1")
         if depth is not None and (depth < 0 or width is None):
-            raise ConfigError("model.network.depth", depth, "0 or more hidden layers, beside model.network.width")
+            raise ConfigError(
+                "model.network.depth", depth, "0 or more hidden layers, beside model.network.width"
+            )
         if width is not None:
             hidden = (width,) * (len(hidden) if depth is None else depth)
         widths = [math.prod(image_shape), *hidden]

@@ -1,7 +1,9 @@
-"""Adam (Kingma and Ba 2015, Algorithm 1) and AdamW (Loshchilov and Hutter 2019, Algorithm 2), as torch has them.
+"""Adam (Kingma and Ba 2015, Algorithm 1) and AdamW (Loshchilov and Hutter 2019, Algorithm 2), as
+torch has them.
 
-m <- b1 m + (1 - b1) g, v <- b2 v + (1 - b2) g^2, w <- w - lr mhat / (sqrt(vhat) + eps). Adam adds wd w to the gradient,
-AdamW takes lr wd w off the weights. A pruned weight has weight, gradient, m and v of zero, and so it stays.
+m <- b1 m + (1 - b1) g, v <- b2 v + (1 - b2) g^2, w <- w - lr mhat / (sqrt(vhat) + eps). Adam adds
+wd w to the gradient, AdamW takes lr wd w off the weights. A pruned weight has weight, gradient, m
+and v of zero, and so it stays.
 """
 
 from __future__ import annotations
@@ -20,7 +22,13 @@ FIRST, SECOND = "exp_avg", "exp_avg_sq"
 def _make(kind: type):
     def make(parameters, rate: float, given: Mapping[str, float]) -> torch.optim.Optimizer:
         betas = (given["beta1"], given["beta2"])
-        return kind(parameters, lr=rate, betas=betas, eps=given["epsilon"], weight_decay=given["weight_decay"])
+        return kind(
+            parameters,
+            lr=rate,
+            betas=betas,
+            eps=given["epsilon"],
+            weight_decay=given["weight_decay"],
+        )
 
     return make
 
@@ -31,23 +39,31 @@ def _is_of(optimizer: torch.optim.Optimizer, decoupled: bool) -> bool:
     group = optimizer.param_groups[0]
     if group["amsgrad"] or group["maximize"]:
         return False
-    return (type(optimizer) is torch.optim.AdamW or group.get("decoupled_weight_decay", False)) == decoupled
+    return (
+        type(optimizer) is torch.optim.AdamW or group.get("decoupled_weight_decay", False)
+    ) == decoupled
 
 
 def _of(group: Mapping) -> tuple[float, ...]:
     return (*group["betas"], group["eps"], group["weight_decay"])
 
 
-def _adam(weights: Tensor, gradients: Tensor, state: State, rate: Tensor, given: Mapping, step: Tensor) -> None:
+def _adam(
+    weights: Tensor, gradients: Tensor, state: State, rate: Tensor, given: Mapping, step: Tensor
+) -> None:
     _update_(weights, gradients.addcmul_(weights, given["weight_decay"]), state, rate, given, step)
 
 
-def _adamw(weights: Tensor, gradients: Tensor, state: State, rate: Tensor, given: Mapping, step: Tensor) -> None:
+def _adamw(
+    weights: Tensor, gradients: Tensor, state: State, rate: Tensor, given: Mapping, step: Tensor
+) -> None:
     weights.mul_(1 - rate * given["weight_decay"])
     _update_(weights, gradients, state, rate, given, step)
 
 
-def _update_(weights: Tensor, gradients: Tensor, state: State, rate: Tensor, given: Mapping, step: Tensor) -> None:
+def _update_(
+    weights: Tensor, gradients: Tensor, state: State, rate: Tensor, given: Mapping, step: Tensor
+) -> None:
     beta1, beta2 = given["beta1"], given["beta2"]
     first = state[FIRST].mul_(beta1).addcmul_(gradients, 1 - beta1)
     second = state[SECOND].mul_(beta2).addcmul_(gradients.square(), 1 - beta2)

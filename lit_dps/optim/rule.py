@@ -18,15 +18,18 @@ class Rule:
 
     Attributes:
         name: What `model.optimizer` calls it.
-        hyperparameters: Its numbers beside the learning rate, as the torch optimizer's parameter group names them.
-        state: Names of the tensors that the torch optimizer keeps for each parameter, zero before the first step.
+        hyperparameters: Its numbers beside the learning rate, as the torch optimizer's parameter
+            group names them.
+        state: Names of the tensors that the torch optimizer keeps for each parameter, zero before
+            the first step.
         make: (parameters, learning rate, hyperparameters by name) -> torch optimizer.
         is_of: Whether a torch optimizer with one parameter group makes this update.
         hyperparameters_of: A parameter group's hyperparameters, in the order of their names.
         counts: Whether the torch optimizer counts its updates, as "step" of each parameter.
-        update_: One step, in place: (weights, gradients, state, rate, hyperparameters, step). Weights, gradients (may
-            be overwritten) and state have shape (networks, parameters), rate and each hyperparameter (networks, 1);
-            step is each network's number of this update from 1, float, shape (networks, 1).
+        update_: One step, in place: (weights, gradients, state, rate, hyperparameters, step).
+            Weights, gradients (may be overwritten) and state have shape (networks, parameters),
+            rate and each hyperparameter (networks, 1); step is each network's number of this update
+            from 1, float, shape (networks, 1).
     """
 
     name: str

@@ -13,7 +13,8 @@ def factor(schedule: Schedule, step, decay_steps: int = 1, end_factor: float = 1
     """The factor of the initial rate that update number `step`, counted from 0, is made with.
 
     Args:
-        schedule: "constant", or "linear": falls linearly over `decay_steps` to `end_factor`, then stays
+        schedule: "constant", or "linear": falls linearly over `decay_steps` to `end_factor`, then
+            stays
             (Shallue et al. 2019, Section 2; Lee et al. 2021, Section 2). The authors' code:
             (lr - end) (1 - min(t, T) / T) + end with end = end_factor x lr.
         step: A number.
@@ -29,4 +30,6 @@ def make_scheduler(
     optimizer: torch.optim.Optimizer, schedule: Schedule, decay_steps: int, end_factor: float
 ) -> torch.optim.lr_scheduler.LambdaLR:
     """The schedule as a torch scheduler that is stepped once an optimizer step."""
-    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: factor(schedule, step, decay_steps, end_factor))
+    return torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: factor(schedule, step, decay_steps, end_factor)
+    )

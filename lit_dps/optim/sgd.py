@@ -1,7 +1,7 @@
 """SGD, momentum and Nesterov's momentum, as the paper has them: dampening 0, no weight decay.
 
-momentum: a <- m a + g, w <- w - lr a; nesterov: w <- w - lr (g + m a). A rate that changes multiplies the accumulator
-at the time of the update, in both, as in TensorFlow's MomentumOptimizer.
+momentum: a <- m a + g, w <- w - lr a; nesterov: w <- w - lr (g + m a). A rate that changes
+multiplies the accumulator at the time of the update, in both, as in TensorFlow's MomentumOptimizer.
 """
 
 from __future__ import annotations
@@ -16,8 +16,12 @@ from lit_dps.optim.rule import Rule, State
 BUFFER = "momentum_buffer"
 
 
-def _make(parameters, rate: float, given: Mapping[str, float], nesterov: bool = False) -> torch.optim.SGD:
-    return torch.optim.SGD(parameters, lr=rate, momentum=given.get("momentum", 0.0), nesterov=nesterov)
+def _make(
+    parameters, rate: float, given: Mapping[str, float], nesterov: bool = False
+) -> torch.optim.SGD:
+    return torch.optim.SGD(
+        parameters, lr=rate, momentum=given.get("momentum", 0.0), nesterov=nesterov
+    )
 
 
 def _plain(optimizer: torch.optim.Optimizer, momentum: bool, nesterov: bool) -> bool:
@@ -29,16 +33,22 @@ def _plain(optimizer: torch.optim.Optimizer, momentum: bool, nesterov: bool) -> 
     return bool(group["momentum"]) == momentum and (not momentum or group["nesterov"] == nesterov)
 
 
-def _sgd(weights: Tensor, gradients: Tensor, state: State, rate: Tensor, given: Mapping, step: Tensor) -> None:
+def _sgd(
+    weights: Tensor, gradients: Tensor, state: State, rate: Tensor, given: Mapping, step: Tensor
+) -> None:
     weights.addcmul_(gradients, rate, value=-1)
 
 
-def _momentum(weights: Tensor, gradients: Tensor, state: State, rate: Tensor, given: Mapping, step: Tensor) -> None:
+def _momentum(
+    weights: Tensor, gradients: Tensor, state: State, rate: Tensor, given: Mapping, step: Tensor
+) -> None:
     accumulators = state[BUFFER].mul_(given["momentum"]).add_(gradients)
     weights.addcmul_(accumulators, rate, value=-1)
 
 
-def _nesterov(weights: Tensor, gradients: Tensor, state: State, rate: Tensor, given: Mapping, step: Tensor) -> None:
+def _nesterov(
+    weights: Tensor, gradients: Tensor, state: State, rate: Tensor, given: Mapping, step: Tensor
+) -> None:
     accumulators = state[BUFFER].mul_(given["momentum"]).add_(gradients)
     weights.addcmul_(gradients.addcmul_(accumulators, given["momentum"]), rate, value=-1)
 
@@ -67,7 +77,9 @@ NESTEROV = Rule(
     name="nesterov",
     hyperparameters=("momentum",),
     state=(BUFFER,),
-    make=lambda parameters, rate, given: _make(parameters, rate, given, nesterov=given["momentum"] > 0),
+    make=lambda parameters, rate, given: _make(
+        parameters, rate, given, nesterov=given["momentum"] > 0
+    ),
     is_of=lambda optimizer: _plain(optimizer, momentum=True, nesterov=True),
     hyperparameters_of=lambda group: (group["momentum"],),
     counts=False,

@@ -1,1 +1,2 @@
-"""Data parallelism: several processes, the ranks, train one network, each on its part of every batch."""
+"""Data parallelism: several processes, the ranks, train one network, each on its part of every
+batch."""

@@ -1,8 +1,9 @@
 """Gathers the ranks that train together: those that torchrun started, or processes started here.
 
-torch.distributed.launcher's `elastic_launch` was tried (torch 2.15): its own process is no rank, so that progress and
-Ctrl-C would have to move into a child; it listens on all addresses (0.0.0.0); and an error of one line becomes a
-traceback and a table. Here rank 0 is the process that runs the command.
+torch.distributed.launcher's `elastic_launch` was tried (torch 2.15): its own process is no rank, so
+that progress and Ctrl-C would have to move into a child; it listens on all addresses (0.0.0.0); and
+an error of one line becomes a traceback and a table. Here rank 0 is the process that runs the
+command.
 """
 
 from __future__ import annotations
@@ -21,15 +22,21 @@ from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import _set_pg_timeout as _set_timeout  # its name before torch had a public one
+from torch.distributed.distributed_c10d import (
+    _set_pg_timeout as _set_timeout,
+)  # its name before torch had a public one
 
-from lit_dps.errors import Unguarded, UserError
-from lit_dps.parallel import processes, ranks
+from lit_dps.core.errors import Unguarded, UserError
+from lit_dps.parallel import fork_server as processes
+from lit_dps.parallel import ranks
 
 HOST = "127.0.0.1"
-# Of a collective. Long, since a rank may wait while rank 0 reads a slow database; the dead are found by `Heartbeat`.
+# Of a collective. Long, since a rank may wait while rank 0 reads a slow database; the dead are
+# found by `Heartbeat`.
 TIMEOUT = timedelta(minutes=30)
-CONNECT = timedelta(minutes=1)  # of connecting, once all are there: who waits for one that failed is not told of it
+CONNECT = timedelta(
+    minutes=1
+)  # of connecting, once all are there: who waits for one that failed is not told of it
 TRIES = 2  # to connect
 LEAVE = 20  # seconds that a rank waits for the others before it leaves
 POLL = 0.01  # seconds; not `Store.wait`, under whose lock the heartbeat would stop
@@ -37,16 +44,21 @@ GRACE = 10  # seconds that the others have to end by themselves
 PATIENCE = 20  # seconds that rank 0 has to find out that another ended
 GOES_ON = "the same command resumes the study"
 BEAT = 2.0  # seconds
-BEATS = 20  # own beats in which another rank shows no sign of life; a clock would count time that this one was stopped
-_NOISE = re.compile(r"^\[\S*\] |\. This is typically .*")  # a line of gloo's source, and where its log is
+# own beats in which another rank shows no sign of life; a clock would count time that this one was
+# stopped
+BEATS = 20
+_NOISE = re.compile(
+    r"^\[\S*\] |\. This is typically .*"
+)  # a line of gloo's source, and where its log is
 
 
 @contextmanager
 def group_of(world: int, gpu: bool, follow: Callable[..., None], *args: object) -> Iterator[None]:
     """In here this process is one of `world` ranks: the one that torchrun says, else rank 0.
 
-    Unless torchrun has started the others, `follow(*args)` runs in processes that are started here, on this machine.
-    Nothing happens for a world of one, and in a process that is a rank already. `gpu` as in `joined`.
+    Unless torchrun has started the others, `follow(*args)` runs in processes that are started here,
+    on this machine. Nothing happens for a world of one, and in a process that is a rank already.
+    `gpu` as in `joined`.
 
     Raises:
         RankLost: if another rank died.
@@ -54,7 +66,11 @@ def group_of(world: int, gpu: bool, follow: Callable[..., None], *args: object) 
     if world == 1 or ranks.world() > 1:
         yield
         return
-    with joined_by_torchrun(gpu) if ranks.started_by_torchrun() else _started_here(world, gpu, follow, args):
+    with (
+        joined_by_torchrun(gpu)
+        if ranks.started_by_torchrun()
+        else _started_here(world, gpu, follow, args)
+    ):
         yield
 
 
@@ -83,7 +99,9 @@ def joined(store: dist.Store, rank: int, world: int, gpu: bool = False) -> Itera
             _leave(store, world, LEAVE)
         except BaseException as error:
             if not ranks.is_rank_loss(error):
-                _leave(store, world, 0.0)  # the others may be anywhere, and need not wait for this one
+                _leave(
+                    store, world, 0.0
+                )  # the others may be anywhere, and need not wait for this one
             raise
         finally:
             heartbeat.stop()
@@ -92,19 +110,25 @@ def joined(store: dist.Store, rank: int, world: int, gpu: bool = False) -> Itera
         if not ranks.is_rank_loss(error):
             raise
         why = _NOISE.sub("", str(error).splitlines()[0])[:200]
-        raise ranks.RankLost(f"rank {rank}: another of {world} ranks died or cannot be reached ({why})") from error
+        raise ranks.RankLost(
+            f"rank {rank}: another of {world} ranks died or cannot be reached ({why})"
+        ) from error
 
 
 def _connect(backend: str, store: dist.Store, rank: int, world: int) -> None:
-    """Makes the group; no rank goes on before all are connected, and all try again together if one could not.
+    """Makes the group; no rank goes on before all are connected, and all try again together if one
+    could not.
 
-    One that is done early would leave, or die, while another still connects to it, which fails or waits for ever.
+    One that is done early would leave, or die, while another still connects to it, which fails or
+    waits for ever.
     """
     for left in reversed(range(TRIES)):
         tried, failure = dist.PrefixStore(f"group, {left} tries left", store), None
         _meet(dist.PrefixStore("begin", tried), world, TIMEOUT.total_seconds())
         try:
-            dist.init_process_group(backend, store=tried, rank=rank, world_size=world, timeout=CONNECT)
+            dist.init_process_group(
+                backend, store=tried, rank=rank, world_size=world, timeout=CONNECT
+            )
             getattr(dist, "set_timeout", _set_timeout)(TIMEOUT)
         except RuntimeError as error:
             failure = error
@@ -114,7 +138,9 @@ def _connect(backend: str, store: dist.Store, rank: int, world: int) -> None:
         if dist.is_initialized():
             dist.destroy_process_group()
         if not left:
-            raise failure or ranks.RankLost(f"rank {rank}: another of {world} ranks could not connect")
+            raise failure or ranks.RankLost(
+                f"rank {rank}: another of {world} ranks could not connect"
+            )
 
 
 def _leave(store: dist.Store, world: int, patience: float) -> None:
@@ -135,15 +161,20 @@ def _meet(store: dist.Store, world: int, patience: float) -> bool:
 
 
 class Heartbeat(threading.Thread):
-    """A thread that shows the other ranks that its process lives, and ends the process when one of them does not.
+    """A thread that shows the other ranks that its process lives, and ends the process when one of
+    them does not.
 
-    A process that is killed closes its connections, and whoever waits for it with gloo is told. Not so with NCCL, for a
-    process that is stopped, or for a machine that loses its power.
+    A process that is killed closes its connections, and whoever waits for it with gloo is told. Not
+    so with NCCL, for a process that is stopped, or for a machine that loses its power.
     """
 
     def __init__(self, store: dist.Store, rank: int, world: int):
         super().__init__(daemon=True, name="heartbeat")
-        self.store, self.rank, self.others = store, rank, [other for other in range(world) if other != rank]
+        self.store, self.rank, self.others = (
+            store,
+            rank,
+            [other for other in range(world) if other != rank],
+        )
         self._end = threading.Event()
 
     def run(self) -> None:
@@ -152,7 +183,10 @@ class Heartbeat(threading.Thread):
             count += 1
             try:
                 self.store.set(str(self.rank), str(count))
-                now = {n: self.store.get(str(n)) if self.store.check([str(n)]) else b"" for n in self.others}
+                now = {
+                    n: self.store.get(str(n)) if self.store.check([str(n)]) else b""
+                    for n in self.others
+                }
             except RuntimeError:
                 self._die("the rank that holds the group together is gone")
                 return
@@ -172,7 +206,8 @@ class Heartbeat(threading.Thread):
 
 
 def _end_process(why: str) -> None:
-    """Ends this process and the ranks that it started: its main thread may wait for the dead for ever."""
+    """Ends this process and the ranks that it started: its main thread may wait for the dead for
+    ever."""
     print(f"lit-dps: error: {why}", file=sys.stderr, flush=True)
     for child in multiprocessing.active_children():
         child.kill()
@@ -180,7 +215,9 @@ def _end_process(why: str) -> None:
 
 
 @contextmanager
-def _started_here(world: int, gpu: bool, follow: Callable[..., None], args: tuple) -> Iterator[None]:
+def _started_here(
+    world: int, gpu: bool, follow: Callable[..., None], args: tuple
+) -> Iterator[None]:
     """The others are ended on the way out, and all connections stay on this machine.
 
     If one of them dies where rank 0 cannot find out, before it joins say, this process ends.
@@ -195,7 +232,9 @@ def _started_here(world: int, gpu: bool, follow: Callable[..., None], args: tupl
     grace, left = 0.0, threading.Event()
     try:
         for rank in range(1, world):
-            others.append(processes.start(_follow, f"rank {rank}", (rank, world, port, gpu, follow, args)))
+            others.append(
+                processes.start(_follow, f"rank {rank}", (rank, world, port, gpu, follow, args))
+            )
         threading.Thread(target=_watch, args=(others, left), daemon=True).start()
         with joined(store, 0, world, gpu):
             yield
@@ -220,7 +259,9 @@ def _watch(others: list[BaseProcess], left: threading.Event) -> None:
         _end_process(f"another rank ended; {GOES_ON}")
 
 
-def _follow(rank: int, world: int, port: int, gpu: bool, follow: Callable[..., None], args: tuple) -> None:
+def _follow(
+    rank: int, world: int, port: int, gpu: bool, follow: Callable[..., None], args: tuple
+) -> None:
     store = dist.TCPStore(HOST, port, is_master=False, wait_for_workers=False, timeout=TIMEOUT)
     try:
         with joined(store, rank, world, gpu):

@@ -1,6 +1,7 @@
 """The ranks that train one network together, and what they tell each other.
 
-A process alone is rank 0 of 1, and every function then does what it does for one process: nobody has to ask.
+A process alone is rank 0 of 1, and every function then does what it does for one process: nobody
+has to ask.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lit_dps.errors import UserError
+from lit_dps.core.errors import UserError
 
 T = TypeVar("T")
 _BROKEN = re.compile(r"gloo|NCCL|Connection (closed|reset|refused)|Broken pipe")
@@ -45,9 +46,11 @@ def local_world() -> int:
 
 
 def shard(n: int, turn: int = 0) -> slice:
-    """This rank's part of n examples: all ranks' parts together are all, and sizes differ by 1 at most.
+    """This rank's part of n examples: all ranks' parts together are all, and sizes differ by 1 at
+    most.
 
-    Which rank takes which part moves on with the turn, so that many small batches are shared evenly.
+    Which rank takes which part moves on with the turn, so that many small batches are shared
+    evenly.
     """
     place = (rank() + turn) % world()
     return slice(place * n // world(), (place + 1) * n // world())
@@ -105,7 +108,8 @@ def all_gather(value: T) -> list[T]:
 
 
 def started_by_torchrun() -> bool:
-    """Whether torchrun (or what sets the same variables) started this process as one of several ranks."""
+    """Whether torchrun (or what sets the same variables) started this process as one of several
+    ranks."""
     return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", 1)) > 1
 
 

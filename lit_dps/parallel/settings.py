@@ -1,4 +1,5 @@
-"""What a trainer's configuration says of ranks, and the arguments that Lightning's Trainer gets of it."""
+"""What a trainer's configuration says of ranks, and the arguments that Lightning's Trainer gets of
+it."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from lightning.pytorch.plugins.environments import ClusterEnvironment, LightningEnvironment
 
-from lit_dps.errors import ConfigError
+from lit_dps.core.errors import ConfigError
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import SharedBatchDDP
 
@@ -30,17 +31,25 @@ def ranks_asked(trainer: Mapping[str, Any]) -> int:
         world, local = int(os.environ["WORLD_SIZE"]), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
         if devices not in ("auto", None) and count != local:
             shown = devices if _listed(devices) else count
-            raise ConfigError("trainer.devices", shown, f"auto, or {local}: as many as torchrun has started here")
+            raise ConfigError(
+                "trainer.devices", shown, f"auto, or {local}: as many as torchrun has started here"
+            )
         if nodes not in (1, world // local):
             raise ConfigError("trainer.num_nodes", nodes, "left out: torchrun knows")
         count = world
     elif nodes != 1:
-        raise ConfigError("trainer.num_nodes", nodes, "1; on several nodes, start the command by torchrun on each")
+        raise ConfigError(
+            "trainer.num_nodes", nodes, "1; on several nodes, start the command by torchrun on each"
+        )
     if count > 1 and strategy not in ("auto", *DDP):
-        raise ConfigError("trainer.strategy", strategy, f"auto or one of {', '.join(DDP)} on {count} devices")
+        raise ConfigError(
+            "trainer.strategy", strategy, f"auto or one of {', '.join(DDP)} on {count} devices"
+        )
     accelerator = trainer.get("accelerator") or "auto"
     if count > 1 and accelerator not in ("auto", "cpu", "gpu", "cuda"):
-        raise ConfigError("trainer.accelerator", accelerator, f"auto, cpu or gpu on {count} devices")
+        raise ConfigError(
+            "trainer.accelerator", accelerator, f"auto, cpu or gpu on {count} devices"
+        )
     return count
 
 
@@ -53,8 +62,8 @@ def on_gpu(trainer: Mapping[str, Any]) -> bool:
 def arguments(trainer: Mapping[str, Any]) -> dict[str, Any]:
     """A trainer's arguments for the group that this process is in; outside of one, for one device.
 
-    Lightning starts no processes then, and finds no cluster on its own: on Slurm it would take over the signals, and
-    load one trial's checkpoint into the next.
+    Lightning starts no processes then, and finds no cluster on its own: on Slurm it would take over
+    the signals, and load one trial's checkpoint into the next.
     """
     strategy = trainer.get("strategy") or "auto"
     plugins = trainer.get("plugins") or []
@@ -66,7 +75,10 @@ def arguments(trainer: Mapping[str, Any]) -> dict[str, Any]:
         if not any(isinstance(plugin, ClusterEnvironment) for plugin in plugins):
             plugins.append(LightningEnvironment())
         return {**trainer, **one, "plugins": plugins}
-    unused, devices = {"find_unused_parameters": True} if strategy == DDP[2] else {}, trainer.get("devices", "auto")
+    unused, devices = (
+        {"find_unused_parameters": True} if strategy == DDP[2] else {},
+        trainer.get("devices", "auto"),
+    )
     return {
         **trainer,
         "strategy": SharedBatchDDP(**unused),
@@ -83,7 +95,9 @@ def _count(trainer: Mapping[str, Any]) -> int:
     if devices in ("auto", None):
         return max(gpus, 1) if trainer.get("strategy") in DDP else 1
     if _listed(devices):
-        return len(devices if isinstance(devices, (list, tuple)) else [d for d in devices.split(",") if d])
+        return len(
+            devices if isinstance(devices, (list, tuple)) else [d for d in devices.split(",") if d]
+        )
     try:
         count = int(devices)
     except ValueError:

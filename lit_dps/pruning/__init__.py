@@ -1,6 +1,7 @@
 """Pruning at initialization: methods by name, one file each, and the mask that they give.
 
-To add one: a file beside `snip.py`, and its class in `PRUNERS`. Somebody else's goes by its class path.
+To add one: a file beside `snip.py`, and its class in `PRUNERS`. Somebody else's goes by its class
+path.
 """
 
 from lit_dps.pruning.grasp import Grasp
@@ -34,6 +35,16 @@ PRUNERS |= {
 
 
 __all__ = [
-    *("PRUNERS", "Mask", "Network", "OneShot", "Pruner", "gradient_sum", "prunable", "prune", "pruner_of"),
+    *(
+        "PRUNERS",
+        "Mask",
+        "Network",
+        "OneShot",
+        "Pruner",
+        "gradient_sum",
+        "prunable",
+        "prune",
+        "pruner_of",
+    ),
     *("saliency", "top_k", "worth_knowing"),
 ]

@@ -1,7 +1,8 @@
-"""Approximate isometry after pruning (Lee et al. 2020, "A Signal Propagation Perspective for Pruning Neural Networks").
+"""Approximate isometry after pruning (Lee et al. 2020, "A Signal Propagation Perspective for
+Pruning Neural Networks").
 
-Pruning takes signal away: the singular values of the network's Jacobian fall. Weights that are moved, under their mask,
-towards orthogonal columns in each layer let it through again.
+Pruning takes signal away: the singular values of the network's Jacobian fall. Weights that are
+moved, under their mask, towards orthogonal columns in each layer let it through again.
 """
 
 from __future__ import annotations
@@ -18,17 +19,23 @@ HALVINGS = 10  # of the rate
 
 
 def restore_isometry(
-    parameters: Mapping[str, nn.Parameter], mask: Mapping[str, Tensor], steps: int = STEPS, rate: float = RATE
+    parameters: Mapping[str, nn.Parameter],
+    mask: Mapping[str, Tensor],
+    steps: int = STEPS,
+    rate: float = RATE,
 ) -> dict[str, float]:
-    """Moves the weights of masked layers, in place, towards ||(C W)'(C W) - I||_F = 0 (Lee et al. 2020, Eq. 7).
+    """Moves the weights of masked layers, in place, towards ||(C W)'(C W) - I||_F = 0 (Lee et al.
+    2020, Eq. 7).
 
-    C is the mask; W has a column for each output, of all the weights that come to it. By gradient descent, each tensor
-    for itself. At the authors' constant rate the distance ends up swinging by as much as a step moves it; here the rate
-    is halved whenever the distance has stopped falling, up to `HALVINGS` times, which comes nearer to the minimum, and
-    ends long before their 10,000 steps.
+    C is the mask; W has a column for each output, of all the weights that come to it. By gradient
+    descent, each tensor for itself. At the authors' constant rate the distance ends up swinging by
+    as much as a step moves it; here the rate is halved whenever the distance has stopped falling,
+    up to `HALVINGS` times, which comes nearer to the minimum, and ends long before their 10,000
+    steps.
 
     Args:
-        parameters: Parameters by name; those with fewer than two dimensions, and unmasked ones, stay.
+        parameters: Parameters by name; those with fewer than two dimensions, and unmasked ones,
+            stay.
         mask: What is kept of each.
         steps: Of gradient descent, at most.
         rate: Its learning rate.
@@ -36,14 +43,26 @@ def restore_isometry(
     Returns:
         The distance of each tensor after it.
     """
-    layers = {name: keep.to(parameters[name].device) for name, keep in mask.items() if parameters[name].ndim >= 2}
+    layers = {
+        name: keep.to(parameters[name].device)
+        for name, keep in mask.items()
+        if parameters[name].ndim >= 2
+    }
     return {name: _descend(parameters[name], keep, steps, rate) for name, keep in layers.items()}
 
 
-def distances(parameters: Mapping[str, nn.Parameter], mask: Mapping[str, Tensor]) -> dict[str, float]:
+def distances(
+    parameters: Mapping[str, nn.Parameter], mask: Mapping[str, Tensor]
+) -> dict[str, float]:
     """||(C W)'(C W) - I||_F of each masked tensor of two or more dimensions."""
-    pairs = {name: (parameters[name].detach(), keep) for name, keep in mask.items() if parameters[name].ndim >= 2}
-    return {name: float(_residual(_rows(w * keep.to(w.device)))[0]) for name, (w, keep) in pairs.items()}
+    pairs = {
+        name: (parameters[name].detach(), keep)
+        for name, keep in mask.items()
+        if parameters[name].ndim >= 2
+    }
+    return {
+        name: float(_residual(_rows(w * keep.to(w.device)))[0]) for name, (w, keep) in pairs.items()
+    }
 
 
 @torch.no_grad()
@@ -83,7 +102,8 @@ def _residual(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def jacobian_singular_values(forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """The singular values of d output / d input at each example, float64 where x is: shape (examples, outputs).
+    """The singular values of d output / d input at each example, float64 where x is: shape
+    (examples, outputs).
 
     Args:
         forward: Maps a batch of inputs to outputs, shape (batch, outputs), example by example.
@@ -91,6 +111,9 @@ def jacobian_singular_values(forward: Callable[[Tensor], Tensor], x: Tensor) -> 
     """
     x = x.detach().requires_grad_()
     outputs = forward(x)
-    rows = [torch.autograd.grad(outputs[:, i].sum(), x, retain_graph=True)[0] for i in range(outputs.shape[1])]
+    rows = [
+        torch.autograd.grad(outputs[:, i].sum(), x, retain_graph=True)[0]
+        for i in range(outputs.shape[1])
+    ]
     matrix = torch.stack(rows, dim=1).flatten(2)
     return torch.linalg.svdvals(matrix if matrix.dtype == torch.float64 else matrix.float())

@@ -13,15 +13,20 @@ from torch import Tensor, nn
 Biases = Literal["paper", "keep"]
 
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
-_NORM = re.compile("norm(alization)?[0-9]*d?$", re.IGNORECASE)  # LlamaRMSNorm, LayerNorm2d, FilterResponseNormalization
-_BIAS = re.compile("bias|^b[0-9_]*$|^b_", re.IGNORECASE)  # bias, in_proj_bias, bias_hh_l0, b, b1, b_ih
+_NORM = re.compile(
+    "norm(alization)?[0-9]*d?$", re.IGNORECASE
+)  # LlamaRMSNorm, LayerNorm2d, FilterResponseNormalization
+_BIAS = re.compile(
+    "bias|^b[0-9_]*$|^b_", re.IGNORECASE
+)  # bias, in_proj_bias, bias_hh_l0, b, b1, b_ih
 
 
 class Mask(Mapping[str, Tensor]):
     """Parameter name -> bool tensor of the parameter's shape, True where it is kept.
 
-    Parameters that are not in the mask are not pruned. Masking the weights once and the gradients at every step equals
-    masking in the forward pass, also under momentum and weight decay, and needs no wrapper around the network.
+    Parameters that are not in the mask are not pruned. Masking the weights once and the gradients
+    at every step equals masking in the forward pass, also under momentum and weight decay, and
+    needs no wrapper around the network.
 
     Args:
         tensors: The mask of each parameter.
@@ -65,7 +70,9 @@ class Mask(Mapping[str, Tensor]):
         parameters = dict(network.named_parameters())
         for name, tensor in self.items():
             if name not in parameters or parameters[name].shape != tensor.shape:
-                raise ValueError(f"the mask's {name} {tuple(tensor.shape)} is no parameter of this network")
+                raise ValueError(
+                    f"the mask's {name} {tuple(tensor.shape)} is no parameter of this network"
+                )
             with torch.no_grad():
                 parameters[name].mul_(tensor.to(parameters[name].device))
 
@@ -78,15 +85,17 @@ def prunable(
 ) -> dict[str, nn.Parameter]:
     """The parameters that a pruner scores, weights first, then biases, each in the network's order.
 
-    Weights are the trainable parameters with two or more dimensions. Biases are those with one that are called so.
-    Everything else of one dimension scales: the slope of a PReLU, a temperature, a layer scale; it is never pruned, and
-    neither is any parameter of a normalization layer. A layer is one if it is torch's, if its class is called so, or
-    if it has scales and no weights of its own.
+    Weights are the trainable parameters with two or more dimensions. Biases are those with one that
+    are called so. Everything else of one dimension scales: the slope of a PReLU, a temperature, a
+    layer scale; it is never pruned, and neither is any parameter of a normalization layer. A layer
+    is one if it is torch's, if its class is called so, or if it has scales and no weights of its
+    own.
 
     Args:
         network: The network.
-        biases: "paper" scores the biases as the authors' code does. SNIP gives them exactly 0 at initialization, where
-            they are zero, so all are pruned at any sparsity above 0 and stay zero. "keep" leaves them dense.
+        biases: "paper" scores the biases as the authors' code does. SNIP gives them exactly 0 at
+            initialization, where they are zero, so all are pruned at any sparsity above 0 and stay
+            zero. "keep" leaves them dense.
         exclude: Patterns of names that are left out, as a shell has them: "head.*", "*.cls_token".
         held: `id` of the parameters that an optimizer trains; by default all that are trainable.
     """
@@ -96,7 +105,11 @@ def prunable(
             continue
         for name, parameter in module.named_parameters(prefix, recurse=False):
             trained = parameter.requires_grad and (held is None or id(parameter) in held)
-            if not trained or id(parameter) in seen or any(fnmatchcase(name, pattern) for pattern in exclude):
+            if (
+                not trained
+                or id(parameter) in seen
+                or any(fnmatchcase(name, pattern) for pattern in exclude)
+            ):
                 continue
             seen.add(id(parameter))  # a tied parameter goes by its first name
             if parameter.ndim >= 2:
@@ -115,6 +128,7 @@ def _normalizes(module: nn.Module) -> bool:
 
 
 def multiply(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
-    """Multiplies each first tensor by the second one, in place; a mask as numbers costs less than one as bools."""
+    """Multiplies each first tensor by the second one, in place; a mask as numbers costs less than
+    one as bools."""
     if pairs := list(pairs):
         torch._foreach_mul_(*map(list, zip(*pairs, strict=True)))

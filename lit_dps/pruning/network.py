@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_dps.errors import UserError
+from lit_dps.core.errors import UserError
 from lit_dps.parallel import ranks
 from lit_dps.pruning.mask import Mask
 
@@ -21,16 +21,18 @@ Batches = Iterable[tuple[Any, int]]  # a batch, and its number of examples
 
 @dataclass(frozen=True)
 class Network:
-    """A copy of a network that is to be pruned. A pruner may do with it what it likes: the network itself is not moved.
+    """A copy of a network that is to be pruned. A pruner may do with it what it likes: the network
+    itself is not moved.
 
     Attributes:
         module: The copy, in training mode.
         parameters: What can be pruned, by name (`prunable`).
         batch_size: Examples of a full batch.
         length: Gives the batches of a pass, of all ranks together.
-        batches: Begins a pass over the training split: this rank's batches, in turn with the others', on the module's
-            device, each with its number of examples.
-        loss_of: (batch, its index) -> the module's own mean training loss, or None where it gives none.
+        batches: Begins a pass over the training split: this rank's batches, in turn with the
+            others', on the module's device, each with its number of examples.
+        loss_of: (batch, its index) -> the module's own mean training loss, or None where it gives
+            none.
     """
 
     module: nn.Module
@@ -45,7 +47,8 @@ class Network:
         return self.module(x)
 
     def losses(self, batches: Batches | None = None) -> Iterator[tuple[Tensor, float]]:
-        """The mean loss of each batch, and its weight, which is less than 1 for a short batch alone.
+        """The mean loss of each batch, and its weight, which is less than 1 for a short batch
+        alone.
 
         Args:
             batches: Some batches (`stream`); by default those of one pass.
@@ -56,11 +59,13 @@ class Network:
                 yield loss, size / self.batch_size
 
     def gradients(self, batches: Batches | None = None) -> dict[str, Tensor]:
-        """The gradient of the loss, summed over batches of all ranks (`gradient_sum`); arguments as of `losses`."""
+        """The gradient of the loss, summed over batches of all ranks (`gradient_sum`); arguments as
+        of `losses`."""
         return gradient_sum(self.parameters, self.losses(batches))
 
     def stream(self) -> Callable[[int], Batches]:
-        """n -> this rank's among the next n batches of all ranks; passes follow each other without an end."""
+        """n -> this rank's among the next n batches of all ranks; passes follow each other without
+        an end."""
         taken, current, length = 0, iter(()), self.length()
 
         def take(n: int) -> Batches:
@@ -79,7 +84,8 @@ class Network:
         return take
 
     def logits(self, batch: Any) -> tuple[Tensor, Tensor]:
-        """The output of a classifier, shape (batch, classes, ...), and the classes, shape (batch, ...).
+        """The output of a classifier, shape (batch, classes, ...), and the classes, shape (batch,
+        ...).
 
         Further axes are positions, each with a class of its own, as of a text's next characters.
 
@@ -89,13 +95,21 @@ class Network:
         if isinstance(batch, (tuple, list)) and len(batch) == 2:
             x, y = batch
             z = self.forward(x)
-            if isinstance(z, Tensor) and z.ndim >= 2 and isinstance(y, Tensor) and y.shape == (len(z), *z.shape[2:]):
+            if (
+                isinstance(z, Tensor)
+                and z.ndim >= 2
+                and isinstance(y, Tensor)
+                and y.shape == (len(z), *z.shape[2:])
+            ):
                 return z, y
-        raise UserError("its batches are not (inputs, classes), or its output is not (batch, classes, ...)")
+        raise UserError(
+            "its batches are not (inputs, classes), or its output is not (batch, classes, ...)"
+        )
 
     @contextmanager
     def under(self, mask: Mask | None) -> Iterator[None]:
-        """In here the network has the pruned weights at zero; gradients are those of all weights, also of pruned ones.
+        """In here the network has the pruned weights at zero; gradients are those of all weights,
+        also of pruned ones.
 
         Raises:
             ValueError: if the mask is of another network.
@@ -127,8 +141,11 @@ def in_evaluation_mode(module: nn.Module) -> Iterator[None]:
             part.training = training
 
 
-def gradient_sum(parameters: Parameters, losses: Losses, absolute: bool = False) -> dict[str, Tensor]:
-    """The weighted sum over the batches of all ranks of dL/dw, of the parameters that the loss depends on.
+def gradient_sum(
+    parameters: Parameters, losses: Losses, absolute: bool = False
+) -> dict[str, Tensor]:
+    """The weighted sum over the batches of all ranks of dL/dw, of the parameters that the loss
+    depends on.
 
     In float64, so that a mask does not depend on how the batches are divided among the ranks.
 
@@ -152,5 +169,9 @@ def gradient_sum(parameters: Parameters, losses: Losses, absolute: bool = False)
 
 
 def saliency(gradients: Mapping[str, Tensor], parameters: Parameters) -> dict[str, Tensor]:
-    """Weight times gradient, of the weight's type: how the loss changes with an element of the mask."""
-    return {name: (g * parameters[name].detach()).to(parameters[name].dtype) for name, g in gradients.items()}
+    """Weight times gradient, of the weight's type: how the loss changes with an element of the
+    mask."""
+    return {
+        name: (g * parameters[name].detach()).to(parameters[name].dtype)
+        for name, g in gradients.items()
+    }

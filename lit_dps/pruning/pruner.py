@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_dps.errors import ConfigError
-from lit_dps.plugins import named
+from lit_dps.core.errors import ConfigError
+from lit_dps.core.registry import named
+from lit_dps.core.trial import BY, KEPT, PRUNABLE, TRAINED, UNSCORED, check_sparsity
 from lit_dps.pruning.mask import Mask
 from lit_dps.pruning.network import Network
-from lit_dps.trial import BY, KEPT, PRUNABLE, TRAINED, UNSCORED, check_sparsity
 
 Scores = Mapping[str, Tensor]  # of each element of the parameters, by name: the highest are kept
 
@@ -25,12 +25,12 @@ class Pruner(ABC):
 
     Attributes:
         passes: Passes over the training split that it takes, at most; 0 for a method without data.
-        sums: Whether a mask is the same, up to rounding, however the examples of a pass are divided into batches, where
-            the loss is a mean over them.
-        exact: Whether a mask keeps exactly round(m (1 - sparsity)) of its m elements. Where it cannot, as with whole
-            nodes, the table says what it keeps.
-        counts: What a sparsity is a share of, where the method is not exact, in one word such as "nodes". A note below
-            the table has it.
+        sums: Whether a mask is the same, up to rounding, however the examples of a pass are divided
+            into batches, where the loss is a mean over them.
+        exact: Whether a mask keeps exactly round(m (1 - sparsity)) of its m elements. Where it
+            cannot, as with whole nodes, the table says what it keeps.
+        counts: What a sparsity is a share of, where the method is not exact, in one word such as
+            "nodes". A note below the table has it.
     """
 
     passes: int = 1
@@ -45,16 +45,18 @@ class Pruner(ABC):
         Args:
             network: A copy of the network, with the weights that are trained from.
             sparsity: Share to prune, in (0, 1).
-            generator: All that is random comes from it: a CPU one, so that every device draws the same.
+            generator: All that is random comes from it: a CPU one, so that every device draws the
+                same.
 
         Returns:
-            A mask of the parameters that were scored; of their m elements it keeps exactly round(m (1 - sparsity)), if
-            the method is `exact`.
+            A mask of the parameters that were scored; of their m elements it keeps exactly round(m
+            (1 - sparsity)), if the method is `exact`.
         """
 
 
 class OneShot(Pruner):
-    """A method whose scores serve every sparsity: a study takes them once for all the cells of a point."""
+    """A method whose scores serve every sparsity: a study takes them once for all the cells of a
+    point."""
 
     @abstractmethod
     def scores(self, network: Network, generator: torch.Generator) -> Scores:
@@ -67,17 +69,24 @@ class OneShot(Pruner):
 PRUNERS: dict[str, type[Pruner]] = {}  # by name: `lit_dps.pruning` enters them
 
 
-def pruner_of(method: str, options: Mapping[str, Any] | None = None, key: str = "pruning.method") -> Pruner:
-    """The pruning method of a name or class path, as a key of the configuration has it, with its constructor's options.
+def pruner_of(
+    method: str, options: Mapping[str, Any] | None = None, key: str = "pruning.method"
+) -> Pruner:
+    """The pruning method of a name or class path, as a key of the configuration has it, with its
+    constructor's options.
 
     Raises:
         ConfigError: if there is none, or it does not take the options.
     """
-    kind = named(key, method, PRUNERS, "Pruner", lambda f: isinstance(f, type) and issubclass(f, Pruner))
+    kind = named(
+        key, method, PRUNERS, "Pruner", lambda f: isinstance(f, type) and issubclass(f, Pruner)
+    )
     try:
         return kind(**(options or {}))
     except TypeError as error:
-        raise ConfigError("pruning.options", dict(options or {}), f"what {method} takes: {error}") from error
+        raise ConfigError(
+            "pruning.options", dict(options or {}), f"what {method} takes: {error}"
+        ) from error
 
 
 def prune(
@@ -88,7 +97,8 @@ def prune(
     name: str,
     known: Scores | None = None,
 ) -> tuple[Mask, Scores | None]:
-    """The mask that a method gives a network, and the scores behind it if they serve other sparsities.
+    """The mask that a method gives a network, and the scores behind it if they serve other
+    sparsities.
 
     Args:
         pruner: The method.
@@ -101,7 +111,9 @@ def prune(
     Raises:
         ConfigError: where there is nothing to prune, or a mask does not keep what it should.
     """
-    nothing = ConfigError("study.sparsities", sparsity, f"0 for {name}: it trains no weights that can be pruned")
+    nothing = ConfigError(
+        "study.sparsities", sparsity, f"0 for {name}: it trains no weights that can be pruned"
+    )
     generator = torch.Generator().manual_seed(seed)
     if isinstance(pruner, OneShot):
         if known is None:
@@ -123,19 +135,25 @@ def _check(mask: Mask, network: Network, sparsity: float, pruner: Pruner) -> Non
     allowed = network.parameters if pruner.exact else dict(network.module.named_parameters())
     for name, tensor in mask.items():
         if name not in allowed or tensor.shape != allowed[name].shape:
-            raise ConfigError("pruning.method", method, f"a mask of prunable parameters; its {name} is none")
+            raise ConfigError(
+                "pruning.method", method, f"a mask of prunable parameters; its {name} is none"
+            )
     keep, total = (sum(counts) for counts in zip(*kept.values(), strict=True)) if kept else (0, 0)
     if keep == 0:
         raise ConfigError("pruning.method", method, "a mask that keeps something")
     if pruner.exact and keep != round(total * (1 - sparsity)):
-        raise ConfigError("pruning.method", method, f"a mask that keeps {round(total * (1 - sparsity))}, not {keep}")
+        raise ConfigError(
+            "pruning.method",
+            method,
+            f"a mask that keeps {round(total * (1 - sparsity))}, not {keep}",
+        )
 
 
 def top_k(scores: Scores, sparsity: float) -> Mask:
     """Keeps the round(m (1 - sparsity)) highest of all m scores.
 
-    Python's rounding (half to even); ties go to the lower index in the order of the scores, as TensorFlow's top_k does
-    in the authors' code.
+    Python's rounding (half to even); ties go to the lower index in the order of the scores, as
+    TensorFlow's top_k does in the authors' code.
 
     Raises:
         ConfigError: if the sparsity is outside [0, 1), or leaves no parameter.
@@ -144,17 +162,22 @@ def top_k(scores: Scores, sparsity: float) -> Mask:
     flat = torch.cat([score.flatten() for score in scores.values()])
     keep = round(len(flat) * (1 - sparsity))
     if keep == 0:
-        raise ConfigError("pruning.sparsity", sparsity, f"at least one of {len(flat)} parameters must be kept")
+        raise ConfigError(
+            "pruning.sparsity", sparsity, f"at least one of {len(flat)} parameters must be kept"
+        )
     order = torch.sort(flat, descending=True, stable=True).indices
     kept = torch.zeros(len(flat), dtype=torch.bool, device=flat.device)
     kept[order[:keep]] = True
     parts = kept.split([score.numel() for score in scores.values()])
-    tensors = {name: part.view(scores[name].shape) for name, part in zip(scores, parts, strict=True)}
+    tensors = {
+        name: part.view(scores[name].shape) for name, part in zip(scores, parts, strict=True)
+    }
     return Mask(tensors, by_place=int((flat[kept] == 0).sum()))
 
 
 def worth_knowing(mask: Mask, pruner: Pruner, trained: int) -> dict[str, float]:
-    """What a reader of the table should know of a mask, as in `TrialResult.observed`; mostly nothing.
+    """What a reader of the table should know of a mask, as in `TrialResult.observed`; mostly
+    nothing.
 
     Args:
         mask: The mask.

@@ -15,4 +15,7 @@ class Random(OneShot):
     passes = 0
 
     def scores(self, network: Network, generator: torch.Generator) -> dict[str, Tensor]:
-        return {name: torch.rand(p.shape, generator=generator).to(p.device) for name, p in network.parameters.items()}
+        return {
+            name: torch.rand(p.shape, generator=generator).to(p.device)
+            for name, p in network.parameters.items()
+        }

@@ -1,4 +1,5 @@
-"""SNAP and SNAP-it (Verdenius et al. 2020): whole nodes are pruned, channels and hidden units; here as masks."""
+"""SNAP and SNAP-it (Verdenius et al. 2020): whole nodes are pruned, channels and hidden units; here
+as masks."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx, nn
 
-from lit_dps.errors import ConfigError
+from lit_dps.core.errors import ConfigError
 from lit_dps.parallel import ranks
 from lit_dps.pruning.iterative import halving
 from lit_dps.pruning.mask import Mask
@@ -20,9 +21,28 @@ from lit_dps.pruning.reference_loss import OWN, check_loss, losses_of
 _LAYERS = (nn.Conv2d, nn.Linear)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 # What stands between a layer and the next one and gives zero for zero, node by node
-_BETWEEN = (nn.ReLU, nn.LeakyReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
+_BETWEEN = (
+    nn.ReLU,
+    nn.LeakyReLU,
+    nn.GELU,
+    nn.SiLU,
+    nn.Tanh,
+    nn.MaxPool2d,
+    nn.AvgPool2d,
+    nn.AdaptiveAvgPool2d,
+)
 _BETWEEN += (nn.Dropout, nn.Dropout2d, nn.Flatten, nn.Identity)
-_CALLS = {"relu", "gelu", "silu", "tanh", "leaky_relu", "max_pool2d", "avg_pool2d", "adaptive_avg_pool2d", "dropout"}
+_CALLS = {
+    "relu",
+    "gelu",
+    "silu",
+    "tanh",
+    "leaky_relu",
+    "max_pool2d",
+    "avg_pool2d",
+    "adaptive_avg_pool2d",
+    "dropout",
+}
 _CALLS |= {"flatten", "mean", "contiguous", "boolean_dispatch"}  # what fx calls torch's pooling
 
 
@@ -44,10 +64,11 @@ class Hidden:
 class Snap(Pruner):
     """|dL/dc_j|, where c_j = 1 multiplies the output of node j, bias included, of a hidden layer.
 
-    Summed over the batches before the absolute value is taken. The nodes of the output layer are not pruned, and every
-    layer keeps its best one. `pruning.sparsity` is the share of hidden *nodes*; the table says how many weights are
-    left. As a mask: the node's row, its bias, its batch normalization, and its column in the next layer, so the output
-    is that of the network that is cut; the authors cut it. In evaluation mode.
+    Summed over the batches before the absolute value is taken. The nodes of the output layer are
+    not pruned, and every layer keeps its best one. `pruning.sparsity` is the share of hidden
+    *nodes*; the table says how many weights are left. As a mask: the node's row, its bias, its
+    batch normalization, and its column in the next layer, so the output is that of the network that
+    is cut; the authors cut it. In evaluation mode.
 
     Args:
         batches: Of each round, as `pruning.batch_size` has them.
@@ -71,19 +92,25 @@ class Snap(Pruner):
     def mask(self, network: Network, sparsity: float, generator: torch.Generator) -> Mask:
         layers, take = hidden_layers(network.module, self.name), network.stream()
         modules = dict(network.module.named_modules())
-        kept = {layer.name: torch.ones(len(modules[layer.name].weight), dtype=torch.bool) for layer in layers}
+        kept = {
+            layer.name: torch.ones(len(modules[layer.name].weight), dtype=torch.bool)
+            for layer in layers
+        }
         total, mask = sum(map(len, kept.values())), None
         with network.evaluating():
             for reached in self.schedule(sparsity):
                 with network.under(mask):
                     scores = node_scores(network, list(kept), take(self.batches), self.loss)
-                kept = best_nodes({n: s.masked_fill(~kept[n], -1) for n, s in scores.items()}, total, reached)
+                kept = best_nodes(
+                    {n: s.masked_fill(~kept[n], -1) for n, s in scores.items()}, total, reached
+                )
                 mask = mask_of(network.module, layers, kept)
         return mask
 
 
 class SnapIt(Snap):
-    """SNAP in rounds, the schedule of SNIP-it: half of the nodes first, then half of the way that is left in each.
+    """SNAP in rounds, the schedule of SNIP-it: half of the nodes first, then half of the way that
+    is left in each.
 
     Args:
         rounds: Before the last one, which goes all the way.
@@ -107,24 +134,33 @@ def hidden_layers(module: nn.Module, method: str = "snap") -> list[Hidden]:
     """The layers of a network whose nodes can be cut, in the order of the forward pass.
 
     Raises:
-        ConfigError: for a network in which a layer's nodes also go elsewhere, as with a residual connection, or one
-            that cannot be traced.
+        ConfigError: for a network in which a layer's nodes also go elsewhere, as with a residual
+            connection, or one that cannot be traced.
     """
     inner = getattr(module, "network", None)
     prefix, network = ("network.", inner) if isinstance(inner, nn.Module) else ("", module)
     try:
         graph = fx.symbolic_trace(network).graph
     except Exception as error:  # whatever its forward pass raises on a proxy
-        raise _cannot(method, network, f"it cannot be traced: {str(error).splitlines()[0]}") from error
+        raise _cannot(
+            method, network, f"it cannot be traced: {str(error).splitlines()[0]}"
+        ) from error
     modules = dict(network.named_modules())
-    layers = [n for n in graph.nodes if n.op == "call_module" and isinstance(modules[n.target], _LAYERS)]
+    layers = [
+        n for n in graph.nodes if n.op == "call_module" and isinstance(modules[n.target], _LAYERS)
+    ]
     if len({n.target for n in layers}) < len(layers):
         raise _cannot(method, network, "it uses a layer twice")
     found = []
     for node in layers:
         norms, after = _follow(node, modules, network, method)
         if after:
-            found.append(Hidden(prefix + node.target, *(tuple(prefix + name for name in x) for x in (norms, after))))
+            found.append(
+                Hidden(
+                    prefix + node.target,
+                    *(tuple(prefix + name for name in x) for x in (norms, after)),
+                )
+            )
     if not found:
         raise _cannot(method, network, "it has no hidden layer")
     return found
@@ -133,7 +169,8 @@ def hidden_layers(module: nn.Module, method: str = "snap") -> list[Hidden]:
 def _follow(
     node: fx.Node, modules: dict[str, nn.Module], network: nn.Module, method: str
 ) -> tuple[list[str], list[str]]:
-    """Batch normalizations and layers that a layer's nodes come to; none where they are the output."""
+    """Batch normalizations and layers that a layer's nodes come to; none where they are the
+    output."""
     norms, after, strange, ahead = [], [], None, list(node.users)
     for user in ahead:
         module = modules.get(user.target) if user.op == "call_module" else None
@@ -145,7 +182,9 @@ def _follow(
             continue
         if isinstance(module, _NORMS):
             norms.append(user.target)
-        elif user.op == "output" or not (isinstance(module, _BETWEEN) or (module is None and name in _CALLS)):
+        elif user.op == "output" or not (
+            isinstance(module, _BETWEEN) or (module is None and name in _CALLS)
+        ):
             strange = strange or name
         ahead.extend(user.users)
     if after and strange:  # where nothing comes after, they are the output
@@ -154,14 +193,18 @@ def _follow(
 
 
 def _cannot(method: str, network: nn.Module, why: str) -> ConfigError:
-    return ConfigError("pruning.method", method, f"an unstructured method for {type(network).__name__}: {why}")
+    return ConfigError(
+        "pruning.method", method, f"an unstructured method for {type(network).__name__}: {why}"
+    )
 
 
 @contextmanager
 def _gated(modules: dict[str, nn.Module], gates: dict[str, Tensor]) -> Iterator[None]:
     def gate(name: str):
         def multiply(layer: nn.Module, inputs: tuple, output: Tensor) -> Tensor:
-            return output * (gates[name].view(-1, 1, 1) if isinstance(layer, nn.Conv2d) else gates[name])
+            return output * (
+                gates[name].view(-1, 1, 1) if isinstance(layer, nn.Conv2d) else gates[name]
+            )
 
         return multiply
 
@@ -173,21 +216,32 @@ def _gated(modules: dict[str, nn.Module], gates: dict[str, Tensor]) -> Iterator[
             handle.remove()
 
 
-def node_scores(network: Network, names: list[str], batches: Batches, loss: str = OWN) -> dict[str, Tensor]:
-    """|sum over batches of all ranks of dL/dc| of the nodes of some layers, L being `losses_of` that name."""
+def node_scores(
+    network: Network, names: list[str], batches: Batches, loss: str = OWN
+) -> dict[str, Tensor]:
+    """|sum over batches of all ranks of dL/dc| of the nodes of some layers, L being `losses_of`
+    that name."""
     modules = dict(network.module.named_modules())
     like = {name: modules[name].weight for name in names}
-    gates = {name: torch.ones(len(w), device=w.device, dtype=w.dtype, requires_grad=True) for name, w in like.items()}
+    gates = {
+        name: torch.ones(len(w), device=w.device, dtype=w.dtype, requires_grad=True)
+        for name, w in like.items()
+    }
     sums = [torch.zeros(len(gate), dtype=torch.float64) for gate in gates.values()]
     with _gated(modules, gates):
         for value, weight in losses_of(network, batches, loss):
-            for total, gradient in zip(sums, torch.autograd.grad(value, list(gates.values())), strict=True):
+            for total, gradient in zip(
+                sums, torch.autograd.grad(value, list(gates.values())), strict=True
+            ):
                 total += weight * gradient.cpu()
-    return {name: ranks.all_reduce_sum(total).abs() for name, total in zip(names, sums, strict=True)}
+    return {
+        name: ranks.all_reduce_sum(total).abs() for name, total in zip(names, sums, strict=True)
+    }
 
 
 def best_nodes(scores: dict[str, Tensor], total: int, sparsity: float) -> dict[str, Tensor]:
-    """Which nodes are kept: the best round(total (1 - sparsity)), and the best one of each layer."""
+    """Which nodes are kept: the best round(total (1 - sparsity)), and the best one of each
+    layer."""
     flat = torch.cat(list(scores.values()))
     order = torch.sort(flat, descending=True, stable=True).indices
     kept = torch.zeros(len(flat), dtype=torch.bool)
@@ -203,7 +257,8 @@ def best_nodes(scores: dict[str, Tensor], total: int, sparsity: float) -> dict[s
 
 
 def mask_of(module: nn.Module, layers: list[Hidden], kept: dict[str, Tensor]) -> Mask:
-    """The mask of a network without some nodes: of all its layers, and of the batch normalizations of pruned nodes."""
+    """The mask of a network without some nodes: of all its layers, and of the batch normalizations
+    of pruned nodes."""
     modules = dict(module.named_modules())
     names = {name for layer in layers for name in (layer.name, *layer.after)}
     tensors = {}

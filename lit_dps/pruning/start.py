@@ -1,4 +1,5 @@
-"""Start: the weights that a pruned network is trained from. Is it the mask that counts, or the weights under it?"""
+"""Start: the weights that a pruned network is trained from. Is it the mask that counts, or the
+weights under it?"""
 
 from __future__ import annotations
 
@@ -9,16 +10,18 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from lit_dps.errors import ConfigError
+from lit_dps.core.errors import ConfigError
+from lit_dps.core.trial import JACOBIAN, RESIDUAL
 from lit_dps.parallel import ranks
-from lit_dps.pruning.copies import same
 from lit_dps.pruning.isometry import STEPS, distances, jacobian_singular_values, restore_isometry
 from lit_dps.pruning.mask import Mask
 from lit_dps.pruning.network import Network
-from lit_dps.trial import JACOBIAN, RESIDUAL
+from lit_dps.pruning.network_copies import same
 
 Init = Literal["original", "reinit", "isometry"]
-Redraw = Callable[[str], nn.Module]  # the network as it was built ("init"), or under another seed ("reinit")
+Redraw = Callable[
+    [str], nn.Module
+]  # the network as it was built ("init"), or under another seed ("reinit")
 EXAMPLES = 100  # that the Jacobian is taken at, the first ones of the pass
 OUTPUTS = 100  # of a network whose Jacobian is taken, at most
 
@@ -37,10 +40,12 @@ def start(
     redraw: Redraw | None = None,
     steps: int = STEPS,
 ) -> dict[str, float]:
-    """Gives a network the weights that it is trained from under its mask, in place; its pruned weights are zero then.
+    """Gives a network the weights that it is trained from under its mask, in place; its pruned
+    weights are zero then.
 
-    "original" leaves the initial weights. "reinit" draws new ones by the network's own initialization (Frankle et al.
-    2021, Section 5). "isometry" moves them under the mask (`restore_isometry`, Lee et al. 2020).
+    "original" leaves the initial weights. "reinit" draws new ones by the network's own
+    initialization (Frankle et al. 2021, Section 5). "isometry" moves them under the mask
+    (`restore_isometry`, Lee et al. 2020).
 
     Args:
         init: Which.
@@ -67,7 +72,9 @@ def start(
 
 def _reinit(module: nn.Module, mask: Mask, redraw: Redraw | None) -> None:
     def refused(why: str) -> ConfigError:
-        return ConfigError("pruning.init", "reinit", f"original or isometry for {type(module).__name__}: {why}")
+        return ConfigError(
+            "pruning.init", "reinit", f"original or isometry for {type(module).__name__}: {why}"
+        )
 
     if redraw is None:
         raise refused("only a study can build it anew")
@@ -81,7 +88,9 @@ def _reinit(module: nn.Module, mask: Mask, redraw: Redraw | None) -> None:
     if all(same(other[name], ours[name]) for name in mask):
         raise refused("its weights do not depend on a seed")
     buffers, made, drawn = (dict(m.named_buffers()) for m in modules)
-    of_seed = [n for n, b in buffers.items() if n in made and n in drawn and same(made[n], b)]  # a teacher's, say
+    of_seed = [
+        n for n, b in buffers.items() if n in made and n in drawn and same(made[n], b)
+    ]  # a teacher's, say
     with torch.no_grad():
         for name, parameter in ours.items():
             parameter.copy_(other[name])
@@ -90,13 +99,22 @@ def _reinit(module: nn.Module, mask: Mask, redraw: Redraw | None) -> None:
 
 
 def _isometry(
-    module: nn.Module, mask: Mask, network: Callable[[], AbstractContextManager[Network]], steps: int
+    module: nn.Module,
+    mask: Mask,
+    network: Callable[[], AbstractContextManager[Network]],
+    steps: int,
 ) -> dict[str, float]:
-    why = None if any(keep.ndim >= 2 for keep in mask.values()) else "no pruned parameter has two or more dimensions"
+    why = (
+        None
+        if any(keep.ndim >= 2 for keep in mask.values())
+        else "no pruned parameter has two or more dimensions"
+    )
     if made := [name for name in mask if "parametrizations." in name]:
         why = f"{made[0]} is no weight, but what one is made from"
     if why:
-        raise ConfigError("pruning.init", "isometry", f"original or reinit for {type(module).__name__}: {why}")
+        raise ConfigError(
+            "pruning.init", "isometry", f"original or reinit for {type(module).__name__}: {why}"
+        )
 
     def repaired() -> tuple[dict[str, Tensor], dict[str, float]]:
         with network() as copy:
@@ -127,9 +145,11 @@ def _examples(network: Network) -> Tensor | None:
 
 
 def _spectrum(network: Network, x: Tensor | None, when: str) -> dict[str, float]:
-    """Mean and deviation of the singular values of the Jacobian over all examples; the median of their condition.
+    """Mean and deviation of the singular values of the Jacobian over all examples; the median of
+    their condition.
 
-    In evaluation mode. Nothing for a network that is no map from an input to at most `OUTPUTS` numbers.
+    In evaluation mode. Nothing for a network that is no map from an input to at most `OUTPUTS`
+    numbers.
     """
 
     def forward(x: Tensor) -> Tensor:

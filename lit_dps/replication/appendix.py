@@ -1,6 +1,8 @@
-"""The appendix of the replication's page: every study, every verdict, how they were made. From studies alone.
+"""The appendix of the replication's page: every study, every verdict, how they were made. From
+studies alone.
 
-The same studies give the same pages but for their date, command and the machine that they were made on.
+The same studies give the same pages but for their date, command and the machine that they were made
+on.
 """
 
 from __future__ import annotations
@@ -9,10 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from lit_dps.analysis import Analysis, setting, table_and_law, theory_text, timing_notes
+from lit_dps.analysis.analysis import Analysis
+from lit_dps.analysis.answer import timing_notes
+from lit_dps.core.record import setting
+from lit_dps.core.trial import STACKED, TrialResult
 from lit_dps.replication.paper import Judgement, judge, overall, protocol_rows, search_text
 from lit_dps.replication.rules import Verdict
-from lit_dps.trial import STACKED, TrialResult
+from lit_dps.report.text import table_and_law, theory_text
+from lit_dps.report.warnings import study_notes
 
 _THEORY = """\
 K\\* = c1/B + c2 with c1 proportional to Delta x beta x L at equal epsilon: the loss to go, the variance of the gradient
@@ -21,7 +27,8 @@ Simple-CNN on MNIST are 1.00 x 0.54 x 3.09 = 1.67. `lit_dps/analysis/theory.py` 
 
 
 class Image(NamedTuple):
-    """A figure of the page: what it shows, its path from the page's folder, and the name of its kind."""
+    """A figure of the page: what it shows, its path from the page's folder, and the name of its
+    kind."""
 
     caption: str
     path: str
@@ -53,18 +60,22 @@ class Part:
 
     @property
     def whole(self) -> bool:
-        """Whether every cell that its configuration asks for is measured; cells beyond these may be under way."""
+        """Whether every cell that its configuration asks for is measured; cells beyond these may be
+        under way."""
         if not self.left or self.core is None:
             return not self.left
         record = self.study.record
-        return {*self.core.batch_sizes} <= {*record.batch_sizes} and {*self.core.sparsities} <= {*record.sparsities}
+        return {*self.core.batch_sizes} <= {*record.batch_sizes} and {*self.core.sparsities} <= {
+            *record.sparsities
+        }
 
     def runs(self, kind: str) -> list[TrialResult]:
         """Its finished trials ("results"), or repeats of best points ("repeats")."""
         return [result for cell in getattr(self.study.record, kind).values() for result in cell]
 
     def hours(self, core: bool = False) -> float:
-        """Hours of its trials and repeats, or of those that its configuration asks for, one after another.
+        """Hours of its trials and repeats, or of those that its configuration asks for, one after
+        another.
 
         Without those in lockstep (`stacked`): each has the time of all that were beside it.
         """
@@ -90,13 +101,18 @@ class Machine(NamedTuple):
 
 
 def appendix_page(
-    parts: Sequence[Part], comparisons: Mapping[str, Sequence[Image]], machine: Machine, command: str, date: str
+    parts: Sequence[Part],
+    comparisons: Mapping[str, Sequence[Image]],
+    machine: Machine,
+    command: str,
+    date: str,
 ) -> str:
     """All that the page leaves out, of at least one study; `comparisons` as on the page."""
     judgements = judge_parts(parts)
     sections = [
         "# Replication: all studies, all verdicts\n",
-        "What [the page of the replication](replication.md) rests on, computed from the stored trials.\n",
+        "What [the page of the replication](replication.md) rests on, computed from the stored "
+        "trials.\n",
         _made(parts, machine, command, date),
         _claims(judgements),
         *(f"## {name}\n\n{_images(images)}" for name, images in comparisons.items() if images),
@@ -108,7 +124,9 @@ def appendix_page(
 
 def judge_parts(parts: Sequence[Part]) -> list[Judgement]:
     """All claims on all studies of the page."""
-    return judge([part.study for part in parts], {part.study.record.name: part.command for part in parts})
+    return judge(
+        [part.study for part in parts], {part.study.record.name: part.command for part in parts}
+    )
 
 
 def progress(study: Analysis) -> tuple[int, int]:
@@ -135,11 +153,17 @@ def _made(parts: Sequence[Part], machine: Machine, command: str, date: str) -> s
                 "command": f"`{part.command}`",
             }
         )
-    made = f"This page was made {date} on {machine.cores} cores of {machine.cpu}, with torch {machine.torch}."
+    made = (
+        f"This page was made {date} on {machine.cores} cores of {machine.cpu}, with torch "
+        f"{machine.torch}."
+    )
     took = (
-        "Hours are those of the trials and repeats, on whatever machine ran them, shared by the workers. What is "
-        f"shown took {core:.2f} hours as configured and {elapsed:.2f} hours as the commands extend it. Attempts that "
-        "a later one of the same trial went beyond do not count; trials that a study has from another count twice."
+        "Hours are those of the trials and repeats, on whatever machine ran them, shared by the "
+        "workers. What is "
+        f"shown took {core:.2f} hours as configured and {elapsed:.2f} hours as the commands "
+        "extend it. Attempts that "
+        "a later one of the same trial went beyond do not count; trials that a study has from "
+        "another count twice."
     )
     if stacked := {part.study.record.name: part.stacked for part in parts if part.stacked}:
         told = ", ".join(f"{count} of `{name}`" for name, count in stacked.items())
@@ -151,9 +175,19 @@ def _claims(judgements: Sequence[Judgement]) -> str:
     short, rows = [], []
     for claim, verdicts in overall(judgements).items():
         row = {"claim": f"{claim.text} (Section {claim.source})"}
-        short.append(row | {verdict: ", ".join(verdicts.get(verdict, ["-"])) or "no study" for verdict in Verdict})
+        short.append(
+            row
+            | {
+                verdict: ", ".join(verdicts.get(verdict, ["-"])) or "no study"
+                for verdict in Verdict
+            }
+        )
     for judgement in judgements:
-        row = {"claim": judgement.claim.text, "study": judgement.where or "-", "paper": judgement.claim.paper}
+        row = {
+            "claim": judgement.claim.text,
+            "study": judgement.where or "-",
+            "paper": judgement.claim.paper,
+        }
         row |= {"measured": judgement.measured, "verdict": judgement.verdict}
         rows.append(row | {"command": f"`{judgement.command}`" if judgement.command else "-"})
     return f"## The paper's claims, on every study\n\n{table(short)}\n{table(rows)}"
@@ -161,12 +195,22 @@ def _claims(judgements: Sequence[Judgement]) -> str:
 
 def _part(part: Part) -> str:
     record, (done, declared) = part.study.record, progress(part.study)
-    lines = [f"## Study {record.name}\n", f"Workload {record.workload}, made by `{part.command}`.\n"]
+    lines = [
+        f"## Study {record.name}\n",
+        f"Workload {record.workload}, made by `{part.command}`.\n",
+    ]
     if done < declared:
-        lines.append(f"**{done} of {declared} trials have finished**; all of this page is about those.\n")
+        lines.append(
+            f"**{done} of {declared} trials have finished**; all of this page is about those.\n"
+        )
     lines += [f"Searched: {search_text(record)}.\n", table(protocol_rows(record))]
-    notes = [*part.study.notes, *timing_notes(record, part.study.answer)]  # its figures have times
-    lines.append(_block("\n".join([table_and_law(part.study), *(f"note: {line}" for line in notes)])))
+    notes = [
+        *study_notes(part.study),
+        *timing_notes(record, part.study.answer),
+    ]  # its figures have times
+    lines.append(
+        _block("\n".join([table_and_law(part.study), *(f"note: {line}" for line in notes)]))
+    )
     return "\n".join([*lines, *([_images(part.images)] if part.images else [])])
 
 
@@ -174,12 +218,16 @@ def _theory(parts: Sequence[Part]) -> str:
     lines = ["## Theory\n", f"{_THEORY}\n"]
     for part in parts:
         name, text = part.study.record.name, theory_text(part.study)
-        lines.append(f"`{name}`:\n\n{_block(text)}" if text else f"`{name}`: no terms were measured.\n")
+        lines.append(
+            f"`{name}`:\n\n{_block(text)}" if text else f"`{name}`: no terms were measured.\n"
+        )
     return "\n".join(lines)
 
 
 def _images(images: Sequence[Image]) -> str:
-    return "\n".join(f"![{image.caption}]({image.path})\n\n*{escaped(image.caption)}*\n" for image in images)
+    return "\n".join(
+        f"![{image.caption}]({image.path})\n\n*{escaped(image.caption)}*\n" for image in images
+    )
 
 
 def _block(text: str) -> str:

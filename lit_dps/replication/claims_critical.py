@@ -1,17 +1,23 @@
-"""The paper's claims on critical batch sizes (Lee et al. 2021, Section 3.1), as c1 / c2 of the fitted laws.
+"""The paper's claims on critical batch sizes (Lee et al. 2021, Section 3.1), as c1 / c2 of the
+fitted laws.
 
 6. The critical batch size at 90 % comes no earlier: B_crit(0.9) > B_crit(0) / 1.1.
 7. With momentum it comes later: B_crit(0.9) > 1.1 B_crit(0).
-8. Momentum (and Nesterov) has a larger critical batch size than SGD on the same data, network, schedule and goal
-   (Figure 2): B_crit > 1.1 times, at every sparsity that both studies have.
+8. Momentum (and Nesterov) has a larger critical batch size than SGD on the same data, network,
+   schedule and goal (Figure 2): B_crit > 1.1 times, at every sparsity that both studies have.
 
-B_crit has to be identifiable below the line; above it, where it may lie beyond the largest batch size, the lower limit
-decides. A law that misses what it is fitted to tells no B_crit (`rules.misfits`).
+B_crit has to be identifiable below the line; above it, where it may lie beyond the largest batch
+size, the lower limit decides. A law that misses what it is fitted to tells no B_crit
+(`rules.misfits`).
 """
 
 from __future__ import annotations
 
-from lit_dps.analysis import Analysis, Scaling, setting, three_digits
+from lit_dps.analysis.analysis import Analysis
+from lit_dps.analysis.scaling import Scaling
+from lit_dps.analysis.tables import three_digits
+from lit_dps.core.record import setting
+from lit_dps.core.trial import Series
 from lit_dps.replication.claims_scaling import medians_note
 from lit_dps.replication.compared import RULE, alike, goal_of
 from lit_dps.replication.rules import (
@@ -27,7 +33,6 @@ from lit_dps.replication.rules import (
     if_reached,
     misfits,
 )
-from lit_dps.trial import Series
 
 SGD, MOMENTUM = "sgd", "momentum"
 
@@ -39,11 +44,16 @@ def critical_no_earlier(study: Analysis) -> Finding | None:
 
 def critical_later(study: Analysis) -> Finding | None:
     """Claim 7; None for a study without both sparsities or with another update rule."""
-    return _critical_of_sparse(study, MARGIN) if setting(study.record.config, RULE) == MOMENTUM else None
+    return (
+        _critical_of_sparse(study, MARGIN)
+        if setting(study.record.config, RULE) == MOMENTUM
+        else None
+    )
 
 
 def critical_of_momentum(study: Analysis, sgd: Analysis) -> Finding | None:
-    """Claim 8; None unless the second study is of SGD and the first of another rule on the same workload.
+    """Claim 8; None unless the second study is of SGD and the first of another rule on the same
+    workload.
 
     None for a study of one batch size, too.
     """
@@ -66,7 +76,10 @@ def critical_of_momentum(study: Analysis, sgd: Analysis) -> Finding | None:
 
 
 def _critical_of_sparse(study: Analysis, least: float) -> Finding | None:
-    return at_each_pair(study, lambda over, under: _critical(*curves(study, over, under), str(over), str(under), least))
+    return at_each_pair(
+        study,
+        lambda over, under: _critical(*curves(study, over, under), str(over), str(under), least),
+    )
 
 
 def _critical(over: Scaling, under: Scaling, name: str, other: str, least: float) -> Finding:

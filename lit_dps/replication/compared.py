@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lit_dps.analysis import setting
-from lit_dps.record import StudyRecord
+from lit_dps.core.record import StudyRecord, setting
 
 RULE = "model.init_args.optimizer"
 RATES = ("learning_rate", "momentum")  # of the update rule
 
 
 def searched(record: StudyRecord) -> bool:
-    """Whether a study searched for its K*, and not took the best points of another (study.best_of)."""
+    """Whether a study searched for its K*, and not took the best points of another
+    (study.best_of)."""
     return setting(record.config, "study.best_of") is None
 
 
@@ -22,16 +22,24 @@ def goal_of(record: StudyRecord) -> tuple[str, int]:
 
 
 def trained(record: StudyRecord) -> dict[str, object]:
-    """What was trained on what, how it was pruned, and by which schedule, but for the update rule and its goal.
+    """What was trained on what, how it was pruned, and by which schedule, but for the update rule
+    and its goal.
 
-    The values that a configuration gives, by key, and not those that were searched. Configurations of earlier versions
-    lack keys, which are then at their defaults: compare what both have.
+    The values that a configuration gives, by key, and not those that were searched. Configurations
+    of earlier versions lack keys, which are then at their defaults: compare what both have.
     """
     found = {key: setting(record.config, key) for key in ("data.class_path", "model.class_path")}
     for section in ("data.init_args", "model.init_args", "pruning", "optim", "local"):
         found |= _leaves(setting(record.config, section), section)
     found.setdefault("model.init_args.schedule", "constant")
-    apart = {"batch_size", "root", "sparsity", "optimizer", *RATES, *(key.rsplit(".", 1)[-1] for key in record.space)}
+    apart = {
+        "batch_size",
+        "root",
+        "sparsity",
+        "optimizer",
+        *RATES,
+        *(key.rsplit(".", 1)[-1] for key in record.space),
+    }
     return {key: value for key, value in found.items() if key.rsplit(".", 1)[-1] not in apart}
 
 
@@ -44,4 +52,8 @@ def alike(record: StudyRecord, other: StudyRecord) -> bool:
 def _leaves(node: object, name: str) -> dict[str, object]:
     if not isinstance(node, Mapping):
         return {name: node}
-    return {key: leaf for part, value in node.items() for key, leaf in _leaves(value, f"{name}.{part}").items()}
+    return {
+        key: leaf
+        for part, value in node.items()
+        for key, leaf in _leaves(value, f"{name}.{part}").items()
+    }

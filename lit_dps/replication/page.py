@@ -1,6 +1,8 @@
-"""The page of the replication, short: each claim at the largest scale measured, the paper's figures, what disagrees.
+"""The page of the replication, short: each claim at the largest scale measured, the paper's
+figures, what disagrees.
 
-Nothing on it is written by hand but the sentences below, which are about the paper, and the same whatever was measured.
+Nothing on it is written by hand but the sentences below, which are about the paper, and the same
+whatever was measured.
 """
 
 from __future__ import annotations
@@ -10,19 +12,21 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from lit_dps.analysis.critical import DEFINITIONS
-from lit_dps.goal import ERROR
+from lit_dps.core.goal import ERROR
+from lit_dps.core.paper_protocol import BATCH_SIZES, TRIALS, WORKLOADS, classes
+from lit_dps.core.trial import Status, TrialResult
 from lit_dps.replication.appendix import Image, Machine, Part, escaped, judge_parts, progress, table
 from lit_dps.replication.compared import searched
 from lit_dps.replication.paper import Claim, Judgement, compared_with
-from lit_dps.replication.protocol import BATCH_SIZES, TRIALS, WORKLOADS, classes
 from lit_dps.replication.rules import DENSE, LUCK_OF, POINT_LUCK, SPARSE, Verdict
 from lit_dps.replication.under_way import under_way
-from lit_dps.trial import Status, TrialResult
 
 UNDECIDABLE = Verdict.UNDECIDABLE
 _ABOUT = (
-    "Lee, Ajanthan, Torr and Jaggi, [Understanding the Effects of Data Parallelism and Sparsity on Neural Network "
-    "Training](https://arxiv.org/abs/2003.11316) (ICLR 2021), measured again by lit_dps on real data."
+    "Lee, Ajanthan, Torr and Jaggi, [Understanding the Effects of Data Parallelism and Sparsity "
+    "on Neural Network "
+    "Training](https://arxiv.org/abs/2003.11316) (ICLR 2021), measured again by lit_dps on real "
+    "data."
 )
 _RULES = """\
 A claim is a number in a range (`lit_dps/replication/`): seen where its 95 % interval, in brackets, lies within, not
@@ -40,7 +44,10 @@ _READING = """\
 The paper reads them off its curves, where linear scaling ends, as powers of two. As measured, that is where the
 examples B K\\* exceed those of the smallest batch size by 20 %; by the law, where they exceed c1 by 20 %, or are twice
 as many (c1 / c2). Of K\\*, in examples, with 95 % intervals. A law far above the measured hides an early bend."""
-_MARKS = {">": " `>` is below all that can be told.", "*": " `*`: critical.csv of the study tells more."}
+_MARKS = {
+    ">": " `>` is below all that can be told.",
+    "*": " `*`: critical.csv of the study tells more.",
+}
 APART, UNEXPLAINED = "; the paper's number lies outside", "We have no explanation."
 REGION = "metaparameters"
 READINGS = "linear_20", "overhead", "law"  # of the critical batch size, shown
@@ -48,22 +55,38 @@ READINGS = "linear_20", "overhead", "law"  # of the critical batch size, shown
 FIGURES = {
     "scaling": (
         "Figure 1",
-        "K\\* falls in proportion to 1/B, bends and goes flat, at every sparsity; sparser networks need more steps.",
+        "K\\* falls in proportion to 1/B, bends and goes flat, at every sparsity; sparser "
+        "networks need more steps.",
     ),
-    "optimizers": ("Figure 2", "Momentum and Nesterov go on scaling to larger batches than plain SGD does."),
+    "optimizers": (
+        "Figure 2",
+        "Momentum and Nesterov go on scaling to larger batches than plain SGD does.",
+    ),
     REGION: (
         "Figure 3",
-        "Larger batches succeed in a larger region of learning rate and momentum, at higher effective rates.",
+        "Larger batches succeed in a larger region of learning rate and momentum, at higher "
+        "effective rates.",
     ),
-    "lipschitz": ("Figure 4", "The local Lipschitz constant along training is larger where networks are sparser."),
-    "ratios": ("Figure 12", "A 90 % sparse network needs about 1.5 to 4.5 times the steps of the dense one."),
+    "lipschitz": (
+        "Figure 4",
+        "The local Lipschitz constant along training is larger where networks are sparser.",
+    ),
+    "ratios": (
+        "Figure 12",
+        "A 90 % sparse network needs about 1.5 to 4.5 times the steps of the dense one.",
+    ),
 }
 
 
 def replication_page(
-    parts: Sequence[Part], comparisons: Mapping[str, Sequence[Image]], machine: Machine, command: str, date: str
+    parts: Sequence[Part],
+    comparisons: Mapping[str, Sequence[Image]],
+    machine: Machine,
+    command: str,
+    date: str,
 ) -> str:
-    """The page, of at least one study; `comparisons` are figures of several, by what they have in common.
+    """The page, of at least one study; `comparisons` are figures of several, by what they have in
+    common.
 
     See `paper.compared_with`.
     """
@@ -71,7 +94,8 @@ def replication_page(
     chosen = headlines(judgements, parts)
     sections = [
         "# Replication\n",
-        f"{_ABOUT} {_summary(chosen, parts)} [The appendix](replication-appendix.md) has every study and verdict.\n",
+        f"{_ABOUT} {_summary(chosen, parts)} [The appendix](replication-appendix.md) has every "
+        "study and verdict.\n",
         _table(chosen, judgements, parts),
         f"{_rules(parts)}\n",
         _WORDS,
@@ -79,22 +103,29 @@ def replication_page(
         _critical(parts),
         _disagreements(chosen),
         _undecided(chosen, judgements, parts),
-        f"## How it was made\n\n`{command}`\n\nMade {date} on {machine.cores} cores of {machine.cpu}, "
+        f"## How it was made\n\n`{command}`\n\nMade {date} on {machine.cores} cores of "
+        f"{machine.cpu}, "
         f"with torch {machine.torch}, from stored trials; their commands are in the appendix.\n",
     ]
     return "\n".join(sections)
 
 
 def _rules(parts: Sequence[Part]) -> str:
-    """How a claim is decided, with the numbers of seeds that medians are over, and the luck of the points searched."""
-    counts = sorted({len(point.results) for part in parts for point in part.study.repeats if point.results})
+    """How a claim is decided, with the numbers of seeds that medians are over, and the luck of the
+    points searched."""
+    counts = sorted(
+        {len(point.results) for part in parts for point in part.study.repeats if point.results}
+    )
     ends = dict.fromkeys(map(str, counts[:1] + counts[-1:]))
     dense, sparse = (math.exp(POINT_LUCK[sparsity]) for sparsity in (DENSE, SPARSE))
-    return _RULES.format(seeds=f"{' to '.join(ends)} " if ends else "", of=LUCK_OF, dense=dense, sparse=sparse)
+    return _RULES.format(
+        seeds=f"{' to '.join(ends)} " if ends else "", of=LUCK_OF, dense=dense, sparse=sparse
+    )
 
 
 def scale(part: Part) -> tuple[bool, bool, int]:
-    """How large a study is: whether it met the paper's goal or a harder one, whether it is whole, finished trials."""
+    """How large a study is: whether it met the paper's goal or a harder one, whether it is whole,
+    finished trials."""
     record = part.study.record
     paper = WORKLOADS.get(classes(record.config))
     own = paper is not None and record.goal.metric == ERROR and not record.goal.at_least
@@ -104,13 +135,15 @@ def scale(part: Part) -> tuple[bool, bool, int]:
 
 
 def span(part: Part) -> tuple[bool, int, int]:
-    """How much of a figure a study fills: as `scale`, but its cells before its trials, which make a curve no longer."""
+    """How much of a figure a study fills: as `scale`, but its cells before its trials, which make a
+    curve no longer."""
     own, _, trials = scale(part)
     return own, len(part.study.record.results), trials
 
 
 def headlines(judgements: Iterable[Judgement], parts: Sequence[Part]) -> dict[Claim, Judgement]:
-    """Each claim's verdict at the largest scale (`scale_of`) among those that decide it, if any does."""
+    """Each claim's verdict at the largest scale (`scale_of`) among those that decide it, if any
+    does."""
     found: dict[Claim, Judgement] = {}
 
     def rank(judgement: Judgement) -> tuple:
@@ -122,7 +155,9 @@ def headlines(judgements: Iterable[Judgement], parts: Sequence[Part]) -> dict[Cl
     return found
 
 
-def larger_undecided(chosen: Judgement, judgements: Iterable[Judgement], parts: Sequence[Part]) -> Judgement | None:
+def larger_undecided(
+    chosen: Judgement, judgements: Iterable[Judgement], parts: Sequence[Part]
+) -> Judgement | None:
     """The same claim at the largest scale, where that does not decide it and a smaller one does."""
     same = [judgement for judgement in judgements if judgement.claim is chosen.claim]
     largest = max(same, key=lambda judgement: scale_of(judgement, parts))
@@ -130,7 +165,8 @@ def larger_undecided(chosen: Judgement, judgements: Iterable[Judgement], parts: 
 
 
 def scale_of(judgement: Judgement, parts: Sequence[Part]) -> tuple[bool, bool, int]:
-    """The scale of a judgement's study, of a pair that of the smaller one; the least where there is none."""
+    """The scale of a judgement's study, of a pair that of the smaller one; the least where there is
+    none."""
     of = (scale(part) for part in parts if part.study.record.name in judgement.studies)
     return min(of, default=(False, False, 0))
 
@@ -147,37 +183,58 @@ def _summary(chosen: Mapping[Claim, Judgement], parts: Sequence[Part]) -> str:
     shared = sum(len(part.runs("results")) for part in parts) - len(runs["results"])
     done = sum(progress(part.study)[0] for part in parts) - shared
     return (
-        f"Of the paper's {len(chosen)} claims: {told}; decided at the paper's goal or a harder one: {own}. By "
+        f"Of the paper's {len(chosen)} claims: {told}; decided at the paper's goal or a harder "
+        f"one: {own}. By "
         f"{len(parts)} studies, {done:,} trials, {len(runs['repeats']):,} repeats of best points, "
         f"{steps:,} steps.{_extent(parts)}{others}"
     )
 
 
 def _distinct(parts: Sequence[Part], kind: str) -> list[TrialResult]:
-    """The runs of all studies (`Part.runs`); one that a study has from another, told by its seconds, counts once."""
-    found = {(str(run.trial), run.seconds): run for part in reversed(parts) for run in part.runs(kind)}
+    """The runs of all studies (`Part.runs`); one that a study has from another, told by its
+    seconds, counts once."""
+    found = {
+        (str(run.trial), run.seconds): run for part in reversed(parts) for run in part.runs(kind)
+    }
     return list(found.values())
 
 
 def _extent(parts: Sequence[Part]) -> str:
     """How far the searches at the paper's goal reach, beside the paper's."""
-    records = [part.study.record for part in parts if scale(part)[0] and searched(part.study.record)]
-    reach = sorted(((max(r.batch_sizes), min(map(len, r.results.values()))) for r in records), reverse=True)
-    fewest: dict[int, int] = {}  # trials of a cell up to a largest batch size, where no wider search has as many
+    records = [
+        part.study.record for part in parts if scale(part)[0] and searched(part.study.record)
+    ]
+    reach = sorted(
+        ((max(r.batch_sizes), min(map(len, r.results.values()))) for r in records), reverse=True
+    )
+    fewest: dict[
+        int, int
+    ] = {}  # trials of a cell up to a largest batch size, where no wider search has as many
     for largest, trials in reach:
         if trials > max(fewest.values(), default=0):
             fewest[largest] = trials
     ours = ", ".join(f"{trials} up to B = {largest:,}" for largest, trials in fewest.items())
-    return ours and f" Trials a cell at its goal: {ours} (the paper: {TRIALS}, {BATCH_SIZES[-1]:,})."
+    return (
+        ours and f" Trials a cell at its goal: {ours} (the paper: {TRIALS}, {BATCH_SIZES[-1]:,})."
+    )
 
 
-def _table(chosen: Mapping[Claim, Judgement], judgements: Sequence[Judgement], parts: Sequence[Part]) -> str:
+def _table(
+    chosen: Mapping[Claim, Judgement], judgements: Sequence[Judgement], parts: Sequence[Part]
+) -> str:
     rows, above = [], None
     for claim, judgement in chosen.items():
         found = (judgement.measured, judgement.studies)
-        ours, above = "as above" if judgement.studies and found == above else judgement.measured, found
+        ours, above = (
+            "as above" if judgement.studies and found == above else judgement.measured,
+            found,
+        )
         larger = larger_undecided(judgement, judgements, parts)
-        differ = [j for j in judgements if j.claim is claim and j.verdict not in (judgement.verdict, UNDECIDABLE)]
+        differ = [
+            j
+            for j in judgements
+            if j.claim is claim and j.verdict not in (judgement.verdict, UNDECIDABLE)
+        ]
         verdict = f"{judgement.verdict.short}{' at a smaller scale, undecided at the largest' if larger else ''}"
         rows.append(
             {
@@ -192,7 +249,8 @@ def _table(chosen: Mapping[Claim, Judgement], judgements: Sequence[Judgement], p
 
 
 def _figures(parts: Sequence[Part], comparisons: Mapping[str, Sequence[Image]]) -> list[str]:
-    """Each figure of the paper from the widest study (`span`), or studies to be compared, that have it."""
+    """Each figure of the paper from the widest study (`span`), or studies to be compared, that have
+    it."""
     sections = []
     for name, (number, shows) in FIGURES.items():
         widest = sorted(parts, key=lambda part, name=name: _rank(part, name), reverse=True)
@@ -201,23 +259,29 @@ def _figures(parts: Sequence[Part], comparisons: Mapping[str, Sequence[Image]]) 
         images += [image for group in groups for image in comparisons.get(group, ())]
         image = next((image for image in images if image.name == name), None)
         if image is not None:
-            sections.append(f"## {number}\n\nThe paper: {shows}\n\n![{image.caption}]({image.path})\n")
+            sections.append(
+                f"## {number}\n\nThe paper: {shows}\n\n![{image.caption}]({image.path})\n"
+            )
     return sections
 
 
 def _rank(part: Part, figure: str) -> tuple:
-    """Whether a study is whole, at the paper's goal, and how wide; a raced one shows no region of success."""
+    """Whether a study is whole, at the paper's goal, and how wide; a raced one shows no region of
+    success."""
     record, (own, *size) = part.study.record, span(part)
     return not under_way(record), own, figure == REGION and record.slack is None, *size
 
 
 def _critical(parts: Sequence[Part]) -> str:
-    """Critical batch sizes of each workload and rule, at its widest study, as a law has them and as the paper does.
+    """Critical batch sizes of each workload and rule, at its widest study, as a law has them and as
+    the paper does.
 
     Of the studies at the paper's goal alone, where there are any.
     """
     rows, seen = [], set()
-    shown = [part for part in parts if scale(part)[0] and len(part.study.record.batch_sizes) > 1] or parts
+    shown = [
+        part for part in parts if scale(part)[0] and len(part.study.record.batch_sizes) > 1
+    ] or parts
     for part in sorted(shown, key=span, reverse=True):
         record = part.study.record
         if record.workload in seen or len(record.batch_sizes) < 2:
@@ -235,15 +299,25 @@ def _critical(parts: Sequence[Part]) -> str:
 
 def _disagreements(chosen: Mapping[Claim, Judgement]) -> str:
     lines = [
-        f"- **{escaped(claim.text)}**: {at.verdict.short}{APART * at.apart}. {claim.explained or UNEXPLAINED}"
+        f"- **{escaped(claim.text)}**: {at.verdict.short}{APART * at.apart}. "
+        f"{claim.explained or UNEXPLAINED}"
         for claim, at in chosen.items()
         if at.verdict is Verdict.NOT_SEEN or at.apart
     ]
     return "\n".join(["## Where it disagrees\n", *(lines or ["Nowhere."]), ""])
 
 
-def _undecided(chosen: Mapping[Claim, Judgement], judgements: Sequence[Judgement], parts: Sequence[Part]) -> str:
-    """What the larger studies say, with their numbers where the verdict above is not of the paper's goal."""
-    pairs = [(larger_undecided(j, judgements, parts), not scale_of(j, parts)[0]) for j in chosen.values()]
-    lines = [f"- **{escaped(j.claim.text)}**{f': {escaped(j.measured)}' * far} (`{j.where}`)" for j, far in pairs if j]
+def _undecided(
+    chosen: Mapping[Claim, Judgement], judgements: Sequence[Judgement], parts: Sequence[Part]
+) -> str:
+    """What the larger studies say, with their numbers where the verdict above is not of the paper's
+    goal."""
+    pairs = [
+        (larger_undecided(j, judgements, parts), not scale_of(j, parts)[0]) for j in chosen.values()
+    ]
+    lines = [
+        f"- **{escaped(j.claim.text)}**{f': {escaped(j.measured)}' * far} (`{j.where}`)"
+        for j, far in pairs
+        if j
+    ]
     return "\n".join(["## Where the largest studies do not decide\n", *lines, ""]) if lines else ""

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from lit_dps.analysis import summarize
-from lit_dps.boxes import inside
-from lit_dps.errors import ConfigError, StorageError
-from lit_dps.record import StudyRecord
-from lit_dps.store import read_study
+from lit_dps.analysis.summary import summarize
+from lit_dps.core.errors import ConfigError, StorageError
+from lit_dps.core.record import StudyRecord
+from lit_dps.core.space_history import inside
+from lit_dps.storage.read import read_study
 from lit_dps.study.setup import StudySetup
 
 
 def check_best_of(setup: StudySetup) -> None:
-    """Checks that another study has a best point for each cell, in the box, and the one that cells here began with.
+    """Checks that another study has a best point for each cell, in the box, and the one that cells
+    here began with.
 
     Raises:
         ConfigError: if not.
@@ -21,16 +22,22 @@ def check_best_of(setup: StudySetup) -> None:
     other = read_study(url, study.best_of)
     if other.space.keys() != study.space.keys():
         raise ConfigError(
-            "study.space", sorted(study.space), f"the keys of study {other.name!r}: {sorted(other.space)}"
+            "study.space",
+            sorted(study.space),
+            f"the keys of study {other.name!r}: {sorted(other.space)}",
         )
     try:
         mine: StudyRecord | None = read_study(url, study.name)
-    except StorageError:  # there is none yet; what else is wrong with it is told where it is declared
+    except (
+        StorageError
+    ):  # there is none yet; what else is wrong with it is told where it is declared
         mine = None
     best = {summary.cell: summary.best for summary in summarize(other)}
     for cell in setup.cells:
         if best.get(cell) is None:
-            raise ConfigError("study.best_of", study.best_of, f"a study with a complete trial at {cell}")
+            raise ConfigError(
+                "study.best_of", study.best_of, f"a study with a complete trial at {cell}"
+            )
         params = best[cell].trial.params
         for key, box in study.space.items():
             if not inside({key: box}, params):
@@ -41,5 +48,6 @@ def check_best_of(setup: StudySetup) -> None:
             raise ConfigError(
                 "study.best_of",
                 study.best_of,
-                f"a study whose best points stay; at {cell} it is another by now: choose another study.name",
+                f"a study whose best points stay; at {cell} it is another by now: choose another "
+                "study.name",
             )

@@ -17,12 +17,12 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import IterableDataset, Subset
 
-from lit_dps.provenance import UNKNOWN
-from lit_dps.store import sobol_point
+from lit_dps.core.environment import UNKNOWN
+from lit_dps.core.trial import Cell, Trial
+from lit_dps.storage.sobol import sobol_point
 from lit_dps.study.hardware import cpu_model
 from lit_dps.study.setup import StudySetup
-from lit_dps.training.generators import isolated
-from lit_dps.trial import Cell, Trial
+from lit_dps.training.rng_state import isolated
 
 LENGTH = 16  # hexadecimal digits of a hash
 EXAMPLES = 64  # hashed examples of a data set, evenly spaced
@@ -34,12 +34,12 @@ DEPTH = 4  # levels of nested examples
 def data_hashes(setup: StudySetup) -> dict[str, list[str]]:
     """Return the hashes of the data that a study trains and validates on.
 
-    If the data module has a `digest`, return the digest. Otherwise the data sets are made twice under
-    the seeds of point 0 and read; if the two differ, the hashes are `UNKNOWN`.
+    If the data module has a `digest`, return the digest. Otherwise the data sets are made twice
+    under the seeds of point 0 and read; if the two differ, the hashes are `UNKNOWN`.
 
     Returns:
         Hashes by the values of the data's axes, such as "noise=0.5" ("" without such axes). See
-        `lit_dps.provenance.DATA`.
+        `lit_dps.core.environment.DATA`.
     """
     study = setup.study
     hashes = {}
@@ -56,7 +56,8 @@ def data_hashes(setup: StudySetup) -> dict[str, list[str]]:
 def check_validation_data(setup: StudySetup) -> list[str]:
     """Return a note if two points of the search validate on different data.
 
-    A data module that splits its data in `setup`, without a generator of its own, splits them by the seed of the point.
+    A data module that splits its data in `setup`, without a generator of its own, splits them by
+    the seed of the point.
     """
     study = setup.study
     if study.trials < 2:
@@ -72,7 +73,8 @@ def check_validation_data(setup: StudySetup) -> list[str]:
     if hashes[0] == hashes[1]:
         return []
     return [
-        "two points of the search validate on different data: K* may be that of an easy split. Split with a generator "
+        "two points of the search validate on different data: K* may be that of an easy split. "
+        "Split with a generator "
         "of a fixed seed, torch.Generator().manual_seed(0)"
     ]
 
@@ -128,7 +130,8 @@ class Hasher:
 
     @property
     def hashes(self) -> list[str]:
-        """Hashes of exact values, of floats, and of the versions and processor that round floats."""
+        """Hashes of exact values, of floats, and of the versions and processor that round
+        floats."""
         context = f"{torch.__version__} {np.__version__} {cpu_model()}"
         hashers = self._exact, self._floats, hashlib.sha256(context.encode())
         return [hasher.hexdigest()[:LENGTH] for hasher in hashers]

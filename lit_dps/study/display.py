@@ -1,4 +1,5 @@
-"""The live display of a study at a terminal: a bar, K* of each cell as it fills in, and the trials that run."""
+"""The live display of a study at a terminal: a bar, K* of each cell as it fills in, and the trials
+that run."""
 
 from __future__ import annotations
 
@@ -15,11 +16,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from lit_dps.goal import Goal
-from lit_dps.runtime import StopRequest
+from lit_dps.core.goal import Goal
+from lit_dps.core.trial import Cell, Series, Status, Trial, TrialResult
+from lit_dps.parallel.process import StopRequest
 from lit_dps.study.progress import Progress, clock
-from lit_dps.study.watching import Sighting
-from lit_dps.trial import Cell, Series, Status, Trial, TrialResult
+from lit_dps.study.worker_events import Sighting
 
 REFRESH = 2  # times a second
 RUNNING = 8  # trials that run and are shown, at most
@@ -27,7 +28,8 @@ LEAVING = "{}: leaving at the next check; once more to leave now"
 
 
 class Display:
-    """Shows a study in place, as wide as the terminal is; what else is printed meanwhile stands above it.
+    """Shows a study in place, as wide as the terminal is; what else is printed meanwhile stands
+    above it.
 
     Args:
         progress: How far it has come.
@@ -37,11 +39,19 @@ class Display:
         console: Where to show it; by default stderr.
     """
 
-    def __init__(self, progress: Progress, name: str, goal: Goal, stop: StopRequest, console: Console | None = None):
+    def __init__(
+        self,
+        progress: Progress,
+        name: str,
+        goal: Goal,
+        stop: StopRequest,
+        console: Console | None = None,
+    ):
         self.progress, self.name, self.goal, self.stop = progress, name, goal, stop
         self.console = console or Console(stderr=True, highlight=False, markup=False, emoji=False)
         self._running: dict[tuple, Sighting] = {}
-        # The screen is drawn by a thread of rich's, so that its clock runs on while a step takes minutes.
+        # The screen is drawn by a thread of rich's, so that its clock runs on while a step takes
+        # minutes.
         self._lock, self._began, self._ended = threading.RLock(), time.monotonic(), False
         self._known: tuple | None = None
         self._live = Live(
@@ -75,7 +85,9 @@ class Display:
         """Takes into account how far a trial has come."""
         with self._lock:
             if sighting.trial is None:
-                self._running = {k: seen for k, seen in self._running.items() if seen.worker != sighting.worker}
+                self._running = {
+                    k: seen for k, seen in self._running.items() if seen.worker != sighting.worker
+                }
             else:
                 self._running[_place(sighting.trial)] = sighting
 
@@ -122,13 +134,21 @@ class Display:
             if left is None:
                 text += ", time left not known yet"
             else:
-                text += f", {'at least' if left.bound else 'about'} {clock(max(0.0, left.seconds - now + at))} left"
+                text += (
+                    f", {'at least' if left.bound else 'about'} "
+                    f"{clock(max(0.0, left.seconds - now + at))} left"
+                )
             text += f", {self.progress.workers} at a time"
-        failed = sum(r.status is Status.FAILED for done in self.progress.done.values() for r in done.values())
-        return Text(text + (f", {failed} failed" if failed else ""), no_wrap=True, overflow="ellipsis")
+        failed = sum(
+            r.status is Status.FAILED for done in self.progress.done.values() for r in done.values()
+        )
+        return Text(
+            text + (f", {failed} failed" if failed else ""), no_wrap=True, overflow="ellipsis"
+        )
 
     def _cells(self, running: Sequence[Sighting], room: int) -> list[RenderableType]:
-        """K* of each cell, batch sizes across, in as many blocks as the width needs; within so many lines."""
+        """K* of each cell, batch sizes across, in as many blocks as the width needs; within so many
+        lines."""
         series = list(dict.fromkeys(sorted(cell.series for cell in self.progress.done)))
         sizes = sorted({cell.batch_size for cell in self.progress.done})
         texts = {cell: self._text(cell) for cell in self.progress.done}
@@ -139,19 +159,33 @@ class Display:
             wide[cell.batch_size] = max(wide[cell.batch_size], len(text) + 2)
         blocks: list[list[int]] = [[]]
         for size in sizes:
-            if blocks[-1] and across + sum(wide[each] for each in (*blocks[-1], size)) > self.console.width:
+            if (
+                blocks[-1]
+                and across + sum(wide[each] for each in (*blocks[-1], size)) > self.console.width
+            ):
                 blocks.append([])
             blocks[-1].append(size)
         if len(blocks) * (len(series) + 1) > room:  # then those that are being filled in
             now = {seen.trial.cell.batch_size for seen in running} or set(sizes)
-            blocks = [block for block in blocks if now & set(block)][: max(1, room // (len(series) + 1))]
+            blocks = [block for block in blocks if now & set(block)][
+                : max(1, room // (len(series) + 1))
+            ]
         shown = series[: max(1, room // len(blocks) - 1 - (len(series) + 1 > room))]
         tables = [self._block(block, shown, texts, across, wide) for block in blocks]
-        more = [Text(f"and {len(series) - len(shown)} more series", "dim")] if len(shown) < len(series) else []
+        more = (
+            [Text(f"and {len(series) - len(shown)} more series", "dim")]
+            if len(shown) < len(series)
+            else []
+        )
         return [*tables, *more]
 
     def _block(
-        self, sizes: Sequence[int], series: Sequence[Series], texts: dict[Cell, str], across: int, wide: dict[int, int]
+        self,
+        sizes: Sequence[int],
+        series: Sequence[Series],
+        texts: dict[Cell, str],
+        across: int,
+        wide: dict[int, int],
     ) -> Table:
         table = Table(box=None, padding=0, show_edge=False, header_style="bold")
         table.add_column("K*", width=across, no_wrap=True)
@@ -163,7 +197,8 @@ class Display:
         return table
 
     def _text(self, cell: Cell) -> str:
-        """K* of a cell, "<=" while trials may lower it and where the first check met the goal; or how many ended."""
+        """K* of a cell, "<=" while trials may lower it and where the first check met the goal; or
+        how many ended."""
         finished, *_ = self._known
         best, ended, points = self.progress.best(cell), finished[cell], self.progress.points
         if best is not None:

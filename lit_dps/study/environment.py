@@ -9,16 +9,18 @@ from typing import Any
 
 from lightning.pytorch import LightningDataModule
 
-from lit_dps.provenance import DATA, SOURCES, THREADS, with_key
-from lit_dps.record import HARDWARE
+from lit_dps.core.environment import DATA, SOURCES, THREADS, with_key
+from lit_dps.core.record import HARDWARE
 from lit_dps.study.data_hashes import data_hashes
 from lit_dps.study.hardware import hardware
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.sources import is_installed, source_hashes, texts_in
-from lit_dps.study.view import environment_tags
+from lit_dps.tracking.sync import environment_tags
 
 
-def environment_of(setup: StudySetup, data: LightningDataModule, reads_data: bool = True) -> dict[str, Any]:
+def environment_of(
+    setup: StudySetup, data: LightningDataModule, reads_data: bool = True
+) -> dict[str, Any]:
     """Return the environment of this process. Call it after the dry run has imported all classes.
 
     Args:
@@ -27,7 +29,7 @@ def environment_of(setup: StudySetup, data: LightningDataModule, reads_data: boo
         reads_data: Whether to hash the data. This is not needed if no trial will run.
 
     Returns:
-        Versions, machine, threads and hashes, with a key: see `lit_dps.provenance`.
+        Versions, machine, threads and hashes, with a key: see `lit_dps.core.environment`.
     """
     config = setup.config()
     tags = environment_tags(getattr(data, "digest", None))

@@ -1,4 +1,5 @@
-"""Collects the failed trials of a study: writes a file for each, and summarizes them for the user."""
+"""Collects the failed trials of a study: writes a file for each, and summarizes them for the
+user."""
 
 from __future__ import annotations
 
@@ -10,18 +11,21 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from lit_dps.errors import StorageError, UserError
-from lit_dps.files import replacing
-from lit_dps.trial import Cell, Status, TrialResult
+from lit_dps.core.atomic_write import replacing
+from lit_dps.core.errors import StorageError, UserError
+from lit_dps.core.trial import Cell, Status, TrialResult
 
 FIRST = 3  # a study ends if its first 3 trials all fail
 FAILED = 1  # exit code of a study with failed trials
 # Trials that always fail in the same place, at least twice, will probably fail again.
 EQUAL_FAILURES = 2
 # Errors of disks, networks, memory and other processes may disappear without a change.
-_PASSING = re.compile(r"(OS|IO|File\w+|Permission|Memory|OutOfMemory|Connection\w*|Timeout|BrokenPipe|URL|HTTP)Error")
+_PASSING = re.compile(
+    r"(OS|IO|File\w+|Permission|Memory|OutOfMemory|Connection\w*|Timeout|BrokenPipe|URL|HTTP)Error"
+)
 _FRAME = re.compile(r' *File "(?P<file>.+)", line (?P<line>\d+), in (?P<name>.+)')
-# Kinds of trials, from all trials to a single one. Each function returns the name of a trial's kind.
+# Kinds of trials, from all trials to a single one. Each function returns the name of a trial's
+# kind.
 _KINDS: tuple[Callable[[Cell, str], str], ...] = (
     lambda cell, file_name: "this study",
     lambda cell, file_name: str(cell.series),
@@ -75,8 +79,8 @@ class Failures:
     """Collects the failures of one run of a study.
 
     Args:
-        folder: The folder of tracebacks. A file "CELL point-N.txt" is written when a trial fails, and deleted when it
-            succeeds.
+        folder: The folder of tracebacks. A file "CELL point-N.txt" is written when a trial fails,
+            and deleted when it succeeds.
         earlier: The results of earlier runs of the study.
     """
 
@@ -85,7 +89,8 @@ class Failures:
         self._count = 0  # results of this run
         self._failed: set[tuple[Cell, str]] = set()
         self._last = ""  # message of the last failure
-        # The attempts at each trial. None is an attempt that did not fail, or whose error may disappear.
+        # The attempts at each trial. None is an attempt that did not fail, or whose error may
+        # disappear.
         self._attempts: dict[tuple[Cell, str], list[Failure | None]] = defaultdict(list)
         for result in earlier:
             self._note(result)
@@ -110,7 +115,10 @@ class Failures:
                 self.folder.parent.rmdir()
             return
         self._failed.add((trial.cell, trial.file_name))
-        with suppress(StorageError), replacing(path) as temporary:  # the storage and MLflow have it, too
+        with (
+            suppress(StorageError),
+            replacing(path) as temporary,
+        ):  # the storage and MLflow have it, too
             temporary.write_text(result.traceback or result.failure, encoding="utf-8")
         self._last = result.failure
         if self._count == FIRST:
@@ -128,8 +136,9 @@ class Failures:
     def lasting(self) -> dict[str, Failure]:
         """Return the kinds of trials that always fail in the same place, with their failure.
 
-        All attempts at trials of a kind failed with the same type of error in the same place, and there were at least
-        `EQUAL_FAILURES` attempts. A kind is left out if a larger kind contains it.
+        All attempts at trials of a kind failed with the same type of error in the same place, and
+        there were at least `EQUAL_FAILURES` attempts. A kind is left out if a larger kind contains
+        it.
         """
         kinds: dict[str, Failure] = {}
         covered: set[tuple[Cell, str]] = set()
@@ -152,9 +161,15 @@ class Failures:
         if not count:
             return ""
         if count == 1:
-            text = f"1 trial failed, its traceback is in {self.folder}; the same command runs it again"
+            text = (
+                f"1 trial failed, its traceback is in {self.folder}; the same command runs it again"
+            )
         else:
-            text = f"{count} trials failed, their tracebacks are in {self.folder}; the same command runs them again"
+            text = (
+                f"{count} trials failed, their tracebacks are in {self.folder}; the same "
+                "command "
+                "runs them again"
+            )
         return text + self._advice()
 
     def _advice(self) -> str:
@@ -162,5 +177,7 @@ class Failures:
         lasting = self.lasting()
         if not lasting:
             return ""
-        shown = "; ".join(f"all trials of {kind} failed with {failure}" for kind, failure in lasting.items())
+        shown = "; ".join(
+            f"all trials of {kind} failed with {failure}" for kind, failure in lasting.items()
+        )
         return f". It would fail again: {shown}. Change the code or the configuration first"

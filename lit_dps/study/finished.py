@@ -1,10 +1,10 @@
 """Repeats the result of a finished study at once, if nothing has changed since the same command.
 
-A command needs seconds to import PyTorch and the user's classes and to read the data, even if no trials
-remain. So a finished study writes a note `.finished` beside its files. The note contains the command,
-each file that Python read or imported, and the state of the stored study. If all of these are
-unchanged, the result is unchanged too. Otherwise the command runs as usual. The note misses files
-that a C library opens; `lit_dps.data` opens all of its files in Python.
+A command needs seconds to import PyTorch and the user's classes and to read the data, even if no
+trials remain. So a finished study writes a note `.finished` beside its files. The note contains the
+command, each file that Python read or imported, and the state of the stored study. If all of these
+are unchanged, the result is unchanged too. Otherwise the command runs as usual. The note misses
+files that a C library opens; `lit_dps.data` opens all of its files in Python.
 """
 
 from __future__ import annotations
@@ -19,21 +19,17 @@ from pathlib import Path
 
 import yaml
 
-from lit_dps.analysis import (
-    NO_RESULT,
-    Analysis,
-    ended_without_result,
-    figures_folder,
-    parts_of,
-    publish,
-    source_of,
-)
-from lit_dps.config import StorageConfig, StudyConfig
-from lit_dps.errors import StorageError
-from lit_dps.files import replacing
-from lit_dps.record import StudyRecord
-from lit_dps.store import read_study, sqlite_file
-from lit_dps.store.trust import own_studies_file
+from lit_dps.analysis.analysis import Analysis
+from lit_dps.core.atomic_write import replacing
+from lit_dps.core.config import StorageConfig, StudyConfig
+from lit_dps.core.errors import StorageError
+from lit_dps.core.record import StudyRecord
+from lit_dps.report.no_result import NO_RESULT, ended_without_result
+from lit_dps.report.publish import figures_folder, publish, source_of
+from lit_dps.report.text import parts_of
+from lit_dps.storage.own_studies import own_studies_file
+from lit_dps.storage.read import read_study
+from lit_dps.storage.urls import sqlite_file
 
 NOTE = ".finished"
 WIDEN = "--extend-space"
@@ -92,11 +88,19 @@ def keep(storage: StorageConfig, record: StudyRecord, pages: str) -> None:
 def _written(storage: StorageConfig, record: StudyRecord) -> re.Pattern[str]:
     """Return a pattern of paths that change without a change of the command.
 
-    These are the files that a study writes, and the kernel's files. Other files in the storage folder
-    may be configuration, modules or data, so the pattern does not match them.
+    These are the files that a study writes, and the kernel's files. Other files in the storage
+    folder may be configuration, modules or data, so the pattern does not match them.
     """
-    folders = [figures_folder(storage.folder, record.name), Path(storage.folder, "artifacts", record.workload)]
-    folders += [storage.checkpoints(record.name), storage.failures(record.name), Path("/proc"), Path("/sys")]
+    folders = [
+        figures_folder(storage.folder, record.name),
+        Path(storage.folder, "artifacts", record.workload),
+    ]
+    folders += [
+        storage.checkpoints(record.name),
+        storage.failures(record.name),
+        Path("/proc"),
+        Path("/sys"),
+    ]
     databases = filter(None, map(sqlite_file, (storage.optuna_url, storage.mlflow_uri)))
     patterns = [f"{_escaped(folder)}/.*" for folder in folders]
     patterns.append(_escaped(own_studies_file()))  # every new study adds a line
@@ -149,7 +153,8 @@ def repeat(argv: list[str]) -> int | None:
 
 
 def _without_print_options(argv: list[str]) -> tuple[list[str], dict[str, str]]:
-    """Return the command without the options that only change what is printed, and their values by name."""
+    """Return the command without the options that only change what is printed, and their values by
+    name."""
     rest: list[str] = []
     options: dict[str, str] = {}
     words = iter(argv)
@@ -174,7 +179,8 @@ def _stat(path: str) -> list[int] | None:
 
 
 def _asked(argv: list[str]) -> tuple[str, StorageConfig]:
-    """Return the name of a command's study, and its storage, without parsing the full configuration."""
+    """Return the name of a command's study, and its storage, without parsing the full
+    configuration."""
     sections = {"study": {}, "storage": {}}
     for i, option in enumerate(argv):
         name, equals, value = option.partition("=")

@@ -6,13 +6,15 @@ import platform
 from collections import Counter
 from pathlib import Path
 
-from lit_dps.config import cores
+from lit_dps.core.config import cores
 
 
 def hardware() -> str:
-    """Processor, cores that may be used, and GPUs: "AMD EPYC (family 26, model 2), 2 cores; 2 x NVIDIA H200".
+    """Processor, cores that may be used, and GPUs: "AMD EPYC (family 26, model 2), 2 cores; 2 x
+    NVIDIA H200".
 
-    Family and model, where the system tells them: clouds give processors of several generations one name.
+    Family and model, where the system tells them: clouds give processors of several generations one
+    name.
     """
     import torch  # half a second, which whoever runs no trials does not need
 

@@ -12,17 +12,19 @@ from datetime import UTC, datetime
 
 import torch
 
-from lit_dps.analysis import step_seconds, summarize
-from lit_dps.errors import StorageError, UserError
+from lit_dps.analysis.step_seconds import step_seconds
+from lit_dps.analysis.summary import summarize
+from lit_dps.core.errors import StorageError, UserError
+from lit_dps.core.record import StudyRecord
+from lit_dps.core.step_timing import CellTiming, StepTiming
+from lit_dps.core.trial import Cell, Trial
 from lit_dps.parallel import ranks
-from lit_dps.record import StudyRecord
-from lit_dps.runtime import StopRequest
-from lit_dps.step_timing import CellTiming, StepTiming
-from lit_dps.store import keep_step_timing, read_study
+from lit_dps.parallel.process import StopRequest
+from lit_dps.storage.header import keep_step_timing
+from lit_dps.storage.read import read_study
 from lit_dps.study.hardware import hardware
 from lit_dps.study.setup import StudySetup
-from lit_dps.study.timing import timed_run
-from lit_dps.trial import Cell, Trial
+from lit_dps.study.step_probe import timed_run
 
 # The first steps of a run are slower: they allocate memory and choose kernels.
 WARM_UP_STEPS = 3
@@ -41,7 +43,9 @@ MAX_SHARE = 0.05
 SWITCH = "LIT_DPS_STEP_TIMING"
 
 
-def update_step_timing(setup: StudySetup, record: StudyRecord, stop: StopRequest, asked: bool = False) -> StudyRecord:
+def update_step_timing(
+    setup: StudySetup, record: StudyRecord, stop: StopRequest, asked: bool = False
+) -> StudyRecord:
     """Measure and store the step times of a study, unless they are stored already.
 
     If the measurement fails, the reason is printed. The answer then uses the times of the trials.
@@ -73,7 +77,11 @@ def update_step_timing(setup: StudySetup, record: StudyRecord, stop: StopRequest
         cells = measure_steps(setup, record, trials, stop)
     except (UserError, RuntimeError, MemoryError) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
-        print(f"study {record.name}: step times were not measured: {reason}", file=sys.stderr, flush=True)
+        print(
+            f"study {record.name}: step times were not measured: {reason}",
+            file=sys.stderr,
+            flush=True,
+        )
         return record
     date = datetime.now(UTC).strftime("%Y-%m-%d")
     timing = StepTiming(machine, date, setup.study.threads, setup.ranks, tuple(cells))
@@ -81,7 +89,9 @@ def update_step_timing(setup: StudySetup, record: StudyRecord, stop: StopRequest
         keep_step_timing(setup.storage.optuna_url, record.name, timing)
     except StorageError as error:
         # The answer can use the times although they are not stored.
-        print(f"study {record.name}: step times were not stored: {error}", file=sys.stderr, flush=True)
+        print(
+            f"study {record.name}: step times were not stored: {error}", file=sys.stderr, flush=True
+        )
         return dataclasses.replace(record, step_timing=timing)
     return read_study(setup.storage.optuna_url, record.name)
 
@@ -129,7 +139,8 @@ def measure_steps(
 def _refuse_if_longer(expected: float, limit: float) -> None:
     if expected > limit:
         raise UserError(
-            f"it would take about {expected:.0f} s, more than {limit:.0f} s; the answer uses times of the trials"
+            f"it would take about {expected:.0f} s, more than {limit:.0f} s; the answer uses "
+            "times of the trials"
         )
 
 

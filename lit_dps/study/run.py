@@ -11,56 +11,53 @@ from typing import Any, TypeVar
 
 from lightning.pytorch import LightningDataModule
 
-from lit_dps.analysis import NO_RESULT, Analysis, ended_without_result, figures_folder, publish, summarize
-from lit_dps.config import StorageConfig
+from lit_dps.analysis.analysis import Analysis
+from lit_dps.analysis.summary import summarize
+from lit_dps.core.atomic_write import not_written
+from lit_dps.core.config import StorageConfig
+from lit_dps.core.environment import KEY, SOURCES
+from lit_dps.core.errors import StorageError, Unguarded
+from lit_dps.core.record import StudyRecord
+from lit_dps.core.trial import TrialResult
 from lit_dps.engines.eligible import standard_data
-from lit_dps.errors import StorageError, Unguarded
-from lit_dps.files import not_written
 from lit_dps.parallel import ranks
-from lit_dps.parallel.processes import unguarded
-from lit_dps.provenance import KEY, SOURCES
-from lit_dps.record import StudyRecord
-from lit_dps.runtime import INTERRUPTED, RESUMES, Interrupted, StopRequest, interruptible, prepare_process
-from lit_dps.store import (
-    CELLS,
-    CURVES,
-    Tracker,
-    begin_run,
-    changed_environment,
-    check_environment,
-    check_place,
-    check_unchanged,
-    check_writable,
-    claim_report,
-    declare,
-    keep_environment,
-    keep_noise_scale,
-    keep_outcomes,
-    page_address,
-    read_study,
-    refuse_lost,
-    remember,
-    take_over,
-    ui_command,
-    view_key,
-    without_password,
+from lit_dps.parallel.fork_server import unguarded
+from lit_dps.parallel.process import (
+    INTERRUPTED,
+    RESUMES,
+    Interrupted,
+    StopRequest,
+    interruptible,
+    prepare_process,
 )
+from lit_dps.report.no_result import NO_RESULT, ended_without_result
+from lit_dps.report.publish import figures_folder, publish
+from lit_dps.storage.environments import changed_environment, check_environment, keep_environment
+from lit_dps.storage.header import begin_run, check_unchanged, declare, keep_noise_scale
+from lit_dps.storage.k_star_trials import keep_outcomes
+from lit_dps.storage.lost_study import refuse_lost
+from lit_dps.storage.own_studies import remember
+from lit_dps.storage.read import read_study
+from lit_dps.storage.take_over import claim_report, take_over
+from lit_dps.storage.urls import check_place, check_writable, ui_command, without_password
 from lit_dps.study import finished
 from lit_dps.study.best_of import check_best_of
-from lit_dps.study.checks import check
-from lit_dps.study.command import again_text
 from lit_dps.study.display import LEAVING, Display, at_terminal
 from lit_dps.study.environment import environment_of
 from lit_dps.study.failures import FAILED, AllFail, Failures
 from lit_dps.study.noise import first_guess
+from lit_dps.study.preflight.check import check
 from lit_dps.study.progress import Progress
 from lit_dps.study.quiet_timing import update_step_timing
+from lit_dps.study.retrain_command import again_text
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.sources import refuse_changed_sources, source_hashes
-from lit_dps.study.view import View, connect, environment_tags
 from lit_dps.study.workers import first_of_ranks, follow_torchrun, warm_up, work, work_in_processes
-from lit_dps.training.checkpoints import clear
-from lit_dps.trial import TrialResult
+from lit_dps.tracking.client import page_address
+from lit_dps.tracking.sync import View, connect, environment_tags
+from lit_dps.tracking.tracker import Tracker
+from lit_dps.tracking.views import CELLS, CURVES, view_key
+from lit_dps.training.checkpoint_files import clear
 
 T = TypeVar("T")
 WAITING = 4  # exit code: only trials that other processes run remain
@@ -72,7 +69,8 @@ class RunOptions:
 
     Attributes:
         show: Further parts of the report that are printed, as in `publish`.
-        validate_every: Steps between two validations in the user's own training; None leaves validation out.
+        validate_every: Steps between two validations in the user's own training; None leaves
+            validation out.
         time_steps: Whether to time the steps of every cell again if times are stored.
         takes_over: Whether to release the trials of processes that do not answer.
         accept_code_change: Whether to extend a study whose code or data have changed.
@@ -88,15 +86,17 @@ class RunOptions:
 def run_study(setup: StudySetup, options: RunOptions = RunOptions()) -> int:
     """Run the remaining trials of a study, then print and log its result.
 
-    Under torchrun, rank 0 runs the study. The other ranks only train its trials; they use no storage.
+    Under torchrun, rank 0 runs the study. The other ranks only train its trials; they use no
+    storage.
 
     Args:
         setup: The study.
         options: Options of this run.
 
     Returns:
-        The exit code: 0; 1 if trials failed; 3 (`NO_RESULT`) if all trials ended and none reached the goal;
-        `WAITING` if only trials of other processes remain; 130 if it was interrupted. The same call resumes the study.
+        The exit code: 0; 1 if trials failed; 3 (`NO_RESULT`) if all trials ended and none reached
+        the goal; `WAITING` if only trials of other processes remain; 130 if it was interrupted. The
+        same call resumes the study.
 
     Raises:
         UserError: if configuration, data or storage are refused, before anything is created.
@@ -104,7 +104,9 @@ def run_study(setup: StudySetup, options: RunOptions = RunOptions()) -> int:
     if ranks.follows_torchrun():
         return follow_torchrun(setup)
     stop = StopRequest()
-    with interruptible(stop, f"\n{LEAVING}\n"):  # MLflow and Lightning lose a Ctrl-C that is raised within them
+    with interruptible(
+        stop, f"\n{LEAVING}\n"
+    ):  # MLflow and Lightning lose a Ctrl-C that is raised within them
         try:
             sources = source_hashes(setup.config())
             data, is_settled = _check_study(setup)
@@ -121,7 +123,9 @@ def run_study(setup: StudySetup, options: RunOptions = RunOptions()) -> int:
         if changes:
             # Paused trials were trained by other code, so they restart.
             clear(setup.storage.checkpoints(setup.study.name))
-        setup = dataclasses.replace(setup, environment=environment[KEY], sources=environment[SOURCES])
+        setup = dataclasses.replace(
+            setup, environment=environment[KEY], sources=environment[SOURCES]
+        )
         try:
             return _run(setup, data, environment, stop, options)
         except Interrupted as signal:
@@ -131,7 +135,9 @@ def run_study(setup: StudySetup, options: RunOptions = RunOptions()) -> int:
             return INTERRUPTED
 
 
-def _accepted_changes(setup: StudySetup, environment: Mapping[str, Any], accepts: bool) -> list[str]:
+def _accepted_changes(
+    setup: StudySetup, environment: Mapping[str, Any], accepts: bool
+) -> list[str]:
     """Return the code and data that differ from the stored study.
 
     Raises:
@@ -160,7 +166,9 @@ def _run(
     url, name, workload = setup.storage.optuna_url, setup.study.name, setup.workload_name()
     tags = environment_tags(getattr(data, "digest", None))
     identity = setup.identity(data)
-    slack, uid = declare(url, setup.study, workload, setup.goal_of_trials, identity, setup.config(), setup.boxes)
+    slack, uid = declare(
+        url, setup.study, workload, setup.goal_of_trials, identity, setup.config(), setup.boxes
+    )
     remember(uid)
     extended = dataclasses.replace(setup.study, slack=slack)
     setup = dataclasses.replace(setup, study=extended, uid=uid)
@@ -187,7 +195,9 @@ def _run(
             view.sync(record, goes_on=True)  # without remaining trials, `_finish` logs everything
             stop.check()
             record = _guessed(setup, record, stop)
-            _train(setup, record, min(setup.workers, left), stop, view.log, failures.on_result_stored)
+            _train(
+                setup, record, min(setup.workers, left), stop, view.log, failures.on_result_stored
+            )
         else:
             print(f"study {name}: nothing left to run", file=sys.stderr)
             if ranks.started_by_torchrun():
@@ -201,10 +211,16 @@ def _run(
             print(f"study {name}: {others.reason}")
             is_waiting = others.is_running
         else:
-            seen = getattr(data, "digest", None) is None or type(data).__module__.startswith("lit_dps.")
+            seen = getattr(data, "digest", None) is None or type(data).__module__.startswith(
+                "lit_dps."
+            )
             if may_have_changed:
                 record = read_study(url, name)
-            best = [(cell.best.trial, cell.k_star) for cell in summarize(record) if cell.best is not None]
+            best = [
+                (cell.best.trial, cell.k_star)
+                for cell in summarize(record)
+                if cell.best is not None
+            ]
             unstored.attempt("the best trial of each cell", lambda: keep_outcomes(url, name, best))
             if left or options.time_steps:
                 record = update_step_timing(setup, record, stop, options.time_steps)
@@ -215,7 +231,8 @@ def _run(
         left = _left(setup, read_study(url, name))
         remaining = "1 trial remains" if left == 1 else f"{left} trials remain"
         print(
-            f"\ninterrupted by {signal}: the results so far are stored, {remaining}; the same command resumes the study"
+            f"\ninterrupted by {signal}: the results so far are stored, {remaining}; the same "
+            "command resumes the study"
         )
         stop.reported = True
         return INTERRUPTED
@@ -255,11 +272,14 @@ class Unstored:
     @property
     def sentence(self) -> str:
         """A line with the names of the unstored results, and the reason."""
-        return f"not stored: {' and '.join(self.names)}: {self._errors[0]}; the same command stores it"
+        return (
+            f"not stored: {' and '.join(self.names)}: {self._errors[0]}; the same command stores it"
+        )
 
 
 def check_study(setup: StudySetup) -> LightningDataModule:
-    """Check configuration, data and storage, and that a stored study can be resumed. Creates nothing.
+    """Check configuration, data and storage, and that a stored study can be resumed. Creates
+    nothing.
 
     Returns:
         The data module, set up for training.
@@ -286,8 +306,12 @@ def _check_study(setup: StudySetup) -> tuple[LightningDataModule, bool]:
     data = check(setup, settled)
     for place in (setup.storage.optuna_url, setup.storage.mlflow_uri):
         check_place(place)
-    check_writable(setup.storage.optuna_url)  # MLflow's storage may be unavailable; the study then runs without MLflow
-    check_unchanged(setup.storage.optuna_url, setup.study.name, setup.identity(data), setup.study, setup.boxes)
+    check_writable(
+        setup.storage.optuna_url
+    )  # MLflow's storage may be unavailable; the study then runs without MLflow
+    check_unchanged(
+        setup.storage.optuna_url, setup.study.name, setup.identity(data), setup.study, setup.boxes
+    )
     if setup.study.best_of is not None and not is_settled:
         check_best_of(setup)
     return data, is_settled
@@ -325,7 +349,9 @@ def _guessed(setup: StudySetup, record: StudyRecord, stop: StopRequest) -> Study
     _say(setup, "reading its gradient noise scale")
     noise = first_guess(setup, stop.check)
     if isinstance(noise, str):
-        print(f"study {record.name}: noise scale not measured: {noise}", file=sys.stderr, flush=True)
+        print(
+            f"study {record.name}: noise scale not measured: {noise}", file=sys.stderr, flush=True
+        )
         return record
     print(f"study {record.name}: {noise.sentence}", file=sys.stderr, flush=True)
     keep_noise_scale(setup.storage.optuna_url, record.name, noise)
@@ -340,7 +366,11 @@ def _train(
     *listeners: Callable[[TrialResult], None],
 ) -> None:
     """Run the remaining trials, and pass each result to the listeners."""
-    options = {"slack": setup.study.slack, "plan": setup.study.repeat_plan, "repeats": record.repeats}
+    options = {
+        "slack": setup.study.slack,
+        "plan": setup.study.repeat_plan,
+        "repeats": record.repeats,
+    }
     progress = shown = Progress(record.results, setup.cells, setup.study.trials, workers, **options)
     if at_terminal():
         shown = Display(progress, record.name, setup.goal_of_trials, stop)
@@ -349,7 +379,9 @@ def _train(
     url = without_password(setup.storage.optuna_url)
     print(f"study {record.name}: {trials} at a time in {url}", file=sys.stderr, flush=True)
     shown.show()
-    results = work(setup, stop, saw) if workers == 1 else work_in_processes(setup, workers, stop, saw)
+    results = (
+        work(setup, stop, saw) if workers == 1 else work_in_processes(setup, workers, stop, saw)
+    )
     try:
         for result in results:
             for listener in (shown.update, *listeners):
@@ -359,7 +391,9 @@ def _train(
         results.close()
 
 
-def _finish(setup: StudySetup, view: View, record: StudyRecord, seen: bool, options: RunOptions) -> int:
+def _finish(
+    setup: StudySetup, view: View, record: StudyRecord, seen: bool, options: RunOptions
+) -> int:
     """Write, log and print the result of a study.
 
     `finished` may store a note if all files that decide the result were `seen`.
@@ -368,7 +402,9 @@ def _finish(setup: StudySetup, view: View, record: StudyRecord, seen: bool, opti
         0, or `NO_RESULT` if all trials ended and none reached the goal.
     """
     storage, name = setup.storage, setup.study.name
-    if not any(record.running.values()) and all(len(r) >= record.trials for r in record.results.values()):
+    if not any(record.running.values()) and all(
+        len(r) >= record.trials for r in record.results.values()
+    ):
         clear(storage.checkpoints(name))
     analysis = Analysis(record, validate_every=options.validate_every)
     text, files = publish(analysis, figures_folder(storage.folder, name), options.show)
@@ -376,7 +412,12 @@ def _finish(setup: StudySetup, view: View, record: StudyRecord, seen: bool, opti
     sys.stderr.flush()
     pages = again_text(analysis, storage) + _pages(storage, view.tracker, analysis.record.name)
     print(f"\n{text}\n{pages}", flush=True)
-    if seen and view.tracker is not None and not _left(setup, record) and not any(record.running.values()):
+    if (
+        seen
+        and view.tracker is not None
+        and not _left(setup, record)
+        and not any(record.running.values())
+    ):
         try:
             finished.keep(storage, record, pages)
         except StorageError as error:  # the note only saves seconds

@@ -1,4 +1,5 @@
-"""StudySetup: the whole configuration of a study as plain data, and all of it that decides results."""
+"""StudySetup: the whole configuration of a study as plain data, and all of it that decides
+results."""
 
 from __future__ import annotations
 
@@ -11,19 +12,20 @@ from typing import Any
 
 from lightning.pytorch import LightningDataModule
 
-from lit_dps.boxes import Widened
-from lit_dps.config import StorageConfig, StudyConfig, cores
+from lit_dps.core.config import StorageConfig, StudyConfig, cores
+from lit_dps.core.goal import Goal
+from lit_dps.core.local_sgd import Rounds
+from lit_dps.core.record import StudyRecord
+from lit_dps.core.repeats import repeats_left
+from lit_dps.core.search_space import Space, stored
+from lit_dps.core.space_history import Widened
+from lit_dps.core.trial import Cell, Status, TrialResult
 from lit_dps.engines.engine import NO_NOISE, Engine, Training
-from lit_dps.engines.loop import IntervalLoop
+from lit_dps.engines.interval_loop import IntervalLoop
 from lit_dps.engines.trainer import TrainerEngine
-from lit_dps.goal import Goal
 from lit_dps.parallel import settings
 from lit_dps.parallel.ranks import started_by_torchrun
-from lit_dps.record import StudyRecord
-from lit_dps.repeats import repeats_left
-from lit_dps.rounds import Rounds
-from lit_dps.space import Space, stored
-from lit_dps.store import UNREAD
+from lit_dps.storage.schema import UNREAD
 from lit_dps.study.identity import (
     FREE_DATA,
     PROTOCOL,
@@ -36,12 +38,12 @@ from lit_dps.study.identity import (
     trainer_of,
 )
 from lit_dps.training import GoalErrorCallback
-from lit_dps.training.checkpoints import Checkpoints
+from lit_dps.training.checkpoint_files import Checkpoints
 from lit_dps.training.workload import Workload, locate, place_of
-from lit_dps.trial import Cell, Status, TrialResult
 
-# Trials in lockstep where study.slots does not say: beyond 16 a core's cache holds nothing of the next network. An H200
-# trains 25 and 100 about as fast a network at B = 256, and the more the faster at B = 2 (benchmarks/products.py)
+# Trials in lockstep where study.slots does not say: beyond 16 a core's cache holds nothing of the
+# next network. An H200 trains 25 and 100 about as fast a network at B = 256, and the more the
+# faster at B = 2 (benchmarks/products.py)
 CPU_SLOTS, GPU_SLOTS = 16, 64
 
 
@@ -58,12 +60,14 @@ class StudySetup:
         smoothness: Arguments of `SmoothnessCallback`.
         optim: Arguments of `DelayCallback`.
         local: Arguments of `LocalSGDCallback`.
-        uid: Of the study as declared; see `lit_dps.store.header.declare`.
-        boxes: How its box was widened (`lit_dps.study.widening`).
-        run_number: Of this run of the study; see `lit_dps.store.header.begin_run`.
-        budget: The trainer's steps that module and schedules see, for trials that end earlier; None for the goal's.
-        environment: Key of the environment of this run (`lit_dps.provenance`).
-        sources: Hashes of the user's code in this environment, to which processes that import it later hold it.
+        uid: Of the study as declared; see `lit_dps.storage.header.declare`.
+        boxes: How its box was widened (`lit_dps.study.expand_space`).
+        run_number: Of this run of the study; see `lit_dps.storage.header.begin_run`.
+        budget: The trainer's steps that module and schedules see, for trials that end earlier; None
+            for the goal's.
+        environment: Key of the environment of this run (`lit_dps.core.environment`).
+        sources: Hashes of the user's code in this environment, to which processes that import it
+            later hold it.
     """
 
     study: StudyConfig
@@ -92,20 +96,27 @@ class StudySetup:
 
     @property
     def cells(self) -> list[Cell]:
-        """The cells to run, in order: those of one batch size together, since they may be trained in lockstep."""
-        return sorted(self.study.cells, key=lambda cell: (cell.batch_size, cell.others, cell.sparsity))
+        """The cells to run, in order: those of one batch size together, since they may be trained
+        in lockstep."""
+        return sorted(
+            self.study.cells, key=lambda cell: (cell.batch_size, cell.others, cell.sparsity)
+        )
 
     def left(self, results: Mapping[Cell, Sequence[TrialResult]]) -> dict[Cell, set[int]]:
         """The points of each cell that have no result yet, or failed."""
         points = set(range(self.study.trials))
         return {
-            cell: points - {r.trial.point for r in results.get(cell, ()) if r.status is not Status.FAILED}
+            cell: points
+            - {r.trial.point for r in results.get(cell, ()) if r.status is not Status.FAILED}
             for cell in self.cells
         }
 
     def repeats_left(self, record: StudyRecord) -> int:
-        """The repeats that are left to run: those of the best points so far, of cells that have one."""
-        found = ((record.results.get(cell, ()), record.repeats.get(cell, ())) for cell in self.cells)
+        """The repeats that are left to run: those of the best points so far, of cells that have
+        one."""
+        found = (
+            (record.results.get(cell, ()), record.repeats.get(cell, ())) for cell in self.cells
+        )
         return sum(len(repeats_left(self.study.repeat_plan, *results)) for results in found)
 
     @property
@@ -118,7 +129,8 @@ class StudySetup:
         return {key: box.at(0.5) for key, box in self.study.space.items()}
 
     def unreached(self, steps: int) -> Goal:
-        """A goal that no metric meets, checked after more steps than so many: of runs that are timed or read."""
+        """A goal that no metric meets, checked after more steps than so many: of runs that are
+        timed or read."""
         return Goal(1e300, 1 + steps, 1 + steps, self.goal_of_trials.metric, at_least=True)
 
     @property
@@ -132,7 +144,8 @@ class StudySetup:
 
     @property
     def workers(self) -> int:
-        """Trials that run at the same time: as configured, else one on GPUs, or as many as CPU cores have room for.
+        """Trials that run at the same time: as configured, else one on GPUs, or as many as CPU
+        cores have room for.
 
         A trial takes `threads` cores for each of its ranks. torchrun starts the ranks of one.
         """
@@ -146,7 +159,9 @@ class StudySetup:
         """Where the trials are saved. Of several ranks the first one reads, writes and tells."""
         if self.study.checkpoint_minutes is None:
             return None
-        return Checkpoints(self.storage.checkpoints(self.study.name), self.uid, self.study.checkpoint_minutes)
+        return Checkpoints(
+            self.storage.checkpoints(self.study.name), self.uid, self.study.checkpoint_minutes
+        )
 
     def training(self, checkpoints: Checkpoints | None = None) -> Training:
         """What the trials have in common."""
@@ -185,20 +200,29 @@ class StudySetup:
         }
 
     def workload_name(self) -> str:
-        """The MLflow experiment: as configured, else data set, network or module, and update rule."""
+        """The MLflow experiment: as configured, else data set, network or module, and update
+        rule."""
         if self.study.workload:
             return self.study.workload
         args = self.workload.model.get("init_args", {})
         network = args.get("network", self.workload.model)
-        parts = [self.workload.data["class_path"], network["class_path"] if isinstance(network, dict) else "network"]
+        parts = [
+            self.workload.data["class_path"],
+            network["class_path"] if isinstance(network, dict) else "network",
+        ]
         names = [part.rsplit(".", 1)[-1] for part in parts]
         rule = args.get("optimizer")
         if isinstance(rule, str):
-            names.append(rule if args.get("schedule", "constant") == "constant" else f"{rule}-{args['schedule']}-decay")
+            names.append(
+                rule
+                if args.get("schedule", "constant") == "constant"
+                else f"{rule}-{args['schedule']}-decay"
+            )
         return "-".join(names)
 
     def identity(self, data: LightningDataModule | None) -> dict[str, Any]:
-        """All of the configuration that decides results, as plain JSON: equal identities give equal tables.
+        """All of the configuration that decides results, as plain JSON: equal identities give equal
+        tables.
 
         Args:
             data: The data module, set up.
@@ -211,7 +235,9 @@ class StudySetup:
         varied = [key for key in study.axes if key.startswith(("model.", "data."))]
         searched = [key for key in study.space if not key.startswith("local.")]
         set_by_trials = [*searched, *varied, workload.batch_size_key]
-        for key in sorted(set_by_trials, key=place_of, reverse=True):  # what is below a class before the class
+        for key in sorted(
+            set_by_trials, key=place_of, reverse=True
+        ):  # what is below a class before the class
             node, name = locate(specs, key, "study.grid", classes=True)
             node.pop(name, None)
         pruned = {"sparsity", "seed", *(key.removeprefix("pruning.") for key in study.axes)}
@@ -248,9 +274,17 @@ class StudySetup:
             found["protocol"] = PROTOCOL
         if self.optim.get("delay") and "optim.delay" not in study.axes:  # as before there was one
             found["optim"] = dict(self.optim)
-        varied = {key.removeprefix("local.") for key in (*study.space, *study.axes) if key.startswith("local.")}
+        varied = {
+            key.removeprefix("local.")
+            for key in (*study.space, *study.axes)
+            if key.startswith("local.")
+        }
         if varied or Rounds(**self.local).on:  # as before there was such
             found["local"] = {key: value for key, value in self.local.items() if key not in varied}
-        if self.smoothness["interval"] is not None:  # changes no result, but every trial of a study is measured alike
-            found["smoothness"] = {k: v for k, v in self.smoothness.items() if k != "batch_size" and (k, v) != NO_NOISE}
+        if (
+            self.smoothness["interval"] is not None
+        ):  # changes no result, but every trial of a study is measured alike
+            found["smoothness"] = {
+                k: v for k, v in self.smoothness.items() if k != "batch_size" and (k, v) != NO_NOISE
+            }
         return found

@@ -20,8 +20,8 @@ from types import ModuleType
 from typing import Any
 
 import lit_dps
-from lit_dps.errors import UserError
-from lit_dps.provenance import UNKNOWN, is_same_source
+from lit_dps.core.environment import UNKNOWN, is_same_source
+from lit_dps.core.errors import UserError
 
 LENGTH = 16  # hexadecimal digits of a hash
 MAIN = ("__main__", "__mp_main__")  # the script or notebook that runs lit_dps; its name in workers
@@ -87,13 +87,15 @@ def refuse_changed_sources(began: Mapping[str, Any], now: Mapping[str, Any]) -> 
     changed = changed_files(began, now)
     if changed:
         raise UserError(
-            f"{', '.join(changed)} changed after the command began: wait until edits are done, and start it again"
+            f"{', '.join(changed)} changed after the command began: wait until edits are done, "
+            "and start it again"
         )
 
 
 @cache
 def _installed() -> tuple[str, ...]:
-    """Return the folders and files of installed packages, of the standard library and of lit_dps."""
+    """Return the folders and files of installed packages, of the standard library and of
+    lit_dps."""
     folders = [sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")]
     folders += [site.getusersitepackages(), str(Path(lit_dps.__file__).parent)]
     return tuple(os.path.realpath(folder) + os.sep for folder in folders)
@@ -112,7 +114,9 @@ def _installed_with_target() -> tuple[str, ...]:
                 first = file.parts[0]
                 is_package = len(file.parts) > 1
                 if first != ".." and first != info.name:
-                    paths.add(os.path.realpath(info.with_name(first)) + (os.sep if is_package else ""))
+                    paths.add(
+                        os.path.realpath(info.with_name(first)) + (os.sep if is_package else "")
+                    )
     return tuple(sorted(paths))
 
 
@@ -171,7 +175,9 @@ def _tree(source: str | bytes) -> bytes:
         body = getattr(node, "body", None)
         if not isinstance(body, list):
             continue
-        may_have_docstring = isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
+        may_have_docstring = isinstance(
+            node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        )
         if may_have_docstring and _is_text(body[:1]):
             del body[0]
         node.body = [statement for statement in body if not _is_script(statement)]

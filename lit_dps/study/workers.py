@@ -1,6 +1,7 @@
 """Workers: processes that ask a study for trials, train them and tell the results.
 
-Where several ranks train each trial, a worker is the first of them: it asks and tells, the others train with it.
+Where several ranks train each trial, a worker is the first of them: it asks and tells, the others
+train with it.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from typing import Any
 
 import torch
 
+from lit_dps.core.attempt import Run
+from lit_dps.core.errors import Unguarded, UserError
+from lit_dps.core.trial import Status, Trial, TrialResult
 from lit_dps.engines.engine import Engine
-from lit_dps.errors import Unguarded, UserError
-from lit_dps.parallel import launch, processes, ranks
-from lit_dps.runs import Run
-from lit_dps.runtime import (
+from lit_dps.parallel import fork_server as processes
+from lit_dps.parallel import launch, ranks
+from lit_dps.parallel.process import (
     INTERRUPTED,
     Interrupted,
     StopRequest,
@@ -29,11 +32,17 @@ from lit_dps.runtime import (
     is_lost_loader_worker,
     prepare_process,
 )
-from lit_dps.store import Store, sampler_of, seed_of_trials
+from lit_dps.storage.header import seed_of_trials
+from lit_dps.storage.samplers import sampler_of
+from lit_dps.storage.trial_queue import Store
 from lit_dps.study.setup import StudySetup
-from lit_dps.study.sources import changed_files, import_sources, refuse_changed_sources, source_hashes
-from lit_dps.study.watching import Lookout, Sighting
-from lit_dps.trial import Status, Trial, TrialResult
+from lit_dps.study.sources import (
+    changed_files,
+    import_sources,
+    refuse_changed_sources,
+    source_hashes,
+)
+from lit_dps.study.worker_events import Lookout, Sighting
 
 SIGNAL_SECONDS = 0.2  # a signal to several processes reaches all of them within this time
 GRACE = 20  # seconds that a worker has to finish its check and stop when another one failed
@@ -51,18 +60,23 @@ class WorkerDied(UserError):
     """
 
     def __init__(self, pid: int, exit_code: int):
-        super().__init__(f"worker {pid} was killed (exit code {exit_code}); the same command resumes the study")
+        super().__init__(
+            f"worker {pid} was killed (exit code {exit_code}); the same command resumes the study"
+        )
         self.pid, self.exit_code = pid, exit_code
 
     def __reduce__(self):
         return type(self), (self.pid, self.exit_code)
 
 
-Saw = Callable[[Sighting], None] | None  # takes what is seen of the trials that run; None where nobody watches
+Saw = (
+    Callable[[Sighting], None] | None
+)  # takes what is seen of the trials that run; None where nobody watches
 
 
 def work(setup: StudySetup, stop: StopRequest, saw: Saw = None) -> Iterator[TrialResult]:
-    """Runs trials of the study in this process until none is left, storing each result before it is yielded.
+    """Runs trials of the study in this process until none is left, storing each result before it is
+    yielded.
 
     Raises:
         Interrupted: at the end of a check or a trial, if `stop` says so. The trial is given back.
@@ -74,7 +88,15 @@ def work(setup: StudySetup, stop: StopRequest, saw: Saw = None) -> Iterator[Tria
     sampler = sampler_of(config, setup.goal_of_trials, setup.boxes)
     url = setup.storage.optuna_url
     seed = seed_of_trials(url, config)
-    what = (config.name, setup.cells, config.trials, sampler, seed, setup.goal_of_trials, config.goals)
+    what = (
+        config.name,
+        setup.cells,
+        config.trials,
+        sampler,
+        seed,
+        setup.goal_of_trials,
+        config.goals,
+    )
     asked = {"run_on": config.run_on, "metrics": config.metrics, "plan": config.repeat_plan}
     asked["environment"] = setup.environment
     store = Store(url, *what, config.slack, uid=setup.uid, run_number=setup.run_number, **asked)
@@ -107,20 +129,26 @@ def warm_up() -> None:
     processes.start_server(_worker)
 
 
-def work_in_processes(setup: StudySetup, workers: int, stop: StopRequest, saw: Saw = None) -> Iterator[TrialResult]:
+def work_in_processes(
+    setup: StudySetup, workers: int, stop: StopRequest, saw: Saw = None
+) -> Iterator[TrialResult]:
     """The same by several processes at a time; yields their results as they come.
 
-    A worker that is killed, by the system's want of memory perhaps, or asked to leave, leaves the rest to the others.
+    A worker that is killed, by the system's want of memory perhaps, or asked to leave, leaves the
+    rest to the others.
 
     Raises:
         Interrupted: if this process or all of them were asked to leave.
         UserError: that a worker met.
         WorkerDied: if the last of them was killed.
-        WorkerError: if a worker failed otherwise. The others finish their checks and give their trials back.
+        WorkerError: if a worker failed otherwise. The others finish their checks and give their
+            trials back.
     """
     context = processes.context()
     leaving = context.Event()
-    started: dict[Connection, BaseProcess] = {}  # a pipe each: a queue's lock dies with whoever was killed at it
+    started: dict[
+        Connection, BaseProcess
+    ] = {}  # a pipe each: a queue's lock dies with whoever was killed at it
     ended: set[type] = set()
     try:
         for number in range(workers):
@@ -196,10 +224,11 @@ def _end(started: Iterable[BaseProcess], grace: float) -> None:
 
 @contextmanager
 def first_of_ranks(setup: StudySetup) -> Iterator[Callable[..., Iterator[TrialResult]]]:
-    """In here this process is the first of the ranks that train the trials of a study; it may be the only one.
+    """In here this process is the first of the ranks that train the trials of a study; it may be
+    the only one.
 
-    Starts the others on this machine, unless torchrun has started them. Gives what trains as `Engine.train` does, with
-    the engine as the first argument, each run by all ranks.
+    Starts the others on this machine, unless torchrun has started them. Gives what trains as
+    `Engine.train` does, with the engine as the first argument, each run by all ranks.
 
     Raises:
         RankLost: if one of them died.
@@ -233,7 +262,8 @@ def first_of_ranks(setup: StudySetup) -> Iterator[Callable[..., Iterator[TrialRe
 def follow_torchrun(setup: StudySetup) -> int:
     """Trains what the first rank says, as another of torchrun's ranks. Returns the exit code."""
     stop = StopRequest()
-    # a signal while it waits for the first rank, which may have refused the command, ends it at once
+    # a signal while it waits for the first rank, which may have refused the command, ends it at
+    # once
     with launch.joined_by_torchrun(setup.on_gpu), interruptible(stop):
         try:
             _follow(setup, stop)
@@ -243,7 +273,8 @@ def follow_torchrun(setup: StudySetup) -> int:
 
 
 def raise_if_any_rank_interrupted(stop: StopRequest) -> Callable[[], None]:
-    """Raises Interrupted on all ranks if one of them was asked to stop; all ask at the same checks."""
+    """Raises Interrupted on all ranks if one of them was asked to stop; all ask at the same
+    checks."""
 
     def check() -> None:
         if int(ranks.all_reduce_sum(torch.tensor(int(bool(stop))))):
@@ -253,7 +284,8 @@ def raise_if_any_rank_interrupted(stop: StopRequest) -> Callable[[], None]:
 
 
 def _import_sources(setup: StudySetup) -> None:
-    """Import the user's code. Raises UserError if it is not the code of the environment of this run."""
+    """Import the user's code. Raises UserError if it is not the code of the environment of this
+    run."""
     import_sources(setup.config(), setup.sources)
     refuse_changed_sources(setup.sources, source_hashes(setup.config()))
 
@@ -263,7 +295,8 @@ def _refuse_other_sources(setup: StudySetup, sources: Mapping[str, Any]) -> None
     others = changed_files(sources, source_hashes(setup.config()))
     if others:
         raise UserError(
-            f"{', '.join(others)} on rank {ranks.rank()} is not as on the first rank: all machines need the same code"
+            f"{', '.join(others)} on rank {ranks.rank()} is not as on the first rank: all "
+            "machines need the same code"
         )
 
 
@@ -292,7 +325,9 @@ def _follow(setup: StudySetup, stop: StopRequest) -> None:
             _refuse_other_sources(setup, sources)
         trials.append(trial)
         own = setup.goal_of_trials, setup.study.goals
-        return Run(trial, *own, run_on=setup.study.run_on and not trial.repeat, metrics=setup.study.metrics)
+        return Run(
+            trial, *own, run_on=setup.study.run_on and not trial.repeat, metrics=setup.study.metrics
+        )
 
     for _ in setup.engine(setup.checkpoints()).train(next_run, raise_if_any_rank_interrupted(stop)):
         pass

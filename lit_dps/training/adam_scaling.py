@@ -1,4 +1,5 @@
-"""Scales the settings of an optimizer with the batch size, for probes, forks and recommended runs."""
+"""Scales the settings of an optimizer with the batch size, for probes, forks and recommended
+runs."""
 
 from __future__ import annotations
 
@@ -14,11 +15,11 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import optim
 from torch.optim import Optimizer
 
-from lit_dps.errors import ConfigError
+from lit_dps.core.batch_scaling import scaled_beta2, scaled_decay
+from lit_dps.core.errors import ConfigError
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import SharedBatchDDP
-from lit_dps.scales import scaled_beta2, scaled_decay
-from lit_dps.training.counting import full_batch_size, record_batches
+from lit_dps.training.example_count import full_batch_size, record_batches
 
 # The update of these optimizers does not grow with the gradient: they divide by its size.
 _ADAPTIVE = (
@@ -36,7 +37,8 @@ _ADAPTIVE = (
     optim.SparseAdam,
 )
 _PLAIN = (optim.SGD, optim.ASGD, optim.LBFGS)
-# Optimizers of other packages that use the sign of the gradient. Their betas belong to the momentum.
+# Optimizers of other packages that use the sign of the gradient. Their betas belong to the
+# momentum.
 _SIGN = ("Lion", "SignSGD")
 _OWN_DECAY = (optim.Muon, optim.Adafactor)  # decoupled weight decay, without betas
 # Steps before the measured step. RAdam divides by the second moment only after some steps.
@@ -45,11 +47,13 @@ _GRADIENT_FACTOR = 10.0
 
 
 class AdamScalingCallback(Callback):
-    """Keeps the time scales of an Adam-like rule in examples, when its batch size B is not that it was tuned at, B0.
+    """Keeps the time scales of an Adam-like rule in examples, when its batch size B is not that it
+    was tuned at, B0.
 
-    `lit_dps.scales.scaled_beta2` scales the second moment, and `lit_dps.scales.scaled_decay` weight decay. eta is the
-    rate of the optimizer when training starts, before its schedule. Optimizers whose update grows with the gradient
-    are not changed (`is_adaptive`). B is the size of a full batch (`full_batch_size`).
+    `lit_dps.core.batch_scaling.scaled_beta2` scales the second moment, and
+    `lit_dps.core.batch_scaling.scaled_decay` weight decay. eta is the rate of the optimizer when
+    training starts, before its schedule. Optimizers whose update grows with the gradient are not
+    changed (`is_adaptive`). B is the size of a full batch (`full_batch_size`).
 
     Args:
         reference: B0, in examples of an optimizer step.
@@ -75,7 +79,9 @@ class AdamScalingCallback(Callback):
             # A checkpoint is loaded after this; its optimizers are scaled already.
             self.factor = 0.0
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
         if self.factor:
             return
         size = full_batch_size(trainer, batch)
@@ -118,7 +124,8 @@ def scale_groups(optimizer: Optimizer, factor: float, rate_ratio: float) -> None
 
     Args:
         factor: B / B0.
-        rate_ratio: eta / eta0, the rate at B divided by the rate at B0. The rate itself is not changed.
+        rate_ratio: eta / eta0, the rate at B divided by the rate at B0. The rate itself is not
+            changed.
     """
     if not is_adaptive([optimizer]):
         return
@@ -198,7 +205,8 @@ def measured_adaptive(optimizer: Optimizer) -> bool | None:
 
 
 def _update(optimizer: Optimizer, scale: float) -> float:
-    """Return how far one step moves a matrix, after `_STEPS` steps, with gradients of this scale."""
+    """Return how far one step moves a matrix, after `_STEPS` steps, with gradients of this
+    scale."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         start, gradient = torch.randn(4, 4), torch.randn(4, 4)
@@ -216,7 +224,8 @@ def _update(optimizer: Optimizer, scale: float) -> float:
     for _ in range(_STEPS + 1):
         before = parameter.detach().clone()
         parameter.grad = scale * gradient
-        # A schedule or a strategy may have wrapped the step of the instance, so call that of the class.
+        # A schedule or a strategy may have wrapped the step of the instance, so call that of the
+        # class.
         type(optimizer).step(twin)
     return float((parameter.detach() - before).norm())
 

@@ -1,7 +1,7 @@
 """Determines which methods an object inherits unchanged from lit_dps and Lightning.
 
-The fast code paths (the interval loop, early validation) replace calls of these methods. They are used
-only if no subclass, attribute of the instance or patch of a class overrides the methods.
+The fast code paths (the interval loop, early validation) replace calls of these methods. They are
+used only if no subclass, attribute of the instance or patch of a class overrides the methods.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ import torch
 
 import lit_dps
 
-_PACKAGES = tuple(str(Path(package.__file__).parent) + os.sep for package in (lit_dps, lightning, torch))
+_PACKAGES = tuple(
+    str(Path(package.__file__).parent) + os.sep for package in (lit_dps, lightning, torch)
+)
 
 
 def inherits(instance: Any, base: type, names: Iterable[str]) -> bool:

@@ -1,7 +1,7 @@
 """All uses of Lightning's undocumented interface, in one place.
 
 Written for and tested with Lightning 2.6 (`VERSION`). If a part is missing or has changed,
-`tests/unit/test_lightning_private.py` fails and names it.
+`tests/unit/training/test_lightning_private.py` fails and names it.
 """
 
 from __future__ import annotations
@@ -33,13 +33,15 @@ def put_steps_right(trainer: Trainer, steps: int) -> None:
 
 
 def set_up_data(trainer: Trainer) -> float:
-    """Request the train dataloader now, and return the batches of an epoch; infinity without an end."""
+    """Request the train dataloader now, and return the batches of an epoch; infinity without an
+    end."""
     trainer.fit_loop.setup_data()
     return batches_of_epoch(trainer)
 
 
 def error_of_fit(error: Exception) -> Exception:
-    """Return the error for which a fit ended, instead of an error of the teardown that followed it."""
+    """Return the error for which a fit ended, instead of an error of the teardown that followed
+    it."""
     first = error.__context__
     while isinstance(first, Exception):
         functions = [frame.f_code for frame, _ in traceback.walk_tb(first.__traceback__)]
@@ -85,7 +87,9 @@ def epochs(trainer: Trainer) -> int | None:
 
 def has_epoch_limit(trainer: Trainer) -> bool:
     """Return True if epochs are limited, or if `compute_epochs` was called."""
-    return trainer.fit_loop.__dict__.get("max_epochs") != -1 or type(trainer.fit_loop) is not _FitLoop
+    return (
+        trainer.fit_loop.__dict__.get("max_epochs") != -1 or type(trainer.fit_loop) is not _FitLoop
+    )
 
 
 def compute_epochs(trainer: Trainer, compute: Callable[[], int]) -> None:
@@ -126,8 +130,8 @@ def replace_dataloader(trainer: Trainer, wrap: Callable[[Any], Any]) -> None:
 def replace_train_loaders(trainer: Trainer, replace: Callable[[Any], tuple[Any, float]]) -> None:
     """Replace each train dataloader of a fit.
 
-    Call this when training starts (`on_train_start`). Optimizers and schedules that were made before
-    know the original length of an epoch.
+    Call this when training starts (`on_train_start`). Optimizers and schedules that were made
+    before know the original length of an epoch.
 
     Args:
         trainer: The trainer of the fit.
@@ -170,7 +174,8 @@ def validate_now(trainer: Trainer) -> None:
 
 
 def logged_metrics(trainer: Trainer) -> Iterable[Any]:
-    """Return the logged results of the running loop, with `meta` and counts of updates and examples."""
+    """Return the logged results of the running loop, with `meta` and counts of updates and
+    examples."""
     return (trainer._results or {}).values()
 
 

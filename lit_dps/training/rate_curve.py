@@ -15,14 +15,16 @@ from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR
 
-from lit_dps.training.attributes import unchanged_attributes
-from lit_dps.trial import SCHEDULE, WARM_UP
+from lit_dps.core.trial import SCHEDULE, WARM_UP
+from lit_dps.training.hidden_state import unchanged_attributes
 
 MOST_STEPS = 200_000  # evaluated steps: about a second of a CPU core
 SAME = 1e-6  # rates with a smaller relative difference count as equal
 
 
-def rate_curve(trainer: Trainer, module: LightningModule, steps: int, steps_of_epoch: int | None) -> list[float] | None:
+def rate_curve(
+    trainer: Trainer, module: LightningModule, steps: int, steps_of_epoch: int | None
+) -> list[float] | None:
     """Return the largest learning rate of the optimizer's groups at each of its first steps.
 
     Optimizer and schedules are copied, without parameters, and stepped as Lightning steps them. A
@@ -44,7 +46,9 @@ def rate_curve(trainer: Trainer, module: LightningModule, steps: int, steps_of_e
     if is_overridden("lr_scheduler_step", module):
         return None
     accumulated = trainer.accumulate_grad_batches
-    return rates_of_steps(trainer.optimizers[0], configs, steps, steps_of_epoch, accumulated, (module, trainer))
+    return rates_of_steps(
+        trainer.optimizers[0], configs, steps, steps_of_epoch, accumulated, (module, trainer)
+    )
 
 
 def rates_of_steps(
@@ -94,7 +98,9 @@ def _copy_function(function: Callable, memo: dict[int, Any]) -> Callable:
     if id(function) in memo or not function.__closure__:
         return memo.get(id(function), function)
     cells = tuple(CellType() for _ in function.__closure__)
-    copied = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, cells)
+    copied = FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__, cells
+    )
     copied.__kwdefaults__ = function.__kwdefaults__
     memo[id(function)] = copied  # before its variables, because a function may enclose itself
     for cell, original in zip(cells, function.__closure__, strict=True):
@@ -117,7 +123,9 @@ def _copy_schedule(schedule: Any, memo: dict[int, Any]) -> Any:
 
 def _is_plain_lambda(config: LRSchedulerConfig) -> bool:
     """Return True if a schedule is a `LambdaLR` that is stepped once per optimizer step."""
-    return type(config.scheduler) is LambdaLR and config.interval == "step" and config.frequency == 1
+    return (
+        type(config.scheduler) is LambdaLR and config.interval == "step" and config.frequency == 1
+    )
 
 
 def _rates_of_lambda(schedule: LambdaLR, steps: int, memo: dict[int, Any]) -> list[float]:
@@ -141,7 +149,9 @@ def _evaluated(
     """Return the rates at each step, by stepping copies of the schedules."""
     schedules = []
     for config in configs:
-        schedules.append((_copy_schedule(config.scheduler, memo), config.interval, config.frequency))
+        schedules.append(
+            (_copy_schedule(config.scheduler, memo), config.interval, config.frequency)
+        )
     rates = []
     for step in range(1, steps + 1):
         rates.append(max(float(group["lr"]) for group in twin.param_groups))
@@ -177,7 +187,8 @@ def is_constant(rates: Sequence[float]) -> bool:
 
 
 def warm_up_steps(rates: Sequence[float]) -> int | None:
-    """Return the first step with the largest rate; None if the rate still grows at the last step."""
+    """Return the first step with the largest rate; None if the rate still grows at the last
+    step."""
     largest = max(rates)
     first = next(i for i, rate in enumerate(rates) if rate >= largest * (1 - SAME))
     if first > 0 and first == len(rates) - 1:
@@ -217,7 +228,9 @@ def schedule_shape(rates: Sequence[float] | None, budget: int) -> dict[str, floa
     return shape
 
 
-def rate_remarks(rates: Sequence[float], configs: Sequence[Any], steps_of_epoch: int | None, budget: int) -> list[str]:
+def rate_remarks(
+    rates: Sequence[float], configs: Sequence[Any], steps_of_epoch: int | None, budget: int
+) -> list[str]:
     """Return remarks on steps without a positive rate, and on a cosine that rises again.
 
     Args:
@@ -239,7 +252,9 @@ def rate_remarks(rates: Sequence[float], configs: Sequence[Any], steps_of_epoch:
                 until = "to the end" if step == budget else f"to step {step - 1}"
                 if step == len(rates) < budget:
                     until += " at least"
-                remarks.append(f"the learning rate is {value} from step {begin} {until} of {budget}")
+                remarks.append(
+                    f"the learning rate is {value} from step {begin} {until} of {budget}"
+                )
             begin = None
     for config in configs:
         schedule = config.scheduler
@@ -248,7 +263,8 @@ def rate_remarks(rates: Sequence[float], configs: Sequence[Any], steps_of_epoch:
             lowest = schedule.T_max * config.frequency * length
             if lowest < budget - 1:
                 remarks.append(
-                    f"CosineAnnealingLR has T_max = {schedule.T_max}: the learning rate rises again from step "
+                    f"CosineAnnealingLR has T_max = {schedule.T_max}: the learning rate rises "
+                    "again from step "
                     f"{lowest} of {budget}"
                 )
     return remarks

@@ -32,7 +32,8 @@ class Stopwatch:
         self._since, self._steps, self._checks = 0.0, 0, 0
 
     def turn(self, to: Phase | None, device: torch.device | None = None) -> None:
-        """Ends what was timed, once what was called on the device is done, and begins something else, or nothing."""
+        """Ends what was timed, once what was called on the device is done, and begins something
+        else, or nothing."""
         seconds = now(device)
         if self._phase is not None:
             self._spent[self._phase] += seconds - self._since
@@ -60,6 +61,7 @@ class Stopwatch:
 
 
 def watch_of(trainer: Trainer) -> Stopwatch:
-    """The stopwatch of a run, which its `GoalErrorCallback` holds; one that nobody reads without."""
+    """The stopwatch of a run, which its `GoalErrorCallback` holds; one that nobody reads
+    without."""
     found = (getattr(callback, "watch", None) for callback in trainer.callbacks)
     return next((watch for watch in found if isinstance(watch, Stopwatch)), Stopwatch())

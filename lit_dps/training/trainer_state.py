@@ -13,9 +13,14 @@ import numpy as np
 from lightning.pytorch import Callback, Trainer
 from torch.optim import Optimizer
 
-from lit_dps.errors import ConfigError
-from lit_dps.training.attributes import PLAIN, capture_attributes, equal_states, restore_attributes
-from lit_dps.training.generators import numeric_arrays_in, tensors_in
+from lit_dps.core.errors import ConfigError
+from lit_dps.training.hidden_state import (
+    PLAIN,
+    capture_attributes,
+    equal_states,
+    restore_attributes,
+)
+from lit_dps.training.rng_state import numeric_arrays_in, tensors_in
 
 LARGEST = 1 << 30  # bytes of an array; its checksum takes a second
 
@@ -26,8 +31,8 @@ def unmoved(trainer: Trainer) -> Iterator[None]:
 
     The restored state is:
     - parameter groups with their learning rates, and schedules;
-    - attributes of the data module, of optimizers and of callbacks: numbers, texts, lists and dicts,
-      and tensors of callbacks; new attributes there or at a logger are deleted;
+    - attributes of the data module, of optimizers and of callbacks: numbers, texts, lists and
+      dicts, and tensors of callbacks; new attributes there or at a logger are deleted;
     - the trainer's plain attributes and its metrics.
 
     `DataTensors` watches the tensors of the data and of the optimizers' state. State outside of the
@@ -81,8 +86,10 @@ def unmoved(trainer: Trainer) -> Iterator[None]:
         except ValueError as error:
             name = type(trainer.lightning_module).__name__
             allowed = (
-                "a module whose training_step changes no attributes of callbacks or of the data module: it also runs "
-                f"outside of training, on a copy of the module, and this change cannot be undone: {error}"
+                "a module whose training_step changes no attributes of callbacks or of the data "
+                "module: it also runs "
+                "outside of training, on a copy of the module, and this change cannot be undone: "
+                f"{error}"
             )
             raise ConfigError("model", name, allowed) from error
 
@@ -94,8 +101,9 @@ class DataTensors:
 
     Args:
         trainer: The trainer of the fit.
-        contents: Whether to compare the contents of the data too, also of NumPy arrays. This takes a second for each
-            GB, and detects changes through NumPy. Arrays above `LARGEST` bytes are left out.
+        contents: Whether to compare the contents of the data too, also of NumPy arrays. This takes
+            a second for each GB, and detects changes through NumPy. Arrays above `LARGEST` bytes
+            are left out.
     """
 
     def __init__(self, trainer: Trainer, contents: bool = False):
@@ -106,7 +114,9 @@ class DataTensors:
         self._tensors = [tensor for tensor in tensors if not tensor.is_inference()]
         self._contents = []
         if contents:
-            self._contents = [array for array in numeric_arrays_in(*data) if array.nbytes <= LARGEST]
+            self._contents = [
+                array for array in numeric_arrays_in(*data) if array.nbytes <= LARGEST
+            ]
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
@@ -118,25 +128,37 @@ class DataTensors:
         yield
         if before != self._state():
             allowed = (
-                "a module whose training_step changes no tensor or array of the data or of an optimizer's state in "
-                "place: it also runs outside of training, on a copy of the module, and this change cannot be undone"
+                "a module whose training_step changes no tensor or array of the data or of an "
+                "optimizer's state in "
+                "place: it also runs outside of training, on a copy of the module, and this "
+                "change cannot be undone"
             )
             raise ConfigError("model", type(self._trainer.lightning_module).__name__, allowed)
 
     def _state(self) -> list[int]:
         versions = [tensor._version for tensor in self._tensors]
-        checksums = [zlib.crc32(np.ascontiguousarray(array).view(np.uint8)) for array in self._contents]
+        checksums = [
+            zlib.crc32(np.ascontiguousarray(array).view(np.uint8)) for array in self._contents
+        ]
         return versions + checksums
 
 
 def user_callbacks(trainer: Trainer) -> list[Callback]:
     """Return the callbacks of the user, which are neither ours nor Lightning's."""
-    return [c for c in trainer.callbacks if type(c).__module__.split(".")[0] not in ("lit_dps", "lightning")]
+    return [
+        c
+        for c in trainer.callbacks
+        if type(c).__module__.split(".")[0] not in ("lit_dps", "lightning")
+    ]
 
 
 def _attributes_of(optimizer: Optimizer) -> dict[str, Any]:
     """Return the attributes of an optimizer without its state and its groups."""
-    return {name: value for name, value in vars(optimizer).items() if name not in ("state", "param_groups")}
+    return {
+        name: value
+        for name, value in vars(optimizer).items()
+        if name not in ("state", "param_groups")
+    }
 
 
 def _owners(trainer: Trainer) -> list[Any]:

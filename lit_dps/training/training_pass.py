@@ -1,7 +1,7 @@
 """TrainingPass: one pass over the training split with the module's loss, without side effects.
 
-With several ranks, each rank takes whole batches in turn. So gradients equal those of one process to
-the last bit.
+With several ranks, each rank takes whole batches in turn. So gradients equal those of one process
+to the last bit.
 """
 
 from __future__ import annotations
@@ -22,37 +22,47 @@ from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
 
 import lit_dps.training.lightning_private as lightning_private
+from lit_dps.core.errors import ConfigError
 from lit_dps.data.order import AUTHORS_SEED
-from lit_dps.errors import ConfigError
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import whole
-from lit_dps.parallel.examples import Sizes, can_be_cut, counted, cut
-from lit_dps.training.counting import training_sizes
-from lit_dps.training.generators import isolated
+from lit_dps.parallel.example_count import Sizes, can_be_cut, counted, cut
+from lit_dps.training.example_count import training_sizes
+from lit_dps.training.rng_state import isolated
 from lit_dps.training.trainer_state import DataTensors, unmoved
 
 SHORT_BATCHES = 2  # batches of a short pass: a full one, and the last one
 
 
 class TrainingPass:
-    """This rank's batches of one pass over the training split, and the `training_step` loss of each batch.
+    """This rank's batches of one pass over the training split, and the `training_step` loss of each
+    batch.
 
-    A data module may provide the batches by `pruning_dataloader(batch_size)`. Otherwise the pass covers the whole data
-    set of the train dataloader, in batches of `batch_size`. If the dataloader cannot be made with another batch size,
-    it is used unchanged. If it has `drop_last`, batches have even, nearly equal sizes of at most `batch_size`
-    (`even_batches`), so that no batch is short.
+    A data module may provide the batches by `pruning_dataloader(batch_size)`. Otherwise the pass
+    covers the whole data set of the train dataloader, in batches of `batch_size`. If the dataloader
+    cannot be made with another batch size, it is used unchanged. If it has `drop_last`, batches
+    have even, nearly equal sizes of at most `batch_size` (`even_batches`), so that no batch is
+    short.
 
-    The trainer must be in a fit. The pass stops after `examples` examples, over all ranks; by default it takes all.
+    The trainer must be in a fit. The pass stops after `examples` examples, over all ranks; by
+    default it takes all.
 
-    A short pass, for a dry run, has `SHORT_BATCHES` batches: the first ones, and the last one, which may be short. If
-    batches cannot be chosen, such as those of a stream, it has only the first ones.
+    A short pass, for a dry run, has `SHORT_BATCHES` batches: the first ones, and the last one,
+    which may be short. If batches cannot be chosen, such as those of a stream, it has only the
+    first ones.
 
     Attributes:
-        key: Equal for passes over the same examples, at any training batch size; None if the batches of the pass
-            depend on the training batch size.
+        key: Equal for passes over the same examples, at any training batch size; None if the
+            batches of the pass depend on the training batch size.
     """
 
     def __init__(
@@ -63,7 +73,12 @@ class TrainingPass:
         examples: int | None = None,
         is_short: bool = False,
     ):
-        self.trainer, self.module, self.batch_size, self.examples = trainer, module, batch_size, examples
+        self.trainer, self.module, self.batch_size, self.examples = (
+            trainer,
+            module,
+            batch_size,
+            examples,
+        )
         self.is_short = is_short
         if is_short:
             self.examples = SHORT_BATCHES * batch_size
@@ -83,8 +98,9 @@ class TrainingPass:
         Changes through the trainer are undone too (`trainer_state.unmoved`).
 
         Args:
-            begin: Whether to call `on_train_start` and `on_train_epoch_start` of the copy, in Lightning's order. A
-                training step may need them, and in a pass before training the module has not called them yet.
+            begin: Whether to call `on_train_start` and `on_train_epoch_start` of the copy, in
+                Lightning's order. A training step may need them, and in a pass before training the
+                module has not called them yet.
         """
         loader = self._training
         samplers = (getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None))
@@ -99,8 +115,8 @@ class TrainingPass:
     def _keep_trainable(self, twin: LightningModule) -> None:
         """Set `requires_grad` of the copy's parameters to the values of the module.
 
-        The hooks of the copy may freeze parameters. Masks must not depend on this, because the module is pruned
-        before its hooks are called.
+        The hooks of the copy may freeze parameters. Masks must not depend on this, because the
+        module is pruned before its hooks are called.
         """
         parameters = dict(twin.named_parameters())
         for name, parameter in self.module.named_parameters():
@@ -168,10 +184,12 @@ class TrainingPass:
                 yield loss, size
 
     def loss(self, module: LightningModule, batch: Any, i: int) -> Tensor | None:
-        """Return the mean loss of batch number i by this copy; None if the training step returns none.
+        """Return the mean loss of batch number i by this copy; None if the training step returns
+        none.
 
-        `on_train_batch_start` of the copy is called first, as in training. If it returns -1, Lightning would skip
-        the rest of the epoch, and the loss is None. A batch that is None is not trained on either.
+        `on_train_batch_start` of the copy is called first, as in training. If it returns -1,
+        Lightning would skip the rest of the epoch, and the loss is None. A batch that is None is
+        not trained on either.
         """
         if batch is None:
             return None
@@ -200,20 +218,30 @@ class TrainingPass:
             loader = CombinedLoader(tree_map(fresh, loader), "max_size_cycle")
             iter(loader)  # a CombinedLoader has no length before this
         if not 0 < (sized_len(loader) or 0) < sys.maxsize:
-            finite = "a pass over the training split, for snip, needs a finite train dataloader or a pruning_dataloader"
+            finite = (
+                "a pass over the training split, for snip, needs a finite train dataloader "
+                "or a "
+                "pruning_dataloader"
+            )
             raise ConfigError("data", type(self._data or loader).__name__, finite)
         return loader if isinstance(loader, CombinedLoader) else fresh(loader)
 
 
 def loss_of(module: LightningModule, batch: Any, batch_idx: int) -> Tensor | None:
-    """The loss of a module's training step, which is given what Lightning gives it; None if it returns none."""
-    more = [batch_idx] if is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2) else []
+    """The loss of a module's training step, which is given what Lightning gives it; None if it
+    returns none."""
+    more = (
+        [batch_idx]
+        if is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
+        else []
+    )
     output = module.training_step(batch, *more)
     return output["loss"] if isinstance(output, dict) else output
 
 
 def _examples_of(loader: Any) -> tuple[int, ...] | None:
-    """How many examples a plain DataLoader has and draws; None if its batches are made of more than those."""
+    """How many examples a plain DataLoader has and draws; None if its batches are made of more than
+    those."""
     plain = (
         isinstance(loader, DataLoader)
         and type(loader).__iter__ is DataLoader.__iter__
@@ -229,17 +257,22 @@ def _examples_of(loader: Any) -> tuple[int, ...] | None:
 def _anew(loader: DataLoader, batch_size: int) -> DataLoader:
     """The whole data set of a loader, or what its own sampler takes of it, in other batches.
 
-    Where the loader shuffles the order is always the same, so that the pass is the same at every batch size.
+    Where the loader shuffles the order is always the same, so that the pass is the same at every
+    batch size.
     """
     sampler = loader.sampler
     if type(sampler) is RandomSampler and len(sampler) == len(loader.dataset):
-        sampler = RandomSampler(loader.dataset, generator=torch.Generator().manual_seed(AUTHORS_SEED))
+        sampler = RandomSampler(
+            loader.dataset, generator=torch.Generator().manual_seed(AUTHORS_SEED)
+        )
     elif type(sampler) is not SequentialSampler:
         sampler = list(islice(sampler, len(sampler)))
     names = ("collate_fn", "num_workers", "worker_init_fn", "multiprocessing_context")
     same = {name: getattr(loader, name) for name in names}
     if loader.drop_last:
-        return DataLoader(loader.dataset, batch_sampler=even_batches(list(sampler), batch_size), **same)
+        return DataLoader(
+            loader.dataset, batch_sampler=even_batches(list(sampler), batch_size), **same
+        )
     return DataLoader(loader.dataset, batch_size, sampler=sampler, **same)
 
 
@@ -248,8 +281,8 @@ def even_batches(order: Sequence[int], most: int) -> list[list[int]]:
 
     If the number of examples is odd, the last example is left out. A single example is a batch.
 
-    With `drop_last`, a module may rely on batches that are never short. Batch normalization refuses a
-    batch of one example, and losses over pairs need an even number.
+    With `drop_last`, a module may rely on batches that are never short. Batch normalization refuses
+    a batch of one example, and losses over pairs need an even number.
     """
     pairs = len(order) // 2
     if pairs == 0:
@@ -315,18 +348,26 @@ _STRUCTURE = ("_modules", "_parameters", "_buffers")
 
 
 def copy_of(module: LightningModule) -> LightningModule:
-    """A module of its own parameters, buffers, attributes and generators, equal to the bit, that logs nothing.
+    """A module of its own parameters, buffers, attributes and generators, equal to the bit, that
+    logs nothing.
 
-    Functions that it keeps, hooks say, refer to the copy where they refer to the module or to what it keeps. It shares
-    the trainer, and what cannot be copied, such as a lock or an open file.
+    Functions that it keeps, hooks say, refer to the copy where they refer to the module or to what
+    it keeps. It shares the trainer, and what cannot be copied, such as a lock or an open file.
     """
     memo: dict[int, Any] = {id(shared): shared for shared in lightning_private.owners_of(module)}
     cells: list[tuple[CellType, CellType]] = []
-    kept = [value for part in module.modules() for key, value in vars(part).items() if key not in _STRUCTURE]
+    kept = [
+        value
+        for part in module.modules()
+        for key, value in vars(part).items()
+        if key not in _STRUCTURE
+    ]
     for value in [*kept, *_within(kept)]:
         if isinstance(value, FunctionType) and value.__closure__:
             memo[id(value)] = _rebound(value, cells)
-        elif isinstance(value, Tensor) and value.grad_fn is not None:  # what is left from a backward pass
+        elif (
+            isinstance(value, Tensor) and value.grad_fn is not None
+        ):  # what is left from a backward pass
             memo[id(value)] = value.detach().clone()
     for value in kept:
         if id(value) not in memo:
@@ -350,10 +391,13 @@ def _within(values: list[Any]) -> Iterator[Any]:
 
 
 def _rebound(function: FunctionType, cells: list[tuple[CellType, CellType]]) -> FunctionType:
-    """Return a function with new, empty enclosed variables; add each old and new variable to `cells`."""
+    """Return a function with new, empty enclosed variables; add each old and new variable to
+    `cells`."""
     new_cells = tuple(CellType() for _ in function.__closure__)
     cells.extend(zip(function.__closure__, new_cells, strict=True))
-    new = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, new_cells)
+    new = FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__, new_cells
+    )
     new.__kwdefaults__ = function.__kwdefaults__
     new.__dict__ = dict(function.__dict__)
     return new

@@ -10,18 +10,18 @@ from lightning.pytorch.callbacks import BaseFinetuning
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lit_dps.core.trial import IN_NO_MASK, JOINED_AT, TRAINED_THEN
 from lit_dps.pruning import prunable
 from lit_dps.pruning.attributes import hidden_tensors
 from lit_dps.pruning.mask import Biases
-from lit_dps.trial import IN_NO_MASK, JOINED_AT, TRAINED_THEN
 
 
 class UnmaskedWeights:
     """Counts the weights that an optimizer trains and pruning would cover, but that have no mask.
 
-    The mask is made before the first step. Weights can join the training later: a callback unfreezes
-    a backbone, a hook adds a layer or a parameter group, or the loss begins to use a head. A weight
-    counts as trained from the first optimizer step that updates it with a gradient.
+    The mask is made before the first step. Weights can join the training later: a callback
+    unfreezes a backbone, a hook adds a layer or a parameter group, or the loss begins to use a
+    head. A weight counts as trained from the first optimizer step that updates it with a gradient.
 
     Args:
         biases: As in `lit_dps.pruning.prunable`.
@@ -34,7 +34,9 @@ class UnmaskedWeights:
             `TrialResult.observed`. Empty if the mask covers all.
     """
 
-    def __init__(self, biases: Biases, exclude: Sequence[str], is_masked: Callable[[str, Tensor], bool]):
+    def __init__(
+        self, biases: Biases, exclude: Sequence[str], is_masked: Callable[[str, Tensor], bool]
+    ):
         self.biases, self.exclude, self.is_masked = biases, tuple(exclude), is_masked
         self.observed: dict[str, float] = {}
         # Tensors by id. A reference to the tensor ensures that its id is not reused.
@@ -97,7 +99,8 @@ def later_weights_note(trainer: Trainer, observed: Mapping[str, float]) -> str:
     by = f" by {', '.join(finetuning)}" if finetuning else ""
     return (
         f"weights that join the training after pruning{by} are in no mask and stay dense; a note "
-        "below the table counts them. To prune them, let an optimizer train them from the first step"
+        "below the table counts them. To prune them, let an optimizer train them from the first "
+        "step"
     )
 
 

@@ -18,18 +18,19 @@ from jsonargparse import ArgumentError, ArgumentParser
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.loggers.logger import DummyLogger
 
+from lit_dps.core.errors import ConfigError, UserError, one_line, user_error_in
+from lit_dps.core.trial import Trial
 from lit_dps.data import ImageData
-from lit_dps.errors import ConfigError, UserError, one_line, user_error_in
 from lit_dps.parallel.settings import arguments
-from lit_dps.training.generators import isolated
-from lit_dps.training.protocol import STUDY_TRAINER, listed, welcome
-from lit_dps.trial import Trial
+from lit_dps.training.rng_state import isolated
+from lit_dps.training.trainer_rules import STUDY_TRAINER, listed, welcome
 
 _HOLDERS = ("init_args", "dict_kwargs")  # of what is below a class
 
 
 class NoLogger(DummyLogger):
-    """Takes everything that callbacks and modules log, and keeps nothing; `trainer.log_dir` is this folder."""
+    """Takes everything that callbacks and modules log, and keeps nothing; `trainer.log_dir` is this
+    folder."""
 
     def __init__(self, folder: str):
         super().__init__()
@@ -51,14 +52,16 @@ class Built:
 
 @dataclass(frozen=True)
 class Workload:
-    """A model, a data module and trainer arguments as plain configuration (class_path and init_args).
+    """A model, a data module and trainer arguments as plain configuration (class_path and
+    init_args).
 
     Attributes:
         model: The LightningModule.
         data: The LightningDataModule.
         trainer: Arguments of `lightning.pytorch.Trainer`.
-        batch_size_key: Configuration key of the batch size. A cell's is that of an optimizer step: where the trainer
-            accumulates gradients over batches, each of these is as many times smaller.
+        batch_size_key: Configuration key of the batch size. A cell's is that of an optimizer step:
+            where the trainer accumulates gradients over batches, each of these is as many times
+            smaller.
     """
 
     model: Mapping[str, Any]
@@ -73,12 +76,14 @@ class Workload:
 
     @contextmanager
     def traceless(self) -> Iterator[Workload]:
-        """In here the same, but what a trial writes into its folder is gone afterwards: for runs that are no trials."""
+        """In here the same, but what a trial writes into its folder is gone afterwards: for runs
+        that are no trials."""
         with tempfile.TemporaryDirectory(prefix="lit_dps-") as folder:
             yield replace(self, trainer={**self.trainer, "default_root_dir": folder})
 
     def build(self, trial: Trial) -> Built:
-        """Fresh objects for a trial: module and data module drawn under seeds of the point, not of global state.
+        """Fresh objects for a trial: module and data module drawn under seeds of the point, not of
+        global state.
 
         The trainer is for the group of ranks that this process is in, else for one device.
 
@@ -87,10 +92,14 @@ class Workload:
         """
         specs = self.specs(trial)
         data = _instantiate("data", specs["data"], trial.seed_for("order"))
-        if trial.repeat and isinstance(data, ImageData):  # others draw from the seed that they are made and run under
+        if trial.repeat and isinstance(
+            data, ImageData
+        ):  # others draw from the seed that they are made and run under
             data.order_anew(trial.seed_for("order"))
         module = self.module(trial)
-        trainer = arguments(_instantiate("trainer", {**self.trainer, **STUDY_TRAINER}, trial.seed_for("order")))
+        trainer = arguments(
+            _instantiate("trainer", {**self.trainer, **STUDY_TRAINER}, trial.seed_for("order"))
+        )
         callbacks = welcome(listed(trainer.get("callbacks")), "trainer.callbacks")
         # a folder of the trial's own: Lightning takes up checkpoints that it finds there
         root = trainer.get("default_root_dir") or os.getcwd()
@@ -99,11 +108,13 @@ class Workload:
         return Built(module, data, {**trainer, **own})
 
     def module(self, trial: Trial, purpose: str = "init") -> LightningModule:
-        """A fresh module for a trial, drawn under the point's seed for a purpose; raises as `build`."""
+        """A fresh module for a trial, drawn under the point's seed for a purpose; raises as
+        `build`."""
         return _instantiate("model", self.specs(trial)["model"], trial.seed_for(purpose))
 
     def specs(self, trial: Trial) -> dict[str, Any]:
-        """The configuration of the model and of the data of a trial, with its batch size and metaparameters in place.
+        """The configuration of the model and of the data of a trial, with its batch size and
+        metaparameters in place.
 
         Raises:
             ConfigError: if a key of the trial names nothing.
@@ -111,10 +122,20 @@ class Workload:
         specs = {"model": copy.deepcopy(dict(self.model)), "data": copy.deepcopy(dict(self.data))}
         batch_size = trial.cell.batch_size // self.accumulated
         pairs = [("study.batch_size_key", self.batch_size_key, batch_size)]
-        pairs += [("study.space", key, value) for key, value in trial.params.items() if not key.startswith("local.")]
+        pairs += [
+            ("study.space", key, value)
+            for key, value in trial.params.items()
+            if not key.startswith("local.")
+        ]
         # of the grid's other keys is how it is trained
-        pairs += [("study.grid", *pair) for pair in trial.cell.others if pair[0].startswith(("model.", "data."))]
-        for source, key, value in sorted(pairs, key=lambda pair: place_of(pair[1])):  # a class before what is below it
+        pairs += [
+            ("study.grid", *pair)
+            for pair in trial.cell.others
+            if pair[0].startswith(("model.", "data."))
+        ]
+        for source, key, value in sorted(
+            pairs, key=lambda pair: place_of(pair[1])
+        ):  # a class before what is below it
             node, name = locate(specs, key, source, classes=isinstance(value, str))
             node[name] = {"class_path": value} if isinstance(node.get(name), dict) else value
         if "order_seed" in specs["data"].get("init_args", {}):
@@ -123,12 +144,16 @@ class Workload:
 
 
 def place_of(key: str) -> tuple[str, ...]:
-    """The names on the way to a key, alike for all ways to write it: a class comes before what is below it."""
+    """The names on the way to a key, alike for all ways to write it: a class comes before what is
+    below it."""
     return tuple(name for name in key.split(".") if name not in _HOLDERS)
 
 
-def locate(specs: Mapping[str, Any], key: str, source: str, classes: bool = False) -> tuple[dict[str, Any], str]:
-    """The dict that holds a dotted key, below the init_args of each class on the way, and the key's last part.
+def locate(
+    specs: Mapping[str, Any], key: str, source: str, classes: bool = False
+) -> tuple[dict[str, Any], str]:
+    """The dict that holds a dotted key, below the init_args of each class on the way, and the key's
+    last part.
 
     With `classes` it may be the key of a class.
 
@@ -137,7 +162,9 @@ def locate(specs: Mapping[str, Any], key: str, source: str, classes: bool = Fals
     """
     first, *path = key.split(".")
     if first not in specs or not path:
-        raise ConfigError(source, key, "a key of the model or the data, such as model.learning_rate")
+        raise ConfigError(
+            source, key, "a key of the model or the data, such as model.learning_rate"
+        )
     node = specs[first]
     *parents, last = path
     for i, name in enumerate(parents):
@@ -147,7 +174,9 @@ def locate(specs: Mapping[str, Any], key: str, source: str, classes: bool = Fals
         node = node[name]
     node = _arguments(node, last)
     if isinstance(node.get(last), dict) and not (classes and "class_path" in node[last]):
-        raise ConfigError(source, key, "the key of a number" + (", a name or a class" if classes else ""))
+        raise ConfigError(
+            source, key, "the key of a number" + (", a name or a class" if classes else "")
+        )
     return node, last
 
 
@@ -179,7 +208,9 @@ def _arguments(node: dict[str, Any], name: str) -> dict[str, Any]:
 def _parser(name: str) -> ArgumentParser:
     parser = ArgumentParser(exit_on_error=False)
     if name == "trainer":
-        parser.add_class_arguments(Trainer, name, fail_untyped=False, instantiate=False, sub_configs=True)
+        parser.add_class_arguments(
+            Trainer, name, fail_untyped=False, instantiate=False, sub_configs=True
+        )
     else:
         base = LightningModule if name == "model" else LightningDataModule
         parser.add_subclass_arguments(base, name, fail_untyped=False, required=True)

@@ -1,4 +1,5 @@
-"""A user's module whose steps to goal are known: it counts examples and steps, and asks for a good rate."""
+"""A user's module whose steps to goal are known: it counts examples and steps, and asks for a good
+rate."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ class Data(LightningDataModule):
 
 
 class Module(LightningModule):
-    """Its error falls by the progress of each step, 1 / K; a rate off by a factor of e takes 1.1 times the steps."""
+    """Its error falls by the progress of each step, 1 / K; a rate off by a factor of e takes 1.1
+    times the steps."""
 
     def __init__(self, lr: float = 0.1):
         super().__init__()

@@ -1,7 +1,8 @@
 """Runs the project's commands as a user does: a process of its own, in a folder of its own.
 
-The processes are forked from one that has imported everything (`tests.e2e.forks`). What an interpreter of its own does
-is tested by `real` in test_commands.py, test_scripts.py and test_ddp.py.
+The processes are forked from one that has imported everything (`tests.e2e.forks`). What an
+interpreter of its own does is tested by `real` in test_commands.py, test_scripts.py and
+test_ddp.py.
 """
 
 from __future__ import annotations
@@ -24,7 +25,12 @@ from tests.e2e.forks import Command
 
 ROOT = Path(__file__).parents[2]
 FAST = Path(__file__).with_name("fast.yaml")
-FAST_TRIALS = {(f"fast | B={b} S={s:g}", str(point)) for b in (16, 64) for s in (0.0, 0.5) for point in range(4)}
+FAST_TRIALS = {
+    (f"fast | B={b} S={s:g}", str(point))
+    for b in (16, 64)
+    for s in (0.0, 0.5)
+    for point in range(4)
+}
 
 
 def command(*args: object) -> list[str]:
@@ -59,7 +65,9 @@ def run_forked(folder: Path, argv: list[str], timeout: float = 300) -> subproces
 def real(folder: Path, argv: list[str], timeout: float = 300) -> subprocess.CompletedProcess:
     """The same in an interpreter of its own."""
     command = [sys.executable, *argv]
-    return subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=timeout)
+    return subprocess.run(
+        command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=timeout
+    )
 
 
 def run_here(folder: Path, *args: object) -> subprocess.CompletedProcess:
@@ -114,6 +122,10 @@ def wait_for_results(database: Path, n: int, process: Command, timeout: float = 
 def table(folder: Path, study: str = "fast") -> str:
     """The table that a study ended with, but for the notes on who trained its trials."""
     lines = (folder / "mlruns" / "figures" / study / "table.txt").read_text().splitlines()
-    on_training = ("equal to single ones", "equal to one process", "compare step times of one loop alone")
+    on_training = (
+        "equal to single ones",
+        "equal to one process",
+        "compare step times of one loop alone",
+    )
     kept = [line for line in lines if not any(words in line for words in on_training)]
     return "\n".join(kept).rstrip()

@@ -21,7 +21,8 @@ class Done(NamedTuple):
 
 @pytest.fixture
 def call(tmp_path, monkeypatch, capfd):
-    """Runs commands in the test's folder and in this process, which saves the seconds that the imports take."""
+    """Runs commands in the test's folder and in this process, which saves the seconds that the
+    imports take."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("LIT_DPS_DATA", raising=False)
     monkeypatch.setattr(sys, "argv", ["lit-dps"])

@@ -1,4 +1,5 @@
-"""A user's module that raises in the middle of training, at high learning rates, until its file `mended` is there."""
+"""A user's module that raises in the middle of training, at high learning rates, until its file
+`mended` is there."""
 
 from __future__ import annotations
 

@@ -1,14 +1,16 @@
-"""A process that has imported everything, and becomes a command of ours by fork: a start takes 20 ms instead of 5 s.
+"""A process that has imported everything, and becomes a command of ours by fork: a start takes 20
+ms instead of 5 s.
 
     python -m tests.e2e.fork_server FD PADDING
 
-FD is a socket that requests come by; see `tests.e2e.forks`. A command finds what a new interpreter would give it: its
-own folder, environment, standard streams, arguments, main module, session and signal handlers. Nothing runs in the
-server but the imports: it has no threads, no pool of OpenMP and its allocator is as the C library sets it.
+FD is a socket that requests come by; see `tests.e2e.forks`. A command finds what a new interpreter
+would give it: its own folder, environment, standard streams, arguments, main module, session and
+signal handlers. Nothing runs in the server but the imports: it has no threads, no pool of OpenMP
+and its allocator is as the C library sets it.
 
-The children that a command starts by multiprocessing are forked too, from a second copy of the server that the
-command has for this purpose, and are then its children as if it had started them itself. PADDING leaves room for the
-command line that `ps` shows.
+The children that a command starts by multiprocessing are forked too, from a second copy of the
+server that the command has for this purpose, and are then its children as if it had started them
+itself. PADDING leaves room for the command line that `ps` shows.
 """
 
 from __future__ import annotations
@@ -42,18 +44,26 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     for name in VERBS:
         import_module(f"lit_dps.cli.{name}")
-    import_module("tests.schema").use_copies()
-    import_module("tests.pictures").use_placeholders()
-    import_module("lit_dps.store.tracker")
-    threads = [Path(f"/proc/self/task/{task}/comm").read_text().strip() for task in os.listdir("/proc/self/task")]
-    assert len([name for name in threads if name != "jemalloc_bg_thd"]) == 1, threads  # pyarrow's minds a fork
+    import_module("tests.support.schema").use_copies()
+    import_module("tests.support.pictures").use_placeholders()
+    import_module("lit_dps.tracking.tracker")
+    threads = [
+        Path(f"/proc/self/task/{task}/comm").read_text().strip()
+        for task in os.listdir("/proc/self/task")
+    ]
+    assert len([name for name in threads if name != "jemalloc_bg_thd"]) == 1, (
+        threads
+    )  # pyarrow's minds a fork
     request, fds = _serve(control)
     _become_command(request, fds)()
 
 
 def _serve(control: socket.socket) -> tuple[dict, list[int]]:
-    """Forks for each request and tells its sender when the child ends; returns in the children alone."""
-    watched: dict[int, tuple[int, int]] = {}  # by the file descriptor of a child: its process, and whom to tell
+    """Forks for each request and tells its sender when the child ends; returns in the children
+    alone."""
+    watched: dict[
+        int, tuple[int, int]
+    ] = {}  # by the file descriptor of a child: its process, and whom to tell
     while True:
         ready, _, _ = select.select([control, *watched], [], [])
         for fd in ready:
@@ -63,7 +73,12 @@ def _serve(control: socket.socket) -> tuple[dict, list[int]]:
                     os._exit(0)  # nobody asks any more
                 pid = os.fork()
                 if not pid:
-                    for other in (control.detach(), answers, *watched, *(to for _, to in watched.values())):
+                    for other in (
+                        control.detach(),
+                        answers,
+                        *watched,
+                        *(to for _, to in watched.values()),
+                    ):
                         os.close(other)
                     return json.loads(text), fds
                 for other in fds:
@@ -106,7 +121,10 @@ def _interpret(argv: list[str]) -> None:
     """As `python ARGV` does."""
     if argv[0] == "-u":
         argv = argv[1:]
-    sys.path[:] = [str(ROOT), *(path for path in sys.path if path not in ("", str(ROOT), os.getcwd()))]
+    sys.path[:] = [
+        str(ROOT),
+        *(path for path in sys.path if path not in ("", str(ROOT), os.getcwd())),
+    ]
     if argv[0] == "-m":
         sys.path.insert(0, os.getcwd())
         sys.argv[:] = argv[1:]
@@ -126,7 +144,8 @@ def _start_child(
     cwd: str | None = None,
     session: bool = False,
 ) -> int:
-    """Starts a child by fork; `fds` are numbers of file descriptors there, and which of ours they are."""
+    """Starts a child by fork; `fds` are numbers of file descriptors there, and which of ours they
+    are."""
     args = [os.fsdecode(arg) for arg in args]
     request = {"args": args, "fds": list(fds), "session": session}
     request |= {"env": dict(os.environ if env is None else env), "cwd": cwd or os.getcwd()}
@@ -139,7 +158,11 @@ def _fork_subprocesses(template: socket.socket) -> None:
     execute = subprocess.Popen._execute_child
 
     def fork(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *rest):
-        if not isinstance(args, list) or args[0] != sys.executable or str(ROOT / "cli.py") not in args:
+        if (
+            not isinstance(args, list)
+            or args[0] != sys.executable
+            or str(ROOT / "cli.py") not in args
+        ):
             return execute(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *rest)
         pipes, session = rest[3:9], rest[-2]
         standard = {0: pipes[0], 1: pipes[3], 2: pipes[5]}

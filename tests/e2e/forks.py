@@ -1,4 +1,5 @@
-"""Commands that are forked from a process that has imported everything; `Command` is used as a `subprocess.Popen`."""
+"""Commands that are forked from a process that has imported everything; `Command` is used as a
+`subprocess.Popen`."""
 
 from __future__ import annotations
 
@@ -43,7 +44,12 @@ class Command:
     ):
         self.args, self.returncode, self._said = list(argv), None, b""
         self._answers, theirs = socket.socketpair()
-        request = {"argv": self.args, "cwd": str(cwd), "env": dict(env), "session": start_new_session}
+        request = {
+            "argv": self.args,
+            "cwd": str(cwd),
+            "env": dict(env),
+            "session": start_new_session,
+        }
         with open(os.devnull) as nothing:
             fds = [theirs.fileno(), nothing.fileno(), stdout.fileno(), stderr.fileno()]
             socket.send_fds(_server(), [json.dumps(request).encode()], fds)
@@ -100,7 +106,12 @@ def _server() -> socket.socket:
     command = [sys.executable, "-m", "tests.e2e.fork_server", str(theirs.fileno()), " " * ROOM]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     server = subprocess.Popen(
-        command, cwd=ROOT, env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
+        command,
+        cwd=ROOT,
+        env=environment,
+        pass_fds=[theirs.fileno()],
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
     )
     theirs.close()
     atexit.register(server.wait)

@@ -21,7 +21,10 @@ class TwoMoons(LightningDataModule):
         angle, side = torch.rand(n, generator=generator) * torch.pi, torch.arange(n) % 2
         x = torch.stack([angle.cos() + side, angle.sin() * (1 - 2 * side) + 0.5 * side], 1)
         x += self.hparams.noise * torch.randn(x.shape, generator=generator)
-        self.train, self.val = TensorDataset(x[100:], side[100:]), TensorDataset(x[:100], side[:100])
+        self.train, self.val = (
+            TensorDataset(x[100:], side[100:]),
+            TensorDataset(x[:100], side[:100]),
+        )
 
     def train_dataloader(self) -> DataLoader:
         return DataLoader(self.train, self.hparams.batch, shuffle=True)
@@ -36,7 +39,9 @@ class Classifier(LightningModule):
     def __init__(self, width: int = 32, lr: float = 1e-2):
         super().__init__()
         self.save_hyperparameters()
-        self.body = nn.Sequential(nn.Linear(2, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh())
+        self.body = nn.Sequential(
+            nn.Linear(2, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh()
+        )
         self.head = nn.Linear(width, 2)
 
     def training_step(self, batch, batch_idx):

@@ -1,4 +1,5 @@
-"""lit-dps advise on a user's module whose law is known: the answer, its budget, going on, refusals, calibration."""
+"""lit-dps advise on a user's module whose law is known: the answer, its budget, going on, refusals,
+calibration."""
 
 from __future__ import annotations
 
@@ -12,9 +13,10 @@ import pytest
 import yaml
 from mlflow.entities import Run
 
-from lit_dps.advising import run as advising_run
-from lit_dps.errors import StorageError
-from lit_dps.store import list_advice, list_studies
+from lit_dps.advice import run as advising_run
+from lit_dps.core.errors import StorageError
+from lit_dps.storage.advice_store import list_advice
+from lit_dps.storage.read import list_studies
 from tests.e2e.advised_user import C1, C2, Scheduled
 from tests.e2e.commands import run_here
 
@@ -71,18 +73,27 @@ def test_the_answer_is_near_the_truth_within_the_budget_and_fit_takes_it(folder)
             break
     where = folder / "mlruns" / "figures" / "Module" / "advice"
     table = pd.read_csv(where / "answer.csv")
-    assert set(table["devices"]) == {1, 2} and set(table.loc[table["devices"] == 2, "step_known"]) == {"predicted"}
+    assert set(table["devices"]) == {1, 2} and set(
+        table.loc[table["devices"] == 2, "step_known"]
+    ) == {"predicted"}
     steps = table.drop_duplicates("batch_size").set_index("batch_size")
     truth = 0.95 * (C1 / steps.index + C2)
     assert ((steps["steps_low"] <= 1.15 * truth) & (truth <= steps["steps_high"])).mean() > 0.7
-    assert (where / "advice.txt").read_text() in done.stdout and (where / "advice.png").stat().st_size > 1000
+    assert (where / "advice.txt").read_text() in done.stdout and (
+        where / "advice.png"
+    ).stat().st_size > 1000
     assert list_studies(f"sqlite:///{folder}/mlruns/study.db") == ["Module-advice"]
 
     assert "beta2 becomes beta2^(B / 32)" in done.stderr
-    size, chosen = int(re.search(r"run B = (\d+)", done.stdout)[1]), (where / "fit.yaml").read_text()
+    size, chosen = (
+        int(re.search(r"run B = (\d+)", done.stdout)[1]),
+        (where / "fit.yaml").read_text(),
+    )
     if size != 32:  # the optimizer's own values at the recommended batch size
         said = f"B = {size}: beta2 {0.999 ** (size / 32):.6g}, weight decay {0.01 * size / 32:.3g}"
-        assert f"note: {said} (from 0.999 and 0.01 at B = 32)" in done.stdout and f"# {said}" in chosen
+        assert (
+            f"note: {said} (from 0.999 and 0.01 at B = 32)" in done.stdout and f"# {said}" in chosen
+        )
     assert "AdamScalingCallback" in chosen
 
     client, run = shown(folder, "Module-advice")
@@ -90,7 +101,9 @@ def test_the_answer_is_near_the_truth_within_the_budget_and_fit_takes_it(folder)
     stored = list_advice(f"sqlite:///{folder}/mlruns/study.db")["Module"]["timed"]
     assert {point.step: point.value for point in timed} == {row[0]: row[1] for row in stored}
     assert run.data.metrics["advice/batch_size"] == size and "noise_scale_low" in run.data.metrics
-    assert f"run B = {size}" in run.data.tags["mlflow.note.content"] and run.info.status == "FINISHED"
+    assert (
+        f"run B = {size}" in run.data.tags["mlflow.note.content"] and run.info.status == "FINISHED"
+    )
 
     fitted = run_here(folder, "fit", "--config", where / "fit.yaml", "--trainer.devices", 1)
     assert fitted.returncode == 0 and "complete after" in fitted.stdout, fitted.stderr
@@ -101,7 +114,9 @@ def test_the_answer_is_near_the_truth_within_the_budget_and_fit_takes_it(folder)
 @pytest.mark.slow
 def test_the_same_command_goes_on_with_what_is_left_of_the_budget(folder):
     advice = list_advice(f"sqlite:///{folder}/mlruns/study.db")["Module"]
-    enough = math.ceil(advice["spent"])  # nothing is left of it: the answer comes from what is stored
+    enough = math.ceil(
+        advice["spent"]
+    )  # nothing is left of it: the answer comes from what is stored
     again = advise(folder, "Module", "--budget", f"{enough}s", "--trials", 3)
     assert again.returncode == 0 and "of them are spent" in again.stderr
     assert "timing steps" not in again.stderr and "noise scale" not in again.stderr
@@ -114,11 +129,16 @@ def test_the_same_command_goes_on_with_what_is_left_of_the_budget(folder):
 @pytest.mark.long
 def test_a_goal_that_nobody_meets_is_no_error(tmp_path):
     for budget in BUDGETS:
-        done = advise(tmp_path, "Hopeless", "--budget", f"{budget}s", "--trials", 2, "--goal.max_steps", 20)
+        done = advise(
+            tmp_path, "Hopeless", "--budget", f"{budget}s", "--trials", 2, "--goal.max_steps", 20
+        )
         assert done.returncode == 0, done.stderr
         if "no trial met the goal" in done.stdout:
             break
-    assert "not identifiable, because K is known at 0 batch sizes" in done.stdout and "no answer" in done.stdout
+    assert (
+        "not identifiable, because K is known at 0 batch sizes" in done.stdout
+        and "no answer" in done.stdout
+    )
     assert re.search(r"note: no trial met the goal within 20 steps, at B = \d", done.stdout)
     assert not (tmp_path / "mlruns" / "figures" / "Hopeless" / "advice" / "fit.yaml").exists()
 
@@ -126,7 +146,16 @@ def test_a_goal_that_nobody_meets_is_no_error(tmp_path):
 @pytest.mark.slow
 def test_branches_give_a_configuration_with_times_without_a_probe(tmp_path):
     for budget in BUDGETS[1:]:
-        done = advise(tmp_path, "Module", "--budget", f"{budget}s", "--method", "branch", "--goal.max_steps", 100)
+        done = advise(
+            tmp_path,
+            "Module",
+            "--budget",
+            f"{budget}s",
+            "--method",
+            "branch",
+            "--goal.max_steps",
+            100,
+        )
         assert done.returncode == 0, done.stderr
         if "the run met its goal" in done.stderr:
             break
@@ -134,17 +163,26 @@ def test_branches_give_a_configuration_with_times_without_a_probe(tmp_path):
     where = tmp_path / "mlruns" / "figures" / "Module" / "advice"
     table = pd.read_csv(where / "answer.csv").set_index("batch_size")
     assert table.loc[32, "steps"] == table.loc[32, "steps_high"] == 75  # of the run that was forked
-    assert (table["steps_low"] <= table["steps"]).all() and (table["hours_low"] < table["hours"]).all()
+    assert (table["steps_low"] <= table["steps"]).all() and (
+        table["hours_low"] < table["hours"]
+    ).all()
     assert table.loc[64, "steps_low"] == 37.5  # twice the batch, nothing lost
     config = yaml.safe_load((where / "fit.yaml").read_text())
     size, rate = config["data"]["init_args"]["batch_size"], config["model"]["init_args"]["lr"]
-    assert size >= 32 and rate == pytest.approx(0.1 * math.sqrt(size / 32))  # as of an optimizer like Adam
+    assert size >= 32 and rate == pytest.approx(
+        0.1 * math.sqrt(size / 32)
+    )  # as of an optimizer like Adam
     scaling, told = config["trainer"]["callbacks"]
     assert scaling["class_path"].endswith("AdamScalingCallback"), "the branches scaled by its rules"
-    assert told["class_path"].endswith("PredictionCallback") and told["init_args"]["batch_size"] == size
+    assert (
+        told["class_path"].endswith("PredictionCallback")
+        and told["init_args"]["batch_size"] == size
+    )
     assert not list_studies(f"sqlite:///{tmp_path}/mlruns/study.db")
     client, run = shown(tmp_path, "Module-advice")
-    assert 50 in {p.step for p in client.get_metric_history(run.info.run_id, "advice/critical_at_least")}
+    assert 50 in {
+        p.step for p in client.get_metric_history(run.info.run_id, "advice/critical_at_least")
+    }
     assert "branches (Merrill" in run.data.tags["mlflow.note.content"]
 
 
@@ -154,25 +192,45 @@ def test_branches_give_a_configuration_with_times_without_a_probe(tmp_path):
         ("Module", (), "--budget: None is not allowed; a time above 0"),
         ("Module", ("--budget", "0"), "--budget: '0' is not allowed; a time above 0"),
         ("Module", ("--budget", "0m"), "--budget: '0m' is not allowed"),
-        ("Module", ("--budget", "1h", "--method", "guess"), "--method: 'guess' is not allowed; one of law, branch"),
-        ("Module", ("--budget", "1h", "--price", "-1"), "--price: -1.0 is not allowed; a finite number above 0"),
+        (
+            "Module",
+            ("--budget", "1h", "--method", "guess"),
+            "--method: 'guess' is not allowed; one of law, branch",
+        ),
+        (
+            "Module",
+            ("--budget", "1h", "--price", "-1"),
+            "--price: -1.0 is not allowed; a finite number above 0",
+        ),
         ("Module", ("--budget", "1h", "--devices", "0,1"), "--devices: '0,1' is not allowed"),
         ("Module", ("--budget", "1h", "--trials", "1"), "--trials: 1 is not allowed; at least 2"),
         ("Module", ("--buget", "1h"), "--buget: 'buget' is not accepted; did you mean --budget?"),
         ("Unlogged", ("--budget", "1h"), "goal.monitor: 'val_error' is not allowed"),
-        ("Module", ("--budget", "1h", "--data", f"{HERE}.Sizeless"), "study.batch_size_key: 'data.batch_size'"),
-        ("Rateless", ("--budget", "1h"), "study.space: {} is not allowed; a range of the learning rate"),
+        (
+            "Module",
+            ("--budget", "1h", "--data", f"{HERE}.Sizeless"),
+            "study.batch_size_key: 'data.batch_size'",
+        ),
+        (
+            "Rateless",
+            ("--budget", "1h"),
+            "study.space: {} is not allowed; a range of the learning rate",
+        ),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_created(tmp_path, module, options, said):
     done = advise(tmp_path, module, *options)
-    assert done.returncode == 2 and said in done.stderr and len(done.stderr.strip().splitlines()) == 1
+    assert (
+        done.returncode == 2 and said in done.stderr and len(done.stderr.strip().splitlines()) == 1
+    )
     assert not (tmp_path / "mlruns").exists()
 
 
 def test_data_that_do_not_heed_the_batch_size_are_refused_in_one_line(tmp_path):
     done = advise(tmp_path, "Module", "--budget", "1h", "--data", f"{HERE}.Fixed")
-    assert done.returncode == 2 and "a step is on 32 examples" in done.stderr.strip().splitlines()[-1]
+    assert (
+        done.returncode == 2 and "a step is on 32 examples" in done.stderr.strip().splitlines()[-1]
+    )
     assert "Traceback" not in done.stderr
 
 
@@ -190,17 +248,20 @@ def test_a_budget_too_small_for_one_probe_says_so_and_keeps_what_was_timed(tmp_p
     done = advise(tmp_path, "Module", "--budget", "1s", "--trials", 4)
     assert done.returncode == 0, done.stderr
     assert (
-        "note: the budget was too small for one probe" in done.stdout and "one of 4 trials takes up to" in done.stdout
+        "note: the budget was too small for one probe" in done.stdout
+        and "one of 4 trials takes up to" in done.stdout
     )
     kept = list_advice(f"sqlite:///{tmp_path}/mlruns/study.db")["Module"]
     assert kept["timed"] and kept["spent"] > 0
-    assert "max_steps" not in kept and kept["configuration"]["goal"]["max_steps"] == 400, "the user's own"
+    assert "max_steps" not in kept and kept["configuration"]["goal"]["max_steps"] == 400, (
+        "the user's own"
+    )
 
     def refuse(*args):
         raise StorageError("the disk is full")
 
     for name in ("_ask", "Clock.keep"):
-        monkeypatch.setattr(f"lit_dps.advising.run.{name}", refuse)
+        monkeypatch.setattr(f"lit_dps.advice.run.{name}", refuse)
     full = advise(tmp_path, "Module", "--budget", "1s", "--trials", 4)
     assert full.returncode == 0 and "advice on Module: goal error 0.05" in full.stdout
     assert "asking ends early: the disk is full" in full.stderr
@@ -209,17 +270,27 @@ def test_a_budget_too_small_for_one_probe_says_so_and_keeps_what_was_timed(tmp_p
 
 def test_a_budget_of_steps_is_proposed_once_and_schedules_see_it(tmp_path, monkeypatch):
     monkeypatch.setattr(advising_run, "MEASURING", -1e3)
-    given = "advise", "--config", configuration(tmp_path, "Scheduled", max_steps=None), "--trials", 4
+    given = (
+        "advise",
+        "--config",
+        configuration(tmp_path, "Scheduled", max_steps=None),
+        "--trials",
+        4,
+    )
     first = run_here(tmp_path, *given, "--budget", "1s")
     assert first.returncode == 0, first.stderr
     kept = list_advice(f"sqlite:///{tmp_path}/mlruns/study.db")["Scheduled"]
     steps = kept["max_steps"]
     assert steps % 5 == 0 and kept["configuration"]["goal"]["max_steps"] == steps
-    assert f"goal.max_steps: {steps}" in first.stderr and f"goal.max_steps = {steps}" in first.stdout
+    assert (
+        f"goal.max_steps: {steps}" in first.stderr and f"goal.max_steps = {steps}" in first.stdout
+    )
     assert 40_000 in Scheduled.seen and Scheduled.seen[-1] == steps
     Scheduled.seen.clear()
     again = run_here(tmp_path, *given, "--budget", "2s")
     assert again.returncode == 0 and f"goal.max_steps: {steps}" in again.stderr
     assert set(Scheduled.seen) == {steps}, "another --budget keeps the number"
     other = run_here(tmp_path, *given, "--budget", "2s", "--goal.max_steps", steps + 5)
-    assert other.returncode == 2 and f"goal.max_steps was {steps} and is {steps + 5}" in other.stderr
+    assert (
+        other.returncode == 2 and f"goal.max_steps was {steps} and is {steps + 5}" in other.stderr
+    )

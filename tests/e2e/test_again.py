@@ -7,16 +7,16 @@ import shutil
 import pytest
 import torch
 
-from lit_dps.analysis import Analysis
-from lit_dps.config import StorageConfig
-from lit_dps.goal import Goal
-from lit_dps.record import StudyRecord
-from lit_dps.runs import Run
-from lit_dps.store import read_study
-from lit_dps.study.command import again_text
-from lit_dps.trial import Cell
+from lit_dps.analysis.analysis import Analysis
+from lit_dps.core.attempt import Run
+from lit_dps.core.config import StorageConfig
+from lit_dps.core.goal import Goal
+from lit_dps.core.record import StudyRecord
+from lit_dps.core.trial import Cell
+from lit_dps.storage.read import read_study
+from lit_dps.study.retrain_command import again_text
 from tests.e2e.commands import FAST
-from tests.unit.fake_study import SPACE, analysis_of, law_results
+from tests.support.fake_study import SPACE, analysis_of, law_results
 
 AXES = {"optim.delay": (0, 4), "model.network": ("a.MLP", "b.Net")}
 GRID = {"batch_sizes": (8, 32), "sparsities": (0.0, 0.998046875), "axes": AXES}
@@ -50,7 +50,8 @@ def test_a_trial_is_trained_again_to_its_k_and_its_weights_are_kept(call, unbrok
     refused = call("fit", "--of", "fast", "--cell", "B=64,S=0.5", "--checkpoint", "kept/best.ckpt")
     assert (refused.code, refused.err) == (
         2,
-        "lit-dps: error: --checkpoint: 'kept/best.ckpt' is not allowed; a file that is not there yet\n",
+        "lit-dps: error: --checkpoint: 'kept/best.ckpt' is not allowed; a file that is not there "
+        "yet\n",
     )
 
 
@@ -58,7 +59,10 @@ def test_a_trial_is_trained_again_to_its_k_and_its_weights_are_kept(call, unbrok
     ("text", "others"),
     [
         ("B=32,S=0,delay=4,network=MLP", (("model.network", "a.MLP"), ("optim.delay", 4))),
-        ("B=32,S=0,optim.delay=0,model.network=b.Net", (("model.network", "b.Net"), ("optim.delay", 0))),
+        (
+            "B=32,S=0,optim.delay=0,model.network=b.Net",
+            (("model.network", "b.Net"), ("optim.delay", 0)),
+        ),
         ("B=32 S=0.0 delay=4.0 network=Net", (("model.network", "b.Net"), ("optim.delay", 4))),
     ],
 )
@@ -74,14 +78,19 @@ def test_the_name_of_a_cell_is_the_cell():
 
 @pytest.mark.parametrize("text", ["B=9,S=0", "B=8", "", "b=8,S=0", "B=8,S=x,delay=0,network=MLP"])
 def test_what_names_no_cell_is_refused_with_all_that_there_are(text):
-    with pytest.raises(ValueError, match=r"--cell: .* B=8\|32; S=0\|0.998047; delay=0\|4; network=MLP\|Net$"):
+    with pytest.raises(
+        ValueError, match=r"--cell: .* B=8\|32; S=0\|0.998047; delay=0\|4; network=MLP\|Net$"
+    ):
         record().cell_named(text)
 
 
 def test_the_command_is_of_the_cell_of_the_least_time():
     cells = {cell: law_results(cell, 8, 4e4, 60) for cell in (Cell(4), Cell(64))}
-    text = again_text(analysis_of(cells, "my study"), StorageConfig(optuna="postgresql://me:secret@db/x"))
-    # all trials of both take 2 seconds, so that the time is that of the fewest steps over those of the cell
+    text = again_text(
+        analysis_of(cells, "my study"), StorageConfig(optuna="postgresql://me:secret@db/x")
+    )
+    # all trials of both take 2 seconds, so that the time is that of the fewest steps over those of
+    # the cell
     assert text.startswith("train the trial of K* at B=") and "secret" not in text
     assert " fit --of 'my study' --cell B=" in text and text.endswith("--checkpoint best.ckpt\n")
 

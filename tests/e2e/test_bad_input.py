@@ -1,4 +1,5 @@
-"""Bad input: one line that names the key, the value and what is allowed; exit code 2; nothing created."""
+"""Bad input: one line that names the key, the value and what is allowed; exit code 2; nothing
+created."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ import pytest
 import yaml
 
 from lit_dps.cli import main
-from lit_dps.store import database
+from lit_dps.storage import database
 from tests.e2e.commands import FAST
 
 BASE = yaml.safe_load(FAST.read_text())
@@ -25,8 +26,15 @@ def refusal(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("LIT_DPS_DATA", raising=False)
 
-    def run(*args: str, config: dict | str | None = BASE, verb: str = "study", leaves: set[str] = frozenset()) -> str:
-        (tmp_path / "config.yaml").write_text(config if isinstance(config, str) else yaml.safe_dump(config))
+    def run(
+        *args: str,
+        config: dict | str | None = BASE,
+        verb: str = "study",
+        leaves: set[str] = frozenset(),
+    ) -> str:
+        (tmp_path / "config.yaml").write_text(
+            config if isinstance(config, str) else yaml.safe_dump(config)
+        )
         before = {path.name for path in tmp_path.iterdir()}
         monkeypatch.setattr(sys, "argv", ["lit-dps"])
         assert main([verb, "--config", "config.yaml", *args]) == 2
@@ -57,10 +65,22 @@ def box(**space) -> dict:
     ("config", "said"),
     [
         (edited("goal/foo", 1), ["goal", "foo"]),
-        (edited("study/checkpoint_minutes", 0), ["study.checkpoint_minutes", "0.0 is not allowed", "null for none"]),
-        (edited("study/slack", "a lot"), ["study.slack: 'a lot' is not allowed; a number or null expected"]),
-        (edited("study/workers", ""), ["study.workers: '' is not allowed; a number or null expected"]),
-        *[(edited(key, None), [f"{key}: None is not allowed"]) for key in ("study", "pruning", "storage")],
+        (
+            edited("study/checkpoint_minutes", 0),
+            ["study.checkpoint_minutes", "0.0 is not allowed", "null for none"],
+        ),
+        (
+            edited("study/slack", "a lot"),
+            ["study.slack: 'a lot' is not allowed; a number or null expected"],
+        ),
+        (
+            edited("study/workers", ""),
+            ["study.workers: '' is not allowed; a number or null expected"],
+        ),
+        *[
+            (edited(key, None), [f"{key}: None is not allowed"])
+            for key in ("study", "pruning", "storage")
+        ],
         (
             edited("smoothness", {"interval": "often"}),
             ["smoothness.interval: 'often' is not allowed; a number or null"],
@@ -71,16 +91,28 @@ def box(**space) -> dict:
         ),
         (edited("foo", 1), ["'foo' is not accepted"]),
         (edited("model/init_args/foo", 1), ["model", "'foo' is not accepted"]),
-        (edited("model/init_args/network/init_args/foo", 1), ["model.network", "'foo' is not accepted"]),
-        (edited("model/init_args/network", {}), ["model.network: 'Module' is not allowed", "parameters to train"]),
+        (
+            edited("model/init_args/network/init_args/foo", 1),
+            ["model.network", "'foo' is not accepted"],
+        ),
+        (
+            edited("model/init_args/network", {}),
+            ["model.network: 'Module' is not allowed", "parameters to train"],
+        ),
         (edited("model/class_path", "nope.Nope"), ["model", "nope.Nope"]),
         (
             edited("model/class_path", "lit_dps.models.MLP"),
             ["model", "not correspond to a subclass of LightningModule"],
         ),
-        (edited("model/init_args/network/class_path", "lit_dps.models.Nope"), ["model.network", "lit_dps.models.Nope"]),
+        (
+            edited("model/init_args/network/class_path", "lit_dps.models.Nope"),
+            ["model.network", "lit_dps.models.Nope"],
+        ),
         (edited("data/class_path", "lit_dps.data.MNITS"), ["data", "lit_dps.data.MNITS"]),
-        (edited("model/init_args/optimizer", "adagrad"), ["model.optimizer", "'adagrad'", "sgd, momentum"]),
+        (
+            edited("model/init_args/optimizer", "adagrad"),
+            ["model.optimizer", "'adagrad'", "sgd, momentum"],
+        ),
         (edited("study/batch_sizes", ["a"]), ["study.batch_sizes", "'a'", "number"]),
         (edited("study/batch_sizes", "many"), ["study.batch_sizes", "'many'", "list"]),
         (edited("study/batch_sizes", []), ["study.batch_sizes", "at least one"]),
@@ -99,14 +131,32 @@ def box(**space) -> dict:
         (edited("study/name", "a|b"), ["study.name", "'a|b'"]),
         (edited("study/batch_size_key", "data.foo"), ["data", "foo"]),
         (edited("study/space", {}), ["study.space", "at least one range"]),
-        (edited("study/space", {"foo": {"low": 0.1, "high": 1}}), ["study.space", "'foo'", "model.learning_rate"]),
-        (edited("study/space", {"model.foo": {"low": 0.1, "high": 1}}), ["model", "'foo' is not accepted"]),
-        (edited("study/space", {"model.momentum": {"low": 0.1, "high": 1.5}}), ["model.momentum", "1.5", "[0, 1)"]),
-        (box(low=1, high=0.1), ["study.space.model.learning_rate", "[1, 0.1]", "low must be below high"]),
-        (box(low=0.1, high=0.1), ["study.space.model.learning_rate", "[0.1, 0.1]", "low must be below high"]),
+        (
+            edited("study/space", {"foo": {"low": 0.1, "high": 1}}),
+            ["study.space", "'foo'", "model.learning_rate"],
+        ),
+        (
+            edited("study/space", {"model.foo": {"low": 0.1, "high": 1}}),
+            ["model", "'foo' is not accepted"],
+        ),
+        (
+            edited("study/space", {"model.momentum": {"low": 0.1, "high": 1.5}}),
+            ["model.momentum", "1.5", "[0, 1)"],
+        ),
+        (
+            box(low=1, high=0.1),
+            ["study.space.model.learning_rate", "[1, 0.1]", "low must be below high"],
+        ),
+        (
+            box(low=0.1, high=0.1),
+            ["study.space.model.learning_rate", "[0.1, 0.1]", "low must be below high"],
+        ),
         (box(low=0, high=1, scale="log"), ["study.space.model.learning_rate", "[0, 1]", "above 0"]),
         (box(low=0, high=1, scale="reverse_log"), ["study.space.model.learning_rate", "below 1"]),
-        (box(low=0.1, high=1, scale="cubic"), ["study.space", "'cubic'", "linear, log, reverse_log"]),
+        (
+            box(low=0.1, high=1, scale="cubic"),
+            ["study.space", "'cubic'", "linear, log, reverse_log"],
+        ),
         (box(low="x", high=1), ["study.space.model.learning_rate.low", "'x'", "a number"]),
         (box(low=0.1), ["study.space", "high"]),
         (edited("goal/error", 0), ["goal.error", "0", "between 0 and 1"]),
@@ -114,23 +164,41 @@ def box(**space) -> dict:
         (edited("goal/error", "low"), ["goal.error", "'low'", "number"]),
         (edited("goal", {}), ["goal.error"]),
         (edited("goal/check_interval", 0), ["goal.check_interval", "0", "at least 1"]),
-        (edited("goal/max_steps", 81), ["goal.max_steps", "81", "multiple of goal.check_interval = 4"]),
+        (
+            edited("goal/max_steps", 81),
+            ["goal.max_steps", "81", "multiple of goal.check_interval = 4"],
+        ),
         (edited("goal/monitor", "val_mistakes"), ["goal.monitor", "'val_mistakes'", "val_error"]),
         (edited("goal/monitor", "val_acc"), ["goal.monitor", "'val_acc'", "goal.at_least"]),
         (edited("trainer/max_steps", 50), ["trainer.max_steps", "50", "goal.max_steps"]),
         (edited("trainer/limit_val_batches", 0.5), ["trainer.limit_val_batches", "0.5"]),
         (edited("trainer/accelerator", "qpu"), ["trainer", "qpu", "cpu"]),
         (edited("trainer/foo", 1), ["trainer", "foo"]),
-        (edited("trainer", {"accelerator": "cpu", "devices": 0}), ["trainer.devices", "0", "number of devices"]),
-        (edited("trainer", {"accelerator": "cpu", "num_nodes": 2}), ["trainer.num_nodes", "2", "torchrun"]),
-        (edited("trainer", {"accelerator": "cpu", "devices": 2, "strategy": "fsdp"}), ["trainer.strategy", "'fsdp'"]),
+        (
+            edited("trainer", {"accelerator": "cpu", "devices": 0}),
+            ["trainer.devices", "0", "number of devices"],
+        ),
+        (
+            edited("trainer", {"accelerator": "cpu", "num_nodes": 2}),
+            ["trainer.num_nodes", "2", "torchrun"],
+        ),
+        (
+            edited("trainer", {"accelerator": "cpu", "devices": 2, "strategy": "fsdp"}),
+            ["trainer.strategy", "'fsdp'"],
+        ),
         (
             edited("study/engine", "fused") | {"trainer": {"devices": 2, "accelerator": "cpu"}},
             ["study.engine", "2 ranks"],
         ),
         (edited("pruning", {"method": "lottery"}), ["pruning.method", "'lottery'", "snip"]),
-        (edited("pruning", {"init": "anew"}), ["pruning.init: 'anew' is not allowed", "reinit", "isometry"]),
-        (edited("pruning", {"method": "shuffle", "options": {"of": "lottery"}}), ["pruning.options.of", "'lottery'"]),
+        (
+            edited("pruning", {"init": "anew"}),
+            ["pruning.init: 'anew' is not allowed", "reinit", "isometry"],
+        ),
+        (
+            edited("pruning", {"method": "shuffle", "options": {"of": "lottery"}}),
+            ["pruning.options.of", "'lottery'"],
+        ),
         (edited("data/init_args", {"order": "missing.npy"}), ["data.order", "missing.npy"]),
         ("a: [1", ["config"]),
     ],
@@ -178,16 +246,25 @@ def test_missing_data_says_where_it_looked_and_what_to_put_there(refusal):
 def test_truncated_data(refusal, tmp_path):
     raw = tmp_path / "MNIST" / "raw"
     raw.mkdir(parents=True)
-    (raw / "train-images-idx3-ubyte").write_bytes(bytes([0, 0, 8, 3, 0, 0, 0, 9, 0, 0, 0, 28, 0, 0, 0, 28]) + b"x" * 99)
+    (raw / "train-images-idx3-ubyte").write_bytes(
+        bytes([0, 0, 8, 3, 0, 0, 0, 9, 0, 0, 0, 28, 0, 0, 0, 28]) + b"x" * 99
+    )
     (raw / "train-labels-idx1-ubyte").write_bytes(bytes([0, 0, 8, 1, 0, 0, 0, 9]) + b"x" * 9)
-    message = refusal(config=edited("data", {"class_path": "lit_dps.data.MNIST", "init_args": {"root": "."}}))
-    assert "train-images-idx3-ubyte is truncated or damaged: 99 data bytes, its header says 7056" in message
+    message = refusal(
+        config=edited("data", {"class_path": "lit_dps.data.MNIST", "init_args": {"root": "."}})
+    )
+    assert (
+        "train-images-idx3-ubyte is truncated or damaged: 99 data bytes, its header says 7056"
+        in message
+    )
 
 
 @pytest.mark.parametrize("kind", ["optuna", "mlflow"])
 def test_storage_that_is_no_database(refusal, tmp_path, kind):
     (tmp_path / "corrupt.db").write_bytes(b"no database" * 999)
-    assert "corrupt.db: file is not a database" in refusal(f"--storage.{kind}", "sqlite:///corrupt.db")
+    assert "corrupt.db: file is not a database" in refusal(
+        f"--storage.{kind}", "sqlite:///corrupt.db"
+    )
 
 
 def test_storage_damaged_behind_its_header(refusal, tmp_path):
@@ -197,7 +274,9 @@ def test_storage_damaged_behind_its_header(refusal, tmp_path):
     damaged[100:] = os.urandom(len(damaged) - 100)
     (tmp_path / "damaged.db").write_bytes(damaged)
     leaves = {"damaged.db.lock"}
-    assert "cannot use sqlite:///damaged.db" in refusal("--storage.optuna", "sqlite:///damaged.db", leaves=leaves)
+    assert "cannot use sqlite:///damaged.db" in refusal(
+        "--storage.optuna", "sqlite:///damaged.db", leaves=leaves
+    )
 
 
 def test_storage_in_an_impossible_place(refusal, tmp_path):
@@ -210,7 +289,9 @@ def test_unwritable_storage(refusal, tmp_path, monkeypatch):
     (tmp_path / "closed").mkdir(mode=0o500)
     if os.geteuid() == 0:  # root writes everywhere: ask as another user would be answered
         access = os.access
-        monkeypatch.setattr(os, "access", lambda path, *args: "closed" not in str(path) and access(path, *args))
+        monkeypatch.setattr(
+            os, "access", lambda path, *args: "closed" not in str(path) and access(path, *args)
+        )
     assert "closed is not writable" in refusal("--storage.folder", "closed")
 
 
@@ -234,7 +315,9 @@ def test_full_disk_loses_nothing_that_is_stored(tmp_path, monkeypatch, capfd):
     """The disk fills up in the middle of a study; with room again the same command ends it."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", disk], capture_output=True, check=False)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", disk], capture_output=True, check=False
+    )
     if mounted.returncode:
         pytest.skip("no file system can be mounted here")
     monkeypatch.chdir(tmp_path)
@@ -248,7 +331,11 @@ def test_full_disk_loses_nothing_that_is_stored(tmp_path, monkeypatch, capfd):
                 filler.write(b"x" * 4096)
         capfd.readouterr()
         assert main(args) == 2
-        error = [line for line in capfd.readouterr().err.splitlines() if line.startswith("lit-dps: error")]
+        error = [
+            line
+            for line in capfd.readouterr().err.splitlines()
+            if line.startswith("lit-dps: error")
+        ]
         assert len(error) == 1 and "full" in error[0]
         (disk / "filler").unlink()
         assert main(args) == 0

@@ -6,8 +6,10 @@ import re
 
 import pytest
 
-from lit_dps.analysis import Analysis
-from lit_dps.store import attributes, open_storage, read_study
+from lit_dps.analysis.analysis import Analysis
+from lit_dps.storage.database import open_storage
+from lit_dps.storage.header import attributes
+from lit_dps.storage.read import read_study
 from tests.e2e.commands import FAST, run_here
 
 SMALL = ("study", "--config", FAST, "--study.batch_sizes", "[16]", "--study.trials", 3)
@@ -45,8 +47,14 @@ def test_all_trials_of_a_cell_are_at_the_best_point_of_the_other_study(tmp_path)
             ["--study.batch_sizes", "[16, 32]"],
             r"study.best_of: 'fast' is not allowed; a study with a complete trial at B=32 S=0",
         ),
-        (["--study.sampler", "tpe"], r"study.sampler: 'tpe' is not allowed; sobol where study.best_of says"),
-        (["--study.best_of", "winners"], r"study.best_of: 'winners' is not allowed; the name of another study"),
+        (
+            ["--study.sampler", "tpe"],
+            r"study.sampler: 'tpe' is not allowed; sobol where study.best_of says",
+        ),
+        (
+            ["--study.best_of", "winners"],
+            r"study.best_of: 'winners' is not allowed; the name of another study",
+        ),
         (
             ["--study.space.model.momentum.high", "0.5001"],
             r"study.space.model.momentum: .* a range that holds 0\.\d+, its best value at B=16 S=0",

@@ -1,4 +1,5 @@
-"""A study whose process is ended in the middle of a long trial goes on from there, not from the trial's first step."""
+"""A study whose process is ended in the middle of a long trial goes on from there, not from the
+trial's first step."""
 
 from __future__ import annotations
 
@@ -11,15 +12,22 @@ from pathlib import Path
 
 import pytest
 
-from lit_dps.analysis import NO_RESULT
-from lit_dps.store import read_study
-from lit_dps.training.checkpoints import Checkpoints, steps_saved
+from lit_dps.report.no_result import NO_RESULT
+from lit_dps.storage.read import read_study
+from lit_dps.training.checkpoint_files import Checkpoints, steps_saved
 from tests.e2e.commands import FAST, run, run_here, start, table
 
 pytestmark = pytest.mark.slow
 LONG = (
     *("study", "--config", FAST, "--study.batch_sizes", "[16]", "--study.sparsities", "[0.5]"),
-    *("--goal.error", 0.001, "--goal.check_interval", 20, "--goal.early_reject", "true"),  # nobody gets there
+    *(
+        "--goal.error",
+        0.001,
+        "--goal.check_interval",
+        20,
+        "--goal.early_reject",
+        "true",
+    ),  # nobody gets there
 )
 STEPS = 1600
 BUDGET = ("--goal.max_steps", STEPS)
@@ -29,7 +37,9 @@ BUDGET = ("--goal.max_steps", STEPS)
 def whole(tmp_path_factory):
     """The folder of the long study, undisturbed and without checkpoints."""
     folder = tmp_path_factory.mktemp("whole")
-    done = run_here(folder, *LONG, *BUDGET, "--study.trials", 2, "--study.checkpoint_minutes", "null")
+    done = run_here(
+        folder, *LONG, *BUDGET, "--study.trials", 2, "--study.checkpoint_minutes", "null"
+    )
     assert done.returncode == NO_RESULT, done.stderr
     assert not (folder / "mlruns" / "checkpoints").exists()
     return folder
@@ -38,7 +48,9 @@ def whole(tmp_path_factory):
 def found(folder: Path) -> list:
     """All results, with their curves, but for the time they took."""
     record = read_study(f"sqlite:///{folder}/mlruns/study.db", "fast")
-    return [dataclasses.replace(r, seconds=0.0) for cell in record.cells for r in record.results[cell]]
+    return [
+        dataclasses.replace(r, seconds=0.0) for cell in record.cells for r in record.results[cell]
+    ]
 
 
 def wait_for_checkpoint(folder: Path, process) -> None:
@@ -51,7 +63,10 @@ def wait_for_checkpoint(folder: Path, process) -> None:
 
 @pytest.mark.parametrize(
     ("sent", "workers"),
-    [(signal.SIGKILL, 1), *(pytest.param(signal.SIGTERM, n, marks=pytest.mark.long) for n in (1, 2))],
+    [
+        (signal.SIGKILL, 1),
+        *(pytest.param(signal.SIGTERM, n, marks=pytest.mark.long) for n in (1, 2)),
+    ],
     ids=lambda value: getattr(value, "name", None),
 )
 def test_a_long_trial_goes_on_where_it_was(tmp_path, whole, sent, workers):
@@ -87,14 +102,25 @@ def test_a_trial_that_paused_in_a_heat_goes_on_with_the_next(tmp_path, monkeypat
         done = run_here(folder, *LONG, "--goal.max_steps", 1280, *options)
         assert done.returncode == NO_RESULT, done.stderr
         assert "goes on" not in done.stderr, "a pause is no news"
-    assert went_on == [None, None, ("point-0", 320), ("point-1", 320)], "without files nobody looks for one"
+    assert went_on == [None, None, ("point-0", 320), ("point-1", 320)], (
+        "without files nobody looks for one"
+    )
     assert found(folders[0]) == found(folders[1])
     assert table(folders[0]) == table(folders[1])
 
 
 @pytest.mark.long  # without a study, unit/test_checkpoint_ranks.py
 def test_a_trial_of_two_ranks_goes_on_too(tmp_path):
-    ddp = ("--trainer.devices", 2, "--trainer.strategy", "ddp", "--study.trials", 1, "--goal.max_steps", 600)
+    ddp = (
+        "--trainer.devices",
+        2,
+        "--trainer.strategy",
+        "ddp",
+        "--study.trials",
+        1,
+        "--goal.max_steps",
+        600,
+    )
     folders = tmp_path / "broken", tmp_path / "whole"
     for folder in folders:
         folder.mkdir()
@@ -105,7 +131,9 @@ def test_a_trial_of_two_ranks_goes_on_too(tmp_path):
     process.wait(60)
     done = run(folders[0], *saved)
     assert done.returncode == NO_RESULT, done.stderr
-    assert len(re.findall(r"B=16 S=0\.5 point 0 goes on from step \d+", done.stderr)) == 1, done.stderr
+    assert len(re.findall(r"B=16 S=0\.5 point 0 goes on from step \d+", done.stderr)) == 1, (
+        done.stderr
+    )
     done = run(folders[1], *LONG, *ddp)
     assert done.returncode == NO_RESULT, done.stderr
     assert found(folders[0]) == found(folders[1])

@@ -1,4 +1,5 @@
-"""A module that is edited after a study ran: `study` and `advise` refuse it, and `fit --of` names it."""
+"""A module that is edited after a study ran: `study` and `advise` refuse it, and `fit --of` names
+it."""
 
 from __future__ import annotations
 
@@ -13,13 +14,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lit_dps.config import StorageConfig
-from lit_dps.errors import UserError
-from lit_dps.parallel import processes
-from lit_dps.runtime import StopRequest
-from lit_dps.store import AdviceStore, attributes, open_storage
+from lit_dps.core.config import StorageConfig
+from lit_dps.core.errors import UserError
+from lit_dps.parallel import fork_server as processes
+from lit_dps.parallel.process import StopRequest
+from lit_dps.storage.advice_store import AdviceStore
+from lit_dps.storage.database import open_storage
+from lit_dps.storage.header import attributes
 from lit_dps.study.workers import work_in_processes
-from tests.unit.test_advising_steps import with_module
+from tests.unit.advice.test_step_probe import with_module
 
 ROOT = Path(__file__).parents[2]
 MODULE = """
@@ -41,7 +44,14 @@ def write(folder, name: str) -> None:
         "data": {"class_path": "lit_dps.data.Digits", "init_args": {"batch_size": 32}},
         "trainer": {"accelerator": "cpu"},
         "goal": {"error": 0.5, "check_interval": 4, "max_steps": 40},
-        "study": {"name": name, "batch_sizes": [32], "sparsities": [0.0], "trials": 2, "workers": 1, "space": RATES},
+        "study": {
+            "name": name,
+            "batch_sizes": [32],
+            "sparsities": [0.0],
+            "trials": 2,
+            "workers": 1,
+            "space": RATES,
+        },
     }
     config["study"]["noise_scale"] = False
     (folder / "c.yaml").write_text(yaml.safe_dump(config))
@@ -71,7 +81,9 @@ def test_code_that_changes_while_a_command_begins_is_refused(call, tmp_path, mon
     name = f"edited_amid_{verb}"
     monkeypatch.syspath_prepend(tmp_path)
     write(tmp_path, name)
-    runner = importlib.import_module({"study": "lit_dps.study.run", "advise": "lit_dps.advising.run"}[verb])
+    runner = importlib.import_module(
+        {"study": "lit_dps.study.run", "advise": "lit_dps.advice.run"}[verb]
+    )
     real = runner.environment_of
 
     def edited(*args, **options):
@@ -87,9 +99,9 @@ def test_code_that_changes_while_a_command_begins_is_refused(call, tmp_path, mon
 def test_a_worker_that_imports_other_code_ends_the_study(tmp_path, monkeypatch):
     monkeypatch.setattr(processes, "METHOD", "fork")  # starts in no time
     given = with_module("Net")
-    sources = {"tests/unit/test_advising_steps.py": ["a hash", "of other code"]}
+    sources = {"tests/unit/advice/test_step_probe.py": ["a hash", "of other code"]}
     setup = dataclasses.replace(given, storage=StorageConfig(str(tmp_path)), sources=sources)
-    with pytest.raises(UserError, match="test_advising_steps.py changed after the command began"):
+    with pytest.raises(UserError, match="test_step_probe.py changed after the command began"):
         next(work_in_processes(setup, 1, StopRequest()))
 
 
@@ -105,8 +117,20 @@ def test_ranks_of_two_machines_with_different_code_are_refused(tmp_path):
         (folder / "on_two_machines.py").write_text(MODULE.replace("1.0", rate))
         of_torchrun = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
         of_torchrun |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        environment = {**os.environ, **{key: str(value) for key, value in of_torchrun.items()}, "PYTHONPATH": str(ROOT)}
-        argv = [sys.executable, str(ROOT / "cli.py"), "study", "--config", "c.yaml", "--trainer.strategy", "ddp"]
+        environment = {
+            **os.environ,
+            **{key: str(value) for key, value in of_torchrun.items()},
+            "PYTHONPATH": str(ROOT),
+        }
+        argv = [
+            sys.executable,
+            str(ROOT / "cli.py"),
+            "study",
+            "--config",
+            "c.yaml",
+            "--trainer.strategy",
+            "ddp",
+        ]
         argv += ["--storage.optuna", f"sqlite:///{tmp_path}/study.db"]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         processes_of_ranks.append(subprocess.Popen(argv, cwd=folder, env=environment, **pipes))

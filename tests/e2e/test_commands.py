@@ -13,11 +13,11 @@ import pytest
 import torch
 import yaml
 
-from lit_dps.analysis import NO_RESULT
-from lit_dps.runs import Run
-from lit_dps.store import sobol_point
-from lit_dps.study.checks import check
-from lit_dps.trial import Trial
+from lit_dps.core.attempt import Run
+from lit_dps.core.trial import Trial
+from lit_dps.report.no_result import NO_RESULT
+from lit_dps.storage.sobol import sobol_point
+from lit_dps.study.preflight.check import check
 from tests.e2e.commands import FAST, ROOT, environment, real, run
 
 BLOCK = """
@@ -36,12 +36,27 @@ def run_without(blocked: set[str], folder: Path, *argv: str) -> subprocess.Compl
     """Runs a command in an interpreter that cannot import some packages."""
     code = BLOCK.format(blocked=blocked, argv=list(map(str, argv)))
     return subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, env=environment(), capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code],
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
 
 
 def test_help_imports_nothing_that_takes_time(tmp_path):
-    heavy = {"torch", "lightning", "optuna", "mlflow", "jsonargparse", "yaml", "numpy", "scipy", "matplotlib"}
+    heavy = {
+        "torch",
+        "lightning",
+        "optuna",
+        "mlflow",
+        "jsonargparse",
+        "yaml",
+        "numpy",
+        "scipy",
+        "matplotlib",
+    }
     done = run_without(heavy, tmp_path, "--help")
     assert done.returncode == 0, done.stderr
     for verb in ("fit", "validate", "test", "study", "analyze", "ui"):
@@ -60,7 +75,14 @@ def test_every_verb_has_help(tmp_path, verb):
 @pytest.mark.slow
 def test_fit_validate_and_test_one_trial(tmp_path):
     quiet = ("--trainer.enable_progress_bar", "false")
-    trial = ("--pruning.sparsity", "0.5", "--data.batch_size", "16", "--model.learning_rate", "0.02")
+    trial = (
+        "--pruning.sparsity",
+        "0.5",
+        "--data.batch_size",
+        "16",
+        "--model.learning_rate",
+        "0.02",
+    )
     fitted = run(tmp_path, "fit", "--config", FAST, *trial, *quiet, "--smoothness.interval", "4")
     assert fitted.returncode == 0, fitted.stderr
     assert "complete after " in fitted.stdout
@@ -89,19 +111,29 @@ def test_printed_config_is_a_config(tmp_path):
     again = run(tmp_path, "study", "--config", "printed.yaml", "--print_config")
     assert yaml.safe_load(printed.stdout) == yaml.safe_load(again.stdout)
     assert yaml.safe_load(again.stdout)["study"]["trials"] == 1
-    assert "forecast" not in yaml.safe_load(again.stdout), "what to do is no part of a configuration"
+    assert "forecast" not in yaml.safe_load(again.stdout), (
+        "what to do is no part of a configuration"
+    )
 
 
 @pytest.mark.slow
 def test_analyze_needs_neither_torch_nor_mlflow_and_repeats_the_study(tmp_path):
-    done = real(tmp_path, [str(ROOT / "cli.py"), "study", "--config", str(FAST), "--study.trials", "2"])
+    done = real(
+        tmp_path, [str(ROOT / "cli.py"), "study", "--config", str(FAST), "--study.trials", "2"]
+    )
     assert done.returncode == 0, done.stderr
-    analyzed = run_without({"torch", "lightning", "mlflow", "torchvision"}, tmp_path, "analyze", "--config", str(FAST))
+    analyzed = run_without(
+        {"torch", "lightning", "mlflow", "torchvision"}, tmp_path, "analyze", "--config", str(FAST)
+    )
     assert analyzed.returncode == 0, analyzed.stderr
     assert analyzed.stdout.strip() in done.stdout
     elsewhere = run(tmp_path, "analyze", "--study.name", "fast", "--output", "here")
     assert elsewhere.returncode == 0, elsewhere.stderr
-    assert {path.name for path in (tmp_path / "here").iterdir()} >= {"scaling.png", "metaparameters.png", "table.csv"}
+    assert {path.name for path in (tmp_path / "here").iterdir()} >= {
+        "scaling.png",
+        "metaparameters.png",
+        "table.csv",
+    }
 
 
 def _idx(path: Path, array: np.ndarray) -> None:
@@ -122,7 +154,9 @@ def small_data(tmp_path_factory) -> Path:
     root, rng = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
     for name in ("MNIST", "FashionMNIST"):
         for part, n in (("train", 60), ("t10k", 10)):
-            _idx(root / name / "raw" / f"{part}-images-idx3-ubyte", rng.integers(0, 256, (n, 28, 28)))
+            _idx(
+                root / name / "raw" / f"{part}-images-idx3-ubyte", rng.integers(0, 256, (n, 28, 28))
+            )
             _idx(root / name / "raw" / f"{part}-labels-idx1-ubyte", rng.integers(0, 10, n))
     (root / "cifar10").mkdir()
     for part, n in (("train", 60), ("test", 10)):
@@ -138,18 +172,35 @@ def small_data(tmp_path_factory) -> Path:
 
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 SHIPPED = sorted((ROOT / "configs").rglob("*.yaml"))
-STUDIED = ["mnist-simple-cnn-momentum", "fashion-mnist-simple-cnn-sgd-linear", "cifar-10-resnet-8-nesterov-constant"]
+STUDIED = [
+    "mnist-simple-cnn-momentum",
+    "fashion-mnist-simple-cnn-sgd-linear",
+    "cifar-10-resnet-8-nesterov-constant",
+]
 
 
 def little(config: Path, data: Path) -> list[str]:
     """Options that leave of a file one trial of one check interval on a few images."""
     content = yaml.safe_load(config.read_text())
-    interval, workers = content["goal"]["check_interval"], content.get("local", {}).get("workers", 1)
-    sparsity = 0.0 if content["model"]["class_path"].endswith("NoisyQuadratic") else 0.9  # it has nothing to prune
+    interval, workers = (
+        content["goal"]["check_interval"],
+        content.get("local", {}).get("workers", 1),
+    )
+    sparsity = (
+        0.0 if content["model"]["class_path"].endswith("NoisyQuadratic") else 0.9
+    )  # it has nothing to prune
     options = ["--study.batch_sizes", f"[{max(2, workers)}]", "--study.sparsities", f"[{sparsity}]"]
     options += ["--study.trials", "1", "--study.workers", "1", "--goal.max_steps", str(interval)]
-    space = [] if "space" in content["study"] else ["--study.space", "{model.lr: {low: 0.01, high: 0.1}}"]  # of advise
-    if content["data"]["class_path"] in ("lit_dps.data.MNIST", "lit_dps.data.FashionMNIST", "lit_dps.data.CIFAR10"):
+    space = (
+        []
+        if "space" in content["study"]
+        else ["--study.space", "{model.lr: {low: 0.01, high: 0.1}}"]
+    )  # of advise
+    if content["data"]["class_path"] in (
+        "lit_dps.data.MNIST",
+        "lit_dps.data.FashionMNIST",
+        "lit_dps.data.CIFAR10",
+    ):
         options += ["--data.root", str(data)]
     if "train_examples" in content["data"].get("init_args", {}):
         options += ["--data.train_examples", "50"]
@@ -159,7 +210,8 @@ def little(config: Path, data: Path) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("config", SHIPPED, ids=lambda path: path.stem)
 def test_every_shipped_config_trains(config, small_data, tmp_path, monkeypatch):
-    """Each file passes the checks before a study and trains a trial; studies and figures would take a minute more."""
+    """Each file passes the checks before a study and trains a trial; studies and figures would take
+    a minute more."""
     from lit_dps.cli.study import StudyCLI
 
     monkeypatch.chdir(tmp_path)
@@ -173,14 +225,20 @@ def test_every_shipped_config_trains(config, small_data, tmp_path, monkeypatch):
     run = Run(Trial(setup.cells[0], 0, point, study.seed), setup.goal_of_trials)
     (result,) = setup.engine().train(iter([run, None]).__next__)
     assert result.steps_run == setup.goal_of_trials.check_interval
-    kept, total = (sum(counts) for counts in zip(*result.kept.values(), strict=True)) if result.kept else (0, 0)
+    kept, total = (
+        (sum(counts) for counts in zip(*result.kept.values(), strict=True))
+        if result.kept
+        else (0, 0)
+    )
     assert (kept, bool(kept)) == (round(0.1 * total), bool(setup.cells[0].sparsity))
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", STUDIED)
-def test_a_shipped_config_of_each_data_set_is_studied_and_analyzed(name, small_data, tmp_path, monkeypatch, capsys):
+def test_a_shipped_config_of_each_data_set_is_studied_and_analyzed(
+    name, small_data, tmp_path, monkeypatch, capsys
+):
     from lit_dps.cli import main
 
     config = ROOT / "configs" / f"{name}.yaml"
@@ -212,7 +270,9 @@ DECAY = {
 
 
 def name_of(workload: str, rule: str, schedule: str) -> str:
-    first = "linear" if workload.startswith("cifar") else "constant"  # in the paper: it is not named
+    first = (
+        "linear" if workload.startswith("cifar") else "constant"
+    )  # in the paper: it is not named
     return f"{workload}-{rule}" + ("" if schedule == first else f"-{schedule}")
 
 
@@ -233,13 +293,17 @@ def test_there_is_a_config_for_each_workload_of_the_paper(workload, rule, schedu
         "sparsities": [0.0, 0.5, 0.7, 0.9],
         "trials": 100,
         **({"goals": [0.14]} if data == "FashionMNIST" else {}),
-        "space": RATE | (MOMENTUM if rule != "sgd" else {}) | (DECAY if schedule == "linear" else {}),
+        "space": RATE
+        | (MOMENTUM if rule != "sgd" else {})
+        | (DECAY if schedule == "linear" else {}),
     }
 
 
 def test_there_are_no_other_configs():
     rules, schedules = ("sgd", "momentum", "nesterov"), ("constant", "linear")
-    names = {name_of(w, rule, schedule) for w in WORKLOADS for rule in rules for schedule in schedules}
+    names = {
+        name_of(w, rule, schedule) for w in WORKLOADS for rule in rules for schedule in schedules
+    }
     assert {path.stem for path in CONFIGS} == names | {"quickstart"}
 
 

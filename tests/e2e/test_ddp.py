@@ -1,4 +1,5 @@
-"""Data parallelism end to end: the same table from torchrun, from a plain command, from any number of ranks."""
+"""Data parallelism end to end: the same table from torchrun, from a plain command, from any number
+of ranks."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from tests.e2e.commands import (
     table,
     wait_for_results,
 )
-from tests.processes import forked_by, runs, started_by_torchrun
+from tests.support.processes import forked_by, runs, started_by_torchrun
 
 pytestmark = pytest.mark.slow
 STUDY = ("study", "--config", FAST)
@@ -33,8 +34,23 @@ TWO = ("--trainer.devices", 2, "--trainer.strategy", "ddp")
 
 def torchrun(n: int, *args: object) -> list[str]:
     """What follows `python` on the command line of torchrun on one machine."""
-    options = ("--nproc-per-node", n, "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--max-restarts", 0)
-    return ["-m", "torch.distributed.run", *map(str, options), str(ROOT / "cli.py"), *map(str, args)]
+    options = (
+        "--nproc-per-node",
+        n,
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-endpoint",
+        "localhost:0",
+        "--max-restarts",
+        0,
+    )
+    return [
+        "-m",
+        "torch.distributed.run",
+        *map(str, options),
+        str(ROOT / "cli.py"),
+        *map(str, args),
+    ]
 
 
 def by_torchrun(folder: Path, n: int, *args: object) -> subprocess.CompletedProcess:
@@ -56,19 +72,35 @@ def test_torchrun_ends_with_the_table_of_one_process_and_reruns_nothing(tmp_path
 def test_a_plain_command_goes_on_at_another_number_of_ranks(tmp_path, unbroken):
     part = ("--study.trials", 2)
     more = (*TWO, "--study.trials", 3)
-    for command, options in (run_here, part), (run, more), (run, (*TWO, "--study.workers", 2)):  # of two ranks each
+    for command, options in (
+        (run_here, part),
+        (run, more),
+        (run, (*TWO, "--study.workers", 2)),
+    ):  # of two ranks each
         done = command(tmp_path, *STUDY, *options)
         assert done.returncode == 0, done.stderr
     assert results(tmp_path / "mlruns" / "study.db") == dict.fromkeys(FAST_TRIALS, 1)
     assert table(tmp_path) == table(unbroken)
 
 
-SMALL = ("--study.batch_sizes", "[2]", "--study.trials", 2, "--goal.max_steps", 200, "--goal.early_reject", "true")
+SMALL = (
+    "--study.batch_sizes",
+    "[2]",
+    "--study.trials",
+    2,
+    "--goal.max_steps",
+    200,
+    "--goal.early_reject",
+    "true",
+)
 
 
 @pytest.mark.long
 def test_four_ranks_train_on_two_examples(tmp_path):
-    for name, options in {"one": (), "four": ("--trainer.devices", 4, "--trainer.strategy", "ddp")}.items():
+    for name, options in {
+        "one": (),
+        "four": ("--trainer.devices", 4, "--trainer.strategy", "ddp"),
+    }.items():
         (tmp_path / name).mkdir()
         done = (run if options else run_here)(tmp_path / name, *STUDY, *SMALL, *options)
         assert done.returncode == 0, done.stderr
@@ -76,13 +108,22 @@ def test_four_ranks_train_on_two_examples(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("launcher", "who"), [pytest.param("torchrun", "first", marks=pytest.mark.long), ("plain", "last")]
+    ("launcher", "who"),
+    [pytest.param("torchrun", "first", marks=pytest.mark.long), ("plain", "last")],
 )
 def test_a_killed_rank_ends_the_job_and_its_trial_is_run_again(tmp_path, unbroken, launcher, who):
     database = tmp_path / "mlruns" / "study.db"
-    process = start(tmp_path, *STUDY, *TWO) if launcher == "plain" else start_forked(tmp_path, torchrun(2, *STUDY))
+    process = (
+        start(tmp_path, *STUDY, *TWO)
+        if launcher == "plain"
+        else start_forked(tmp_path, torchrun(2, *STUDY))
+    )
     wait_for_results(database, 2, process)
-    ranks = [process.pid, *forked_by(process.pid)] if launcher == "plain" else started_by_torchrun(process.pid)
+    ranks = (
+        [process.pid, *forked_by(process.pid)]
+        if launcher == "plain"
+        else started_by_torchrun(process.pid)
+    )
     assert len(ranks) == 2
     begin = time.monotonic()
     os.kill(ranks[0 if who == "first" else 1], signal.SIGKILL)
@@ -126,15 +167,25 @@ def test_fit_ends_alike_by_one_process_two_and_torchrun(tmp_path):
     runs = [run_here(tmp_path, *FIT), run(tmp_path, *FIT, *TWO), by_torchrun(tmp_path, 2, *FIT)]
     for done in runs:
         assert done.returncode == 0, done.stderr
-    said = [line for done in runs for line in done.stdout.splitlines() if line.startswith("complete after")]
+    said = [
+        line
+        for done in runs
+        for line in done.stdout.splitlines()
+        if line.startswith("complete after")
+    ]
     assert len(said) == 3 and len(set(said)) == 1, said
 
 
 def test_what_torchrun_contradicts_is_refused_in_one_line(tmp_path):
     done = by_torchrun(tmp_path, 2, *STUDY, "--trainer.devices", 3)
     assert done.returncode != 0
-    assert "lit-dps: error: trainer.devices: 3 is not allowed; auto, or 2: as many as torchrun" in done.stderr
-    assert "forcefully" not in done.stderr, "the other rank, which waits for the first, ends when it is told"
+    assert (
+        "lit-dps: error: trainer.devices: 3 is not allowed; auto, or 2: as many as torchrun"
+        in done.stderr
+    )
+    assert "forcefully" not in done.stderr, (
+        "the other rank, which waits for the first, ends when it is told"
+    )
     assert not (tmp_path / "mlruns").exists()
 
 

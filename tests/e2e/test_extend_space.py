@@ -1,4 +1,5 @@
-"""A study whose box is being widened is killed: it goes on in the wider box, and ends as one that was left alone."""
+"""A study whose box is being widened is killed: it goes on in the wider box, and ends as one that
+was left alone."""
 
 from __future__ import annotations
 

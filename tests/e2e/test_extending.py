@@ -1,4 +1,5 @@
-"""docs/extending.md: its files are written as they stand there, its commands run, and what it says comes out."""
+"""docs/extending.md: its files are written as they stand there, its commands run, and what it says
+comes out."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ import shlex
 import pandas as pd
 import pytest
 
-from tests import pictures
 from tests.e2e.commands import ROOT, run
+from tests.support import pictures
 
 PAGE = (ROOT / "docs" / "extending.md").read_text()
 
@@ -25,7 +26,8 @@ def project(tmp_path_factory):
 
 
 def commands_of_the_page(folder):
-    """Write the files of the page into a folder, run its commands there, and return what they print."""
+    """Write the files of the page into a folder, run its commands there, and return what they
+    print."""
     said = []
     for name, text in re.findall(r"```(?:python|yaml)\n# (\S+)\n(.*?)```", PAGE, re.DOTALL):
         (folder / name).write_text(text)
@@ -45,9 +47,13 @@ def test_a_project_of_its_own_files_runs_a_study(project):
     table = pd.read_csv(folder / "mlruns/figures/stripes/table.csv")
     assert len(table) == 12 and table["k_star"].notna().all()
     assert {*table["method"]} == {"snip", "my_pruner.SnipTwice"}
-    dense = table[table["sparsity"] == 0].pivot(index="batch_size", columns="method", values="k_star")
+    dense = table[table["sparsity"] == 0].pivot(
+        index="batch_size", columns="method", values="k_star"
+    )
     assert (dense["snip"] == dense["my_pruner.SnipTwice"]).all()  # nothing is pruned
-    sparse = table[table["sparsity"] == 0.8].pivot(index="batch_size", columns="method", values="k_star")
+    sparse = table[table["sparsity"] == 0.8].pivot(
+        index="batch_size", columns="method", values="k_star"
+    )
     assert (sparse["snip"] != sparse["my_pruner.SnipTwice"]).any()
     assert "method=SnipTwice" in study
 
@@ -56,19 +62,25 @@ def test_a_project_of_its_own_files_runs_a_study(project):
 def test_its_figure_is_drawn(project):
     folder, (study, figure) = project
     drawn = folder / "mlruns/figures/stripes"
-    assert "success.{csv,png,pdf}" in figure and "note: trials that were outraced count as misses" in figure
+    assert (
+        "success.{csv,png,pdf}" in figure
+        and "note: trials that were outraced count as misses" in figure
+    )
     assert (drawn / "success.png").read_bytes().startswith(b"\x89PNG")
     assert len(pd.read_csv(drawn / "success.csv")) == 12
     done = run(folder, "figures", "stripes", "--only", "my_rule")
-    assert done.returncode == 2 and "a figure, which has NAME, missing and notes; it has no NAME" in done.stderr
+    assert (
+        done.returncode == 2
+        and "a figure, which has NAME, missing and notes; it has no NAME" in done.stderr
+    )
 
 
 @pytest.mark.slow
 def test_its_rule_is_trained_alike_by_all_engines(project, monkeypatch):
-    from lit_dps.trial import Cell, Trial
-    from tests.unit.conformance import assert_conform
-    from tests.unit.fake_study import Goal
-    from tests.unit.runs import Workload, train
+    from lit_dps.core.trial import Cell, Trial
+    from tests.support.conformance import assert_conform
+    from tests.support.fake_study import Goal
+    from tests.support.runs import Workload, train
 
     monkeypatch.syspath_prepend(project[0])
     network = {"class_path": "my_network.Tanh"}
@@ -80,9 +92,12 @@ def test_its_rule_is_trained_alike_by_all_engines(project, monkeypatch):
     )
     goal = {"error": 0.2, "check_interval": 8, "max_steps": 64, "early_reject": False}
     rates = (3e-4, 1e-3, 3e-3)
-    trials = [Trial(Cell(32, 0.8), i, {"model.learning_rate": rate}) for i, rate in enumerate(rates)]
+    trials = [
+        Trial(Cell(32, 0.8), i, {"model.learning_rate": rate}) for i, rate in enumerate(rates)
+    ]
     lightning, alone, stacked = (
-        train(trials, workload, goal, lean=lean, size=size) for lean, size in ((False, 1), (True, 1), (True, 3))
+        train(trials, workload, goal, lean=lean, size=size)
+        for lean, size in ((False, 1), (True, 1), (True, 3))
     )
     assert_conform(alone, lightning, Goal(0.2, 8, 64), 150)
     assert_conform(stacked, lightning, Goal(0.2, 8, 64), 150)

@@ -1,4 +1,5 @@
-"""Trials whose module raises: the study goes on without them, and the same command runs them again."""
+"""Trials whose module raises: the study goes on without them, and the same command runs them
+again."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ import mlflow
 import pytest
 import yaml
 
-from lit_dps.store import read_study
-from lit_dps.trial import Cell, Status, TrialResult
+from lit_dps.core.trial import Cell, Status, TrialResult
+from lit_dps.storage.read import read_study
 from tests.e2e.commands import table
 
 CELL = Cell(16, 0.0)
@@ -23,7 +24,10 @@ def configured(tmp_path, monkeypatch):
 
     def write(above: float, trials: int) -> None:
         config = {
-            "model": {"class_path": "tests.e2e.failing_user.Failing", "init_args": {"above": above}},
+            "model": {
+                "class_path": "tests.e2e.failing_user.Failing",
+                "init_args": {"above": above},
+            },
             "data": {"class_path": "tests.e2e.plain_user.TwoMoons"},
             "trainer": {"accelerator": "cpu"},
             "goal": {"error": 0.1, "check_interval": 4, "max_steps": 40},
@@ -45,26 +49,40 @@ def configured(tmp_path, monkeypatch):
 
 
 def stored() -> dict[int, TrialResult]:
-    return {r.trial.point: r for r in read_study("sqlite:///mlruns/study.db", "failing").results[CELL]}
+    return {
+        r.trial.point: r for r in read_study("sqlite:///mlruns/study.db", "failing").results[CELL]
+    }
 
 
 def runs() -> dict[int, mlflow.entities.Run]:
     client = mlflow.MlflowClient(f"sqlite:///{Path.cwd()}/mlruns/mlflow.db")
     found = client.search_runs([e.experiment_id for e in client.search_experiments()])
-    return {int(r.data.tags["lit_dps.point"]): r for r in found if r.data.tags["lit_dps.kind"] == "trial"}
+    return {
+        int(r.data.tags["lit_dps.point"]): r
+        for r in found
+        if r.data.tags["lit_dps.kind"] == "trial"
+    }
 
 
 @pytest.mark.slow
-def test_a_study_goes_on_without_failed_trials_and_runs_them_again_when_the_module_is_mended(call, configured):
+def test_a_study_goes_on_without_failed_trials_and_runs_them_again_when_the_module_is_mended(
+    call, configured
+):
     configured(above=0.02, trials=6)
     done = call(*STUDY)
     assert done.code == 1, done.err
     first = stored()
     failed = {point for point, result in first.items() if result.status is Status.FAILED}
     assert set(first) == set(range(6)) and 1 <= len(failed) <= 5
-    assert failed == {point for point, result in first.items() if result.trial.params["model.lr"] > 0.02}
+    assert failed == {
+        point for point, result in first.items() if result.trial.params["model.lr"] > 0.02
+    }
     said = done.err.splitlines()[-1]
-    assert said.startswith(f"lit-dps: {len(failed)} trial") and str(FAILURES) in said and "the same command" in said
+    assert (
+        said.startswith(f"lit-dps: {len(failed)} trial")
+        and str(FAILURES) in said
+        and "the same command" in said
+    )
     assert "cells 1/1  trials 6/6" in done.err
     assert table(Path(), "failing").splitlines()[0] in done.out, "the table is printed as always"
 
@@ -76,7 +94,10 @@ def test_a_study_goes_on_without_failed_trials_and_runs_them_again_when_the_modu
         assert first[point].failure == "ValueError: a label of step 7 is out of range"
         text = files[f"{CELL} point-{point}.txt"]
         assert text.startswith("Traceback") and "in training_step" in text
-        assert (logged[point].info.status, logged[point].data.tags["lit_dps.status"]) == ("FAILED", "failed")
+        assert (logged[point].info.status, logged[point].data.tags["lit_dps.status"]) == (
+            "FAILED",
+            "failed",
+        )
         copy = client.download_artifacts(logged[point].info.run_id, "traceback.txt")
         assert Path(copy).read_text() == text
 
@@ -85,9 +106,13 @@ def test_a_study_goes_on_without_failed_trials_and_runs_them_again_when_the_modu
     assert done.code == 0, done.err
     again = stored()
     assert Status.FAILED not in {result.status for result in again.values()}
-    assert all(again[point] == first[point] for point in set(range(6)) - failed), "the others did not run again"
+    assert all(again[point] == first[point] for point in set(range(6)) - failed), (
+        "the others did not run again"
+    )
     assert not FAILURES.parent.exists()
-    assert {point: run.info.status for point, run in runs().items()} == dict.fromkeys(range(6), "FINISHED")
+    assert {point: run.info.status for point, run in runs().items()} == dict.fromkeys(
+        range(6), "FINISHED"
+    )
 
     done = call(*STUDY)
     assert done.code == 0 and "nothing left to run" in done.err
@@ -100,11 +125,18 @@ def test_a_study_whose_first_trials_all_fail_ends_at_once(call, configured):
         done = call(*STUDY)
         assert done.code == 1
         expected = (
-            "lit-dps: error: the first 3 trials failed, the last with ValueError: a label of step 7 is out of range"
+            "lit-dps: error: the first 3 trials failed, the last with ValueError: a label "
+            "of step "
+            "7 is out of range"
         )
         last = done.err.splitlines()[-1]
-        assert last.startswith(f"{expected}; tracebacks in {FAILURES}. It would fail again: all trials of this study")
-        assert "ValueError in failing_user.py, line " in last and "Change the code or the configuration" in last
+        assert last.startswith(
+            f"{expected}; tracebacks in {FAILURES}. It would fail again: all trials of this study"
+        )
+        assert (
+            "ValueError in failing_user.py, line " in last
+            and "Change the code or the configuration" in last
+        )
         assert "Traceback" not in done.err
         assert {r.status for r in stored().values()} == {Status.FAILED}
         assert len(stored()) == len(list(FAILURES.iterdir())) == ended

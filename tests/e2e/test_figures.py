@@ -1,15 +1,16 @@
-"""The verb `figures`: one study, several, some of the figures, another goal, and what it refuses."""
+"""The verb `figures`: one study, several, some of the figures, another goal, and what it
+refuses."""
 
 from __future__ import annotations
 
 import pytest
 
-from lit_dps.analysis.publishing import STAMP
 from lit_dps.cli import main
 from lit_dps.cli.figures import LONGEST, comparison_name
+from lit_dps.report.publish import STAMP
 from tests.e2e.test_commands import run_without
-from tests.unit.fake_study import Goal, law_study, write_study
-from tests.unit.test_figure_files import TABLES, files_of
+from tests.support.fake_study import Goal, law_study, write_study
+from tests.unit.report.test_figure_files import TABLES, files_of
 
 pytestmark = pytest.mark.pictures
 
@@ -49,7 +50,9 @@ def figures(storage, monkeypatch, capfd):
 
 
 def test_the_set_of_one_study_is_what_analyze_writes_and_needs_no_torch(storage):
-    done = run_without({"torch", "lightning", "mlflow", "torchvision"}, storage.parent, "figures", "digits-sgd")
+    done = run_without(
+        {"torch", "lightning", "mlflow", "torchvision"}, storage.parent, "figures", "digits-sgd"
+    )
     assert done.returncode == 0, done.stderr
     folder = storage / "figures" / "digits-sgd"
     written = {path: path.read_bytes() for path in folder.iterdir()}
@@ -59,18 +62,31 @@ def test_the_set_of_one_study_is_what_analyze_writes_and_needs_no_torch(storage)
     assert done.stdout.startswith("written:\n  mlruns/figures/digits-sgd/table.{txt,csv}\n")
     for path in written:
         path.unlink()
-    analyzed = run_without({"torch"}, storage.parent, "analyze", "--study.name", "digits-sgd", "--show", "files")
+    analyzed = run_without(
+        {"torch"}, storage.parent, "analyze", "--study.name", "digits-sgd", "--show", "files"
+    )
     assert analyzed.returncode == 0, analyzed.stderr
     assert {path: path.read_bytes() for path in folder.iterdir() if path.name != STAMP} == written
     page = "mlruns/figures/digits-sgd/report.html"
-    end = f"{done.stdout}\nreport: {page}, to open or to send; its figures and tables lie beside it\n"
-    assert end in analyzed.stdout and "theory (Lee" not in analyzed.stdout, "the theory only if it is asked for"
-    assert "more of it: --show critical\n" in analyzed.stdout  # no terms of the theory were measured
+    end = (
+        f"{done.stdout}\nreport: {page}, to open or to send; its figures and tables lie beside it\n"
+    )
+    assert end in analyzed.stdout and "theory (Lee" not in analyzed.stdout, (
+        "the theory only if it is asked for"
+    )
+    assert (
+        "more of it: --show critical\n" in analyzed.stdout
+    )  # no terms of the theory were measured
 
 
 def test_several_studies_are_compared(figures, tmp_path):
     code, said = figures(
-        "digits-sgd", "digits-momentum", "--only", "lipschitz, optimizers,ratios", "--output", tmp_path
+        "digits-sgd",
+        "digits-momentum",
+        "--only",
+        "lipschitz, optimizers,ratios",
+        "--output",
+        tmp_path,
     )
     assert code == 0, said
     assert {path.name for path in tmp_path.iterdir()} == {
@@ -91,14 +107,18 @@ def test_another_goal_has_its_own_folder(figures, storage):
     code, said = figures("digits-sgd", "digits-momentum", "--only", "optimizers", "--goal", "0.3")
     assert (code, said) == (
         0,
-        "written:\n  mlruns/figures/compare-digits-sgd-momentum/goal-0.3/optimizers.{csv,png,pdf}\n\n"
-        "note: K* at the first check are upper bounds: drawn hollow, with an arrow, and left out where K* is "
+        "written:\n  "
+        "mlruns/figures/compare-digits-sgd-momentum/goal-0.3/optimizers.{csv,png,pdf}\n\n"
+        "note: K* at the first check are upper bounds: drawn hollow, with an arrow, and left out "
+        "where K* is "
         "normalised\n",
     )
     at_own_goal = figures("digits-sgd", "digits-momentum", "--only", "optimizers")
     assert at_own_goal[0] == 0
     folder = storage / "figures" / "compare-digits-sgd-momentum"
-    own, further = ((folder / path).read_text() for path in ("optimizers.csv", "goal-0.3/optimizers.csv"))
+    own, further = (
+        (folder / path).read_text() for path in ("optimizers.csv", "goal-0.3/optimizers.csv")
+    )
     assert own != further
 
 
@@ -106,13 +126,20 @@ def test_another_goal_has_its_own_folder(figures, storage):
     ("args", "said"),
     [
         ([], "NAME is missing: one or more of the studies digits-momentum, digits-sgd"),
-        (["digits"], "no study 'digits' in sqlite:///mlruns/study.db; studies there: digits-momentum, digits-sgd"),
+        (
+            ["digits"],
+            "no study 'digits' in sqlite:///mlruns/study.db; studies there: digits-momentum, "
+            "digits-sgd",
+        ),
         (["digits-sgd", "digits"], "no study 'digits' in "),
         (
             ["digits-sgd", "--only", "scaling,curves"],
             "--only: 'curves' is not allowed; any of scaling, ",
         ),
-        (["digits-sgd", "--only", "optimizers"], "with commas between (it compares several studies)"),
+        (
+            ["digits-sgd", "--only", "optimizers"],
+            "with commas between (it compares several studies)",
+        ),
         (["digits-sgd", "--only", ""], "--only: '' is not allowed; any of "),
         (["digits-sgd", "--goal", "0.05"], "goals: 0.05 is not allowed; at least 0.1"),
         (["digits-sgd", "--goal", "1.5"], "goal.error: 1.5 is not allowed"),
@@ -130,8 +157,12 @@ def test_what_does_not_serve_is_refused_in_one_line(figures, storage, args, said
 
 
 def test_a_study_without_anything_to_draw_says_so(figures, storage, tmp_path):
-    write_study(f"sqlite:///{storage}/study.db", {}, "empty", batch_sizes=[8], sparsities=[0.0], trials=3)
-    code, said = figures("empty", "--output", tmp_path / "new", "--only", "scaling,logs,metaparameters")
+    write_study(
+        f"sqlite:///{storage}/study.db", {}, "empty", batch_sizes=[8], sparsities=[0.0], trials=3
+    )
+    code, said = figures(
+        "empty", "--output", tmp_path / "new", "--only", "scaling,logs,metaparameters"
+    )
     assert (code, said.splitlines()) == (
         0,
         [
@@ -145,7 +176,9 @@ def test_a_study_without_anything_to_draw_says_so(figures, storage, tmp_path):
 
 
 def test_comparisons_are_named_after_what_their_studies_do_not_share():
-    assert comparison_name(["mnist-cnn-sgd", "mnist-cnn-momentum"]) == "compare-mnist-cnn-sgd-momentum"
+    assert (
+        comparison_name(["mnist-cnn-sgd", "mnist-cnn-momentum"]) == "compare-mnist-cnn-sgd-momentum"
+    )
     assert comparison_name(["mnist-sgd", "mnist-sgd-linear"]) == "compare-mnist-sgd-sgd-linear"
     assert comparison_name(["digits", "dig"]) == "compare-digits-dig"
     long = [comparison_name([letter * 90, "b" * 90]) for letter in "ac"]

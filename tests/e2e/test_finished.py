@@ -13,11 +13,11 @@ import mlflow
 import pytest
 from optuna.storages import RDBStorage
 
-from lit_dps.analysis import NO_RESULT
+from lit_dps.report.no_result import NO_RESULT
 from lit_dps.study.finished import NOTE
 from tests.e2e.commands import FAST, run, run_here
 from tests.e2e.test_commands import run_without
-from tests.unit.tiny import gray, write_idx
+from tests.support.tiny import gray, write_idx
 
 pytestmark = pytest.mark.slow
 STUDY = ("study", "--config", FAST)
@@ -34,9 +34,13 @@ def rows(database: Path) -> dict[str, list[str]]:
 
 
 def content(folder: Path) -> dict[str, str]:
-    """Return the digest of each file below a folder, without lock files, which name their holder."""
+    """Return the digest of each file below a folder, without lock files, which name their
+    holder."""
     files = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".lock"]
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+    }
 
 
 def written(folder: Path) -> dict[Path, int]:
@@ -47,8 +51,13 @@ def written(folder: Path) -> dict[Path, int]:
 def runs(folder: Path) -> dict[tuple, mlflow.entities.RunInfo]:
     """What MLflow says of each run, by kind, cell and point."""
     client = mlflow.MlflowClient(f"sqlite:///{folder}/mlruns/mlflow.db")
-    found = client.search_runs([e.experiment_id for e in client.search_experiments()], max_results=500)
-    return {tuple(run.data.tags.get(f"lit_dps.{key}") for key in ("kind", "cell", "point")): run.info for run in found}
+    found = client.search_runs(
+        [e.experiment_id for e in client.search_experiments()], max_results=500
+    )
+    return {
+        tuple(run.data.tags.get(f"lit_dps.{key}") for key in ("kind", "cell", "point")): run.info
+        for run in found
+    }
 
 
 def test_a_finished_study_changes_nothing_and_one_that_goes_on_ends_later(tmp_path):
@@ -68,7 +77,9 @@ def test_a_finished_study_changes_nothing_and_one_that_goes_on_ends_later(tmp_pa
         for database, was in zip(databases, before, strict=True):
             now = rows(database)
             for table in was.keys() | now.keys():
-                assert now.get(table) == was.get(table), f"{table} of {database.name} after {again[0]}"
+                assert now.get(table) == was.get(table), (
+                    f"{table} of {database.name} after {again[0]}"
+                )
         assert content(mlruns / "figures") == files
         assert written(mlruns / "artifacts") == artifacts
 
@@ -81,15 +92,19 @@ def test_a_finished_study_changes_nothing_and_one_that_goes_on_ends_later(tmp_pa
     for kind, info in ended.items():
         assert (extended[kind].end_time > info.end_time) is (kind[0] != "trial"), kind
     study = extended["study", None, None]
-    assert study.end_time >= max(info.end_time for (kind, *_), info in extended.items() if kind == "trial")
+    assert study.end_time >= max(
+        info.end_time for (kind, *_), info in extended.items() if kind == "trial"
+    )
 
 
 def test_a_finished_study_is_checked_without_a_dry_run(unbroken, monkeypatch):
     def dry_run(*args) -> None:
         raise AssertionError("dry run")
 
-    (unbroken / "mlruns" / "figures" / "fast" / NOTE).unlink(missing_ok=True)  # else it is not even checked
-    monkeypatch.setattr("lit_dps.study.checks.dry_run", dry_run)
+    (unbroken / "mlruns" / "figures" / "fast" / NOTE).unlink(
+        missing_ok=True
+    )  # else it is not even checked
+    monkeypatch.setattr("lit_dps.study.preflight.check.dry_run", dry_run)
     opened, open_once = [], RDBStorage.__init__
 
     def counted(storage: RDBStorage, url: str, *args, **kw) -> None:
@@ -100,7 +115,9 @@ def test_a_finished_study_is_checked_without_a_dry_run(unbroken, monkeypatch):
         patch.setattr(RDBStorage, "__init__", counted)
         done = run_here(unbroken, *STUDY)
     assert (done.returncode, done.stderr) == (0, "study fast: nothing left to run\n")
-    assert len(opened) == 7, "box, what is left, header, environment, declaration, what counts, outcomes"
+    assert len(opened) == 7, (
+        "box, what is left, header, environment, declaration, what counts, outcomes"
+    )
     with pytest.raises(AssertionError, match="dry run"):
         run_here(unbroken, *STUDY, "--study.trials", 5)
     refused = run_here(unbroken, *STUDY, "--goal.error", 0.3)
@@ -122,7 +139,8 @@ class Mine(ImageClassifier):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A finished study of a module and of data files of its own; its command, and what this said."""
+    """A finished study of a module and of data files of its own; its command, and what this
+    said."""
     folder = tmp_path_factory.mktemp("finished")
     write_idx(folder / "data" / "MNIST" / "raw", gray(600, 0), gray(50, 1))
     (folder / "mine.py").write_text(CODE)
@@ -142,17 +160,24 @@ def test_the_same_command_says_so_at_once_without_torch(finished):
     assert done.stdout == said[said.index("\nstudy fast: No trial") :]
     assert content(folder) == before
     shown = run_without({"torch", "mlflow"}, folder, *command, "--show=files")
-    assert "\nwritten:\n" in shown.stdout and shown.stdout.startswith(done.stdout.split("\nreport:")[0])
+    assert "\nwritten:\n" in shown.stdout and shown.stdout.startswith(
+        done.stdout.split("\nreport:")[0]
+    )
     assert content(folder) == before
 
 
 def test_files_beside_those_that_the_study_wrote_are_watched(finished, tmp_path):
-    """Of a configuration, a module and data in the storage folder the long way is taken once they change."""
+    """Of a configuration, a module and data in the storage folder the long way is taken once they
+    change."""
     folder, command, _ = finished
     shutil.copytree(folder, tmp_path / "copy", ignore=shutil.ignore_patterns("mlruns"))
     folder, command = tmp_path / "copy", (*command, "--storage.folder", ".")
     assert run(folder, *command).returncode == NO_RESULT
-    for changed in (folder / "mine.yaml", folder / "mine.py", next((folder / "data").rglob("train-labels*"))):
+    for changed in (
+        folder / "mine.yaml",
+        folder / "mine.py",
+        next((folder / "data").rglob("train-labels*")),
+    ):
         done, was = run_without({"torch"}, folder, *command), changed.stat()
         assert (done.returncode, done.stderr) == (NO_RESULT, "study fast: nothing left to run\n")
         os.utime(changed)
@@ -161,10 +186,15 @@ def test_files_beside_those_that_the_study_wrote_are_watched(finished, tmp_path)
         os.utime(changed, ns=(was.st_atime_ns, was.st_mtime_ns))
 
 
-ALWAYS, CHANGES = ("option", "module", "folder"), ("configuration", "data", "storage", "tracking", "note")
+ALWAYS, CHANGES = (
+    ("option", "module", "folder"),
+    ("configuration", "data", "storage", "tracking", "note"),
+)
 
 
-@pytest.mark.parametrize("change", [*ALWAYS, *(pytest.param(each, marks=pytest.mark.long) for each in CHANGES)])
+@pytest.mark.parametrize(
+    "change", [*ALWAYS, *(pytest.param(each, marks=pytest.mark.long) for each in CHANGES)]
+)
 def test_whatever_changed_the_long_way_is_taken(finished, tmp_path, change):
     folder, command, _ = finished
     changed = {

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lit_dps.store import read_study
+from lit_dps.storage.read import read_study
 from tests.e2e.commands import FAST, run
 from tests.e2e.test_plain_user import CONFIG
 
@@ -21,17 +21,23 @@ STUDY = ("study", "--config", FAST)
 @pytest.fixture(autouse=True)
 def brief(monkeypatch):
     """Counts are looked at, and no seconds: a fifth of what is timed for people."""
-    monkeypatch.setattr("lit_dps.study.timing.SECONDS", 0.2)
+    monkeypatch.setattr("lit_dps.study.step_probe.SECONDS", 0.2)
 
 
 def rows(said: str) -> dict[str, list[str]]:
     """The lines of the table by their first column: a batch size, "pruning" or "total"."""
     cells = [re.split(r"\s{2,}", line.strip()) for line in said.splitlines()]
-    return {row[0]: row[1:] for row in cells if row[0].isdigit() or row[0] in ("B", "pruning", "total")}
+    return {
+        row[0]: row[1:] for row in cells if row[0].isdigit() or row[0] in ("B", "pruning", "total")
+    }
 
 
 def files(folder: Path) -> dict[str, str]:
-    return {str(p): hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(folder.rglob("*")) if p.is_file()}
+    return {
+        str(p): hashlib.sha256(p.read_bytes()).hexdigest()
+        for p in sorted(folder.rglob("*"))
+        if p.is_file()
+    }
 
 
 def test_a_forecast_of_a_new_study(tmp_path, call):
@@ -52,8 +58,15 @@ def test_a_forecast_of_a_new_study(tmp_path, call):
 def test_heats_are_steps_that_may_be_spent(call):
     done = call(*STUDY, "--forecast", "--study.slack", "1", "--goal.max_steps", "320")
     assert done.code == 0, done.err
-    assert rows(done.out)["total"][:3] == ["16", "6,400", "1,600"]  # 16 x (80 + 320), a check every 4
-    assert "at most: every trial spends its budget of 320 steps, after rungs of 80 steps, and every check" in done.out
+    assert rows(done.out)["total"][:3] == [
+        "16",
+        "6,400",
+        "1,600",
+    ]  # 16 x (80 + 320), a check every 4
+    assert (
+        "at most: every trial spends its budget of 320 steps, after rungs of 80 steps, and every "
+        "check" in done.out
+    )
 
 
 def test_a_study_taken_up_needs_what_is_left_and_says_what_to_expect(tmp_path, call):
@@ -68,10 +81,14 @@ def test_a_study_taken_up_needs_what_is_left_and_says_what_to_expect(tmp_path, c
     assert table["64"][:3] == ["2", "160", "40"]
     assert table["total"][:3] == ["10", "800", "200"]
     assert table["B"][-1] == "time expected"
-    expected = re.search(r"expected: ([\d,]+) steps, from the mean of the finished trials \(6\)", done.out)
+    expected = re.search(
+        r"expected: ([\d,]+) steps, from the mean of the finished trials \(6\)", done.out
+    )
     record = read_study(f"sqlite:///{tmp_path}/mlruns/study.db", "fast")
     ran = [result.steps_run for finished in record.results.values() for result in finished]
-    assert int(expected[1].replace(",", "")) == round(10 * sum(ran) / 6)  # 64 is the only batch size, so the nearest
+    assert int(expected[1].replace(",", "")) == round(
+        10 * sum(ran) / 6
+    )  # 64 is the only batch size, so the nearest
 
     nothing = call(*STUDY, *part, "--forecast")
     assert rows(nothing.out)["total"][:3] == ["0", "0", "0"]
@@ -87,6 +104,12 @@ def test_a_users_own_module_and_data_are_timed(tmp_path):
     done = run(tmp_path, "study", "--config", "moons.yaml", "--forecast")
     assert done.returncode == 0, done.stderr
     table = rows(done.stdout)
-    assert table["total"][:3] == ["12", "6,000", "600"]  # the budget of 400 steps after a rung of 100
-    assert table["pruning"][0] == "6 passes"  # of the train dataloader, whose batches are the trial's
+    assert table["total"][:3] == [
+        "12",
+        "6,000",
+        "600",
+    ]  # the budget of 400 steps after a rung of 100
+    assert (
+        table["pruning"][0] == "6 passes"
+    )  # of the train dataloader, whose batches are the trial's
     assert "2 trials at a time" in done.stdout

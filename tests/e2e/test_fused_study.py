@@ -7,7 +7,16 @@ import signal
 
 import pytest
 
-from tests.e2e.commands import FAST, FAST_TRIALS, results, run, run_here, start, table, wait_for_results
+from tests.e2e.commands import (
+    FAST,
+    FAST_TRIALS,
+    results,
+    run,
+    run_here,
+    start,
+    table,
+    wait_for_results,
+)
 
 pytestmark = pytest.mark.slow
 STUDY = ("study", "--config", FAST)
@@ -52,15 +61,23 @@ def test_a_study_by_convolutions_that_skip_says_so(tmp_path):
     cells = ("--study.sparsities", "[0, 0.95]", "--study.trials", 2)
     done = run_here(tmp_path, *STUDY, *network, *cells, "--engine", "sparse")
     assert done.returncode == 0, done.stderr
-    assert "2 trials were trained by convolutions that skip pruned weights" in done.stdout  # dense ones did not
+    assert (
+        "2 trials were trained by convolutions that skip pruned weights" in done.stdout
+    )  # dense ones did not
 
 
 @pytest.mark.parametrize(
     "options, said",
     [
         (("--study.threads", 2), "study.threads: 2 is not allowed; 1 where study.engine is sparse"),
-        (("--study.lean", "false"), "study.lean: False is not allowed; true where study.engine is sparse"),
-        (("--trainer.devices", 2), "study.engine: 'sparse' is not allowed; lightning or auto where 2 ranks"),
+        (
+            ("--study.lean", "false"),
+            "study.lean: False is not allowed; true where study.engine is sparse",
+        ),
+        (
+            ("--trainer.devices", 2),
+            "study.engine: 'sparse' is not allowed; lightning or auto where 2 ranks",
+        ),
     ],
     ids=str,
 )

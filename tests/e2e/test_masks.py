@@ -1,4 +1,5 @@
-"""lit-dps masks: what pruning keeps of each layer, without training, and that it is what a study's trials have."""
+"""lit-dps masks: what pruning keeps of each layer, without training, and that it is what a study's
+trials have."""
 
 from __future__ import annotations
 
@@ -10,27 +11,44 @@ import yaml
 
 from lit_dps.cli import main
 from lit_dps.cli.masks import SPARSITIES
-from lit_dps.study.masks import masks
-from lit_dps.trial import Cell, Series, Trial
+from lit_dps.core.trial import Cell, Series, Trial
+from lit_dps.study.mask_table import masks
 from tests.e2e.commands import FAST
-from tests.unit.runs import train_one
-from tests.unit.test_engine import quiet  # noqa: F401
-from tests.unit.test_grid import GOAL, PARAMS, WORKLOAD, setup
+from tests.support.runs import train_one
+from tests.unit.engines.test_engine import quiet  # noqa: F401
+from tests.unit.study.test_grid import GOAL, PARAMS, WORKLOAD, setup
 
 
 def test_masks_are_those_of_the_trials_of_a_study():
-    found = list(masks(setup({"pruning.method": ["random", "snip"]}, batch_sizes=[16]), [0.5, 0.9], 2))
+    found = list(
+        masks(setup({"pruning.method": ["random", "snip"]}, batch_sizes=[16]), [0.5, 0.9], 2)
+    )
     assert len(found) == 8
     for series, point, kept in found:
         method = dict(series.others)["pruning.method"]
-        result = train_one(Trial(Cell(16, series.sparsity), point, PARAMS), WORKLOAD, GOAL, pruning={"method": method})
+        result = train_one(
+            Trial(Cell(16, series.sparsity), point, PARAMS),
+            WORKLOAD,
+            GOAL,
+            pruning={"method": method},
+        )
         assert kept == result.kept
 
 
 def test_the_command_writes_tables_and_figures_and_stores_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "c.yaml").write_text(yaml.safe_dump(yaml.safe_load(FAST.read_text())))
-    args = ["masks", "--config", "c.yaml", "--at", "[0.5, 0.999]", "--points", "1", "--output", "out"]
+    args = [
+        "masks",
+        "--config",
+        "c.yaml",
+        "--at",
+        "[0.5, 0.999]",
+        "--points",
+        "1",
+        "--output",
+        "out",
+    ]
     assert main([*args, "--study.grid", "{pruning.method: [magnitude, synflow]}"]) == 0
     text = capsys.readouterr().out
     assert "synflow" in text and "out/collapse.{csv,png,pdf}" in text

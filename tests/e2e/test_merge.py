@@ -1,4 +1,5 @@
-"""merge: a study that was run in parts, on machines that share nothing, is the study that was run at once."""
+"""merge: a study that was run in parts, on machines that share nothing, is the study that was run
+at once."""
 
 from __future__ import annotations
 
@@ -42,10 +43,20 @@ def test_parts_that_were_run_apart_make_the_table_of_an_unbroken_run(unbroken, t
         (["text.db"], "cannot use sqlite:///text.db: file is not a database"),
         (["text.db.xz"], "cannot read text.db.xz: "),
         (["packed-text.db.xz"], "cannot use packed-text.db.xz: file is not a database"),
-        (["empty.db"], "cannot use sqlite:///empty.db: no such table: version_info (it is not an Optuna database)"),
+        (
+            ["empty.db"],
+            "cannot use sqlite:///empty.db: no such table: version_info (it is not an Optuna "
+            "database)",
+        ),
         (["none.db"], "no study in none.db"),
-        (["none.db", "--study", "fast"], "no study 'fast' in sqlite:///none.db; studies there: none"),
-        (["none.db", "--storage.optuna", "sqlite:///none.db"], "OTHER: 'none.db' is not allowed; another storage than"),
+        (
+            ["none.db", "--study", "fast"],
+            "no study 'fast' in sqlite:///none.db; studies there: none",
+        ),
+        (
+            ["none.db", "--storage.optuna", "sqlite:///none.db"],
+            "OTHER: 'none.db' is not allowed; another storage than",
+        ),
         (["none.db", "--storage.folder", "text.db"], "text.db is not a folder"),
         (["none.db", "--studies", "fast"], "studies"),
     ],

@@ -1,4 +1,5 @@
-"""What is said where a command ends without what it was started for: no goal, no configuration file."""
+"""What is said where a command ends without what it was started for: no goal, no configuration
+file."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ SHIPPED = "; `lit-dps configs quickstart` copies that of the package here"
     ],
 )
 def test_a_fit_that_is_stopped_before_its_goal_says_so(call, steps, said):
-    done = call("fit", "--config", FAST, *QUIET, "--model.learning_rate", 1e-3, "--trainer.max_steps", steps)
+    done = call(
+        "fit", "--config", FAST, *QUIET, "--model.learning_rate", 1e-3, "--trainer.max_steps", steps
+    )
     assert done.code == 0, done.err
     assert re.fullmatch(f"no result: the trainer stopped after {said}", done.out.splitlines()[-1])
 
@@ -37,6 +40,9 @@ def test_a_shipped_file_that_is_not_here_is_said_to_come_with_the_package(call, 
 
 def test_replicate_refuses_a_folder_without_studies(call, tmp_path):
     done = call("replicate", "--configs", "mine")
-    said = "lit-dps: error: configs: 'mine' is not allowed; a folder with a .yaml file for each study\n"
+    said = (
+        "lit-dps: error: configs: 'mine' is not allowed; a folder with a .yaml file for each "
+        "study\n"
+    )
     assert (done.code, done.err) == (2, said)
     assert list(tmp_path.iterdir()) == []

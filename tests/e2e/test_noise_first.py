@@ -1,11 +1,12 @@
-"""A study tells its noise scale before it starts, once, and beside the fitted law; or not, if it is told not to."""
+"""A study tells its noise scale before it starts, once, and beside the fitted law; or not, if it is
+told not to."""
 
 from __future__ import annotations
 
 import pytest
 
-from lit_dps.analysis import NO_RESULT
-from lit_dps.store import read_study
+from lit_dps.report.no_result import NO_RESULT
+from lit_dps.storage.read import read_study
 from tests.e2e.commands import FAST, run_here
 
 ON = ("--study.noise_scale", True)
@@ -22,7 +23,9 @@ def test_the_first_guess_is_told_stored_and_reported(folder):
     assert first.returncode == NO_RESULT
     noise = read_study(f"sqlite:///{folder}/mlruns/study.db", "fast").noise
     assert (noise.batch_size, noise.readings, noise.resolved) == (16, 64, True)
-    assert f"study fast: {noise.sentence}" in first.stderr and f"  {noise.sentence}\n" in first.stdout
+    assert (
+        f"study fast: {noise.sentence}" in first.stderr and f"  {noise.sentence}\n" in first.stdout
+    )
 
 
 def test_it_is_measured_once(folder):
@@ -38,7 +41,20 @@ def test_it_can_be_switched_off(folder):
 
 
 def test_what_cannot_be_read_is_said_and_the_study_goes_on(folder):
-    one = ("--study.batch_sizes", "[1]", "--study.sparsities", "[0]", *ON, "--study.trials", 1, "--study.name", "one")
+    one = (
+        "--study.batch_sizes",
+        "[1]",
+        "--study.sparsities",
+        "[0]",
+        *ON,
+        "--study.trials",
+        1,
+        "--study.name",
+        "one",
+    )
     done = run_here(folder, "study", "--config", FAST, *one)
     assert done.returncode == NO_RESULT
-    assert "noise scale not measured: NoiseScaleCallback: 1 is not allowed; batches of at least 2" in done.stderr
+    assert (
+        "noise scale not measured: NoiseScaleCallback: 1 is not allowed; batches of at least 2"
+        in done.stderr
+    )

@@ -1,4 +1,5 @@
-"""Whatever is lost around a study, the same command goes on and ends with the table of an unbroken one."""
+"""Whatever is lost around a study, the same command goes on and ends with the table of an unbroken
+one."""
 
 from __future__ import annotations
 
@@ -15,12 +16,21 @@ from pathlib import Path
 import mlflow
 import pytest
 
-from lit_dps.analysis import NO_RESULT
+from lit_dps.report.no_result import NO_RESULT
 from lit_dps.study import run as study_run
 from lit_dps.study.run import WAITING
-from tests import schema
-from tests.e2e.commands import FAST, FAST_TRIALS, results, run, run_here, start, table, wait_for_results
-from tests.postgres import free_port
+from tests.e2e.commands import (
+    FAST,
+    FAST_TRIALS,
+    results,
+    run,
+    run_here,
+    start,
+    table,
+    wait_for_results,
+)
+from tests.support import schema
+from tests.support.postgres import free_port
 
 pytestmark = pytest.mark.slow
 STUDY = ("study", "--config", FAST)
@@ -29,7 +39,9 @@ STUDY = ("study", "--config", FAST)
 def logged(uri: str) -> Counter:
     """How often each (cell, point) has a run in MLflow."""
     client = mlflow.MlflowClient(uri)
-    runs = client.search_runs([e.experiment_id for e in client.search_experiments()], max_results=500)
+    runs = client.search_runs(
+        [e.experiment_id for e in client.search_experiments()], max_results=500
+    )
     trials = [run.data.tags for run in runs if run.data.tags.get("lit_dps.kind") == "trial"]
     return Counter((f"fast | {tags['lit_dps.cell']}", tags["lit_dps.point"]) for tags in trials)
 
@@ -38,7 +50,9 @@ def logged(uri: str) -> Counter:
 def full_disk(folder: Path):
     """A small file system at a folder, with no room left in it."""
     folder.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], capture_output=True).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], capture_output=True
+    ).returncode:
         pytest.skip("no file system can be mounted here")
     try:
         with (folder / "filler").open("wb", buffering=0) as filler, pytest.raises(OSError):
@@ -71,7 +85,10 @@ def test_a_power_cut_that_puts_the_database_back(tmp_path, unbroken):
     database, copy = tmp_path / "mlruns" / "study.db", tmp_path / "copy.db"
     process = start(tmp_path, *STUDY)
     wait_for_results(database, 3, process)
-    with closing(sqlite3.connect(database, timeout=30)) as source, closing(sqlite3.connect(copy)) as target:
+    with (
+        closing(sqlite3.connect(database, timeout=30)) as source,
+        closing(sqlite3.connect(copy)) as target,
+    ):
         source.backup(target)
     before = results(copy)
     wait_for_results(database, 8, process)
@@ -105,7 +122,9 @@ def test_a_database_that_may_not_grow_is_one_line_and_loses_nothing(tmp_path, ca
     assert table(tmp_path) == table(unbroken)
 
 
-def test_the_answer_is_printed_though_nothing_can_be_written_after_the_last_trial(tmp_path, monkeypatch):
+def test_the_answer_is_printed_though_nothing_can_be_written_after_the_last_trial(
+    tmp_path, monkeypatch
+):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     claim = study_run.claim_report
 
@@ -122,15 +141,25 @@ def test_the_answer_is_printed_though_nothing_can_be_written_after_the_last_tria
     assert full.returncode == 0, full.stderr
     assert "Traceback" not in full.stderr
     lines = full.stderr.splitlines()
-    assert sum("not stored: who writes the analysis and the best trial of each cell: " in line for line in lines) == 1
+    assert (
+        sum(
+            "not stored: who writes the analysis and the best trial of each cell: " in line
+            for line in lines
+        )
+        == 1
+    )
     again = run_here(tmp_path, *STUDY, *one)
-    answer = [line for line in again.stdout.splitlines() if line.startswith(("S=0: B = 64 ", "64  0 "))]
+    answer = [
+        line for line in again.stdout.splitlines() if line.startswith(("S=0: B = 64 ", "64  0 "))
+    ]
     assert again.returncode == 0 and len(answer) == 3
     # the time of a step is measured again, since it could not be stored
     assert answer[2] in full.stdout and "S=0: B = 64 has the least K*" in full.stdout
     with closing(sqlite3.connect(tmp_path / "mlruns" / "study.db")) as connection:
         query = "select count(*) from trial_user_attributes where key = 'best_point'"
-        assert connection.execute(query).fetchone() == (1,), "the next command stores what was refused"
+        assert connection.execute(query).fetchone() == (1,), (
+            "the next command stores what was refused"
+        )
 
 
 @pytest.mark.long

@@ -19,7 +19,7 @@ from sqlalchemy.exc import DBAPIError
 
 from lit_dps.study.run import WAITING
 from tests.e2e.commands import FAST, FAST_TRIALS, environment, run, start, table
-from tests.postgres import free_port
+from tests.support.postgres import free_port
 from tests.torture import QUERY
 
 pytestmark = pytest.mark.slow
@@ -45,7 +45,8 @@ def stored(url: str) -> Counter:
 
 
 def stop_amid_a_trial(process: subprocess.Popen, url: str) -> None:
-    """Stops a process where it holds nothing that others wait for: no transaction, no lock but that of being alive."""
+    """Stops a process where it holds nothing that others wait for: no transaction, no lock but that
+    of being alive."""
     busy = """
         select (select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()
                 and state <> 'idle') +
@@ -74,7 +75,9 @@ def outputs(folders: list[Path]) -> list[str]:
 
 
 @pytest.mark.long
-def test_eight_processes_finish_a_study_with_exactly_the_declared_points(tmp_path, postgres, unbroken, begin):
+def test_eight_processes_finish_a_study_with_exactly_the_declared_points(
+    tmp_path, postgres, unbroken, begin
+):
     view = f"sqlite:///{tmp_path}/mlflow.db"
     folders = machines(tmp_path, 8)
     study = ("study", "--config", FAST, "--storage.optuna", postgres, "--storage.mlflow", view)
@@ -92,7 +95,9 @@ def test_eight_processes_finish_a_study_with_exactly_the_declared_points(tmp_pat
     for folder in wrote:
         assert table(folder) == table(unbroken)
     client = mlflow.MlflowClient(view)
-    runs = client.search_runs([e.experiment_id for e in client.search_experiments()], max_results=200)
+    runs = client.search_runs(
+        [e.experiment_id for e in client.search_experiments()], max_results=200
+    )
     kinds = Counter(r.data.tags["lit_dps.kind"] for r in runs)
     assert kinds == {"study": 1, "cell": 4, "trial": 16}
     assert all("s3cret" not in str(run.to_dictionary()) for run in runs)
@@ -120,7 +125,9 @@ def test_the_trial_of_a_killed_process_is_run_again_by_others(tmp_path, postgres
     assert processes[0].poll() is None
     processes[0].kill()
     assert processes[1].wait(500) in (0, WAITING), outputs(folders)
-    if sum(stored(postgres).values()) < len(FAST_TRIALS):  # the last cells' trials were still its own: once more
+    if sum(stored(postgres).values()) < len(
+        FAST_TRIALS
+    ):  # the last cells' trials were still its own: once more
         assert run(folders[1], *study).returncode == 0
     assert before <= stored(postgres) == dict.fromkeys(FAST_TRIALS, 1)
     assert table(folders[1]) == table(unbroken)
@@ -131,7 +138,12 @@ def mlflow_server(tmp_path):
     """An MLflow server as docs/scaling-workers.md starts it; yields its address."""
     port, folder = free_port(), tmp_path / "server"
     folder.mkdir()
-    options = ["--backend-store-uri", f"sqlite:///{folder}/mlflow.db", "--artifacts-destination", folder / "artifacts"]
+    options = [
+        "--backend-store-uri",
+        f"sqlite:///{folder}/mlflow.db",
+        "--artifacts-destination",
+        folder / "artifacts",
+    ]
     command = [
         sys.executable,
         "-m",
@@ -145,9 +157,14 @@ def mlflow_server(tmp_path):
         "1",
         *options,
     ]
-    env = environment() | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    env = environment() | {
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+    }
     log = (folder / "log").open("w")
-    server = subprocess.Popen(command, env=env, cwd=folder, stdout=log, stderr=log, start_new_session=True)
+    server = subprocess.Popen(
+        command, env=env, cwd=folder, stdout=log, stderr=log, start_new_session=True
+    )
     address, end = f"http://127.0.0.1:{port}", time.monotonic() + 180
     try:
         while True:
@@ -155,7 +172,9 @@ def mlflow_server(tmp_path):
                 urllib.request.urlopen(f"{address}/health", timeout=5)
                 break
             except OSError:
-                assert server.poll() is None and time.monotonic() < end, (folder / "log").read_text()
+                assert server.poll() is None and time.monotonic() < end, (
+                    folder / "log"
+                ).read_text()
                 time.sleep(0.05)
         yield address
     finally:

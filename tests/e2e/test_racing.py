@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from lit_dps.analysis import summarize
-from lit_dps.racing import truncate_at_race_limit
-from lit_dps.record import StudyRecord
-from lit_dps.store import read_study
+from lit_dps.analysis.summary import summarize
+from lit_dps.core.racing import truncate_at_race_limit
+from lit_dps.core.record import StudyRecord
+from lit_dps.storage.read import read_study
 from tests.e2e.commands import FAST, run, run_here, table
 
 
 def study(folder, *options: object) -> StudyRecord:
     """Runs the fast study in a folder, or takes it up again there."""
     folder.mkdir(exist_ok=True)
-    here = run if "--study.workers" in options else run_here  # of several workers each would import for itself
+    here = (
+        run if "--study.workers" in options else run_here
+    )  # of several workers each would import for itself
     done = here(folder, "study", "--config", FAST, *options)
     assert done.returncode == 0, done.stderr
     return read_study(f"sqlite:///{folder}/mlruns/study.db", "fast")
@@ -28,14 +30,18 @@ def steps_run(record: StudyRecord) -> int:
 def test_a_raced_study_finds_the_same_for_less(tmp_path, unbroken):
     full = read_study(f"sqlite:///{unbroken}/mlruns/study.db", "fast")
     one = study(tmp_path / "one", "--study.slack", 1, "--goal.early_reject", "true")
-    two = study(tmp_path / "two", "--study.slack", 1, "--goal.early_reject", "true", "--study.workers", 2)
+    two = study(
+        tmp_path / "two", "--study.slack", 1, "--goal.early_reject", "true", "--study.workers", 2
+    )
     best = [(cell.k_star, cell.best.trial.point) for cell in summarize(full)]
     assert None not in best
     assert [(cell.k_star, cell.best.trial.point) for cell in summarize(one)] == best
     assert table(tmp_path / "one") == table(tmp_path / "two")
     assert steps_run(one) == steps_run(two) < steps_run(full)
     for cell in full.cells:
-        raced = [(r.status, r.steps, r.curve["step"], r.curve["train_loss"]) for r in one.results[cell]]
+        raced = [
+            (r.status, r.steps, r.curve["step"], r.curve["train_loss"]) for r in one.results[cell]
+        ]
         told = [
             (r.status, r.steps, r.curve["step"], r.curve["train_loss"])
             for r in truncate_at_race_limit(full.results[cell], 1)
@@ -46,7 +52,9 @@ def test_a_raced_study_finds_the_same_for_less(tmp_path, unbroken):
     again = study(tmp_path / "one", "--study.slack", "null", "--goal.early_reject", "false")
     assert table(tmp_path / "one") == table(unbroken)
     for cell in full.cells:
-        assert [(r.status, r.steps) for r in again.results[cell]] == [(r.status, r.steps) for r in full.results[cell]]
+        assert [(r.status, r.steps) for r in again.results[cell]] == [
+            (r.status, r.steps) for r in full.results[cell]
+        ]
 
 
 @pytest.mark.slow
@@ -56,5 +64,7 @@ def test_goals_added_later_are_answered_as_far_as_the_checks_tell(tmp_path):
     early = study(tmp_path / "early", *goals, "--goal.early_reject", "true")
     assert early.goals == full.goals == (0.4,)
     below = "goal-0.4/table.txt"
-    tables = [(tmp_path / name / "mlruns/figures/fast" / below).read_text() for name in ("full", "early")]
+    tables = [
+        (tmp_path / name / "mlruns/figures/fast" / below).read_text() for name in ("full", "early")
+    ]
     assert tables[0] == tables[1]

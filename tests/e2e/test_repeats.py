@@ -1,4 +1,5 @@
-"""A study with repeats ends alike however it runs: at once or later, killed, on another machine, on two ranks."""
+"""A study with repeats ends alike however it runs: at once or later, killed, on another machine, on
+two ranks."""
 
 from __future__ import annotations
 
@@ -8,10 +9,10 @@ import time
 
 import pytest
 
-from lit_dps.errors import StorageError
-from lit_dps.store import read_study
+from lit_dps.core.errors import StorageError
+from lit_dps.storage.read import read_study
 from tests.e2e.commands import FAST, run_here, start, table
-from tests.processes import forked_by, runs
+from tests.support.processes import forked_by, runs
 
 pytestmark = pytest.mark.slow
 SMALL = ("study", "--config", FAST, "--study.batch_sizes", "[16]", "--study.trials", 3)
@@ -72,7 +73,9 @@ def test_killed_or_added_later_repeats_are_those_of_one_go(tmp_path, whole):
 
 
 @pytest.mark.long
-def test_a_server_hands_the_repeats_of_a_killed_process_to_another_machine(tmp_path, postgres, whole):
+def test_a_server_hands_the_repeats_of_a_killed_process_to_another_machine(
+    tmp_path, postgres, whole
+):
     study = (*SMALL, *REPEATS, "--storage.optuna", postgres)
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir(), there.mkdir()
@@ -86,11 +89,15 @@ def test_a_server_hands_the_repeats_of_a_killed_process_to_another_machine(tmp_p
 @pytest.mark.long
 def test_two_ranks_repeat_what_one_process_repeats_and_one_goes_on(tmp_path, whole):
     url = url_of(tmp_path)
-    kill_amid_repeats(start(tmp_path, *SMALL, *REPEATS, "--trainer.devices", 2, "--trainer.strategy", "ddp"), url)
+    kill_amid_repeats(
+        start(tmp_path, *SMALL, *REPEATS, "--trainer.devices", 2, "--trainer.strategy", "ddp"), url
+    )
     by_ranks = repeated(url)
     for found, expected in zip(by_ranks, repeated(url_of(whole)), strict=False):
         assert found[:3] == expected[:3]
-        assert found[3] == pytest.approx(expected[3], rel=1e-4), "the same network on the same batches"
+        assert found[3] == pytest.approx(expected[3], rel=1e-4), (
+            "the same network on the same batches"
+        )
     again = run_here(tmp_path, *SMALL, *REPEATS)
     assert again.returncode == 0, again.stderr
     assert repeated(url)[: len(by_ranks)] == by_ranks, "what two ranks trained stays"

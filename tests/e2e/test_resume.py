@@ -1,4 +1,5 @@
-"""A study that is stopped at any moment goes on with the same command, and ends with an unbroken one's table."""
+"""A study that is stopped at any moment goes on with the same command, and ends with an unbroken
+one's table."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import pytest
 import yaml
 
 from tests.e2e.commands import FAST, FAST_TRIALS, results, run_here, start, table, wait_for_results
-from tests.processes import forked_by
+from tests.support.processes import forked_by
 
 pytestmark = pytest.mark.slow
 STUDY = ("study", "--config", FAST)
@@ -26,7 +27,9 @@ STUDY = ("study", "--config", FAST)
 )
 def test_interrupted_study_equals_unbroken_one(tmp_path, unbroken, sent, workers, group):
     database = tmp_path / "mlruns" / "study.db"
-    for n in (2, 7) if sent == signal.SIGTERM else (7,):  # twice, at different moments, in the long form
+    for n in (
+        (2, 7) if sent == signal.SIGTERM else (7,)
+    ):  # twice, at different moments, in the long form
         process = start(tmp_path, *STUDY, "--study.workers", workers)
         wait_for_results(database, n, process)
         (os.killpg if group else os.kill)(process.pid, sent)
@@ -91,7 +94,10 @@ def test_finished_study_reruns_nothing_refuses_changes_and_can_be_extended(tmp_p
     for change, said in [
         (("--goal.error", "0.3"), "goal.error was 0.2 and is 0.3"),
         (("--study.seed", "1"), "study.seed was 0 and is 1"),
-        (("--model.optimizer", "nesterov"), "model.init_args.optimizer was 'momentum' and is 'nesterov'"),
+        (
+            ("--model.optimizer", "nesterov"),
+            "model.init_args.optimizer was 'momentum' and is 'nesterov'",
+        ),
         (("--data.order", "per_trial"), "data.init_args.order was 'authors' and is 'per_trial'"),
     ]:
         refused = run_here(tmp_path, *STUDY, *small, *change)
@@ -105,7 +111,8 @@ def test_finished_study_reruns_nothing_refuses_changes_and_can_be_extended(tmp_p
 
 
 def test_searched_and_machine_dependent_settings_may_change(tmp_path, unbroken):
-    """What each trial sets itself, and where and how fast it runs, is no part of a study's identity."""
+    """What each trial sets itself, and where and how fast it runs, is no part of a study's
+    identity."""
     config = yaml.safe_load(FAST.read_text())
     config["model"]["init_args"]["learning_rate"] = 0.7
     config["data"]["init_args"] = {"batch_size": 7, "eval_batch_size": 50}

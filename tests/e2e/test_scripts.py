@@ -1,4 +1,5 @@
-"""Commands called from a user's own script; with processes of their own, the script needs multiprocessing's guard."""
+"""Commands called from a user's own script; with processes of their own, the script needs
+multiprocessing's guard."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lit_dps.analysis import NO_RESULT
+from lit_dps.report.no_result import NO_RESULT
 from tests.e2e.commands import FAST, real, results, run_forked
 
 pytestmark = pytest.mark.slow
@@ -25,10 +26,15 @@ def run_script(folder: Path, text: str, run=run_forked) -> subprocess.CompletedP
 
 
 @pytest.mark.parametrize(
-    ("argv", "run"), [(c, real if k == "workers" else run_forked) for k, c in COMMANDS.items()], ids=COMMANDS
+    ("argv", "run"),
+    [(c, real if k == "workers" else run_forked) for k, c in COMMANDS.items()],
+    ids=COMMANDS,
 )
 def test_a_script_without_a_guard_is_told_so_once(tmp_path, argv, run):
-    call = f"from lit_dps.cli import main\ncode = main({argv!r})\nprint('ended')\nraise SystemExit(code)\n"
+    call = (
+        f"from lit_dps.cli import main\ncode = main({argv!r})\nprint('ended')\nraise "
+        "SystemExit(code)\n"
+    )
     done = run_script(tmp_path, call, run)
     assert done.returncode == 2
     errors = [line for line in done.stderr.splitlines() if line.startswith("lit-dps: error: ")]
@@ -40,7 +46,9 @@ def test_a_script_without_a_guard_is_told_so_once(tmp_path, argv, run):
 
 def test_a_script_with_a_guard_runs_a_study(tmp_path):
     call = f"raise SystemExit(main({COMMANDS['workers']!r}))"
-    done = run_script(tmp_path, f"from lit_dps.cli import main\nif __name__ == '__main__':\n    {call}\n")
+    done = run_script(
+        tmp_path, f"from lit_dps.cli import main\nif __name__ == '__main__':\n    {call}\n"
+    )
     assert done.returncode == NO_RESULT, done.stderr
     assert len(results(tmp_path / "mlruns" / "study.db")) == 4
 
@@ -58,4 +66,6 @@ main(["study", "--help"])
 """
     done = run_script(tmp_path, call)
     assert done.returncode == 64 and done.stdout == ""
-    assert done.stderr.count("\n") == 1 and "call it below if __name__ == '__main__':" in done.stderr
+    assert (
+        done.stderr.count("\n") == 1 and "call it below if __name__ == '__main__':" in done.stderr
+    )

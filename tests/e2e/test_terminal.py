@@ -30,7 +30,9 @@ class Screen:
         fcntl.ioctl(write, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 60, 0, 0))
         self.text, environ = "", environment() | {"TERM": "xterm", "LANG": "C.UTF-8"}
         with os.fdopen(write, "w") as out:
-            self.process = Command(command(*args)[1:], folder, environ, out, out, start_new_session=True)
+            self.process = Command(
+                command(*args)[1:], folder, environ, out, out, start_new_session=True
+            )
 
     def wait_for(self, pattern: str, timeout: float = 120) -> None:
         """Reads until the screen has shown something; "" reads to the end."""
@@ -48,13 +50,21 @@ class Screen:
             return
 
 
-def test_a_study_shows_bar_k_star_and_the_trials_of_its_workers_and_leaves_the_screen_tidy(tmp_path):
+def test_a_study_shows_bar_k_star_and_the_trials_of_its_workers_and_leaves_the_screen_tidy(
+    tmp_path,
+):
     options = ("--study.workers", "2", "--study.noise_scale", "false")
-    screen = Screen(tmp_path, "study", FAST, *options, "--goal.error", "0.01", "--goal.max_steps", "40000")
+    screen = Screen(
+        tmp_path, "study", FAST, *options, "--goal.error", "0.01", "--goal.max_steps", "40000"
+    )
     screen.wait_for("best val_error")
-    screen.wait_for(r"B=16 S=0 point 0\s+[1-9][\d,]*\s+0\.\d+")  # told by a worker, through its pipe
+    screen.wait_for(
+        r"B=16 S=0 point 0\s+[1-9][\d,]*\s+0\.\d+"
+    )  # told by a worker, through its pipe
     os.kill(screen.process.pid, signal.SIGINT)
-    screen.wait_for("SIGINT: leaving at the next check|interrupted by SIGINT")  # the next check may come at once
+    screen.wait_for(
+        "SIGINT: leaving at the next check|interrupted by SIGINT"
+    )  # the next check may come at once
     screen.wait_for("")
     assert screen.process.wait(60) == 130
     last = screen.text.rpartition(CURSOR_AWAY)[2]

@@ -1,4 +1,5 @@
-"""docs/tutorial.md: its files are written as they stand there, its commands run, and what it says comes out."""
+"""docs/tutorial.md: its files are written as they stand there, its commands run, and what it says
+comes out."""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ from tests.e2e.commands import ROOT, run, run_forked
 PAGE = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
 FILES = dict(re.findall(r"```(?:python|yaml)\n# (\S+)\n(.*?)```", PAGE, re.DOTALL))
 COMMANDS = [
-    shlex.split(line) for block in re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()
+    shlex.split(line)
+    for block in re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
+    for line in block.splitlines()
 ]
 
 
@@ -33,11 +36,17 @@ def project(tmp_path_factory):
 @pytest.mark.slow
 def test_the_tutorial_runs_and_says_what_it_shows(project):
     folder, (fit, forecast, study, sparse, look, again) = project
-    assert re.search(r"^complete after \d+ steps: the goal is met, val_error 0\.\d+ at step \d+$", fit, re.MULTILINE)
+    assert re.search(
+        r"^complete after \d+ steps: the goal is met, val_error 0\.\d+ at step \d+$",
+        fit,
+        re.MULTILINE,
+    )
     assert re.search(r"^ *total +32 ", forecast, re.MULTILINE)
     assert "S=0.5" not in study and "S=0.5" in sparse
     heads = [line.split() for line in PAGE.splitlines() if re.match(r" +B +S +K\*", line)]
-    assert len(heads) == 2 and all(head in [line.split() for line in study.splitlines()] for head in heads)
+    assert len(heads) == 2 and all(
+        head in [line.split() for line in study.splitlines()] for head in heads
+    )
     table = pd.read_csv(folder / "mlruns/figures/signals/table.csv")
     assert len(table) == 8 and table["k_star"].notna().all()
     dense = table[table["sparsity"] == 0].sort_values("batch_size")["k_star"]

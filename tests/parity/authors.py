@@ -1,4 +1,5 @@
-"""Loads measurements of the authors' TensorFlow code (github.com/namhoonlee/effect-dps-public) into our networks."""
+"""Loads measurements of the authors' TensorFlow code (github.com/namhoonlee/effect-dps-public) into
+our networks."""
 
 from __future__ import annotations
 
@@ -13,12 +14,15 @@ from torch import Tensor, nn
 from tests.parity.condense import KEPT, restored
 
 SHARED = Path(os.environ.get("LIT_DPS_SHARED", Path(__file__).parents[3] / "shared"))
-RECORDINGS = SHARED / "reference" / "authors"  # in full; what the tests compare with comes with them
+RECORDINGS = (
+    SHARED / "reference" / "authors"
+)  # in full; what the tests compare with comes with them
 REFERENCE = RECORDINGS if RECORDINGS.is_dir() else KEPT
 DATA = Path(os.environ.get("LIT_DPS_DATA", SHARED / "data"))
 
 needs_data = pytest.mark.skipif(
-    not DATA.is_dir(), reason="the real data sets are not on this machine (LIT_DPS_DATA names their folder)"
+    not DATA.is_dir(),
+    reason="the real data sets are not on this machine (LIT_DPS_DATA names their folder)",
 )
 
 
@@ -50,7 +54,9 @@ def to_torch(array: np.ndarray, layer: nn.Module, part: str) -> Tensor:
     return tensor.T.contiguous()
 
 
-def tensors(network: nn.Module, arrays: dict[str, np.ndarray], prefix: str, root: str = "") -> dict[str, Tensor]:
+def tensors(
+    network: nn.Module, arrays: dict[str, np.ndarray], prefix: str, root: str = ""
+) -> dict[str, Tensor]:
     """Parameter name -> the tensor that the arrays `prefix_w1`, `prefix_b1`, ... hold for it."""
     names = {id(parameter): root + name for name, parameter in network.named_parameters()}
     found = {}
@@ -60,7 +66,9 @@ def tensors(network: nn.Module, arrays: dict[str, np.ndarray], prefix: str, root
     return found
 
 
-def with_weights(network: nn.Module, arrays: dict[str, np.ndarray], prefix: str = "w0") -> nn.Module:
+def with_weights(
+    network: nn.Module, arrays: dict[str, np.ndarray], prefix: str = "w0"
+) -> nn.Module:
     """The network with the authors' weights."""
     network.load_state_dict(tensors(network, arrays, prefix))
     return network

@@ -1,10 +1,12 @@
-"""Condenses the recordings of the authors' code to what the tests compare with, so that they come with the tests.
+"""Condenses the recordings of the authors' code to what the tests compare with, so that they come
+with the tests.
 
     python -m tests.parity.condense FOLDER_OF_THE_RECORDINGS
 
-Each recording becomes NAME.npz.xz in tests/parity/reference. Initial weights are kept to the bit, once where runs share
-them. Saliency and final weights are rounded to a grid that is far finer than what the tests allow, and orders are kept
-as their digests. The recordings themselves are read in place of these where `LIT_DPS_SHARED` names their folder.
+Each recording becomes NAME.npz.xz in tests/parity/reference. Initial weights are kept to the bit,
+once where runs share them. Saliency and final weights are rounded to a grid that is far finer than
+what the tests allow, and orders are kept as their digests. The recordings themselves are read in
+place of these where `LIT_DPS_SHARED` names their folder.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from pathlib import Path
 import numpy as np
 
 KEPT = Path(__file__).with_name("reference")
-GRID = 1e-5  # of the largest saliency, of which the tests allow ten times this; of weights, 200 times
+GRID = (
+    1e-5  # of the largest saliency, of which the tests allow ten times this; of weights, 200 times
+)
 WANTED = {  # by recording, the arrays that the tests read
     "cifar-10-resnet-8-seed0": ("w0", "snip"),
     "mnist-simple-cnn-seed0": ("w0", "snip"),
@@ -27,9 +31,25 @@ WANTED = {  # by recording, the arrays that the tests read
     "mnist-simple-cnn-seed0-sub10000": ("w0",),
     "lipschitz-mnist-s0.0": ("losses",),
     "lipschitz-mnist-s0.9": ("losses",),
-    "traj-cifar-10-resnet-8-nesterov-b128-s0.0-lr0.05-linear20-0.01-seed0": ("losses", "val_err", "w0"),
-    "traj-fashion-mnist-simple-cnn-momentum-b128-s0.0-lr0.01-seed0": ("losses", "val_err", "w0", "mask", "w1"),
-    "traj-fashion-mnist-simple-cnn-momentum-b128-s0.9-lr0.01-seed0": ("losses", "val_err", "w0", "mask", "w1"),
+    "traj-cifar-10-resnet-8-nesterov-b128-s0.0-lr0.05-linear20-0.01-seed0": (
+        "losses",
+        "val_err",
+        "w0",
+    ),
+    "traj-fashion-mnist-simple-cnn-momentum-b128-s0.0-lr0.01-seed0": (
+        "losses",
+        "val_err",
+        "w0",
+        "mask",
+        "w1",
+    ),
+    "traj-fashion-mnist-simple-cnn-momentum-b128-s0.9-lr0.01-seed0": (
+        "losses",
+        "val_err",
+        "w0",
+        "mask",
+        "w1",
+    ),
     "data-order-cifar-10": ("",),
     "data-order-mnist-and-fashion-mnist": ("",),
 }
@@ -46,7 +66,11 @@ def restored(name: str) -> dict[str, np.ndarray]:
         arrays = dict(stored)
     if "initial" in arrays:
         arrays |= restored(str(arrays.pop("initial")))
-    scales = {key.removesuffix("_grid"): float(arrays.pop(key)) for key in list(arrays) if key.endswith("_grid")}
+    scales = {
+        key.removesuffix("_grid"): float(arrays.pop(key))
+        for key in list(arrays)
+        if key.endswith("_grid")
+    }
     for prefix, grid in scales.items():
         for key in [key for key in arrays if key.startswith(f"{prefix}_")]:
             arrays[key] = (arrays[key] * grid).astype(np.float32)
@@ -62,7 +86,11 @@ def condense(source: Path) -> None:
             arrays = dict(stored)
         found: dict[str, np.ndarray] = {}
         for prefix in prefixes:
-            part = {key: a for key, a in arrays.items() if key == prefix or key.startswith(f"{prefix}_" * bool(prefix))}
+            part = {
+                key: a
+                for key, a in arrays.items()
+                if key == prefix or key.startswith(f"{prefix}_" * bool(prefix))
+            }
             if prefix == "":
                 part = {key: digest(array) for key, array in part.items()}
             elif prefix == "w0":
@@ -72,7 +100,9 @@ def condense(source: Path) -> None:
                     _write(shared[text], part)
                 part = {"initial": np.array(shared[text])}
             elif prefix in ("snip", "w1"):
-                scale = max(np.abs(array).max() for array in part.values()) if prefix == "snip" else 1.0
+                scale = (
+                    max(np.abs(array).max() for array in part.values()) if prefix == "snip" else 1.0
+                )
                 grid = GRID * float(scale)
                 part = {key: np.rint(array / grid).astype(np.int32) for key, array in part.items()}
                 part[f"{prefix}_grid"] = np.array(grid)
@@ -85,7 +115,9 @@ def condense(source: Path) -> None:
 def _write(name: str, arrays: dict[str, np.ndarray]) -> None:
     whole = io.BytesIO()
     np.savez(whole, **arrays)
-    (KEPT / f"{name}.npz.xz").write_bytes(lzma.compress(whole.getvalue(), preset=9 | lzma.PRESET_EXTREME))
+    (KEPT / f"{name}.npz.xz").write_bytes(
+        lzma.compress(whole.getvalue(), preset=9 | lzma.PRESET_EXTREME)
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Our data, order, networks, pruning, update rules and checks against runs of the authors' own code."""
+"""Our data, order, networks, pruning, update rules and checks against runs of the authors' own
+code."""
 
 from __future__ import annotations
 
@@ -11,11 +12,11 @@ import pytest
 import torch
 from lightning.pytorch import Callback, Trainer
 
+from lit_dps.core.attempt import Run
 from lit_dps.data import CIFAR10, MNIST, FashionMNIST
 from lit_dps.data.order import AuthorsOrder
 from lit_dps.models import ResNet8, SimpleCNN
 from lit_dps.module import ImageClassifier
-from lit_dps.runs import Run
 from lit_dps.training import GoalErrorCallback, PruningCallback
 from tests.parity.authors import DATA, REFERENCE, load, needs_data, tensors, with_weights
 from tests.parity.condense import digest
@@ -39,7 +40,8 @@ class Losses(Callback):
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """As trials run by default, and as the recorded runs did: sums in another order are other float noise."""
+    """As trials run by default, and as the recorded runs did: sums in another order are other float
+    noise."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -49,8 +51,12 @@ def one_thread():
 def run(module, data, sparsity, steps, goal=1e-6, interval=16, precision="32-true", early=False):
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     losses, pruning = Losses(), PruningCallback(sparsity)
-    check = GoalErrorCallback(goal, interval, math.ceil(steps / interval) * interval, early_reject=early)
-    check.follow(Run(None, check.goal, (0.95,)))  # which the first check meets: so that one looks at all images
+    check = GoalErrorCallback(
+        goal, interval, math.ceil(steps / interval) * interval, early_reject=early
+    )
+    check.follow(
+        Run(None, check.goal, (0.95,))
+    )  # which the first check meets: so that one looks at all images
     quiet = {
         "logger": False,
         "enable_checkpointing": False,
@@ -81,19 +87,28 @@ def test_split_and_order_are_the_authors(file, n):
         ("train_epoch2", next(epochs)),
     ]:
         theirs = recorded[name]
-        np.testing.assert_array_equal(theirs if theirs.dtype == np.uint8 else digest(theirs), digest(ours), name)
+        np.testing.assert_array_equal(
+            theirs if theirs.dtype == np.uint8 else digest(theirs), digest(ours), name
+        )
 
 
-# The dense run amplifies float32 noise at ReLU kinks: with two threads instead of one ours moves by 1.6e-3, and the
-# authors' own numbers are 8.0e-4 off a float64 run. So it is compared in float64, where only their noise is left.
+# The dense run amplifies float32 noise at ReLU kinks: with two threads instead of one ours moves by
+# 1.6e-3, and the authors' own numbers are 8.0e-4 off a float64 run. So it is compared in float64,
+# where only their noise is left.
 @needs_data
-@pytest.mark.parametrize(("sparsity", "precision"), [pytest.param("0.0", "64-true", marks=LONG), ("0.9", "32-true")])
+@pytest.mark.parametrize(
+    ("sparsity", "precision"), [pytest.param("0.0", "64-true", marks=LONG), ("0.9", "32-true")]
+)
 def test_fashion_mnist_trajectory(sparsity, precision):
     recorded = load(FASHION.format(sparsity))
     network = with_weights(SimpleCNN(), recorded)
     module = ImageClassifier(network, optimizer="momentum", learning_rate=0.01, momentum=0.9)
     losses, pruning, check = run(
-        module, FashionMNIST(root=str(DATA), batch_size=128), float(sparsity), 33, precision=precision
+        module,
+        FashionMNIST(root=str(DATA), batch_size=128),
+        float(sparsity),
+        33,
+        precision=precision,
     )
 
     np.testing.assert_allclose(losses, recorded["losses"], rtol=1e-3)
@@ -102,17 +117,23 @@ def test_fashion_mnist_trajectory(sparsity, precision):
         masks = tensors(network, recorded, "mask", "network.")
         differing = sum(int((pruning.mask[name] != masks[name].bool()).sum()) for name in masks)
         assert differing <= 2, f"{differing} mask elements differ: more than a tie at the threshold"
-    # they mask in the forward pass and keep the untouched weights below, so the mask goes over theirs too
+    # they mask in the forward pass and keep the untouched weights below, so the mask goes over
+    # theirs too
     final, kept = tensors(network, recorded, "w1"), tensors(network, recorded, "mask")
     for name, parameter in network.named_parameters():
         final[name] = final[name] * kept[name]
-        torch.testing.assert_close(parameter.detach().float(), final[name], rtol=0, atol=2e-3, msg=name)
+        torch.testing.assert_close(
+            parameter.detach().float(), final[name], rtol=0, atol=2e-3, msg=name
+        )
 
 
-# Two images of 5,000 lie so near a tie that float32 noise decides them: in another memory layout ours moves by one more
-# than the authors' numbers are off a float64 run. So the mistakes are compared in float64, the losses in both.
+# Two images of 5,000 lie so near a tie that float32 noise decides them: in another memory layout
+# ours moves by one more than the authors' numbers are off a float64 run. So the mistakes are
+# compared in float64, the losses in both.
 @needs_data
-@pytest.mark.parametrize(("precision", "steps"), [("32-true", 33), pytest.param("64-true", 33, marks=LONG)])
+@pytest.mark.parametrize(
+    ("precision", "steps"), [("32-true", 33), pytest.param("64-true", 33, marks=LONG)]
+)
 def test_cifar10_nesterov_trajectory_with_linear_decay(precision, steps):
     recorded = load(CIFAR)
     network = with_weights(ResNet8(), recorded)
@@ -150,7 +171,10 @@ def test_snip_saliency(file, network, data):
     network = with_weights(network(), recorded)
     module, data = ImageClassifier(network), data(root=str(DATA))
     data.setup("fit")
-    batches = (data.transfer_batch_to_device(batch, module.device) for batch in data.pruning_dataloader(100))
+    batches = (
+        data.transfer_batch_to_device(batch, module.device)
+        for batch in data.pruning_dataloader(100)
+    )
     parameters = prunable(network)
     losses = ((module.training_step(batch, 0), 1.0) for batch in batches)
     ours = saliency(gradient_sum(parameters, losses), parameters)
@@ -185,17 +209,26 @@ TRIALS = [
 def test_mnist_trials_end_where_the_authors_did(row):
     network = with_weights(SimpleCNN(), load("mnist-simple-cnn-seed0"))
     module = ImageClassifier(
-        network, optimizer=row["optimizer"], learning_rate=row["lr"], momentum=row["momentum"] or 0.0
+        network,
+        optimizer=row["optimizer"],
+        learning_rate=row["lr"],
+        momentum=row["momentum"] or 0.0,
     )
     data = MNIST(root=str(DATA), batch_size=row["batch_size"])
     _, pruning, check = run(
-        module, data, row["sparsity"], row["cap"], row["goal_error"], row["check_interval"], early=True
+        module,
+        data,
+        row["sparsity"],
+        row["cap"],
+        row["goal_error"],
+        row["check_interval"],
+        early=True,
     )
 
     ours, theirs = np.array(check.curve["val_error"]), np.array(row["val_err"])
     interval = row["check_interval"]
-    # Plain SGD at rate 0.2 is chaotic at first: the authors' own losses are 4e-2 off a float64 run by step 28. So only
-    # the first check is compared as a value, and K, which forgets that.
+    # Plain SGD at rate 0.2 is chaotic at first: the authors' own losses are 4e-2 off a float64 run
+    # by step 28. So only the first check is compared as a value, and K, which forgets that.
     assert check.curve["exact"][0]
     np.testing.assert_allclose(ours[0], theirs[0], atol=0.01)
     if row["status"] == "complete":

@@ -1,4 +1,5 @@
-"""On real MNIST, dense and 90 % sparse: one, two and four ranks train the same trial of Simple-CNN."""
+"""On real MNIST, dense and 90 % sparse: one, two and four ranks train the same trial of
+Simple-CNN."""
 
 from __future__ import annotations
 
@@ -10,23 +11,27 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 
+from lit_dps.core.trial import Cell, Trial
 from lit_dps.training.workload import Built, Workload
-from lit_dps.trial import Cell, Trial
 from tests.parity.authors import DATA
-from tests.ranks import on_ranks
-from tests.unit.runs import train_one
+from tests.support.ranks import on_ranks
+from tests.support.runs import train_one
 
 ROOT_OF_DATA = Path(os.environ.get("LIT_DPS_DATA", DATA))
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not ROOT_OF_DATA.is_dir(), reason="the real data sets are not on this machine (LIT_DPS_DATA)"),
+    pytest.mark.skipif(
+        not ROOT_OF_DATA.is_dir(),
+        reason="the real data sets are not on this machine (LIT_DPS_DATA)",
+    ),
 ]
 MODEL = {
     "class_path": "lit_dps.module.ImageClassifier",
     "init_args": {"network": {"class_path": "lit_dps.models.SimpleCNN"}, "optimizer": "momentum"},
 }
 MNIST = {"class_path": "lit_dps.data.MNIST", "init_args": {"root": str(ROOT_OF_DATA)}}
-# a rate at which rounding is not amplified: at 0.05 a dense K of one rank, 88, was 184 of four on another kind of CPU
+# a rate at which rounding is not amplified: at 0.05 a dense K of one rank, 88, was 184 of four on
+# another kind of CPU
 PARAMS = {"model.learning_rate": 0.01, "model.momentum": 0.9}
 DENSE, SPARSE = Cell(32, 0.0), Cell(32, 0.9)
 OTHERS = pytest.mark.long
@@ -36,7 +41,10 @@ TO_GOAL, FEW = 400, 8
 GOAL_PAIRS = [
     (SPARSE, 2, FEW),
     (DENSE, 4, TO_GOAL),
-    *(pytest.param(*pair, TO_GOAL, marks=OTHERS) for pair in [(SPARSE, 2), (SPARSE, 4), (DENSE, 2)]),
+    *(
+        pytest.param(*pair, TO_GOAL, marks=OTHERS)
+        for pair in [(SPARSE, 2), (SPARSE, 4), (DENSE, 2)]
+    ),
 ]
 MORE_STEPS = [(SPARSE, 4), (SPARSE, 2), (DENSE, 4)]
 STEP_PAIRS = [(DENSE, 2), *(pytest.param(*pair, marks=OTHERS) for pair in MORE_STEPS)]
@@ -68,7 +76,8 @@ def train(cell: Cell, goal: dict, trainer: dict, pruning: dict) -> tuple:
 
 @pytest.mark.parametrize(("cell", "world", "max_steps"), GOAL_PAIRS, ids=str)
 def test_several_ranks_find_the_mask_and_k_of_one(cell, world, max_steps):
-    # no check of either cell comes near it: one of 0.14417 on one kind of CPU, which rounds to 0.14400, met 0.144
+    # no check of either cell comes near it: one of 0.14417 on one kind of CPU, which rounds to
+    # 0.14400, met 0.144
     goal = {"error": 0.153, "check_interval": 8, "max_steps": max_steps, "early_reject": True}
     status, steps, _, weights = on_ranks(1, train, cell, goal, {}, {})[0]
     if max_steps == TO_GOAL:
@@ -81,7 +90,8 @@ def test_several_ranks_find_the_mask_and_k_of_one(cell, world, max_steps):
 
 @pytest.mark.parametrize(("cell", "world"), STEP_PAIRS, ids=str)
 def test_several_ranks_take_the_steps_of_one(cell, world):
-    """In float64: in float32 an activation that rounding moves across a kink sets two runs apart by 1e-6 and more."""
+    """In float64: in float32 an activation that rounding moves across a kink sets two runs apart by
+    1e-6 and more."""
     goal = {"error": 0.001, "check_interval": 16, "max_steps": 32, "early_reject": False}
     precise, no_pass = {"precision": "64-true"}, {"method": "magnitude"}
     *_, curve, weights = on_ranks(1, train, cell, goal, precise, no_pass)[0]

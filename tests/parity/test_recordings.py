@@ -1,4 +1,5 @@
-"""The recordings that come with the tests say what those that they were made of do, where these are on the machine."""
+"""The recordings that come with the tests say what those that they were made of do, where these are
+on the machine."""
 
 from __future__ import annotations
 
@@ -15,16 +16,24 @@ def test_condensed_recordings_hold_all_that_is_compared(name):
     if name.startswith("data-order"):
         assert {array.nbytes for array in arrays.values()} == {32}
         return
-    assert {key.partition("_")[0] for key in arrays} == {prefix.partition("_")[0] for prefix in WANTED[name]}
+    assert {key.partition("_")[0] for key in arrays} == {
+        prefix.partition("_")[0] for prefix in WANTED[name]
+    }
     assert all(np.isfinite(array).all() for array in arrays.values())
 
 
-@pytest.mark.skipif(not RECORDINGS.is_dir(), reason="the recordings in full are not on this machine (LIT_DPS_SHARED)")
+@pytest.mark.skipif(
+    not RECORDINGS.is_dir(),
+    reason="the recordings in full are not on this machine (LIT_DPS_SHARED)",
+)
 @pytest.mark.parametrize("name", WANTED)
 def test_condensed_recordings_are_those_in_full(name):
     with np.load(RECORDINGS / f"{name}.npz") as stored:
         whole = dict(stored)
-    scale = max((np.abs(array).max() for key, array in whole.items() if key.startswith("snip_")), default=1.0)
+    scale = max(
+        (np.abs(array).max() for key, array in whole.items() if key.startswith("snip_")),
+        default=1.0,
+    )
     for key, array in restored(name).items():
         if name.startswith("data-order"):
             np.testing.assert_array_equal(array, digest(whole[key]))

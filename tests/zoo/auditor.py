@@ -1,7 +1,8 @@
-"""Watches the trainers of a study from outside, with Lightning's hooks and the optimizers' own, and nothing of lit_dps.
+"""Watches the trainers of a study from outside, with Lightning's hooks and the optimizers' own, and
+nothing of lit_dps.
 
-Each `Trainer.fit` that is no `fast_dev_run` gets one more callback, which takes down what happened. What a study stored
-of a trial is compared with that in `tests.zoo.verify`.
+Each `Trainer.fit` that is no `fast_dev_run` gets one more callback, which takes down what happened.
+What a study stored of a trial is compared with that in `tests.zoo.verify`.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class Check:
 
 @dataclass
 class Start:
-    """A run as it stood right before its first training step: tensors, plain attributes, generators, first batch."""
+    """A run as it stood right before its first training step: tensors, plain attributes,
+    generators, first batch."""
 
     tensors: dict[str, Tensor]
     plain: dict[str, Any]
@@ -58,11 +60,12 @@ class Audit(Callback):
 
     Attributes:
         mask: Name of each pruned parameter and what is kept of it; empty for a dense run.
-        steps: Examples of each optimizer step; a step is a batch in which an optimizer stepped and had
-            gradients.
+        steps: Examples of each optimizer step; a step is a batch in which an optimizer stepped and
+            had gradients.
         rates: First learning rate of the first optimizer at the start of each training batch.
         checks: The validations.
-        pruned: Largest absolute value of a pruned weight at the start of a training batch or in a validation batch.
+        pruned: Largest absolute value of a pruned weight at the start of a training batch or in a
+            validation batch.
         seen: How often it was looked for.
         start: The run before its first training step.
         again: The monitored value of the final weights, by a fresh trainer.
@@ -85,17 +88,27 @@ class Audit(Callback):
         self._examples = 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.callbacks = [type(callback).__name__ for callback in trainer.callbacks if callback is not self]
+        self.callbacks = [
+            type(callback).__name__ for callback in trainer.callbacks if callback is not self
+        ]
         for optimizer in trainer.optimizers:
             optimizer.register_step_post_hook(self._after_step)
-        masks = [m for m in (getattr(c, "mask", None) for c in trainer.callbacks) if isinstance(m, Mapping)]
+        masks = [
+            m
+            for m in (getattr(c, "mask", None) for c in trainer.callbacks)
+            if isinstance(m, Mapping)
+        ]
         self.mask = {name: keep.clone() for mask in masks for name, keep in mask.items()}
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._fired = True
-        self._updated |= any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
+        self._updated |= any(
+            p.grad is not None for group in optimizer.param_groups for p in group["params"]
+        )
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
         if self.start is None:
             self.start = _start(pl_module, batch)
         self._look(pl_module)
@@ -112,7 +125,9 @@ class Audit(Callback):
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.checks.append(Check(len(self.steps)))
 
-    def on_validation_batch_end(self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0) -> None:
+    def on_validation_batch_end(
+        self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0
+    ) -> None:
         self._look(pl_module)
         seen = self.checks[-1].examples
         seen[dataloader_idx] = seen.get(dataloader_idx, 0) + _size(batch)
@@ -125,9 +140,13 @@ class Audit(Callback):
         named = dict(module.named_parameters(remove_duplicate=False))
         for name, keep in self.mask.items():
             tensors = [named[name]]
-            tensors += [named[c + name[len(o) :]] for c, o in self.copies.items() if name.startswith(o)]
+            tensors += [
+                named[c + name[len(o) :]] for c, o in self.copies.items() if name.startswith(o)
+            ]
             owner, _, last = name.rpartition(".parametrizations.")
-            if owner and not module.training:  # asking in training moves what a parametrization keeps
+            if (
+                owner and not module.training
+            ):  # asking in training moves what a parametrization keeps
                 effective = getattr(module.get_submodule(owner), last.split(".")[0])
                 tensors += [effective] if effective.shape == keep.shape else []
             for pruned in (tensor.detach()[~keep].abs() for tensor in tensors if not keep.all()):
@@ -163,8 +182,17 @@ def _start(module: LightningModule, batch: Any) -> Start:
     numpy_state = np.random.get_state()
     return Start(
         {name: tensor.detach().clone() for name, tensor in tensors.items()},
-        {k: v for k, v in vars(module).items() if isinstance(v, (int, float, str)) and not k.startswith("_")},
-        (torch.get_rng_state().tolist(), numpy_state[1].tolist(), numpy_state[2], random.getstate()),
+        {
+            k: v
+            for k, v in vars(module).items()
+            if isinstance(v, (int, float, str)) and not k.startswith("_")
+        },
+        (
+            torch.get_rng_state().tolist(),
+            numpy_state[1].tolist(),
+            numpy_state[2],
+            random.getstate(),
+        ),
         [leaf.clone() for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)],
     )
 

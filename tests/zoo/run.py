@@ -1,4 +1,5 @@
-"""Runs a study of animals in this process and returns what came out, beside what the auditor saw."""
+"""Runs a study of animals in this process and returns what came out, beside what the auditor
+saw."""
 
 from __future__ import annotations
 
@@ -13,10 +14,10 @@ from unittest.mock import MagicMock
 import pytest
 import yaml
 
-from lit_dps.analysis import Analysis
-from lit_dps.record import StudyRecord
-from lit_dps.store import read_study
-from lit_dps.trial import TrialResult
+from lit_dps.analysis.analysis import Analysis
+from lit_dps.core.record import StudyRecord
+from lit_dps.core.trial import TrialResult
+from lit_dps.storage.read import read_study
 from tests.e2e.commands import run_here
 from tests.zoo.auditor import Audit, Check, audited
 
@@ -24,7 +25,14 @@ ANIMALS = "tests.zoo.animals."
 RATES = {"model.lr": {"low": 5e-3, "high": 5e-2, "scale": "log"}}
 TRAINER = {"accelerator": "cpu"}
 GOAL = {"error": 0.11, "check_interval": 5, "max_steps": 40}
-STUDY = {"name": "zoo", "batch_sizes": [8, 32], "sparsities": [0.0, 0.8], "trials": 1, "workers": 1, "slack": None}
+STUDY = {
+    "name": "zoo",
+    "batch_sizes": [8, 32],
+    "sparsities": [0.0, 0.8],
+    "trials": 1,
+    "workers": 1,
+    "slack": None,
+}
 STUDY["noise_scale"] = False  # test_plain.py has it
 
 
@@ -54,9 +62,15 @@ class Outcome:
         return [result for cell in self.study.cells for result in self.study.results[cell]]
 
     def audit(self, result: TrialResult) -> Audit:
-        """The audit of the run that a result is of: that with its checks, at its batch size and sparsity."""
-        told, cell = list(zip(result.curve["step"], result.curve["val_error"], strict=True)), result.trial.cell
-        same = [a for a in self.audits if [(c.step, c.error) for c in self.checks(a, result)] == told]
+        """The audit of the run that a result is of: that with its checks, at its batch size and
+        sparsity."""
+        told, cell = (
+            list(zip(result.curve["step"], result.curve["val_error"], strict=True)),
+            result.trial.cell,
+        )
+        same = [
+            a for a in self.audits if [(c.step, c.error) for c in self.checks(a, result)] == told
+        ]
         assert same, f"no run had the checks {told} stored for {cell}"
 
         def fits(audit: Audit) -> bool:
@@ -65,16 +79,21 @@ class Outcome:
         return next((audit for audit in same if fits(audit)), same[0])
 
     def checks(self, audit: Audit, result: TrialResult) -> list[Check]:
-        """The checks of a run; Lightning validates once more, off the grid, where a module stops its trainer."""
+        """The checks of a run; Lightning validates once more, off the grid, where a module stops
+        its trainer."""
         stopped = result.status == "stopped"
         return [c for c in audit.checks if not (stopped and c.step % self.goal["check_interval"])]
 
 
 def spec(name: str | Mapping[str, Any], **arguments: Any) -> dict[str, Any]:
-    """The configuration of an animal, by its name below `tests.zoo.animals`, or of any class by its full path."""
+    """The configuration of an animal, by its name below `tests.zoo.animals`, or of any class by its
+    full path."""
     if isinstance(name, Mapping):
         return dict(name)
-    return {"class_path": name if "." in name.partition(".")[2] else ANIMALS + name, "init_args": arguments}
+    return {
+        "class_path": name if "." in name.partition(".")[2] else ANIMALS + name,
+        "init_args": arguments,
+    }
 
 
 def study(
@@ -110,15 +129,21 @@ def study(
     }
     (folder / "zoo.yaml").write_text(yaml.safe_dump(config))
     monitor = config["goal"].get("monitor", "val_error")
-    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(), audited(monitor, copies or {}) as audits:
-        patch.setattr("lit_dps.analysis.publishing.write_all", lambda *args, **kwargs: ([], []))
-        patch.setattr("lit_dps.analysis.publishing._write_page", _write_empty)
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        warnings.catch_warnings(),
+        audited(monitor, copies or {}) as audits,
+    ):
+        patch.setattr("lit_dps.report.publish.write_all", lambda *args, **kwargs: ([], []))
+        patch.setattr("lit_dps.report.publish._write_page", _write_empty)
         patch.setattr("lit_dps.study.run.connect", lambda *args: MagicMock(logged=dict))
         _show_warnings()
         done = run_here(folder, "study", "--config", "zoo.yaml", *options)
     database = folder / "mlruns" / "study.db"
     record = read_study(f"sqlite:///{database}", "zoo") if database.exists() else None
-    return Outcome(done.returncode, done.stdout, done.stderr, folder, config["goal"], record, audits)
+    return Outcome(
+        done.returncode, done.stdout, done.stderr, folder, config["goal"], record, audits
+    )
 
 
 def _write_empty(study: Analysis, path: Path) -> Path:

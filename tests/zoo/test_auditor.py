@@ -8,7 +8,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback, Trainer
 
-from tests.unit.tiny import QUIET
+from tests.support.tiny import QUIET
 from tests.zoo.animals.data import Clouds
 from tests.zoo.animals.models import Net
 from tests.zoo.animals.optimizers import Adversarial, WeightNoise
@@ -29,7 +29,9 @@ class HalfMasked(Callback):
 def fit(module, data, **arguments) -> Audit:
     """Two epochs with a check at the end of each."""
     callbacks = arguments.pop("callbacks", [])
-    trainer = Trainer(**{**QUIET, "max_epochs": 2, "num_sanity_val_steps": 0, **arguments}, callbacks=callbacks)
+    trainer = Trainer(
+        **{**QUIET, "max_epochs": 2, "num_sanity_val_steps": 0, **arguments}, callbacks=callbacks
+    )
     with audited("val_error", {}) as audits:
         trainer.fit(module, datamodule=data)
     (audit,) = audits
@@ -62,7 +64,9 @@ def test_errors_that_are_not_what_was_seen():
 
     def judge(told: dict, asked: dict, where=cell) -> None:
         result = SimpleNamespace(**{**true, **told}, trial=SimpleNamespace(cell=where))
-        outcome = SimpleNamespace(audit=lambda _: audit, checks=lambda *_: audit.checks, goal={**goal, **asked})
+        outcome = SimpleNamespace(
+            audit=lambda _: audit, checks=lambda *_: audit.checks, goal={**goal, **asked}
+        )
         assert_as_audited(outcome, result)
 
     judge({}, {})

@@ -46,7 +46,9 @@ def test_a_batch_size_key_that_feeds_no_loader(zoo):
 def test_short_last_batches_are_counted_and_told(zoo):
     outcome = zoo(data=spec("data.Clouds", n=170), goal=NEVER)
     assert_works(outcome, ["incomplete"])
-    short = {result.trial.cell.batch_size: result.observed["short_steps"] for result in outcome.results}
+    short = {
+        result.trial.cell.batch_size: result.observed["short_steps"] for result in outcome.results
+    }
     assert short == {8: 1, 32: 6}  # of 40 steps: one epoch of 22, six of 6
     notes = [line for line in outcome.out.splitlines() if line.startswith("note: ")]
     assert any("fewer than B examples" in note for note in notes), notes
@@ -64,7 +66,9 @@ def test_a_validation_that_drops_examples(zoo):
 
 
 def test_a_validation_that_depends_on_the_batch_size(zoo):
-    assert_refused(zoo(data="data.ValidationByBatchSize"), "validation", "batch size|batch_size", "8", "32")
+    assert_refused(
+        zoo(data="data.ValidationByBatchSize"), "validation", "batch size|batch_size", "8", "32"
+    )
 
 
 def test_an_empty_validation(zoo):

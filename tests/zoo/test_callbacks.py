@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lit_dps.analysis import NO_RESULT
+from lit_dps.report.no_result import NO_RESULT
 from tests.zoo.animals.callbacks import Counter
 from tests.zoo.run import spec
 from tests.zoo.verify import assert_refused, assert_works
@@ -39,17 +39,24 @@ def rich_or_skip(name: str) -> None:
 def test_those_that_watch(zoo, way, name, options):
     outcome = zoo(**way(name, options), **ONE)
     assert_works(outcome)
-    assert name == "ModelSummary" or all(name in outcome.audit(result).callbacks for result in outcome.results)
+    assert name == "ModelSummary" or all(
+        name in outcome.audit(result).callbacks for result in outcome.results
+    )
 
 
 @pytest.mark.parametrize("way", [by_trainer, pytest.param(by_module, marks=pytest.mark.long)])
-@pytest.mark.parametrize(("name", "options"), IDLE, ids=["summary", "best", "periodic", "bar", "rich bar"])
+@pytest.mark.parametrize(
+    ("name", "options"), IDLE, ids=["summary", "best", "periodic", "bar", "rich bar"]
+)
 def test_those_that_would_save_or_draw_do_nothing(zoo, way, name, options):
     rich_or_skip(name)
     outcome = zoo(**way(name, options), **ONE)
     assert_works(outcome)
     assert list(outcome.folder.rglob("*.ckpt")) == [] and not (outcome.folder / "kept").exists()
-    assert "it/s" not in outcome.out + outcome.err and "Trainable params" not in outcome.out + outcome.err
+    assert (
+        "it/s" not in outcome.out + outcome.err
+        and "Trainable params" not in outcome.out + outcome.err
+    )
 
 
 @pytest.mark.parametrize("way", [by_trainer, by_module])
@@ -74,7 +81,9 @@ def test_another_list_of_callbacks_is_another_study(zoo):
     for other in ({}, {"callbacks": [counter, {"class_path": f"{LIGHTNING}ModelSummary"}]}):
         refused = zoo(trainer=other, **ONE)
         assert refused.code == 2, refused.out
-        assert refused.err.count("\n") == 1 and "trainer" in refused.err and "callbacks" in refused.err
+        assert (
+            refused.err.count("\n") == 1 and "trainer" in refused.err and "callbacks" in refused.err
+        )
 
 
 def test_a_module_may_talk_to_its_logger(zoo):

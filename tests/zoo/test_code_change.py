@@ -1,4 +1,5 @@
-"""A study whose code or data are edited between two runs: refused, or noted where that is accepted."""
+"""A study whose code or data are edited between two runs: refused, or noted where that is
+accepted."""
 
 from __future__ import annotations
 
@@ -82,9 +83,14 @@ def study(tmp_path, monkeypatch, zoo):
 
     def run(trials: int, *options: str):
         forget()
-        goal, space = {"error": 0.02, "max_steps": 10}, {"model.lr": {"low": 0.05, "high": 0.5, "scale": "log"}}
+        goal, space = (
+            {"error": 0.02, "max_steps": 10},
+            {"model.lr": {"low": 0.05, "high": 0.5, "scale": "log"}},
+        )
         asked = {"batch_sizes": [8], "sparsities": [0.0], "noise_scale": False, "trials": trials}
-        model, data = ({"class_path": f"code_of_mine.{name}", "init_args": {}} for name in ("Net", "Points"))
+        model, data = (
+            {"class_path": f"code_of_mine.{name}", "init_args": {}} for name in ("Net", "Points")
+        )
         return zoo(model=model, data=data, goal=goal, space=space, options=options, **asked)
 
     yield tmp_path, run
@@ -103,7 +109,11 @@ def test_edited_code_and_data_are_refused_or_noted(study):
     assert refused.err.count("lit-dps: error") == 1 and len(refused.results) == 2, "nothing was run"
     accepted = run(3, "--accept-code-change")
     assert accepted.code == NO_GOAL and len(accepted.results) == 3
-    said = r"trials of 2 versions of scales_of_mine.py are in this table: 2 trials since [\d :-]+, 1 trial since"
+    said = (
+        r"trials of 2 versions of scales_of_mine.py are in this table: 2 trials since [\d "
+        r":-]+, 1 "
+        r"trial since"
+    )
     assert re.search(said, accepted.out)
     assert [r.engine for r in accepted.results] == ["Lightning"] * 3
     write_points(folder, flipped=7)
@@ -116,7 +126,9 @@ def test_edited_code_and_data_are_refused_or_noted(study):
 def test_a_study_with_nothing_left_to_run_is_refused_too(study):
     folder, run = study
     assert run(1).code == NO_GOAL
-    (folder / "code_of_mine.py").write_text(CODE.replace("nn.Linear(5, 2)", "nn.Sequential(nn.Linear(5, 2))"))
+    (folder / "code_of_mine.py").write_text(
+        CODE.replace("nn.Linear(5, 2)", "nn.Sequential(nn.Linear(5, 2))")
+    )
     assert run(1).code == 2
     accepted = run(1, "--accept-code-change")
     assert accepted.code == NO_GOAL and "versions" not in accepted.out

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from lit_dps.analysis import NO_RESULT
+from lit_dps.report.no_result import NO_RESULT
 from tests.zoo.run import spec
 from tests.zoo.verify import assert_refused, assert_works
 

@@ -11,7 +11,9 @@ KEY = r"goal\.monitor"
 
 
 def test_an_accuracy(zoo):
-    assert_refused(zoo("metrics.Accuracy", goal={"monitor": "val_acc", "error": 0.95}), KEY, "val_acc")
+    assert_refused(
+        zoo("metrics.Accuracy", goal={"monitor": "val_acc", "error": 0.95}), KEY, "val_acc"
+    )
 
 
 def test_an_accuracy_by_another_name(zoo):
@@ -24,7 +26,9 @@ def test_a_goal_that_the_untrained_network_meets(zoo):
 
 
 def test_a_training_loss(zoo):
-    assert_refused(zoo("metrics.TrainLoss", goal={"monitor": "train_loss"}), KEY, "train_loss", "validation")
+    assert_refused(
+        zoo("metrics.TrainLoss", goal={"monitor": "train_loss"}), KEY, "train_loss", "validation"
+    )
 
 
 def test_a_name_that_is_not_logged(zoo):
@@ -41,7 +45,9 @@ def test_what_is_no_mean_over_the_split(zoo, options):
 
 
 def test_a_mean_may_be_logged_of_each_batch_too(zoo):
-    outcome = zoo(spec("metrics.Reduced", options={"on_step": True, "on_epoch": True}), batch_sizes=[16])
+    outcome = zoo(
+        spec("metrics.Reduced", options={"on_step": True, "on_epoch": True}), batch_sizes=[16]
+    )
     assert_works(outcome)
 
 
@@ -52,7 +58,9 @@ def test_an_error_may_be_a_metric_or_a_number(zoo, name):
 
 @pytest.mark.parametrize("first", [0, 1, 2])
 def test_an_error_that_is_not_logged_each_time_is_never_taken_from_before(zoo, first):
-    outcome = zoo(spec("metrics.EveryThird", first=first), batch_sizes=[32], sparsities=[0.0], trials=2)
+    outcome = zoo(
+        spec("metrics.EveryThird", first=first), batch_sizes=[32], sparsities=[0.0], trials=2
+    )
     assert outcome.code in (1, 2), outcome.out
     results = outcome.results if outcome.study else []
     assert {result.status for result in results} <= {"failed"}

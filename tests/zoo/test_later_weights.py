@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import yaml
 
-from lit_dps.trial import IN_NO_MASK, JOINED_AT, TRAINED_THEN
+from lit_dps.core.trial import IN_NO_MASK, JOINED_AT, TRAINED_THEN
 from tests.e2e.commands import run_here
 from tests.zoo.verify import assert_works
 
@@ -26,7 +26,9 @@ def test_a_backbone_that_is_unfrozen_later_is_noted_by_study_and_fit(zoo):
     counts = [sparse.observed[key] for key in (IN_NO_MASK, TRAINED_THEN, JOINED_AT)]
     assert counts == [BODY, BODY + HEAD, 11]  # an epoch has ten steps
     said = f"{BODY} of {BODY + HEAD} weights trained at step 11 are in no mask"
-    assert [said in line for line in outcome.out.splitlines() if line.startswith("note: B=16 S=0.8")] == [True]
+    assert [
+        said in line for line in outcome.out.splitlines() if line.startswith("note: B=16 S=0.8")
+    ] == [True]
     assert "BackboneFinetuning are in no mask" in outcome.err
 
     config = yaml.safe_load((outcome.folder / "zoo.yaml").read_text())

@@ -8,12 +8,16 @@ from tests.zoo.run import spec
 from tests.zoo.verify import assert_refused, assert_works
 
 
-@pytest.mark.parametrize("name", ["OneArgument", "SkipsSome", pytest.param("ReturnsDict", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "name", ["OneArgument", "SkipsSome", pytest.param("ReturnsDict", marks=pytest.mark.long)]
+)
 def test_training_steps(zoo, name):
     assert_works(zoo(f"steps.{name}"))
 
 
-@pytest.mark.parametrize("data", ["DictOfLoaders", pytest.param("ListOfLoaders", marks=pytest.mark.long), "Combined"])
+@pytest.mark.parametrize(
+    "data", ["DictOfLoaders", pytest.param("ListOfLoaders", marks=pytest.mark.long), "Combined"]
+)
 def test_several_train_dataloaders(zoo, data):
     assert_works(zoo("steps.OnManyLoaders", f"data.{data}"))
 

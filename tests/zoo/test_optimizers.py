@@ -1,4 +1,5 @@
-"""Several optimizers, and optimizers given by the configuration: a step is a batch in which one of them stepped."""
+"""Several optimizers, and optimizers given by the configuration: a step is a batch in which one of
+them stepped."""
 
 from __future__ import annotations
 
@@ -34,11 +35,19 @@ def test_two_optimizers_have_no_loss_for_snip(zoo):
 
 @pytest.mark.parametrize(
     ("axis", "said"),
-    [("optim.delay", r"optim\.delay: 2 is not allowed; 0 for LBFGS"), ("local.workers", r"local\.workers: 2 .* LBFGS")],
+    [
+        ("optim.delay", r"optim\.delay: 2 is not allowed; 0 for LBFGS"),
+        ("local.workers", r"local\.workers: 2 .* LBFGS"),
+    ],
 )
-def test_an_optimizer_that_evaluates_the_loss_itself_takes_no_stale_gradient_and_no_workers(zoo, axis, said):
+def test_an_optimizer_that_evaluates_the_loss_itself_takes_no_stale_gradient_and_no_workers(
+    zoo, axis, said
+):
     """Not after the first trials, in which no gradient is stale and nobody works apart."""
-    assert_refused(zoo("optimizers.WithLBFGS", sparsities=[0.0], grid={axis: [int(axis != "optim.delay"), 2]}), said)
+    assert_refused(
+        zoo("optimizers.WithLBFGS", sparsities=[0.0], grid={axis: [int(axis != "optim.delay"), 2]}),
+        said,
+    )
 
 
 @pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
@@ -46,9 +55,16 @@ def test_an_optimizer_and_a_schedule_by_class_path(zoo, optimizer):
     model = spec(
         "foreign.GivenOptimizer",
         optimizer={"class_path": f"torch.optim.{optimizer}", "init_args": {"lr": 0.1}},
-        scheduler={"class_path": "torch.optim.lr_scheduler.ExponentialLR", "init_args": {"gamma": 1.0}},
+        scheduler={
+            "class_path": "torch.optim.lr_scheduler.ExponentialLR",
+            "init_args": {"gamma": 1.0},
+        },
     )
-    outcome = zoo(model, space={"model.optimizer.lr": {"low": 0.01, "high": 0.05}}, batch_sizes=[16])
+    outcome = zoo(
+        model, space={"model.optimizer.lr": {"low": 0.01, "high": 0.05}}, batch_sizes=[16]
+    )
     assert_works(outcome)
     for result in outcome.results:
-        assert outcome.audit(result).rates[0] == pytest.approx(result.trial.params["model.optimizer.lr"])
+        assert outcome.audit(result).rates[0] == pytest.approx(
+            result.trial.params["model.optimizer.lr"]
+        )

@@ -18,7 +18,12 @@ def kept(outcome) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "name", ["Tied", "BatchNorm", *(pytest.param(name, marks=pytest.mark.long) for name in ("Embedded", "Attentive"))]
+    "name",
+    [
+        "Tied",
+        "BatchNorm",
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("Embedded", "Attentive")),
+    ],
 )
 def test_networks_of_all_kinds(zoo, name):
     assert_works(zoo(f"parts.{name}", goal=NEVER))
@@ -30,7 +35,9 @@ def test_a_shared_weight_counts_once(zoo):
     assert "body.2.weight" in kept(outcome) and "body.4.weight" not in kept(outcome)
 
 
-@pytest.mark.parametrize(("by", "said"), [("weight_norm", "norm"), ("old", "norm"), ("orthogonal", "orthogonal")])
+@pytest.mark.parametrize(
+    ("by", "said"), [("weight_norm", "norm"), ("old", "norm"), ("orthogonal", "orthogonal")]
+)
 def test_a_parametrization_that_zeros_would_break(zoo, by, said):
     assert_refused(zoo(spec("parts.Parametrized", by=by)), said, r"body\.2")
 
@@ -59,8 +66,18 @@ def test_without_pruning_a_layer_may_learn_its_size(zoo):
     [
         ("FrozenBackbone", {"head.weight", "head.bias"}),
         ("HalfTrained", {"body.2.weight", "body.2.bias", "head.weight", "head.bias"}),
-        ("OwnNorms", {f"{layer}.{part}" for layer in ("body.0", "body.5", "head") for part in ("weight", "bias")}),
-        ("BatchNorm", {f"{layer}.{part}" for layer in ("body.0", "head") for part in ("weight", "bias")}),
+        (
+            "OwnNorms",
+            {
+                f"{layer}.{part}"
+                for layer in ("body.0", "body.5", "head")
+                for part in ("weight", "bias")
+            },
+        ),
+        (
+            "BatchNorm",
+            {f"{layer}.{part}" for layer in ("body.0", "head") for part in ("weight", "bias")},
+        ),
     ],
 )
 def test_what_is_pruned(zoo, model, names):

@@ -45,7 +45,9 @@ def test_two_runs_draw_the_same_from_numpy_and_random(tmp_path, workers):
         folder = tmp_path / str(seed)
         folder.mkdir()
         goal = {"error": 0.001, "monitor": "val_loss", "max_steps": 20}
-        outcome = study(folder, data=spec("data.Noisy", workers=workers), goal=goal, batch_sizes=[32], trials=2)
+        outcome = study(
+            folder, data=spec("data.Noisy", workers=workers), goal=goal, batch_sizes=[32], trials=2
+        )
         assert_works(outcome)
         found.append(curves(outcome))
     assert found[0] == found[1]

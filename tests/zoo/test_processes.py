@@ -1,4 +1,5 @@
-"""Animals in other processes: two workers give the results of one to the bit, two ranks those but for rounding."""
+"""Animals in other processes: two workers give the results of one to the bit, two ranks those but
+for rounding."""
 
 from __future__ import annotations
 
@@ -7,8 +8,8 @@ import dataclasses
 import pytest
 import yaml
 
-from lit_dps.analysis import NO_RESULT
-from lit_dps.store import read_study
+from lit_dps.report.no_result import NO_RESULT
+from lit_dps.storage.read import read_study
 from tests.e2e.commands import run
 from tests.zoo.run import Outcome, spec
 from tests.zoo.verify import assert_works
@@ -23,7 +24,8 @@ ANIMALS = {
 
 
 def again(outcome: Outcome, *options: object) -> list:
-    """The results of the same study by a command of its own, in a folder of its own, with more options."""
+    """The results of the same study by a command of its own, in a folder of its own, with more
+    options."""
     folder = outcome.folder / "again"
     folder.mkdir()
     config = yaml.safe_load((outcome.folder / "zoo.yaml").read_text())
@@ -31,18 +33,28 @@ def again(outcome: Outcome, *options: object) -> list:
     done = run(folder, "study", "--config", "zoo.yaml", *options)
     assert done.returncode == NO_RESULT, done.stderr
     record = read_study(f"sqlite:///{folder}/mlruns/study.db", "zoo")
-    return [dataclasses.replace(r, seconds=0.0) for cell in record.cells for r in record.results[cell]]
+    return [
+        dataclasses.replace(r, seconds=0.0) for cell in record.cells for r in record.results[cell]
+    ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "animal",
-    ["numpy", *(pytest.param(name, marks=pytest.mark.long) for name in ("short batches", "a loader with a worker"))],
+    [
+        "numpy",
+        *(
+            pytest.param(name, marks=pytest.mark.long)
+            for name in ("short batches", "a loader with a worker")
+        ),
+    ],
 )
 def test_two_workers_do_what_one_does(zoo, animal):
     outcome = zoo(**ANIMALS[animal], **NEVER)
     assert_works(outcome, ["incomplete"])
-    assert again(outcome, "--study.workers", 2) == [dataclasses.replace(r, seconds=0.0) for r in outcome.results]
+    assert again(outcome, "--study.workers", 2) == [
+        dataclasses.replace(r, seconds=0.0) for r in outcome.results
+    ]
 
 
 @pytest.mark.slow
@@ -53,6 +65,13 @@ def test_two_ranks_do_what_one_process_does(zoo, animal):
     together = again(outcome, "--trainer.devices", 2, "--trainer.strategy", "ddp")
     assert len(together) == len(outcome.results) == 4
     for one, other in zip(outcome.results, together, strict=True):
-        assert (other.status, other.kept, other.curve["step"]) == (one.status, one.kept, one.curve["step"])
+        assert (other.status, other.kept, other.curve["step"]) == (
+            one.status,
+            one.kept,
+            one.curve["step"],
+        )
         assert other.curve["val_error"] == pytest.approx(one.curve["val_error"], rel=1e-3)
-        assert other.observed == {"ranks": 2, **{k: v for k, v in one.observed.items() if k != "short_steps"}}
+        assert other.observed == {
+            "ranks": 2,
+            **{k: v for k, v in one.observed.items() if k != "short_steps"},
+        }

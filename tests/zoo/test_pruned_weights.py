@@ -13,7 +13,9 @@ MOVES = ["WithLookahead", "WithLBFGS", "ClippedWeights"]
 MORE = ["WithDecay", "WeightNoise", "GradientNoise", "MaxNorm"]
 
 
-@pytest.mark.parametrize("name", [*MOVES, *(pytest.param(name, marks=pytest.mark.long) for name in MORE)])
+@pytest.mark.parametrize(
+    "name", [*MOVES, *(pytest.param(name, marks=pytest.mark.long) for name in MORE)]
+)
 def test_whatever_moves_weights(zoo, name):
     # No checkpoint has the slow weights of WithLookahead: a study with checkpoints refuses it.
     assert_works(zoo(f"optimizers.{name}", goal=NEVER, checkpoint_minutes=None))
@@ -34,12 +36,19 @@ def test_orthogonal_updates(zoo):
     ],
 )
 def test_manual_optimization(zoo, tells, method):
-    assert_works(zoo(spec("optimizers.Manual", tells=tells), goal=NEVER, pruning={"method": method}))
+    assert_works(
+        zoo(spec("optimizers.Manual", tells=tells), goal=NEVER, pruning={"method": method})
+    )
 
 
 @pytest.mark.parametrize("tells", [False, True])
 def test_manual_optimization_has_no_loss_for_snip(zoo, tells):
-    assert_refused(zoo(spec("optimizers.Manual", tells=tells)), r"pruning\.method", "snip", "manual optimization")
+    assert_refused(
+        zoo(spec("optimizers.Manual", tells=tells)),
+        r"pruning\.method",
+        "snip",
+        "manual optimization",
+    )
 
 
 def test_manual_optimization_needs_no_pruning(zoo):
@@ -54,7 +63,10 @@ def test_a_teacher_has_the_zeros_of_its_student(zoo, model):
     assert all(name.startswith("student.") for result in sparse for name in result.kept)
 
 
-AVERAGES = [("EMAWeightAveraging", {"decay": 0.8}), pytest.param("WeightAveraging", {}, marks=pytest.mark.long)]
+AVERAGES = [
+    ("EMAWeightAveraging", {"decay": 0.8}),
+    pytest.param("WeightAveraging", {}, marks=pytest.mark.long),
+]
 
 
 @pytest.mark.parametrize(("name", "options"), AVERAGES)

@@ -1,4 +1,5 @@
-"""The pass over the training split that scores the weights leaves no trace, and is made once for each point."""
+"""The pass over the training split that scores the weights leaves no trace, and is made once for
+each point."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ STATEFUL = ["passes.WarmUp", "passes.MovingTeacher", "passes.NumpyNoise", "parts
 MORE = ["passes.Memory", "passes.LateBuffer", "passes.Dropout"]
 
 
-@pytest.mark.parametrize("model", [*STATEFUL, *(pytest.param(name, marks=pytest.mark.long) for name in MORE)])
+@pytest.mark.parametrize(
+    "model", [*STATEFUL, *(pytest.param(name, marks=pytest.mark.long) for name in MORE)]
+)
 def test_training_begins_as_if_there_had_been_no_pass(zoo, model):
     copies = {"teacher.": "student."} if "Teacher" in model else {}
     outcome = zoo(model, goal=NEVER, copies=copies)
@@ -44,7 +47,9 @@ def assert_same_start(dense, sparse, copies) -> None:
 def test_the_pass_is_over_all_examples_and_once_for_each_point(zoo, drop_last):
     Spy.calls.clear()
     data = spec("data.Clouds", n=170, drop_last=drop_last)
-    outcome = zoo("passes.Spy", data, goal=NEVER, sparsities=[0.0, 0.5, 0.8], trials=2, noise_scale=False)
+    outcome = zoo(
+        "passes.Spy", data, goal=NEVER, sparsities=[0.0, 0.5, 0.8], trials=2, noise_scale=False
+    )
     assert_works(outcome)
     sizes = Counter(map(len, Spy.calls))
     if drop_last:  # batches of even, nearly equal sizes: 85 pairs in 4 batches
@@ -53,8 +58,8 @@ def test_the_pass_is_over_all_examples_and_once_for_each_point(zoo, drop_last):
     else:
         common, seldom = 50, 20
         assert sizes.keys() - {2, 10} == {8, 32, common, seldom}
-    # Two passes, and the first and the last batch in each of four dry runs: at both batch sizes, and two
-    # for the resume, an unbroken one and one that is interrupted and pruned no more.
+    # Two passes, and the first and the last batch in each of four dry runs: at both batch sizes,
+    # and two for the resume, an unbroken one and one that is interrupted and pruned no more.
     assert (sizes[common], sizes[seldom]) == (2 * 3 + 4, 2 * 1 + 4)
     seen = {first for call in Spy.calls if len(call) in (common, seldom) for first in call}
     assert len(seen) == 170
@@ -63,7 +68,9 @@ def test_the_pass_is_over_all_examples_and_once_for_each_point(zoo, drop_last):
 
 
 def test_the_mask_is_that_of_the_whole_split_at_any_batch_size(zoo):
-    outcome = zoo(data=spec("data.Clouds", n=170, drop_last=True), goal=NEVER, pruning={"batch_size": 30})
+    outcome = zoo(
+        data=spec("data.Clouds", n=170, drop_last=True), goal=NEVER, pruning={"batch_size": 30}
+    )
     assert_works(outcome)
     audits = {result.trial.cell: outcome.audit(result) for result in outcome.results}
     masks = [audits[cell].mask for cell in sorted(audits) if cell.sparsity]
@@ -79,7 +86,9 @@ def test_the_mask_is_that_of_the_whole_split_at_any_batch_size(zoo):
 
 def test_an_error_that_training_without_the_pass_has_too_is_reported_as_the_modules(zoo):
     outcome = zoo("passes.Misspelt", goal=NEVER, sparsities=[0.8])
-    assert_refused(outcome, "dry run of B=8 S=0", "no_such_attribute", r"passes.py, line \d+, in training_step")
+    assert_refused(
+        outcome, "dry run of B=8 S=0", "no_such_attribute", r"passes.py, line \d+, in training_step"
+    )
     assert "pruning.method" not in outcome.err
 
 

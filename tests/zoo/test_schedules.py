@@ -1,4 +1,5 @@
-"""Learning rates are those of a schedule over the study's own budget, by steps or by true epochs."""
+"""Learning rates are those of a schedule over the study's own budget, by steps or by true
+epochs."""
 
 from __future__ import annotations
 
@@ -42,18 +43,27 @@ def scheduled(kind: str):
 
 def test_one_cycle_over_the_estimated_steps(zoo):
     outcome = zoo(scheduled("one_cycle"), goal=NEVER)
-    assert_rates(outcome, lambda lr, _: rates(lambda o: lr_scheduler.OneCycleLR(o, lr, total_steps=STEPS), lr))
+    assert_rates(
+        outcome,
+        lambda lr, _: rates(lambda o: lr_scheduler.OneCycleLR(o, lr, total_steps=STEPS), lr),
+    )
 
 
 def test_a_cosine_over_the_budget_of_steps(zoo):
     outcome = zoo(scheduled("cosine_steps"), goal=NEVER)
-    assert_rates(outcome, lambda lr, _: rates(lambda o: lr_scheduler.CosineAnnealingLR(o, STEPS), lr))
+    assert_rates(
+        outcome, lambda lr, _: rates(lambda o: lr_scheduler.CosineAnnealingLR(o, STEPS), lr)
+    )
 
 
-@pytest.mark.parametrize("batch_sizes", [[8, 32], [24, 64]], ids=["whole epochs", "the last one is cut"])
+@pytest.mark.parametrize(
+    "batch_sizes", [[8, 32], [24, 64]], ids=["whole epochs", "the last one is cut"]
+)
 def test_a_cosine_over_the_budget_in_epochs(zoo, batch_sizes):
     def expected(lr: float, epoch: int) -> list[float]:
-        return rates(lambda o: lr_scheduler.CosineAnnealingLR(o, math.ceil(STEPS / epoch)), lr, epoch)
+        return rates(
+            lambda o: lr_scheduler.CosineAnnealingLR(o, math.ceil(STEPS / epoch)), lr, epoch
+        )
 
     assert_rates(zoo(scheduled("cosine_epochs"), goal=NEVER, batch_sizes=batch_sizes), expected)
 
@@ -69,13 +79,17 @@ def test_accumulated_batches_are_no_steps_of_a_schedule(zoo):
 
 def test_a_rate_that_halves_at_the_end_of_each_epoch(zoo):
     outcome = zoo(scheduled("halving"), goal=NEVER)
-    assert_rates(outcome, lambda lr, epoch: rates(lambda o: lr_scheduler.StepLR(o, 1, 0.5), lr, epoch))
+    assert_rates(
+        outcome, lambda lr, epoch: rates(lambda o: lr_scheduler.StepLR(o, 1, 0.5), lr, epoch)
+    )
 
 
 def test_a_rate_that_halves_on_a_plateau_steps_where_a_new_value_has_come(zoo):
     """Epochs are of 20 steps and of 5, checks come every 10."""
     outcome = zoo(scheduled("plateau"), goal={**NEVER, "check_interval": 10})
-    assert_rates(outcome, lambda lr, epoch: [lr * 0.5 ** (i // max(epoch, 10)) for i in range(STEPS)])
+    assert_rates(
+        outcome, lambda lr, epoch: [lr * 0.5 ** (i // max(epoch, 10)) for i in range(STEPS)]
+    )
 
 
 def test_a_schedule_by_epochs_that_never_end(zoo):
@@ -102,8 +116,13 @@ def test_a_length_that_is_computed_in_setup(zoo, kind):
 
 
 def test_a_rate_of_zero_for_a_stretch_of_the_budget_is_named(zoo):
-    outcome = zoo(spec("schedules.TooShort", steps=5), goal=NEVER, batch_sizes=[32], sparsities=[0.0])
-    assert "at B = 32 the learning rate is 0 from step 5 to the end of 40 steps of the budget" in outcome.err
+    outcome = zoo(
+        spec("schedules.TooShort", steps=5), goal=NEVER, batch_sizes=[32], sparsities=[0.0]
+    )
+    assert (
+        "at B = 32 the learning rate is 0 from step 5 to the end of 40 steps of the budget"
+        in outcome.err
+    )
 
 
 def test_the_shape_of_a_schedule_is_stored_with_its_trials(zoo):

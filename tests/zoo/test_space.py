@@ -17,7 +17,9 @@ def test_a_space_over_the_batch_size(zoo, key):
 
 def test_a_space_over_the_batch_size_by_its_longer_name(zoo):
     space = {**RATES, "data.batch_size": SIZES}
-    assert_refused(zoo(space=space, batch_size_key="data.init_args.batch_size"), "study.space", "batch_size")
+    assert_refused(
+        zoo(space=space, batch_size_key="data.init_args.batch_size"), "study.space", "batch_size"
+    )
 
 
 def test_two_keys_of_the_same_thing(zoo):
@@ -36,10 +38,17 @@ def test_the_longer_name_of_a_key_does_as_well(zoo):
 
 
 def test_whole_numbers_can_be_searched(zoo):
-    outcome = zoo(space={**RATES, "model.width": {"low": 8, "high": 32, "integer": True}}, batch_sizes=[16], trials=2)
+    outcome = zoo(
+        space={**RATES, "model.width": {"low": 8, "high": 32, "integer": True}},
+        batch_sizes=[16],
+        trials=2,
+    )
     assert_works(outcome)
     for result in outcome.results:
-        assert outcome.audit(result).start.tensors["head.weight"].shape[1] == result.trial.params["model.width"]
+        assert (
+            outcome.audit(result).start.tensors["head.weight"].shape[1]
+            == result.trial.params["model.width"]
+        )
 
 
 def test_an_order_seed_is_drawn_for_each_point(zoo):
@@ -50,7 +59,9 @@ def test_an_order_seed_is_drawn_for_each_point(zoo):
 
 
 def test_true_and_false_are_values_of_an_axis(zoo):
-    outcome = zoo(data=spec("data.Clouds", n=150), grid={"data.drop_last": [True, False]}, batch_sizes=[16])
+    outcome = zoo(
+        data=spec("data.Clouds", n=150), grid={"data.drop_last": [True, False]}, batch_sizes=[16]
+    )
     assert_works(outcome)
     assert [cell.others for cell in outcome.study.cells] == 2 * [
         (("data.drop_last", False),),

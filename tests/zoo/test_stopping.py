@@ -29,7 +29,9 @@ def test_what_a_trainer_may_not_be_told(zoo, key, value):
 
 @pytest.mark.parametrize("way", ["module", "callback"])
 def test_a_run_that_is_stopped_from_within(zoo, way):
-    callbacks = [{"class_path": "tests.zoo.animals.callbacks.Impatient"}] if way == "callback" else []
+    callbacks = (
+        [{"class_path": "tests.zoo.animals.callbacks.Impatient"}] if way == "callback" else []
+    )
     model = "steps.StopsItself" if way == "module" else "models.Net"
     outcome = zoo(model, trainer={"callbacks": callbacks} if callbacks else {}, goal=NEVER)
     assert_works(outcome, ["stopped"])

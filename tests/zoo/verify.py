@@ -7,13 +7,14 @@ from collections.abc import Collection
 
 import pytest
 
-from lit_dps.trial import TrialResult
+from lit_dps.core.trial import TrialResult
 from tests.zoo.auditor import Audit, Check
 from tests.zoo.run import Outcome
 
 
 def assert_refused(outcome: Outcome, *said: str) -> None:
-    """Exit code 2, one line on stderr that all these patterns are found in, in whatever case, and nothing created."""
+    """Exit code 2, one line on stderr that all these patterns are found in, in whatever case, and
+    nothing created."""
     assert outcome.code == 2, outcome.out + outcome.err
     assert outcome.err.startswith("lit-dps: error: ") and outcome.err.count("\n") == 1, outcome.err
     assert not (outcome.folder / "mlruns").exists()
@@ -22,7 +23,8 @@ def assert_refused(outcome: Outcome, *said: str) -> None:
 
 
 def assert_works(outcome: Outcome, ended: Collection[str] = ("complete", "incomplete")) -> None:
-    """Exit code 0, or 3 if no trial is complete; a result of every trial, and each as the auditor saw it.
+    """Exit code 0, or 3 if no trial is complete; a result of every trial, and each as the auditor
+    saw it.
 
     Args:
         outcome: The study.
@@ -45,14 +47,20 @@ def assert_as_audited(outcome: Outcome, result: TrialResult) -> None:
     _pruned(audit, result)
     if result.status != "stopped":
         assert len(audit.steps) == audit.checks[-1].step, "it trained on behind its last check"
-        assert audit.again == pytest.approx(audit.checks[-1].error, abs=1e-6), "the final weights have another error"
+        assert audit.again == pytest.approx(audit.checks[-1].error, abs=1e-6), (
+            "the final weights have another error"
+        )
 
 
 def _batches(audit: Audit, result: TrialResult) -> None:
     batch_size, steps = result.trial.cell.batch_size, audit.steps
-    assert max(steps) == batch_size, f"{result.trial.cell} took steps of {sorted(set(steps))} examples"
+    assert max(steps) == batch_size, (
+        f"{result.trial.cell} took steps of {sorted(set(steps))} examples"
+    )
     short = [examples for examples in steps if examples < batch_size]
-    assert len(short) == result.observed.get("short_steps", 0), f"steps of {sorted(set(short))} examples are not told"
+    assert len(short) == result.observed.get("short_steps", 0), (
+        f"steps of {sorted(set(short))} examples are not told"
+    )
 
 
 def _checks(audit: Audit, checks: list[Check], result: TrialResult, goal: dict) -> None:

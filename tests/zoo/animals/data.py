@@ -24,7 +24,9 @@ def clouds(n: int, seed: int) -> TensorDataset:
 class Clouds(LightningDataModule):
     """The plain one."""
 
-    def __init__(self, batch_size: int = 16, n: int = TRAIN, drop_last: bool = False, workers: int = 0):
+    def __init__(
+        self, batch_size: int = 16, n: int = TRAIN, drop_last: bool = False, workers: int = 0
+    ):
         super().__init__()
         self.save_hyperparameters()
 
@@ -33,7 +35,9 @@ class Clouds(LightningDataModule):
 
     def train_dataloader(self):
         h = self.hparams
-        return DataLoader(self.train, h.batch_size, shuffle=True, drop_last=h.drop_last, num_workers=h.workers)
+        return DataLoader(
+            self.train, h.batch_size, shuffle=True, drop_last=h.drop_last, num_workers=h.workers
+        )
 
     def val_dataloader(self):
         return DataLoader(self.val, 20)
@@ -135,7 +139,9 @@ class Combined(Clouds):
     """Two train dataloaders in Lightning's own wrapper."""
 
     def train_dataloader(self):
-        return CombinedLoader([super().train_dataloader(), super().train_dataloader()], "max_size_cycle")
+        return CombinedLoader(
+            [super().train_dataloader(), super().train_dataloader()], "max_size_cycle"
+        )
 
 
 class AsksTheTrainer(Clouds):
@@ -221,4 +227,6 @@ class SplitOnce(SplitBySeed):
 
     def setup(self, stage: str | None = None) -> None:
         generator = torch.Generator().manual_seed(0)
-        self.train, self.val = random_split(clouds(TRAIN + VALIDATION, 1), [TRAIN, VALIDATION], generator)
+        self.train, self.val = random_split(
+            clouds(TRAIN + VALIDATION, 1), [TRAIN, VALIDATION], generator
+        )

@@ -69,7 +69,9 @@ class BatchStatistics(Net):
     """Validates with the statistics of each batch."""
 
     def make_body(self, width: int) -> nn.Module:
-        return nn.Sequential(nn.Linear(8, width), nn.BatchNorm1d(width, track_running_stats=False), nn.Tanh())
+        return nn.Sequential(
+            nn.Linear(8, width), nn.BatchNorm1d(width, track_running_stats=False), nn.Tanh()
+        )
 
     def validation_step(self, batch, batch_idx):
         super().validation_step(batch, batch_idx)

@@ -1,4 +1,5 @@
-"""Animals that look plain and are not: averages by the wrong weight, trimmed data, samplers without an end, ..."""
+"""Animals that look plain and are not: averages by the wrong weight, trimmed data, samplers without
+an end, ..."""
 
 from __future__ import annotations
 
@@ -108,7 +109,9 @@ class TimeFirst(Clouds):
     """Batches whose first dimension is no example's: the features come first."""
 
     def train_dataloader(self):
-        return DataLoader(self.train, self.hparams.batch_size, shuffle=True, collate_fn=features_first)
+        return DataLoader(
+            self.train, self.hparams.batch_size, shuffle=True, collate_fn=features_first
+        )
 
     def val_dataloader(self):
         return DataLoader(self.val, self.hparams.batch_size, collate_fn=features_first)

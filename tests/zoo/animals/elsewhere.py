@@ -1,4 +1,5 @@
-"""A net of the package pytorch_lightning, which is a copy of lightning.pytorch with classes of its own."""
+"""A net of the package pytorch_lightning, which is a copy of lightning.pytorch with classes of its
+own."""
 
 from __future__ import annotations
 

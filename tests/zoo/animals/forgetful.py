@@ -83,7 +83,9 @@ class Mean(Net):
     def validation_step(self, batch, batch_idx):
         twin = copy.deepcopy(self.body), copy.deepcopy(self.head)
         with torch.no_grad():
-            for part, mean in zip([p for each in twin for p in each.parameters()], self.mean, strict=True):
+            for part, mean in zip(
+                [p for each in twin for p in each.parameters()], self.mean, strict=True
+            ):
                 part.copy_(mean)
         x, y = batch
         logits = twin[1](twin[0](x))
@@ -102,7 +104,9 @@ class Unseeded(Net):
     """Draws from a generator that it makes anew, and from those that are seeded."""
 
     def training_step(self, batch, batch_idx):
-        return self.loss(batch) * (np.random.default_rng().random() + random.random() + np.random.rand())
+        return self.loss(batch) * (
+            np.random.default_rng().random() + random.random() + np.random.rand()
+        )
 
 
 class SeededDraws(Net):

@@ -80,7 +80,10 @@ class Swallowing(Net):
             group["lr"] = h.lr
         if h.optimizer == "decay":
             return [optimizer], [
-                {"scheduler": LambdaLR(optimizer, lambda step: 1.0 if step < 20 else h.decay), "interval": "step"}
+                {
+                    "scheduler": LambdaLR(optimizer, lambda step: 1.0 if step < 20 else h.decay),
+                    "interval": "step",
+                }
             ]
         return optimizer
 

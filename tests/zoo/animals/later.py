@@ -8,7 +8,8 @@ from tests.zoo.animals.models import Net
 
 
 class Backbone(Net):
-    """For a finetuning callback: its body is `backbone`, and the optimizer gets what is not frozen."""
+    """For a finetuning callback: its body is `backbone`, and the optimizer gets what is not
+    frozen."""
 
     def __init__(self, width: int = 16, lr: float = 1e-2):
         super().__init__(width, lr)

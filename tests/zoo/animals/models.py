@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 
 class Net(LightningModule):
-    """Three linear layers trained with Adam; logs the share of wrong examples and the mean loss in validation."""
+    """Three linear layers trained with Adam; logs the share of wrong examples and the mean loss in
+    validation."""
 
     def __init__(self, width: int = 16, lr: float = 1e-2):
         super().__init__()
@@ -41,7 +42,8 @@ class Net(LightningModule):
 
 
 class Images(Net):
-    """The same for images of 28 x 28 in ten classes, with a rate that halves at the end of each epoch."""
+    """The same for images of 28 x 28 in ten classes, with a rate that halves at the end of each
+    epoch."""
 
     def __init__(self, width: int = 16, lr: float = 1e-2):
         super().__init__(width, lr)

@@ -11,7 +11,8 @@ from tests.zoo.animals.models import Net
 
 
 class Lookahead(torch.optim.Optimizer):
-    """Every k steps of another optimizer it goes back, halfway to slow weights that it has kept from the beginning."""
+    """Every k steps of another optimizer it goes back, halfway to slow weights that it has kept
+    from the beginning."""
 
     def __init__(self, inner: torch.optim.Optimizer, k: int = 5, alpha: float = 0.5):
         super().__init__(inner.param_groups, {})
@@ -78,7 +79,9 @@ class WeightNoise(Net):
 class GradientNoise(Net):
     """Clips and shakes its gradients, as private learning does."""
 
-    def configure_gradient_clipping(self, optimizer, gradient_clip_val=None, gradient_clip_algorithm=None):
+    def configure_gradient_clipping(
+        self, optimizer, gradient_clip_val=None, gradient_clip_algorithm=None
+    ):
         nn.utils.clip_grad_norm_(self.parameters(), 1.0)
         for p in self.parameters():
             p.grad.add_(0.01 * torch.randn_like(p))
@@ -152,7 +155,9 @@ class Adversarial(Manual):
         classifier_every: The same of the classifier.
     """
 
-    def __init__(self, width: int = 16, lr: float = 1e-2, critic_every: int = 1, classifier_every: int = 1):
+    def __init__(
+        self, width: int = 16, lr: float = 1e-2, critic_every: int = 1, classifier_every: int = 1
+    ):
         super().__init__(width, lr)
         self.every = classifier_every, critic_every
         self.critic = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1))
@@ -170,4 +175,7 @@ class Adversarial(Manual):
 
     def configure_optimizers(self):
         classifier = [*self.body.parameters(), *self.head.parameters()]
-        return [torch.optim.Adam(part, self.hparams.lr) for part in (classifier, self.critic.parameters())]
+        return [
+            torch.optim.Adam(part, self.hparams.lr)
+            for part in (classifier, self.critic.parameters())
+        ]

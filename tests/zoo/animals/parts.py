@@ -65,7 +65,9 @@ class HalfTrained(Net):
     """Its first layer has gradients, and no optimizer."""
 
     def configure_optimizers(self):
-        return torch.optim.Adam([*self.body[2].parameters(), *self.head.parameters()], self.hparams.lr)
+        return torch.optim.Adam(
+            [*self.body[2].parameters(), *self.head.parameters()], self.hparams.lr
+        )
 
 
 class Nested(Net):
@@ -85,7 +87,9 @@ class Residual(nn.Module):
 
     def __init__(self, width: int):
         super().__init__()
-        self.branch = nn.Sequential(nn.Linear(width, 4 * width), nn.ReLU(), nn.Linear(4 * width, width))
+        self.branch = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.ReLU(), nn.Linear(4 * width, width)
+        )
         self.norm = nn.BatchNorm1d(width)
         nn.init.zeros_(self.norm.weight)
 
@@ -111,7 +115,8 @@ class Parametrized(Net):
     """Its middle layer is parametrized.
 
     Args:
-        by: "weight_norm", "spectral_norm", "orthogonal", or "old" for the weight_norm that is no parametrization.
+        by: "weight_norm", "spectral_norm", "orthogonal", or "old" for the weight_norm that is no
+            parametrization.
     """
 
     def __init__(self, width: int = 16, lr: float = 1e-2, by: str = "weight_norm"):

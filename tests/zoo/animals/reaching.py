@@ -16,7 +16,8 @@ class Rate(Net):
 
 
 class Marked(Net):
-    """Counts its steps at its optimizer, its logger and its data module, in attributes that it makes."""
+    """Counts its steps at its optimizer, its logger and its data module, in attributes that it
+    makes."""
 
     def training_step(self, batch, batch_idx):
         trainer = self.trainer

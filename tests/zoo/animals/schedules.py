@@ -14,8 +14,9 @@ class Scheduled(Net):
     """Trained by SGD with a schedule.
 
     Args:
-        kind: "one_cycle" over the steps that the trainer estimates, "cosine_steps" and "cosine_epochs" over its
-            budgets, "halving" at each epoch, or "plateau" of the validation loss, which takes each for worse.
+        kind: "one_cycle" over the steps that the trainer estimates, "cosine_steps" and
+            "cosine_epochs" over its budgets, "halving" at each epoch, or "plateau" of the
+            validation loss, which takes each for worse.
     """
 
     def __init__(self, width: int = 16, lr: float = 1e-2, kind: str = "one_cycle"):
@@ -26,21 +27,30 @@ class Scheduled(Net):
         optimizer, lr = torch.optim.SGD(self.parameters(), self.hparams.lr), self.hparams.lr
         if self.kind == "one_cycle":
             steps = self.trainer.estimated_stepping_batches
-            by = {"scheduler": lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps), "interval": "step"}
+            by = {
+                "scheduler": lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps),
+                "interval": "step",
+            }
         elif self.kind == "cosine_steps":
-            by = {"scheduler": lr_scheduler.CosineAnnealingLR(optimizer, self.trainer.max_steps), "interval": "step"}
+            by = {
+                "scheduler": lr_scheduler.CosineAnnealingLR(optimizer, self.trainer.max_steps),
+                "interval": "step",
+            }
         elif self.kind == "cosine_epochs":
             by = {"scheduler": lr_scheduler.CosineAnnealingLR(optimizer, self.trainer.max_epochs)}
         elif self.kind == "halving":
             by = {"scheduler": lr_scheduler.StepLR(optimizer, 1, 0.5)}
         else:
-            worse = lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=1e6, eps=0)
+            worse = lr_scheduler.ReduceLROnPlateau(
+                optimizer, factor=0.5, patience=0, threshold=1e6, eps=0
+            )
             by = {"scheduler": worse, "monitor": "val_loss"}
         return {"optimizer": optimizer, "lr_scheduler": by}
 
 
 class LengthInSetup(Net):
-    """Computes the length of its schedule in `setup`, by the trainer's numbers, as fine-tuning examples do.
+    """Computes the length of its schedule in `setup`, by the trainer's numbers, as fine-tuning
+    examples do.
 
     Args:
         kind: "epochs" times the batches of the train dataloader, "estimated" steps, or "max_steps".

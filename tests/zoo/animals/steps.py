@@ -81,7 +81,8 @@ class Fails(Net):
     """Raises an error in its fifteenth training step.
 
     Args:
-        always: Whether it does in every run; else in one with batches of 8 and weights that are zero.
+        always: Whether it does in every run; else in one with batches of 8 and weights that are
+            zero.
     """
 
     def __init__(self, width: int = 16, lr: float = 1e-2, always: bool = False):
@@ -103,7 +104,13 @@ class BringsCallbacks(Net):
         options: Its arguments.
     """
 
-    def __init__(self, width: int = 16, lr: float = 1e-2, callback: str = "ModelSummary", options: dict | None = None):
+    def __init__(
+        self,
+        width: int = 16,
+        lr: float = 1e-2,
+        callback: str = "ModelSummary",
+        options: dict | None = None,
+    ):
         super().__init__(width, lr)
         self.callback, self.options = callback, options or {}
 

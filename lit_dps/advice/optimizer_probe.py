@@ -1,0 +1,74 @@
+"""The optimizers that a trial trains with, read within a fit that ends before its first step."""
+
+from __future__ import annotations
+
+import dataclasses
+from contextlib import suppress
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch.optim import Optimizer
+
+from lit_dps.advice.step_probe import FEWEST, of_one_device
+from lit_dps.core.attempt import Run
+from lit_dps.core.trial import Trial
+from lit_dps.engines.trainer import TrainerEngine
+from lit_dps.study.pruning_probe import Looked
+from lit_dps.study.setup import StudySetup
+from lit_dps.training.adam_scaling import (
+    AdamScales,
+    adaptive_of,
+    is_adaptive,
+    is_known,
+    measured_adaptive,
+)
+
+
+class OptimizerLook(Callback):
+    """Reads the optimizers of a run when training starts, and ends the run.
+
+    Attributes:
+        adaptive: Settings that follow the batch size; None without an adaptive optimizer.
+        notes: What was measured of optimizers of unknown classes, a sentence each.
+    """
+
+    def __init__(self) -> None:
+        self.adaptive: AdamScales | None = None
+        self.notes: list[str] = []
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for optimizer in trainer.optimizers:
+            if not is_known(optimizer):
+                self.notes.append(_measured(optimizer))
+        self.adaptive = adaptive_of(trainer.optimizers)
+        raise Looked
+
+
+def look_at_optimizers(setup: StudySetup, trial: Trial) -> OptimizerLook:
+    """Return what the optimizers of a trial are when its training starts, under the study's budget,
+    on one device.
+
+    Raises:
+        Exception: what the module, its data or a callback raises before.
+    """
+    look = OptimizerLook()
+    one = of_one_device(setup)
+    with suppress(Looked), one.workload.traceless() as workload:
+        training = dataclasses.replace(one.training(), workload=workload)
+        TrainerEngine(training, (look,)).train_one(Run(trial, setup.unreached(FEWEST)))
+    return look
+
+
+def _measured(optimizer: Optimizer) -> str:
+    name = type(optimizer).__name__
+    found = measured_adaptive(optimizer)
+    if found is None:
+        treated = "like Adam" if is_adaptive([optimizer]) else "like SGD"
+        return f"{name} could not be measured: it is treated {treated}, by its arguments"
+    if found:
+        return (
+            f"{name} was measured: its update does not grow with the gradient, so that it is "
+            "treated like Adam"
+        )
+    return (
+        f"{name} was measured: its update grows with the gradient, so that it is treated like SGD"
+    )

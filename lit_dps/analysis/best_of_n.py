@@ -1,0 +1,151 @@
+"""What the least of n trials is worth: the best of n drawn out of the N trials of a cell, and what
+doubling n brings.
+
+K* is a minimum, so it falls as trials are added, at any batch size, by an amount that no single K*
+tells. Here n of the N finished trials are drawn at random without replacement, all choices alike,
+and the least steps to result among them is described exactly, by order statistics: of N trials in
+ascending order the best of n is behind the i-th with probability C(N - i, n) / C(N, n). Dodge et
+al. (2019, "Show Your Work") draw with replacement, which counts the best trial again and again and
+is too hopeful near n = N; without replacement the estimate is unbiased (Tang et al. 2020, "Showing
+Your Work Doesn't Always Work"). A trial that is not complete counts as infinite, an outraced one
+too: it needs more steps than any that matters here. The first n points of a Sobol sequence cover
+the space more evenly than n at random do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from lit_dps.analysis.summary import CellSummary
+from lit_dps.analysis.tables import columns_of, frame, three_digits
+from lit_dps.core.record import StudyRecord, setting
+
+# the table has the geometric mean up to this probability that none of the n trials is complete
+RARE = 0.01
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best of n trials.
+
+    Attributes:
+        n: How many are drawn.
+        median: The least steps that at least half of all choices do not exceed; infinite where more
+            than half have no complete trial.
+        mean: exp of the mean of log K over the choices that have a complete trial; None where there
+            are none.
+        none: Probability that no drawn trial is complete.
+    """
+
+    n: int
+    median: float
+    mean: float | None
+    none: float
+
+
+def best_of(steps: Sequence[int | None], n: int) -> Best:
+    """The best of n of some trials, by their steps to result; None for one that is not complete.
+
+    Raises:
+        ValueError: unless 1 <= n <= their number.
+    """
+    total = len(steps)
+    if not 1 <= n <= total:
+        raise ValueError(f"{n} of {total} trials")
+    known = np.sort(np.array([k for k in steps if k is not None], float))
+    i = np.arange(len(known))
+    # beyond[i]: that the best is behind the first i + 1, so C(N - i - 1, n) / C(N, n)
+    beyond = np.cumprod(np.maximum(total - n - i, 0) / (total - i))
+    shares = -np.diff(beyond, prepend=1.0)
+    none = float(beyond[-1]) if len(known) else 1.0
+    half = np.flatnonzero(beyond <= 0.5 + 1e-12)
+    median = float(known[half[0]]) if len(half) else math.inf
+    mean = float(np.exp(shares @ np.log(known) / (1 - none))) if len(known) else None
+    return Best(n, median, mean, none)
+
+
+def why_no_draws(record: StudyRecord) -> str | None:
+    """Why the trials of a study are not alike, so that drawing some of them says nothing; None if
+    they are."""
+    if (best_of := setting(record.config, "study.best_of")) is not None:
+        return f"all trials of a cell are the best point of {best_of}"
+    sampler = setting(record.config, "study.sampler")
+    return (
+        None
+        if sampler in (None, "sobol")
+        else f"the sampler {sampler} draws each trial from those before"
+    )
+
+
+def draw_rows(record: StudyRecord, cells: Iterable[CellSummary]) -> pd.DataFrame:
+    """One row a cell and n, by series, batch size, n = 1, 2, ... to its finished trials.
+
+    Columns: sparsity and further axes, batch_size [examples], draws (n), and of the best of n:
+    median [steps], inf where most choices have no complete trial; mean [steps], geometric, missing
+    where that may well happen; none, its probability; floor, 1 where the median is an upper bound:
+    at the first check, or where K* is for what is not told.
+    """
+    columns = ["batch_size", "draws", "median", "mean", "none", "floor"]
+    bests = (
+        (cell, best_of(cell.steps, n)) for cell in cells for n in range(1, len(cell.steps) + 1)
+    )
+    return frame(
+        (
+            {
+                **columns_of(summary.cell.series),
+                "batch_size": summary.cell.batch_size,
+                "draws": best.n,
+                "median": best.median,
+                "mean": best.mean if best.none <= RARE else None,
+                "none": best.none,
+                "floor": int(best.median <= record.goal.check_interval or summary.sooner),
+            }
+            for summary, best in (bests if why_no_draws(record) is None else ())
+        ),
+        [*columns_of(record.series[0]), *columns],
+    )
+
+
+def _halves(cells: Iterable[CellSummary]) -> list[tuple[CellSummary, Best]]:
+    """The cells whose K* is more than an upper bound, each with the best of half as many trials."""
+    known = [
+        cell
+        for cell in cells
+        if cell.k_star is not None and not cell.at_first_check and len(cell.steps) > 1
+    ]
+    return [(cell, best_of(cell.steps, len(cell.steps) // 2)) for cell in known]
+
+
+def last_doubling(cells: Iterable[CellSummary]) -> list[float]:
+    """How many times K* the best of half as many trials needs, in each cell whose K* is more than
+    an upper bound.
+
+    The geometric mean over the halves; not the median, which is K* itself: a half holds the best
+    trial as often as not. Left out are cells in which more than `RARE` halves have no complete
+    trial: what those would need is not known, and where trials stop at K*, all others are it by
+    construction.
+    """
+    return [half.mean / cell.k_star for cell, half in _halves(cells) if half.none <= RARE]
+
+
+def draws_text(record: StudyRecord, cells: Sequence[CellSummary]) -> str:
+    """What the last doubling of the trials was worth, in a line; empty where no cell has two and a
+    K*."""
+    if why_no_draws(record) or not _halves(cells):
+        return ""
+    if not (found := last_doubling(cells)):
+        why = "too few trials of each cell are complete"
+        return f"draws: what doubling the trials would save is not known: {why}\n"
+    mean = math.exp(sum(map(math.log, found)) / len(found))
+    counted = f"{len(found)} of {len(cells)} cells"
+    spread = (
+        f" (x{three_digits(min(found))} to x{three_digits(max(found))})" if len(found) > 1 else ""
+    )
+    over = f"in the geometric mean of {counted} and all their halves with a complete trial"
+    needs = f"the best of half of the trials needs x{three_digits(mean)}{spread} the steps of K*"
+    return f"draws: {needs},\n  {over}: a first guess of what doubling the trials would save\n"

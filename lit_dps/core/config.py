@@ -1,0 +1,348 @@
+"""Configuration of a study: what is searched, and where it is kept."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import re
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from lit_dps.core.errors import ConfigError
+from lit_dps.core.record import grid
+from lit_dps.core.repeats import RepeatPlan
+from lit_dps.core.search_space import box_of
+from lit_dps.core.trial import Cell, Value, check_names, check_sparsity
+
+EngineName = Literal["auto", "lightning", "fused", "sparse"]
+SPARSITY_KEY = "pruning.sparsity"
+SAMPLERS = ("sobol", "tpe", "gp")
+THREADS = 1024  # more than any CPU has, and fewer than the system makes
+SLACK = 2.0  # of racing, where nothing else is said
+NO_RACE = "null, or left out, where study.run_on runs trials to the budget"
+
+
+@dataclass
+class StudyConfig:
+    """The grid and the search.
+
+    Attributes:
+        name: Name of the study in Optuna and of its run in MLflow. By default it is the name of the
+            last configuration file without its suffix; a storage of an earlier version keeps its
+            study named "study".
+        batch_sizes: Global batch sizes of the grid.
+        sparsities: Shares of pruned parameters of the grid, each in [0, 1).
+        grid: Values by configuration key, of further axes of the grid or in place of the two above:
+            {pruning.method: [snip, random], model.network: [lit_dps.models.MLP,
+            lit_dps.models.SimpleCNN]}. Keys are those of the model, the data, the pruning
+            (pruning.options.batches, too), optim and local; values are numbers, names or class
+            paths, or true and false.
+        trials: Points, and so trials, of each cell.
+        sampler: "sobol" draws the points of the paper's protocol, the same in every cell. "tpe" and
+            "gp" (Optuna's), or the class path of another sampler of Optuna's, draw them from the
+            results of the cell so far.
+        best_of: Name of another study in the same storage: all points of a cell are the point of K*
+            there, so that its trials differ in their seeds alone, none of which is that study's.
+            For what is too dear to measure in every trial of a search, such as smoothness, and for
+            how far tuned metaparameters carry.
+        seed: Seed of the search and, with the point, of each trial's initial weights.
+        scramble: Owen-scrambled Sobol points. The plain sequence begins with the low end of every
+            range.
+        space: Searched metaparameters by configuration key, such as model.learning_rate: ranges, or
+            {choices: [0.0, 0.01, 0.1]} of numbers, names or class paths.
+        goals: Further values of the goal's metric that the same runs answer: each gets its own
+            table and figures. Easier ones than the goal, such as larger errors; with run_on any.
+        slack: A trial is stopped once it has run this many times as long as the best complete trial
+            of its cell needed: K* is the same, and found sooner. 1 or more; null runs every trial
+            to the step budget, as the paper does, which tells how large a part of the search box is
+            successful.
+        run_on: Whether a trial that met its goal goes on to the step budget: K* is the same, and
+            whole curves tell the
+            best metric under every smaller budget of steps or examples. Nothing is raced then and
+            no check stops early: the defaults of slack and goal.early_reject give way, and other
+            values that are asked for are refused.
+        metrics: Further metrics that the module logs in validation, such as val_loss, kept in the
+            curve at each check. No check stops early then.
+        noise_scale: Whether a run of seconds, before the study, tells its gradient noise scale: a
+            first guess of the critical batch size.
+        repeats: The best point of each cell is run again on so many fresh seeds, of its initial
+            weights, mask and order of examples, once the search is through: the median K over seeds
+            tells how much of K* is luck.
+        repeat_points: How many of the best points of each cell are repeated.
+        repeat_slack: A repeat that has not met the goal is stopped after this many times K*, and
+            counts as missed; null runs it to the step budget. 1 or more.
+        lean: Whether Lightning is asked once a check, not once a step, where nobody else listens:
+            the same to the bit.
+        engine: "lightning" trains one trial at a time, "fused" many in lockstep where they can be
+            stacked, and "auto" "fused" on a GPU alone. "sparse" trains as "lightning" does, but
+            convolutions that keep few of their weights skip the others, on a CPU (lit_dps[sparse]).
+            Gradients of "fused" and "sparse" differ by rounding, which training amplifies: K of
+            such a trial is equal in distribution, not to the bit.
+        checkpoint_minutes: A trial that takes longer is saved after so many minutes, at its next
+            check, and when it is interrupted, and goes on from there: the same to the bit. null
+            never saves. Those that the fused engine stacks begin anew.
+        slots: Trials that the fused engine trains at a time; by default as many as memory holds, 16
+            on a CPU.
+        batch_size_key: Configuration key that the batch size is set at.
+        workload: Name of the MLflow experiment; by default the data set, network and update rule.
+        workers: Processes that train at the same time; by default one for each CPU core, or one on
+            a GPU.
+        threads: CPU threads of each worker. Results may differ in the last digit with another
+            number.
+    """
+
+    name: str = "study"
+    batch_sizes: list[int] = field(default_factory=lambda: [2**i for i in range(1, 15)])
+    sparsities: list[float] = field(default_factory=lambda: [0.0, 0.5, 0.7, 0.9])
+    trials: int = 100
+    seed: int = 0
+    scramble: bool = True
+    sampler: str = "sobol"
+    best_of: str | None = None
+    space: dict[str, Any] = field(default_factory=dict)
+    grid: dict[str, list[int | float | str | bool | Any]] = field(default_factory=dict)
+    goals: list[float] = field(default_factory=list)
+    slack: float | None = SLACK
+    run_on: bool = False
+    metrics: list[str] = field(default_factory=list)
+    noise_scale: bool = True
+    repeats: int = 0
+    repeat_points: int = 1
+    repeat_slack: float | None = 8.0
+    lean: bool = True
+    engine: EngineName = "lightning"
+    checkpoint_minutes: float | None = 10.0
+    slots: int | None = None
+    batch_size_key: str = "data.batch_size"
+    workload: str | None = None
+    workers: int | None = None
+    threads: int = 1
+
+    def __post_init__(self):
+        for name, keys in (("space", self.space), ("grid", self.grid)):
+            for key in keys:
+                if not isinstance(key, str):
+                    raise ConfigError(
+                        f"study.{name}",
+                        key,
+                        "a key of the configuration, such as model.learning_rate",
+                    )
+        short = {self.batch_size_key: ("batch_sizes", int), SPARSITY_KEY: ("sparsities", float)}
+        for key, (name, kind) in short.items():
+            if key in self.grid:
+                default = next(f.default_factory() for f in fields(self) if f.name == name)
+                if getattr(self, name) not in (default, self.grid[key]):
+                    raise ConfigError("study.grid", key, f"left out where study.{name} is given")
+                values = []
+                for value in self.grid[key]:
+                    if isinstance(value, bool) or not isinstance(value, (int, float)):
+                        raise ConfigError(f"study.grid.{key}", value, "a number")
+                    values.append(kind(value) if kind(value) == value else value)
+                setattr(self, name, values)
+        self.space = {key: box_of(f"study.space.{key}", box) for key, box in self.space.items()}
+        if self.run_on and self.slack == SLACK:
+            self.slack = None
+
+    @property
+    def whole_curves(self) -> bool:
+        """Whether every check of a trial is a full one."""
+        return self.run_on or bool(self.metrics)
+
+    @property
+    def axes(self) -> dict[str, list[Value]]:
+        """The axes of the grid beside batch size and sparsity: values by configuration key."""
+        return {
+            key: values
+            for key, values in self.grid.items()
+            if key not in (self.batch_size_key, SPARSITY_KEY)
+        }
+
+    @property
+    def repeat_plan(self) -> RepeatPlan:
+        """Which points of a cell are repeated, how often, and for how long."""
+        return RepeatPlan(self.repeats, self.repeat_points, self.repeat_slack)
+
+    @property
+    def cells(self) -> list[Cell]:
+        """The grid, by sparsity, values of further axes, then batch size."""
+        return grid(self.batch_sizes, self.sparsities, self.axes)
+
+    def check(self) -> None:
+        """Raises ConfigError for a value that is not allowed, whatever the workload."""
+        check_name("study.name", self.name)
+        if self.workload is not None:
+            check_name("study.workload", self.workload)
+        _nonempty_unique("study.batch_sizes", self.batch_sizes)
+        for batch_size in self.batch_sizes:
+            if batch_size < 1:
+                raise ConfigError("study.batch_sizes", batch_size, "at least 1 example")
+        _nonempty_unique("study.sparsities", self.sparsities)
+        for sparsity in self.sparsities:
+            check_sparsity("study.sparsities", sparsity)
+        check_names("study.sparsities", self.sparsities)
+        for key, values in self.axes.items():
+            if not key.startswith(("model.", "data.", "pruning.", "optim.", "local.")):
+                raise ConfigError(
+                    "study.grid", key, "keys of the model, the data, the pruning, optim or local"
+                )
+            _check_kind(f"study.grid.{key}", values)
+            _nonempty_unique(f"study.grid.{key}", values)
+            check_names(f"study.grid.{key}", values)
+        for cell in self.cells:
+            if max(len(part.encode()) for part in str(cell).split("/")) > CELL_BYTES:
+                raise ConfigError(
+                    "study.grid", str(cell), f"keys and values that take at most {CELL_BYTES} bytes"
+                )
+        _nonempty_unique("study.grid", [key.rpartition(".")[2] for key in self.axes] or ["none"])
+        counts = {
+            "trials": self.trials,
+            "threads": self.threads,
+            "workers": self.workers,
+            "slots": self.slots,
+        }
+        counts |= {"repeat_points": self.repeat_points}
+        for key, value in counts.items():
+            if value is not None and value < 1:
+                raise ConfigError(f"study.{key}", value, "at least 1")
+        if self.sampler not in SAMPLERS and "." not in self.sampler:
+            raise ConfigError(
+                "study.sampler", self.sampler, f"one of {', '.join(SAMPLERS)}, or a class path"
+            )
+        if self.best_of is not None and self.sampler != "sobol":
+            raise ConfigError(
+                "study.sampler", self.sampler, "sobol where study.best_of says what the points are"
+            )
+        if self.best_of == self.name:
+            raise ConfigError("study.best_of", self.best_of, "the name of another study")
+        if not 0 <= self.seed < 2**32:
+            raise ConfigError("study.seed", self.seed, "0 or more, and below 2^32 = 4294967296")
+        if self.threads > THREADS:
+            raise ConfigError("study.threads", self.threads, f"{THREADS} at most")
+        if self.repeats < 0:
+            raise ConfigError("study.repeats", self.repeats, "0 or more")
+        if self.slack is not None and not 1 <= self.slack < math.inf:
+            raise ConfigError("study.slack", self.slack, "1 or more, or null for no racing")
+        if self.run_on and self.slack is not None:
+            raise ConfigError("study.slack", self.slack, NO_RACE)
+        if self.repeat_slack is not None and not 1 <= self.repeat_slack < math.inf:
+            raise ConfigError(
+                "study.repeat_slack", self.repeat_slack, "1 or more, or null for the step budget"
+            )
+        if self.checkpoint_minutes is not None and not 0 < self.checkpoint_minutes < math.inf:
+            raise ConfigError(
+                "study.checkpoint_minutes", self.checkpoint_minutes, "above 0, or null for none"
+            )
+        if len(set(self.metrics)) < len(self.metrics):
+            raise ConfigError("study.metrics", self.metrics, "each metric once")
+        if not self.space:
+            raise ConfigError(
+                "study.space",
+                {},
+                "at least one range, such as model.learning_rate: {low: 1e-4, high: 1}",
+            )
+        for key, box in self.space.items():
+            box.check(f"study.space.{key}")
+
+
+@dataclass
+class StorageConfig:
+    """Where a study is kept.
+
+    Attributes:
+        folder: Folder of the default databases, of MLflow's artifacts, of the figures, of
+            checkpoints and tracebacks.
+        optuna: Optuna storage URL; by default sqlite in FOLDER/study.db. It is the truth of a
+            study.
+        mlflow: MLflow tracking URI; by default sqlite in FOLDER/mlflow.db. It is the view.
+    """
+
+    folder: str = "mlruns"
+    optuna: str | None = None
+    mlflow: str | None = None
+
+    @property
+    def optuna_url(self) -> str:
+        return self.optuna or f"sqlite:///{self.folder}/study.db"
+
+    @property
+    def mlflow_uri(self) -> str:
+        return self.mlflow or f"sqlite:///{self.folder}/mlflow.db"
+
+    def checkpoints(self, study: str) -> Path:
+        """The folder of a study's checkpoints."""
+        return Path(self.folder) / "checkpoints" / study
+
+    def failures(self, study: str) -> Path:
+        """The folder of the tracebacks of a study's failed trials."""
+        return Path(self.folder) / "failures" / study
+
+
+# A file name may have 255 bytes. The longest suffix of a study's name has 40 bytes:
+# ".NAME-heat-of-the-search.png.1234567.tmp".
+NAME_BYTES = 200
+CELL_BYTES = 200  # the same for a cell: "CELL repeat-12-of-point-123.txt"
+
+
+def check_name(key: str, name: str) -> None:
+    """Raise ConfigError, naming `key`, if a name cannot be part of file names."""
+    if not re.fullmatch(r"[\w.+-][\w .:+-]*", name):
+        raise ConfigError(key, name, "letters, digits, blanks and . _ + - : are allowed")
+    if name.startswith("-"):
+        raise ConfigError(
+            key, name, "a name that does not begin with -, since that begins an option"
+        )
+    if name.endswith((".", " ")):
+        raise ConfigError(key, name, "a name that ends with neither a dot nor a blank")
+    if len(name.encode()) > NAME_BYTES:
+        raise ConfigError(key, name, f"at most {NAME_BYTES} bytes; it has {len(name.encode())}")
+
+
+def folder_name(study: str) -> str:
+    """Return the name of the folder of a study's figures and tables, even for an invalid study
+    name.
+
+    `lit_dps.storage` ensures that the studies of a storage have different folders.
+    """
+    name = study.replace(" ", "_").replace(":", "_")
+    try:
+        check_name("study.name", study)
+    except ConfigError:
+        # A study of an earlier version or of a foreign database. Its files must stay in the storage
+        # folder.
+        plain = re.sub(r"[^\w.+-]", "_", name).strip(".-") or "study"
+        safe = plain.encode()[: NAME_BYTES - 9].decode(errors="ignore")
+        if safe != name:
+            name = f"{safe}-{hashlib.sha256(study.encode(errors='surrogatepass')).hexdigest()[:8]}"
+    return name
+
+
+def cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _check_kind(key: str, values: list) -> None:
+    """Raise ConfigError, naming `key`, unless all values are numbers, names, or true and false."""
+    for value in values:
+        if not isinstance(value, (bool, int, float, str)):
+            raise ConfigError(key, value, "a number, a name, a class path, true or false")
+    kinds = set()
+    for value in values:
+        # In Python, true and false are integers too.
+        if isinstance(value, (bool, str)):
+            kinds.add(type(value))
+        else:
+            kinds.add(float)
+    if len(kinds) > 1:
+        raise ConfigError(
+            key, values, "numbers alone, or names and class paths alone, or true and false alone"
+        )
+
+
+def _nonempty_unique(key: str, values: list) -> None:
+    if not values:
+        raise ConfigError(key, values, "at least one value")
+    if len(set(values)) != len(values):
+        raise ConfigError(key, values, "each value once")

@@ -1,0 +1,109 @@
+"""Environments: the code, data, versions, threads and machine of a study's trials, as plain data.
+
+An environment is a dict of texts by name (python, version.torch, hardware, ...) with the entries
+below. The header of a study stores each environment once. A trial refers to it by its key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+# Entries of an environment. Environments of earlier versions have none of these.
+KEY = "key"
+SINCE = "since"  # time of the first run in this environment: 2026-11-27 14:05
+THREADS = "threads"  # of each worker
+SOURCES = "sources"  # file of the user's code -> hashes of its bytes and of its syntax tree
+# Values of the data's axes -> three hashes: of whole numbers and texts, of floats, and of the
+# processor and the versions that decide how floats are rounded.
+DATA = "data"
+UNKNOWN = ["unknown"]  # in place of hashes
+
+Hashes = Sequence[str]
+
+
+def with_key(environment: Mapping[str, Any], since: str) -> dict[str, Any]:
+    """Return an environment with its key, a hash of its content, and the time of its first use."""
+    content = json.dumps(environment, sort_keys=True)
+    return {KEY: hashlib.sha256(content.encode()).hexdigest()[:10], SINCE: since, **environment}
+
+
+def is_same_source(one: Hashes, other: Hashes) -> bool:
+    """Return True if two versions of a file have equal bytes or equal syntax trees, or if one is
+    unknown.
+
+    Comments and formatting do not change a syntax tree. A new version of Python may change the
+    tree, but not the bytes.
+    """
+    return UNKNOWN in (list(one), list(other)) or bool({*one} & {*other})
+
+
+def is_same_data(one: Hashes, other: Hashes) -> bool:
+    """Return True if the hashes of two data sets agree, as far as they can be compared.
+
+    Floats are compared only if processor and versions of torch and NumPy are equal. Otherwise they
+    may be rounded differently.
+    """
+    if UNKNOWN in (list(one), list(other)):
+        return True
+    if one[0] != other[0]:
+        return False
+    has_floats = len(one) == 3 and len(other) == 3
+    if not has_floats or one[2] != other[2]:
+        return True
+    return one[1] == other[1]
+
+
+SAME: dict[str, Callable[[Hashes, Hashes], bool]] = {SOURCES: is_same_source, DATA: is_same_data}
+
+
+def changed_parts(
+    known: Sequence[Mapping[str, Any]], now: Mapping[str, Any], entry: str
+) -> list[str]:
+    """Return the names in an entry whose version differs from all known environments.
+
+    A name that occurs in no known environment is new and does not count as a change.
+
+    Args:
+        known: Environments of a study.
+        now: The environment to compare.
+        entry: SOURCES or DATA.
+    """
+    changed = []
+    for name, version in now.get(entry, {}).items():
+        earlier = [each[entry][name] for each in known if name in each.get(entry, {})]
+        if earlier and not any(SAME[entry](version, other) for other in earlier):
+            changed.append(name)
+    return changed
+
+
+def changes_since(known: Sequence[Mapping[str, Any]], now: Mapping[str, Any]) -> list[str]:
+    """Return the files and data of an environment that differ from all known environments.
+
+    Returns:
+        Words such as "my_code.py" and "the data at noise=0.5".
+    """
+    words = changed_parts(known, now, SOURCES)
+    for axes in changed_parts(known, now, DATA):
+        words.append(f"the data at {axes}" if axes else "the data")
+    return words
+
+
+def versions_of(
+    environments: Sequence[Mapping[str, Any]], entry: str, name: str
+) -> list[list[Mapping[str, Any]]]:
+    """Return the environments with this name in an entry, grouped by its version, oldest first."""
+    groups: list[list[Mapping[str, Any]]] = []
+    for environment in environments:
+        version = environment.get(entry, {}).get(name)
+        if version is None or list(version) == UNKNOWN:
+            continue
+        for group in groups:
+            if any(SAME[entry](version, other[entry][name]) for other in group):
+                group.append(environment)
+                break
+        else:
+            groups.append([environment])
+    return groups

@@ -1,0 +1,89 @@
+"""Rounds: the schedule of local SGD, in which workers take steps of their own and meet after so
+many of them.
+
+Steps up to `start` are synchronous: one network on the whole batch. Then each of the workers takes
+steps of its own, on its part of the batch, and after every `steps` of them all meet (Stich 2019,
+"Local SGD Converges Fast and Communicates Little"; post-local SGD, with a start: Lin et al. 2020,
+"Don't Use Large Mini-Batches, Use Local SGD"). Here every round has the same length; the code of
+Lin et al. and torch's PeriodicModelAverager also meet right after the first local step, which is a
+round of a single step.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from numbers import Real
+
+from lit_dps.core.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """The section `local` of a configuration.
+
+    Attributes:
+        workers: n, the networks that are trained apart, each on its n-th part of every batch.
+        steps: H, the local steps from one meeting to the next.
+        start: t0, the synchronous steps before the first local one.
+        outer_learning_rate: Rate of the outer optimizer, which takes the way of the mean in a round
+            for a gradient (`lit_dps.optim.local_sgd`); at 1, without momentum, workers go on from
+            their mean.
+        outer_momentum: Its momentum.
+        outer_nesterov: Whether that is Nesterov's.
+
+    Raises:
+        ConfigError: for a value out of its range.
+    """
+
+    workers: int = 1
+    steps: int = 1
+    start: int = 0
+    outer_learning_rate: float = 1.0
+    outer_momentum: float = 0.0
+    outer_nesterov: bool = True
+
+    def __post_init__(self):
+        for key, least, what in (
+            ("workers", 1, "workers"),
+            ("steps", 1, "steps"),
+            ("start", 0, "steps"),
+        ):
+            value = getattr(self, key)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ConfigError(
+                    f"local.{key}", value, f"a whole number of {what}, {least} or more"
+                )
+        for key, allowed, low, high in (
+            ("outer_learning_rate", "a number above 0", 0.0, math.inf),
+            ("outer_momentum", "a number in [0, 1)", -math.inf, 1.0),
+        ):
+            value = getattr(self, key)
+            number = isinstance(value, Real) and not isinstance(value, bool)
+            if not number or not low < value < high or (key == "outer_momentum" and value < 0):
+                raise ConfigError(f"local.{key}", value, allowed)
+        if self.outer_nesterov not in (True, False):
+            raise ConfigError("local.outer_nesterov", self.outer_nesterov, "true or false")
+
+    @property
+    def on(self) -> bool:
+        """Whether this is another training than the usual one: a single worker that meets itself
+        stays where it is."""
+        return self.workers > 1 or self.outer_learning_rate != 1 or self.outer_momentum != 0
+
+    def meet_after(self, step: int) -> bool:
+        """Whether the workers meet after this step, counted from 1."""
+        return step > self.start and (step - self.start) % self.steps == 0
+
+    def communications(self, steps: int) -> int:
+        """How often the workers talk to each other in so many steps: in each synchronous one, and
+        at each meeting.
+
+        One worker has nobody to talk to. What a check asks them for is not counted: it is no part
+        of training.
+        """
+        return (
+            0
+            if self.workers == 1
+            else min(steps, self.start) + max(0, steps - self.start) // self.steps
+        )

@@ -1,0 +1,45 @@
+"""What a configuration names: something of the package by its name, or somebody else's by its class
+path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import TypeVar
+
+from lit_dps.core.errors import ConfigError, meant
+
+T = TypeVar("T")
+
+
+def named(
+    key: str, name: str, known: Mapping[str, T], kind: str, fits: Callable[[object], bool]
+) -> T:
+    """The value that a configuration names.
+
+    Args:
+        key: Where it stands in the configuration, such as "pruning.method".
+        name: One of `known`, or a class path, package.module.Name.
+        known: The package's own, by name.
+        kind: What it has to be, for messages.
+        fits: Whether what a class path names is that.
+
+    Raises:
+        ConfigError: if there is no such thing, or it is of another kind.
+    """
+    if name in known:
+        return known[name]
+    module, _, attribute = str(name).rpartition(".")
+    near = meant(str(name), known)
+    allowed = f"one of {', '.join(known)}, or the class path of a {kind}" + (
+        f"; did you mean {near}?" if near else ""
+    )
+    if not module:
+        raise ConfigError(key, name, allowed)
+    try:
+        found = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(key, name, f"{allowed}: {error}") from error
+    if not fits(found):
+        raise ConfigError(key, name, allowed)
+    return found

@@ -1,0 +1,105 @@
+"""StepTiming: seconds of a training step in each cell, measured after the last trial. Plain
+data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lit_dps.core.trial import Cell
+
+
+@dataclass(frozen=True)
+class CellTiming:
+    """Times of one cell.
+
+    Attributes:
+        cell: The cell.
+        steps: Seconds of a training step, one mean for each round.
+        check: Seconds of one validation of the entire split; median over the rounds.
+    """
+
+    cell: Cell
+    steps: tuple[float, ...]
+    check: float
+
+
+@dataclass(frozen=True)
+class StepTiming:
+    """Times of the cells of a study, with the conditions under which they were measured.
+
+    Attributes:
+        machine: Processor, cores and GPUs, as `lit_dps.study.hardware.hardware` describes them.
+        date: UTC date of the measurement, YYYY-MM-DD.
+        threads: CPU threads of the process that trained.
+        ranks: Processes that trained each trial together.
+        cells: The measurements.
+    """
+
+    machine: str
+    date: str
+    threads: int
+    ranks: int
+    cells: tuple[CellTiming, ...]
+
+    @property
+    def by_cell(self) -> dict[Cell, CellTiming]:
+        """The measurements by cell."""
+        return {timing.cell: timing for timing in self.cells}
+
+    @property
+    def conditions(self) -> tuple[str, int, int]:
+        """Machine, threads and ranks: times under other conditions are not comparable."""
+        return self.machine, self.threads, self.ranks
+
+    @property
+    def rounds(self) -> int:
+        """Number of rounds of the measurement."""
+        return max((len(timing.steps) for timing in self.cells), default=0)
+
+    def covers(self, cells: Iterable[Cell]) -> bool:
+        """Return True if each of the cells was measured."""
+        return set(cells) <= self.by_cell.keys()
+
+    def stored(self) -> dict[str, Any]:
+        """Return the fields as plain JSON."""
+        cells = []
+        for timing in self.cells:
+            cell = timing.cell
+            cells.append(
+                {
+                    "batch_size": cell.batch_size,
+                    "sparsity": cell.sparsity,
+                    "axes": dict(cell.others),
+                    "steps": list(timing.steps),
+                    "check": timing.check,
+                }
+            )
+        return {
+            "machine": self.machine,
+            "date": self.date,
+            "threads": self.threads,
+            "ranks": self.ranks,
+            "cells": cells,
+        }
+
+    @classmethod
+    def of_stored(cls, stored: Mapping[str, Any]) -> StepTiming:
+        """Return the times whose `stored` form this is.
+
+        Raises:
+            KeyError, TypeError or AttributeError: for any other input.
+        """
+        cells = []
+        for row in stored["cells"]:
+            others = tuple(sorted(row["axes"].items()))
+            cell = Cell(row["batch_size"], row["sparsity"], others)
+            cells.append(CellTiming(cell, tuple(row["steps"]), row["check"]))
+        return cls(
+            machine=stored["machine"],
+            date=stored["date"],
+            threads=stored["threads"],
+            ranks=stored["ranks"],
+            cells=tuple(cells),
+        )

@@ -1,0 +1,1 @@
+"""Forecast: how many steps, checks and seconds a study takes, before it runs."""

@@ -1,0 +1,247 @@
+"""Counts the examples of a batch. Steps, pruning passes, validation and ranks all use this count.
+
+A `DataLoader` draws a list of indices for each batch. The length of this list is the number of
+examples. So graphs, time-first tensors and packed sequences are counted correctly. Streams and
+loaders of the user's own class have no lists; then the shapes of the batch decide (`Sizes`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import is_dataclass
+from typing import Any
+
+import numpy as np
+from lightning.pytorch.utilities import CombinedLoader
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+_RECORDS = "_records_examples"  # attribute of the classes that `record_examples` makes
+
+
+class IndexLists:
+    """The index lists of a sampler. Each pass records their lengths.
+
+    Args:
+        sampler: The batch sampler of a loader, or its sampler if it yields lists.
+    """
+
+    def __init__(self, sampler: Any):
+        self.sampler = sampler
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def __iter__(self) -> Pass:
+        return Pass(iter(self.sampler))
+
+
+class Pass:
+    """One pass over index lists.
+
+    Attributes:
+        lengths: The length of each list so far; None for an item that is no list. Loader processes
+            draw lists before the training needs them.
+    """
+
+    def __init__(self, indices: Iterator[Any]):
+        self.indices = indices
+        self.lengths: list[int | None] = []
+
+    def __iter__(self) -> Pass:
+        return self
+
+    def __next__(self) -> Any:
+        indices = next(self.indices)
+        self.lengths.append(_length_of(indices))
+        return indices
+
+
+def _length_of(indices: Any) -> int | None:
+    is_list = isinstance(indices, (list, tuple, range))
+    is_array = isinstance(indices, (Tensor, np.ndarray)) and indices.ndim == 1
+    return len(indices) if is_list or is_array else None
+
+
+def record_examples(loader: Any) -> None:
+    """Make the iterators of a DataLoader record how many indices they draw for each batch.
+
+    The loader remains the same object, with the same samplers. Its class is replaced by a subclass.
+    Loaders without index lists do not change.
+    """
+    if not isinstance(loader, DataLoader) or hasattr(loader, _RECORDS):
+        return
+    if isinstance(loader.dataset, IterableDataset):
+        # Its lists have the full batch size, even if the last batch is short.
+        return
+    original = type(loader)
+    members = {
+        "__module__": original.__module__,
+        "__qualname__": original.__qualname__,
+        "__doc__": original.__doc__,
+        "_index_sampler": property(lambda loader: IndexLists(original._index_sampler.fget(loader))),
+        _RECORDS: True,
+    }
+    loader.__class__ = type(original.__name__, (original,), members)
+
+
+def examples_drawn(iterator: Any, ahead: int = 0) -> int | None:
+    """Return the number of examples of the batch that an iterator yielded last; None if unknown.
+
+    Args:
+        iterator: An iterator of a loader, made after `record_examples`.
+        ahead: Batches that the iterator has yielded after the batch in question.
+    """
+    if not isinstance(iterator, _BaseDataLoaderIter) or not getattr(iterator, "_in_order", True):
+        return None
+    index_lists = iterator._sampler_iter
+    number = iterator._num_yielded - 1 - ahead
+    if not isinstance(index_lists, Pass) or not 0 <= number < len(index_lists.lengths):
+        return None
+    return index_lists.lengths[number]
+
+
+def counted(loader: Any, sizes: Sizes | None = None) -> Iterator[tuple[Any, int | None]]:
+    """Yield the batches of a pass, each with its number of examples; None if unknown.
+
+    With a `CombinedLoader`, the examples of its first loader are counted.
+    """
+    sizes = sizes or Sizes()
+    is_combined = isinstance(loader, CombinedLoader)
+    for each in loader.flattened if is_combined else [loader]:
+        record_examples(each)
+    iterator = iter(loader)
+    for item in iterator:
+        if is_combined:
+            batch = item[0]
+            number = examples_drawn(first_iterator(loader))
+        else:
+            batch = item
+            number = examples_drawn(iterator)
+        if number is None:
+            number = sizes.examples_in(batch, batch_size_of(loader))
+        yield batch, number
+
+
+def first_iterator(loader: CombinedLoader) -> Any:
+    """Return the iterator of the first loader; None before a pass.
+
+    In the mode "sequential", it is the iterator of the current loader.
+    """
+    iterators = getattr(loader._iterator, "iterators", None)
+    return iterators[0] if iterators else None
+
+
+def batch_size_of(loader: Any) -> int | None:
+    """Return the batch size that a DataLoader declares; None if it declares none."""
+    if isinstance(loader, CombinedLoader):
+        loader = loader.flattened[0] if loader.flattened else None
+    if not isinstance(loader, DataLoader):
+        return None
+    return loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
+
+
+class Sizes:
+    """Counts the examples of batches without index lists, by the sizes of their tensors and lists.
+
+    In a full batch, one of the sizes equals the batch size. `Sizes` looks for it among the lengths
+    of tensors, then among their other dimensions, then among the lengths of lists. All later
+    batches are counted at the same place.
+
+    Args:
+        batch_size: Examples of a full batch; None if unknown.
+
+    Attributes:
+        place: The place where examples are counted (see `sizes_of`); None before a full batch.
+    """
+
+    def __init__(self, batch_size: int | None = None):
+        self.batch_size = batch_size
+        self.place: tuple | None = None
+
+    def examples_in(self, batch: Any, batch_size: int | None = None) -> int | None:
+        """Return the number of examples of a batch; None if unknown.
+
+        Without a batch size, return the length of the first tensor.
+
+        Args:
+            batch: Tensors in lists, dicts and tuples.
+            batch_size: Examples of a full batch, as the loader of this batch declares.
+        """
+        sizes = sizes_of(batch)
+        if self.place is None:
+            self.place = _place_of(sizes, batch_size or self.batch_size)
+        if self.place is not None:
+            return sizes.get(self.place)
+        lengths = [length for place, length in sizes.items() if place[-1] == 0]
+        known = batch_size or self.batch_size
+        if not lengths or (known is not None and len(set(lengths)) > 1):
+            return None
+        return lengths[0]
+
+
+def _place_of(sizes: Mapping[tuple, int], batch_size: int | None) -> tuple | None:
+    if batch_size is None:
+        return None
+    places = [place for place, size in sizes.items() if size == batch_size]
+    lists = [place[:-1] for place in places if place[-1] == "list"]
+    for path in lists:
+        # The tensors in a list of examples may by chance be as long as the list.
+        lengths = set()
+        for place, size in sizes.items():
+            if place[-1] == 0 and place[: len(path)] == path:
+                lengths.add(size)
+        if lengths != {batch_size}:
+            return (*path, "list")
+    return min(places, key=_rank, default=None)
+
+
+def _rank(place: tuple) -> int:
+    """Return a sort key: lengths of tensors first, then other dimensions, then lengths of lists."""
+    return 10**6 if place[-1] == "list" else place[-1]
+
+
+def sizes_of(batch: Any) -> dict[tuple, int]:
+    """Return all sizes of a batch by place: dimensions of tensors, and lengths of lists.
+
+    A place is the path to a tensor or a list, followed by the number of the dimension or "list".
+    """
+    sizes: dict[tuple, int] = {}
+    _add_sizes(batch, (), sizes)
+    return sizes
+
+
+def _add_sizes(part: Any, path: tuple, sizes: dict[tuple, int]) -> None:
+    if isinstance(part, (Tensor, np.ndarray)):
+        for dimension, size in enumerate(part.shape):
+            sizes[(*path, dimension)] = size
+    elif isinstance(part, Mapping):
+        for key, value in part.items():
+            _add_sizes(value, (*path, key), sizes)
+    elif is_dataclass(part) and not isinstance(part, type):
+        _add_sizes(vars(part), path, sizes)
+    elif isinstance(part, (list, tuple)):
+        sizes[(*path, "list")] = len(part)
+        for i, value in enumerate(part):
+            _add_sizes(value, (*path, i), sizes)
+
+
+def can_be_cut(batch: Any, examples: int | None) -> bool:
+    """Return True if a batch can be split by examples: if each tensor has one row for each example.
+
+    A tensor without dimensions, such as a weight, belongs to all examples. A batch of graphs cannot
+    be split, because its nodes, edges and labels differ in number.
+    """
+    tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.ndim > 0]
+    return bool(tensors) and all(len(leaf) == examples for leaf in tensors)
+
+
+def cut(batch: Any, part: slice) -> Any:
+    """Return the examples `part` of a batch for which `can_be_cut` is true."""
+
+    def cut_leaf(leaf: Any) -> Any:
+        return leaf[part] if isinstance(leaf, Tensor) and leaf.ndim > 0 else leaf
+
+    return tree_map(cut_leaf, batch)

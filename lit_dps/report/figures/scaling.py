@@ -1,0 +1,355 @@
+"""K* and the fitted law against batch size (Lee et al. 2021, Figures 1 and 7 to 11), and how such a
+curve is drawn."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterable, Sequence
+
+import matplotlib
+import numpy as np
+import pandas as pd
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+import lit_dps.report.figures.style as look
+from lit_dps.analysis.analysis import Analysis
+from lit_dps.analysis.median_law import medians_outside, outside_text
+from lit_dps.analysis.scaling import Scaling
+from lit_dps.analysis.tables import columns_of, legend, listed, numbers, rows_of, title
+from lit_dps.core.trial import Series
+
+NAME, PAPER = "scaling", "1, 7-11"
+CAPTION = "K* against batch size by sparsity (the paper's Figure 1)"
+WORDS = 38  # characters that have room above a panel
+WORD_LINE = 0.12  # height of a line of them, in inches
+PER_OCTAVE = 8  # points of a fitted curve in each doubling of the batch size
+HOLLOW = {"markerfacecolor": "white", "markeredgewidth": 0.8}  # K* that are upper bounds
+MEDIAN = {"marker": "x", "color": look.GREY, "markersize": 4, "linestyle": "none", "zorder": 3}
+BAR = {"elinewidth": 0.8, "capsize": 2, "linestyle": "none"}  # 95 % limits of a K*
+HIGHEST = 1e12  # where bars without an upper limit end: beyond any panel
+FEW = 5  # entries of a legend that have room in a panel, above falling curves,
+SHORT = 18  # if none is longer, in characters
+ARROW = 0.35  # length of their arrows, as a share of K*
+
+
+def rows(study: Analysis) -> pd.DataFrame:
+    """The rows of `curve_rows` for each series of a study, with its columns first.
+
+    They are normalised at the smallest batch size that has a K* in every series that has any
+    (`common_batch_size`). `median` [steps] is that of the best point over seeds, missing where it
+    was not repeated.
+    """
+    common, sizes = common_batch_size(study.scalings.values()), study.record.batch_sizes
+    parts = []
+    for series, scaling in study.scalings.items():
+        curve, own = curve_rows(scaling, sizes, common), study.median_scalings.get(series)
+        curve["median"] = pd.array(
+            [own and own.k_star.get(b) for b in curve["batch_size"]], "Float64"
+        )
+        parts.append(pd.DataFrame({**columns_of(series), **curve}))
+    return pd.concat(parts, ignore_index=True)
+
+
+def missing(study: Analysis) -> str | None:
+    """Why there is no scaling curve to draw, if so."""
+    sizes = set().union(*(scaling.k_star for scaling in study.scalings.values()))
+    if not sizes:
+        return "no complete trial yet"
+    if len(study.record.batch_sizes) == 1:
+        return "one batch size only"
+    return "complete trials at one batch size only" if len(sizes) == 1 else None
+
+
+def too_large(study: Analysis) -> str | None:
+    """Why the figure is drawn on request only, if so."""
+    return look.too_many_series(study, NAME)
+
+
+def notes(study: Analysis) -> list[str]:
+    """Series that have no curve, and how limits and upper bounds of K* are drawn."""
+    bare = [series for series, scaling in study.scalings.items() if not scaling.k_star]
+    told = [f"no complete trial at {listed(bare)}: no curve there"] if bare else []
+    return told + limit_notes(study.scalings.values()) + bound_notes(study.scalings.values())
+
+
+@matplotlib.rc_context(look.STYLE)
+def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
+    """Each series with fit, band and perfect scaling; where there are several, all of them, and all
+    normalised.
+
+    Series without any K* are left out.
+    """
+    parts = [(i, series, rows_of(series, rows)) for i, series in enumerate(study.scalings)]
+    parts = [(i, series, part) for i, series, part in parts if study.scalings[series].k_star]
+    count = len(parts) + (2 if len(parts) > 1 else 0)
+    columns = count if count <= 3 else min(3, math.ceil(count / 2))
+    lines = math.ceil(count / columns)
+    words = {series: _words(study, series) for _, series, _ in parts}
+    more = WORD_LINE * lines * max(text.count("\n") for text in words.values())
+    figure = Figure(
+        figsize=(max(2.5 * columns, 3.3), 2.4 * lines + more + (0.5 if count == 1 else 0.2))
+    )
+    axes = [figure.add_subplot(lines, columns, i + 1) for i in range(count)]
+    for i, ax in enumerate(axes):
+        look.batch_size_axis(ax, grid_sizes(rows))
+        if i % columns == 0:
+            ax.set_ylabel(look.K_STAR)
+        if i + columns >= count:
+            ax.set_xlabel(look.BATCH_SIZE)
+    for ax, (i, series, part) in zip(axes, parts, strict=False):
+        _draw_words(ax, title(series), words[series], study.scalings[series])
+        draw_band(ax, part, i)
+        draw_limits(ax, part, i)
+        draw_curve(ax, part, i)
+        ax.plot(*_known(part, "median"), **MEDIAN)
+        draw_perfect(ax, part)
+        if bounds := bound_handles(part):
+            ax.legend(handles=bounds, loc="upper right", handlelength=1.5)
+        look.log_values_axis(ax, drawn_values(rows))
+    if len(parts) > 1:
+        _draw_together(*axes[-2:], rows, parts)
+    handles = line_handles([study.scalings[series] for _, series, _ in parts])
+    if rows["k_star_low"].notna().any():
+        handles.append(
+            Line2D([], [], label="K*, 95 % limits", color=look.GREY, marker="|", linestyle="none")
+        )
+    if rows["median"].notna().any():
+        handles.append(Line2D([], [], label="median over seeds", **MEDIAN))
+    per_line = max(1, int(figure.get_figwidth() / 1.1))
+    figure.legend(
+        handles=handles,
+        loc="outside lower center",
+        ncols=min(per_line, len(handles)),
+        columnspacing=1.2,
+    )
+    return figure
+
+
+def line_handles(drawn: Sequence[Scaling]) -> list[Artist]:
+    """What a legend says of the lines of the panels, whatever their colour: of those that there
+    are."""
+    line = {"color": look.GREY, "linewidth": 0.8}
+    found: list[Artist] = [Line2D([], [], label="perfect scaling", linestyle="--", **line)]
+    if any(scaling.fit for scaling in drawn):
+        band = Patch(color=look.GREY, alpha=0.2, linewidth=0, label="95 % band")
+        found = [Line2D([], [], label="law", color=look.GREY), band, *found]
+    if any(scaling.identifiable for scaling in drawn):
+        found.append(Line2D([], [], label="B_crit", linestyle=":", **line))
+    return found
+
+
+def _draw_together(
+    together: Axes, normalised: Axes, rows: pd.DataFrame, parts: Sequence[tuple]
+) -> None:
+    for i, series, part in parts:
+        draw_curve(together, part, i, "", legend(series))
+        draw_curve(normalised, part, i, "normalised_")
+    # One line for all, as they are normalised.
+    draw_perfect(normalised, parts[0][2], "normalised_", "perfect scaling")
+    together.set_title(
+        "all series" if any(series.others for _, series, _ in parts) else "all sparsities"
+    )
+    handles = [*together.get_legend_handles_labels()[0], *bound_handles(rows)]
+    if len(handles) > FEW or max(len(handle.get_label()) for handle in handles) > SHORT:
+        look.legend_above(together.figure, handles)
+    else:
+        together.legend(handles=handles, loc="upper right", handlelength=1.5)
+    normalised.set_title("all, normalised")
+    normalised.legend(loc="upper right", handlelength=2)
+    label_normalised(normalised, rows)
+    look.log_values_axis(together, rows["k_star"].dropna())
+    look.log_values_axis(normalised, rows["normalised_k_star"].dropna())
+
+
+def _words(study: Analysis, series: Series) -> str:
+    """What stands above a panel: B_crit, and where medians over seeds leave the law."""
+    law, medians = study.scalings[series], study.median_scalings.get(series)
+    lines = [textwrap.fill(law.describe(), WORDS)]
+    if medians is not None:
+        outside = outside_text(medians_outside(law, medians, study.record.goal.check_interval))
+        if outside:
+            lines.append(textwrap.fill(f"medians leave the band: {outside}", WORDS))
+    return "\n".join(lines)
+
+
+def _draw_words(ax: Axes, name: str, words: str, scaling: Scaling) -> None:
+    """The name of a panel, below it some words, clear of the curves, and B_crit, where the data
+    show it, as a line."""
+    ax.text(0.5, 1.02, words, transform=ax.transAxes, fontsize=7, va="bottom", ha="center")
+    ax.set_title(look.wrapped(name, WORDS - 8), pad=5 + 8.5 * (1 + words.count("\n")))
+    if scaling.identifiable:
+        ax.axvline(
+            scaling.fit.critical_batch_size, color=look.GREY, linestyle=":", linewidth=0.8, zorder=1
+        )
+
+
+def common_batch_size(scalings: Iterable[Scaling]) -> int | None:
+    """The smallest batch size with a K* beyond the first check in every curve that has any; None
+    without one."""
+    measured = [set(scaling.resolved) for scaling in scalings if scaling.resolved]
+    return min(set.intersection(*measured), default=None) if measured else None
+
+
+def curve_rows(scaling: Scaling, batch_sizes: Sequence[int], common: int | None) -> pd.DataFrame:
+    """K* and the fitted law of one curve, by batch size.
+
+    The batch sizes of the grid are among the rows, those between them draw the curve. Columns,
+    missing where unknown: batch_size [examples]; k_star [steps]; k_star_low and k_star_high
+    [steps], its 95 % limits (`k_star_limits`), of which the upper one may be infinite; floor, 1
+    where it is at the first check and so an upper bound, else 0; fit, fit_low, fit_high [steps],
+    the law and its 95 % limits; perfect [steps], K*(b) b / B from the smallest b with a K*;
+    normalised_by, the batch size `common`; k_star, fit and perfect over the K* there as
+    normalised_k_star, _fit and _perfect. Upper bounds are neither normalised nor is perfect drawn
+    from one.
+    """
+    batch, resolved = _curve_points(batch_sizes), scaling.resolved
+    unknown = np.full(len(batch), np.nan)
+    fit = unknown if scaling.fit is None else scaling.fit.steps(batch)
+    low, high = scaling.band(batch) or (unknown, unknown)
+    limits = np.array([scaling.limits.get(b, (np.nan, np.nan)) for b in batch])
+    first, unit = min(resolved, default=0), resolved.get(common, np.nan)
+    return pd.DataFrame(
+        {
+            "batch_size": pd.Series(
+                [int(b) if b in batch_sizes else b for b in batch.tolist()], dtype=object
+            ),
+            "k_star": pd.array([scaling.k_star.get(b) for b in batch], "Int64"),
+            "k_star_low": limits[:, 0],
+            "k_star_high": limits[:, 1],
+            "floor": [int(b in scaling.at_first_check) for b in batch],
+            "fit": fit,
+            "fit_low": low,
+            "fit_high": high,
+            "perfect": resolved.get(first, np.nan) * first / batch,
+            "normalised_by": pd.array([common] * len(batch), "Int64"),
+            "normalised_k_star": np.array([resolved.get(b, np.nan) for b in batch]) / unit,
+            "normalised_fit": fit / unit,
+            "normalised_perfect": unknown
+            if common is None or not scaling.k_star
+            else common / batch,
+        }
+    )
+
+
+def _curve_points(batch_sizes: Sequence[int]) -> np.ndarray:
+    low, high = min(batch_sizes), max(batch_sizes)
+    between = np.geomspace(low, high, 1 + round(PER_OCTAVE * float(np.log2(high / low))))
+    # Points that rounding puts next to a measured batch size would double it.
+    far = np.abs(np.log(between[:, None] / np.array(batch_sizes))).min(axis=1) > 1e-6
+    return np.sort(np.concatenate([between[far], batch_sizes]))
+
+
+def bound_notes(scalings: Iterable[Scaling]) -> list[str]:
+    """How upper bounds are drawn, where there are any."""
+    drawn = "drawn hollow, with an arrow, and left out where K* is normalised"
+    return (
+        [f"K* at the first check are upper bounds: {drawn}"]
+        if any(s.at_first_check for s in scalings)
+        else []
+    )
+
+
+def draw_curve(
+    ax: Axes, rows: pd.DataFrame, i: int, prefix: str = "", label: str | None = None
+) -> None:
+    """K* of `curve_rows` as markers and the law as a line, in the i-th look; upper bounds hollow,
+    with an arrow down.
+
+    The prefix is that of the columns, "" or "normalised_".
+    """
+    style = look.curve_style(i)
+    ax.plot(*_known(rows, f"{prefix}fit"), **look.line_of(i))
+    batch, k_star = _known(rows[rows["floor"] == 0], f"{prefix}k_star")
+    ax.plot(batch, k_star, linestyle="none", markeredgecolor="white", markeredgewidth=0.4, **style)
+    batch, k_star = _known(rows[rows["floor"] == 1], f"{prefix}k_star")
+    if len(batch):
+        arrows = {"yerr": ARROW * k_star, "uplims": True, "elinewidth": 0.8, "capsize": 2}
+        ax.errorbar(batch, k_star, linestyle="none", **arrows, **style, **HOLLOW)
+    if label is not None:
+        ax.plot([], [], label=label, **style | look.line_of(i))
+
+
+def limit_notes(scalings: Iterable[Scaling]) -> list[str]:
+    """Bars of K* without an upper limit, and how many K* have no bar."""
+    drawn = [scaling for scaling in scalings if scaling.resolved]
+    limits = [limit for scaling in drawn for limit in scaling.limits.values()]
+    every = sum(len(scaling.resolved) for scaling in drawn)
+    lines = []
+    if any(np.isinf(limit.high) for limit in limits):
+        lines.append(
+            "a bar to the top of its panel has no upper limit: repeats of that K* missed the goal"
+        )
+    if limits and len(limits) < every:
+        lines.append(
+            f"{every - len(limits)} of {every} K* have no bar: too few trials of the cell met the "
+            "goal"
+        )
+    return lines
+
+
+def drawn_values(rows: pd.DataFrame) -> np.ndarray:
+    """All steps that the panel of a series has to hold: K*, medians and finite limits."""
+    columns = [numbers(rows[name]) for name in ("k_star", "median", "k_star_low", "k_star_high")]
+    values = np.concatenate(columns)
+    return values[np.isfinite(values) & (values > 0)]
+
+
+def draw_limits(ax: Axes, rows: pd.DataFrame, i: int) -> None:
+    """The 95 % limits of K* as bars, in the i-th look; up to the top of the panel without an upper
+    limit."""
+    known = rows.dropna(subset=["k_star_low"])
+    if not len(known):
+        return
+    k_star = numbers(known["k_star"])
+    down = k_star - numbers(known["k_star_low"])
+    up = np.minimum(numbers(known["k_star_high"]), HIGHEST) - k_star
+    color = look.curve_style(i)["color"]
+    ax.errorbar(numbers(known["batch_size"]), k_star, yerr=[down, up], color=color, **BAR)
+
+
+def draw_band(ax: Axes, rows: pd.DataFrame, i: int) -> None:
+    """The 95 % band of the law, in the i-th look; nothing where there is none."""
+    (batch, low), (_, high) = _known(rows, "fit_low"), _known(rows, "fit_high")
+    ax.fill_between(batch, low, high, color=look.curve_style(i)["color"], alpha=0.2, linewidth=0)
+
+
+def draw_perfect(ax: Axes, rows: pd.DataFrame, prefix: str = "", label: str | None = None) -> None:
+    """The line that halves the steps with each doubling of the batch size."""
+    ax.plot(
+        *_known(rows, f"{prefix}perfect"),
+        "--",
+        color=look.GREY,
+        linewidth=0.8,
+        zorder=1,
+        label=label,
+    )
+
+
+def bound_handles(rows: pd.DataFrame) -> list[Line2D]:
+    """The entry of a legend that explains upper bounds; none where the rows have none."""
+    return look.bound_handles(bool(rows["floor"].any()))
+
+
+def label_normalised(ax: Axes, rows: pd.DataFrame) -> None:
+    """Says what normalised K* are over, or in the empty panel why there are none."""
+    by = rows["normalised_by"].dropna()
+    ax.set_ylabel(f"K* / K*(B = {by.iloc[0]})" if len(by) else "K*, normalised")
+    if not len(by):
+        why = "no batch size has a K*\nbeyond the first check in every curve"
+        ax.text(0.5, 0.5, why, transform=ax.transAxes, ha="center", va="center", fontsize=7)
+
+
+def grid_sizes(rows: pd.DataFrame) -> list[int]:
+    """The batch sizes of the grid among those of the curves."""
+    return sorted({b for b in rows["batch_size"] if isinstance(b, int)})
+
+
+def _known(rows: pd.DataFrame, column: str) -> tuple[np.ndarray, np.ndarray]:
+    values = numbers(rows[column])
+    known = ~np.isnan(values)
+    return numbers(rows["batch_size"])[known], values[known]

@@ -1,0 +1,129 @@
+"""Decides which process writes the analysis, and releases trials of processes that do not
+answer."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import optuna
+from optuna.storages import BaseStorage
+from optuna.trial import FrozenTrial, TrialState
+
+from lit_dps.storage.cells import give_up
+from lit_dps.storage.database import storage_errors, storage_for_now
+from lit_dps.storage.liveness import Liveness, describe_owner
+from lit_dps.storage.locks import peers
+from lit_dps.storage.schema import OWNER, REPORTED, RESULT_ATTR
+
+TAKE_OVER = "--take-over"
+
+
+@dataclass(frozen=True)
+class LeftToOthers:
+    """Why another process writes the analysis.
+
+    Attributes:
+        reason: One line for the user.
+        is_running: Whether other processes still run trials, so that the study is incomplete.
+    """
+
+    reason: str
+    is_running: bool
+
+
+def claim_report(url: str, name: str) -> LeftToOthers | None:
+    """Return why another process writes the analysis; None if this process has to write it.
+
+    If several processes work on a study, the last one to finish writes the analysis, once.
+
+    Raises:
+        StorageError: if the storage cannot be used.
+    """
+    shared = peers(url)
+    with storage_errors(url), storage_for_now(url) as storage, shared.lock("storage"):
+        results = 0
+        running: dict[tuple[str, Liveness], list[FrozenTrial]] = {}
+        for _, trial in _trials(storage, name):
+            if trial.state.is_finished() and RESULT_ATTR in trial.user_attrs:
+                results += 1
+            if trial.state is TrialState.RUNNING:
+                owner = trial.user_attrs.get(OWNER)
+                liveness = shared.liveness(owner)
+                if liveness is not Liveness.DEAD:
+                    running.setdefault((owner, liveness), []).append(trial)
+        if running:
+            return LeftToOthers(_waiting_for(running), True)
+        header = optuna.load_study(study_name=name, storage=storage)
+        if header.user_attrs.get(REPORTED) == results:
+            reason = "another process, which ended at the same time, writes the analysis"
+            return LeftToOthers(reason, False)
+        header.set_user_attr(REPORTED, results)
+    return None
+
+
+def take_over(url: str, name: str) -> list[str]:
+    """Release the trials of processes whose state is UNKNOWN; return a line for each process.
+
+    Trials of processes that are known to be alive are not released.
+
+    Raises:
+        StorageError: if the storage cannot be used.
+    """
+    shared = peers(url)
+    released: dict[str, list[FrozenTrial]] = {}
+    with storage_errors(url), storage_for_now(url) as storage, shared.lock("storage"):
+        for study_name, trial in _trials(storage, name):
+            if trial.state is not TrialState.RUNNING:
+                continue
+            owner = trial.user_attrs.get(OWNER)
+            if shared.liveness(owner) is Liveness.UNKNOWN:
+                study = optuna.load_study(study_name=study_name, storage=storage)
+                give_up(study, trial.number, trial.user_attrs)
+                released.setdefault(owner, []).append(trial)
+    lines = []
+    for owner, trials in released.items():
+        process = f"{describe_owner(owner)}, which does not answer"
+        lines.append(f"released {_count(trials)} of {process} (started {_since(trials)})")
+    return lines
+
+
+def _trials(storage: BaseStorage, name: str) -> Iterator[tuple[str, FrozenTrial]]:
+    """Yield all trials and repeats of a study, each with the name of its Optuna study."""
+    for study in storage.get_all_studies():
+        if study.study_name.startswith(f"{name} | "):
+            for trial in storage.get_all_trials(study._study_id, deepcopy=False):
+                yield study.study_name, trial
+
+
+def _waiting_for(running: dict[tuple[str, Liveness], list[FrozenTrial]]) -> str:
+    parts = []
+    is_unknown = False
+    for (owner, liveness), trials in running.items():
+        verb = "is" if len(trials) == 1 else "are"
+        part = (
+            f"{_count(trials)} {verb} still run by {describe_owner(owner)} since {_since(trials)}"
+        )
+        if liveness is Liveness.UNKNOWN:
+            part += ", which does not answer"
+            is_unknown = True
+        parts.append(part)
+    advice = "the last process to finish writes the analysis"
+    if is_unknown:
+        advice += f"; if a process that does not answer has ended, {TAKE_OVER} releases its trials"
+    return f"{'; '.join(parts)}; {advice}"
+
+
+def _count(trials: list[FrozenTrial]) -> str:
+    return "1 trial" if len(trials) == 1 else f"{len(trials)} trials"
+
+
+def _since(trials: list[FrozenTrial]) -> str:
+    """Return the earliest start time of some trials, by the clock of their process."""
+    starts = [trial.datetime_start for trial in trials if trial.datetime_start is not None]
+    if not starts:
+        return "an unknown time"
+    first = min(starts)
+    is_today = first.date() == datetime.date.today()
+    return f"{first:%H:%M}" if is_today else f"{first:%Y-%m-%d %H:%M}"

@@ -1,0 +1,223 @@
+"""Database URLs: the file of a sqlite one, whether it can be made, and how to show one without its
+secrets."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from urllib.parse import quote, unquote, unquote_plus
+
+import lit_dps
+from lit_dps.core.config import StorageConfig
+from lit_dps.core.errors import StorageError
+
+MAGIC = b"SQLite format 3\0"
+HIDDEN = "***"
+SHORTEST_SECRET = 3  # characters: shorter ones are parts of ordinary words
+# A text that is no URL is shown only if it looks like a file path: any other may contain a
+# password.
+_PATH = re.compile(r"[\w ./\\+,~()-]*")
+_URL = re.compile(r"(?P<before>[^:/?#@]*?)(?P<scheme>[A-Za-z][\w+.-]*)://(?P<rest>.*)", re.DOTALL)
+_USER = re.compile(r"[\w.-]*")
+# A port has at most five digits; more may be a password.
+_HOST = re.compile(
+    r"[^:/?#]*(:\d{0,5})?([/?#].*)?|\[[\da-fA-F:.]+\](:\d{0,5})?([/?#].*)?", re.DOTALL
+)
+# Options of drivers that hold no secret; the values of all others are hidden.
+_HARMLESS = {
+    *(
+        "application_name",
+        "cache",
+        "charset",
+        "check_same_thread",
+        "connect_timeout",
+        "host",
+        "mode",
+        "port",
+    ),
+    *("sslmode", "target_session_attrs", "timeout", "uri", "user", "username"),
+}
+_RESERVED = re.compile(r"[@:/?#&;=\[\]\s]")
+
+
+def sqlite_file(url: str) -> Path | None:
+    """The file that a sqlite URL names; None for a server."""
+    match = re.fullmatch(r"sqlite(?:\+\w+)?:///([^?]+)(?:\?.*)?", url)
+    return Path(match[1]) if match else None
+
+
+def absolute(url: str) -> str:
+    """The URL with the whole path of a sqlite file: MLflow keeps its connection to one by the URL's
+    text alone."""
+    file = sqlite_file(url)
+    return url if file is None else url.replace(f":///{file}", f":///{file.absolute()}", 1)
+
+
+def is_postgresql(url: str) -> bool:
+    """Whether a URL names a PostgreSQL database."""
+    return re.match(r"postgres(ql)?(\+\w+)?://", url) is not None
+
+
+def is_http(url: str) -> bool:
+    """Whether a URL names a web server."""
+    return re.match(r"https?://", url) is not None
+
+
+def without_password(url: str) -> str:
+    """Return a URL with *** in place of passwords, tokens and values of unknown options.
+
+    A text that is no URL is returned unchanged if it looks like a path, else as ***.
+    """
+    return _shown_and_secrets(url)[0]
+
+
+def _shown_and_secrets(url: str) -> tuple[str, list[str]]:
+    """Return a URL without its secrets, and the secrets."""
+    match = _URL.fullmatch(url)
+    if match is None:
+        return (url, []) if _PATH.fullmatch(url) else (HIDDEN, [url])
+    before, scheme, rest = match["before"], match["scheme"], match["rest"]
+    if before and not re.fullmatch(r"[\w. -]*=?", before):
+        return HIDDEN, [url]
+    secrets = []
+    if scheme.partition("+")[0] == "sqlite" and rest.startswith("/"):
+        start = ""
+    else:
+        # A password may contain characters that should be quoted, so it ends at the last @.
+        user, at, rest = rest.rpartition("@")
+        start = f"{_shown_user(scheme, user, secrets)}{at}"
+        if not _HOST.fullmatch(rest):
+            # Without an @ this may be user:password. Drivers may quote only the password.
+            secrets += [rest, rest.partition(":")[2]]
+            rest = HIDDEN
+    place, mark, options = rest.partition("?")
+    if mark:
+        place += mark + _shown_options(options, secrets)
+    shown = f"{before}{scheme}://{start}{place}"
+    if not shown.isprintable():
+        return f"{scheme}://{HIDDEN}", [*secrets, rest]
+    return shown, secrets
+
+
+def _shown_user(scheme: str, user: str, secrets: list[str]) -> str:
+    """Return the part before the @ of a URL without its secrets; append these to `secrets`."""
+    name, colon, password = user.partition(":")
+    if colon and password:
+        secrets.append(password)
+    # A web server's user without a password is a token.
+    if not _USER.fullmatch(name) or (name and not password and is_http(f"{scheme}://")):
+        secrets.append(name)
+        name = HIDDEN
+    return f"{name}{colon}{HIDDEN}" if colon else name
+
+
+def _shown_options(options: str, secrets: list[str]) -> str:
+    """Return the options of a URL without possible secrets; append these to `secrets`."""
+    shown = []
+    for part in re.split(r"([&;])", options):
+        name, equals, value = part.partition("=")
+        if part in "&;" or (equals and unquote(name).lower() in _HARMLESS):
+            shown.append(part)
+        elif re.fullmatch(r"[\w.-]+", name) and equals:
+            secrets.append(value)
+            shown.append(f"{name}={HIDDEN}")
+        else:
+            secrets.append(part)
+            shown.append(HIDDEN)
+    return "".join(shown)
+
+
+def ui_command(uri: str) -> str:
+    """The command that shows what a tracking URI has: make's in a checkout, whose package need not
+    be installed."""
+    if uri != StorageConfig().mlflow_uri:
+        return f"lit-dps ui --storage.mlflow {without_password(uri)}"
+    here = Path.cwd()
+    checkout = Path(lit_dps.__file__).parents[1] == here and (here / "Makefile").is_file()
+    return "make ui" if checkout else "lit-dps ui"
+
+
+def scrubbed(text: str, url: str) -> str:
+    """Return the message of a database with *** in place of the secrets of its URL.
+
+    If the URL can be parsed in several ways, a fixed sentence replaces the message, because the
+    message may contain parts of a secret.
+    """
+    _, secrets = _shown_and_secrets(url)
+    if any(_RESERVED.search(secret) for secret in secrets):
+        return "the message of the driver is not shown, because parts of the password may be in it"
+    return _replaced(text, secrets)
+
+
+def scrubbed_of(text: str, url: str) -> str:
+    """Return a message of lit_dps with *** in place of the secrets of a URL."""
+    if "://" not in url:
+        # The part before an @ or after a = may be a password.
+        return _replaced(text, [url] if "@" in url or "=" in url else [])
+    return _replaced(text, _shown_and_secrets(url)[1])
+
+
+def _replaced(text: str, secrets: list[str]) -> str:
+    # A driver may end a secret at a #, so the part before it is hidden, too.
+    for secret in [*secrets, *(secret.partition("#")[0] for secret in secrets)]:
+        if len(secret) < SHORTEST_SECRET:
+            continue
+        forms = {secret, " ".join(secret.split()), secret.lower()}
+        forms |= {unquote(secret), unquote_plus(secret), quote(secret)}
+        for form in sorted(filter(None, forms), key=len, reverse=True):
+            text = text.replace(form, HIDDEN)
+    return text
+
+
+def check_place(url: str) -> None:
+    """Check that a sqlite file is a database, or that it can be created. Creates nothing.
+
+    Raises:
+        StorageError: if the file is no database, or if its folder cannot be made.
+    """
+    file = sqlite_file(url)
+    if file is None:
+        return
+    there = _nearest(file)
+    if there != file and not there.is_dir():
+        raise StorageError(f"cannot use {without_password(url)}: {there} is not a folder")
+    if there == file and not file.is_file():
+        raise StorageError(f"cannot use {without_password(url)}: it is not a file")
+    if there == file and there.stat().st_size and there.open("rb").read(len(MAGIC)) != MAGIC:
+        raise StorageError(
+            f"cannot use {without_password(url)}: file is not a database; "
+            "if it was one, it is damaged: restore it from a copy"
+        )
+
+
+def check_writable(url: str) -> None:
+    """Check that studies can be written to an Optuna storage. Creates nothing.
+
+    Studies are stored in a sqlite file or on PostgreSQL. Only there lit_dps can determine which
+    workers are alive.
+
+    Raises:
+        StorageError: for another kind of database, or if the file is not writable.
+    """
+    file = sqlite_file(url)
+    if file is None:
+        if is_postgresql(url) or not re.match(r"\w+(\+\w+)?://", url):
+            return
+        kind = url.partition(":")[0]
+        raise StorageError(
+            f"cannot use a database of kind {kind!r}: studies are kept in a sqlite file "
+            "(sqlite:///mlruns/study.db) or on PostgreSQL (postgresql+psycopg://USER@HOST/DATABASE)"
+        )
+    # SQLite writes a journal into the folder.
+    for path in (_nearest(file), _nearest(file.parent)):
+        if not os.access(path, os.W_OK):
+            raise StorageError(
+                f"cannot use {without_password(url)}: {path} is not writable; "
+                "make it writable, or copy the file to another folder"
+            )
+
+
+def _nearest(file: Path) -> Path:
+    """Return the file, or the nearest folder above it that exists."""
+    return next(path for path in (file, *file.absolute().parents) if path.exists())

@@ -1,0 +1,241 @@
+"""Checks that a trial which resumes from a checkpoint ends like an uninterrupted trial.
+
+A checkpoint contains the state that Lightning, the user's `state_dict`s and
+`lit_dps.training.hidden_state` save. It lacks the state of closures and of other libraries'
+objects. A trial that depends on such state would resume with other values.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+
+from lit_dps.core.errors import ConfigError
+from lit_dps.core.trial import Trial
+from lit_dps.engines.engine import Training
+from lit_dps.study.data_hashes import fingerprint
+from lit_dps.study.preflight.short_trial import build_short
+from lit_dps.study.setup import StudySetup
+from lit_dps.training.checkpoint_files import CheckpointFile, Checkpoints
+from lit_dps.training.rng_state import isolated
+
+ROUNDING = 1e-6  # relative; results may depend on the alignment of tensors in memory
+ROUNDING_ON_GPU = 1e-4  # as `ROUNDING`, on a GPU
+ROUNDING_OF_ORDER = 1e-2  # relative; some kernels of a GPU add numbers in an order that changes
+LONGER = 3  # factor of the first batches of an epoch, compared with the dry run
+
+
+def check_resume(training: Training, trial: Trial, setup: StudySetup) -> list[str]:
+    """Compare a short trial that resumes after its first step with an uninterrupted trial.
+
+    No trial runs if module and data are ours and there are no callbacks.
+
+    Args:
+        training: What the trials have in common.
+        trial: The trial.
+        setup: The study.
+
+    Returns:
+        Notes of one line each.
+
+    Raises:
+        ConfigError: if the trial resumes with other values; names the module or the data module.
+    """
+    if setup.study.checkpoint_minutes is None:
+        return []
+    fit, _, epochs = build_short(training, trial)
+    if epochs.goal.is_known:
+        return []
+    name = type(fit.built.module).__name__
+    try:
+        unbroken = _run(training, trial)
+    except (
+        Exception
+    ):  # such as a module that reads what a first validation changed; see the dry run
+        return []
+    resumed, why = _interrupted(training, trial)
+    if resumed is None:
+        return [f"trials of {name} cannot resume: after an interruption they restart{why}"]
+    rounding = ROUNDING_ON_GPU if setup.on_gpu else ROUNDING
+    difference = unbroken.difference(resumed, rounding)
+    if difference is None:
+        return []
+    # Two runs may differ without an interruption, such as with an unseeded generator.
+    second = _run(training, trial)
+    again = second.difference(unbroken, 0.0)
+    if again is not None and setup.on_gpu:
+        again = second.difference(unbroken, ROUNDING_OF_ORDER)
+        difference = unbroken.difference(resumed, ROUNDING_OF_ORDER)
+    if again is not None:
+        return [
+            f"trials of {name} are not reproducible: two runs of one trial differ, {again.text}"
+        ]
+    if difference is None:
+        return []
+    if difference.is_of_data:
+        key = "data"
+        names = [type(fit.built.data).__name__]
+        hooks = "state_dict and load_state_dict"
+    else:
+        key = "model"
+        names = [name, *(type(each).__name__ for each in fit.built.trainer["callbacks"])]
+        hooks = (
+            "on_save_checkpoint and on_load_checkpoint (a callback in state_dict and "
+            "load_state_dict)"
+        )
+    allowed = (
+        "one that resumes from a checkpoint as it was saved; after a resume from step "
+        f"{resumed.saved_at} "
+        f"{difference.text}: save its state in {hooks}, or set study.checkpoint_minutes: null"
+    )
+    raise ConfigError(key, ", ".join(names), allowed)
+
+
+@dataclass(frozen=True)
+class _Difference:
+    """A difference between two runs of a trial.
+
+    Attributes:
+        text: The difference in words.
+        is_of_data: Whether the training data differ.
+    """
+
+    text: str
+    is_of_data: bool = False
+
+
+@dataclass
+class _Ended:
+    """The results of a short trial.
+
+    Attributes:
+        batches: Hashes of the batches, by number.
+        curve: The metrics, as in `Run.curve`.
+        weights: Parameters and buffers at the end.
+        saved_at: The optimizer step of the first validation.
+    """
+
+    batches: dict[int, str] = field(default_factory=dict)
+    curve: dict[str, list[float]] = field(default_factory=dict)
+    weights: dict[str, Tensor] = field(default_factory=dict)
+    saved_at: int = 0
+
+    def difference(self, other: _Ended, rounding: float) -> _Difference | None:
+        """Return the first difference from another run; None if there is none."""
+        for number in sorted(self.batches.keys() & other.batches.keys()):
+            if self.batches[number] != other.batches[number]:
+                return _Difference(f"batch {number + 1} is another batch", is_of_data=True)
+        for metric, values in self.curve.items():
+            others = other.curve.get(metric, [])
+            if len(others) != len(values):
+                return _Difference(f"{metric} has {len(others)} values and not {len(values)}")
+            for step, one, two in zip(self.curve["step"], values, others, strict=True):
+                if _gap(torch.tensor(one), torch.tensor(two)) > rounding:
+                    return _Difference(f"{metric} of step {step:g} is {two:.6g} and not {one:.6g}")
+        for name, tensor in self.weights.items():
+            if name not in other.weights or tensor.shape != other.weights[name].shape:
+                return _Difference(f"{name} is missing or has another shape")
+            if _gap(tensor, other.weights[name]) > rounding:
+                return _Difference(f"{name} has other values")
+        new = sorted(other.weights.keys() - self.weights.keys())
+        return _Difference(f"{new[0]} is new") if new else None
+
+
+def _gap(one: Tensor, two: Tensor) -> float:
+    """Return the largest difference of two tensors relative to their largest number."""
+    one, two = one.detach().cpu().double(), two.detach().cpu().double()
+    if torch.allclose(one, two, rtol=0, atol=0, equal_nan=True):
+        return 0.0
+    gap = (one - two).abs().max() / torch.maximum(one.abs(), two.abs()).max()
+    return float(gap.nan_to_num(torch.inf))
+
+
+class _Interrupted(Exception):
+    """Ends a short trial at its first validation."""
+
+
+def _interrupted(training: Training, trial: Trial) -> tuple[_Ended | None, str]:
+    """Interrupt a short trial at its first validation, and resume it.
+
+    Returns:
+        The results of the resumed trial and ""; None and the reason if it cannot resume.
+    """
+    messages: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="lit_dps-") as folder:
+        checkpoints = Checkpoints(Path(folder), None, minutes=0, say=messages.append)
+        training = replace(training, checkpoints=checkpoints)
+        file = checkpoints.file(trial, {})
+
+        def interrupt() -> None:
+            raise _Interrupted
+
+        try:
+            with suppress(_Interrupted):
+                _run(training, trial, file, interrupt)
+            path = checkpoints.find(trial, file.about)
+            if path is not None:
+                return _run(training, trial, file, saved=path), ""
+        except Exception as error:  # such as of a module that does not save all of its state
+            first_line = str(error).split("\n")[0]
+            return None, f" ({type(error).__name__}: {first_line})"
+    reason = messages[-1] if messages else "its position in the training data cannot be saved"
+    return None, f" ({reason.removeprefix('warning: ')})"
+
+
+def _run(
+    training: Training,
+    trial: Trial,
+    file: CheckpointFile | None = None,
+    at_check: Callable[[], None] = lambda: None,
+    saved: Path | None = None,
+) -> _Ended:
+    """Train a short trial, from a checkpoint if `saved` is given, and return its results."""
+    fit, run, epochs = build_short(training, trial, file, at_check)
+    epochs.looks = False
+    if not epochs.by_hand:
+        epochs.first *= LONGER
+    if saved is not None:
+        epochs.goal.checks = 1
+    recorder = _Recorder(epochs.goal)
+    with isolated(seed=trial.seed_for("order")):
+        trainer = fit.trainer(last=[epochs, recorder])
+        trainer.fit(fit.built.module, datamodule=fit.built.data, ckpt_path=saved, weights_only=True)
+    ended = recorder.ended
+    ended.curve = run.curve
+    ended.saved_at = int(run.curve["step"][0])
+    return ended
+
+
+class _Recorder(Callback):
+    """Records batches and weights of a short trial, and makes it validate after its first step."""
+
+    def __init__(self, goal):
+        self.goal, self.ended = goal, _Ended()
+        self._number = 0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.goal.is_early = True
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
+        self.ended.batches[self._number] = fingerprint(batch)
+        self._number += 1
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.ended.weights = {name: tensor.clone() for name, tensor in _tensors(pl_module).items()}
+
+    def state_dict(self) -> dict[str, int]:
+        return {"number": self._number}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        self._number = state_dict["number"]
+
+
+def _tensors(module: LightningModule) -> dict[str, Tensor]:
+    return {name: value for name, value in module.state_dict().items() if isinstance(value, Tensor)}

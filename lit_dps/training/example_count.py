@@ -1,0 +1,127 @@
+"""Counts the examples of the current batch of a fit. See `lit_dps.parallel.example_count`."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from lightning.pytorch import Trainer
+
+import lit_dps.training.lightning_private as lightning_private
+from lit_dps.parallel.ddp import ShardLoader, whole
+from lit_dps.parallel.example_count import (
+    Sizes,
+    batch_size_of,
+    examples_drawn,
+    first_iterator,
+    record_examples,
+)
+
+
+class _Recorded:
+    """Counts a trainer's batches that have no index lists.
+
+    Attributes:
+        training: Counts the training batches.
+        validation: Counts the batches of each validation loader, by its number.
+    """
+
+    def __init__(self):
+        self.training = Sizes()
+        self.validation: dict[int, Sizes] = defaultdict(Sizes)
+
+
+_recorded: WeakKeyDictionary[Trainer, _Recorded] = WeakKeyDictionary()
+
+
+def record_batches(trainer: Trainer, batch_size: int | None = None) -> None:
+    """Make the dataloaders of the next fit record how many examples each batch has.
+
+    Call this before the trainer requests its dataloaders: in `setup` at the latest.
+
+    Args:
+        trainer: The trainer of the fit.
+        batch_size: Examples of a full training batch; None if unknown.
+    """
+    if trainer not in _recorded:
+        _recorded[trainer] = _Recorded()
+        process = trainer.strategy.process_dataloader
+
+        def process_dataloader(loader: Any) -> Any:
+            processed = process(loader)
+            record_examples(whole(processed))
+            return processed
+
+        trainer.strategy.process_dataloader = process_dataloader
+    recorded = _recorded[trainer]
+    recorded.training.place = None
+    recorded.validation.clear()
+    if batch_size is not None:
+        recorded.training.batch_size = batch_size
+
+
+def examples_of(trainer: Trainer, batch: Any) -> int | None:
+    """Return the number of examples of the current training batch, over all ranks; None if
+    unknown."""
+    number, _ = _counts_of(*lightning_private.train_loaders(trainer))
+    if number is None:
+        return training_sizes(trainer).examples_in(batch, _declared_batch_size(trainer))
+    return number
+
+
+def examples_of_part(trainer: Trainer, batch: Any) -> int | None:
+    """Return the examples of this rank's part of the current training batch; None if unknown."""
+    _, number = _counts_of(*lightning_private.train_loaders(trainer))
+    return examples_of(trainer, batch) if number is None else number
+
+
+def full_batch_size(trainer: Trainer, batch: Any) -> int:
+    """Return the number of examples of a full training batch, over all ranks; 0 if unknown.
+
+    If the loader declares no batch size, return the size of the current batch, which may be short.
+    """
+    batch_size = training_sizes(trainer).batch_size or _declared_batch_size(trainer)
+    return batch_size or examples_of(trainer, batch) or 0
+
+
+def validation_examples_of(trainer: Trainer, batch: Any, number: int) -> int | None:
+    """Return the examples of this rank's part of the current validation batch; None if unknown.
+
+    Args:
+        trainer: The trainer of the fit.
+        batch: The batch.
+        number: The number of the validation loader.
+    """
+    loaders, ahead = lightning_private.validation_loaders(trainer)
+    _, examples = _counts_of(loaders, ahead, number)
+    if examples is not None:
+        return examples
+    recorded = _recorded.get(trainer) or _Recorded()
+    return recorded.validation[number].examples_in(batch, batch_size_of(loaders.flattened[number]))
+
+
+def _counts_of(loaders: Any, ahead: int, number: int = 0) -> tuple[int | None, int | None]:
+    """Return the loader's counts of the current batch, over all ranks and of this rank.
+
+    A count is None if the loader does not know it.
+    """
+    if loaders is None:
+        return None, None
+    loader = loaders.flattened[number]
+    if isinstance(loader, ShardLoader):
+        return loader.counts[-1 - ahead] if len(loader.counts) > ahead else (None, None)
+    drawn = examples_drawn(first_iterator(loaders), ahead)
+    return drawn, drawn
+
+
+def training_sizes(trainer: Trainer) -> Sizes:
+    """Return the counter of a trainer's training batches that have no index lists."""
+    recorded = _recorded.get(trainer)
+    return Sizes() if recorded is None else recorded.training
+
+
+def _declared_batch_size(trainer: Trainer) -> int | None:
+    """Return the batch size that the first train dataloader declares; None if it declares none."""
+    loaders, _ = lightning_private.train_loaders(trainer)
+    return None if loaders is None else batch_size_of(whole(loaders.flattened[0]))

@@ -1,0 +1,1 @@
+"""What several tests share: small studies, users' modules, servers, recorded tables."""

@@ -1,0 +1,41 @@
+"""Placeholders for the pictures of figures: layout and drawing take a quarter of a small study's
+time.
+
+Tables, files' names and errors of writing stay. Tests that are about pictures have the mark
+`pictures`.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from lit_dps.core.atomic_write import replacing
+from lit_dps.report.figures import write
+
+KEY = "LIT_DPS_TEST_PICTURES"  # without it in its environment a process draws
+draw = write.save
+lay_out = write.caption
+
+
+def use_placeholders() -> None:
+    """From here on, while the environment has `KEY`, pictures are files of one line."""
+    write.save = _save
+    write.caption = _caption
+
+
+def _caption(figure: Figure, *args) -> None:
+    if KEY not in os.environ:
+        lay_out(figure, *args)
+
+
+def _save(figure: Figure, folder: Path, name: str) -> list[Path]:
+    if KEY not in os.environ:
+        return draw(figure, folder, name)
+    files = [folder / f"{name}.png", folder / f"{name}.pdf"]
+    for file in files:
+        with replacing(file) as temporary:
+            temporary.write_text(f"a placeholder for {file.name}\n")
+    return files

@@ -1,0 +1,85 @@
+"""Trains trials by an engine, as a study would: what the tests of both engines call."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from lit_dps.core.attempt import Run
+from lit_dps.core.trial import Cell, Trial, TrialResult
+from lit_dps.engines.engine import Engine, Training
+from lit_dps.engines.interval_loop import IntervalLoop
+from lit_dps.engines.trainer import TrainerEngine
+from lit_dps.storage.trial_queue import Store
+from lit_dps.training import GoalErrorCallback
+from lit_dps.training.workload import Workload
+
+ASKED = ("further", "limit", "pause", "run_on", "metrics")  # of the runs, all else is of the engine
+
+
+def engine(
+    workload: Workload,
+    goal: dict,
+    lean: bool = True,
+    size: int = 1,
+    say=print,
+    skips: bool = False,
+    **common: Any,
+) -> Engine:
+    """The interval loop, or Lightning's; `common` are further arguments of `Training`."""
+    training = Training(workload, goal, **common)
+    return IntervalLoop(training, size, say, skips) if lean else TrainerEngine(training)
+
+
+def runs(
+    trials: Iterable[Trial],
+    goal: dict,
+    further: Iterable[float] = (),
+    limit: Callable[[Cell], float] = lambda cell: math.inf,
+    pause: Callable[[Cell], float] = lambda cell: math.inf,
+    **of_run: Any,
+) -> Callable[[], Run | None]:
+    """Trials as an engine asks for them.
+
+    Args:
+        trials: The trials.
+        goal: Arguments of `GoalErrorCallback`.
+        further: Further values of the goal's metric.
+        limit: The step that the trials of a cell have to reach.
+        pause: The step at which they pause.
+        of_run: Further arguments of `Run`.
+    """
+    stop = GoalErrorCallback(**goal).goal
+    made = (
+        Run(t, stop, tuple(further), lambda cell=t.cell: limit(cell), pause(t.cell), **of_run)
+        for t in trials
+    )
+    return lambda: next(made, None)
+
+
+def train(
+    trials: Iterable[Trial],
+    workload: Workload,
+    goal: dict,
+    *,
+    at_check: Callable[[], None] = lambda: None,
+    **options,
+) -> list[TrialResult]:
+    """The results of trials; options of `runs` and `engine`."""
+    asked = {key: options.pop(key) for key in ASKED if key in options}
+    options |= (
+        {"metrics": tuple(asked["metrics"])} if "metrics" in asked else {}
+    )  # the engine's too
+    return list(engine(workload, goal, **options).train(runs(trials, goal, **asked), at_check))
+
+
+def train_one(trial: Trial, workload: Workload, goal: dict, **options) -> TrialResult:
+    """The result of one trial."""
+    (result,) = train([trial], workload, goal, **options)
+    return result
+
+
+def trials_of(store: Store) -> Iterator[Trial]:
+    """The trials that a store hands out, one at a time."""
+    return (run.trial for run in iter(store.next_run, None))

@@ -1,0 +1,183 @@
+"""The answer: times, costs, the front, the interval of batch sizes, and what it says it rests
+on."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from lit_dps.advice.answer import Checks, answer
+from lit_dps.advice.from_tables import advise
+from lit_dps.advice.step_time import Link, Timed, fit_step_time
+from lit_dps.advice.text import render
+from lit_dps.analysis.law import law_of
+from lit_dps.analysis.observations import Observation, medians
+from lit_dps.analysis.rate_law import rate_law
+from lit_dps.report.figures.advice import draw_advice
+
+BATCH = [8, 16, 32, 64, 128, 256, 512, 1024]
+LAW = law_of([Observation(b, 4e4 / b + 200) for b in BATCH])
+LINE = fit_step_time([Timed(m, 0.01 + 1e-4 * m) for m in (8, 16, 64, 256)])
+
+
+def test_times_and_costs_are_those_of_law_and_step():
+    found = answer(LAW, LINE, BATCH, price=2.0, checks=Checks(seconds=1.0, interval=100))
+    row = found.table.iloc[3]
+    seconds = (4e4 / 64 + 200) * (0.01 + 64e-4 + 0.01)
+    assert row["hours"] == pytest.approx(seconds / 3600, rel=1e-4)
+    assert row["cost"] == pytest.approx(2 * seconds / 3600, rel=1e-4)
+    assert row["hours_low"] < row["hours"] < row["hours_high"]
+    assert row["examples"] == pytest.approx(4e4 + 200 * 64, rel=1e-4)
+
+
+def test_the_fastest_batch_size_is_that_of_calculus():
+    # (c1 / B + c2) (a + b B) is least at B = sqrt(c1 a / (c2 b)) = 141
+    found = answer(LAW, LINE, BATCH)
+    assert found.fastest["batch_size"] == 128
+    low, high = found.interval
+    optimum = math.sqrt(4e4 * 0.01 / (200 * 1e-4))
+
+    def time(b):
+        return (4e4 / b + 200) * (0.01 + 1e-4 * b)
+
+    assert low < optimum < high
+    for end in (low, high):
+        assert time(end) == pytest.approx(1.1 * time(optimum), rel=0.03)
+    assert found.cut == (False, False)
+
+
+def test_the_front_is_what_nothing_beats():
+    timed = [Timed(m, 0.01 + 1e-4 * m) for m in (8, 32, 128, 512)]
+    step = fit_step_time(timed, link=Link(parameters=10**6, bandwidth=1e10))
+    found = answer(LAW, step, BATCH, devices=(1, 2, 4, 8))
+    table = found.table
+    for _, row in table.iterrows():
+        beaten = (
+            (table["hours"] < row["hours"]) & (table["device_hours"] < row["device_hours"])
+        ).any()
+        assert not (row["pareto"] and beaten)
+        assert (
+            row["pareto"]
+            or (
+                (table["hours"] <= row["hours"]) & (table["device_hours"] <= row["device_hours"])
+            ).sum()
+            > 1
+        )
+    assert set(table.loc[table["devices"] > 1, "step_known"]) == {"predicted"}
+    assert any("ring all-reduce of 4 MB at 10 GB/s" in line for line in found.assumed)
+    assert found.best["hours"] <= 1.1 * found.fastest["hours"]
+    assert found.best["device_hours"] <= found.fastest["device_hours"]
+
+
+def test_without_a_link_several_devices_are_left_out():
+    assert set(answer(LAW, LINE, BATCH, devices=(1, 4)).table["devices"]) == {1}
+
+
+def test_limits():
+    free, tight = answer(LAW, LINE, BATCH, price=1.0), None
+    tight = answer(LAW, LINE, BATCH, price=1.0, cost_at_most=float(free.table["cost"].min()) / 2)
+    assert tight.best is None
+    assert "no answer: nothing is within the limits" in render(tight)
+
+
+def test_a_refused_law_answers_at_what_was_measured_alone():
+    law = law_of(
+        [Observation(b, k) for b, k in zip((8, 16, 32, 64), (900, 480, 250, 400), strict=True)]
+    )
+    found = answer(law, LINE, [8, 12, 32, 64, 128])
+    assert found.table["batch_size"].tolist() == [8, 32, 64]
+    assert found.best["batch_size"] == 32
+    assert "not identifiable, because K rises" in render(found)
+    assert "the fastest row is in part the luckiest" in render(found)
+
+
+def test_the_text_has_the_answer_first():
+    rate = rate_law(BATCH[:4], [0.01 * math.sqrt(b) for b in BATCH[:4]])
+    text = render(answer(LAW, LINE, BATCH[:4], price=3.0, rate=rate))
+    assert text.startswith("run B = 64 on 1 device, learning_rate = 0.08: ")
+    assert "is within 10 % of the best time on 1 device" in text
+    assert "learning_rate ~ B^0.50" in text
+    assert "assumed:" in text
+    wide = render(answer(LAW, LINE, [8, 4096]))
+    assert "~" in wide
+    assert "extrapolated" in wide
+
+
+def test_rates_follow_their_power_law_within_what_was_measured():
+    batch = np.array([8, 32, 128])
+    law = rate_law(batch, 0.1 * batch**0.7)
+    assert law.exponent == pytest.approx(0.7)
+    assert law.at(64) == pytest.approx(0.1 * 64**0.7)
+    assert law.at(256) is None
+    assert rate_law([8], [0.1]) is None
+    with pytest.raises(ValueError, match="positive and finite"):
+        rate_law([8, 16], [0.1, 0.0])
+
+
+def test_tables_of_runs_and_of_step_times_are_all_it_takes():
+    random = np.random.default_rng(0)
+    runs = pd.DataFrame({"batch_size": np.repeat([8, 32, 128, 512], 3)})
+    runs["steps"] = (4e4 / runs["batch_size"] + 200) * np.exp(random.normal(0, 0.03, len(runs)))
+    runs["censored"] = 0
+    runs.loc[len(runs)] = [4, 5000, 1]  # one that missed its goal
+    times = pd.DataFrame({"local_batch": [8, 64, 512, 64], "seconds": [0.011, 0.016, 0.061, 0.021]})
+    times["devices"], times["placement"] = [1, 1, 1, 2], "node"
+    found = advise(runs, times, [32, 64, 128, 256], devices=(1, 2), price=3.0)
+    assert set(found.table["devices"]) == {1, 2} and found.law.refused is None
+    assert found.law.critical[1] < 200 < found.law.critical[2]
+    assert "run B = " in render(found) and found.price == 3
+    step = fit_step_time(
+        [
+            Timed(*row)
+            for row in times[["local_batch", "seconds", "devices"]].itertuples(index=False)
+        ]
+    )
+    by_hand = answer(law_of(medians(runs)), step, [32, 64, 128, 256], devices=(1, 2), price=3.0)
+    pd.testing.assert_frame_equal(found.table, by_hand.table)
+    assert sorted(set(advise(runs, times).table["batch_size"])) == [4, 8, 32, 128, 512]
+
+
+def test_tables_that_do_not_serve():
+    runs = pd.DataFrame({"batch_size": [8, 8, 32], "steps": [90, 91, 40], "seed": [0, 0, 0]})
+    times = pd.DataFrame({"local_batch": [8, 64], "seconds": [0.011, 0.016]})
+    with pytest.raises(ValueError, match="twice at batch size 8: give each run once"):
+        advise(runs, times)
+    with pytest.raises(ValueError, match="runs lacks the columns steps; it has batch_size, seed"):
+        advise(runs.drop(columns="steps"), times)
+    with pytest.raises(ValueError, match="times lacks the columns seconds"):
+        advise(runs, times.drop(columns="seconds"))
+
+
+def test_the_figure_marks_what_is_predicted_and_what_is_recommended():
+    step = fit_step_time([Timed(m, 0.01 + 1e-4 * m) for m in (8, 32, 128)], link=Link(10**6, 1e10))
+    found = answer(LAW, step, BATCH, devices=(1, 4), price=2.0)
+    figure = draw_advice(found.table, LAW.observations, found.best, found.price)
+    steps, time, front = figure.axes
+    assert (steps.get_ylabel(), time.get_ylabel()) == ("steps to goal", "time to goal [s]")
+    assert (front.get_xlabel(), front.get_ylabel()) == (
+        "time to goal [s]",
+        "cost [at 2 a device-hour]",
+    )
+    stars = [
+        line.get_xydata()[0] for line in (*time.lines, *front.lines) if line.get_marker() == "*"
+    ]
+    seconds = 3600 * found.best["hours"]
+    assert stars[0] == pytest.approx([found.best["batch_size"], seconds])
+    assert stars[1] == pytest.approx([seconds, found.best["cost"]])
+    hollow = sum(
+        len(line.get_xdata()) for line in time.lines if line.get_markerfacecolor() == "white"
+    )
+    sure = (found.table["step_known"] == "fitted") & (found.table["steps_known"] == "law")
+    assert hollow == (~sure).sum() > 0
+    said = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert {
+        "extrapolated or predicted",
+        "Pareto front",
+        "recommended",
+        "1 device",
+        "4 devices",
+    } <= set(said)
+    assert "recommended" not in [
+        t.get_text() for t in draw_advice(found.table).legends[0].get_texts()
+    ]

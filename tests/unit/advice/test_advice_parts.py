@@ -1,0 +1,199 @@
+"""Step times, noise scales and probes of the advisor, against known truths and public numbers."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from lit_dps.advice.next_probe import contenders, next_probe, probes
+from lit_dps.advice.noise import expected_critical
+from lit_dps.advice.step_time import Link, StepTime, Timed, fit_step_time
+from lit_dps.analysis.law import law_of
+from lit_dps.analysis.observations import Observation
+from lit_dps.core.noise_scale import noise_scale, two_sizes
+
+SIZES = (4, 8, 16, 32, 64, 128, 256)
+C1, C2 = 4e4, 100.0
+
+
+def test_where_no_law_holds_a_step_takes_what_it_took_and_between_what_its_neighbours_say():
+    took = {1: 0.0017, 8: 0.003, 64: 0.017, 512: 0.13, 4096: 2.2}  # the last one leaves the caches
+    model = fit_step_time([*(Timed(m, t) for m, t in took.items()), Timed(8, 0.0027)])
+    at = [model.at(m).value for m in took]
+    assert at == pytest.approx([0.0017, math.sqrt(0.003 * 0.0027), 0.017, 0.13, 2.2])
+    law = StepTime(model.a, model.b, model.p, model.misfit, model.local, {})
+    off = {m: math.log(model.at(m).value / law.at(m).value) for m in (64, 181.02, 512, 4096, 8192)}
+    assert off[181.02] == pytest.approx((off[64] + off[512]) / 2, rel=1e-3)  # half-way, in log m
+    assert off[8192] == pytest.approx(off[4096])
+    assert model.misfit > 0.1 and model.at(181.02).high / model.at(181.02).value == pytest.approx(
+        math.exp(1.96 * model.misfit)
+    )
+
+
+def test_a_line_is_found_as_a_line():
+    model = fit_step_time([Timed(m, 0.02 + 3e-4 * m) for m in SIZES])
+    assert (model.p, model.a, model.b) == (
+        1.0,
+        pytest.approx(0.02, rel=1e-4),
+        pytest.approx(3e-4, rel=1e-4),
+    )
+    value, low, high, known = model.at(96)
+    assert value == pytest.approx(0.02 + 3e-4 * 96, rel=1e-4)
+    assert (low < value < high, known) == (True, "fitted")
+
+
+def test_a_knee_is_found_as_a_knee():
+    model = fit_step_time([Timed(m, max(0.03, 4e-4 * m)) for m in SIZES])
+    assert model.p > 8
+    assert model.a / model.b == pytest.approx(75, rel=0.05)
+    assert model.misfit < 0.02
+    assert "flat up to about 7" in model.describe()
+
+
+def test_what_is_flat_so_far_may_be_full_from_there_on():
+    model = fit_step_time([Timed(m, 0.03 + 1e-9 * m) for m in (4, 8, 16, 32)])
+    value, low, high, known = model.at(128)
+    assert known == "extrapolated"
+    assert low < 0.03
+    assert high > 0.03 * 4
+
+
+def test_accumulation_repeats_the_device_and_exchanges_once():
+    rows = [Timed(m, 0.01 + 1e-4 * m) for m in SIZES]
+    rows += [
+        Timed(m, 0.01 + 1e-4 * m + 0.005 + 0.001 * (n - 2), n) for m in SIZES for n in (2, 3, 4)
+    ]
+    model = fit_step_time(rows, largest=64)
+    assert model.at(64 * 4, 4).value == pytest.approx(0.01 + 64e-4 + 0.007, rel=0.01)
+    assert model.at(128 * 4, 4).value == pytest.approx(2 * (0.01 + 64e-4) + 0.007, rel=0.01)
+    assert model.at(64 * 8, 8).known == "extrapolated"
+    assert model.at(2, 4) is None
+
+
+@pytest.mark.parametrize("slowed", [1.0, 1.1, 1.25])
+def test_an_exchange_that_runs_beside_slows_computing(slowed):
+    def together(m: int) -> float:
+        return ((slowed * (0.02 + 6e-4 * m)) ** 4 + 0.15**4) ** 0.25
+
+    alone = [Timed(m, 0.02 + 6e-4 * m) for m in (32, 182, 1024)]
+    model = fit_step_time([*alone, *(Timed(m, together(m), 8, 2) for m in (32, 1024))], node=4)
+    for m in (64, 128, 256, 512):
+        assert model.at(8 * m, 8).value == pytest.approx(together(m), rel=0.05)
+
+
+def test_a_link_is_a_ring_and_marked_predicted():
+    link = Link(parameters=25_000_000, bandwidth=1e10, latency=1e-5)
+    assert link.seconds(4) == pytest.approx(2 * 3 / 4 * 1e8 / 1e10 + 6e-5)
+    model = fit_step_time([Timed(m, 0.02 + 3e-4 * m) for m in SIZES], link=link)
+    value, low, high, known = model.at(64 * 4, 4)
+    assert value == pytest.approx(0.02 + 3e-4 * 64 + link.seconds(4), rel=1e-3)
+    assert known == "predicted"
+
+
+@pytest.mark.parametrize("rows", [[], [Timed(8, 0.1)], [Timed(8, 0.1), Timed(16, 0.0)]])
+def test_step_times_that_say_too_little(rows):
+    with pytest.raises(ValueError, match="2 local batch sizes|positive and finite"):
+        fit_step_time(rows)
+
+
+def test_public_step_times_are_predicted():
+    rows = pd.read_csv(Path(__file__).parents[2] / "data" / "step_times.csv")
+    rows = rows[
+        (rows["set"] == "zeus")
+        & (rows["workload"] == "cifar100/shufflenetv2")
+        & (rows["hardware"] == "a40")
+    ]
+    rows = rows.sort_values("local_batch")
+    for m in (64, 256, 1024):
+        held = rows["local_batch"] == m
+        model = fit_step_time(
+            [Timed(*x) for x in rows.loc[~held, ["local_batch", "step_time"]].to_numpy()]
+        )
+        _, low, high, _ = model.at(m)
+        assert low < rows.loc[held, "step_time"].item() < high
+
+
+def scale_of(small, large, sizes):
+    squared, variance = two_sizes(*sizes, small, large)
+    return noise_scale({"squared_gradient": squared, "variance": variance}, sizes[1])
+
+
+def test_the_noise_scale_of_pairs_is_that_of_their_distribution():
+    random = np.random.default_rng(0)
+    size, dimension, variance = 0.5, 200, 4.0  # |G|^2 = 0.25, tr(Sigma) = 4: phi = 16
+
+    def squared(batch):
+        noise = random.normal(0, math.sqrt(variance / dimension / batch), (400, dimension))
+        noise[:, 0] += size
+        return (noise**2).sum(axis=1)
+
+    scale = scale_of(squared(8), squared(64), (8, 64))
+    assert scale.low < 16 < scale.high
+    value, spread = expected_critical(scale)
+    assert (value, spread) == (scale.value, pytest.approx(1.0, abs=0.1))
+    lost = scale_of(random.exponential(1.0, 20) + 1, random.exponential(1.0, 20) + 1, (8, 9))
+    assert not lost.resolved
+    assert expected_critical(lost) is None
+
+
+def observed(batch, noise=0.03):
+    error = np.random.default_rng(int(batch)).normal(0, noise)
+    return Observation(batch, (C1 / batch + C2) * math.exp(error), noise)
+
+
+def step(batch):
+    return 0.01 + 1e-4 * batch
+
+
+CANDIDATES = [4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048]
+
+
+def test_what_is_asked_at_large_batches_is_probed_at_large_batches():
+    law = law_of([observed(b) for b in (8, 16, 32)])
+    worth = probes(law, CANDIDATES[4:], [1024, 2048], step)
+    assert worth["batch_size"][0] >= 256  # of 64 to 2048; the law is known at 8 to 32
+    assert worth["share"].between(0, 1).all()
+    assert worth["worth"].is_monotonic_decreasing
+    near = probes(law, [8, 16, 2048], [8, 16], step).set_index("batch_size")
+    assert near["gain"].sum() < 0.2 * worth["gain"][0]  # nothing much is left to learn there
+
+
+def test_the_answer_hangs_on_the_batch_sizes_that_may_be_the_best():
+    # (c1 / B + c2)(0.01 + 1e-4 B) is least at B = 200, and 1.16 times that at 64 and at 628
+    known = law_of([Observation(b, C1 / b + C2) for b in (4, 16, 64, 256, 1024)])
+    sizes = contenders(known, CANDIDATES, step)
+    assert {128, 256} <= set(sizes) <= {64, 128, 256, 512}
+    early = contenders(law_of([observed(b) for b in (8, 16, 32)]), CANDIDATES, step)
+    assert set(sizes) < set(early) and 1024 in early, "what is not known yet may be the best"
+    free = contenders(known, CANDIDATES, lambda b: 0.01)
+    assert 2048 in free and 4 not in free, "a step that takes no longer: the largest"
+
+
+def test_no_probe_beyond_the_budget_nor_of_nothing():
+    table = probes(law_of([observed(b) for b in (8, 16, 32)]), CANDIDATES, [1024], step)
+    assert next_probe(table, budget=table["cost"].min() / 2) is None
+    best = next_probe(table, budget=table["cost"].max())
+    assert best.batch_size == table["batch_size"][0]
+    assert next_probe(table.assign(share=0.049), budget=1e9) is None
+    with pytest.raises(ValueError, match="nothing is known of K yet"):
+        probes(law_of([]), CANDIDATES, [64], step)
+
+
+def left_of(law):
+    return [b for b in CANDIDATES if b not in {o.batch_size for o in law.observations}]
+
+
+def test_probing_learns_the_answer_within_its_budget():
+    budget = 60.0  # seconds of training
+    law, spent = law_of([observed(16)]), 0.0
+    while probe := next_probe(probes(law, left_of(law), [128, 256, 512], step), budget - spent):
+        law = law_of([*law.observations, observed(probe.batch_size)])
+        spent += law.observations[-1].steps * step(probe.batch_size)
+    assert 0 < spent <= 1.5 * budget  # a probe may take longer than was expected of it
+    assert len(law.observations) < len(CANDIDATES)
+    assert law.refused is None
+    low, high = (law.predict([256])[end][0] for end in ("low", "high"))
+    assert low < C1 / 256 + C2 < high
+    assert law.steps(256) == pytest.approx(C1 / 256 + C2, rel=0.1)

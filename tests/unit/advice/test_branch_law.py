@@ -1,0 +1,65 @@
+"""Steps of other batch sizes from critical ones along a run, and the answer that they give with
+step times."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from lit_dps.advice.answer import Checks, answer
+from lit_dps.advice.branch_law import Branched, Critical
+from lit_dps.advice.step_time import Timed, fit_step_time
+from lit_dps.advice.text import render
+
+FORKS = [Critical(10, 32, 64), Critical(50, 64, 128)]
+LINE = fit_step_time([Timed(m, 0.01 + 1e-4 * m) for m in (8, 16, 64, 256)])
+
+
+def test_up_to_the_critical_batch_size_nothing_is_lost_and_beyond_it_steps_are_those_of_it():
+    found = (
+        Branched(32, 100, FORKS, 128, met=True)
+        .predict([16, 32, 64, 128, 256])
+        .set_index("batch_size")
+    )
+    assert found["known"].tolist() == ["refused", "branched", "branched", "branched", "refused"]
+    assert found.loc[32, ["low", "steps", "high"]].tolist() == [100, 100, 100]
+    # 50 steps of 32 up to the second fork, whose critical size is between 32 and 64; then 50 more,
+    # none lost at 64
+    assert found.loc[64, "low"] == 50 and found.loc[64, "high"] == 50 + 25
+    assert found.loc[64, "steps"] == pytest.approx(50 / math.sqrt(2) + 25)
+    assert found.loc[128, "low"] == 25 and found.loc[128, "high"] == 50 + 25
+    assert found.loc[128, "steps"] == pytest.approx(50 / math.sqrt(2) + 25 / math.sqrt(2))
+
+
+def test_forks_after_the_goal_say_nothing_of_the_way_to_it():
+    early = Branched(32, 40, FORKS, 128, met=True).predict([128]).iloc[0]
+    alone = Branched(32, 40, FORKS[:1], 128, met=True).predict([128]).iloc[0]
+    assert early.equals(alone)
+
+
+def test_where_all_branches_held_the_speed_up_is_perfect_as_far_as_they_go():
+    found = Branched(8, 64, [Critical(4, 32, math.inf)], 32, met=False)
+    assert found.predict([32]).iloc[0][["low", "steps", "high"]].tolist() == [16, 16, 16]
+    assert found.predict([64]).iloc[0]["known"] == "refused"
+    assert (
+        "was not followed to its goal" in found.notes[0]
+        and "no branch lost anything" in found.notes[-1]
+    )
+
+
+def test_the_answer_has_times_and_the_rate_of_the_branches():
+    forks = Branched(32, 100, FORKS, 128, met=True)
+    rate = forks.rate("model.lr", 0.1, adaptive=False)
+    assert [rate.at(b) for b in (32, 64, 256)] == [pytest.approx(0.1), pytest.approx(0.2), None]
+    assert forks.rate("model.lr", 0.1, adaptive=True).at(128) == pytest.approx(0.2)
+    found = answer(forks, LINE, [16, 32, 64, 128, 256], checks=Checks(0.1, 10), rate=rate)
+    assert found.table["batch_size"].tolist() == [32, 64, 128]
+    row = found.table.iloc[1]
+    assert row["hours"] == pytest.approx(row["steps"] * (0.01 + 64e-4 + 0.01) / 3600, rel=1e-3)
+    assert row["hours_low"] < row["hours"] < row["hours_high"]
+    text = render(found)
+    assert text.startswith("run B = ") and "model.lr ~ B^1.00 from B = 32 to 128" in text
+    assert "grew from 32 after step 10 to 64 after step 50" in text
+    with pytest.raises(ValueError, match="a fork"):
+        Branched(32, 100, [], 128, met=True)

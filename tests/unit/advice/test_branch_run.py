@@ -1,0 +1,113 @@
+"""The recommended rate is scaled as the branches' rates were: by the optimizer that really trained
+them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from lit_dps.advice.branch_run import run_branches
+from lit_dps.advice.options import Options
+from lit_dps.advice.report import conclude
+from lit_dps.advice.run import _study_of
+from lit_dps.advice.stages import Clock
+from lit_dps.advice.step_time import Timed, fit_step_time
+from lit_dps.core.search_space import Range
+from lit_dps.parallel.process import StopRequest
+from lit_dps.readings.branching import Fork
+from lit_dps.storage.advice_store import AdviceStore
+from tests.unit.advice.test_step_probe import Net, setup
+
+OPTIONS = Options(600, "branch")
+FORK = Fork(2, 4, (1, 2, 4), (1.0, 1.0, 1.0), 0.1).stored()
+
+
+class Adam(Net):
+    def __init__(self, lr: float = 0.1, weight_decay: float = 0.1, room: int = 10**9):
+        super().__init__(lr, room)
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), 1e-3)
+
+
+class WantsTrainer(Adam):
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), 1e-3 / self.trainer.max_epochs)
+
+
+class Plain(Net):
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 1e-3 / self.trainer.max_epochs)
+
+
+def asked(module: str, **space):
+    given = setup()
+    model = {"class_path": f"{__name__}.{module}"}
+    box = {"model.lr": Range(0.01, 1.0, "log")} | {
+        f"model.{key}": box for key, box in space.items()
+    }
+    study, workload = (
+        dataclasses.replace(given.study, space=box),
+        dataclasses.replace(given.workload, model=model),
+    )
+    return dataclasses.replace(given, study=study, workload=workload)
+
+
+def power(given, store: AdviceStore) -> float:
+    """Of B that the recommended rate grows with."""
+    probe, adaptive, _ = _study_of(given, OPTIONS)
+    step = fit_step_time([Timed(m, 0.01 + 1e-4 * m) for m in (4, 8, 16)])
+    times = SimpleNamespace(check=0.1)
+    work = SimpleNamespace(setup=probe, record=lambda: None)
+    case = SimpleNamespace(
+        setup=given,
+        options=OPTIONS,
+        store=store,
+        work=work,
+        adaptive=adaptive,
+        times=times,
+        model=step,
+        sizes=[4, 16],
+    )
+    found = conclude(case)
+    assert found.rate.at(4) == pytest.approx(0.1), "the middle of the box at the own batch size"
+    return math.log(found.rate.at(16) / found.rate.at(4), 4)
+
+
+@pytest.mark.parametrize(
+    ("module", "space", "expected"),
+    [
+        ("Adam", {"weight_decay": Range(0.01, 0.1, "log")}, 0.5),
+        ("WantsTrainer", {}, 0.5),
+        ("Plain", {}, 1.0),
+    ],
+)
+def test_the_rate_is_scaled_as_that_of_the_branches(tmp_path, module, space, expected):
+    given, store = asked(module, **space), AdviceStore(f"sqlite:///{tmp_path}/study.db", "s")
+    probe, _, _ = _study_of(given, OPTIONS)
+    run_branches(probe, 1e-6, store, Clock(600, store, 0.0), StopRequest())
+    assert store.read()["branch_adaptive"] is (expected == 0.5)
+    assert power(given, store) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("module", "expected"), [("Adam", 0.5), ("Net", 1.0)])
+def test_advice_that_does_not_say_how_its_branches_were_scaled_goes_by_the_module(
+    tmp_path, module, expected
+):
+    store = AdviceStore(f"sqlite:///{tmp_path}/study.db", "s")
+    store.append("branches", FORK)
+    assert power(asked(module), store) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("is_scaled", [True, False])
+def test_the_recommended_run_scales_as_the_branches_did(tmp_path, is_scaled):
+    given, store = asked("Adam"), AdviceStore(f"sqlite:///{tmp_path}/study.db", "s")
+    if not is_scaled:  # an earlier version stored no word of it
+        store.append("branches", {**FORK, "step": 1})
+    probe, _, _ = _study_of(given, OPTIONS)
+    run_branches(probe, 1e-6, store, Clock(600, store, 0.0), StopRequest())
+    assert store.read()["branch_scaled"] is is_scaled

@@ -1,0 +1,114 @@
+"""The budget of steps that advice proposes where the configuration has none."""
+
+from __future__ import annotations
+
+import pytest
+
+from lit_dps.advice.max_steps import (
+    REACH,
+    ShortRun,
+    expected_steps,
+    propose,
+    run_short,
+    settle_max_steps,
+)
+from lit_dps.advice.options import Options
+from lit_dps.core.errors import ConfigError, UserError
+from lit_dps.core.goal import Goal
+from lit_dps.parallel.process import Interrupted, StopRequest
+from tests.unit.advice.test_step_probe import with_module
+
+GOAL = Goal(0.1, check_interval=5)
+
+
+def short(values, step_seconds=0.01, interval=5) -> ShortRun:
+    checks = tuple(float(interval * (i + 1)) for i in range(len(values)))
+    return ShortRun(32, step_seconds, interval * len(values), checks, tuple(values))
+
+
+MET = short([0.5, 0.3, 0.1])
+FALLING = short([0.5, 0.4, 0.3, 0.2])
+FLAT = short([0.5, 0.5, 0.5, 0.6])
+UNKNOWN = short([0.5, float("nan"), 0.2])
+
+
+@pytest.mark.parametrize(
+    ("run", "expected"),
+    [(MET, 15), (FALLING, 25), (FLAT, None), (UNKNOWN, None), (short([]), None)],
+)
+def test_steps_to_the_goal_are_extrapolated_from_the_best_values(run, expected):
+    assert expected_steps(run, GOAL) == pytest.approx(expected)
+
+
+def test_a_metric_that_rises_is_extrapolated_upwards():
+    goal = Goal(0.9, check_interval=5, metric="accuracy", at_least=True)
+    assert expected_steps(short([0.1, 0.2, 0.4, 0.3, 0.5]), goal) == pytest.approx(25 + 4 * 10)
+
+
+@pytest.mark.parametrize(
+    ("run", "seconds", "steps"),
+    [
+        (MET, 60.0, 8 * 15),  # the goal makes it plausible
+        (MET, 0.73, 70),  # the time pays 73 steps
+        (MET, 0.06, 15),  # no fewer than the run itself took
+        (FALLING, 60.0, 8 * 25),
+        (FALLING, 0.5, 50),
+        (FLAT, 60.0, 6000),
+        (FLAT, 1e6, Goal.max_steps),  # nothing speaks for more than the default
+        (FLAT, 1e-3, 5),  # one check at least
+    ],
+)
+def test_the_proposal_is_what_the_goal_needs_and_the_time_pays(run, seconds, steps):
+    proposal = propose(run, GOAL, seconds, REACH["law"])
+    assert proposal.max_steps == steps
+    assert f"goal.max_steps: {steps}" in proposal.note
+
+
+def test_a_run_that_is_forked_needs_a_budget_of_twice_its_goal():
+    assert propose(MET, GOAL, 60.0, REACH["branch"]).max_steps == 30
+
+
+def test_a_stored_proposal_holds_for_every_budget():
+    stored = {"max_steps": 70, "configuration": {}}
+    given = with_module("Schedule")
+    for budget in (60.0, 600.0):
+        assert settle_max_steps(given, Options(budget), stored, StopRequest()).max_steps == 70
+
+
+def test_advice_of_an_earlier_version_keeps_its_number():
+    assert (
+        settle_max_steps(
+            with_module("Schedule"), Options(60.0), {"configuration": {}}, StopRequest()
+        )
+        is None
+    )
+
+
+def test_a_short_run_has_a_budget_that_the_time_pays_and_ends_in_time():
+    """The schedule asks for more steps than its warm-up of 3, and sees the same number
+    everywhere."""
+    given = with_module("Schedule", max_steps=40_000)
+    run = run_short(given, 0.3, StopRequest())
+    assert 0 < run.steps < 40_000 and run.steps * run.step_seconds < 3
+    assert run.checks == tuple(range(1, len(run.checks) + 1)) and run.values == pytest.approx(
+        [0.9] * len(run.values)
+    )
+
+
+def test_what_fails_in_the_short_run_is_refused_with_its_cause():
+    with pytest.raises(UserError, match="division by zero"):
+        settle_max_steps(with_module("Broken"), Options(60.0), {}, StopRequest())
+
+
+def test_what_fails_in_the_short_run_alone_asks_for_a_number():
+    """Its warm-up is longer than what the time pays."""
+    with pytest.raises(ConfigError, match="ValueError: 1000 steps of warm-up") as refused:
+        settle_max_steps(
+            with_module("LongWarmUp", max_steps=40_000), Options(1.0), {}, StopRequest()
+        )
+    assert refused.value.key == "goal.max_steps"
+
+
+def test_a_signal_ends_the_short_run():
+    with pytest.raises(Interrupted):
+        run_short(with_module("Schedule", max_steps=40_000), 60.0, StopRequest(lambda: True))

@@ -1,0 +1,109 @@
+"""Settings that advice prints and branches train with are those of the optimizer in use."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from lit_dps.advice.optimizer_probe import look_at_optimizers
+from lit_dps.advice.report import adaptive_note
+from lit_dps.core.trial import Cell, Trial
+from lit_dps.readings import BranchCallback
+from lit_dps.training import AdamScalingCallback
+from lit_dps.training.adam_scaling import AdamScales
+from tests.support.tiny import Plain, fit, loader
+from tests.unit.advice.test_step_probe import Net, setup
+
+OWN, BATCH_SIZE = 4, 8
+
+
+class Doubled(Net):
+    """Trains with twice the rate of its argument."""
+
+    def configure_optimizers(self):
+        lr = 2 * self.hparams.lr
+        return torch.optim.AdamW(self.parameters(), lr, betas=(0.9, 0.99), weight_decay=0.01)
+
+    def __init__(self, lr: float = 0.1, room: int = 10**9):
+        super().__init__(lr, room)
+        self.save_hyperparameters()
+
+
+class Fixed(Doubled):
+    """Has an argument that is called a rate and is none of its optimizer's."""
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), 1e-3, betas=(0.9, 0.99), weight_decay=0.01)
+
+
+class Picky(Doubled):
+    """Fails at rates that no trial has."""
+
+    def configure_optimizers(self):
+        if self.hparams.lr > 0.1:
+            raise RuntimeError("too large a rate")
+        return super().configure_optimizers()
+
+
+def of(module: str):
+    given = setup()
+    model = {"class_path": f"{__name__}.{module}"}
+    return dataclasses.replace(given, workload=dataclasses.replace(given.workload, model=model))
+
+
+def test_a_look_gives_the_rate_of_the_optimizer_and_not_of_the_argument():
+    look = look_at_optimizers(of("Doubled"), Trial(Cell(BATCH_SIZE), 0, {"model.lr": 0.3}, 0))
+    assert look.adaptive == AdamScales(0.99, 0.01, pytest.approx(0.6)) and look.notes == []
+
+
+@pytest.mark.parametrize(
+    ("module", "own_rate", "expected"),
+    [
+        # 0.01 (8 / 4) (0.2 / 0.4)
+        ("Doubled", 0.2, "B = 8: beta2 0.9801, weight decay 0.01 (from 0.99 and 0.01 at B = 4)"),
+        ("Fixed", 1e-3, "B = 8: beta2 0.9801, weight decay 0.02 (from 0.99 and 0.01 at B = 4)"),
+        ("Picky", 0.2, "B = 8: beta2 0.9801 (from 0.99 at B = 4)"),
+    ],
+)
+def test_the_printed_weight_decay_is_that_of_the_recommended_run(module, own_rate, expected):
+    given = of(module)
+    adaptive = AdamScales(0.99, 0.01, own_rate)
+    case = SimpleNamespace(setup=given, work=SimpleNamespace(setup=given), adaptive=adaptive)
+    found = SimpleNamespace(law=None, best={"batch_size": BATCH_SIZE})
+    assert adaptive_note(case, found, {"model.lr": 0.2}) == expected
+
+
+class Recorded(torch.optim.AdamW):
+    """Keeps rate, second moment and weight decay of each step."""
+
+    steps: list[tuple[float, float, float]] = []
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            self.steps.append((group["lr"], group["betas"][1], group["weight_decay"]))
+        return super().step(closure)
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "expected"),
+    [
+        ([], (0.2, 0.99, 0.01)),
+        # weight decay 0.01 k (1 / sqrt k), with k = 4
+        ([AdamScalingCallback(4, rate=0.1)], (0.2, 0.99**4, 0.02)),
+        # as earlier versions scaled it
+        ([AdamScalingCallback(4)], (0.2, 0.99**4, 0.04)),
+    ],
+)
+def test_branches_follow_the_rules_of_the_callback_beside_them(callbacks, expected):
+    Recorded.steps.clear()
+    module = Plain(
+        make_optimizer=lambda parameters: Recorded(parameters, 0.1, (0.9, 0.99), weight_decay=0.01)
+    )
+    branches = BranchCallback([1], (1, 4), 1, 1, tolerance=0.0)
+    fit(module, loader(batch_size=4), callbacks=[*callbacks, branches], max_steps=2)
+    assert len(branches.forks) == 1
+    of_branches = [step for step in Recorded.steps if step[0] > 0.1]
+    assert of_branches == [pytest.approx(expected)]

@@ -1,0 +1,200 @@
+"""A probe skips a batch size that has no room, and ends with the cause of any other failure."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from types import SimpleNamespace
+
+import pytest
+
+from lit_dps.advice import probe_study as probes_module
+from lit_dps.advice.probe_plan import probe_all
+from lit_dps.advice.probe_study import CannotRun, Probes, failed_trials
+from lit_dps.advice.stages import Clock
+from lit_dps.core.config import StorageConfig
+from lit_dps.core.errors import ConfigError, StorageError
+from lit_dps.parallel.process import Interrupted, StopRequest
+from lit_dps.study.failures import AllFail
+from lit_dps.study.workers import WorkerDied
+from tests.unit.advice.test_question import case
+from tests.unit.advice.test_step_probe import Net, with_module
+
+
+class FailsAbove(Net):
+    """Fails with batches of more than 4 examples."""
+
+    def training_step(self, batch, batch_idx):
+        if len(batch[0]) > 4:
+            raise self.error()
+        return super().training_step(batch, batch_idx)
+
+
+class Wrong(FailsAbove):
+    def error(self):
+        return ValueError("shapes differ")
+
+
+class Misconfigured(FailsAbove):
+    def error(self):
+        return ConfigError("model.width", 3, "an even number")
+
+
+class Full(FailsAbove):
+    def error(self):
+        return RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+
+
+class FullInNumpy(FailsAbove):
+    def error(self):
+        return MemoryError("Unable to allocate 8 GiB")
+
+
+class FailsAtTheFirstPoint(Net):
+    """Fails at a high rate alone."""
+
+    def training_step(self, batch, batch_idx):
+        if self.lr > 0.05:
+            raise ValueError("the rate is too high")
+        return super().training_step(batch, batch_idx)
+
+    def __init__(self, lr: float = 0.1):
+        super().__init__()
+        self.lr = lr
+
+
+def probes(tmp_path, name: str, trials: int = 2) -> Probes:
+    given = with_module(name)
+    model = {"class_path": f"{__name__}.{name}"}
+    if name == "Net":
+        model = given.workload.model
+    study = dataclasses.replace(given.study, trials=trials, workers=1)
+    setup = dataclasses.replace(
+        given,
+        study=study,
+        storage=StorageConfig(str(tmp_path)),
+        workload=dataclasses.replace(given.workload, model=model),
+    )
+    found = Probes(setup, data=None)
+    found.view = SimpleNamespace(sync=lambda *a, **kw: None, log=lambda result: None)
+    return found
+
+
+def run(work: Probes, size: int) -> bool:
+    return work.run(
+        size, math.inf, StopRequest(), Clock(60, SimpleNamespace(keep=lambda **kw: None), 0.0)
+    )
+
+
+@pytest.mark.parametrize("name", ["Full", "FullInNumpy"])
+def test_a_batch_without_memory_is_skipped(tmp_path, name):
+    work = probes(tmp_path, name)
+    assert run(work, 4)
+    with pytest.raises(CannotRun):
+        run(work, 8)
+    assert work.without_room == {8}
+    assert list(failed_trials(work.record())) == [8]
+
+
+def test_a_batch_above_the_training_split_is_skipped(tmp_path):
+    work = probes(tmp_path, "Net")
+    with pytest.raises(CannotRun, match="at most 64"):
+        run(work, 128)
+    assert work.without_room == {128}
+
+
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [("Wrong", "ValueError: shapes differ"), ("Misconfigured", "model.width: 3 is not allowed")],
+)
+@pytest.mark.parametrize("trials", [2, 4])
+def test_a_failure_of_the_users_code_ends_the_probe_with_its_cause(tmp_path, name, cause, trials):
+    work = probes(tmp_path, name, trials)
+    assert run(work, 4)
+    with pytest.raises(AllFail, match=f"B = 8: .*{cause}.* all trials of B=8 failed"):
+        run(work, 8)
+    assert not work.without_room
+    assert len(failed_trials(work.record())[8]) == min(trials, 3)
+
+
+def test_a_probe_whose_only_trials_in_time_failed_ends_too(tmp_path, monkeypatch):
+    work = probes(tmp_path, "Wrong")
+    real = probes_module.work
+
+    def ends_after_one(setup, until):
+        results = real(setup, until)
+        yield next(results)
+        results.close()
+        raise Interrupted("the budget")
+
+    monkeypatch.setattr(probes_module, "work", ends_after_one)
+    assert not run(work, 4), "the time is over, and a trial ended well"
+    with pytest.raises(AllFail, match="B = 8: .*shapes differ"):
+        run(work, 8)
+
+
+def test_a_trial_that_fails_beside_others_ends_nothing(tmp_path):
+    work = probes(tmp_path, "FailsAtTheFirstPoint", 4)
+    assert run(work, 4)
+    assert 0 < len(failed_trials(work.record())[4]) < 4
+
+
+def ended_by(tmp_path, monkeypatch, error: Exception, ranks: int = 1) -> Probes:
+    """Return a probe whose workers end with an error."""
+
+    def work(setup, stop):
+        raise error
+        yield
+
+    found = probes(tmp_path, "Net")
+    if ranks > 1:
+        trainer = {**found.setup.workload.trainer, "devices": ranks}
+        found.setup = dataclasses.replace(
+            found.setup, workload=dataclasses.replace(found.setup.workload, trainer=trainer)
+        )
+    monkeypatch.setattr(probes_module, "work", work)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("error", "ranks", "raised"),
+    [
+        (WorkerDied(7, -9), 1, CannotRun),  # as Linux ends a process for want of memory
+        (WorkerDied(7, -11), 1, WorkerDied),
+        (MemoryError(), 2, CannotRun),  # of several ranks errors come as they are
+        (ConfigError("study.batch_sizes", 8, "at most 4"), 2, CannotRun),
+        (ConfigError("model.width", 8, "at most 4"), 2, ConfigError),
+        (StorageError("out of memory"), 1, StorageError),  # of sqlite
+    ],
+)
+def test_what_ends_the_workers_is_told_from_want_of_room(
+    tmp_path, monkeypatch, error, ranks, raised
+):
+    work = ended_by(tmp_path, monkeypatch, error, ranks)
+    with pytest.raises(raised):
+        run(work, 4)
+    assert work.without_room == ({4} if raised is CannotRun else set())
+
+
+def test_an_error_of_a_module_on_several_ranks_is_one_line(tmp_path, monkeypatch):
+    work = ended_by(tmp_path, monkeypatch, ZeroDivisionError("division by zero"), ranks=2)
+    with pytest.raises(
+        probes_module.UserError, match="B = 4 failed: ZeroDivisionError: division by zero"
+    ):
+        run(work, 4)
+
+
+def test_the_plan_names_what_it_skips_and_passes_on_what_it_may_not(capsys):
+    asked, clock = (
+        case("the time for it is spent"),
+        Clock(60, SimpleNamespace(keep=lambda **kw: None), 0.0),
+    )
+    raised = iter([CannotRun("CUDA out of memory"), AllFail("ValueError: shapes differ")])
+
+    def run(batch_size, end, stop, clock):
+        raise next(raised)
+
+    asked.work.run = run
+    with pytest.raises(AllFail, match="shapes differ"):
+        probe_all(asked, clock, StopRequest())
+    assert "B = 4 is left out: CUDA out of memory" in capsys.readouterr().err

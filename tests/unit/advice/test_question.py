@@ -1,0 +1,64 @@
+"""Which batch sizes advice answers for, and which of them it may try."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from lit_dps.advice.options import Options
+from lit_dps.advice.probe_plan import probe_all
+from lit_dps.advice.question import Case
+from lit_dps.advice.stages import Clock
+from lit_dps.advice.step_probe import FULL, SPENT, StepTimes
+from lit_dps.advice.step_time import Timed
+from lit_dps.parallel.process import StopRequest
+from tests.unit.advice.test_step_probe import setup
+
+TIMED = [Timed(m, 0.01 + 1e-3 * m) for m in (1, 2, 4, 8)]
+
+
+class Work:
+    """A study that probes, and never tells anything."""
+
+    def __init__(self, asked):
+        self.setup, self.tried, self.without_room = asked, [], set()
+
+    def record(self):
+        return None
+
+    def run(self, batch_size, end, stop, clock):
+        self.tried.append(batch_size)
+        return True
+
+
+def case(why: str, devices: tuple[int, ...] = (1,), ranks: int = 1) -> Case:
+    asked = setup(devices=ranks)
+    times = StepTimes(TIMED, check=0.05, largest=8, why=why, memory=why == FULL)
+    return Case(asked, Options(60, devices=devices), None, Work(asked), None, times, None, 10)
+
+
+@pytest.mark.parametrize(
+    ("why", "devices", "sizes"),
+    [
+        (FULL, (1, 4), [1, 2, 4, 8, 16, 32]),
+        (SPENT, (1, 2), [1, 2, 4, 8, 16]),
+        ("is it above the split?", (1, 4), [1, 2, 4, 8]),  # four devices have no more examples
+    ],
+)
+def test_it_answers_for_what_the_devices_have_room_for(why, devices, sizes):
+    assert case(why, devices).sizes == sizes
+
+
+def test_nothing_is_probed_that_was_not_seen_to_fit_here():
+    """Four devices would take 32 examples; one, which is here, was not seen to, and a CPU might be
+    killed."""
+    here, clock = case(FULL, (1, 4)), Clock(60, SimpleNamespace(keep=lambda **kw: None), 0.0)
+    probe_all(here, clock, StopRequest())
+    assert sorted(here.work.tried) == [1, 2, 4, 8] and here.largest == 8
+    assert case(FULL, (1, 4), ranks=2).largest == 16
+
+
+def test_a_training_takes_its_steps_and_checks():
+    # 4 steps at B = 4, each 14 ms and a check of 50 ms
+    assert case(FULL).training_seconds == pytest.approx(4 * (0.014 + 0.05), rel=1e-2)

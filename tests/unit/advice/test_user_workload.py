@@ -1,0 +1,278 @@
+"""What advice takes from a configuration, and how Adam's time scales move with the batch size."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lit_dps.advice.calibration import calibrate
+from lit_dps.advice.options import Options, seconds_of
+from lit_dps.advice.stages import EVERY, Clock
+from lit_dps.advice.user_workload import own_batch_size, rate_range
+from lit_dps.analysis.rate_law import adaptive_advice
+from lit_dps.core.batch_scaling import scaled_beta2, scaled_decay
+from lit_dps.core.errors import ConfigError
+from lit_dps.parallel.process import waited_for_cpu
+from lit_dps.training import AdamScalingCallback
+from lit_dps.training.adam_scaling import (
+    AdamScales,
+    adaptive_of,
+    is_adaptive,
+    is_known,
+    measured_adaptive,
+    scale_groups,
+)
+from lit_dps.training.workload import Workload
+from tests.support.tiny import Plain, Recorder, fit, loader
+
+MODULE, DATA = "tests.e2e.plain_user.Classifier", "tests.e2e.plain_user.TwoMoons"
+
+
+def workload(model=None, **data) -> Workload:
+    return Workload(
+        model or {"class_path": MODULE}, {"class_path": DATA, "init_args": data}, {}, "data.batch"
+    )
+
+
+def test_the_rate_is_found_by_name_wherever_it_stands():
+    box = rate_range(workload())["model.lr"]
+    assert (box.low, box.high, box.scale) == (0.01 / 32, 0.32, "log")
+    nested = {
+        "class_path": MODULE,
+        "init_args": {"lr": None, "body": {"class_path": "x", "init_args": {"lr": 0.5}}},
+    }
+    assert list(rate_range(workload(nested))) == ["model.body.lr"]
+    with pytest.raises(ConfigError, match="model.lr, model.learning_rate are several"):
+        rate_range(workload({"class_path": MODULE, "init_args": {"learning_rate": 0.1}}))
+
+
+def test_the_own_batch_size_is_that_of_a_step():
+    assert own_batch_size(workload()) == 16
+    accumulated = Workload(
+        {"class_path": MODULE},
+        {"class_path": DATA, "init_args": {"batch": 8}},
+        {"accumulate_grad_batches": 4},
+        "data.batch",
+    )
+    assert own_batch_size(accumulated) == 32
+    with pytest.raises(ConfigError, match="study.batch_size_key: 'data.size'"):
+        own_batch_size(Workload({"class_path": MODULE}, {"class_path": DATA}, {}, "data.size"))
+
+
+def test_budgets_are_times():
+    assert [seconds_of(text) for text in ("90s", "30m", "1.5h", "2 min")] == [90, 1800, 5400, 120]
+    for text in ("0s", "30", "-1m", "h", "1w"):
+        with pytest.raises(ConfigError, match="--budget"):
+            seconds_of(text)
+    with pytest.raises(ConfigError, match="--bandwidth: 0 is not allowed"):
+        Options(60, bandwidth=0)
+    with pytest.raises(ConfigError, match="--latency: -1 is not allowed; .* 0 or more"):
+        Options(60, latency=-1)
+
+
+def test_the_time_of_asking_is_stored_along_the_way(monkeypatch):
+    class Kept:
+        spent = None
+
+        def keep(self, spent):
+            self.spent = spent
+
+    now, store = [1000.0], Kept()
+    monkeypatch.setattr("lit_dps.advice.stages.time.monotonic", lambda: now[0])
+    clock = Clock(100, store, spent=20)
+    assert clock.left == 100 - 12 - 20
+    clock.tick()
+    assert store.spent is None
+    now[0] += EVERY + 1
+    clock.tick()
+    assert store.spent == 26 and clock.left == 62
+    assert Clock(20, store, 0).left == 15 and Clock(3600, store, 0).left == 3580
+    assert Clock(100, store, 20, began=now[0] - 8).left == 100 - 12 - 20 - 8, "imports count"
+
+
+def test_beta2_and_weight_decay_are_told_at_the_recommended_batch_size():
+    adamw = torch.optim.AdamW(
+        [torch.zeros(2, requires_grad=True)], lr=0.3, betas=(0.9, 0.99), weight_decay=0.01
+    )
+    sgd = torch.optim.SGD([torch.zeros(2, requires_grad=True)], lr=0.1, weight_decay=0.01)
+    assert adaptive_of([sgd]) is None and adaptive_of([sgd, adamw]) == AdamScales(0.99, 0.01, 0.3)
+    assert adaptive_advice(32, 128, 0.99, 0.01) == (
+        "B = 128: beta2 0.960596, weight decay 0.04 (from 0.99 and 0.01 at B = 32)"
+    )
+    assert adaptive_advice(32, 128, 0.99, 0.01, 2.0) == (
+        "B = 128: beta2 0.960596, weight decay 0.02 (from 0.99 and 0.01 at B = 32)"
+    )
+    assert adaptive_advice(32, 1, 0.999, 0) == "B = 1: beta2 0.999969 (from 0.999 at B = 32)"
+    assert adaptive_advice(32, 128, None, 0.1) == "B = 128: weight decay 0.4 (from 0.1 at B = 32)"
+
+
+def test_beta2_has_a_floor_and_is_never_raised_to_it():
+    assert scaled_beta2(0.999, 256) == 0.95  # 0.774 without
+    assert scaled_beta2(0.9, 4) == 0.9
+    assert scaled_beta2(0.9, 0.5) == pytest.approx(0.9**0.5)
+    assert scaled_decay(0.1, 4, 2) == pytest.approx(0.2)
+
+
+def matrix() -> list:
+    return [torch.nn.Parameter(torch.randn(4, 4, generator=torch.Generator().manual_seed(1)))]
+
+
+class ByTheSign(torch.optim.Optimizer):
+    """An optimizer that no table knows."""
+
+    def __init__(self, parameters, lr=0.1):
+        super().__init__(parameters, {"lr": lr})
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.data -= group["lr"] * self.size(p.grad)
+
+    def size(self, gradient):
+        return gradient.sign()
+
+
+class ByTheGradient(ByTheSign):
+    def size(self, gradient):
+        return gradient
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Adadelta",
+        "Adafactor",
+        "Adagrad",
+        "Adam",
+        "AdamW",
+        "Adamax",
+        "Muon",
+        "NAdam",
+        "RAdam",
+        "RMSprop",
+        "Rprop",
+    ],
+)
+def test_adaptive_optimizers_are_known_and_a_measurement_agrees(name):
+    optimizer = getattr(torch.optim, name)(matrix(), lr=0.01)
+    assert is_known(optimizer) and is_adaptive([optimizer]) and measured_adaptive(optimizer)
+
+
+@pytest.mark.parametrize(("kind", "expected"), [(ByTheSign, True), (ByTheGradient, False)])
+def test_an_unknown_optimizer_is_measured(kind, expected):
+    optimizer = kind(matrix())
+    before = optimizer.param_groups[0]["params"][0].detach().clone()
+    assert not is_known(optimizer) and is_adaptive([optimizer]) is expected
+    assert torch.equal(optimizer.param_groups[0]["params"][0], before)
+
+
+def test_plain_optimizers_grow_with_the_gradient():
+    for optimizer in (
+        torch.optim.SGD(matrix(), 0.1, momentum=0.9),
+        torch.optim.ASGD(matrix(), 0.1),
+    ):
+        assert not is_adaptive([optimizer]) and measured_adaptive(optimizer) is False
+
+
+def test_the_settings_of_each_kind_follow_the_batch_size():
+    muon = torch.optim.Muon(matrix(), lr=0.02, weight_decay=0.1)
+    scale_groups(muon, 4, 2.0)
+    assert muon.param_groups[0]["weight_decay"] == pytest.approx(0.2)
+    rmsprop = torch.optim.RMSprop(matrix(), lr=0.02, weight_decay=0.1, alpha=0.99)
+    scale_groups(rmsprop, 4, 2.0)
+    assert (rmsprop.param_groups[0]["weight_decay"], rmsprop.param_groups[0]["alpha"]) == (
+        0.1,
+        0.99,
+    )
+    radam = torch.optim.RAdam(matrix(), lr=0.02, betas=(0.8, 0.999), weight_decay=0.1)
+    scale_groups(radam, 100, 10.0)
+    assert radam.param_groups[0]["betas"] == (0.8, 0.95)
+    assert radam.param_groups[0]["weight_decay"] == pytest.approx(1.0)
+
+
+def test_weight_decay_follows_the_rate_in_use():
+    """B is 4 B0, the rate 2 eta0."""
+
+    def adamw(parameters):
+        return torch.optim.AdamW(parameters, lr=0.1, betas=(0.9, 0.99), weight_decay=0.01)
+
+    seen = Recorder(lambda trainer, module: trainer.optimizers[0].param_groups[0]["weight_decay"])
+    scaling = AdamScalingCallback(reference=2, rate=0.05)
+    fit(Plain(make_optimizer=adamw), loader(batch_size=8), callbacks=[scaling, seen], max_steps=2)
+    assert seen.values == [pytest.approx(0.02)] * 2
+    with pytest.raises(ConfigError) as refused:
+        AdamScalingCallback(2, rate=0.0)
+    assert (refused.value.key, refused.value.value) == ("AdamScalingCallback.rate", 0.0)
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_adams_time_scales_move_with_the_batch_size(accumulated):
+    def adamw(parameters):
+        return torch.optim.AdamW(parameters, lr=0.1, betas=(0.9, 0.99), weight_decay=0.01)
+
+    def groups(trainer, module):
+        group = trainer.optimizers[0].param_groups[0]
+        return *group["betas"], group["weight_decay"]
+
+    seen, scaling = Recorder(groups), AdamScalingCallback(reference=2)
+    fit(
+        Plain(make_optimizer=adamw),
+        loader(batch_size=8 // accumulated),
+        callbacks=[scaling, seen],
+        max_steps=2,
+        accumulate_grad_batches=accumulated,
+    )
+    assert scaling.factor == 4
+    assert seen.values == [pytest.approx((0.9, 0.99**4, 0.04))] * 2
+
+
+def test_other_optimizers_are_left_as_they_are():
+    def sgd(parameters):
+        return torch.optim.SGD(parameters, lr=0.1, weight_decay=0.01)
+
+    seen = Recorder(lambda trainer, module: trainer.optimizers[0].param_groups[0]["weight_decay"])
+    fit(
+        Plain(make_optimizer=sgd),
+        loader(batch_size=8),
+        callbacks=[AdamScalingCallback(2), seen],
+        max_steps=1,
+    )
+    assert seen.values == [0.01]
+    with pytest.raises(ConfigError, match="AdamScalingCallback.reference: 0"):
+        AdamScalingCallback(0)
+
+
+def test_calibration_tells_bias_and_coverage():
+    def run(real, reached=True):
+        limits = {"predicted_steps": [80, 100, 125], "predicted_hours": [0.8, 1, 1.25]}
+        return {
+            "batch_size": 32,
+            "devices": 1,
+            "reached": reached,
+            "steps": real,
+            "hours": real / 100,
+            **limits,
+        }
+
+    text = calibrate({"a": [run(110), run(200)], "b": [run(130, False), run(90, False)]})
+    assert "steps: real / predicted 1.48" in text  # sqrt(1.1 x 2)
+    assert "1 of 3 within the 95 % limits; 1 ended before" in text and "> 130" in text
+    other = calibrate({"a": [run(110), {**run(50), "devices": 4, "real_devices": 1}]})
+    assert "4, run on 1" in other and "1 ran on another number of devices" in other
+    steps, hours = (
+        next(line for line in other.splitlines() if line.startswith(what))
+        for what in ("steps", "hours")
+    )
+    assert (
+        "(of 2 that met the goal); 1 of 2 within" in steps
+        and "(of 1 that met the goal); 1 of 1 within" in hours
+    )
+    assert calibrate({"a": []}) == "no run of fit with a recommended configuration is stored yet\n"
+
+
+def test_waiting_for_a_cpu_is_told_where_linux_tells_it(tmp_path, monkeypatch):
+    file = tmp_path / "schedstat"
+    monkeypatch.setattr("lit_dps.parallel.process.Path", lambda name: file)
+    assert waited_for_cpu() == 0.0  # no such file elsewhere
+    file.write_text("6646530039 22001559139 2746\n")
+    assert waited_for_cpu() == pytest.approx(22.001559139)

@@ -1,0 +1,429 @@
+"""The answer that every study ends with: times of steps, the batch sizes that may be the fastest,
+the rate."""
+
+import dataclasses
+import math
+from statistics import NormalDist
+
+import pandas as pd
+import pytest
+
+from lit_dps.analysis.analysis import Analysis
+from lit_dps.analysis.answer import answer_rows, answer_text, probabilities_of_fastest, seconds_text
+from lit_dps.analysis.learning_rates import rate_curves, rate_laws
+from lit_dps.analysis.step_seconds import StepSeconds, step_seconds
+from lit_dps.analysis.summary import summarize
+from lit_dps.core.goal import Goal
+from lit_dps.core.record import StudyRecord
+from lit_dps.core.repeats import RepeatPlan
+from lit_dps.core.search_space import Range
+from lit_dps.core.step_timing import CellTiming, StepTiming
+from lit_dps.core.trial import SPARSE_KERNELS, STACKED, Cell, Series, Status, Trial, TrialResult
+
+SPACE = {"model.learning_rate": Range(1e-3, 10.0, "log")}
+GOAL = Goal(0.1, check_interval=4, max_steps=400)
+K_STAR = {4: 112, 8: 64, 16: 48, 32: 28, 64: 24}
+EACH = {4: 0.010, 8: 0.012, 16: 0.0155, 32: 0.030, 64: 0.060}
+START = 2.0
+
+
+def trial(batch, point, steps, seconds, status=None, rate=0.1, run=None, **kw):
+    return TrialResult(
+        trial=Trial(Cell(batch), point, {"model.learning_rate": rate}),
+        status=status or (Status.INCOMPLETE if steps is None else Status.COMPLETE),
+        steps=steps,
+        curve={"step": [run or steps or 400], "val_error": [0.5], "train_loss": [1.0]},
+        seconds=seconds,
+        **kw,
+    )
+
+
+def record(results):
+    return StudyRecord(
+        name="made up", workload="digits", goal=GOAL, space=SPACE, batch_sizes=tuple(results), sparsities=(0.0,),
+        trials=3, seed=0, goals=(), slack=None, config={}, results={Cell(b): r for b, r in results.items()},
+        running={Cell(b): 0 for b in results},
+    )  # fmt: skip
+
+
+def study(start=START, slow=1.0, **kw):
+    """Three trials a cell; the third is on a machine `slow` times as busy."""
+    return record(
+        {
+            b: [
+                trial(b, 0, k, start + k * EACH[b], rate=0.01 * b, **kw),
+                trial(b, 1, 2 * k, start + 2 * k * EACH[b], **kw),
+                trial(b, 2, None, start + 400 * EACH[b] * slow, **kw),
+            ]
+            for b, k in K_STAR.items()
+        }
+    )
+
+
+def text(found):
+    cells = summarize(found)
+    table = answer_rows(cells, step_seconds(found))
+    return answer_text(found, cells, table, rate_laws(found, rate_curves(found, cells)))
+
+
+def test_the_start_of_a_trial_is_told_from_its_steps():
+    found = step_seconds(study())
+    assert [found[Cell(b)].median for b in EACH] == pytest.approx(list(EACH.values()), rel=1e-6)
+    assert found[Cell(8)].low == pytest.approx(found[Cell(8)].high)
+
+
+def test_a_busy_hour_moves_the_median_little():
+    found = step_seconds(study(start=0.0, slow=3.0))
+    assert [found[Cell(b)].median for b in EACH] == pytest.approx(list(EACH.values()), rel=0.02)
+    assert found[Cell(8)].high > 1.5 * found[Cell(8)].median
+    said = text(study(start=0.0, slow=3.0))
+    assert (
+        "Other programs were running: the middle half of the times of one step spans a factor of 2."
+        in said
+    )
+    assert "Other programs" not in text(study())
+
+
+def test_times_of_several_machines_are_told():
+    def on(*hardware):
+        return text(
+            dataclasses.replace(
+                study(), environments=tuple({"python": "3.11", **each} for each in hardware)
+            )
+        )
+
+    one, other = {"hardware": "Xeon, 2 cores"}, {"hardware": "EPYC, 2 cores"}
+    assert (
+        "trials ran on" not in on()
+        and "trials ran on" not in on(one)
+        and "trials ran on" not in on(one, one)
+    )
+    assert (
+        "\ntrials ran on Xeon, 2 cores, on EPYC, 2 cores: what is the fastest here may only"
+        in on(one, other)
+    )
+    assert (
+        "\ntrials ran on Xeon, 2 cores, on hardware that an earlier version did not keep: what is"
+        in on(one, {})
+    )
+    assert (
+        "\ntrials ran on hardware that an earlier version did not keep: on several machines, times"
+        in on({})
+    )
+
+
+def test_trials_that_say_nothing_of_a_step_are_left_out():
+    assert step_seconds(study(observed={STACKED: 1})) == {}
+    assert step_seconds(study(observed={SPARSE_KERNELS: 1})) == {}
+    assert step_seconds(record({8: [trial(8, 0, None, 5.0, Status.OUTRACED, run=100)]})) == {}
+    assert step_seconds(record({8: [trial(8, 0, 100, 0.0)]})) == {}
+
+
+def test_the_fastest_is_not_the_one_of_least_steps():
+    said = text(study()).splitlines()
+    assert (
+        said[0]
+        == "study made up: which batch size? goal error 0.1, on the machine that ran the trials"
+    )
+    assert said[2].split() == [
+        "B",
+        "S",
+        "K*",
+        "examples",
+        "to",
+        "goal",
+        "a",
+        "step",
+        "time",
+        "to",
+        "goal",
+    ]
+    assert [line.split()[2] for line in said[3:8]] == ["112", "64", "48", "28", "24"]
+    assert said[5].split() == ["16", "0", "48", "768", "15.5", "ms", "744", "ms", "fastest"]
+    assert said[4].endswith("not told apart")  # 64 x 12 ms = 768 ms
+    assert (
+        said[9]
+        == "S=0: B = 8 to 16 are not told apart here; the best estimate is B = 16, 744 ms to the "
+        "goal"
+    )
+    assert said[10] == "  B = 4 needs the fewest examples, 448"
+    assert said[11].startswith("  learning_rate = 0.16 there; learning_rate ~ B^1.00")
+
+
+def test_the_end_of_the_grid_is_told():
+    found = record({b: [trial(b, 0, K_STAR[b], 1 + 0.01 * K_STAR[b])] for b in (4, 8)})
+    said = text(found)
+    assert "B = 8 has the least K* and is the fastest here" in said
+    assert "B = 8 is the largest batch size of the study; the best may lie beyond" in said
+
+
+def test_without_seconds_it_tells_the_examples_alone():
+    found = record({b: [trial(b, 0, K_STAR[b], 0.0)] for b in (4, 8)})
+    assert (
+        "S=0: B = 4 needs the fewest examples, 448; no trial shows how long a step takes, so the "
+        "fastest is not known" in text(found)
+    )
+    assert text(record({4: [trial(4, 0, None, 1.0)]})) == ""
+
+
+def test_a_k_star_at_the_first_check_is_a_bound():
+    found = record({b: [trial(b, 0, k, 1 + 0.01 * k)] for b, k in {4: 40, 64: 4}.items()})
+    said = text(found)
+    assert "<= 4 " in said and "<= 256" in said
+    assert "B = 64 has the least K* and is the fastest here, at most 1.04 s to the goal" in said
+    slower = text(record({b: [trial(b, 0, k, 1 + 0.01 * k)] for b, k in {4: 8, 64: 4}.items()}))
+    assert (
+        "B = 4 to 64 are not told apart here; the best estimate is B = 64, at most 1.04 s" in slower
+    )
+
+
+def test_best_rates_leave_out_ends_of_the_range_and_take_the_momentum_in():
+    found = record(
+        {b: [trial(b, 0, K_STAR[b], 1.0, rate=0.02 * b if b > 4 else 1e-3)] for b in (4, 8, 16)}
+    )
+    law = rate_laws(found, rate_curves(found, summarize(found)))[Series(0.0)]
+    assert (law.range, law.exponent) == ((8, 16), pytest.approx(1.0))
+    assert law.error == pytest.approx(
+        math.sqrt(2)
+    )  # the spacing of the two rates, log 2, over that of log B
+    (curve,) = rate_curves(found, summarize(found))
+    assert curve.at(11, {}) == pytest.approx(0.22) and curve.at(4, {}) is None
+
+
+def test_where_momentum_is_searched_the_rate_of_the_law_is_that_of_a_momentum():
+    results = {
+        b: [
+            dataclasses.replace(
+                t := trial(b, 0, K_STAR[b], 1.0), trial=dataclasses.replace(t.trial, params=params)
+            )
+        ]
+        for b, params in {
+            8: {"model.learning_rate": 0.1, "model.momentum": 0.5},
+            32: {"model.learning_rate": 0.04, "model.momentum": 0.9},
+        }.items()
+    }
+    found = record(results)
+    found = dataclasses.replace(found, space={**SPACE, "model.momentum": Range(0.1, 0.99)})
+    (curve,) = rate_curves(found, summarize(found))
+    assert curve.law.name == "learning_rate / (1 - momentum)"
+    assert curve.law.at(32) == pytest.approx(0.4)
+    assert curve.at(16, {"model.momentum": 0.75}) == pytest.approx(0.25 * (0.2 * 0.4) ** 0.5)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (0.0081, "8.10 ms"),
+        (1, "1.00 s"),
+        (42, "42.0 s"),
+        (186, "3.10 min"),
+        (9000, "2.50 h"),
+        (1.04e6, "12.0 days"),
+    ],
+)
+def test_times_to_read(seconds, said):
+    assert seconds_text(seconds) == said
+
+
+def test_quartiles_are_ordered():
+    found = step_seconds(study(slow=2.0))
+    assert all(isinstance(x, StepSeconds) and x.low <= x.median <= x.high for x in found.values())
+
+
+def test_trials_that_measured_smoothness_do_not_tell_what_a_step_takes():
+    measured = {"step": [100], "lipschitz": [1.0], "squared_gradient": [1.0]}
+    slow = [
+        trial(4, i, k, START + 100 * EACH[4] * k, smoothness=measured)
+        for i, k in enumerate((112, 224))
+    ]
+    plain = [trial(8, i, k, START + EACH[8] * k) for i, k in enumerate((64, 128))]
+    found = step_seconds(record({4: slow, 8: plain}))
+    assert Cell(4) not in found and found[Cell(8)].median == pytest.approx(EACH[8])
+
+
+def with_law(found):
+    analysis = Analysis(found)
+    table = analysis.answer
+    return table.set_index("batch_size"), answer_text(
+        found, analysis.cells, table, analysis.rate_laws
+    )
+
+
+NOISE = {4: 1.0, 8: 1.0, 16: 0.8, 32: 1.2, 64: 0.85, 128: 1.1}  # of K* about its law
+
+
+def noisy(noise=NOISE):
+    """K* = 800 / B + 20 but for its noise; a step takes 10 ms and 0.3 ms an example."""
+    steps = {b: 4 * round((800 / b + 20) * x / 4) for b, x in noise.items()}
+    each = {b: 0.01 + 3e-4 * b for b in steps}
+    return record(
+        {
+            b: [trial(b, i, k + 8 * i, (k + 8 * i) * each[b]) for i in range(3)]
+            for b, k in steps.items()
+        }
+    )
+
+
+def test_times_go_by_the_law_where_single_k_stars_scatter():
+    table, said = with_law(noisy())
+    truth = {b: (800 / b + 20) * (0.01 + 3e-4 * b) for b in NOISE}
+    raw = (table["k_star"] * table["step_seconds"]).astype(float)
+    assert raw.idxmin() == 64 and min(truth, key=truth.get) == 32  # by luck
+    assert table["seconds"].astype(float).idxmin() == 32 and table.loc[32, "fastest"]
+    assert table["seconds"].tolist() == pytest.approx(list(truth.values()), rel=0.15)
+    assert all(low < truth[b] for b, low in table["seconds_low"].items())
+    assert all(truth[b] < high for b, high in table["seconds_high"].items())
+    assert (table["k_star"] != table["steps"].round()).any() and set(table["steps_of"]) == {"K*"}
+    assert (
+        "Times use the fitted law of K*, since single K* are noisy. Brackets: 95 % interval."
+        in said
+    )
+    assert "expect one run to need more" in said
+    assert f"the best estimate is B = 32, {seconds_text(table.loc[32, 'seconds'])} [" in said
+
+
+def test_times_go_by_k_star_where_its_law_is_refused():
+    table, said = with_law(noisy({4: 1.0, 8: 3.0, 16: 0.8, 32: 4.0, 64: 1.0}))
+    assert table["steps"].tolist() == table["k_star"].tolist()
+    assert table["why_not_law"].str.contains("K rises").all()
+    assert "Times use K* itself, since its law is not identifiable: K rises" in said
+    assert " Brackets: 95 % interval.\n" in said
+
+
+def test_a_bound_stays_a_bound_beside_a_law():
+    found = noisy({8: 1.0, 16: 1.0, 32: 1.0, 64: 1.0})
+    found.results[Cell(512)] = [trial(512, 0, 4, 4.0)]
+    table, said = with_law(record({c.batch_size: r for c, r in found.results.items()}))
+    assert table.loc[512, "steps"] == 4 and math.isnan(table.loc[512, "seconds_low"])
+    assert "<= 4.00 s" in said
+
+
+def test_repeats_on_fresh_seeds_are_what_one_run_takes():
+    found = noisy({b: 0.7 for b in NOISE})
+    repeats = {
+        c: [dataclasses.replace(trial(c.batch_size, 0, 4 * round((800 / c.batch_size + 20) * x / 4), 1.0),
+            trial=dataclasses.replace(r[0].trial, repeat=i)) for i, x in enumerate((0.9, 1.0, 1.1), 1)]
+        for c, r in found.results.items()
+    }  # fmt: skip
+    table, said = with_law(dataclasses.replace(found, plan=RepeatPlan(3, 1, None), repeats=repeats))
+    assert table["steps"].tolist() == pytest.approx([800 / b + 20 for b in NOISE], rel=0.05)
+    assert table["k_star"].tolist() == pytest.approx([0.7 * (800 / b + 20) for b in NOISE], rel=0.1)
+    assert (
+        "Times use the fitted law of the median K over seeds" in said
+        and "expect one run" not in said
+    )
+
+
+def timed(found, every=4, check=0.5):
+    """The same trials, each with seconds of its steps and, apart from them, of a check every few
+    steps."""
+    results = {}
+    for cell, trials in found.results.items():
+        results[cell] = []
+        for result in trials:
+            steps = result.steps_run
+            seconds = {"steps": steps, "training": steps * EACH[cell.batch_size]}
+            seconds |= {"checks": steps // every, "checking": steps // every * check}
+            results[cell].append(dataclasses.replace(result, timed=seconds))
+    return dataclasses.replace(found, results=results)
+
+
+def test_checks_of_the_goal_do_not_decide_which_batch_size_is_the_fastest():
+    # A check of 0.5 s every 4 steps costs ten times as much as the steps: with it B = 64 would win.
+    table = Analysis(timed(study())).answer.set_index("batch_size")
+    assert table["step_seconds"].to_dict() == pytest.approx(EACH)
+    assert table["check_seconds"].tolist() == pytest.approx([0.5] * 5)
+    seconds = table["steps"] * table["step_seconds"].astype(float)
+    assert table["seconds"].tolist() == pytest.approx(seconds.tolist())
+    assert table["seconds"].astype(float).idxmin() == 16
+    with_checks = seconds + table["steps"] / 4 * 0.5
+    assert with_checks.idxmin() == 64
+    assert table["validation_seconds"].isna().all() and set(table["timing"]) == {"trials"}
+
+
+def test_validation_has_a_column_at_the_interval_of_the_user():
+    analysis = Analysis(timed(study()), validate_every=10)
+    table = analysis.answer.set_index("batch_size")
+    validations = {b: math.ceil(steps / 10) for b, steps in table["steps"].items()}
+    assert table["validation_seconds"].tolist() == pytest.approx(
+        [0.5 * n for n in validations.values()]
+    )
+    assert table["seconds"].tolist() == Analysis(timed(study())).answer["seconds"].tolist()
+    said = answer_text(analysis.record, analysis.cells, analysis.answer, analysis.rate_laws, 10)
+    assert "validation every 10" in said.splitlines()[2]
+    total = seconds_text(table.loc[32, "seconds"] + table.loc[32, "validation_seconds"])
+    assert (
+        f"validation every 10 steps adds {seconds_text(0.5 * validations[16])} at B = 16; with it "
+        "B = 32" in said
+    )
+    assert f"B = 32 is the fastest, {total} in all" in said
+
+
+def test_times_of_an_earlier_version_are_told_to_include_checks():
+    assert "a step includes its share of the checks" in text(study())
+    said = text(timed(study()))
+    assert "Checks of the goal are not counted" in said and "share of the checks" not in said
+    older = timed(study())
+    older.results[Cell(64)] = study().results[Cell(64)]
+    assert "Trials of some cells ran under an earlier version" in text(older)
+
+
+def with_timing(found, rounds):
+    """The same study with step times that were measured alone, by batch size."""
+    cells = tuple(CellTiming(Cell(b), tuple(times), 0.25) for b, times in rounds.items())
+    return dataclasses.replace(
+        found, step_timing=StepTiming("Xeon, 2 cores", "2026-11-27", 1, 1, cells)
+    )
+
+
+def test_a_quiet_timing_takes_the_place_of_the_trials_times():
+    rounds = {b: [1e-3 * x for x in (9, 10, 11)] for b in K_STAR}
+    found = with_timing(timed(study()), rounds)
+    seconds = step_seconds(found)
+    assert {cell.batch_size: each.median for cell, each in seconds.items()} == pytest.approx(
+        dict.fromkeys(K_STAR, 0.01)
+    )
+    assert seconds[Cell(8)].low == pytest.approx(0.0095) and seconds[Cell(8)].check == 0.25
+    said = text(found)
+    assert "goal error 0.1, on Xeon, 2 cores" in said
+    assert "median of 3 rounds after the study, 2026-11-27, 1 thread" in said
+
+
+def test_an_incomplete_quiet_timing_is_not_mixed_with_times_of_trials():
+    rounds = {b: [0.01, 0.01, 0.01] for b in K_STAR if b != 64}
+    seconds = step_seconds(with_timing(timed(study()), rounds))
+    assert {cell.batch_size: each.median for cell, each in seconds.items()} == pytest.approx(EACH)
+    assert {each.source for each in seconds.values()} == {"trials"}
+
+
+def rows_with(limits):
+    """Rows of an answer with seconds and their 95 % limits."""
+    columns = ("seconds", "seconds_low", "seconds_high")
+    return pd.DataFrame([dict(zip(columns, each, strict=True)) for each in limits])
+
+
+def test_the_verdict_holds_every_batch_size_that_may_be_the_fastest():
+    # Log-normal times with equal spread s: P(second < first) = Phi(-d / (s sqrt 2)).
+    spread, distance = 0.2, 0.3
+    wide = math.exp(1.96 * spread)
+    limits = [(x, x / wide, x * wide) for x in (1.0, math.exp(distance))]
+    probability = probabilities_of_fastest(rows_with(limits))
+    expected = NormalDist().cdf(-distance / (spread * math.sqrt(2)))
+    assert probability[1] == pytest.approx(
+        expected, abs=0.02
+    ) and probability.sum() == pytest.approx(1)
+    apart = [(x, x / 1.02, x * 1.02) for x in (1.0, 1.2, 1.4)]
+    assert probabilities_of_fastest(rows_with(apart)).tolist() == [1, 0, 0]
+
+
+def test_busy_rounds_make_a_set_of_the_verdict_and_quiet_ones_a_winner():
+    found = noisy(dict.fromkeys((4, 8, 16, 32, 64, 128), 1.0))
+    each = {b: 0.01 * b**0.8 for b in NOISE}
+    quiet = {b: [x * 0.999, x, x * 1.001] for b, x in each.items()}
+    busy = {b: [x / 3, x, x * 3] for b, x in each.items()}
+    winner, _ = with_law(with_timing(found, quiet))
+    tied, said = with_law(with_timing(found, busy))
+    assert winner["tied"].sum() < tied["tied"].sum()
+    assert tied["tied"].tolist() == (tied["probability"] >= 0.05).tolist()
+    assert " are not told apart here; the best estimate is B = " in said
+    assert (tied["seconds_high"] / tied["seconds"] > 3).all()

@@ -1,0 +1,226 @@
+"""All critical batch sizes in one table: known ones are found again, and what cannot be known is
+told."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+
+import numpy as np
+import pytest
+
+from lit_dps.analysis.analysis import Analysis
+from lit_dps.analysis.critical import DEFINITIONS, critical_text
+from lit_dps.analysis.fit import Fit
+from lit_dps.analysis.linear_end import linear_end
+from lit_dps.analysis.quadratic import NoisyQuadraticModel
+from lit_dps.core.goal import Goal
+from lit_dps.core.repeats import RepeatPlan
+from lit_dps.core.trial import Cell, Series, Trial
+from lit_dps.report.notebook import Study
+from lit_dps.report.publish import write_all
+from lit_dps.report.text import render
+from tests.support.fake_study import analysis_of, result, theory_terms
+
+SIZES = (2, 8, 32, 128, 512, 2048)
+GOAL = Goal(0.1, check_interval=1, max_steps=10**7)
+LAW = Fit(1e6, 5e3)  # B_crit = 200
+
+
+def study(steps=LAW.steps, sizes=SIZES, spread=(1.0, 1.05, 1.2, 1.5), keep=lambda b, k: {}):
+    cells = {
+        Cell(b): [
+            result(Cell(b), i, round(steps(b) * f), **keep(b, round(steps(b) * f)))
+            for i, f in enumerate(spread)
+        ]
+        for b in sizes
+    }
+    return analysis_of(cells, space={}, goal=GOAL)
+
+
+def found(analysis):
+    return analysis.critical_batch_sizes[Series(0.0)]
+
+
+def test_the_law_and_what_is_read_off_without_it_agree_where_the_law_holds():
+    by = found(study())
+    assert by["law"].value == pytest.approx(200, rel=0.01)
+    assert by["overhead"].value == pytest.approx(1.2 * 2 + 0.2 * 200, rel=0.01)
+    # B K = c1 + c2 B is (1 + x) times that at B0 at (1 + x) B0 + x B_crit; the rest is
+    # interpolation between sizes
+    assert by["linear_20"].value == pytest.approx(1.2 * 2 + 0.2 * 200, rel=0.15)
+    assert by["linear_50"].value == pytest.approx(1.5 * 2 + 0.5 * 200, rel=0.15)
+    for name in ("law", "overhead", "linear_20", "linear_50"):
+        low, high = by[name].interval
+        assert low <= by[name].value <= high and by[name].verdict == ""
+    assert "*" not in critical_text(study().critical_batch_sizes)
+    assert [str(by[name]) for name in ("theory", "noise_scale", "noise_law")] == ["-"] * 3
+
+
+def test_one_bad_cell_is_no_end_of_linear_scaling():
+    batch = np.array([2.0, 4, 8, 16, 32])
+    perfect = 1000 / batch
+    assert math.isinf(linear_end(batch, perfect, 0.2))
+    bad = perfect * [1, 1.3, 1, 1, 1]  # pooled with those after it
+    assert math.isinf(linear_end(batch, bad, 0.2))
+    assert linear_end(batch, perfect * [1, 1, 1, 1, 1.5], 0.2) == pytest.approx(
+        16 * 2 ** (math.log(1.2) / math.log(1.5))
+    )
+    assert math.isnan(linear_end(batch, [10, *[math.nan] * 4], 0.2))
+
+
+def test_an_end_counts_from_the_smallest_batch_size_or_is_not_known():
+    batch, steps = np.array([2.0, 4, 8, 16, 32]), LAW.steps(np.array([2.0, 4, 8, 16, 32]))
+    steps = steps * [1, 1, 1, 1.5, 2]
+    whole = linear_end(batch, steps, 0.2)
+    assert 8 < whole < 16
+    for missing in range(4):
+        assert math.isnan(
+            linear_end(batch, np.where(np.arange(5) == missing, math.nan, steps), 0.2)
+        )
+    assert (
+        linear_end(batch, np.where(np.arange(5) == 4, math.nan, steps), 0.2) == whole
+    )  # beyond the end
+    assert math.isnan(
+        linear_end(batch, 1000 / batch * [1, 1, 1, 1, math.nan], 0.2)
+    )  # the end may be there
+
+
+def few(complete, repeats=()):
+    """Cells of 6 trials, so many of them complete, at K*, the rest not; repeats need these
+    multiples of K*."""
+
+    def trials(cell):
+        steps = round(LAW.steps(cell.batch_size))
+        again = [result(cell, 0, round(factor * steps)) for factor in repeats]
+        again = [
+            dataclasses.replace(r, trial=Trial(cell, 0, {}, repeat=i))
+            for i, r in enumerate(again, 1)
+        ]
+        return [result(cell, i, steps if i < complete else None) for i in range(6)], again
+
+    cells = {Cell(b): trials(Cell(b)) for b in SIZES}
+    found = analysis_of({cell: own for cell, (own, _) in cells.items()}, space={}, goal=GOAL)
+    again = {cell: repeats for cell, (_, repeats) in cells.items()}
+    return Analysis(dataclasses.replace(found.record, repeats=again, plan=RepeatPlan(len(repeats))))
+
+
+def test_resamples_that_lack_a_cell_are_no_limits():
+    """(5/6)^6 = 33 % of the resamples of a cell lack its one complete trial; of five there are in
+    2e-5."""
+    by = found(few(complete=1))
+    for name in ("linear_20", "linear_50"):
+        assert by[name].interval is None and str(by[name]).endswith(" *")
+        share = re.fullmatch(
+            "no limits: (.*)% of the resamples of its trials have no complete one .*",
+            by[name].verdict,
+        )
+        assert int(share[1]) > 33
+    known = found(few(complete=5))["linear_20"]
+    assert known.verdict == "" and known.interval == pytest.approx(
+        (known.value, known.value), rel=0.02
+    )
+    # limits over seeds need no complete trial of a resample: K* times 0.8, 1 or 1.25 at each batch
+    # size
+    low, high = found(few(complete=1, repeats=(0.8, 1.0, 1.25)))["linear_20"].interval
+    assert 2 <= low < known.value / 2 and known.value * 1.5 < high < 500
+
+
+def test_a_curve_that_never_bends_is_not_identifiable():
+    by = found(study(lambda b: 1e6 / b, sizes=(2, 8, 32)))
+    assert by["law"].value is None and by["law"].verdict.startswith("not identifiable: > ")
+    assert by["linear_20"].verdict == "not identifiable: > 32" and str(by["linear_20"]) == "> 32"
+
+
+def test_a_curve_that_begins_beyond_linear_scaling_says_so():
+    analysis = study(sizes=(512, 2048, 8192))
+    assert "below the smallest batch size, 512" in found(analysis)["law"].verdict
+    *_, row, footnote = critical_text(analysis.critical_batch_sizes).splitlines()
+    assert row.count("] *") == 4 and footnote.startswith("* below the smallest batch size")
+    by = found(study(sizes=(128, 512, 2048)))
+    assert "counted from B = 128, where the law has 64% overhead already" in by["linear_20"].verdict
+
+
+def test_theory_noise_scale_and_noise_law_of_known_terms():
+    """Noise 50 everywhere, |grad|^2 falling from 4 to 1: tr(Sigma) / |G|^2 = 20, M + sigma^2 / eps
+    = 50."""
+
+    def keep(b, steps):
+        kept = theory_terms(
+            steps,
+            beta=50.0,
+            lipschitz=(2.0,) * 12,
+            squared=np.linspace(4, 1, 12),
+            first=4,
+            rate=0.1,
+        )
+        kept["smoothness"]["noise"] = [50.0] * 12
+        return kept
+
+    by = found(study(keep=keep))
+    assert by["noise_scale"].value == pytest.approx(20)
+    assert by["noise_law"].value == pytest.approx(50)
+    assert by["theory"].value == pytest.approx(0.1 * 2.0 * 50.0 / 2.5)  # eta L beta / (mu epsilon)
+    assert by["theory"].interval == pytest.approx((4.0, 4.0))
+
+
+@pytest.mark.parametrize("decays", [False, True])
+def test_what_was_measured_beyond_the_goal_counts_in_none_of_them(decays):
+    """Noise 2 + 3 |grad|^2, |grad|^2 = 100 / step; M + sigma^2 / eps is 3 + 2 K / 100 at the
+    goal."""
+
+    def keep(b, steps, ran=1):
+        at = np.linspace(steps / 8, ran * steps, 8 * ran)
+        kept = theory_terms(
+            ran * steps, lipschitz=(2.0,) * len(at), squared=100 / at, first=2.5, at=at
+        )
+        kept["smoothness"]["noise"] = (2 + 300 / at).tolist()
+        if decays and ran > 1:
+            kept["theory"]["rate_square_sum"] *= 2
+        return kept
+
+    whole = found(study(keep=lambda b, steps: keep(b, steps, ran=4)))
+    to_goal = found(study(keep=keep))
+    for name in ("noise_scale", "noise_law"):
+        assert whole[name].value == pytest.approx(to_goal[name].value)
+        assert whole[name].interval == pytest.approx(to_goal[name].interval)
+    assert to_goal["noise_law"].value == pytest.approx(
+        math.exp(np.mean([math.log(3 + round(LAW.steps(b)) / 50) for b in SIZES]))
+    )
+    assert whole["theory"].value == (None if decays else pytest.approx(to_goal["theory"].value))
+
+
+def test_table_report_and_notebook(tmp_path):
+    analysis = study()
+    table = analysis.critical
+    assert list(table["definition"]) == list(DEFINITIONS)
+    assert Study(analysis.record).critical.equals(table)
+    text = render(analysis)
+    assert "critical batch sizes in examples, by definition" in text
+    head = text.splitlines()[
+        text.splitlines().index("critical batch sizes in examples, by definition") + 1
+    ]
+    assert "law, 2x" in head and "measured, +20 %" in head and "Sigma" not in head
+    assert "critical.csv" in {path.name for path in write_all(analysis, tmp_path)[0]}
+
+
+def test_nothing_finished_is_no_section():
+    empty = analysis_of({Cell(4): [], Cell(8): [result(Cell(8), 0, None)]}, space={})
+    assert critical_text(empty.critical_batch_sizes) == ""
+    assert set(empty.critical["verdict"]) == {
+        "needs complete trials at 3 batch sizes; has 0",
+        "needs K* at 3 batch sizes; has 0",
+        "not measured",
+    }
+
+
+def test_on_the_noisy_quadratic_they_are_of_one_order():
+    """Exact K* of SGD: the law's B_crit against what is read off without a law."""
+    model, rates = NoisyQuadraticModel(1000), np.geomspace(1e-3, 1.99, 200)
+    steps = {b: model.k_star(0.05, b, rates) for b in (1, 4, 16, 64, 256, 1024, 4096)}
+    by = found(study(steps.__getitem__, sizes=tuple(steps)))
+    critical = by["law"].value
+    assert by["linear_20"].value < by["linear_50"].value < critical
+    assert 0.2 * critical / 3 < by["linear_20"].value < 0.2 * critical * 3
+    assert 0.5 * critical / 3 < by["linear_50"].value < 0.5 * critical * 3

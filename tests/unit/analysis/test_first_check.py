@@ -1,0 +1,214 @@
+"""K* at the first check is only an upper bound: told as one, and left out of the law, of ratios and
+of claims."""
+
+import dataclasses
+
+import optuna
+import pytest
+
+from lit_dps.analysis.analysis import Analysis
+from lit_dps.analysis.other_goals import at_goal
+from lit_dps.analysis.scaling import scale
+from lit_dps.analysis.summary import at_first_check, summarize
+from lit_dps.analysis.tables import records
+from lit_dps.core.search_space import Range
+from lit_dps.core.trial import Cell, Series
+from lit_dps.replication.claims_scaling import diminishing_returns, linear_scaling, steps_of_sparse
+from lit_dps.replication.claims_trials import rate_grows
+from lit_dps.report.text import render, theory_text
+from lit_dps.report.warnings import study_notes
+from lit_dps.storage.read import read_study
+from tests.support.fake_study import GOAL, result, theory_terms, write_study
+
+NOTE = (
+    "K* is at the first check in 1 of 3 cells: an upper bound, left out of the law; lower "
+    "goal.check_interval to "
+    "resolve it"
+)
+
+
+def study_of(steps, **kw):
+    """A study by the steps of the trials of its cells, (batch size, sparsity) -> steps; checked
+    every 16 steps."""
+    results = {
+        Cell(*cell): [result(Cell(*cell), i, k) for i, k in enumerate(found)]
+        for cell, found in steps.items()
+    }
+    storage = optuna.storages.InMemoryStorage()
+    write_study(storage, results, **{"space": {}, **kw})
+    record = read_study(storage, "fake")
+    return Analysis(record, replicates=200)
+
+
+DENSE = {(8, 0.0): [800, 960], (64, 0.0): [112, 160], (512, 0.0): [16, 32]}
+
+
+@pytest.mark.parametrize(("k_star", "bound"), [(16, True), (17, False), (32, False), (None, False)])
+def test_only_the_first_check_is_a_bound(k_star, bound):
+    assert at_first_check(k_star, 16) is bound
+
+
+def test_the_law_leaves_it_out_and_keeps_it_among_the_k_star():
+    trials = {8: [800, 960], 16: [407, 480], 64: [112, 160], 512: [16, 32]}
+    scaling, without = (
+        scale(trials, check_interval=16),
+        scale({b: trials[b] for b in (8, 16, 64)}, check_interval=16),
+    )
+    assert scaling.k_star == {8: 800, 16: 407, 64: 112, 512: 16}
+    assert (scaling.at_first_check, scaling.resolved) == ({512}, {8: 800, 16: 407, 64: 112})
+    assert scaling.fit == without.fit
+    assert scaling.fit.c1 == pytest.approx(688 / (1 / 8 - 1 / 64), rel=1e-3)
+    assert (scaling.c1, scaling.c2, scaling.critical) == (without.c1, without.c2, without.critical)
+    assert (scaling.replicates == without.replicates).all()
+    assert (scaling.bound, scaling.describe()) == (without.bound, without.describe())
+    assert scale(trials).at_first_check == frozenset()
+
+
+def test_what_was_not_fitted_bounds_no_critical_batch_size():
+    # c1 = 1600 and no c2; the largest batch size that says so is 32.
+    scaling = scale({8: [200], 16: [100], 32: [50], 4096: [16]}, check_interval=16)
+    assert scaling.describe() == "not identifiable: B_crit > 32"
+    # Both terms are equal at 0.1 examples, below the smallest batch size that was fitted but not
+    # below 0.05.
+    flat = scale({8: [200], 16: [200], 32: [200], 1024: [16]}, check_interval=16)
+    assert flat.describe().endswith(", below the smallest batch size")
+
+
+def test_too_few_others_give_no_law_and_the_verdict_says_why():
+    scaling = scale({8: [800, 960], 64: [16, 32], 512: [16, 16]}, check_interval=16)
+    assert scaling.fit is None
+    assert (
+        scaling.describe()
+        == "needs complete trials at 3 batch sizes; has 1, and 2 with K* at the first check"
+    )
+
+
+def test_the_table_the_note_and_the_rows():
+    study = study_of(DENSE)
+    assert render(study).splitlines()[2:6] == [
+        "  B  S     K*  complete  incomplete  infeasible  on the boundary",
+        "  8  0    800         2           0           0  -",
+        " 64  0    112         2           0           0  -",
+        "512  0  <= 16         2           0           0  -",
+    ]
+    assert study_notes(study)[0] == NOTE
+    assert f"note: {NOTE}\n" in render(study)
+    rows = records(study.table)
+    assert list(rows[0])[2:4] == ["k_star", "floor"]
+    assert [(row["k_star"], row["floor"]) for row in rows] == [(800, 0), (112, 0), (16, 1)]
+    assert [row["batch_sizes"] for row in records(study.laws)] == [2]
+    assert [cell.at_first_check for cell in summarize(study.record)] == [False, False, True]
+
+
+def test_nothing_is_said_where_there_is_none():
+    study = study_of(
+        {cell: [k + 16 for k in found] for cell, found in DENSE.items()} | {(4096, 0.0): [None]}
+    )
+    assert not any("first check" in line for line in study_notes(study))
+    assert "<=" not in render(study)
+    assert [row["floor"] for row in records(study.table)] == [0, 0, 0, 0]
+
+
+def test_a_further_goal_has_its_own():
+    curve = {"step": [16, 32, 48], "val_error": [0.3, 0.2, 0.1], "train_loss": [1.0] * 3}
+    cells = {Cell(b, 0.0): [result(Cell(b, 0.0), 0, 48, curve=curve)] for b in (8, 16, 64)}
+    storage = optuna.storages.InMemoryStorage()
+    write_study(storage, cells, space={}, goals=[0.3, 0.2])
+    record = read_study(storage, "fake")
+    found = {error: Analysis(at_goal(record, error)).scalings[Series(0.0)] for error in (0.3, 0.2)}
+    assert (found[0.3].k_star, found[0.3].at_first_check, found[0.3].fit) == (
+        {8: 16, 16: 16, 64: 16},
+        {8, 16, 64},
+        None,
+    )
+    assert (found[0.2].k_star, found[0.2].at_first_check) == ({8: 32, 16: 32, 64: 32}, set())
+    assert found[0.2].fit is not None
+
+
+SPARSE = {(8, 0.9): [1600, 3200], (64, 0.9): [448, 480], (512, 0.9): [64, 80]}
+
+
+def test_ratios_are_of_resolved_k_star():
+    study = study_of(
+        DENSE | SPARSE | {(64, 0.5): [16, 32], (8, 0.5): [1200, 1200], (512, 0.5): [None, None]}
+    )
+    assert [(str(ratio.cell), ratio.value) for ratio in study.ratios] == [
+        ("B=8 S=0.5", 1.5),
+        ("B=8 S=0.9", 2),
+        ("B=64 S=0.9", 4),
+    ]
+    assert list(map(str, study.ratio_bounds)) == ["B=64 S=0.5", "B=512 S=0.9"]
+
+
+def test_the_theory_compares_resolved_k_star_and_tells_the_others_as_bounds():
+    cells = {
+        Cell(*cell): [result(Cell(*cell), i, k, **theory_terms(k)) for i, k in enumerate(found)]
+        for cell, found in (DENSE | SPARSE).items()
+    }
+    storage = optuna.storages.InMemoryStorage()
+    write_study(storage, cells, space={})
+    record = read_study(storage, "fake")
+    study = Analysis(record)
+    rows = records(study.term_ratios)
+    assert [row["k_star"] for row in rows] == pytest.approx([2, 4, None, 8**0.5])
+    assert (rows[-1]["k_star_low"], rows[-1]["k_star_high"]) == (2, 4)
+    rows = records(study.theory)
+    assert [(row["k_star"], row["floor"]) for row in rows[:3]] == [(800, 0), (112, 0), (16, 1)]
+    lines = theory_text(study).splitlines()
+    assert [line.split("  ")[-1].strip() for line in lines[2:5]] == ["800", "112", "<= 16"]
+
+
+def eight(steps):
+    return {cell: [k] * 8 for cell, k in steps.items()}
+
+
+def test_claims_on_k_star_are_judged_without_it():
+    steps = {(2, 0.0): 8000, (8, 0.0): 2000, (32, 0.0): 512}
+    with_it, without = study_of(eight(steps | {(512, 0.0): 16})), study_of(eight(steps))
+    for of in (linear_scaling, diminishing_returns):
+        verdict, said, _ = of(without)
+        assert of(with_it)[:2] == (verdict, f"{said}; 1 at the first check left out")
+    said = linear_scaling(study_of(eight({(2, 0.0): 100, (8, 0.0): 16, (32, 0.0): 16}))).measured
+    assert said == "S=0: K* at 1 batch sizes; 2 at the first check left out"
+
+
+def test_steps_of_sparse_are_over_resolved_k_star():
+    steps = {(8, 0.0): 16000, (8, 0.9): 32000, (32, 0.0): 16000, (32, 0.9): 48000}
+    whole = steps_of_sparse(study_of(eight(steps)))
+    bound = study_of(eight(steps | {(512, 0.0): 16, (512, 0.9): 160}))
+    told = (
+        "3 of the 3 batch sizes with a dense K* have a sparse one, at 1 of these one is at the "
+        "first check"
+    )
+    assert steps_of_sparse(bound)[:2] == (whole.verdict, f"{whole.measured}; {told}")
+    few = study_of(
+        eight({(8, 0.0): 160, (8, 0.9): 320} | {(b, s): 16 for b in (32, 128) for s in (0.0, 0.9)})
+    )
+    verdict, said, _ = steps_of_sparse(few)
+    assert verdict == "not decidable at this scale"
+    assert (
+        said
+        == "3 of the 3 batch sizes with a dense K* have a sparse one, at 2 of these one is at the "
+        "first check"
+    )
+
+
+def test_the_best_rate_is_that_of_resolved_k_star():
+    space = {"model.learning_rate": Range(1e-4, 10, "log")}
+    rates = {8: 0.01, 16: 0.02, 32: 0.05, 64: 0.1, 4096: 0.001}
+    cells = {}
+    for b, rate in rates.items():
+        steps = 16 if b == 4096 else 800
+        params = {"model.learning_rate": rate}
+        cells[Cell(b, 0.0)] = [result(Cell(b, 0.0), i, steps, params=params) for i in range(8)]
+    storage = optuna.storages.InMemoryStorage()
+    write_study(storage, cells, space=space)
+    record = read_study(storage, "fake")
+    said = rate_grows(Analysis(record)).measured
+    assert said.startswith(
+        "S=0: rank correlation of the best learning rate with B, and the rates at B=8 and B=64: 1 ["
+    )
+    assert said.endswith("], 0.0100, 0.100; not known at 1 of 5 batch sizes")
+    coarse = dataclasses.replace(record, goal=dataclasses.replace(GOAL, check_interval=800))
+    said = rate_grows(Analysis(coarse)).measured
+    assert said == "S=0: best learning rate known at 0 of 5 batch sizes"

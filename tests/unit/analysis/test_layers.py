@@ -1,0 +1,166 @@
+"""What pruning leaves of layers, the Jacobian of repaired networks, ranks of terms and K*, and
+their figures."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from lit_dps.analysis.analysis import Analysis
+from lit_dps.analysis.layers import collapse_rows, jacobian_rows, kept_of, layer_rows
+from lit_dps.analysis.rank_correlations import correlation_rows, rank_rows
+from lit_dps.core.goal import Goal
+from lit_dps.core.trial import Cell, Series
+from lit_dps.report.figures import FIGURES, drawn, write_figures
+from lit_dps.report.text import render
+from lit_dps.storage.schema import AXES
+from tests.support.fake_study import analysis_of, result, theory_terms
+
+pytestmark = pytest.mark.pictures
+
+GOAL = Goal(0.1, check_interval=4, max_steps=400)
+METHODS = {"grasp": 1.0, "magnitude": 2.0, "random": 3.0, "snip": 4.0}
+AXIS = {AXES: {"pruning.init": ["isometry", "original"], "pruning.method": list(METHODS)}}
+BY_NAME = {figure.NAME: figure for figure in FIGURES}
+
+
+def cell(batch_size: int, sparsity: float, method: str, init: str = "original") -> Cell:
+    return Cell(batch_size, sparsity, (("pruning.init", init), ("pruning.method", method)))
+
+
+def trials(of: Cell) -> list:
+    """Three points: L in proportion to K*, beta against it; magnitude prunes the second layer whole
+    at S = 0.99."""
+    method, share = dict(of.others)["pruning.method"], 1 - of.sparsity
+    found = []
+    for point in range(3):
+        steps = int(400 / of.batch_size * METHODS[method]) * 4 + 4 * point
+        second = (
+            0
+            if method == "magnitude" and of.sparsity == 0.99 and point == 1
+            else round(200 * share) + point
+        )
+        kept = {
+            "a.weight": (round(1000 * share), 1000),
+            "b.weight": (second, 200),
+            "a.bias": (0, 10),
+        }
+        given = theory_terms(steps, lipschitz=(METHODS[method],) * 2, beta=1 / METHODS[method])
+        if ("pruning.init", "isometry") in of.others:
+            names = [(n, w) for n in ("mean", "spread", "condition") for w in ("before", "after")]
+            seen = {f"jacobian_{n}_{w}": 2.0 if w == "after" else 1.0 + point for n, w in names}
+            seen |= {"isometry_distance_before": 3.0, "isometry_distance_after": 0.5}
+            seen["jacobian_condition_before"] = math.inf
+            given["observed"] = seen
+        found.append(result(of, point, steps, kept=kept, **given))
+    return found
+
+
+@pytest.fixture(scope="module")
+def study():
+    inits = AXIS[AXES]["pruning.init"]
+    cells = [
+        cell(b, s, m, i) for b in (4, 8, 16) for s in (0.9, 0.99) for m in METHODS for i in inits
+    ]
+    found = analysis_of({c: trials(c) for c in cells}, goal=GOAL, **AXIS)
+    return Analysis(found.record, replicates=50)
+
+
+def test_kept_shares_are_means_over_points_that_count_once(study):
+    rows = layer_rows(kept_of(study.record))
+    assert (
+        list(rows.columns[:3]) == ["sparsity", "method", "layer"]
+        and len(rows) == 2 * len(METHODS) * 2
+    )
+    row = rows[
+        (rows["sparsity"] == 0.99) & (rows["method"] == "magnitude") & (rows["layer"] == "b.weight")
+    ].iloc[0]
+    assert (row["points"], row["total"], row["empty"]) == (3, 200, 1)
+    assert (row["kept"], row["low"], row["high"]) == (pytest.approx((2 + 0 + 4) / 3), 0, 4 / 200)
+
+
+def test_the_first_sparsity_with_an_empty_layer_is_told(study):
+    rows = collapse_rows(layer_rows(kept_of(study.record)))
+    first = dict(zip(rows["method"], rows["collapses"], strict=True))
+    assert first["magnitude"] == 0.99 and np.isnan(first["snip"])
+    here = rows[(rows["method"] == "magnitude") & (rows["sparsity"] == 0.99)].iloc[0]
+    assert (here["least"], here["layer"], here["empty"]) == (0, "b.weight", 1)
+    assert here["kept"] == pytest.approx(
+        (10 + 2) / 1200
+    )  # of the weights, whatever the sparsity counts
+    assert (
+        "layers that pruning left empty: S=0.99 method=magnitude: b.weight at 1 of 3 points"
+        in render(study)
+    )
+    (line,) = BY_NAME["layers"].notes(study)
+    assert line == "method=magnitude: from S=0.99 on a layer is empty, b.weight at 1 of 3 points"
+
+
+def test_of_many_methods_each_has_a_panel_and_the_legend_fits():
+    names = [f"method_{i}" for i in range(8)]
+    counts = {"a.weight": (5, 10), "b.weight": (0, 10)}
+    kept = [
+        (Series(s, (("pruning.method", name),)), 0, counts) for name in names for s in (0.8, 0.9)
+    ]
+    figures = dict(BY_NAME["layers"].figures(BY_NAME["layers"].tables_of(layer_rows(kept))))
+    assert [ax.get_title() for ax in figures["layers"].axes] == names
+    for figure in figures.values():
+        figure.draw_without_rendering()
+        (legend,) = figure.legends
+        box = legend.get_window_extent()
+        assert box.x0 >= 0 and box.x1 <= figure.bbox.x1
+
+
+def test_the_jacobian_of_repaired_networks_is_in_the_notes_and_a_table(study):
+    rows = jacobian_rows(study.record)
+    assert len(rows) == 3 * 2 * len(METHODS) * 3 and set(rows["init"]) == {"isometry"}
+    assert rows["mean_before"].mean() == 2.0 and rows["distance_after"].eq(0.5).all()
+    assert "S=0.9 init=isometry method=snip: 2 +- 2 (inf) to 2 +- 2 (2)" in render(study)
+
+
+def test_a_term_in_proportion_to_the_steps_has_rank_correlation_1(study):
+    rows, found = rank_rows(study.record), correlation_rows(study.record, 50)
+    snip = rows[
+        (rows["method"] == "snip") & (rows["batch_size"] == 8) & (rows["sparsity"] == 0.9)
+    ].iloc[0]
+    assert (snip["k_star"], snip["lipschitz"], snip["beta"]) == (800, 4.0, 0.25)
+    assert snip["c1"] == pytest.approx(4.0 * 0.25 * 4.0) and snip["points"] == 3
+    by_term = found[found["batch_size"] == 8].set_index("term")
+    assert by_term.loc["lipschitz", ["rho", "low", "high", "series"]].tolist() == [1, 1, 1, 16]
+    assert by_term.loc["beta", "rho"] == -1 and 0.4 < by_term.loc["beta", "chance"] < 0.6
+    assert math.isnan(by_term.loc["delta", "rho"])  # it is the same in all series
+
+
+def test_points_that_one_series_lacks_are_left_out_of_all():
+    cells = {cell(4, 0.9, m): trials(cell(4, 0.9, m)) for m in METHODS}
+    del cells[cell(4, 0.9, "snip")][0]
+    rows = rank_rows(
+        analysis_of(cells, goal=GOAL, **{AXES: {**AXIS[AXES], "pruning.init": ["original"]}}).record
+    )
+    assert rows["points"].eq(2).all() and rows["k_star"].min() == 404
+
+
+def test_figures_are_drawn_where_pruning_is_an_axis(study, tmp_path):
+    new = [BY_NAME[name] for name in ("pruners", "layers", "terms")]
+    assert all(figure.by_default(study) for figure in new)
+    files, _ = write_figures(new, [study], tmp_path)
+    names = {path.name for path in files}
+    assert {f"{n}.png" for n in ("pruners", "layers", "collapse", "terms")} <= names
+    assert {"layers.csv", "collapse.csv", "terms.csv", "terms-correlations.csv"} <= names
+    axes = drawn(BY_NAME["pruners"], study).axes
+    assert [ax.get_title() for ax in axes] == ["sparsity 0.9", "sparsity 0.99"]
+    assert len(drawn(BY_NAME["terms"], study).axes) == 3 * 5
+    assert [ax.get_title() for ax in drawn(BY_NAME["layers"], study).axes] == [
+        "sparsity 0.9",
+        "sparsity 0.99",
+    ]
+    plain = analysis_of(
+        {Cell(b, 0.9): [result(Cell(b, 0.9), 0, 40, kept={"w": (1, 10)})] for b in (4, 8)},
+        goal=GOAL,
+    )
+    assert not any(BY_NAME[name].by_default(plain) for name in ("pruners", "layers", "terms"))
+    assert (
+        BY_NAME["terms"].missing(plain) == "no measured terms of the theory (smoothness.interval)"
+    )

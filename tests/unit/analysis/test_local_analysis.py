@@ -1,0 +1,141 @@
+"""K* against the local steps of a round: communications, how far it is flat, its table, its section
+and figure."""
+
+from __future__ import annotations
+
+import pytest
+
+from lit_dps.analysis.local_sgd import sentence
+from lit_dps.core.goal import Goal
+from lit_dps.core.local_sgd import Rounds
+from lit_dps.core.trial import Cell
+from lit_dps.report.figures import FIGURES, drawn
+from lit_dps.report.publish import write_all
+from lit_dps.report.text import render
+from tests.support.fake_study import analysis_of, result
+
+pytestmark = pytest.mark.pictures
+
+KEY = "local.steps"
+FIGURE = next(figure for figure in FIGURES if figure.NAME == "local")
+LOCAL = {"workers": 4, "steps": 1, "start": 0, "outer_learning_rate": 1.0, "outer_momentum": 0.0}
+LENGTHS = (1, 4, 16, 64)
+
+
+def cell(batch_size: int, **local) -> Cell:
+    return Cell(
+        batch_size, 0.0, tuple((f"local.{key}", value) for key, value in sorted(local.items()))
+    )
+
+
+def study(
+    steps: dict[int, dict[int, int | None]], start: int = 0, lengths=LENGTHS, interval: int = 4
+):
+    """A study of a trial a cell; `steps` by batch size, then by H."""
+    cells = {
+        cell(b, steps=h): [result(cell(b, steps=h), 0, k)]
+        for b, found in steps.items()
+        for h, k in found.items()
+    }
+    config = {"local": {**LOCAL, "start": start}}
+    goal = Goal(0.1, check_interval=interval, max_steps=4000)
+    return analysis_of(cells, space={}, goal=goal, axes={KEY: list(lengths)}, config=config)
+
+
+FLAT_THEN_UP = {16: {1: 400, 4: 404, 16: 440, 64: 1280}, 256: {1: 40, 4: 40, 16: 64, 64: None}}
+
+
+@pytest.mark.parametrize("start", [0, 24])
+def test_communications_are_those_of_the_rule(start):
+    table = study(FLAT_THEN_UP, start).table
+    for row in table.to_dict("records"):
+        if row["batch_size"] == 256 and row[KEY] == 64:
+            continue
+        assert row["communications"] == Rounds(4, row[KEY], start).communications(row["k_star"])
+    if start:
+        first = table[(table["batch_size"] == 16) & (table[KEY] == 4)]["communications"].item()
+        assert first == 24 + (404 - 24) // 4
+
+
+def test_a_table_without_local_sgd_has_no_such_column():
+    plain = {Cell(16): [result(Cell(16), 0, 40)]}
+    assert "communications" not in analysis_of(plain, space={}, goal=Goal(0.1, 4, 400)).table
+    assert "communications" not in render(analysis_of(plain, space={}, goal=Goal(0.1, 4, 400)))
+
+
+def test_one_worker_beside_several_talks_to_nobody():
+    cells = {cell(16, workers=n): [result(cell(16, workers=n), 0, 40)] for n in (1, 4)}
+    config = {"local": {**LOCAL, "steps": 8}}
+    found = analysis_of(
+        cells, space={}, goal=Goal(0.1, 4, 400), axes={"local.workers": [1, 4]}, config=config
+    )
+    assert (
+        found.table["communications"].isna().tolist() == [True, False]
+        and found.table["communications"][1] == 5
+    )
+    assert found.local_curves == []
+
+
+def test_how_far_k_star_is_flat():
+    at_16, at_256 = study(FLAT_THEN_UP).local_curves
+    assert [at_16.flat_to, at_256.flat_to] == [16, 4]
+    assert at_16.points[-1] == (64, 1280, 20, False) and at_256.unmet == (64,)
+    (level,) = study({16: dict.fromkeys(LENGTHS, 40)}).local_curves
+    assert level.flat_to == 64
+    (unknown,) = study({16: {1: None, 4: 40, 16: 40, 64: 40}}).local_curves
+    assert unknown.flat_to is None
+    (chance,) = study({16: {1: 8, 4: 12, 16: 12, 64: 16}}).local_curves
+    assert chance.flat_to == 16  # a check later is within the grid of checks
+
+
+def test_the_report_says_it():
+    text = render(study(FLAT_THEN_UP))
+    said = (
+        "K* flat to H = 16; fewest communications 20 at H = 64 (K* = 1280), 400 at H = 1 (K* = 400)"
+    )
+    assert f"  S=0  B=16  {said}" in text
+    assert (
+        "  S=0  B=256  K* flat to H = 4; fewest communications 4 at H = 16 (K* = 64), 40 at H = 1 "
+        "(K* = 40)" in text
+    )
+    head = next(
+        line.split("  ") for line in text.splitlines() if "communications" in line and "K*" in line
+    )
+    assert "communications" in [word.strip() for word in head]
+
+
+def test_what_is_flat_from_an_upper_bound_on_is_not_known():
+    (floored,) = study({16: {1: 4, 4: 4, 16: 4, 64: 40}}).local_curves
+    assert floored.flat_to is None
+    assert sentence(floored) == (
+        "how far K* is flat is not known: at H = 1 it is an upper bound; fewest communications <= "
+        "0 at H = 16 "
+        "(K* <= 4), <= 4 at H = 1 (K* <= 4)"
+    )
+    (later,) = study({16: {1: 8, 4: 4, 16: 4, 64: 40}}).local_curves
+    assert later.flat_to == 16, "what comes after may be lower"
+    assert sentence(later).endswith("<= 0 at H = 16 (K* <= 4), 8 at H = 1 (K* = 8)")
+
+
+def test_bounds_are_told_as_such():
+    text = render(study({16: {1: 4, 4: 4, 16: 8, 64: 8}}))
+    assert "<= 4" in text and "<= 1" in text
+
+
+def test_its_figure_and_file(tmp_path):
+    found = study(FLAT_THEN_UP)
+    left, right = drawn(FIGURE, found).axes
+    assert [list(line.get_xdata()) for line in left.lines if len(line.get_xdata())] == [
+        [1, 4, 16, 64],
+        [1, 4, 16],
+    ]
+    curves = [
+        (list(line.get_xdata()), list(line.get_ydata()))
+        for line in right.lines
+        if len(line.get_xdata())
+    ]
+    assert curves == [([400, 101, 27, 20], [400, 404, 440, 1280]), ([40, 10, 4], [40, 40, 64])]
+    assert FIGURE.notes(found) == ["no complete trial, so not in the local figure: B=256 S=0 H=64"]
+    files, _ = write_all(found, tmp_path)
+    assert {"local.csv", "local.png", "local.pdf"} <= {file.name for file in files}
+    assert FIGURE.missing(study({16: {1: None, 4: None}})) == "no K* of local SGD yet"

@@ -1,0 +1,171 @@
+"""A study at a higher goal: what its curves say of goals above the one that stopped it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+
+from lit_dps.analysis.analysis import Analysis
+from lit_dps.analysis.other_goals import at_goal
+from lit_dps.analysis.summary import summarize
+from lit_dps.core.errors import ConfigError
+from lit_dps.core.goal import Goal
+from lit_dps.core.repeats import RepeatPlan
+from lit_dps.core.trial import Cell, Status
+from lit_dps.report.warnings import study_notes
+from lit_dps.storage.read import read_study
+from tests.support.fake_study import analysis_of, result, write_study
+
+CELL = Cell(16, 0.0)
+GOAL = Goal(0.1, check_interval=16, max_steps=64)
+
+
+@pytest.fixture
+def record(tmp_path):
+    storage = f"sqlite:///{tmp_path}/study.db"
+
+    def curve(*errors):
+        steps = [16 * (i + 1) for i in range(len(errors))]
+        return {"step": steps, "val_error": list(errors), "train_loss": [1.0] * len(errors)}
+
+    measured = {
+        "step": [10, 20, 40],
+        "lipschitz": [1.0, 2.0, 3.0],
+        "squared_gradient": [4.0, 5.0, 6.0],
+    }
+    trials = [
+        result(CELL, 0, 48, curve=curve(0.5, 720 / 6000, 0.1), smoothness=measured),
+        result(CELL, 1, None, curve=curve(0.5, 0.11, 0.3, 0.2)),
+        result(CELL, 2, None, curve=curve(0.5, 0.4, 0.3, 0.2)),
+        result(CELL, 3, None, "infeasible", curve=curve(0.12, math.nan)),
+        result(CELL, 4, None, "infeasible", curve=curve(math.nan)),
+    ]
+    write_study(storage, {CELL: trials}, goal=GOAL, goals=[0.12])
+    return read_study(storage, "fake")
+
+
+def test_the_first_check_that_meets_a_goal_counts(record):
+    at = at_goal(record, 0.12)
+    assert [(r.status, r.steps) for r in at.results[CELL]] == [
+        (Status.COMPLETE, 32),
+        (Status.COMPLETE, 32),
+        (Status.INCOMPLETE, None),
+        (Status.COMPLETE, 16),  # it met the goal before it diverged
+        (Status.INFEASIBLE, None),
+    ]
+    assert at.goal == Goal(0.12, 16, 64)
+    assert summarize(at)[0].best.trial.point == 3
+    assert at.results[CELL][1].curve["val_error"] == [0.5, 0.11]
+    assert at.results[CELL][0].smoothness["step"] == [10, 20]
+
+
+def test_the_studys_own_goal_changes_nothing(record):
+    assert at_goal(record, 0.1).results == record.results
+    assert record.goals == (0.12,)
+
+
+def test_a_lower_goal_is_refused(record):
+    with pytest.raises(ConfigError, match="goals: 0.05 is not allowed; at least 0.1"):
+        at_goal(record, 0.05)
+
+
+def early(*checks, point=0):
+    """A trial by its checks (step, error, exact); the goal is met at the last one."""
+    steps, errors, exact = (list(column) for column in zip(*checks, strict=True))
+    curve = {"step": steps, "val_error": errors, "train_loss": [1.0] * len(steps), "exact": exact}
+    return result(CELL, point, steps[-1], curve=curve)
+
+
+def test_trials_whose_check_stopped_early_are_told_and_may_be_faster():
+    whole, goal = early((32, 0.24, 1), (48, 0.1, 1)), Goal(0.1, 16, 640)
+    sooner, later = (early((step, 0.2, 0), (64, 0.1, 1), point=1) for step in (16, 32))
+    cells = [CELL, Cell(32), Cell(64)]
+
+    def study(other, points=2):
+        return analysis_of(
+            {
+                cell: [
+                    dataclasses.replace(r, trial=dataclasses.replace(r.trial, cell=cell))
+                    for r in (whole, other)
+                ]
+                for cell in cells
+            },
+            space={},
+            goal=goal,
+            trials=points,
+        )
+
+    for other, bound in ((sooner, True), (later, False)):
+        at = study(other).at_goal(0.25)
+        assert [(c.k_star, c.at_first_check, c.pending) for c in at.cells] == [(32, bound, 0)] * 3
+        assert at.table["floor"].tolist() == [bound] * 3
+        assert (at.scalings[CELL.series].fit is None) == bound, "the law takes no bound"
+        assert at.draws["floor"].tolist() == [bound] * 3
+        told = [line for line in study_notes(at) if "nobody can tell" in line]
+        assert len(told) == 1 and told[0].startswith(
+            "of 3 of 6 trials nobody can tell when they met goal error 0.25: "
+        )
+        assert ("; K* is an upper bound in 3 of 3 cells" in told[0]) == bound
+        assert not any("not finished" in line or "first check" in line for line in study_notes(at))
+    assert not any("nobody" in line for line in study_notes(study(sooner))), (
+        "at its own goal all is told"
+    )
+    more = study(later, points=3).at_goal(0.25)
+    assert more.cells[
+        0
+    ].pending == 1 and "3 of 9 trials have not finished (0 running or queued)" in study_notes(more)
+
+
+def repeated(run_on: bool = False):
+    """Point 0 is the best at goal 0.1, point 1 at 0.2; two repeats of the former, of which one
+    missed."""
+
+    def trial(point, *errors, repeat=0):
+        steps = [16 * (i + 1) for i in range(len(errors))]
+        met = next((step for step, error in zip(steps, errors, strict=True) if error <= 0.1), None)
+        found = result(
+            CELL,
+            point,
+            met,
+            curve={"step": steps, "val_error": errors, "train_loss": [1.0] * len(errors)},
+        )
+        return dataclasses.replace(found, trial=dataclasses.replace(found.trial, repeat=repeat))
+
+    rest = (0.05, 0.05) if run_on else ()
+    found = analysis_of(
+        {CELL: [trial(0, 0.3, 0.1, *rest), trial(1, 0.2, 0.15, 0.1)]}, space={}, goal=GOAL, trials=2
+    )
+    repeats = [trial(0, 0.3, 0.2, 0.1, repeat=1), trial(0, 0.3, 0.3, 0.2, 0.2, repeat=2)]
+    record = dataclasses.replace(
+        found.record, repeats={CELL: repeats}, plan=RepeatPlan(2), run_on=run_on
+    )
+    return Analysis(record)
+
+
+def test_repeats_are_of_the_points_that_are_best_at_the_studys_own_goal():
+    study = repeated()
+    assert not any("repeat" in line for line in study_notes(study))
+    (own,) = study.repeats
+    assert (own.point, own.known, own.asked) == (0, [48, math.inf], 2)
+    at = study.at_goal(0.2)
+    (best,) = at.repeats
+    assert (best.point, best.known, best.asked) == (1, [], 0)
+    assert [line for line in study_notes(at) if "repeat" in line] == [
+        "1 of the 1 best points here have no repeats: repeated are those of goal error 0.1, the "
+        "study's own",
+        "2 repeats of points that are not the best at this goal are kept and not counted",
+    ]
+    (same,) = study.at_goal(0.11).repeats  # where the same point is the best its repeats serve
+    assert (same.point, same.known, same.asked) == (0, [48, math.inf], 2)
+    assert not any("repeat" in line for line in study_notes(study.at_goal(0.11)))
+
+
+def test_at_a_harder_goal_there_are_no_repeats_since_they_ended_before():
+    harder = repeated(run_on=True).at_goal(0.05)
+    assert harder.cells[0].k_star == 48
+    assert harder.repeats[0].results == []
+    assert [line for line in study_notes(harder) if "study's own" in line] == [
+        "no repeats here: they end at goal error 0.1, the study's own"
+    ]

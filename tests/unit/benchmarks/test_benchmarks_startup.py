@@ -1,0 +1,27 @@
+"""What the benchmark of start-up shows, and that it waits for the right thing."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import startup
+from benchmarks.numbers import Sample
+
+
+def test_every_start_is_told_over_the_bare_import():
+    rows = (startup.Row(startup.BARE, Sample((4.0, 5.0)), Sample((1.0, 1.0))),)
+    rows += (startup.Row("`analyze`", Sample((2.0, 2.5)), Sample((0.5, 0.5))),)
+    shown = startup.show(startup.Startup(rows)).splitlines()
+    assert shown[0] == f"Baseline: `{startup.BARE}`."
+    assert shown[-1] == "| `analyze` | 2.25 s (2 s to 2.5 s) | x0.500 (x0.500 to x0.500) |"
+
+
+def test_first_words_are_those_on_the_terminal(tmp_path):
+    code = (
+        "import sys, time; sys.stderr.isatty() and print('begun', file=sys.stderr, "
+        "flush=True); "
+        "time.sleep(60)"
+    )
+    assert startup._first_words(str(tmp_path), ["-c", code]) < 30
+    with pytest.raises(RuntimeError, match="ended with 3"):
+        startup._timed(str(tmp_path), ["-c", "raise SystemExit(3)"], {0})

@@ -1,0 +1,168 @@
+"""What a notebook sees of the package: load, run and the lazily imported names."""
+
+import lzma
+import subprocess
+import sys
+from pathlib import Path
+
+import matplotlib
+import pytest
+import yaml
+
+import lit_dps
+from lit_dps.analysis.tables import records
+from lit_dps.core.errors import ConfigError, StorageError, Unguarded, UserError
+from lit_dps.parallel.process import INTERRUPTED
+from tests.support.fake_study import law_study
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    """The studies of the replication, in a folder as a study leaves it."""
+    folder = tmp_path_factory.mktemp("stored")
+    (folder / "study.db").write_bytes(
+        lzma.decompress((ROOT / "docs" / "replication" / "study.db.xz").read_bytes())
+    )
+    return folder
+
+
+def test_the_package_is_imported_in_an_instant_and_finds_its_names_when_they_are_asked_for():
+    code = """
+import sys
+import lit_dps
+heavy = {"numpy", "pandas", "matplotlib", "torch", "lightning", "mlflow", "optuna"}
+print(sorted(heavy & set(sys.modules)))
+lit_dps.load, lit_dps.Cell, lit_dps.Goal, lit_dps.StudyRecord
+print(sorted(heavy & set(sys.modules)))
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert ran.stdout == "[]\n['numpy', 'optuna', 'pandas']\n"
+
+
+def test_every_public_name_is_there():
+    for name in lit_dps._PUBLIC:
+        assert getattr(lit_dps, name).__name__ == name
+        assert name in dir(lit_dps)
+    with pytest.raises(AttributeError, match="module 'lit_dps' has no attribute 'fit_all'"):
+        lit_dps.fit_all  # noqa: B018
+
+
+def test_a_made_up_study(tmp_path):
+    law_study(
+        f"sqlite:///{tmp_path}/study.db", "made up", laws={0.0: (4e4, 60), 0.9: (8e4, 90)}, trials=6
+    )
+    study = lit_dps.load("made up", tmp_path)
+    assert repr(study) == "Study('made up': 8 cells, 48 finished trials)"
+    assert len(study.trials) == 48
+    best = study.trials.groupby(["sparsity", "batch_size"])["steps"].min()
+    assert [row["k_star"] for row in records(study.cells)] == list(best)
+    dense, sparse = records(study.law)
+    assert dense["c1_low"] <= dense["c1"] <= dense["c1_high"] and sparse["c1"] > dense["c1"]
+    assert study.report.startswith("study made up: which batch size? ")
+    assert "\nstudy made up: workload digits, 6 trials a cell" in study.report
+    assert (
+        study.answer["examples"].tolist()
+        == (study.answer["k_star"] * study.answer["batch_size"]).tolist()
+    )
+    assert isinstance(study.plot(), matplotlib.figure.Figure)
+    assert [ax.get_title() for ax in study.plot("scaling").axes][:2] == [
+        "sparsity 0",
+        "sparsity 0.9",
+    ]
+    assert len(study.plot("metaparameters").axes) == 8
+    with pytest.raises(
+        ConfigError,
+        match="name: 'loss' is not allowed; any of scaling, time-to-goal, metaparameters, ",
+    ):
+        study.plot("loss")
+    with pytest.raises(ConfigError, match="has data for: no Lipschitz measurements"):
+        study.plot("lipschitz")
+    with pytest.raises(ConfigError, match="goals: 0.05 is not allowed"):
+        study.at_goal(0.05)
+
+
+def test_a_study_without_results_has_empty_tables(tmp_path):
+    law_study(f"sqlite:///{tmp_path}/study.db", "none", trials=0)
+    study = lit_dps.load("none", tmp_path)
+    assert len(study.trials) == 0 and "learning_rate" in study.trials
+    assert study.cells["k_star"].isna().all() and study.law["c1"].isna().all()
+
+
+def test_a_stored_study_by_folder_or_url(stored):
+    name = "replication-mnist-momentum"
+    study = lit_dps.load(name, str(stored))
+    assert (study.cells["k_star"] > 0).all()
+    assert len(study.trials) == 100 and {*study.trials["status"]} <= {*lit_dps.Status}
+    assert study.report == lit_dps.load(name, f"sqlite:///{stored}/study.db").report
+    assert list(study.law["sparsity"]) == [0.0, 0.9]
+    assert len(study.at_goal(0.06).plot("ratios").axes) == 1
+
+
+def test_what_is_not_there_is_told(stored):
+    with pytest.raises(StorageError, match="no study 'x' in sqlite"):
+        lit_dps.load("x", stored)
+    with pytest.raises(StorageError, match="no study database at nowhere/study.db"):
+        lit_dps.load("x", "nowhere")
+
+
+@pytest.mark.slow
+def test_a_study_is_run_from_a_file_and_taken_up_from_a_dict(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = yaml.safe_load((ROOT / "tests" / "e2e" / "fast.yaml").read_text())
+    config["study"] |= {"trials": 1, "batch_sizes": [64]}
+    config["storage"] = {"folder": "here"}
+    (tmp_path / "asked").mkdir()
+    nested = config | {
+        "data": "data.yaml",
+        "study": "study.yaml",
+    }  # which lie beside the file that names them
+    for name, content in (("fast", nested), ("data", config["data"]), ("study", config["study"])):
+        (tmp_path / "asked" / f"{name}.yaml").write_text(yaml.safe_dump(content))
+    before = list(sys.argv)
+    assert len(lit_dps.run("asked/fast.yaml").trials) == 2
+    config["study"]["trials"] = 2
+    study = lit_dps.run(config)
+    assert len(study.trials) == 4
+    assert study.report == lit_dps.load("fast", "here").report
+    assert sys.argv == before
+    with pytest.raises(UserError, match="study.trials: 0 is not allowed; at least 1"):
+        lit_dps.run(config | {"study": config["study"] | {"trials": 0}})
+
+
+def test_a_script_without_a_guard_is_told_so_in_one_line(tmp_path, monkeypatch, capsys):
+    import lit_dps.cli.study
+
+    def main(argv: list[str]) -> int:  # as it ends where a worker has run the script again
+        raise Unguarded
+
+    monkeypatch.setattr(lit_dps.cli.study, "main", main)
+    with pytest.raises(SystemExit) as ended:
+        lit_dps.run({"study": {"name": "x"}})
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert (
+        said.startswith("lit-dps: error: a script that calls lit_dps.run ")
+        and said.count("\n") == 1
+    )
+
+
+def test_a_study_without_a_name_is_called_after_its_file_and_a_dict_study(tmp_path, monkeypatch):
+    import lit_dps.cli.study
+
+    asked = []
+
+    def main(argv: list[str]) -> int:
+        asked.append(argv[-1])
+        return INTERRUPTED
+
+    monkeypatch.setattr(lit_dps.cli.study, "main", main)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text("study: {trials: 1}\n")
+    for config in ("mine.yaml", {"study": {"trials": 1}}, {}):
+        with pytest.raises(KeyboardInterrupt):
+            lit_dps.run(config)
+    assert asked == ["--study.name=mine", "--study.name=study", "--study.name=study"]

@@ -1,0 +1,80 @@
+"""The short help has every key of the package; the configuration files come with it."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+
+import pytest
+import yaml
+
+from lit_dps.cli import help as ours
+from lit_dps.cli import main, shipped
+from lit_dps.cli.keys import sections
+from tests.e2e.commands import ROOT
+
+
+def test_help_has_every_key_once_and_no_other():
+    known = sections()
+    for section, keys in ours.KEYS.items():
+        listed = [name for names in keys for name in names.split()]
+        assert sorted(listed) == sorted(known[section]), section
+    told = {section for heading in ours.SECTIONS for section in heading.split(", ")}
+    assert told == known.keys()
+
+
+@pytest.mark.parametrize("verb", ours.HELPED)
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help_is_two_screens_of_our_own_keys(verb, flag, capsys):
+    assert main([verb, flag]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 80 and max(map(len, lines)) <= 80
+    search = () if verb in ours.ONE else ("--study.batch_sizes",)
+    for option in (*search, "--goal.error", "--storage.optuna", "--config FILE", "--help-all"):
+        assert any(line.strip().startswith(option) for line in lines), option
+
+
+def test_the_files_of_the_package_are_those_of_the_repository():
+    files = sorted((ROOT / "configs").rglob("*.yaml"))
+    assert shipped.names()[0] == "quickstart"
+    assert sorted(shipped.FOLDER / f"{name}.yaml" for name in shipped.names()) == [
+        shipped.FOLDER / path.relative_to(ROOT / "configs") for path in files
+    ]
+
+
+def test_the_files_of_the_package_go_into_a_wheel():
+    from setuptools import find_namespace_packages
+
+    asked = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    packages = find_namespace_packages(str(ROOT), include=asked["packages"]["find"]["include"])
+    for path in shipped.FOLDER.rglob("*.yaml"):
+        package = ".".join(("lit_dps", *path.relative_to(ROOT / "lit_dps").parts[:-1]))
+        assert package in packages and "*.yaml" in asked["package-data"]["*"], path
+
+
+def test_configs_lists_and_copies(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["configs"]) == 0
+    listed = capsys.readouterr().out
+    assert re.search(r"^  quickstart +Handwritten digits x Simple-CNN", listed, re.MULTILINE)
+    assert main(["configs", "quickstart", "width", "--to", "here"]) == 0
+    assert capsys.readouterr().out == (
+        "copied: here/quickstart.yaml; lit-dps study here/quickstart.yaml runs it\n"
+        "copied: here/width.yaml; lit-dps study here/width.yaml runs it\n"
+    )
+    assert yaml.safe_load((tmp_path / "here" / "width.yaml").read_text())["study"]["name"]
+    for argv, said in (
+        (["quickstart", "--to", "here"], "a folder without quickstart.yaml: that is there already"),
+        (["quikstart"], "did you mean quickstart?"),
+        (["xyzzy"], "a name of the list"),
+        (["mnist-sgd", "replication/mnist-sgd"], "names whose last parts differ"),
+    ):
+        assert main(["configs", *argv]) == 2
+        assert said in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["here"]
+    assert main(["configs", "text-transformer", "--to", "there"]) == 0
+    assert "copied: there/warm_text.py, which that names" in capsys.readouterr().out
+    assert {path.name for path in (tmp_path / "there").iterdir()} == {
+        "text-transformer.yaml",
+        "warm_text.py",
+    }

@@ -1,0 +1,125 @@
+"""A mistyped key is refused before torch is imported, with what was meant; what is right is let
+through."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+from lightning.pytorch import Trainer
+
+from lit_dps.cli.fit import CALLBACKS
+from lit_dps.cli.keys import refuse_unknown, sections
+from lit_dps.core.errors import UserError
+from tests.e2e.commands import FAST, ROOT
+
+
+def test_keys_read_from_source_are_the_arguments():
+    found = sections()
+    for section, cls in {**CALLBACKS, "trainer": Trainer}.items():
+        assert found[section] == set(inspect.signature(cls).parameters), section
+
+
+@pytest.mark.parametrize(
+    "file", sorted((ROOT / "configs").rglob("*.yaml")), ids=lambda path: path.stem
+)
+def test_shipped_configs_are_let_through(file):
+    refuse_unknown(
+        [
+            "--config",
+            str(file),
+            "--model.learning_rate=0.1",
+            "--trainer.callbacks+",
+            "x",
+            "--forecast",
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (
+            ["--study.trialss", "2"],
+            "--study.trialss: 'trialss' is not accepted; did you mean --study.trials?",
+        ),
+        (["--goal.eror=0.1"], "--goal.eror: 'eror' is not accepted; did you mean --goal.error?"),
+        (["--trainer.acelerator", "cpu"], "did you mean --trainer.accelerator?"),
+        (["--studdy.trials", "2"], "--studdy: 'studdy' is not accepted; did you mean --study?"),
+        (["--nothing.like.it", "2"], "nothing: 'nothing' is not accepted"),
+        (["--pruning.methods.x", "2"], "did you mean --pruning.method?"),
+    ],
+)
+def test_mistyped_options_are_refused_with_what_was_meant(argv, said):
+    with pytest.raises(UserError) as refused:
+        refuse_unknown(["--config", str(FAST), *argv])
+    assert said in str(refused.value)
+
+
+def test_advise_takes_its_own_options_and_refuses_those_of_a_study():
+    options = [
+        "--budget",
+        "1m",
+        "--method=branch",
+        "--devices",
+        "1,2",
+        "--price",
+        "2",
+        "--trials",
+        "3",
+        "--engine",
+        "x",
+    ]
+    refuse_unknown(["--config", str(FAST), *options], "advise")
+    for option, meant in (("--buget", "--budget"), ("--studdy.name", "--study")):
+        with pytest.raises(UserError, match=f"is not accepted; did you mean {meant}"):
+            refuse_unknown([option, "1"], "advise")
+    for option in ("--forecast", "--extend-space"):
+        with pytest.raises(UserError, match=f"{option}: .* is not accepted"):
+            refuse_unknown([option], "advise")
+
+
+@pytest.mark.parametrize(
+    ("section", "key"), [("study", "trails"), ("storage", "optuna_url"), ("smoothness", "every")]
+)
+def test_mistyped_keys_of_a_file_are_refused(tmp_path, section, key):
+    (tmp_path / "typo.yaml").write_text(f"{section}:\n  {key}: 1\n")
+    with pytest.raises(UserError, match=f"{section}.{key}: '{key}' is not accepted"):
+        refuse_unknown([f"--config={tmp_path}/typo.yaml"])
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[1", "- a", "1: 2\n", "study: null", "study: [1]", "study: {1: 2}", "\xff"]
+)
+def test_what_is_no_configuration_is_left_to_the_parser(tmp_path, text):
+    (tmp_path / "odd.yaml").write_bytes(text.encode("latin-1"))
+    try:
+        refuse_unknown(
+            [
+                "--config",
+                str(tmp_path / "odd.yaml"),
+                "--config",
+                str(tmp_path / "missing.yaml"),
+                "--config",
+            ]
+        )
+    except UserError as error:
+        assert str(error).startswith("1: '1' is not accepted")
+
+
+def test_a_typo_is_refused_without_torch(tmp_path):
+    code = (
+        "import sys; from lit_dps.cli import main; code = main(sys.argv[1:]); sys.exit(code + "
+        "('torch' in sys.modules))"
+    )
+    argv = [sys.executable, "-c", code, "study", "--config", str(FAST), "--study.trialss", "2"]
+    done = subprocess.run(
+        argv, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert done.returncode == 2, done.stderr
+    assert (
+        done.stderr == "lit-dps: error: --study.trialss: 'trialss' is not accepted; did you mean "
+        "--study.trials?\n"
+    )

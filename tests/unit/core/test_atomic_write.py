@@ -1,0 +1,41 @@
+"""Files of an analysis are replaced in one go, or a single line says why not."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from lit_dps.core.atomic_write import replacing
+from lit_dps.core.errors import StorageError
+
+
+def test_a_file_and_its_folder_appear_at_the_end(tmp_path):
+    path = tmp_path / "a" / "b" / "table.txt"
+    with replacing(path) as temporary:
+        temporary.write_text("new")
+        assert not path.exists()
+    assert path.read_text() == "new"
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_full_disk_leaves_the_old_file_and_says_so(tmp_path):
+    path = tmp_path / "table.txt"
+    path.write_text("old")
+    with (
+        pytest.raises(StorageError, match=r"cannot write .*table.txt: No space left"),
+        replacing(path) as temporary,
+    ):
+        temporary.write_text("half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_in_the_place_of_the_folder(tmp_path):
+    (tmp_path / "figures").touch()
+    with (
+        pytest.raises(StorageError, match=r"cannot write .*figures/table.txt: "),
+        replacing(tmp_path / "figures" / "table.txt"),
+    ):
+        pytest.fail("there is no folder to write to")

@@ -1,0 +1,62 @@
+"""Numbers for people: significant digits, no exponents where digits can be read, errors of laws."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from lit_dps.analysis.learning_rates import spacing_of
+from lit_dps.analysis.rate_law import rate_law
+from lit_dps.core.format import number_text, time_text
+from lit_dps.core.noise_scale import NoiseScale
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(24, "24"), (10.0, "10"), (9.96, "10"), (1.0, "1.0"), (1984, "2000"), (0.00312, "0.0031"), (-7.06, "-7.1"),
+     (0, "0"), (math.inf, "inf"), (2.05e-13, "2.1e-13"), (0.09999, "0.10"), (4.24e9, "4.2e+09")],
+)  # fmt: skip
+def test_two_significant_digits(number, text):
+    assert number_text(number) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (2.05e-13, "less than 1 ns"),
+        (4.11e-6, "4.1 us"),
+        (0.00124, "1.2 ms"),
+        (12, "12 s"),
+        (3e-9, "3.0 ns"),
+    ],
+)
+def test_short_times(seconds, text):
+    assert time_text(seconds) == text
+
+
+def test_rates_on_a_grid_are_known_no_better_than_its_spacing():
+    grid = [0.01 * 2**i for i in range(6)]
+    spacing = spacing_of(grid)
+    assert spacing == pytest.approx(math.log(2))
+    law = rate_law([8, 32, 128], [0.04] * 3, spacing=spacing)
+    x = [math.log(b) for b in (8, 32, 128)]
+    mean = sum(x) / 3
+    assert law.exponent == pytest.approx(0)
+    assert law.error == pytest.approx(spacing / math.sqrt(sum((each - mean) ** 2 for each in x)))
+    assert "B^0.00 +- 0.35 (standard error)" in law.describe()
+    assert "scatter by x2.0" in law.describe()
+    assert (
+        rate_law([8, 32], [0.04, 0.04], spacing=spacing).error > 0.1
+    )  # two batch sizes have no other error
+    assert rate_law([8, 32, 128], [0.04, 0.4, 0.04], spacing=spacing).scatter > spacing
+
+
+def test_an_unresolved_noise_scale_shows_an_interval_that_includes_zero():
+    text = str(NoiseScale(3.4, 1.5, 20.0, 2.0, 1.7834, math.inf, 64, 32))
+    low, high = (float(x) for x in text.partition("[")[2].partition("]")[0].split(","))
+    assert low < 0 < high and (low + high) / 2 == pytest.approx(3.4, abs=0.1)
+    assert text.startswith("not resolved (above 1.8): |G|^2 = 3.4, and its 95 % interval [")
+    wide = NoiseScale(24, 11, 20.0, 2.0, 79.2, math.inf, 64, 32)
+    assert "e+" not in str(wide)
+    assert str(NoiseScale(0.2, 0.01, 22.2, 2.0, 79.2, 1984.0, 64, 32)) == "110 [79, 2000]"

@@ -1,0 +1,270 @@
+"""Repeats of the best points on fresh seeds: which, when, how far, and what they say."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+
+from lit_dps.analysis.analysis import Analysis
+from lit_dps.cli.merge import lines
+from lit_dps.core.errors import ConfigError
+from lit_dps.core.goal import Goal
+from lit_dps.core.repeats import RepeatPlan, repeats_left
+from lit_dps.core.trial import Cell, Status, Trial, TrialResult
+from lit_dps.report.text import render, table_and_law
+from lit_dps.report.warnings import study_notes
+from lit_dps.storage.database import open_storage
+from lit_dps.storage.header import attributes, declare
+from lit_dps.storage.read import read_study
+from lit_dps.storage.sobol import SobolSampler
+from lit_dps.storage.take_over import claim_report
+from lit_dps.storage.trial_queue import Store
+from lit_dps.study.progress import Progress
+from tests.support.fake_study import analysis_of, result
+from tests.support.runs import trials_of
+from tests.unit.engines.test_engine import DATA, MODEL, PARAMS, WORKLOAD, quiet  # noqa: F401
+from tests.unit.storage.test_merge import merged
+from tests.unit.storage.test_store import SPACE
+from tests.unit.study.test_grid import setup
+
+A, B = Cell(4), Cell(8)
+GOAL = Goal(0.1, check_interval=16, max_steps=960)
+STEPS = {(A, 0): 160, (A, 1): 96, (A, 2): None, (B, 0): 48, (B, 1): 48, (B, 2): 80}
+PLAN = RepeatPlan(2)
+
+
+@pytest.fixture
+def url(tmp_path):
+    return f"sqlite:///{tmp_path}/study.db"
+
+
+def store(url: str, plan: RepeatPlan = PLAN, points: int = 3, cells=(A, B), **kw) -> Store:
+    return Store(url, "s", list(cells), points, SobolSampler(SPACE, 5), 5, GOAL, plan=plan, **kw)
+
+
+def ended(
+    trial: Trial, steps: int | None, status: Status = Status.INCOMPLETE, ran: int = 960
+) -> TrialResult:
+    curve = {"step": [steps or ran], "val_error": [0.1 if steps else 0.5], "train_loss": [1.0]}
+    return TrialResult(
+        trial, status if steps is None else Status.COMPLETE, steps, curve, seconds=1.0
+    )
+
+
+def search(s: Store, steps=STEPS) -> list[Trial]:
+    """Runs the search; returns the repeats, which are run too and take twice as many steps as their
+    point did."""
+    repeats = []
+    for trial in trials_of(s):
+        if trial.repeat:
+            repeats.append(trial)
+        s.tell(
+            ended(
+                trial,
+                2 * steps[trial.cell, trial.point]
+                if trial.repeat
+                else steps[trial.cell, trial.point],
+            )
+        )
+    return repeats
+
+
+def which(trials) -> list[tuple]:
+    return [(t.cell, t.point, t.repeat) for t in trials]
+
+
+def test_which_repeats_are_left():
+    plan = RepeatPlan(2, points=2, slack=3)
+    complete = [(160, 0), (96, 5), (160, 4)]
+    assert plan.best(complete) == [5, 0]
+    assert plan.left(complete, {}) == [(5, 1), (0, 1), (5, 2), (0, 2)]
+    assert plan.left(complete, {(5, 1): math.inf, (0, 1): 287, (0, 2): 288}) == [(0, 1), (5, 2)]
+    assert dataclasses.replace(plan, slack=None).left(complete, {(5, 1): math.inf, (0, 1): 900})[
+        0
+    ] == (0, 1)
+    assert plan.left([], {}) == [] == RepeatPlan().left(complete, {})
+    assert RepeatPlan(3, 1, None).extended(plan) == RepeatPlan(3, 2, None)
+
+
+def test_a_failed_repeat_is_left_and_one_that_missed_is_not():
+    best, plan = [result(A, 0, 96)], RepeatPlan(1, slack=2)
+    for repeat, left in (
+        (ended(Trial(A, 0, repeat=1), None, Status.FAILED), 1),
+        (ended(Trial(A, 0, repeat=1), None, Status.OUTRACED, ran=96), 1),
+        (ended(Trial(A, 0, repeat=1), None, Status.OUTRACED, ran=192), 0),
+        (ended(Trial(A, 0, repeat=1), None, Status.INFEASIBLE, ran=16), 0),
+        (ended(Trial(A, 0, repeat=1), None), 0),
+    ):
+        assert len(repeats_left(plan, best, [repeat])) == left, repeat.status
+
+
+def test_the_best_points_are_repeated_after_the_search(url):
+    repeats = search(s := store(url))
+    assert which(repeats) == [(A, 1, 1), (A, 1, 2), (B, 0, 1), (B, 0, 2)]
+    params = {
+        t.cell: t.params for t in trials_of(store(f"{url}.2", RepeatPlan(), 2)) if t.point == 1
+    }
+    assert repeats[0].params == params[A], "metaparameters are the point's"
+    assert s.next_run() is None
+
+
+def test_a_repeat_runs_to_its_multiple_of_the_best_and_no_race_ends_it(url):
+    s = store(url, RepeatPlan(2, slack=3), cells=[A], slack=1)
+    for trial in (run.trial for run in iter(s.next_run, None) if not run.trial.repeat):
+        s.tell(ended(trial, STEPS[A, trial.point], Status.OUTRACED, ran=160))
+        if trial.point == 2:
+            break
+    one, two = s.next_run(), s.next_run()
+    assert (one.trial.repeat, two.trial.repeat) == (1, 2) and one.stop_at() == 288 == s.limit_of(
+        one.trial
+    )
+    s.tell(ended(one.trial, 16))
+    assert two.stop_at() == 288 and s.limit(A) == 96, (
+        "the goal met sooner changes neither K* nor the other repeat"
+    )
+    s.tell(ended(two.trial, None, Status.OUTRACED, ran=288))
+    assert s.next_run() is None
+    later = store(url, RepeatPlan(2, slack=4), cells=[A], slack=1)
+    assert which([later.next_run().trial]) == [(A, 1, 2)], "a longer one goes on"
+
+
+def test_a_cell_waits_for_whoever_still_searches_it(url):
+    one, two = store(url), store(url)
+    last = [one.next_run().trial for _ in STEPS][-1]
+    for trial in [Trial(cell, point) for cell, point in STEPS][:-1]:
+        one.tell(ended(trial, STEPS[trial.cell, trial.point]))
+    got = [two.next_run().trial for _ in range(2)]
+    assert which(got) == [(A, 1, 1), (A, 1, 2)] and two.next_run() is None, (
+        "K* of the other may change"
+    )
+    one.tell(ended(last, 16))
+    assert which(trials_of(one)) == [(B, 2, 1), (B, 2, 2)]
+
+
+def test_a_new_best_point_is_repeated_and_the_old_repeats_are_kept(url):
+    steps = STEPS | {(A, 3): 32, (B, 3): None}
+    declare(url, config(repeats=2, trials=4), "w", GOAL, {}, {})
+    search(store(url))
+    assert which(search(store(url, points=4), steps)) == [(A, 3, 1), (A, 3, 2)]
+    found = Analysis(read_study(url, "s"))
+    assert [(each.cell, each.point, each.known) for each in found.repeats] == [
+        (A, 3, [64, 64]),
+        (B, 0, [96, 96]),
+    ]
+    assert (
+        "2 repeats of points that are not the best any more are kept and not counted"
+        in study_notes(found)[-1]
+    )
+
+
+def config(**kw):
+    from lit_dps.core.config import StudyConfig
+
+    return StudyConfig(
+        **{"name": "s", "batch_sizes": [4, 8], "sparsities": [0.0], "trials": 3, "space": SPACE}
+        | kw
+    )
+
+
+def test_a_study_of_before_is_extended_by_repeats(url):
+    was = config()
+    declare(url, was, "w", GOAL, {"a": 1}, {})
+    search(store(url, RepeatPlan()))
+    assert "repeats" not in attributes(open_storage(url), "s")
+    before = table_and_law(Analysis(read_study(url, "s")))
+    declare(url, config(repeats=2), "w", GOAL, {"a": 1}, {})
+    search(store(url))
+    record = read_study(url, "s")
+    assert render(Analysis(record)).startswith(before.rstrip("\n")), "what the search found stays"
+    assert record.plan == RepeatPlan(2) and [len(r) for r in record.results.values()] == [3, 3]
+    declare(url, was, "w", GOAL, {"a": 1}, {})
+    assert read_study(url, "s").plan == RepeatPlan(2), "never taken away"
+    assert claim_report(url, "s") is None
+
+
+def test_medians_spread_and_bias_are_those_of_the_repeats(url):
+    declare(url, config(repeats=5, batch_sizes=[4]), "w", GOAL, {}, {})
+    s, found = store(url, RepeatPlan(5), cells=[A]), iter([128, 192, None, 96, 160])
+    for trial in trials_of(s):
+        s.tell(ended(trial, next(found) if trial.repeat else STEPS[A, trial.point]))
+    study = Analysis(read_study(url, "s"))
+    (each,) = study.repeats
+    assert (each.steps, each.missed, each.median) == (96, 1, 160)
+    assert [each.quantile(q) for q in (0, 0.25, 0.75, 0.9, 1)] == [96, 128, 192, math.inf, math.inf]
+    assert each.bias == pytest.approx(96 / 160)
+    row = study.seeds.iloc[0]
+    assert (row["least"], row["upper"], row["missed"], row["floor"]) == (96, 192, 1, 0)
+    assert "4 0 96 160 128 to 192 96 to missed 5 1 0.60" in " ".join(render(study).split())
+
+
+def test_a_median_at_the_first_check_is_a_bound(url):
+    declare(url, config(repeats=2, batch_sizes=[4]), "w", GOAL, {}, {})
+    s = store(url, cells=[A])
+    for trial in trials_of(s):
+        s.tell(ended(trial, 16))
+    study = Analysis(read_study(url, "s"))
+    assert study.repeats[0].bias is None and study.seeds["floor"].tolist() == [1]
+    assert "4 0 <= 16 <= 16 <= 16 to <= 16 <= 16 to <= 16 2 0 -" in " ".join(render(study).split())
+
+
+def test_merge_takes_repeats_over_and_tells_conflicts(tmp_path):
+    urls = [f"sqlite:///{tmp_path}/{name}.db" for name in ("one", "two")]
+    for url, count in zip(urls, (1, 2), strict=True):
+        declare(url, config(repeats=count), "w", GOAL, {}, {})
+        s = store(url, RepeatPlan(count))
+        for trial in trials_of(s):
+            steps = STEPS[trial.cell, trial.point]
+            other = url == urls[1] and trial.cell == B and trial.repeat == 1
+            s.tell(ended(trial, 3 * steps if other else 2 * steps if trial.repeat else steps))
+    found = merged(*urls)["s"]
+    assert (found.taken, found.known) == (2, 7)
+    assert "the first at point 0 repeat 1" in lines("s", found)[1]
+    record = read_study(urls[0], "s")
+    assert record.plan.count == 2 and [
+        [r.steps for r in record.repeats[cell]] for cell in (A, B)
+    ] == [
+        [192] * 2,
+        [96] * 2,
+    ]
+
+
+@pytest.mark.parametrize(("losses", "noted"), [((1.0, 1.0), True), ((1.0, 0.9), False)])
+def test_repeats_that_are_the_same_as_the_search_do_not_tell_the_spread(losses, noted):
+    def of(repeat, loss):
+        curve = {"step": [16, 96], "val_error": [0.5, 0.1], "train_loss": [2.0, loss]}
+        return dataclasses.replace(ended(Trial(A, 0, PARAMS, repeat=repeat), 96), curve=curve)
+
+    record = analysis_of({A: [of(0, 1.0)]}).record
+    record = dataclasses.replace(
+        record, plan=PLAN, repeats={A: [of(1, losses[0]), of(2, losses[1])]}
+    )
+    said = (
+        "note: at 1 of the 1 repeated points all runs are the same, that of the search too: "
+        "the "
+        "module or the data seed"
+    )
+    assert (said in render(Analysis(record))) == noted
+
+
+def test_repeats_are_no_part_of_the_identity():
+    grid = {"batch_sizes": [16], "sparsities": [0.5]}
+    asked = {"repeats": 5, "repeat_points": 2, "repeat_slack": None}
+    assert setup({}, **grid).identity(None) == setup({}, **grid, **asked).identity(None)
+
+
+def test_progress_counts_repeats():
+    progress = Progress({}, [A], 1, 1, plan=RepeatPlan(2))
+    assert "repeats 0/2" in progress.line()
+    progress.update(ended(Trial(A, 0), 96))
+    progress.update(ended(Trial(A, 0, repeat=1), 96))
+    assert progress.line() == "cells 1/1  trials 1/1  repeats 1/2  time left 0:00:01"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("repeats", -1), ("repeat_points", 0), ("repeat_slack", 0.5)]
+)
+def test_what_is_not_allowed_is_refused(key, value):
+    with pytest.raises(ConfigError, match=f"study.{key}: {value} is not allowed"):
+        config(**{key: value}).check()

@@ -1,0 +1,193 @@
+"""A search box that is widened: how far, where the new points lie, and how it is stored, gone on
+with and merged."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from lit_dps.analysis.analysis import Analysis
+from lit_dps.core.config import StorageConfig, StudyConfig
+from lit_dps.core.errors import UserError
+from lit_dps.core.goal import Goal
+from lit_dps.core.search_space import Range
+from lit_dps.core.space_history import Widened, continued, extended, inside, widened
+from lit_dps.core.trial import Cell, Status, TrialResult
+from lit_dps.report.text import render
+from lit_dps.storage.compatibility import StudyChanged
+from lit_dps.storage.database import open_storage
+from lit_dps.storage.header import attributes, declare
+from lit_dps.storage.read import read_study
+from lit_dps.storage.sobol import SobolSampler, boxed_point, sobol_point
+from lit_dps.storage.trial_queue import Store
+from lit_dps.study.expand_space import as_stored
+from tests.support.runs import trials_of
+from tests.unit.storage.test_merge import merged
+from tests.unit.study.test_grid import setup
+
+RATE, MOMENTUM = "model.learning_rate", "model.momentum"
+SPACE = {RATE: Range(1e-2, 1.0, "log"), MOMENTUM: Range(0.5, 0.995, "reverse_log")}
+GOAL = Goal(0.1, check_interval=16, max_steps=960)
+
+
+@pytest.mark.parametrize(
+    ("box", "ends", "low", "high"),
+    [
+        (Range(1e-2, 1.0, "log"), ["high"], 1e-2, 10.0),
+        (Range(1e-2, 1.0, "log"), ["low", "high"], 1e-3, 10.0),
+        (Range(0.9, 0.99, "reverse_log"), ["high"], 0.9, 1 - 0.01 * 0.1**0.5),
+        (Range(0.0, 0.99, "reverse_log"), ["low"], 0.0, 0.99),
+        (Range(0.0, 4.0), ["low", "high"], 0.0, 6.0),
+        (Range(-1.0, 1.0), ["low"], -2.0, 1.0),
+        (Range(0.1, 0.9), ["low", "high"], 0.0, 0.95),
+        (Range(16, 64, "log", True), ["low", "high"], 8, 128),
+        (Range(1, 4, "linear", True), ["low"], 1, 4),
+        (Range(0, 8, "linear", True), ["low", "high"], 0, 12),
+        (Range(-2, 2, "linear", True), ["low"], -4, 2),
+    ],
+)
+def test_an_end_moves_by_half_of_the_width_on_its_scale(box, ends, low, high):
+    found = widened(box, ends)
+    assert (found.low, found.high) == pytest.approx((low, high))
+    found.check("study.space.x")
+
+
+def test_new_points_are_as_dense_as_the_old_ones_and_outside_of_them():
+    assert (
+        extended(SPACE, {}, 20) is None
+        and extended({RATE: Range(0.0, 2.0)}, {RATE: {"low"}}, 20) is None
+    )
+    one = extended(SPACE, {RATE: {"high"}}, 20)
+    assert (one.first, one.end) == (20, 30), "half of the width, half of the points"
+    two = extended(one.space, {MOMENTUM: {"low"}, RATE: {"high"}}, 30)
+    assert two.space[RATE].high == pytest.approx(10 ** (1 + 1.5)) and two.space[MOMENTUM].low < 0.5
+    points = [boxed_point(SPACE, [one, two], 3, i) for i in range(two.end + 40)]
+    assert points[:20] == [sobol_point(SPACE, 3, i) for i in range(20)], (
+        "those that were there stay"
+    )
+    assert not any(inside(SPACE, p) for p in points[20:30]) and all(
+        inside(one.space, p) for p in points[:30]
+    )
+    assert not any(inside(one.space, p) for p in points[30 : two.end]) and all(
+        inside(two.space, p) for p in points
+    )
+    assert 8 <= sum(inside(one.space, p) for p in points[two.end :]) <= 32, "then all of the box"
+    assert len({p[RATE] for p in points}) == len(points), "no point twice"
+
+
+def config(**kw) -> StudyConfig:
+    grid = {
+        "name": "s",
+        "batch_sizes": [4, 8],
+        "sparsities": [0.0],
+        "trials": 8,
+        "space": SPACE,
+        "slack": None,
+    }
+    return StudyConfig(**grid | {"seed": 3} | kw)
+
+
+def run(url: str, study: StudyConfig, boxes=()) -> list:
+    """Runs what is left: the higher the rate, the sooner."""
+    declare(url, study, "w", GOAL, {"a": 1}, {}, boxes)
+    sampler = SobolSampler(study.space, 3, True, boxes)
+    ran, s = [], Store(url, "s", study.cells, study.trials, sampler, 3, GOAL)
+    for trial in trials_of(s):
+        ran.append(trial)
+        steps = 16 * max(2, min(60, round(60 / (1 + trial.params[RATE]))))
+        s.tell(
+            TrialResult(
+                trial,
+                Status.COMPLETE,
+                steps,
+                {"step": [steps], "val_error": [0.1], "train_loss": [1.0]},
+            )
+        )
+    return ran
+
+
+def of(tmp_path, study: StudyConfig):
+    return dataclasses.replace(setup({}), study=study, storage=StorageConfig(folder=str(tmp_path)))
+
+
+def test_a_study_is_widened_gone_on_with_and_widened_again(tmp_path, capsys):
+    url, study = StorageConfig(folder=str(tmp_path)).optuna_url, config(trials=16)
+    with pytest.raises(UserError, match="--extend-space: no study database"):
+        as_stored(of(tmp_path, study), True)
+    assert as_stored(of(tmp_path, study), False).boxes == ()
+    run(url, study)
+    before = read_study(url, "s")
+    assert Analysis(before).cells[0].boundary[RATE] == "high"
+    assert "boxes" not in attributes(open_storage(url), "s") and before.boxes == ()
+    wider = as_stored(of(tmp_path, study), True)
+    assert wider.identity(None) == of(tmp_path, study).identity(None), (
+        "the first box is the identity's"
+    )
+    assert (
+        "its box is the widened one, model.learning_rate [0.01, 10] log" in capsys.readouterr().err
+    )
+    ran = run(url, wider.study, wider.boxes)
+    new = range(16, wider.study.trials)
+    assert {(t.cell, t.point) for t in ran} == {(Cell(b), p) for b in (4, 8) for p in new} and len(
+        new
+    ) >= 8
+    assert all(not inside(SPACE, t.params) for t in ran)
+    record = read_study(url, "s")
+    assert record.space == wider.space and record.results[Cell(4)][:16] == before.results[Cell(4)]
+    assert (
+        "note: the box was widened, learning_rate from [0.01, 1] log to [0.01, 10] log"
+        in render(Analysis(record))
+    )
+
+    plain = as_stored(of(tmp_path, study), False)
+    assert (plain.boxes, plain.study.trials) == (wider.boxes, wider.study.trials)
+    assert run(url, plain.study, plain.boxes) == [], "the plain command goes on with it"
+    more = as_stored(of(tmp_path, config(trials=40)), False)
+    declare(url, more.study, "w", GOAL, {"a": 1}, {}, more.boxes)
+    with pytest.raises(UserError, match="trials of study 's' are left"):
+        as_stored(of(tmp_path, study), True)
+    run(url, more.study, more.boxes)
+    again = as_stored(of(tmp_path, study), True)
+    assert len(again.boxes) == 2 and again.boxes[1].first == 40
+
+
+def test_an_adaptive_sampler_has_no_box_to_fill(tmp_path):
+    run(StorageConfig(folder=str(tmp_path)).optuna_url, config())
+    with pytest.raises(UserError, match="study.sampler tpe is not allowed"):
+        as_stored(of(tmp_path, config(sampler="tpe")), True)
+
+
+def test_histories_merge_where_one_goes_on_from_the_other(tmp_path):
+    urls = [f"sqlite:///{tmp_path}/{name}.db" for name in ("one", "two", "three")]
+    box, other = (
+        extended(SPACE, {key: {end}}, 8) for key, end in ((RATE, "high"), (MOMENTUM, "low"))
+    )
+    for url, boxes in zip(urls, ((), (box,), (other,)), strict=True):
+        run(url, config(trials=boxes[-1].end if boxes else 8, batch_sizes=[4]), boxes)
+    merged(urls[0], urls[1])
+    record = read_study(urls[0], "s")
+    assert record.boxes[1:] == (box,) and len(record.results[Cell(4)]) == 12
+    with pytest.raises(StudyChanged, match="was widened in another way"):
+        merged(urls[0], urls[2])
+    rounded = [Widened.of_stored(box.stored()).stored()]
+    rounded[0]["space"][RATE]["high"] *= 1 + 1e-14
+    assert (
+        continued(rounded, [box.stored()])
+        and continued([], rounded)
+        and not continued(rounded, [other.stored()])
+    )
+
+
+def test_a_side_with_points_of_the_old_box_where_the_other_widened_it_is_refused(tmp_path):
+    urls = [f"sqlite:///{tmp_path}/{name}.db" for name in ("one", "two")]
+    box = extended(SPACE, {RATE: {"high"}}, 8)
+    run(urls[0], config(trials=9, batch_sizes=[4]))
+    run(urls[1], config(trials=box.end, batch_sizes=[4]), (box,))
+    said = "was widened after 8 trials a cell, and one side has 9 in the box as it was before"
+    for one, other in (urls, urls[::-1]):
+        with pytest.raises(StudyChanged, match=said):
+            merged(one, other)
+    with pytest.raises(StudyChanged, match=said):
+        declare(urls[0], config(trials=box.end), "w", GOAL, {"a": 1}, {}, (box,))
+    assert read_study(urls[0], "s").boxes == ()

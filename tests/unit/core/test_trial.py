@@ -1,0 +1,109 @@
+"""Seeds, results and errors: what travels between processes and must not change between
+versions."""
+
+import pickle
+
+import pytest
+
+from lit_dps.core.errors import ConfigError, DataError, StorageError, UserError
+from lit_dps.core.trial import Cell, Status, Trial, TrialResult, check_sparsity, derive_seed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "seed"),
+    [
+        # printf '0/init/0' | sha256sum | cut -c1-8, and so on: a change here makes every stored
+        # study unrepeatable
+        ((0, "init", 0), 3546334589),
+        ((0, "init", 1), 3178985273),
+        ((0, "order", 0), 1842012267),
+        ((0, "prune", 0), 800012069),
+        ((7, "init", 12), 3475897027),
+        ((0, "init"), 707372002),
+    ],
+)
+def test_seeds_are_the_ones_of_all_earlier_studies(arguments, seed):
+    assert derive_seed(*arguments) == seed
+
+
+def test_seeds_of_purposes_points_and_studies_differ():
+    purposes = ("init", "order", "prune")
+    seeds = {
+        derive_seed(seed, purpose, i)
+        for seed in range(10)
+        for purpose in purposes
+        for i in range(30)
+    }
+    assert len(seeds) == 900  # 900 draws of 2^32 collide with a chance of 1e-4, and these are fixed
+    assert all(0 <= seed < 2**32 for seed in seeds)
+
+
+def test_the_cell_and_the_params_do_not_enter_the_seed():
+    trials = [
+        Trial(Cell(batch_size, sparsity), 3, {"model.learning_rate": rate}, seed=5)
+        for batch_size in (2, 16_384)
+        for sparsity in (0.0, 0.9)
+        for rate in (0.1, 0.2)
+    ]
+    for purpose in ("init", "order", "prune"):
+        assert {trial.seed_for(purpose) for trial in trials} == {derive_seed(5, purpose, 3)}
+
+
+@pytest.mark.parametrize(
+    ("status", "steps"),
+    [
+        (Status.COMPLETE, None),
+        (Status.INCOMPLETE, 16),
+        (Status.INFEASIBLE, 16),
+        (Status.INFEASIBLE, 0),
+    ],
+)
+def test_a_result_refuses_steps_that_do_not_go_with_its_status(status, steps):
+    with pytest.raises(ValueError, match=f"steps {steps} do not go with status {status}"):
+        TrialResult(Trial(Cell(2, 0.0), 0), status, steps)
+
+
+@pytest.mark.parametrize(
+    ("status", "steps"),
+    [(Status.COMPLETE, 16), (Status.INCOMPLETE, None), (Status.INFEASIBLE, None)],
+)
+def test_a_result_keeps_steps_that_do(status, steps):
+    assert TrialResult(Trial(Cell(2, 0.0), 0), status, steps).steps == steps
+
+
+@pytest.mark.parametrize("sparsity", [-0.1, 1, 1.0, 1.5, float("nan")])
+def test_a_sparsity_outside_zero_to_one_is_refused(sparsity):
+    with pytest.raises(ConfigError) as caught:
+        check_sparsity("study.sparsities", sparsity)
+    assert (caught.value.key, repr(caught.value.value)) == ("study.sparsities", repr(sparsity))
+
+
+@pytest.mark.parametrize("sparsity", [0, 0.0, 0.5, 0.999])
+def test_a_sparsity_from_zero_to_below_one_is_accepted(sparsity):
+    check_sparsity("study.sparsities", sparsity)
+
+
+def test_cells_sort_by_batch_size_and_print_short():
+    cells = [Cell(16, 0.0), Cell(2, 0.9), Cell(2, 0.0)]
+    assert [str(cell) for cell in sorted(cells)] == ["B=2 S=0", "B=2 S=0.9", "B=16 S=0"]
+
+
+def test_a_config_error_survives_the_way_from_a_worker():
+    error = ConfigError("data.batch_size", 0, "at least 1")
+    back = pickle.loads(pickle.dumps(error))
+    assert type(back) is ConfigError
+    assert (back.key, back.value, back.allowed, str(back)) == (
+        "data.batch_size",
+        0,
+        "at least 1",
+        str(error),
+    )
+    assert str(error) == "data.batch_size: 0 is not allowed; at least 1"
+
+
+def test_every_error_of_the_users_is_one_kind_and_travels():
+    for error in (DataError("no file at x"), StorageError("x is locked")):
+        back = pickle.loads(pickle.dumps(error))
+        assert (type(back), str(back)) == (type(error), str(error))
+        assert isinstance(back, UserError)
+    assert issubclass(ConfigError, UserError) and issubclass(ConfigError, ValueError)

@@ -1,0 +1,101 @@
+"""Trials of one cell whose metaparameters decide how they can be trained, and beside whom."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from lit_dps.core.trial import Cell, Trial, TrialResult
+from lit_dps.module import ImageClassifier
+from lit_dps.training.workload import Workload
+from tests.support.runs import train
+from tests.unit.engines.test_engine import quiet  # noqa: F401
+from tests.unit.engines.test_stack_lockstep import GOAL, workload
+
+
+def of_second(results: Iterable[TrialResult]) -> TrialResult:
+    return next(result for result in results if result.trial.point == 1)
+
+
+class Penalized(ImageClassifier):
+    def __init__(self, penalty: float = 0.0, **arguments):
+        super().__init__(**arguments)
+        self.penalty = penalty + self.hparams.weight_decay
+
+    def loss(self, batch):
+        return super().loss(batch) + self.penalty * sum(p.square().sum() for p in self.parameters())
+
+
+@pytest.mark.parametrize("key", ["model.penalty", "model.weight_decay"])
+def test_a_small_difference_of_losses_is_one(key):
+    used = workload(class_path="tests.unit.engines.test_batching_key.Penalized")
+    params = [{"model.learning_rate": 0.05, key: number} for number in (1e-6, 3e-6)]
+    asked = [Trial(Cell(16, 0.0), i, p) for i, p in enumerate(params)]
+    ours = train(asked, used, {**GOAL, "max_steps": 16}, size=4)
+    assert of_second(ours).curve == train(asked[1:], used, {**GOAL, "max_steps": 16})[0].curve
+
+
+class Few(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(784, 8), nn.ReLU(), nn.Linear(8, 10))
+
+
+class Orthogonal(nn.Sequential):
+    def __init__(self):
+        orthogonal = nn.utils.parametrizations.orthogonal(nn.Linear(784, 8))
+        super().__init__(nn.Flatten(), orthogonal, nn.ReLU(), nn.Linear(8, 10))
+
+
+class Taught(nn.Module):
+    """Is checked by an average of itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.student = Few()
+        self.teacher = copy.deepcopy(self.student).requires_grad_(False)
+
+    def forward(self, x):
+        if not self.training:
+            return self.teacher(x)
+        with torch.no_grad():
+            for slow, fast in zip(
+                self.teacher.parameters(), self.student.parameters(), strict=True
+            ):
+                slow.lerp_(fast, 0.2)
+        return self.student(x)
+
+
+@pytest.mark.parametrize("size", [1, 4])
+@pytest.mark.parametrize("name", ["Orthogonal", "Taught"])
+def test_each_choice_of_a_network_is_trained_as_it_can_be(name, size):
+    model = {
+        "class_path": "lit_dps.module.ImageClassifier",
+        "init_args": {"network": {"class_path": f"{__name__}.Few"}},
+    }
+    used, choices = (
+        Workload(model, {"class_path": "lit_dps.data.Digits"}, {"accelerator": "cpu"}),
+        ("Few", name),
+    )
+    params = [
+        {"model.learning_rate": 0.05, "model.network": f"{__name__}.{choice}"} for choice in choices
+    ]
+    asked = [Trial(Cell(32, 0.9), i, p) for i, p in enumerate(params)]
+    goal = {"error": 0.2, "check_interval": 4, "max_steps": 12}
+    after = of_second(train(asked, used, goal, size=size))
+    (alone,) = train(asked[1:], used, goal, lean=False)
+    assert replace(after, seconds=0, traceback="") == replace(alone, seconds=0, traceback="")
+    assert after.failure or name == "Taught"
+
+
+def test_workers_of_a_point_are_its_own():
+    params = [{"model.learning_rate": 0.05, "local.workers": workers} for workers in (1, 4)]
+    asked = [Trial(Cell(32, 0.0), i, p) for i, p in enumerate(params)]
+    goal = {**GOAL, "max_steps": 16}
+    ours = of_second(train(asked, workload(), goal, size=2, local={"steps": 4}))
+    (reference,) = train(asked[1:], workload(), goal, lean=False, local={"steps": 4})
+    assert ours.curve == reference.curve

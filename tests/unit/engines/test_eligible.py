@@ -1,0 +1,235 @@
+"""What can be stacked, and what says why it cannot."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from lit_dps.core.goal import Goal
+from lit_dps.core.trial import Cell, Trial
+from lit_dps.engines.engine import Training
+from lit_dps.engines.interval_loop import IntervalLoop
+from lit_dps.module import ImageClassifier
+from tests.support.conformance import assert_conform
+from tests.support.runs import train
+from tests.unit.engines.test_engine import quiet  # noqa: F401
+from tests.unit.engines.test_stack_lockstep import EXAMPLES, GOAL, both, trials, workload
+
+
+class OwnLoss(ImageClassifier):
+    def loss(self, batch):
+        x, y = batch
+        return nn.functional.multi_margin_loss(self(x), y)
+
+
+class OwnOptimizer(ImageClassifier):
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=self.hparams.learning_rate, momentum=0.5)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5 ** (step // 10))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+class Frozen(ImageClassifier):
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
+        next(iter(self.network.parameters())).requires_grad_(False)
+        self.register_buffer("scale", torch.rand(1) + 0.5)
+
+    def forward(self, x):
+        return self.network(x) * self.scale
+
+
+@pytest.mark.parametrize("name", ["OwnLoss", "OwnOptimizer", "Frozen", "Locked"])
+def test_a_module_of_the_users_is_stacked(name):
+    used = workload(class_path=f"tests.unit.engines.test_eligible.{name}")
+    ours, reference = both(used, trials(Cell(16, 0.0), Cell(16, 0.5), rates=[0.02, 0.05, 0.002]))
+    assert assert_conform(ours, reference, Goal.of_stored(GOAL), EXAMPLES) == []
+
+
+class Drawing(nn.Module):
+    """Draws from NumPy, with little effect."""
+
+    def forward(self, x):
+        return x + 1e-9 * np.random.rand()
+
+
+class Normalized(nn.Module):
+    def __init__(self, layer: str = "BatchNorm1d"):
+        super().__init__()
+        last = {
+            "BatchNorm1d": nn.BatchNorm1d(32),
+            "Dropout": nn.Dropout(0.1),
+            "numpy": Drawing(),
+        }.get(layer)
+        last = nn.BatchNorm1d(32, track_running_stats=False) if last is None else last
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(784, 32), last, nn.Linear(32, 10))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+class Branching(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(784, 10)
+
+    def forward(self, x):
+        out = self.linear(x.flatten(1))
+        return out if out.sum() > 0 else 2 * out
+
+
+class OwnStep(ImageClassifier):
+    def training_step(self, batch, batch_idx):
+        return 2 * super().training_step(batch, batch_idx)
+
+
+class Adam(ImageClassifier):
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), amsgrad=True)
+
+
+class Decayed(ImageClassifier):
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1, weight_decay=0.1)
+
+
+class HalfTrained(ImageClassifier):
+    def configure_optimizers(self):
+        return torch.optim.SGD(list(self.parameters())[:2], lr=0.1)
+
+
+class Scaled(ImageClassifier):
+    def on_train_start(self):
+        for parameter in self.parameters():
+            parameter.data.mul_(0.5)
+
+
+class Stepping(ImageClassifier):
+    def loss(self, batch):
+        return super().loss(batch) / (1 + self.trainer.global_step)
+
+
+class Epochs(ImageClassifier):
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=self.hparams.learning_rate)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.1),
+        }
+
+
+class Hooked(ImageClassifier):
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
+        next(iter(self.network.parameters())).register_hook(lambda gradient: 0 * gradient)
+
+
+class Locked(ImageClassifier):
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
+        self.lock = threading.Lock()
+
+
+class Fickle(ImageClassifier):
+    calls = 0
+
+    def wrongness(self, batch):
+        self.calls += 1
+        return super().wrongness(batch) + (self.calls % 2 == 0)
+
+
+class Borderline(ImageClassifier):
+    """Says of each example at every second call that it is just right, else that it is just
+    wrong."""
+
+    calls = 0
+
+    def wrongness(self, batch):
+        self.calls += 1
+        return 0 * super().wrongness(batch) + (1 - 1e-6 * (self.calls % 2 == 0))
+
+
+class Smoothed(ImageClassifier):
+    def __init__(self, smoothing: float = 0.0, **arguments):
+        super().__init__(**arguments)
+        self.smoothing = smoothing
+
+    def loss(self, batch):
+        x, y = batch
+        return nn.functional.cross_entropy(self(x), y, label_smoothing=self.smoothing)
+
+
+def test_trials_that_differ_in_more_than_tensors_are_trained_by_themselves():
+    used = workload(class_path="tests.unit.engines.test_eligible.Smoothed")
+    params = [{"model.learning_rate": 0.05, "model.smoothing": s} for s in (0.0, 0.5, 0.0)]
+    asked = [Trial(Cell(16, 0.0), i, p) for i, p in enumerate(params)]
+    ours, reference = both(used, asked, {**GOAL, "max_steps": 16})
+    assert assert_conform(ours, reference, Goal.of_stored(GOAL), EXAMPLES) == []
+
+
+def network(name: str, **init_args) -> dict:
+    return {
+        "network": {
+            "class_path": f"tests.unit.engines.test_eligible.{name}",
+            "init_args": init_args,
+        }
+    }
+
+
+def own(name: str) -> dict:
+    return {"class_path": f"tests.unit.engines.test_eligible.{name}"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (network("Normalized"), "changes its buffer network.layers.2.running_mean"),
+        (network("Normalized", layer="alone"), "no mean over the examples"),
+        (network("Normalized", layer="Dropout"), "random numbers"),
+        (network("Normalized", layer="numpy"), "random numbers"),
+        (network("Branching"), "does not run under torch.vmap"),
+        (own("OwnStep"), "a training step or hooks of its own"),
+        (own("Adam"), "Adam as configured"),
+        (own("Decayed"), "SGD as configured"),
+        (own("HalfTrained"), "not the same"),
+        ({"trainer": {"gradient_clip_val": 1.0}}, "trainer's arguments"),
+        (
+            {
+                "trainer": {
+                    "callbacks": [{"class_path": "lightning.pytorch.callbacks.DeviceStatsMonitor"}]
+                }
+            },
+            "trainer's arguments",
+        ),
+        (own("Scaled"), "hooks of its own"),
+        (own("Stepping"), "asks the trainer for"),
+        (own("Epochs"), "not stepped once a step"),
+        (own("Hooked"), "hooks on its parameters"),
+        (own("Fickle"), "wrongness of Fickle is another"),
+        (own("Borderline"), "wrongness of Borderline is another"),
+        ({"trainer": {"limit_train_batches": 3}}, "trainer's arguments"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_stacked_says_why_and_runs_one_at_a_time(arguments, reason):
+    said, asked = [], trials(Cell(16, 0.0), rates=[0.02, 0.1])
+    goal = {**GOAL, "max_steps": 8, "early_reject": "wrongness" in reason}
+    ours = train(asked, workload(**arguments), goal, size=16, say=said.append)
+    assert len(said) == 1 and reason in said[0] and said[0].startswith("one trial at a time: ")
+    alone = train(asked, workload(**arguments), goal, lean=False)
+    assert [replace(r, seconds=0) for r in ours] == [replace(r, seconds=0) for r in alone]
+
+
+def test_a_wrongness_of_its_own_is_asked_early_checks_alone():
+    """Else Lightning's validation says how many are wrong."""
+    trial, used = trials(Cell(16, 0.0), rates=[0.02])[0], workload(**own("Fickle"))
+    for early, why in (
+        (True, None),
+        (False, "Fickle validates in a way of its own, more than wrongness"),
+    ):
+        assert IntervalLoop(Training(used, {**GOAL, "early_reject": early})).why_not(trial) == why

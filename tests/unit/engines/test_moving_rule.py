@@ -1,0 +1,66 @@
+"""Somebody else's update rule that moves weights whose gradient is zero: pruned ones stay zero in
+every engine."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lit_dps.core.trial import Cell
+from lit_dps.engines.single import One
+from lit_dps.engines.stack import Stack
+from lit_dps.optim import RULES, Rule
+from lit_dps.training import goal_callback as goal_error
+from tests.support.runs import train
+from tests.unit.engines.test_engine import quiet  # noqa: F401
+from tests.unit.engines.test_stack_lockstep import GOAL, trials, workload
+
+
+class Noisy(torch.optim.SGD):
+    """Langevin dynamics."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        super().step(closure)
+        for p in self.param_groups[0]["params"]:
+            p.add_(0.01 * torch.randn_like(p))
+
+
+def noisy(weights, gradients, state, rate, given, step):
+    weights.sub_(rate * gradients).add_(0.01 * torch.randn_like(weights))
+
+
+NOISY = Rule(
+    name="noisy",
+    hyperparameters=(),
+    state=(),
+    make=lambda parameters, rate, given: Noisy(parameters, lr=rate),
+    is_of=lambda optimizer: type(optimizer) is Noisy,
+    hyperparameters_of=lambda group: (),
+    counts=False,
+    update_=noisy,
+)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"size": 2}, {"lean": False}], ids=["one", "stack", "Lightning"]
+)
+def test_pruned_weights_stay_zero(monkeypatch, options):
+    name, zeros = f"{__name__}.NOISY", []
+    monkeypatch.setitem(RULES, name, NOISY)
+
+    def share(weights) -> None:
+        zeros.append((torch.cat([w.flatten() for w in weights]) == 0).float().mean().item())
+
+    def of_module(module):
+        share(module.parameters())
+        return True
+
+    monkeypatch.setattr(One, "finite", lambda one: [of_module(one.member.module)])
+    monkeypatch.setattr(
+        Stack, "finite", lambda stack: [share([row]) is None for row in stack.weights]
+    )
+    monkeypatch.setattr(goal_error, "weights_finite", of_module)
+    asked = trials(Cell(32, 0.9), rates=[0.01, 0.02])
+    train(asked, workload(optimizer=name), {**GOAL, "max_steps": 8}, **options)
+    assert len(zeros) == 4 and zeros == pytest.approx([0.9] * 4, abs=1e-3)

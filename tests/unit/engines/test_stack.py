@@ -1,0 +1,258 @@
+"""A stack's arithmetic: its updates, gradients and checks are those of each network alone."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor
+
+from lit_dps.core.attempt import Run
+from lit_dps.core.goal import Goal
+from lit_dps.engines.network_run import Member
+from lit_dps.engines.stack import Stack
+from lit_dps.models import MLP, ResNet8
+from lit_dps.module import ImageClassifier
+from lit_dps.optim import RULES, rule_of
+from lit_dps.pruning import Mask
+from lit_dps.training.early_check import HardestFirst
+
+GIVEN = {"momentum": 0.9, "beta1": 0.8, "beta2": 0.99, "epsilon": 1e-6, "weight_decay": 0.05}
+
+
+def module(seed: int = 0, network=lambda: MLP((1, 8, 8), (16,))) -> ImageClassifier:
+    torch.manual_seed(seed)
+    return ImageClassifier(network())
+
+
+def flat(network: torch.nn.Module) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in network.parameters()])
+
+
+def member(
+    network: ImageClassifier,
+    share: float = 0.0,
+    rule: str = "momentum",
+    rate: float = 0.1,
+    momentum: float = 0.9,
+) -> Member:
+    """A copy of a network in the loop, a share of it pruned."""
+    one, generator = copy.deepcopy(network), torch.Generator().manual_seed(1)
+    mask = Mask(
+        {
+            name: torch.rand(p.shape, generator=generator) >= share
+            for name, p in one.named_parameters()
+        }
+    )
+    mask.apply_to_weights(one)
+    optimizer = RULES[rule].make(one.parameters(), rate, {**GIVEN, "momentum": momentum})
+    return Member(Run(None, Goal(0.1)), one, None, optimizer, None, mask, None, iter(()))
+
+
+def images(n: int = 60, size: int = 8) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    return torch.randn(n, 1, size, size, generator=generator), torch.randint(
+        10, (n,), generator=generator
+    )
+
+
+@pytest.mark.parametrize("rule", list(RULES))
+def test_the_update_is_that_of_torch(rule):
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(3, 5, generator=generator, dtype=torch.float64)
+    gradients = torch.randn(20, 3, 5, generator=generator, dtype=torch.float64)
+    rates, momenta = [0.1, 0.5, 0.02], [0.9, 0.5, 0.0 if rule != "nesterov" else 0.1]
+    made, ours = RULES[rule], start.clone()
+    given = [
+        {**GIVEN, "momentum": momentum, "beta1": momentum, "weight_decay": 0.1 * row}
+        for row, momentum in enumerate(momenta)
+    ]
+    column = {
+        name: torch.tensor([[g[name]] for g in given], dtype=torch.float64)
+        for name in made.hyperparameters
+    }
+    state = {name: torch.zeros_like(start) for name in made.state}
+    for step, g in enumerate(gradients):
+        rate = torch.tensor(rates, dtype=torch.float64)[:, None] / (1 + step)
+        made.update_(ours, g.clone(), state, rate, column, torch.full((3, 1), step + 1.0))
+    for row in range(3):
+        parameter = torch.nn.Parameter(start[row].clone())
+        optimizer = made.make([parameter], rates[row], given[row])
+        for step, g in enumerate(gradients):
+            optimizer.param_groups[0]["lr"] = rates[row] / (1 + step)
+            parameter.grad = g[row].clone()
+            optimizer.step()
+        torch.testing.assert_close(ours[row], parameter.detach(), rtol=1e-13, atol=1e-13)
+
+
+def test_the_rule_of_an_optimizer():
+    parameters = [torch.nn.Parameter(torch.zeros(2))]
+    assert [rule_of(rule.make(parameters, 0.1, GIVEN)) for rule in RULES.values()] == list(
+        RULES.values()
+    )
+    for name in ("momentum", "nesterov"):
+        assert rule_of(RULES[name].make(parameters, 0.1, {"momentum": 0.0})).name == "sgd"
+    others = [{"weight_decay": 0.1}, {"momentum": 0.9, "dampening": 0.5}, {"maximize": True}]
+    assert {rule_of(torch.optim.SGD(parameters, lr=0.1, **other)) for other in others} == {None}
+    assert (
+        rule_of(torch.optim.Adam(parameters, amsgrad=True))
+        is rule_of(torch.optim.Adagrad(parameters))
+        is None
+    )
+    assert (
+        rule_of(torch.optim.Adam(parameters, weight_decay=0.1, decoupled_weight_decay=True)).name
+        == "adamw"
+    )
+    groups = [{"params": parameters}, {"params": [torch.nn.Parameter(torch.zeros(1))], "lr": 1.0}]
+    assert rule_of(torch.optim.SGD(groups, lr=0.1)) is None
+
+
+@pytest.mark.parametrize(
+    "network", [lambda: MLP((1, 8, 8), (16,)), lambda: ResNet8(1)], ids=["mlp", "resnet"]
+)
+@pytest.mark.parametrize("part", [60, 7])
+@pytest.mark.parametrize("shared", [True, False])
+def test_gradients_are_those_of_each_network(network, part, shared):
+    modules, (x, y) = [module(seed, network) for seed in range(3)], images()
+    stack = Stack([member(m, rule="sgd") for m in modules], part)
+    index = torch.randperm(60, generator=torch.Generator().manual_seed(2))[:20]
+    rows = [index] * 3 if shared else [index, index + 1 - index // 59 * 60, index.flip(0)]
+    losses, gradients = stack.gradients(x, y, index if shared else torch.stack(rows))
+    for row, one in enumerate(modules):
+        loss = one.loss((x[rows[row]], y[rows[row]]))
+        expected = torch.cat(
+            [g.flatten() for g in torch.autograd.grad(loss, list(one.parameters()))]
+        )
+        torch.testing.assert_close(gradients[row], expected, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(losses[row], loss.detach(), rtol=1e-5, atol=1e-6)
+
+
+def like(kind: type, network: ImageClassifier) -> ImageClassifier:
+    """The same network as a module of another class."""
+    other = kind(MLP((1, 8, 8), (16,)))
+    other.load_state_dict(network.state_dict())
+    return other
+
+
+class Cramped(ImageClassifier):
+    def loss(self, batch):
+        if len(batch[1]) > 6:
+            raise torch.OutOfMemoryError("no room for more than 6 examples")
+        return super().loss(batch)
+
+
+def test_what_does_not_fit_is_taken_in_smaller_parts():
+    (x, y), index = images(), torch.arange(20)
+    roomy, cramped = (
+        Stack([member(like(kind, module()))], 60) for kind in (ImageClassifier, Cramped)
+    )
+    for ours, theirs in zip(
+        cramped.gradients(x, y, index), roomy.gradients(x, y, index), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+    assert cramped.part == 5
+
+
+class NarrowCheck(ImageClassifier):
+    def wrongness(self, batch):
+        if len(batch[1]) > 6:
+            raise torch.OutOfMemoryError("no room for more than 6 examples")
+        return super().wrongness(batch)
+
+
+class NoCheck(ImageClassifier):
+    def wrongness(self, batch):
+        raise torch.OutOfMemoryError("no room at all")
+
+
+def test_a_check_that_does_not_fit_is_taken_in_smaller_parts():
+    (x, y), index = images(), torch.arange(20)[None]
+    found = {}
+    for kind in (ImageClassifier, NarrowCheck):
+        stack = Stack([member(like(kind, module()))], 60)
+        found[kind] = stack.wrongness(torch.tensor([0]), x, y, index)
+    assert 0 < (found[ImageClassifier] >= 1).sum() <= 20
+    torch.testing.assert_close(*found.values())
+    assert stack.checked == 5
+    with pytest.raises(torch.OutOfMemoryError, match="no room at all"):
+        Stack([member(like(NoCheck, module()))], 60).wrongness(torch.tensor([0]), x, y, index)
+
+
+def test_pruned_weights_stay_zero_and_rows_come_and_go():
+    modules, (x, y) = [module(seed) for seed in range(3)], images()
+    stack = Stack([member(m, 0.8, "nesterov") for m in modules], 60)
+    index = torch.arange(60).view(3, 20)
+    stack.train(x, y, index)
+    assert (stack.weights[stack.tensors.keep == 0] == 0).all() and (
+        stack.weights[stack.tensors.keep == 1] != 0
+    ).any()
+    trained = stack.weights[2].clone()
+    stack.put(0, member(modules[1], 0.8, "nesterov"))
+    stack.take([2, 0])
+    assert (
+        stack.live == [0, 1]
+        and torch.equal(stack.weights[0], trained)
+        and stack.tensors.state["momentum_buffer"][1].abs().sum() == 0
+    )
+    stack.train(x, y, index)
+    fresh = Stack([member(modules[1], 0.8, "nesterov")], 60)
+    fresh.train(x, y, index)
+    torch.testing.assert_close(stack.weights[1], fresh.weights[0], rtol=1e-4, atol=1e-6)
+
+
+def test_a_network_that_diverges_leaves_the_others_alone():
+    modules, (x, y) = [module(seed) for seed in range(2)], images()
+    stack = Stack(
+        [member(m, rule="sgd", rate=rate) for m, rate in zip(modules, (1e20, 0.1), strict=True)], 60
+    )
+    stack.train(x, y, torch.arange(60).view(3, 20))
+    assert stack.finite() == [False, True]
+
+
+@pytest.mark.parametrize("rule", list(RULES))
+def test_a_row_that_is_written_back_and_put_again_goes_on_to_the_bit(rule):
+    modules, (x, y), index = (
+        [module(seed) for seed in range(2)],
+        images(),
+        torch.arange(60).view(3, 20),
+    )
+    stack = Stack(
+        [member(m, 0.5, rule, rate) for m, rate in zip(modules, (0.05, 0.1), strict=True)], 60
+    )
+    stack.train(x, y, index)
+    for row in stack.live:
+        stack.write_back(row)
+    saved = copy.deepcopy(stack.members)
+    again = Stack(saved[::-1], 60)
+    again.take([1, 0])
+    for each in (stack, again):
+        each.train(x, y, index.flip(0))
+    assert torch.equal(stack.weights, again.weights)
+    assert all(
+        torch.equal(tensor, again.tensors.state[name])
+        for name, tensor in stack.tensors.state.items()
+    )
+
+
+@pytest.mark.parametrize("allowed", [0, 20, 150, 600, 10_000])
+def test_a_check_decides_as_a_full_one(allowed):
+    modules, (x, y) = [module(seed) for seed in range(4)], images(700)
+    stack = Stack([member(m) for m in modules], 60)
+    check = HardestFirst(700, 4)
+    looked = [0]
+    counted = stack.wrongness
+    stack.wrongness = lambda rows, x, y, index: (
+        looked.append(index.numel()) or counted(rows, x, y, index)
+    )
+    for _ in range(2):  # the second time the hardest come first
+        score = lambda rows, index: stack.wrongness(rows, x, y, index)  # noqa: E731
+        found = check(score, [0, 2, 3], [allowed, allowed, 10_000])
+        for row, (mistakes, exact) in zip((0, 2, 3), found, strict=True):
+            true = int((modules[row].wrongness((x, y)) >= 1).sum())
+            assert (mistakes <= (allowed if row != 3 else 10_000)) == (
+                true <= (allowed if row != 3 else 10_000)
+            )
+            assert mistakes == true if exact else allowed < mistakes <= true
+    if allowed == 20:
+        assert looked[-1] + sum(looked[:-1]) < 2 * 3 * 700

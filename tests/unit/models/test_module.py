@@ -1,0 +1,105 @@
+"""ImageClassifier: its loss, its errors over an entire split, and what it refuses."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from lit_dps.core.errors import ConfigError
+from lit_dps.module import ImageClassifier, weights_finite
+from tests.support.tiny import QUIET
+
+LOGITS = torch.randn(17, 3, generator=torch.Generator().manual_seed(1))
+CLASSES = torch.randint(3, (17,), generator=torch.Generator().manual_seed(2))
+
+
+def mean_cross_entropy(logits: np.ndarray, classes: np.ndarray) -> float:
+    return float(np.mean(np.log(np.exp(logits).sum(1)) - logits[np.arange(len(classes)), classes]))
+
+
+def test_the_training_loss_is_the_mean_cross_entropy():
+    loss = ImageClassifier(nn.Identity()).training_step((LOGITS, CLASSES), 0)
+    assert float(loss) == pytest.approx(
+        mean_cross_entropy(LOGITS.double().numpy(), CLASSES.numpy()), rel=1e-6
+    )
+
+
+def test_wrongness_is_the_probability_missed_and_one_more_for_the_wrong():
+    found = ImageClassifier(nn.Identity()).wrongness((LOGITS, CLASSES)).double().numpy()
+    powers = np.exp(LOGITS.double().numpy())
+    missed = 1 - powers[np.arange(17), CLASSES] / powers.sum(1)
+    np.testing.assert_allclose(found, missed + (LOGITS.argmax(1) != CLASSES).numpy(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("value", [0.0, math.nan, math.inf])
+def test_wrongness_of_equal_and_broken_logits_is_decided_as_a_full_pass_does(value, dtype):
+    logits, classes = torch.full((1000, 1000), value, dtype=dtype), torch.arange(1000)
+    wrongness = ImageClassifier(nn.Identity()).wrongness((logits, classes))
+    assert torch.equal(wrongness >= 1, logits.argmax(1) != classes) and wrongness.isfinite().all()
+
+
+@pytest.mark.parametrize("batch_size", [1, 5, 16, 17, 100])
+@pytest.mark.parametrize("split", ["val", "test"])
+def test_errors_and_losses_are_of_the_split_whatever_the_batches(batch_size, split):
+    module, trainer = (
+        ImageClassifier(nn.Sequential(nn.Flatten(), _WithParameter())),
+        Trainer(**QUIET),
+    )
+    loader = DataLoader(TensorDataset(LOGITS, CLASSES), batch_size)
+    run = trainer.validate if split == "val" else trainer.test
+    (logged,) = run(module, loader, verbose=False)
+    mistakes = int((LOGITS.argmax(1) != CLASSES).sum())
+    assert 0 < mistakes < 17
+    assert logged[f"{split}_error"] == np.float32(mistakes) / np.float32(
+        17
+    )  # integers, divided once
+    # one float32 rounding of the mean, and those of 17 logarithms
+    assert logged[f"{split}_loss"] == pytest.approx(
+        mean_cross_entropy(LOGITS.numpy(), CLASSES.numpy()), rel=1e-6
+    )
+
+
+class _WithParameter(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        return x * self.scale
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("learning_rate", 0.0),
+        ("learning_rate", -0.1),
+        ("learning_rate", math.nan),
+        ("momentum", -0.1),
+        ("momentum", 1.0),
+        ("momentum", math.nan),
+        ("decay_steps", 0),
+        ("end_factor", -0.1),
+        ("end_factor", 1.1),
+        ("optimizer", "adagrad"),  # an unknown name must not train as something else
+        ("schedule", "cosine"),
+    ],
+)
+def test_a_value_out_of_its_range_is_refused_by_key(key, value):
+    with pytest.raises(ConfigError) as caught:
+        ImageClassifier(nn.Linear(2, 2), **{key: value})
+    assert caught.value.key == f"model.{key}"
+    assert repr(value) in str(caught.value)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_one_weight_that_is_not_finite_is_seen(bad):
+    network = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    assert weights_finite(network) is True
+    with torch.no_grad():
+        network[1].bias[1] = bad
+    assert weights_finite(network) is False

@@ -1,0 +1,197 @@
+"""The noisy quadratic model: what is computed of it, against published code and brute force, and
+the workload."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import LightningDataModule
+
+from lit_dps.analysis.quadratic import NoisyQuadraticModel
+from lit_dps.core.errors import ConfigError
+from lit_dps.data import GradientNoise
+from lit_dps.models import NoisyQuadratic
+from lit_dps.optim.delay import delay_gradients
+from lit_dps.readings import SmoothnessCallback
+from lit_dps.training import DelayCallback, PruningCallback
+from tests.support.tiny import fit
+
+# K* by nqm.ipynb of Zhang et al. (github.com/gd-zhang/noisy-quadratic-model, be5db10), target 0.01:
+# its search returns the last step that misses the target, the one before the first that meets it.
+NOTEBOOK = {
+    4: 1_507_367,
+    64: 95_759,
+    1024: 10_609,
+    4096: 8_117,
+    16_384: 7_447,
+    65_536: 7_309,
+    2**20: 7_268,
+}
+NOTEBOOK_MOMENTUM = {64: 80_744, 1024: 5_177, 16_384: 346}
+
+
+def test_k_star_of_sgd_is_that_of_the_authors_notebook():
+    model, rates = NoisyQuadraticModel(10_000, bins=100, guard=1e-8), np.logspace(-5, 0.5, 100)
+    assert model.counts.sum() == 10_000
+    assert {b: model.k_star(0.01, b, rates) - 1 for b in NOTEBOOK} == NOTEBOOK
+
+
+def test_the_guard_of_the_notebook_matters_at_small_rates_alone():
+    exact, rates = NoisyQuadraticModel(10_000, bins=100), np.logspace(-5, 0.5, 100)
+    assert exact.k_star(0.01, 4, rates) == 1_508_044
+    assert exact.k_star(0.01, 1024, rates) == NOTEBOOK[1024] + 1
+    full = NoisyQuadraticModel(10_000)
+    assert full.k_star(0.01, 1024, rates) == pytest.approx(
+        NOTEBOOK[1024], rel=0.03
+    )  # what the bins do
+
+
+def test_k_star_of_momentum_is_that_of_the_authors_notebook():
+    model, rates, momenta = (
+        NoisyQuadraticModel(10_000, bins=100),
+        np.logspace(-6, 1, 60),
+        1 - np.logspace(-5, 0, 20),
+    )
+    assert {
+        b: model.k_star(0.01, b, rates, momenta) - 1 for b in NOTEBOOK_MOMENTUM
+    } == NOTEBOOK_MOMENTUM
+
+
+def brute_force(
+    model: NoisyQuadraticModel, steps: int, rate: float, batch_size: float, momentum=0.0, delay=0
+):
+    """E w^2 from the linear map of all noises to w, by the package's own update rule and queue."""
+    moments = []
+    for h in model.curvatures:
+        response = torch.zeros(
+            steps + 1, requires_grad=True, dtype=torch.float64
+        )  # to w(0), then each noise
+        with torch.no_grad():
+            response[0] = 1.0
+        optimizer = torch.optim.SGD([response], lr=rate, momentum=momentum)
+        for t in range(steps):
+            noise = torch.zeros(steps + 1, dtype=torch.float64)
+            noise[1 + t] = 1.0
+            response.grad = h * response.detach() + noise
+            delay_gradients(optimizer, delay)
+            optimizer.step()
+        found = response.detach().numpy()
+        moments.append(found[0] ** 2 + h / batch_size * (found[1:] ** 2).sum())
+    return np.array(moments)
+
+
+def test_the_moments_are_those_of_torchs_updates():
+    model = NoisyQuadraticModel(4)
+    assert model.moments(0.7, 3, 9) == pytest.approx(brute_force(model, 9, 0.7, 3), rel=1e-12)
+    assert model.initial_loss == pytest.approx(
+        0.5 * (1 + 1 / 2 + 1 / 3 + 1 / 4)
+    ) and model.noise == pytest.approx(25 / 12)
+
+
+@pytest.mark.parametrize(("momentum", "delay"), [(0.0, 0), (0.8, 0), (0.0, 3), (0.5, 2)])
+def test_steps_are_the_first_at_which_torchs_updates_meet_the_target(momentum, delay):
+    model, rate, target = NoisyQuadraticModel(4), 0.15, 0.5
+    loss = [
+        model.expected_loss(brute_force(model, t, rate, 2, momentum, delay)) for t in range(1, 40)
+    ]
+    first = 1 + next(i for i, value in enumerate(loss) if value <= target)
+    assert first > delay + 2
+    assert model.delayed_steps(target, [rate], 2, delay, momentum).tolist() == [first]
+    if not delay:
+        assert model.momentum_steps(target, [rate], momentum, 2).tolist() == [first]
+    if not (delay or momentum):
+        assert model.steps(target, np.array([rate]), 2).tolist() == [first]
+
+
+def test_a_rate_beyond_the_noise_or_stability_never_gets_there():
+    model = NoisyQuadraticModel(10)
+    assert model.steps(0.1, np.array([0.1, 1.5, 2.5]), 1).tolist()[1:] == [np.inf, np.inf]
+    assert model.momentum_steps(0.1, np.array([0.1, 9.0]), 0.9, 64).tolist()[1] == np.inf
+    assert np.isinf(model.delayed_steps(0.01, [0.5], np.inf, 8, longest=500)).all()
+
+
+def run(steps: int, copies: int = 400, batch_size: int = 4, **given) -> NoisyQuadratic:
+    delay = given.pop("delay", 0)
+    module = NoisyQuadratic(dimensions=6, copies=copies, **given)
+    torch.manual_seed(3)
+    fit(module, GradientNoise(batch_size), callbacks=[DelayCallback(delay)], max_steps=steps)
+    return module
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"learning_rate": 0.6},
+        {"optimizer": "momentum", "learning_rate": 0.2, "momentum": 0.7},
+        {"learning_rate": 0.2, "delay": 2},
+    ],
+)
+def test_training_follows_the_exact_moments(given):
+    module, steps = run(12, **given), 12
+    found = module.w.detach().view(400, 6).double().square()
+    exact = brute_force(
+        NoisyQuadraticModel(6),
+        steps,
+        given["learning_rate"],
+        4,
+        given.get("momentum", 0.0),
+        given.get("delay", 0),
+    )
+    error = found.std(0) / 400**0.5
+    assert ((found.mean(0) - torch.tensor(exact)).abs() < 4 * error).all()
+
+
+def test_without_noise_training_is_the_closed_form():
+    model = run(9, copies=2, batch_size=10**12, learning_rate=0.5)
+    expected = NoisyQuadraticModel(6).moments(0.5, np.inf, 9)
+    assert model.w.detach().view(2, 6)[0].square().numpy() == pytest.approx(
+        expected, rel=1e-4, abs=1e-8
+    )
+
+
+def test_what_is_measured_of_its_noise_is_exact():
+    measured = SmoothnessCallback(interval=2)
+    fit(NoisyQuadratic(6, 3), GradientNoise(8), callbacks=[measured], max_steps=2)
+    h = torch.tensor(NoisyQuadraticModel(6).curvatures)
+    assert measured.terms["gradient_variance"] == pytest.approx(3 * float(h.sum()), rel=1e-5)
+    assert measured.terms["squared_gradient"] == pytest.approx(
+        3 * float(h.square().sum()), rel=1e-5
+    )
+    assert measured.terms["loss"] == pytest.approx(3 * float(h.sum()) / 2, rel=1e-5)
+
+
+def test_there_is_nothing_to_prune():
+    with pytest.raises(
+        ConfigError, match="0 for NoisyQuadratic: it trains no weights that can be pruned"
+    ):
+        fit(
+            NoisyQuadratic(6, 3),
+            GradientNoise(8),
+            callbacks=[PruningCallback(0.5, "magnitude")],
+            max_steps=1,
+        )
+
+
+@pytest.mark.parametrize(
+    ("given", "key"),
+    [
+        ({"dimensions": 0}, "model.dimensions"),
+        ({"copies": 0}, "model.copies"),
+        ({"learning_rate": 0.0}, "model.learning_rate"),
+        ({"momentum": 1.0}, "model.momentum"),
+        ({"optimizer": "adam"}, "model.optimizer"),
+    ],
+)
+def test_bad_values_name_their_key(given, key):
+    with pytest.raises(ConfigError, match=f"{key}: "):
+        NoisyQuadratic(**given)
+
+
+def test_the_batch_size_is_counted_in_examples():
+    data: LightningDataModule = GradientNoise(8)
+    with pytest.raises(ConfigError, match="data.batch_size: 0 is not allowed; at least 1"):
+        GradientNoise(0)
+    fit(NoisyQuadratic(6, 3), data, callbacks=[], max_steps=1)
+    batch = next(iter(data.train_dataloader()))
+    assert batch.shape == (8, 18) and torch.equal(batch[0], batch[7])

@@ -1,0 +1,264 @@
+"""Several ranks, each on its part of the batch, train what one process trains on the whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from lightning.pytorch import LightningModule
+
+from lit_dps.core.errors import ConfigError
+from lit_dps.core.trial import Cell, Status, Trial
+from lit_dps.data import Digits
+from lit_dps.models import MLP, SimpleCNN
+from lit_dps.module import ImageClassifier
+from lit_dps.parallel import ranks
+from lit_dps.parallel.ddp import ShardLoader
+from lit_dps.parallel.settings import arguments
+from lit_dps.pruning import PRUNERS
+from lit_dps.readings import SmoothnessCallback
+from lit_dps.training import GoalErrorCallback, PruningCallback
+from lit_dps.training.early_check import EarlyCheck
+from lit_dps.training.workload import Workload
+from tests.support.ranks import on_ranks, same_on_ranks
+from tests.support.runs import train_one
+from tests.support.tiny import QUIET, Plain, fit, loader, weights
+
+MODEL = {
+    "class_path": "lit_dps.module.ImageClassifier",
+    "init_args": {
+        "network": {"class_path": "lit_dps.models.MLP", "init_args": {"hidden": [16]}},
+        "optimizer": "momentum",
+    },
+}
+WORKLOAD = Workload(MODEL, {"class_path": "lit_dps.data.Digits"}, {"accelerator": "cpu"})
+PARAMS = {"model.learning_rate": 0.05, "model.momentum": 0.9}
+
+
+def close(ours, theirs, tolerance: float = 1e-6) -> None:
+    for name in theirs:
+        torch.testing.assert_close(ours[name], theirs[name], rtol=tolerance, atol=tolerance)
+
+
+def trained(batch_size: int, n: int = 20, steps: int = 7, **options) -> dict[str, torch.Tensor]:
+    """Weights after some steps of any module, with Adam, over a plain shuffled loader."""
+    torch.manual_seed(5)
+    module = Plain(make_optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.05))
+    fit(
+        module,
+        loader(n, batch_size, shuffle=True),
+        max_steps=steps,
+        **arguments({**QUIET, **options}),
+    )
+    return {name: tensor.tolist() for name, tensor in weights(module).items()}
+
+
+@pytest.mark.parametrize(
+    ("world", "batch_size", "n"),
+    [
+        (2, 4, 20),  # even parts
+        (2, 5, 23),  # parts of 2 and 3, and a last batch of 3
+        (3, 4, 20),
+        (4, 2, 21),  # two ranks without a part, three in the last batch
+    ],
+)
+def test_uneven_and_empty_parts_make_the_update_of_the_whole_batch(world, batch_size, n):
+    alone = {name: torch.tensor(w) for name, w in trained(batch_size, n).items()}
+    together = same_on_ranks(world, trained, batch_size, n)
+    close(
+        {name: torch.tensor(w) for name, w in together.items()}, alone, 2e-5
+    )  # Adam divides by small numbers
+
+
+def test_accumulated_batches_of_different_size_too():
+    alone = {name: torch.tensor(w) for name, w in trained(4, 22, accumulate_grad_batches=2).items()}
+    together = same_on_ranks(2, lambda: trained(4, 22, accumulate_grad_batches=2))
+    close({name: torch.tensor(w) for name, w in together.items()}, alone, 2e-5)
+
+
+def convolutional(batch_size: int) -> dict[str, list]:
+    """Weights of the paper's network, whose layout in memory changes as training starts."""
+    torch.manual_seed(5)
+    module = ImageClassifier(SimpleCNN(), learning_rate=0.1)
+    fit(module, datamodule=Digits(batch_size=batch_size), max_steps=2, **arguments(QUIET))
+    return {name: tensor.tolist() for name, tensor in weights(module).items()}
+
+
+def test_the_first_steps_of_a_convolutional_network_are_those_of_one_process():
+    alone = {name: torch.tensor(w) for name, w in convolutional(5).items()}
+    close({name: torch.tensor(w) for name, w in same_on_ranks(2, convolutional, 5).items()}, alone)
+
+
+def pruned(method: str, batch_size: int = 100) -> dict[str, str]:
+    torch.manual_seed(3)
+    callback = PruningCallback(0.7, method, batch_size=batch_size)
+    module = ImageClassifier(MLP(hidden=[16]))
+    fit(
+        module,
+        datamodule=Digits(batch_size=8),
+        callbacks=[callback],
+        max_steps=1,
+        **arguments(QUIET),
+    )
+    masks = {
+        name: "".join("01"[int(k)] for k in mask.flatten()) for name, mask in callback.mask.items()
+    }
+    return masks | {
+        f"score {name}": score.tolist() for name, score in (callback.scores or {}).items()
+    }
+
+
+@pytest.mark.parametrize("method", PRUNERS)
+def test_masks_and_scores_are_those_of_one_process_bit_for_bit(method):
+    assert same_on_ranks(2, pruned, method) == pruned(method)
+
+
+@pytest.mark.parametrize("world", [3, 4])
+def test_masks_are_the_same_where_a_rank_has_less_of_the_pass_or_nothing(world):
+    assert same_on_ranks(world, pruned, "snip", 900) == pruned("snip", 900)
+
+
+def validated(batch_size: int) -> list[float]:
+    torch.manual_seed(3)
+    module = ImageClassifier(MLP(hidden=[16]))
+    goal = GoalErrorCallback(0.01, check_interval=1, max_steps=3)
+    data = Digits(batch_size=16, eval_batch_size=batch_size)
+    trainer = fit(module, datamodule=data, callbacks=[goal], **arguments(QUIET))
+    return [*goal.curve["val_error"], float(trainer.callback_metrics["val_loss"])]
+
+
+@pytest.mark.parametrize(
+    ("world", "batch_size"), [(2, 1000), (3, 50), (4, 1)]
+)  # 179 validation examples
+def test_the_validation_split_is_counted_exactly(world, batch_size):
+    assert same_on_ranks(world, validated, batch_size) == pytest.approx(
+        validated(batch_size), rel=1e-6, abs=0
+    )
+
+
+class OwnError(LightningModule):
+    """Logs a mean over each batch, as a user's module does that knows nothing of ranks."""
+
+    def __init__(self):
+        super().__init__()
+        self.network = torch.nn.Linear(4, 3)
+
+    def training_step(self, batch, batch_idx):
+        return F.cross_entropy(self.network(batch[0]), batch[1])
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_error", (self.network(batch[0]).argmax(1) != batch[1]).float().mean())
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.5)
+
+
+def own_errors(size: int, batch_size: int) -> list[float]:
+    torch.manual_seed(1)
+    goal = GoalErrorCallback(0.01, check_interval=1, max_steps=4)
+    fit(OwnError(), loader(), loader(size, batch_size), [goal], **arguments(QUIET))
+    return [round(error * size, 4) for error in goal.curve["val_error"]]
+
+
+@pytest.mark.parametrize(("world", "size", "batch_size"), [(2, 17, 5), (4, 18, 1), (4, 3, 3)])
+def test_an_error_that_a_module_logs_for_its_own_part_is_the_mean_over_all(world, size, batch_size):
+    together = same_on_ranks(world, own_errors, size, batch_size)
+    assert together == own_errors(size, batch_size)
+    assert all(mistakes == round(mistakes) for mistakes in together)
+
+
+def checked() -> list[tuple[int, bool]]:
+    torch.manual_seed(3)
+    module = ImageClassifier(MLP(hidden=[16]))
+    trainer = fit(module, datamodule=Digits(), max_steps=2, limit_val_batches=0, **arguments(QUIET))
+    assert EarlyCheck.supports(trainer, module)
+    check = EarlyCheck(trainer, module)
+    found = []
+    for allowed in (179, 3, 100, 0, 178):
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.mul_(-0.7)
+        found.append(tuple(check(allowed)))
+    return found
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_check_that_stops_early_looks_at_the_same_examples(world):
+    assert same_on_ranks(world, checked) == checked()
+
+
+def trial(batch_size: int, sparsity: float, goal: dict, limit: float = math.inf) -> dict:
+    asked = Trial(Cell(batch_size, sparsity), 1, PARAMS)
+    own = limit if ranks.rank() == 0 else 0  # the others know nothing of other trials
+    result = train_one(asked, WORKLOAD, goal, limit=lambda cell: own, lean=False)
+    return dataclasses.asdict(result) | {"seconds": 0, "timed": {}}
+
+
+@pytest.mark.parametrize(
+    ("world", "batch_size", "sparsity", "early", "limit"),
+    [(2, 16, 0.0, True, math.inf), (3, 16, 0.9, False, math.inf), (4, 2, 0.5, True, 16)],
+)
+def test_a_trial_is_the_same_and_ends_on_all_ranks_by_the_first_ones_limit(
+    world, batch_size, sparsity, early, limit
+):
+    goal = {"error": 0.35, "check_interval": 4, "max_steps": 100, "early_reject": early}
+    together, alone = (
+        same_on_ranks(world, trial, batch_size, sparsity, goal, limit),
+        trial(batch_size, sparsity, goal, limit),
+    )
+    curve, theirs = together.pop("curve"), alone.pop("curve")
+    assert (together.pop("observed"), alone.pop("observed")) == ({"ranks": world}, {})
+    assert together == alone
+    assert curve.pop("train_loss") == pytest.approx(theirs.pop("train_loss"), rel=1e-4)
+    assert curve == theirs
+    assert together["status"] is (Status.COMPLETE if limit == math.inf else Status.OUTRACED)
+
+
+def smooth(examples: int | None) -> dict[str, float]:
+    torch.manual_seed(3)
+    module = ImageClassifier(MLP(hidden=[16]), learning_rate=0.05)
+    callback = SmoothnessCallback(interval=2, examples=examples, batch_size=300, delta=0.5)
+    pruning = PruningCallback(0.5)
+    fit(
+        module,
+        datamodule=Digits(batch_size=16),
+        callbacks=[pruning, callback],
+        max_steps=2,
+        **arguments(QUIET),
+    )
+    return {**callback.terms, **{key: values[0] for key, values in callback.curve.items()}}
+
+
+@pytest.mark.parametrize("examples", [None, 700])
+def test_terms_of_the_theory_are_over_all_ranks(examples):
+    alone = smooth(examples)
+    assert same_on_ranks(2, smooth, examples) == pytest.approx(alone, rel=1e-5)
+    assert alone["gradient_variance"] > 0 and alone["lipschitz"] > 0
+
+
+def other_orders() -> None:
+    generator = torch.Generator().manual_seed(ranks.rank())
+    fit(Plain(), loader(shuffle=True, generator=generator), max_steps=2, **arguments(QUIET))
+
+
+def test_loaders_that_differ_between_ranks_are_refused():
+    for error in on_ranks(2, other_orders):
+        assert isinstance(error, ConfigError)
+        assert "the same on all ranks" in str(error)
+
+
+def test_a_part_is_cut_out_of_every_tensor_of_a_batch(monkeypatch):
+    monkeypatch.setattr(ranks, "world", lambda: 2)
+    monkeypatch.setattr(ranks, "rank", lambda: 1)
+    monkeypatch.setattr(ranks, "all_gather", lambda value: [value])
+    monkeypatch.setattr(ranks, "broadcast", lambda value: value)
+    batch = {"x": torch.arange(5), "pair": (torch.arange(5) + 10, "text"), "one": torch.tensor(7.0)}
+    shares = {}
+    (part,) = ShardLoader([batch], shares)
+    assert part["x"].tolist() == [2, 3, 4] and part["pair"][0].tolist() == [12, 13, 14]
+    assert (part["pair"][1], float(part["one"]), shares) == ("text", 7.0, {0: 0.6})
+    with pytest.raises(ConfigError, match="trainer.strategy"):
+        list(ShardLoader([{"x": 3}], shares))

@@ -1,0 +1,208 @@
+"""How a process leaves when it is asked to: at the next check, or at once."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from lit_dps.core.trial import Cell, Status, Trial
+from lit_dps.parallel.process import (
+    INTERRUPTED,
+    Interrupted,
+    StopRequest,
+    interruptible,
+    prepare_process,
+)
+from lit_dps.study import run
+from tests.e2e.commands import FAST, environment, run_here
+from tests.support.runs import train_one
+from tests.unit.engines.test_engine import GOAL, PARAMS, WORKLOAD
+
+
+def send(signum: signal.Signals) -> None:
+    os.kill(os.getpid(), signum)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_first_signal_waits_to_be_asked_for(signum, capfd):
+    stop = StopRequest()
+    with interruptible(stop, "{}: leaving\n"):
+        stop.check()
+        send(signum)
+        assert stop and not stop.now
+        with pytest.raises(Interrupted, match=signum.name):
+            stop.check()
+    assert capfd.readouterr().err == f"{signum.name}: leaving\n"
+
+
+def test_workers_of_a_loader_that_the_same_signal_ends_are_no_failure():
+    lost = "DataLoader worker (pid(s) 12, 13) exited unexpectedly"
+    with pytest.raises(RuntimeError, match="exited unexpectedly"), interruptible(StopRequest()):
+        raise RuntimeError(lost)
+    with pytest.raises(Interrupted, match="SIGTERM"), interruptible(StopRequest()):
+        send(signal.SIGTERM)
+        raise RuntimeError(lost)
+
+
+def test_a_second_signal_raises_at_once():
+    stop = StopRequest()
+    with interruptible(stop):
+        send(signal.SIGTERM)
+        with pytest.raises(Interrupted, match="SIGINT"):
+            send(signal.SIGINT)
+    assert stop.now
+
+
+def test_a_signal_within_a_destructor_is_not_lost():
+    class Thing:
+        def __del__(self):
+            send(signal.SIGTERM)
+
+    stop = StopRequest()
+    with interruptible(stop):
+        Thing()
+        with pytest.raises(Interrupted):
+            stop.check()
+
+
+def test_another_process_may_ask():
+    asked = []
+    stop = StopRequest(lambda: bool(asked))
+    stop.check()
+    asked.append(True)
+    with pytest.raises(Interrupted, match="another process"):
+        stop.check()
+
+
+def test_handlers_are_put_back():
+    before = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
+    with interruptible(StopRequest()):
+        assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)] != before
+    assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_a_run_goes_on_after_a_signal_and_leaves_where_it_is_asked():
+    """Lightning's own handler of SIGTERM would end the process at the next batch, with exit code
+    0."""
+    prepare_process()
+    stop = StopRequest()
+
+    def limit(cell):  # asked at each check
+        if not stop:
+            send(signal.SIGTERM)
+        return math.inf
+
+    with interruptible(stop):
+        goal, trial = {**GOAL, "error": 1e-9}, Trial(Cell(16, 0.0), 0, PARAMS)
+        for lean in (True, False):
+            assert (
+                train_one(trial, WORKLOAD, goal, limit=limit, lean=lean).status is Status.INCOMPLETE
+            )
+            with pytest.raises(Interrupted):
+                train_one(trial, WORKLOAD, goal, limit=limit, lean=lean, at_check=stop.check)
+
+
+THIRD = """
+import os, signal, sys
+from lit_dps.parallel.process import Interrupted, StopRequest, interruptible
+
+def send():
+    os.kill(os.getpid(), signal.SIGINT)
+
+class Thing:
+    def __del__(self):
+        send()
+
+stop = StopRequest()
+with interruptible(stop, "{}: leaving\\n"):
+    send()
+    if sys.argv[1] == "third":
+        try:
+            send()
+        except Interrupted:
+            stop.reported = sys.argv[2] == "reported"
+            send()
+    else:
+        Thing()
+print("went on")
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "reported", "lines"),
+    [("third", "no", 2), ("third", "reported", 1), ("destructor", "no", 2)],
+)
+def test_a_signal_that_cannot_be_raised_ends_the_process_with_one_line(kind, reported, lines):
+    argv = [sys.executable, "-c", THIRD, kind, reported]
+    done = subprocess.run(argv, capture_output=True, text=True, env=environment())
+    said = [line for line in done.stderr.splitlines() if line]
+    assert (done.returncode, done.stdout, len(said)) == (INTERRUPTED, "", lines), done.stderr
+    assert said[0] == "SIGINT: leaving"
+
+
+@pytest.mark.parametrize("when", ["counting", "reporting"])
+def test_a_second_signal_while_the_first_is_counted_is_one_line(tmp_path, monkeypatch, when):
+    """The first comes while trials are trained; the second while what is left is counted, or its
+    line is printed."""
+    counted = run._left
+
+    def train(setup, record, workers, stop, *listeners):
+        send(signal.SIGINT)
+        monkeypatch.setattr(run, "_left", left)
+        stop.check()
+
+    def left(setup, record):
+        if when == "counting":
+            send(signal.SIGINT)
+        return counted(setup, record)
+
+    def read(*args):
+        send(signal.SIGINT)
+        raise AssertionError("the signal was lost")
+
+    monkeypatch.setattr(run, "_train", train)
+    if when == "reporting":
+        monkeypatch.setattr(
+            run, "_train", lambda setup, record, workers, stop, *listeners: send(signal.SIGINT)
+        )
+        monkeypatch.setattr(run, "publish", read)
+    done = run_here(tmp_path, "study", "--config", FAST, "--study.workers", 1)
+    assert done.returncode == INTERRUPTED, done.stderr
+    assert done.stdout.count("interrupted by SIGINT") == 1
+    assert "Traceback" not in done.stderr + done.stdout
+    assert "the same command resumes the study" in done.stdout
+
+
+IMPORTING = """
+import os, signal, sys
+from lit_dps import cli
+if sys.argv[1] == "importing":
+    def importing(name):
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        except BaseException:  # as some libraries do while they are imported
+            pass
+    cli.import_module = importing
+else:
+    class Verb:
+        def main(argv):
+            raise KeyboardInterrupt
+    cli.import_module = lambda name: Verb
+sys.argv[1:] = ["configs"]
+code = cli.main()
+os.kill(os.getpid(), signal.SIGINT)  # once more, while the process ends
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize("when", ["importing", "running"])
+def test_an_interrupt_of_a_command_is_one_line_and_130(when):
+    argv = [sys.executable, "-c", IMPORTING, when]
+    done = subprocess.run(argv, capture_output=True, text=True, env=environment())
+    assert done.returncode == INTERRUPTED
+    assert done.stderr.strip() == "lit-dps: interrupted"

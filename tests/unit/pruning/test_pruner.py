@@ -1,0 +1,178 @@
+"""Pruning methods of other people: in several passes, by class path, alike in both engines; and
+what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import nn
+
+from lit_dps.core.errors import ConfigError
+from lit_dps.core.trial import Cell, Trial
+from lit_dps.pruning import Mask, Network, OneShot, Pruner, prunable, prune, pruner_of, top_k
+from tests.support.runs import train_one
+from tests.support.tiny import points, two_layers
+from tests.unit.engines.test_engine import PARAMS, WORKLOAD
+
+HERE = __name__
+GOAL = {"error": 0.05, "check_interval": 4, "max_steps": 8}
+
+
+class Twice(Pruner):
+    """Half of the way by SNIP, then the rest on what is left."""
+
+    passes = 2
+
+    def __init__(self, first: float = 0.5):
+        self.first = first
+
+    def mask(self, network: Network, sparsity: float, generator: torch.Generator) -> Mask:
+        mask = top_k(self._scores(network), sparsity * self.first)
+        with network.under(mask):
+            scores = self._scores(network)
+        return top_k(
+            {name: score.masked_fill(~mask[name], -1) for name, score in scores.items()}, sparsity
+        )
+
+    def _scores(self, network: Network):
+        return {
+            name: (g * network.parameters[name]).detach().abs()
+            for name, g in network.gradients().items()
+        }
+
+
+class NoMask(Pruner):
+    def mask(self, network, sparsity, generator):
+        return Mask({})
+
+
+class KeepsAll(Pruner):
+    def mask(self, network, sparsity, generator):
+        return Mask(
+            {name: torch.ones_like(p, dtype=torch.bool) for name, p in network.parameters.items()}
+        )
+
+
+class OfAnother(Pruner):
+    def mask(self, network, sparsity, generator):
+        return Mask({"none": torch.ones(3, dtype=torch.bool)})
+
+
+def loss_of(network: nn.Module):
+    return lambda batch, i: nn.functional.cross_entropy(network(batch[0]), batch[1])
+
+
+@pytest.fixture
+def network():
+    """A copy of a network, and its data in batches of 4, 4 and 2."""
+    module, (x, y) = two_layers(), points(10).tensors
+    batches = [((a, b), len(b)) for a, b in zip(x.split(4), y.split(4), strict=True)]
+    return Network(module, prunable(module), 4, lambda: 3, lambda: iter(batches), loss_of(module))
+
+
+def given(network: Network):
+    return lambda: nullcontext(network)
+
+
+def test_each_pass_gives_all_batches_by_their_share(network):
+    for _ in range(2):
+        assert [weight for _, weight in network.losses()] == [1.0, 1.0, 0.5]
+    x, y = points(10).tensors
+    total = nn.functional.cross_entropy(network.forward(x), y, reduction="sum") / 4
+    exact = torch.autograd.grad(total, list(network.parameters.values()))
+    for ours, theirs in zip(network.gradients().values(), exact, strict=True):
+        torch.testing.assert_close(ours.float(), theirs, rtol=1e-5, atol=1e-7)
+
+
+def test_under_a_mask_pruned_weights_are_zero_and_have_a_gradient_and_come_back(network):
+    before = {name: p.detach().clone() for name, p in network.parameters.items()}
+    mask = top_k({name: p.detach().abs() for name, p in network.parameters.items()}, 0.5)
+    with network.under(mask):
+        for name, keep in mask.items():
+            assert torch.equal(network.parameters[name].detach(), before[name] * keep)
+        assert all(
+            g[~mask[name]].any()
+            for name, g in network.gradients().items()
+            if name.endswith("weight")
+        )
+    for name, parameter in network.parameters.items():
+        assert torch.equal(parameter.detach(), before[name])
+
+
+def test_a_method_of_two_passes_prunes_in_both_engines_alike():
+    pruning = {"method": f"{HERE}.Twice"}
+    trial = Trial(Cell(16, 0.9), 1, PARAMS)
+    ours, theirs = (
+        train_one(trial, WORKLOAD, GOAL, lean=lean, pruning=pruning) for lean in (True, False)
+    )
+    assert dataclasses.replace(ours, seconds=0.0) == dataclasses.replace(theirs, seconds=0.0)
+    kept, total = (sum(counts) for counts in zip(*ours.kept.values(), strict=True))
+    assert kept == round(total * 0.1)
+    assert ours.kept != train_one(trial, WORKLOAD, GOAL).kept  # of SNIP
+
+
+def test_once_pruned_never_return_and_options_reach_the_constructor(network):
+    first = top_k(pruner_of(f"{HERE}.Twice")._scores(network), 0.8)
+    mask, scores = prune(
+        pruner_of(f"{HERE}.Twice", {"first": 1.0}), given(network), 0.8, 0, "Module"
+    )
+    assert scores is None
+    assert all(torch.equal(mask[name], first[name]) for name in mask)
+
+
+class Counted(OneShot):
+    taken = 0
+
+    def scores(self, network, generator):
+        type(self).taken += 1
+        return {
+            name: torch.rand(p.shape, generator=generator) for name, p in network.parameters.items()
+        }
+
+
+def test_scores_that_serve_every_sparsity_are_taken_once(network):
+    method = pruner_of(f"{HERE}.Counted")
+    loose, scores = prune(method, given(network), 0.5, 7, "Module")
+    tight, again = prune(method, given(network), 0.8, 7, "Module", scores)
+    assert Counted.taken == 1 and again is scores
+    assert all(bool((tight[name] <= loose[name]).all()) for name in loose)
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "said"),
+    [
+        (
+            "grasp2",
+            None,
+            "one of snip, .* or the class path of a Pruner; did you mean grasp\\?$",
+        ),
+        (f"{HERE}.Nothing", None, "class path of a Pruner: module .* has no attribute 'Nothing'"),
+        ("no_such_module.Pruner", None, "class path of a Pruner: No module named 'no_such_module'"),
+        ("torch.nn.Linear", None, "'torch.nn.Linear' is not allowed; one of snip"),
+        (
+            "snip",
+            {"rounds": 3},
+            r"pruning.options: {'rounds': 3} is not allowed; what snip takes: .*rounds",
+        ),
+        (f"{HERE}.Twice", {"second": 3}, "pruning.options: .* what .*Twice takes: .*second"),
+    ],
+)
+def test_a_method_that_is_none_is_refused(method, options, said):
+    with pytest.raises(ConfigError, match=said):
+        pruner_of(method, options)
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        ("NoMask", "a mask that keeps something"),
+        ("KeepsAll", "'KeepsAll' is not allowed; a mask that keeps 4, not 43"),
+        ("OfAnother", "a mask of prunable parameters; its none is none"),
+    ],
+)
+def test_a_mask_that_does_not_keep_what_it_should_is_refused(network, method, said):
+    with pytest.raises(ConfigError, match=said):
+        prune(pruner_of(f"{HERE}.{method}"), given(network), 0.9, 0, "Module")

@@ -1,0 +1,172 @@
+"""The paper's claims on steps where best points were repeated on fresh seeds: the medians are
+judged."""
+
+import dataclasses
+import math
+import re
+
+import numpy as np
+import pytest
+
+from lit_dps.analysis.analysis import Analysis
+from lit_dps.analysis.tables import cell_of
+from lit_dps.core.repeats import RepeatPlan
+from lit_dps.core.trial import Series
+from lit_dps.replication.claims_critical import critical_no_earlier
+from lit_dps.replication.claims_scaling import exponent, linear_scaling, steps_of_sparse
+from lit_dps.replication.rules import Verdict, curves, k_star_draws
+from tests.support.fake_study import result
+from tests.unit.replication.test_claims import MOMENTUM, PARAMS, POWERS, law, study_of, vague
+
+SEEN, _, UNDECIDABLE = Verdict
+WIDE = [0.6, 0.8, 1.0, 1.3, 1.7]
+
+
+@pytest.fixture
+def sure_points(monkeypatch):
+    """As if the points that were searched were no luck."""
+    monkeypatch.setattr("lit_dps.replication.rules.POINT_LUCK", dict.fromkeys((0.0, 0.9), 0.0))
+
+
+def with_repeats(study, seeds):
+    """The study with repeats of each cell's best point: K* times each of these factors; None for
+    one that missed."""
+    repeats = {}
+    for cell, summary in study.by_cell.items():
+        ended = [
+            result(cell, summary.best.trial.point, f and round(f * summary.k_star), params=PARAMS)
+            for f in seeds
+        ]
+        trials = [dataclasses.replace(r.trial, repeat=i) for i, r in enumerate(ended, 1)]
+        repeats[cell] = [
+            dataclasses.replace(r, trial=t) for r, t in zip(ended, trials, strict=True)
+        ]
+    return Analysis(
+        dataclasses.replace(study.record, repeats=repeats, plan=RepeatPlan(len(seeds), 1, None))
+    )
+
+
+@pytest.mark.usefixtures("sure_points")
+def test_where_best_points_were_repeated_the_medians_are_judged():
+    steps = law(3.2e5, 160, POWERS[:10]) | law(6.4e5, 320, POWERS[:10], 0.9)
+    lucky = study_of({cell: vague(found[0]) for cell, found in steps.items()}, config=MOMENTUM)
+    assert linear_scaling(lucky).verdict is UNDECIDABLE
+    repeated = with_repeats(lucky, [1.0, 1.19, 1.2, 1.2, 1.21])
+    number = exponent(repeated, Series(0.0), 2, 8)
+    assert number.value == pytest.approx(exponent(lucky, Series(0.0), 2, 8).value, abs=1e-3)
+    # 3 of 5 draws are the least one with probability 0.058, more than 2.5 %: a median lower by 1.2,
+    # so log_4 1.2 = 0.13
+    assert number.interval == pytest.approx(
+        (number.value - 0.1315, number.value + 0.1315), abs=1e-3
+    )
+    finding = linear_scaling(repeated)
+    said = (
+        "medians: S=0, S=0.9: K* goes as B^e from B=2 to B=8, e = -0.998 [-1.13, -0.866] (K*: "
+        "-0.998)"
+    )
+    assert finding[:2] == (SEEN, said)
+    assert steps_of_sparse(repeated).verdict is SEEN
+    assert critical_no_earlier(repeated).measured.count("B_crit") == 2
+
+
+def test_medians_allow_for_the_luck_of_the_points_that_were_searched():
+    steps = law(3.2e5, 160, POWERS[:10])
+    lucky = study_of({cell: vague(found[0]) for cell, found in steps.items()}, config=MOMENTUM)
+    for trials, luck in ((4, 0.45), (100, 0.09)):
+        found = {
+            cell: [round(found[0]), *[4 * round(found[0])] * (trials - 1)]
+            for cell, found in steps.items()
+        }
+        study = with_repeats(study_of(found, config=MOMENTUM), [1.2] * 5)
+        value, (low, high) = exponent(study, Series(0.0), 2, 8)
+        half = 1.96 * luck * math.sqrt(2) / math.log(4)
+        assert (low, high) == pytest.approx((value - half, value + half), abs=0.05 * half)
+        assert linear_scaling(study).verdict is (SEEN if trials == 100 else UNDECIDABLE)
+        (fitted,) = curves(study, Series(0.0))
+        assert (fitted.fit, fitted.of_medians) == (study.median_scalings[Series(0.0)].fit, True)
+        spread = np.log(fitted.critical.high / fitted.critical.low)
+        assert spread > 2 * 1.96 * luck * math.sqrt(2 / 10), "of ten batch sizes"
+    results = {
+        cell: found[:4] if cell.batch_size == 64 else found
+        for cell, found in study.record.results.items()
+    }
+    least = Analysis(dataclasses.replace(study.record, results=results))
+    assert linear_scaling(least).verdict is UNDECIDABLE, "100 are to be run, but one cell has 4"
+    assert critical_no_earlier(lucky) is None
+
+
+@pytest.mark.parametrize("sparsity, luck", [(0.0, 0.18), (0.5, 0.35), (0.9, 0.35)])
+def test_the_luck_of_25_points_is_that_of_dense_or_of_sparse_networks(sparsity, luck):
+    steps = law(3.2e5, 160, POWERS[:4], sparsity)
+    found = {cell: [round(found[0]), *[4 * round(found[0])] * 24] for cell, found in steps.items()}
+    study = with_repeats(
+        study_of(found, config=MOMENTUM), [1.2] * 5
+    )  # of seeds without a spread of their own
+    draws = [np.log(k_star_draws(study, cell, medians=True)[1]) for cell in study.by_cell]
+    assert np.std([each - each.mean() for each in draws]) == pytest.approx(luck, rel=0.05)
+
+
+def test_a_series_that_was_not_repeated_whole_is_judged_on_k_star():
+    steps = law(3.2e5, 160, POWERS[:10])
+    few = with_repeats(
+        study_of({cell: vague(found[0]) for cell, found in steps.items()}), [1.0, 1.2, 1.3]
+    )
+    assert (
+        linear_scaling(few).verdict is UNDECIDABLE and "median" not in linear_scaling(few).measured
+    )
+
+
+def test_repeats_of_two_series_are_resampled_independently():
+    # Equal spreads of both: drawn alike they would cancel, and the ratio would seem known to a
+    # check.
+    steps = law(3.2e5, 160, POWERS[:10]) | law(6.4e5, 320, POWERS[:10], 0.9)
+    study = with_repeats(
+        study_of({cell: vague(found[0]) for cell, found in steps.items()}, config=MOMENTUM), WIDE
+    )
+    dense, sparse = (Series(s) for s in (0.0, 0.9))
+    draws = {s: k_star_draws(study, cell_of(s, 64), medians=True)[1] for s in (dense, sparse)}
+    assert abs(np.corrcoef(*draws.values())[0, 1]) < 0.1
+    low, high = np.percentile(np.log(draws[sparse] / draws[dense]), [2.5, 97.5])
+    assert low < math.log(2) - 0.5 and high > math.log(2) + 0.5
+    mean = re.search(r"mean x2.* \[(\S+), (\S+)\]", steps_of_sparse(study).measured)
+    assert float(mean[1]) < 1.8 and float(mean[2]) > 2.2
+
+
+@pytest.mark.usefixtures("sure_points")
+def test_a_repeat_that_missed_the_goal_is_infinite():
+    steps = law(3.2e5, 160, POWERS[:10])
+    study = with_repeats(
+        study_of({cell: vague(found[0]) for cell, found in steps.items()}),
+        [1.0, 1.0, 1.0, None, None],
+    )
+    low, high = k_star_draws(study, cell_of(Series(0.0), 64), medians=True)
+    # 3 of 5 draws, or more, are of the 2 that missed with probability 0.317
+    assert np.isinf(high).mean() == pytest.approx(0.317, abs=0.045)
+    assert low == pytest.approx(
+        study.by_cell[cell_of(Series(0.0), 64)].k_star - study.record.goal.check_interval, abs=0.1
+    )
+    found = study.median_scalings[Series(0.0)]
+    assert found.fit is not None and found.critical is None, (
+        "no interval where one resample in 40 is at a missed one"
+    )
+    assert linear_scaling(study).verdict is UNDECIDABLE
+    assert study.scalings[Series(0.0)].over == "trials"
+
+
+def test_series_that_are_compared_are_judged_alike():
+    # The truth is x1.2 and the luck of K* 1.6: a median over a K* would be x1.92, and the claim
+    # seen.
+    steps = law(1e6, 100, POWERS) | law(1.2e6, 120, POWERS, 0.9)
+    study = study_of({cell: vague(found[0]) for cell, found in steps.items()})
+    both = with_repeats(study, [1.6] * 5)
+    repeats = {
+        c: [] if c.sparsity == 0.0 and c.batch_size == 64 else r
+        for c, r in both.record.repeats.items()
+    }
+    one = Analysis(dataclasses.replace(both.record, repeats=repeats))
+    for each, words in ((both, "mean x1.2 "), (one, "mean x1.2 ")):
+        assert words in steps_of_sparse(each).measured
+    assert (
+        "(medians)" in steps_of_sparse(both).measured
+        and "(medians)" not in steps_of_sparse(one).measured
+    )

@@ -1,0 +1,182 @@
+"""How a number with an interval becomes a verdict, and where the intervals come from."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import spearmanr
+
+from lit_dps.analysis.scaling import Interval, Scaling, scale
+from lit_dps.core.goal import Goal
+from lit_dps.core.trial import Cell, Series
+from lit_dps.replication.claims_trials import rank_correlation
+from lit_dps.replication.rules import (
+    Estimate,
+    Finding,
+    Verdict,
+    at_each,
+    combined,
+    decide,
+    estimated,
+    fit_ratio,
+    k_star_draws,
+    log_ratio,
+)
+from tests.support.fake_study import analysis_of, result
+
+SEEN, NOT_SEEN, UNDECIDABLE = Verdict
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [
+        (1.1, 1.9, SEEN),
+        (1.1, 2.0, SEEN),  # the upper end belongs to the range
+        (1.0, 1.9, UNDECIDABLE),  # the lower end does not
+        (1.5, 2.1, UNDECIDABLE),
+        (0.5, 2.5, UNDECIDABLE),
+        (0.5, 1.0, NOT_SEEN),
+        (2.01, 2.5, NOT_SEEN),
+        (2.0, 2.5, UNDECIDABLE),
+        (-math.inf, math.inf, UNDECIDABLE),
+    ],
+)
+def test_a_range_is_met_by_the_whole_interval_or_by_none_of_it(low, high, verdict):
+    assert decide(Estimate(1.5, Interval(low, high)), above=1.0, to=2.0) is verdict
+
+
+def test_no_number_decides_nothing():
+    assert decide(None, above=0) is UNDECIDABLE
+
+
+def test_verdicts_on_several_sparsities():
+    assert combined([SEEN, SEEN]) is SEEN
+    assert combined([SEEN, UNDECIDABLE]) is UNDECIDABLE
+    assert combined([SEEN, UNDECIDABLE, NOT_SEEN]) is NOT_SEEN
+    assert combined([]) is UNDECIDABLE
+    found = at_each(
+        map(Series, (0.0, 0.9)),
+        lambda s: Finding(SEEN if s > Series(0.0) else NOT_SEEN, f"e of {s}"),
+    )
+    assert found == Finding(
+        NOT_SEEN, "S=0: e of S=0; S=0.9: e of S=0.9; seen at S=0.9, not seen at S=0"
+    )
+    of = {Series(s): v for s, v in ((0.0, SEEN), (0.5, UNDECIDABLE), (0.9, UNDECIDABLE))}
+    assert at_each(of, lambda s: Finding(of[s], "e")).measured.endswith(
+        "e; seen at S=0, undecided at S=0.5, S=0.9"
+    )
+
+
+def test_what_several_sparsities_share_is_said_once():
+    def said(*sentences):
+        series = [Series(i / 10) for i in range(len(sentences))]
+        return at_each(series, lambda s: Finding(SEEN, sentences[series.index(s)])).measured
+
+    assert (
+        said("from B=2, e = -1 [-2, 0]", "from B=2, e = -1 [-3, 0]")
+        == "from B=2, e = -1 [-2, 0] at S=0; -1 [-3, 0] at S=0.1"
+    )
+    assert (
+        said("from B=2, e = -1", "from B=4, e = -1")
+        == "S=0: from B=2, e = -1; S=0.1: from B=4, e = -1"
+    )
+    same = "share by step 9 with B: -1"
+    assert (
+        said(f"{same} [-2, 0]", f"{same} [-3, 0]")
+        == "share by step 9 with B: -1 [-2, 0] at S=0; -1 [-3, 0] at S=0.1"
+    )
+    assert (
+        said("B_crit = 5 at sgd", "B_crit = 6 at sgd")
+        == "S=0: B_crit = 5 at sgd; S=0.1: B_crit = 6 at sgd"
+    )
+    assert said("in all: 0.5", "at 2 sizes") == "S=0: in all: 0.5; S=0.1: at 2 sizes"
+    assert said("in all steps: 0.5") == "S=0: in all steps: 0.5"
+    assert said("in all steps: 0.5", "in all steps: 0.5") == "S=0, S=0.1: in all steps: 0.5"
+    assert (
+        said("in all steps: 0.5", "in all steps: 0.5 and")
+        == "in all steps: 0.5 at S=0; 0.5 and at S=0.1"
+    )
+
+
+def test_intervals_are_percentiles_that_hold_the_value():
+    drawn = np.arange(1000.0)
+    assert estimated(500, drawn).interval == (24, 974)
+    assert estimated(5, drawn).interval == (5, 974)
+    assert estimated(500, drawn, drawn + 10).interval == (24, 984)
+    assert str(estimated(500, drawn)) == "500 [24, 974]"
+    assert estimated(1.0, np.zeros(9)).map(lambda x: 2 * x) == Estimate(2.0, Interval(0.0, 2.0))
+
+
+def test_what_is_unknown_could_be_anything():
+    drawn = np.arange(1000.0)
+    drawn[:20] = np.nan  # 2 %: the percentiles move by as many places, on both sides
+    assert estimated(500, drawn).interval == (24, 994)
+    drawn[:30] = np.nan
+    assert estimated(500, drawn).interval == (-math.inf, math.inf)
+
+
+def study_of(steps, slack=None, **goal):
+    cells = {
+        cell: [result(cell, i, k) for i, k in enumerate(found)] for cell, found in steps.items()
+    }
+    return analysis_of(cells, goal=Goal(0.1, **goal), slack=slack)
+
+
+def test_k_star_lies_between_checks_or_beyond_the_budget():
+    cell, few = Cell(8, 0.0), Cell(16, 0.0)
+    study = study_of(
+        {cell: [320, 640, None, None], few: [100, 100, 100]}, check_interval=20, max_steps=1000
+    )
+    low, high = k_star_draws(study, cell)
+    assert low.shape == high.shape == (1000,)
+    assert {*zip(low, high, strict=True)} == {(300, 320), (620, 640), (1000, math.inf)}
+    assert np.mean(high == math.inf) == pytest.approx(
+        1 / 16, abs=0.03
+    )  # all four draws miss both: (1/2)^4
+    assert {*zip(*k_star_draws(study, few), strict=True)} == {(0, math.inf)}
+
+
+def test_k_star_of_outraced_trials_lies_beyond_the_race():
+    cell = Cell(8, 0.0)
+    low, high = k_star_draws(
+        study_of({cell: [320, 640, 960, 960]}, 2.0, check_interval=20, max_steps=1000), cell
+    )
+    assert {*zip(low, high, strict=True)} == {(300, 320), (620, 640), (640, math.inf)}
+
+
+def test_ratios_of_limits():
+    low, high = log_ratio(
+        (np.array([30.0, 0]), np.array([40.0, np.inf])),
+        (np.array([10.0, 10]), np.array([20.0, 20])),
+    )
+    assert np.exp(low) == pytest.approx([1.5, 0])
+    assert np.exp(high) == pytest.approx([4, np.inf])
+
+
+def test_ratios_of_laws_resample_by_the_same_points():
+    # Both laws are of points of noise alike: K* of the one is twice that of the other in every
+    # resample.
+    steps = {10: [1000, 1100, 1300, None], 30: [400, 500, None, 460], 100: [150, 300, None, 170]}
+    twice = {b: [k and 2 * k for k in found] for b, found in steps.items()}
+    ratio, drawn = fit_ratio(scale(twice), scale(steps), lambda c1, c2: c1)
+    assert ratio == pytest.approx(2)
+    assert drawn == pytest.approx(np.full(len(drawn), 2.0))
+    assert len({*np.round(scale(steps).replicates[:, 0])}) > 3
+    ratio, drawn = fit_ratio(scale(twice), scale(steps), lambda c1, c2: c1 / c2)
+    assert ratio == pytest.approx(1, rel=1e-5)
+    assert fit_ratio(Scaling({8: 100}), scale(steps), lambda c1, c2: c1) is None
+    assert fit_ratio(scale(steps), Scaling({8: 100}), lambda c1, c2: c1) is None
+
+
+def test_rank_correlation_is_spearmans():
+    rows = np.random.default_rng(0).integers(0, 4, size=(50, 6)).astype(float)  # with ties
+    expected = [spearmanr(range(6), row).statistic for row in rows]
+    assert rank_correlation(rows) == pytest.approx(np.array(expected))
+
+
+def test_rank_correlation_leaves_out_what_is_missing():
+    nan = math.nan
+    rows = np.array([[1, nan, 5, 3, 9], [nan, nan, 5, 3, 9], [2, 2, 2, 2, 2], [9, 7, 5, 3, 1]])
+    rho = rank_correlation(rows)
+    assert rho[[0, 2, 3]] == pytest.approx([spearmanr([0, 2, 3, 4], [1, 5, 3, 9]).statistic, 0, -1])
+    assert math.isnan(rho[1])  # three values

@@ -1,0 +1,199 @@
+"""The paper's claims on the search of metaparameters, judged on studies for which the verdict is
+known."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from lit_dps.analysis.analysis import Analysis
+from lit_dps.core.search_space import Range
+from lit_dps.core.trial import Cell
+from lit_dps.replication.claims_trials import (
+    correlation_interval,
+    rank_correlation,
+    rate_grows,
+    region_grows,
+)
+from lit_dps.replication.rules import Verdict
+from tests.support.fake_study import analysis_of, result
+
+SEEN, NOT_SEEN, UNDECIDABLE = Verdict
+SPACE = {"model.learning_rate": Range(1e-4, 10, "log")}
+SIZES = (4, 16, 64, 256, 1024)
+
+
+GROWING = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.6)
+
+
+def searched(best, space=SPACE, momentum=None, **kw):
+    """Eight trials a cell at B = 4, 8, 16, ...: one is best at the given rate, the others are
+    slower at other rates."""
+    cells = {}
+    for i, rate in enumerate(best):
+        cell = Cell(4 * 2**i, 0.0)
+        cells[cell] = []
+        for point in range(8):
+            params = {"model.learning_rate": rate if point == 0 else 10 ** -((3 * i + point) % 4.0)}
+            params |= {} if momentum is None else {"model.momentum": momentum[i]}
+            cells[cell].append(result(cell, point, 1600 if point else 800, params=params))
+    return analysis_of(cells, space=space, **kw)
+
+
+@pytest.mark.parametrize(
+    ("rates", "verdict"),
+    [
+        (GROWING, SEEN),
+        ((0.01, 0.02, 0.05, 0.2, 0.1, 0.3, 0.4, 0.6), SEEN),  # rank correlation 0.976
+        ((0.01, 0.3, 0.05, 0.1, 0.02, 0.2, 0.4, 0.6), UNDECIDABLE),  # 0.667
+        (GROWING[::-1], NOT_SEEN),
+        ((0.1,) * 8, UNDECIDABLE),  # as eight unrelated numbers may have one of 0.7
+        ((0.1,) * 64, NOT_SEEN),
+        (GROWING[:4], UNDECIDABLE),
+        (GROWING[:3], UNDECIDABLE),
+    ],
+)
+def test_rate_grows(rates, verdict):
+    assert rate_grows(searched(rates)).verdict is verdict
+
+
+def test_a_race_leaves_the_best_rate_known():
+    assert rate_grows(searched(GROWING, slack=1.0)) == rate_grows(searched(GROWING))
+
+
+def test_the_interval_of_a_rank_correlation():
+    # Bonett and Wright (2000): tanh(atanh(rho) -+ 1.96 sqrt((1 + rho^2 / 2) / (n - 3)));
+    # tanh(0.6931) = 0.6
+    half = 1.959964 * math.sqrt(1.18 / 97)
+    assert correlation_interval(0.6, 100) == pytest.approx(
+        (math.tanh(0.693147 - half), math.tanh(0.693147 + half))
+    )
+    # In perfect order of 8: halfway between 1 and 1 - 12 / (8^3 - 8), the next lower one
+    half = 1.959964 * math.sqrt(1.5 / 5)
+    assert correlation_interval(1.0, 8) == pytest.approx(
+        (math.tanh(math.atanh(1 - 6 / 504) - half), 1)
+    )
+    assert correlation_interval(-1.0, 8) == pytest.approx((-1, -correlation_interval(1.0, 8).low))
+
+
+def test_the_interval_of_a_rank_correlation_covers():
+    # of pairs with a normal copula, whose rank correlation is 6 / pi asin(r / 2)
+    rng, r = np.random.default_rng(0), 0.9
+    true, hits = 6 / math.pi * math.asin(r / 2), 0
+    for _ in range(400):
+        x, noise = rng.standard_normal((2, 10))
+        rho = float(
+            rank_correlation((r * x + math.sqrt(1 - r * r) * noise)[None, np.argsort(x)])[0]
+        )
+        interval = correlation_interval(rho, 10)
+        hits += interval.low <= true <= interval.high
+    assert hits >= 0.93 * 400
+
+
+def test_the_rate_that_counts_is_the_effective_one():
+    space = SPACE | {"model.momentum": Range(0.5, 0.999, "reverse_log")}
+    study = searched(
+        [0.1] * 8, space=space, momentum=[0.5, 0.9, 0.95, 0.98, 0.99, 0.992, 0.995, 0.998]
+    )
+    verdict, said, _ = rate_grows(study)
+    assert verdict is SEEN
+    name = "best effective learning rate with B, and the rates at B=4 and B=512"
+    assert said == f"S=0: rank correlation of the {name}: 1 [0.902, 1], 0.200, 50.0"
+
+
+def test_rate_grows_is_for_studies_that_search_a_rate():
+    cell = Cell(8, 0.0)
+    width = {"model.width": Range(1, 64)}
+    assert (
+        rate_grows(
+            analysis_of({cell: [result(cell, 0, 16, params={"model.width": 8})]}, space=width)
+        )
+        is None
+    )
+    assert rate_grows(searched([0.1])) is None  # one batch size
+
+
+def counted(shares, points=16, unfinished=0):
+    cells = {}
+    for b, share in zip(SIZES, shares, strict=False):
+        complete = round(share * points)
+        cells[Cell(b, 0.0)] = [
+            result(Cell(b, 0.0), i, 160 if i < complete else None) for i in range(points)
+        ]
+    cells[Cell(SIZES[0], 0.0)] = cells[Cell(SIZES[0], 0.0)][: points - unfinished]
+    return analysis_of(cells, space={}, trials=points)
+
+
+@pytest.mark.parametrize(
+    ("study", "verdict"),
+    [
+        (counted([0.1, 0.3, 0.5, 0.7, 0.9], points=64), SEEN),
+        (counted([0.9, 0.7, 0.5, 0.3, 0.1], points=64), NOT_SEEN),
+        (
+            counted([1, 1, 1, 1, 1]),
+            UNDECIDABLE,
+        ),  # nobody knows how much easier the larger ones find it
+        (counted([0, 0, 0, 0, 0]), UNDECIDABLE),
+        (counted([0.4, 0.5, 0.5, 0.6, 0.5]), UNDECIDABLE),
+        (counted([0.1, 0.5, 0.9], points=64), UNDECIDABLE),
+        (
+            counted([0.1, 0.3, 0.5, 0.7, 0.9], points=64, unfinished=62),
+            UNDECIDABLE,
+        ),  # two points are common to all
+    ],
+)
+def test_region_grows(study, verdict):
+    assert region_grows(study).verdict is verdict
+
+
+def test_the_region_is_counted_over_points_that_all_cells_have():
+    said = region_grows(counted([0.25, 0.5, 0.5, 0.5, 1.0], points=16, unfinished=8)).measured
+    assert said.startswith(
+        "S=0: rank correlation of the share of trials complete by step 40,000 with B: "
+    )
+    assert said.endswith(", from 0.500 at B=4 to 1.00 at B=1024")
+    assert (
+        region_grows(counted([0, 0, 0, 0])).measured == "S=0: no trials are complete by step 40,000"
+    )
+
+
+def test_a_budget_beside_the_papers_is_told():
+    record = counted([0.25, 0.5, 0.5, 1.0]).record
+    network = {"class_path": "lit_dps.models.SimpleCNN"}
+    config = {
+        "data": {"class_path": "lit_dps.data.MNIST"},
+        "model": {"init_args": {"network": network}},
+    }
+    short = dataclasses.replace(
+        record, config=config, goal=dataclasses.replace(record.goal, max_steps=2000)
+    )
+    assert (
+        "by step 2,000 (the paper's budget is 40,000) with B"
+        in region_grows(Analysis(short)).measured
+    )
+    assert (
+        "budget" not in region_grows(Analysis(dataclasses.replace(record, config=config))).measured
+    )
+
+
+def test_a_race_is_no_study_of_the_region():
+    cells = {Cell(b, 0.0): [result(Cell(b, 0.0), i, 160) for i in range(8)] for b in SIZES}
+    assert region_grows(analysis_of(cells, space={}, slack=2.0)) is None
+
+
+def test_the_share_by_twice_each_k_star_is_told_where_the_budget_goes_so_far():
+    # K* = 1600 / B^(1/2): by twice that the same half of all trials, at every batch size; all are
+    # complete in the end
+    cells = {}
+    for b in SIZES:
+        k = round(16000 / math.sqrt(b))
+        steps = [k, 2 * k, 3 * k, None if b == SIZES[0] else 4 * k]
+        cells[Cell(b, 0.0)] = [result(Cell(b, 0.0), i, each) for i, each in enumerate(steps)]
+    study = analysis_of(cells, space={})
+    assert region_grows(study).measured.endswith(
+        "; by twice the K* of each, from 0.500 at B=4 to 0.500 at B=1024"
+    )
+    goal = dataclasses.replace(study.record.goal, max_steps=14992)
+    said = region_grows(Analysis(dataclasses.replace(study.record, goal=goal))).measured
+    assert said.endswith("; by twice the K* of each, from 0.500 at B=16 to 0.500 at B=1024")

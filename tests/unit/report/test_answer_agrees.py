@@ -1,0 +1,109 @@
+"""One answer, wherever it is shown: printed, in a notebook, as CSV, in the report page and its
+charts."""
+
+from __future__ import annotations
+
+import base64
+import html
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import lit_dps
+from lit_dps.analysis.answer import seconds_text
+from lit_dps.analysis.tables import three_digits
+from lit_dps.core.trial import Cell
+from lit_dps.report.html import page
+from lit_dps.report.publish import publish
+from lit_dps.report.text import answered
+from tests.support.fake_study import result, write_study
+from tests.unit.analysis.test_answer import GOAL, NOISE, SPACE
+from tests.unit.report.test_html_page import charts
+
+RATE = {"model.learning_rate": 0.1}
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("agrees")
+    cells = {}
+    for sparsity, slower in ((0.0, 1.0), (0.9, 1.6)):
+        for b, noise in NOISE.items():
+            k, each = 4 * round(slower * (800 / b + 20) * noise / 4), 0.01 + 3e-4 * b
+            cells[Cell(b, sparsity)] = [
+                result(
+                    Cell(b, sparsity),
+                    i,
+                    x,
+                    params=RATE,
+                    curve={"step": [x]},
+                    seconds=x * each * (1 + i / 50),
+                )
+                for i, x in enumerate((k, k + 8, k + 16))
+            ]
+    write_study(f"sqlite:///{folder}/study.db", cells, "made up", goal=GOAL, space=SPACE)
+    return lit_dps.load("made up", folder)
+
+
+def printed(text):
+    """The rows of the table that a study ends with: cells by column."""
+    head, *lines = text.split("\n\n")[1].splitlines()
+    ends = {
+        name: head.index(name) + len(name)
+        for name in ("B", "S", "K*", "steps", "examples to goal", "a step")
+    }
+    rows = []
+    for line in lines:
+        found, begin = {}, 0
+        for name, end in ends.items():
+            found[name], begin = line[begin:end].strip(), end
+        rows.append(found | {"time": line[begin:].strip()})
+    return rows
+
+
+def test_the_printed_table_is_that_of_a_notebook(study):
+    rows, table = printed(answered(study.analysis)), study.answer
+    assert len(rows) == len(table) == 12
+    for shown, (_, row) in zip(rows, table.iterrows(), strict=True):
+        assert (shown["B"], shown["S"]) == (str(row["batch_size"]), f"{row['sparsity']:g}")
+        assert (shown["K*"], shown["steps"]) == (str(row["k_star"]), three_digits(row["steps"]))
+        assert (shown["examples to goal"], shown["a step"]) == (
+            str(row["examples"]),
+            seconds_text(row["step_seconds"]),
+        )
+        limits = f"[{seconds_text(row['seconds_low'])}, {seconds_text(row['seconds_high'])}]"
+        mark = "fastest" if row["fastest"] else "not told apart" if row["tied"] else ""
+        assert shown["time"] == f"{seconds_text(row['seconds'])} {limits}  {mark}".rstrip()
+        assert row["seconds_low"] <= row["seconds"] <= row["seconds_high"]
+        assert row["seconds"] == pytest.approx(row["steps"] * row["step_seconds"])
+
+
+def test_csv_and_page_say_the_same(study, tmp_path):
+    publish(study.analysis, tmp_path)
+    kept = pd.read_csv(next(tmp_path.rglob("answer.csv")), keep_default_na=False, na_values=[""])
+    table = study.answer
+    assert list(kept.columns) == list(table.columns)
+    for name in ("k_star", "steps", "seconds", "seconds_low", "seconds_high", "training_seconds"):
+        np.testing.assert_allclose(kept[name].astype(float), table[name].astype(float), rtol=1e-12)
+    text = page(study.analysis)
+    for line in answered(study.analysis).splitlines():
+        if "the best estimate is" in line or "is the fastest here" in line:
+            assert line.partition(": ")[2] in html.unescape(text)
+    drawn = [
+        list(map(float, numbers(trace["y"])))
+        for data in charts(text).values()
+        for trace in data
+        if "y" in trace
+    ]
+    for sparsity, part in table.groupby("sparsity"):
+        assert any(
+            y == pytest.approx(part["seconds"].tolist()) for y in drawn if len(y) == len(part)
+        ), sparsity
+
+
+def numbers(values):
+    """The numbers of a trace, which may be packed."""
+    if isinstance(values, dict):
+        return np.frombuffer(base64.b64decode(values["bdata"]), values["dtype"])
+    return values

@@ -1,0 +1,134 @@
+"""K* of sparse over dense networks: the numbers, and the figure that draws them."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from lit_dps.analysis.analysis import Analysis
+from lit_dps.analysis.scaling import Interval
+from lit_dps.analysis.sparse_ratios import Ratio
+from lit_dps.analysis.sparse_ratios import ratios as ratios_of
+from lit_dps.analysis.tables import records
+from lit_dps.core.trial import Cell, Series
+from lit_dps.report.figures import ratios
+from tests.support.fake_study import result
+from tests.unit.report.test_figures import columns, read
+
+
+def study(steps, name="fake"):
+    """A study by the steps of the trials of its cells, (batch size, sparsity) -> steps, None for an
+    incomplete one."""
+    cells = {
+        Cell(*cell): [result(Cell(*cell), i, k) for i, k in enumerate(ks)]
+        for cell, ks in steps.items()
+    }
+    return Analysis(dataclasses.replace(read(cells, space={}), name=name))
+
+
+GRID = {
+    **{(8, 0.0): [400, 200], (8, 0.5): [300, 600], (8, 0.9): [900]},
+    **{(64, 0.0): [100], (64, 0.5): [None, None], (64, 0.9): [350]},
+    **{(512, 0.0): [None], (512, 0.5): [20], (512, 0.9): [20]},
+}
+
+
+def test_ratios_are_of_the_best_trials_at_the_same_batch_size():
+    found = study(GRID).ratios
+    assert [(str(ratio.cell), ratio.base, ratio.value) for ratio in found] == [
+        ("B=8 S=0.5", 0.0, 1.5),
+        ("B=8 S=0.9", 0.0, 4.5),
+        ("B=64 S=0.9", 0.0, 3.5),
+    ]
+    assert found[-1] == Ratio(Cell(64, 0.9), 0.0, 3.5, None)  # one trial each: nothing to resample
+
+
+def test_intervals_resample_the_trials_of_both_cells():
+    # Points are drawn together: (200 or 400) over (100 or 200), 200/200 never among them.
+    (ratio,) = study({(8, 0.0): [200, 100], (8, 0.5): [400, 200]}).ratios
+    assert ratio.value == 2
+    assert ratio.interval == Interval(2, 2)
+    # Each point is best in one of the cells: drawn twice alone it gives 200/200 or 400/100, both
+    # together 200/100.
+    (ratio,) = study({(8, 0.0): [200, 100], (8, 0.5): [200, 400]}).ratios
+    assert ratio.interval == Interval(1, 4)
+    # One trial of the base has no interval of its own, the sparse cell has.
+    (ratio,) = study({(8, 0.0): [100], (8, 0.5): [200, 400]}).ratios
+    assert ratio.interval == Interval(2, 4)
+
+
+def test_a_ratio_has_no_interval_where_too_few_trials_are_complete():
+    # Of 2 trials a resample misses the complete one every fourth time: it might have needed any
+    # number of steps.
+    (ratio,) = study({(8, 0.0): [100, 100], (8, 0.5): [200, None]}).ratios
+    assert (ratio.value, ratio.interval) == (2, None)
+    # Of 8, 7 complete, it misses all of them with (1 / 8)^8.
+    (ratio,) = study({(8, 0.0): [100] * 8, (8, 0.5): [*[200] * 7, None]}).ratios
+    assert ratio.interval == Interval(2, 2)
+
+
+def test_repeats_are_resampled_where_there_are_enough():
+    raced = study({(8, 0.0): [100, None], (8, 0.5): [200, None]})
+    seeds = {Series(0.0): {8: [90.0, 100.0, 110.0]}, Series(0.5): {8: [100.0, 200.0, 400.0]}}
+    (ratio,) = ratios_of(raced.cells, seeds)
+    # The luckiest sparse seed over the unluckiest dense one, of nine equally likely pairs, and the
+    # other way about.
+    assert ratio.value == 2
+    assert ratio.interval == pytest.approx((2 * 0.5 / 1.1, 2 * 2 / 0.9))
+    seeds[Series(0.5)] = {8: [100.0, 200.0]}
+    assert [ratio.interval for ratio in ratios_of(raced.cells, seeds)] == [None]
+    missed = {Series(0.0): {8: [90.0, 100.0, math.inf]}, Series(0.5): {8: [100.0, 200.0, 400.0]}}
+    assert [ratio.interval for ratio in ratios_of(raced.cells, missed)] == [None], (
+        "one of the base missed the goal"
+    )
+
+
+def test_the_figure_draws_its_rows():
+    one = study(GRID)
+    drawn = ratios.rows(one)
+    rows = records(drawn)
+    assert columns(rows, "study", "sparsity", "base_sparsity", "batch_size", "ratio") == [
+        ("fake", 0.5, 0.0, 8, 1.5),
+        ("fake", 0.9, 0.0, 8, 4.5),
+        ("fake", 0.9, 0.0, 64, 3.5),
+    ]
+    low, high = rows[0]["ratio_low"], rows[0]["ratio_high"]
+    assert 0.75 <= low <= 1.5 <= high <= 3
+    assert (rows[2]["ratio_low"], rows[2]["ratio_high"]) == (None, None)
+    figure = ratios.draw(drawn, one)
+    (ax,) = figure.axes
+    base, half, most = ax.lines
+    assert list(base.get_ydata()) == [1, 1]
+    assert list(half.get_ydata()) == [1.5]
+    assert list(most.get_ydata()) == [4.5, 3.5]
+    # Beside each other, around their batch size.
+    assert half.get_xdata()[0] * most.get_xdata()[0] == pytest.approx(8 * 8)
+    assert most.get_xdata()[0] / half.get_xdata()[0] == pytest.approx(ratios.DODGE)
+    (whisker,) = ax.collections[0].get_segments()
+    assert np.asarray(whisker).tolist() == [[half.get_xdata()[0], low], [half.get_xdata()[0], high]]
+    assert (ax.get_ylabel(), ax.get_xlabel()) == ("K*(S) / K*(S = 0)", "batch size B [examples]")
+    bottom, top = ax.get_ylim()
+    assert bottom < min(1, low) and top > 4.5
+    told = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert told == ["S = 0.5", "S = 0.9", "as many steps", "95 % limits"]
+    assert ax.get_title() == ""
+
+
+def test_several_studies_have_a_panel_each():
+    one, bare = study(GRID, "one"), study({(8, 0.0): [10], (8, 0.9): [None]}, "bare")
+    other = study({(8, 0.5): [100], (8, 0.9): [200]}, "other")
+    studies = [one, bare, other]
+    figure = ratios.draw(ratios.rows(*studies), *studies)
+    assert [ax.get_title() for ax in figure.axes] == ["one", "other"]
+    assert [ax.get_ylabel() for ax in figure.axes] == ["K*(S) / K*(S = 0)", "K*(S) / K*(S = 0.5)"]
+    first, second = figure.axes
+    assert list(second.lines[1].get_ydata()) == [2]
+    assert first.lines[2].get_color() == second.lines[1].get_color()  # S = 0.9 in both
+    assert ratios.notes(*studies) == ["no dense cells in other: its ratios are to S = 0.5"]
+
+
+def test_what_is_missing():
+    assert ratios.missing(study({(8, 0.0): [10], (64, 0.0): [10]})) == "one sparsity only"
+    assert "no batch size" in ratios.missing(study({(8, 0.0): [None], (8, 0.9): [10]}))
+    assert ratios.missing(study(GRID)) is None

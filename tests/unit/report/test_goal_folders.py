@@ -1,0 +1,52 @@
+"""Further goals of a study: a report and a folder of files for each."""
+
+import csv
+
+from lit_dps.analysis.analysis import Analysis
+from lit_dps.core.trial import Cell, Series
+from lit_dps.report.publish import publish
+from lit_dps.report.text import SECTIONS, answered, parts_of
+from tests.support.fake_study import result
+from tests.unit.report.test_figure_files import MIDDLE, NO_SMOOTHNESS
+from tests.unit.report.test_figures import read
+
+
+def test_further_goals_have_a_folder_each(tmp_path):
+    cells = [Cell(b, 0.0) for b in (8, 16, 64)]
+    curve = {"step": [16, 32, 48], "val_error": [0.4, 0.25, 0.1], "train_loss": [2.0, 1.0, 0.5]}
+    record = read(
+        {c: [result(c, 0, 48, params=MIDDLE, curve=curve)] for c in cells}, goals=[0.3, 0.4]
+    )
+    study = Analysis(record)
+    text, files = publish(study, tmp_path)
+    assert study.scalings[Series(0.0)].k_star == {8: 48, 16: 48, 64: 48}
+    reports = [(tmp_path / name / "table.txt").read_text() for name in ("", "goal-0.4", "goal-0.3")]
+    assert [
+        f"goal error {goal}" in report
+        for goal, report in zip((0.1, 0.4, 0.3), reports, strict=True)
+    ] == [True] * 3
+    assert text == (
+        "\n".join(map(answered, study.at_each_goal))
+        + f"\nreport: {tmp_path}/report.html, to open or to send; its figures and tables lie "
+        "beside it\n" + "more of it: --show critical,files\n"
+    )
+    text, _ = publish(study, tmp_path, parts_of("all"))
+    assert text.startswith(
+        "\n".join(answered(each, SECTIONS) for each in study.at_each_goal) + "\nwritten:\n"
+    )
+    assert [report in text for report in reports] == [True] * 3
+    assert text.endswith("its figures and tables lie beside it\n"), "nothing more"
+    assert {str(path.parent.relative_to(tmp_path)) for path in files} == {
+        ".",
+        "goal-0.3",
+        "goal-0.4",
+    }
+    assert all(path.is_file() for path in files)
+    with (tmp_path / "goal-0.3" / "table.csv").open(newline="") as file:
+        assert [row["k_star"] for row in csv.DictReader(file)] == ["32"] * 3
+    said = [line for line in text.splitlines() if "figure" in line and line.startswith("note: ")]
+    assert said == [  # each once; with its goal where the study's own goal does not share it
+        f"note: {NO_SMOOTHNESS}",
+        "note: one sparsity only: no ratios figure",
+        "note: goal error 0.4: K* of each cell is its first check: no logs figure",
+    ]

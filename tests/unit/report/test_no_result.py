@@ -1,0 +1,127 @@
+"""A study in which no trial reaches the goal: best values, diverged trials, what to change, the
+exit code."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from lit_dps.analysis.analysis import Analysis
+from lit_dps.core.goal import Goal
+from lit_dps.core.trial import Status
+from lit_dps.report.no_result import (
+    advice,
+    best_value,
+    ended_without_result,
+    missed_text,
+    no_result_text,
+)
+from lit_dps.report.text import answered
+from lit_dps.report.warnings import notes
+from tests.unit.analysis.test_answer import record, trial
+
+STEPS = [100, 200, 300, 400]
+
+
+def missed(batch, point, values, status=Status.INCOMPLETE, exact=None, rate=0.1):
+    """A trial with these values of the validation error at its checks."""
+    result = trial(batch, point, None, 1.0, status, rate=rate)
+    curve = {
+        "step": STEPS[: len(values)],
+        "val_error": list(values),
+        "train_loss": [1.0] * len(values),
+    }
+    if exact is not None:
+        curve["exact"] = list(exact)
+    object.__setattr__(result, "curve", curve)
+    return result
+
+
+def study(*trials):
+    """A study at B = 4, each of whose three trials a cell ended."""
+    return record({4: list(trials)})
+
+
+def said(found):
+    return answered(Analysis(found))
+
+
+def test_the_best_value_of_each_cell_and_the_diverged_trials_are_reported():
+    found = record(
+        {
+            4: [
+                missed(4, 0, [0.5, 0.3, 0.25, 0.26]),
+                missed(4, 1, [0.6]),
+                missed(4, 2, [math.nan], Status.INFEASIBLE),
+            ],
+            8: [missed(8, i, [0.4, 0.35, 0.3, 0.21]) for i in range(3)],
+        }
+    )
+    lines = said(found).splitlines()
+    assert (
+        lines[0]
+        == "study made up: No trial reached goal error 0.1 within 400 steps, so there is no K*."
+    )
+    assert lines[3].split() == ["4", "0", "0.25", "at", "step", "300", "2", "1", "0", "0"]
+    assert lines[4].split() == ["8", "0", "0.21", "at", "step", "400", "3", "0", "0", "0"]
+    assert "1 of 6 trials diverged" in said(found)
+    assert "still improving at step 400: raise goal.max_steps = 400" in said(found)
+
+
+def test_a_trial_that_stopped_improving_asks_for_an_easier_goal():
+    found = study(*(missed(4, i, [0.3, 0.2, 0.25, 0.26]) for i in range(3)))
+    (line,) = advice(found, Analysis(found).cells)
+    assert (
+        "did not improve after step 200 of 400: choose an easier goal than 0.1, such as 0.2" in line
+    )
+
+
+def test_diverged_everywhere_names_the_range():
+    found = study(*(missed(4, i, [math.nan], Status.INFEASIBLE) for i in range(3)))
+    (line,) = advice(found, Analysis(found).cells)
+    assert line.startswith("All 3 trials diverged") and "(learning_rate from 0.001)" in line
+
+
+def test_a_best_trial_at_the_end_of_a_range_asks_for_a_wider_one():
+    found = study(*(missed(4, i, [0.3, 0.2, 0.2, 0.15], rate=9.9) for i in range(3)))
+    assert "learning_rate high. Widen it with lit-dps study --extend-space" in "\n".join(
+        advice(found, Analysis(found).cells)
+    )
+
+
+@pytest.mark.parametrize(
+    ("at_least", "expected"), [(False, (0.2, 100, False)), (True, (0.4, 300, False))]
+)
+def test_bounds_of_checks_that_stopped_early_are_named(at_least, expected):
+    goal = Goal(0.1, 100, 400, "val_error", at_least)
+    best = best_value(goal, [missed(4, 0, [0.2, 0.3, 0.4], exact=[0, 0, 0])])
+    assert (best.value, best.step, best.exact) == expected
+    assert best.text(goal).startswith("below " if at_least else "above ")
+    mixed = best_value(goal, [missed(4, 0, [0.2, 0.3, 0.4], exact=[0, 1, 0])])
+    assert (mixed.value, mixed.exact) == (0.3, True)
+
+
+def test_only_a_study_whose_trials_ended_has_no_result():
+    without = study(*(missed(4, i, [0.3]) for i in range(3)))
+    assert ended_without_result(Analysis(without).cells)
+    assert not ended_without_result(
+        Analysis(study(missed(4, 0, [0.3]))).cells
+    )  # two trials are pending
+    with_k_star = study(trial(4, 0, 100, 1.0), *(missed(4, i, [0.3]) for i in (1, 2)))
+    assert not ended_without_result(Analysis(with_k_star).cells)
+    failed = study(*(missed(4, i, [], Status.FAILED) for i in range(3)))
+    assert not ended_without_result(Analysis(failed).cells)
+    assert "so far" in no_result_text(
+        study(missed(4, 0, [0.3])), Analysis(study(missed(4, 0, [0.3]))).cells
+    )
+
+
+def test_a_single_cell_without_k_star_says_what_it_reached():
+    found = record({4: [trial(4, 0, 100, 1.0)], 8: [missed(8, i, [0.4, 0.2]) for i in range(3)]})
+    cells = Analysis(found).cells
+    assert missed_text(found.goal, cells[1]) == "B=8 S=0: best val_error 0.2 at step 200"
+    assert (
+        "no complete trial in 1 of 2 cells: no K* there; B=8 S=0: best val_error 0.2 at step 200"
+        in notes(found, cells)
+    )

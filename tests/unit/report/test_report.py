@@ -1,0 +1,249 @@
+"""The report of a study: what the table says, to the letter, and the rows behind it."""
+
+import csv
+import subprocess
+import sys
+
+import optuna
+import pytest
+
+from lit_dps.analysis.analysis import Analysis
+from lit_dps.analysis.tables import frame, records, value_text, write_csv
+from lit_dps.core.atomic_write import replacing
+from lit_dps.core.search_space import Range
+from lit_dps.core.trial import Cell, Series
+from lit_dps.report.text import render
+from lit_dps.report.warnings import study_notes
+from lit_dps.storage.read import read_study
+from tests.support.fake_study import law_study, result, write_study
+
+SPACE = {
+    "model.learning_rate": Range(1e-3, 10.0, "log"),
+    "model.momentum": Range(0.5, 0.9999, "reverse_log"),
+    "model.width": Range(1, 64, "log", integer=True),
+}
+
+
+def study(**kw):
+    """Dense: 3 batch sizes with one complete trial of two each. Sparse: one such batch size, and
+    trials to come."""
+
+    def params(rate, momentum, width):
+        return dict(zip(SPACE, (rate, momentum, width), strict=True))
+
+    dense, sparse = ([Cell(b, s) for b in (8, 64, 2048)] for s in (0.0, 0.9))
+    cells = {
+        dense[0]: [
+            result(dense[0], 0, 13040, params=params(0.0123456, 0.9, 4)),
+            result(dense[0], 1, None),
+        ],
+        dense[1]: [
+            result(dense[1], 0, None, "infeasible"),
+            result(dense[1], 1, 1664, params=params(0.5, 0.999, 16)),
+        ],
+        dense[2]: [
+            result(dense[2], 0, 144, params=params(9.9, 0.99985, 64)),
+            result(dense[2], 1, None),
+        ],
+        sparse[0]: [],
+        sparse[1]: [
+            result(sparse[1], 0, 3200, params=params(0.25, 0.98765, 8)),
+            result(sparse[1], 1, None),
+        ],
+        sparse[2]: [result(sparse[2], 0, None)],
+    }
+    storage = optuna.storages.InMemoryStorage()
+    write_study(storage, cells, "demo", trials=2, space=SPACE, **kw)
+    return read_study(storage, "demo")
+
+
+# A sixth of the usable resamples lacks any one of the three dense cells, so the ends of the
+# intervals are laws through two points, each up to 16 steps below its K*: through 8 and 64, c1 =
+# (13040 - 1664 +- 16) / (1/8 - 1/64) is 103863 to 104155, c2 = 1664 - 16 - c1 / 64 at least 20.6,
+# c1 / c2 at most 5056; through 64 and 2048, c1 = (1664 - 144 +- 16) / (1/64 - 1/2048) is 99361 to
+# 101475, c2 = 144 - c1 / 2048 at most 95.5, c1 / c2 at least 1040.
+TEXT = """\
+study demo: workload digits, 2 trials a cell, goal error 0.1 checked every 16 steps, budget 40000 steps
+
+   B    S     K*  complete  incomplete  infeasible  pending  best learning_rate  best momentum  best width  on the boundary
+   8    0  13040         1           1           0        0              0.0123          0.900           4  -
+  64    0   1664         1           0           1        0               0.500        0.99900          16  -
+2048    0    144         1           1           0        0                9.90       0.999850          64  learning_rate high; momentum high; width high
+   8  0.9      -         0           0           0        2                   -              -           -  -
+  64  0.9   3200         1           1           0        0               0.250         0.9877           8  -
+2048  0.9      -         0           1           0        1                   -              -           -  -
+
+K* = c1 / B + c2, robust fit of log K*, 95 % bootstrap intervals over trials, which lean upward
+  S=0  c1 = 102000 [100000, 104000]  c2 = 94 [23.9, 94]  B_crit = 1090 [1080, 4350]
+  S=0.9  needs complete trials at 3 batch sizes; has 1
+
+critical batch sizes in examples, by definition
+  S            law, 2x      law, +20 %  measured, +20 %  measured, +50 %
+  0  1090 [1080, 4350]  227 [226, 880]            111 *            237 *
+0.9                  -               -                -                -
+* below the smallest batch size, counted from one beyond linear scaling, of one trial, or without limits: critical.csv says which
+
+note: no complete trial in 2 of 6 cells: no K* there
+note: 3 of 12 trials have not finished (1 running or queued)
+note: only one trial was complete in 4 of 6 cells: intervals over trials cannot know what another would have needed; study.repeats, more trials or a larger study.slack tell
+note: the best learning_rate lies on the high end of its range in 1 of 6 cells: lit-dps study --extend-space widens it
+note: the best momentum lies on the high end of its range in 1 of 6 cells: lit-dps study --extend-space widens it
+note: the best width lies on the high end of its range in 1 of 6 cells: lit-dps study --extend-space widens it
+"""
+
+
+def test_the_text_to_the_letter():
+    assert render(Analysis(study(running={Cell(2048, 0.9): 1}))) == TEXT
+
+
+def test_equal_records_give_equal_text():
+    assert render(Analysis(study())) == render(Analysis(study()))
+
+
+def test_without_pending_trials_there_is_no_such_column():
+    storage = optuna.storages.InMemoryStorage()
+    law_study(storage, trials=3)
+    text = render(Analysis(read_study(storage, "fake")))
+    assert "pending" not in text
+    assert "not finished" not in text
+
+
+def test_outraced_trials_are_counted_where_there_are_any():
+    cell = Cell(8, 0.0)
+    storage = optuna.storages.InMemoryStorage()
+    write_study(storage, {cell: [result(cell, 0, 160), result(cell, 1, 480)]}, slack=2.0)
+    head, row = render(Analysis(read_study(storage, "fake"))).splitlines()[2:4]
+    assert head.split()[3:7] == ["complete", "incomplete", "infeasible", "outraced"]
+    assert row.split()[:7] == ["8", "0", "160", "1", "0", "0", "1"]
+    assert "outraced" not in render(Analysis(study()))
+
+
+def test_an_empty_study_says_so():
+    storage = optuna.storages.InMemoryStorage()
+    write_study(storage, {Cell(8, 0.0): [], Cell(16, 0.0): []}, trials=5)
+    record = read_study(storage, "fake")
+    assert "  S=0  needs complete trials at 3 batch sizes; has 0\n" in render(Analysis(record))
+    assert study_notes(Analysis(record)) == [
+        "no complete trial in any cell yet: no K* and no fit to draw",
+        "10 of 10 trials have not finished (0 running or queued)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "box", "text"),
+    [
+        (0.0123456, Range(1e-3, 1, "log"), "0.0123"),
+        (0.5, Range(1e-3, 1, "log"), "0.500"),
+        (123.4, Range(1, 1e3, "log"), "123"),
+        (3.21e-7, Range(1e-9, 1, "log"), "3.21e-07"),
+        (0.0, Range(0, 1), "0.00"),
+        (0.9, Range(0, 0.9999, "reverse_log"), "0.900"),
+        (0.0, Range(0, 0.9999, "reverse_log"), "0.00"),
+        (0.999, Range(0, 0.9999, "reverse_log"), "0.99900"),
+        (0.9999, Range(0, 0.9999, "reverse_log"), "0.999900"),
+        (12, Range(1, 64, integer=True), "12"),
+        (None, Range(0, 1), "-"),
+    ],
+)
+def test_values_are_told_apart(value, box, text):
+    assert value_text(value, box) == text
+
+
+def test_csv_holds_the_values_in_full(tmp_path):
+    record = study()
+    write_csv(Analysis(record).table, tmp_path / "table.csv")
+    with (tmp_path / "table.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == [
+        *(
+            "batch_size",
+            "sparsity",
+            "k_star",
+            "floor",
+            "complete",
+            "incomplete",
+            "infeasible",
+            "outraced",
+            "stopped",
+        ),
+        *("failed", "pending", "point", "learning_rate", "momentum", "width", "boundary"),
+    ]
+    assert len(rows) == 6
+    assert list(rows[1].values()) == [
+        "64",
+        "0.0",
+        "1664",
+        "0",
+        *"1010000",
+        "1",
+        "0.5",
+        "0.999",
+        "16",
+        "",
+    ]
+    assert list(rows[3].values()) == ["8", "0.9", "", "0", *"0000002", "", "", "", "", ""]
+    assert float(rows[0]["learning_rate"]) == 0.0123456
+    assert rows[2]["boundary"] == "learning_rate high; momentum high; width high"
+
+
+def test_an_end_beyond_which_nothing_lies_is_not_to_be_widened():
+    cell, space = Cell(8), {"model.momentum": Range(0.0, 0.9, "reverse_log")}
+    storage = optuna.storages.InMemoryStorage()
+    write_study(
+        storage,
+        {cell: [result(cell, 0, 160, params={"model.momentum": 0.01})]},
+        "demo",
+        trials=1,
+        space=space,
+    )
+    text = render(Analysis(read_study(storage, "demo")))
+    assert (
+        "note: the best momentum lies on the low end of its range in 1 of 1 cells: nothing lies "
+        "beyond" in text
+    )
+    assert "widens it" not in text
+
+
+def test_fit_rows_hold_the_fits():
+    analysis = Analysis(study())
+    scalings, (dense, sparse) = analysis.scalings, records(analysis.laws)
+    fit = scalings[Series(0.0)].fit
+    assert (dense["sparsity"], dense["batch_sizes"], dense["identifiable"]) == (0.0, 3, True)
+    assert (dense["c1"], dense["c2"], dense["b_crit"]) == (fit.c1, fit.c2, fit.c1 / fit.c2)
+    assert (dense["c2_low"], dense["c2_high"]) == scalings[Series(0.0)].c2
+    assert dense["verdict"] == scalings[Series(0.0)].describe()
+    assert sparse["verdict"] == "needs complete trials at 3 batch sizes; has 1"
+    assert {
+        sparse[f"{name}{end}"] for name in ("c1", "c2", "b_crit") for end in ("", "_low", "_high")
+    } == {None}
+
+
+def test_an_empty_csv_has_its_header(tmp_path):
+    write_csv(frame([], ["point", "status"]), tmp_path / "none.csv")
+    assert (tmp_path / "none.csv").read_text() == "point,status\n"
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text("old")
+    with pytest.raises(RuntimeError, match="half way"), replacing(path) as temporary:
+        temporary.write_text("ne")
+        raise RuntimeError("half way")
+    assert path.read_text() == "old"
+    with replacing(path) as temporary:
+        temporary.write_text("new")
+        assert path.read_text() == "old"
+        written = temporary.stat().st_ino
+    assert path.read_text() == "new"
+    assert path.stat().st_ino == written  # the same file under its new name, not a copy
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_reports_need_no_figures_and_no_training():
+    code = """
+import sys
+import lit_dps.analysis, lit_dps.replication, lit_dps.storage.read, lit_dps.cli.analyze
+print(sorted({"matplotlib", "torch", "lightning", "mlflow"} & set(sys.modules)))
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == "[]\n"

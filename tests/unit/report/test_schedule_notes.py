@@ -1,0 +1,50 @@
+"""Goals that are met within the warm-up, or early in the schedule, of the learning rate are
+named."""
+
+from __future__ import annotations
+
+from lit_dps.core.trial import SCHEDULE, WARM_UP, Cell
+from lit_dps.report.warnings import notes, schedule_notes, warm_up_notes
+from tests.support.fake_study import analysis_of, result
+
+
+def cells(**observed):
+    found = {Cell(b): [result(Cell(b), 0, steps, **observed)] for b, steps in ((8, 320), (64, 48))}
+    return analysis_of(found)
+
+
+def test_a_goal_within_the_warm_up_is_named():
+    study = cells(observed={WARM_UP: 48, SCHEDULE: 400})
+    (line,) = schedule_notes(study.cells)
+    assert (
+        "within the warm-up" in line
+        and "B=64 " in line
+        and "(step 48 of 48)" in line
+        and "B=8 " not in line
+    )
+    assert line in notes(study.record, study.cells)
+
+
+def test_a_warm_up_that_is_longer_than_a_predicted_k_is_named():
+    trials = [
+        result(Cell(8), point, 320, observed={WARM_UP: 100, SCHEDULE: 400}) for point in range(2)
+    ]
+    (line,) = warm_up_notes(trials, {8: 320.0, 64: 100.0, 32: 140.0, 128: 60.0})
+    assert line.startswith("at B = 64 to 128 your warm-up of 100 steps is longer than K")
+    assert warm_up_notes(trials, {8: 320.0}) == [] == warm_up_notes(trials, {})
+    assert warm_up_notes([result(Cell(8), 0, 320)], {64: 1.0}) == []
+    other = result(Cell(8), 2, 320, observed={WARM_UP: 50, SCHEDULE: 400})
+    assert warm_up_notes([*trials, other], {64: 60.0}) == [], "a warm-up that is searched"
+
+
+def test_a_goal_early_in_the_schedule_is_named():
+    (line,) = schedule_notes(cells(observed={WARM_UP: 10, SCHEDULE: 1000}).cells)
+    assert (
+        "early in the schedule" in line and "(4.8 % of 1000 steps)" in line and "B=8 " not in line
+    )
+
+
+def test_nothing_is_said_of_constant_rates_and_of_a_warm_up_that_is_over():
+    assert schedule_notes(cells().cells) == []
+    assert schedule_notes(cells(observed={WARM_UP: 40, SCHEDULE: 41}).cells) == []
+    assert schedule_notes(cells(observed={WARM_UP: 0, SCHEDULE: 400}).cells) == []

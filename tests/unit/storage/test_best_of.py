@@ -1,0 +1,102 @@
+"""A study of another's best points is on seeds of its own; one that an earlier version began stays
+on those it has."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from lit_dps.analysis.analysis import Analysis
+from lit_dps.core.config import StorageConfig, StudyConfig
+from lit_dps.core.trial import Cell, Status, TrialResult
+from lit_dps.parallel.process import StopRequest
+from lit_dps.report.warnings import study_notes
+from lit_dps.storage.compatibility import StudyChanged
+from lit_dps.storage.header import declare
+from lit_dps.storage.read import read_study
+from lit_dps.study.setup import StudySetup
+from lit_dps.study.workers import work
+from tests.unit.core.test_repeats import GOAL
+from tests.unit.storage.test_merge import merged
+from tests.unit.storage.test_store import SPACE
+from tests.unit.study.test_grid import setup
+
+CELL = Cell(4)
+SEARCH = StudyConfig(name="s", batch_sizes=[4], sparsities=[0.0], trials=2, space=SPACE, seed=5)
+WINNERS = dataclasses.replace(SEARCH, name="w", best_of="s")
+
+
+class Engine:
+    """Trains nothing: the second point is the best."""
+
+    def train(self, next_run, at_check):
+        while (run := next_run()) is not None:
+            steps = 16 * (1 + (run.trial.point != 1))
+            yield TrialResult(
+                run.trial, Status.COMPLETE, steps, {"step": [steps], "val_error": [0.1]}
+            )
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """Runs a study, of which the second point is the best, in a folder; returns its storage."""
+    monkeypatch.setattr(StudySetup, "engine", lambda *_: Engine())
+
+    def run(folder, study: StudyConfig) -> str:
+        storage = StorageConfig(folder=str(folder))
+        folder.mkdir(exist_ok=True)
+        _, uid = declare(storage.optuna_url, study, "w", GOAL, {"a": 1}, {})
+        list(
+            work(
+                dataclasses.replace(setup({}), study=study, storage=storage, uid=uid), StopRequest()
+            )
+        )
+        return storage.optuna_url
+
+    return run
+
+
+def trials_in(url: str, name: str) -> list:
+    return [result.trial for result in read_study(url, name).results[CELL]]
+
+
+def test_winners_are_on_seeds_of_their_own(tmp_path, run):
+    url = run(tmp_path, SEARCH)
+    for study in (WINNERS, dataclasses.replace(WINNERS, trials=4)):  # also those of a later command
+        run(tmp_path, study)
+    found, search = trials_in(url, "w"), trials_in(url, "s")
+    assert [trial.point for trial in found] == [0, 1, 2, 3]
+    assert all(trial.params == search[1].params for trial in found)
+    seeds = [{trial.seed_for(what) for trial in found} for what in ("init", "order", "prune")]
+    of_search = {trial.seed_for(what) for trial in search for what in ("init", "order", "prune")}
+    assert all(len(each) == 4 and not each & of_search for each in seeds)
+    assert read_study(url, "w").seed == 5 and {trial.seed for trial in search} == {5}
+
+
+def test_winners_of_an_earlier_version_stay_on_the_seeds_that_they_have(tmp_path, run):
+    was, now = (run(tmp_path / name, SEARCH) for name in ("was", "now"))
+    declare(
+        was, dataclasses.replace(WINNERS, best_of=None), "w", GOAL, {"a": 1}, {}
+    )  # as it wrote the header
+    for name in ("was", "now"):
+        run(tmp_path / name, WINNERS)
+    assert (
+        {trial.seed for trial in trials_in(was, "w")}
+        == {5}
+        != {trial.seed for trial in trials_in(now, "w")}
+    )
+    records = [
+        dataclasses.replace(read_study(url, "w"), config={"study": {"best_of": "s"}})
+        for url in (was, now)
+    ]
+    assert ["very trial" in " ".join(study_notes(Analysis(record))) for record in records] == [
+        True,
+        False,
+    ]
+    for one, other in ((was, now), (now, was)):
+        with pytest.raises(StudyChanged, match="the trials of study 'w' are on other seeds there"):
+            merged(one, other, only="w")
+    copy = f"sqlite:///{tmp_path}/copy.db"
+    merged(copy, now, only="w")
+    assert trials_in(copy, "w") == trials_in(now, "w")

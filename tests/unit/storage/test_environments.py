@@ -1,0 +1,173 @@
+"""What trials were made of is stored once, kept by merges, compared before a study is extended, and
+noted."""
+
+from __future__ import annotations
+
+import pytest
+
+from lit_dps.core.config import StudyConfig
+from lit_dps.core.environment import DATA, KEY, SOURCES, THREADS, UNKNOWN, with_key
+from lit_dps.core.goal import Goal
+from lit_dps.core.search_space import Range
+from lit_dps.core.trial import Cell, Status, TrialResult
+from lit_dps.report.environment_notes import environment_notes
+from lit_dps.storage.compatibility import StudyChanged
+from lit_dps.storage.database import open_storage
+from lit_dps.storage.environments import check_environment, keep_environment
+from lit_dps.storage.header import attributes, check_unchanged, declare
+from lit_dps.storage.merge import merge
+from lit_dps.storage.read import open_elsewhere, read_study
+from lit_dps.storage.sobol import SobolSampler
+from lit_dps.storage.trial_queue import Store
+from tests.support.runs import trials_of
+
+SPACE = {"model.learning_rate": Range(1e-3, 1.0, "log")}
+CELL, GOAL = Cell(4, 0.5), Goal(0.1, 16, 9600)
+
+
+def environment(code: str = "1", since: str = "2026-11-27 10:00", **more) -> dict:
+    plain = {
+        "version.torch": "2.15",
+        THREADS: 1,
+        SOURCES: {"my_code.py": [code]},
+        DATA: {"": ["1", "2", "3"]},
+    }
+    return with_key(plain | more, since)
+
+
+@pytest.fixture
+def study(tmp_path):
+    """Runs trials of a study, each run in the environment that is given, and reads the study."""
+    url, points = f"sqlite:///{tmp_path}/study.db", 0
+
+    def run(made_of: dict | None, trials: int = 1, engine: str = "interval loop", name: str = url):
+        nonlocal points
+        points += trials
+        config = StudyConfig(
+            name="s", batch_sizes=[4], sparsities=[0.5], trials=points, space=SPACE, slack=None
+        )
+        _, uid = declare(name, config, "digits", GOAL, {}, {})
+        if made_of is not None:
+            keep_environment(name, "s", made_of)
+        key = None if made_of is None else made_of[KEY]
+        worker = Store(
+            name, "s", [CELL], points, SobolSampler(SPACE, 0), 0, GOAL, uid=uid, environment=key
+        )
+        for trial in trials_of(worker):
+            curve = {"step": [16], "val_error": [0.0], "train_loss": [1.0]}
+            worker.tell(TrialResult(trial, Status.COMPLETE, 16, curve, engine=engine))
+        return read_study(name, "s")
+
+    run.url = url
+    return run
+
+
+def test_an_environment_is_stored_once_and_trials_refer_to_it(study):
+    study(environment(), 2)
+    record = study(environment(since="2026-11-28 10:00"), 2)
+    assert list(record.environments) == [environment()], "the first time stays"
+    assert [r.environment for r in record.results[CELL]] == [environment()[KEY]] * 4
+    assert [r.engine for r in record.results[CELL]] == ["interval loop"] * 4
+    assert environment_notes(record) == []
+
+
+def test_other_code_or_data_is_refused_and_named(study):
+    study(environment())
+    check_environment(study.url, "s", environment())
+    check_environment(study.url, "s", environment(threads=2, **{"version.torch": "2.16"}))
+    for made_of, parts in [
+        (environment("2"), ("my_code.py",)),
+        (environment(**{DATA: {"": ["1", "9", "3"]}}), ("the data",)),
+        (environment("2", **{DATA: {"": ["9", "2", "3"]}}), ("my_code.py", "the data")),
+    ]:
+        with pytest.raises(StudyChanged) as caught:
+            check_environment(study.url, "s", made_of)
+        assert caught.value.parts == parts
+        assert str(caught.value).count("\n") == 0 and "--accept-code-change" in str(caught.value)
+    check_environment(study.url, "another", environment("2"))
+    check_environment("sqlite:///nowhere.db", "s", environment("2"))
+
+
+def test_two_versions_are_noted_with_their_trials(study):
+    study(environment(), 3)
+    record = study(environment("2", since="2026-11-28 09:30"), 2)
+    assert environment_notes(record) == [
+        "trials of 2 versions of my_code.py are in this table: 3 trials since 2026-11-27 10:00, "
+        "2 trials since 2026-11-28 09:30"
+    ]
+    (
+        check_environment(study.url, "s", environment()),
+        check_environment(study.url, "s", environment("2")),
+    )
+
+
+def test_what_no_trial_ran_in_is_not_noted(study):
+    study(environment(), 3)
+    keep_environment(study.url, "s", environment("2"))
+    assert environment_notes(read_study(study.url, "s")) == []
+
+
+def test_trials_of_an_earlier_version_go_on_and_are_noted(study):
+    study(None, 2)
+    check_environment(study.url, "s", environment())
+    record = study(environment(), 1)
+    assert environment_notes(record) == [
+        "code and data of 2 trials are not on record, which an earlier version ran; those of the "
+        "others are, since "
+        "2026-11-27 10:00"
+    ]
+
+
+def test_versions_threads_loops_and_unknown_code_are_noted(study):
+    study(environment(**{"version.timm": "1.0", "version.mlflow": "3.17"}))
+    other = {"version.timm": "1.1", "version.mlflow": "3.18", "version.torch": "2.16", THREADS: 2}
+    record = study(environment(**other, **{SOURCES: {"__main__.Net": UNKNOWN}}), engine="Lightning")
+    torch, versions, unknown, threads, loops = environment_notes(record)
+    assert torch.startswith("trials ran under torch 2.15 and 2.16: ")
+    assert (
+        versions == "trials ran under timm 1.0 and 1.1: results may differ between these versions"
+    )
+    assert unknown == "the code of __main__.Net is not on record: its source cannot be read"
+    assert threads.startswith("trials ran with study.threads 1 and 2: ")
+    assert loops.startswith("1 trial ran in Lightning's loop, 1 by the interval loop: ")
+
+
+def test_a_merge_keeps_what_trials_were_made_of(study, tmp_path):
+    here = f"sqlite:///{tmp_path}/here.db"
+    study(environment("2", since="2026-11-28 09:30"), 1, name=here)
+    study(environment(), 1)
+    with open_elsewhere(f"{tmp_path}/study.db", here) as other:
+        merge(here, [other])
+    record = read_study(here, "s")
+    assert {r.environment for r in record.results[CELL]} == {
+        environment()[KEY],
+        environment("2")[KEY],
+    }
+    assert {each[KEY] for each in attributes(open_storage(here), "s")["environments"]} == {
+        environment()[KEY],
+        environment("2")[KEY],
+    }
+    assert "2 versions of my_code.py" in environment_notes(record)[0]
+
+
+def test_a_new_value_of_an_axis_of_the_data_is_no_other_data(tmp_path):
+    """The identity has the digest of the largest value alone."""
+    url = f"sqlite:///{tmp_path}/study.db"
+    config = StudyConfig(
+        name="s",
+        batch_sizes=[4],
+        sparsities=[0.5],
+        trials=1,
+        space=SPACE,
+        grid={"data.noise": [0.5]},
+    )
+    declare(url, config, "digits", GOAL, {"data_digest": "of 0.5"}, {})
+    with pytest.raises(StudyChanged):
+        check_unchanged(url, "s", {"data_digest": "of 8"})
+    keep_environment(url, "s", environment(**{DATA: {"noise=0.5": ["of 0.5"]}}))
+    check_unchanged(url, "s", {"data_digest": "of 8"})
+    with pytest.raises(StudyChanged) as caught:
+        check_environment(
+            url, "s", environment(**{DATA: {"noise=0.5": ["edited"], "noise=8.0": ["of 8"]}})
+        )
+    assert caught.value.parts == ("the data at noise=0.5",)

@@ -1,0 +1,310 @@
+"""Trials of the same study that were run elsewhere are taken over; nothing that is stored is
+lost."""
+
+from __future__ import annotations
+
+import dataclasses
+import sqlite3
+from contextlib import ExitStack, closing
+from itertools import permutations
+
+import optuna
+import pytest
+
+from lit_dps.analysis.analysis import Analysis
+from lit_dps.cli.merge import lines
+from lit_dps.core.errors import StorageError
+from lit_dps.core.goal import Goal
+from lit_dps.core.trial import Cell
+from lit_dps.report.text import render
+from lit_dps.storage import merge as merging
+from lit_dps.storage.compatibility import StudyChanged
+from lit_dps.storage.database import open_storage
+from lit_dps.storage.header import attributes, extend
+from lit_dps.storage.locks import peers
+from lit_dps.storage.read import open_elsewhere, read_study
+from lit_dps.storage.schema import MERGED_FROM, RESULT_ATTR, cell_study_name
+from lit_dps.storage.sobol import SobolSampler
+from lit_dps.storage.trial_queue import Store
+from tests.support.fake_study import SPACE, law_results, result, write_study
+from tests.support.runs import trials_of
+
+A, B = Cell(4, 0.0), Cell(16, 0.5)
+GOAL = Goal(0.1)
+IDENTITY = {"goal": {"error": 0.1}}
+
+
+@pytest.fixture
+def here(tmp_path):
+    return f"sqlite:///{tmp_path}/here.db"
+
+
+@pytest.fixture
+def there(tmp_path):
+    return f"sqlite:///{tmp_path}/there.db"
+
+
+def written(url: str, results, name: str = "fake", **kw) -> None:
+    write_study(url, results, name, **({"identity": IDENTITY, "slack": None} | kw))
+
+
+def merged(url: str, *others: str, only: str | None = None):
+    with ExitStack() as stack:
+        return merging.merge(
+            url, [stack.enter_context(open_elsewhere(other, url)) for other in others], only
+        )
+
+
+def ran(status: str, to: int, value: float = 0.5, point: int = 0, cell: Cell = A):
+    """An attempt that ran up to a step, with a curve of that value."""
+    curve = {"step": list(range(16, to + 1, 16)), "val_error": [value] * (to // 16)}
+    return result(cell, point, to if status == "complete" else None, status, curve=curve)
+
+
+def rows(url: str) -> list[str]:
+    with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as connection:
+        return list(connection.iterdump())
+
+
+def attempts(url: str, cell: Cell = A) -> list[tuple[str, int]]:
+    """Status and last step of what is stored of a cell, in its order; "" without a result."""
+    found = []
+    for trial in optuna.load_study(study_name=cell_study_name("fake", cell), storage=url).trials:
+        stored = trial.user_attrs.get(RESULT_ATTR)
+        found.append(
+            (stored["status"], stored["curve"]["step"][-1]) if stored else (trial.state.name, 0)
+        )
+    return found
+
+
+def told(url: str) -> dict:
+    return read_study(url, "fake").results
+
+
+@pytest.mark.parametrize("target", ["sqlite", pytest.param("postgres", marks=pytest.mark.slow)])
+def test_a_study_that_is_not_here_is_copied_whole(request, target, here, there):
+    url = request.getfixturevalue("postgres") if target == "postgres" else here
+    failed = result(
+        A,
+        12,
+        None,
+        "failed",
+        curve={"step": [16], "val_error": [0.5]},
+        failure="no",
+        traceback="Trace",
+    )
+    finished = {A: [*law_results(A, 12, 4e4, 60), failed], B: law_results(B, 12, 4e4, 60)}
+    written(
+        there, finished, goals=[0.2], slack=3.0, trials=14, running={A: 1}, interrupted={B: [1, 2]}
+    )
+    assert lines("fake", merged(url, there)["fake"]) == [
+        "study fake: 25 trials taken over, 0 known already, 0 conflicts"
+    ]
+    ours, theirs = read_study(url, "fake"), read_study(there, "fake")
+    assert not any(ours.running.values())
+    for key in ("workload", "goal", "space", "trials", "seed", "goals", "slack", "config"):
+        assert getattr(ours, key) == getattr(theirs, key)
+    for cell in finished:
+        name = cell_study_name("fake", cell)
+        copies, originals = (
+            optuna.load_study(study_name=name, storage=each).trials for each in (url, there)
+        )
+        originals = [trial for trial in originals if RESULT_ATTR in trial.user_attrs]
+        for copied, original in zip(copies, originals, strict=True):
+            assert copied.user_attrs == original.user_attrs | {MERGED_FROM: there}
+            for key in (
+                "state",
+                "values",
+                "params",
+                "distributions",
+                "datetime_start",
+                "datetime_complete",
+            ):
+                assert getattr(copied, key) == getattr(original, key), key
+
+
+def test_parts_of_a_grid_join_to_the_whole_either_way_and_twice_is_once(here, there):
+    parts = [
+        {A: law_results(A, 16, 4e4, 60)},
+        {A: law_results(A, 8, 4e4, 60), B: law_results(B, 16, 4e4, 60)},
+    ]
+    written(here, parts[0], goals=[0.2], slack=2.0)
+    written(there, parts[1], goals=[0.3], slack=None)
+    before = {url: attributes(open_storage(url), "fake") for url in (here, there)}
+    tables = []
+    for target, other in permutations((here, there)):
+        done = merged(target, other)["fake"]
+        assert (done.taken, done.known, done.conflicts) == (
+            (16, 8, {}) if target == here else (8, 24, {})
+        )
+        record = read_study(target, "fake")
+        tables.append(render(Analysis(record)))
+        assert (record.batch_sizes, record.sparsities, record.trials) == ((4, 16), (0.0, 0.5), 16)
+        assert (record.goals, record.slack) == ((0.3, 0.2), None)
+        once = rows(target)
+        assert lines("fake", merged(target, other)["fake"])[0].startswith(
+            "study fake: 0 trials taken over, "
+        )
+        assert rows(target) == once
+    assert tables[0] == tables[1]
+    assert attributes(open_storage(here), "fake").keys() == before[here].keys() | {"uid"}
+
+
+def test_the_targets_uid_and_a_first_origin_stay(here, there, tmp_path):
+    third = f"sqlite:///{tmp_path}/third.db"
+    written(here, {A: [ran("complete", 32)]}, uid="ours")
+    written(there, {A: [ran("complete", 32, point=1)]}, uid="theirs")
+    merged(third, there)
+    assert attributes(open_storage(third), "fake")["uid"] not in (None, "ours", "theirs")
+    merged(here, third)
+    assert attributes(open_storage(here), "fake")["uid"] == "ours"
+    trials = optuna.load_study(study_name=cell_study_name("fake", A), storage=here).trials
+    assert [trial.user_attrs.get(MERGED_FROM) for trial in trials] == [None, there]
+
+
+OUTRACED, FURTHER, COMPLETE, FAILED = (
+    ran("outraced", 32),
+    ran("outraced", 64),
+    ran("complete", 96),
+    ran("failed", 48),
+)
+OTHERWISE = ran("complete", 80, 0.4)
+ATTEMPTS = [  # ours, theirs, ours after, theirs after; the first two are short forms
+    (
+        [FAILED, OUTRACED],
+        [OUTRACED, FAILED, FURTHER],
+        [FAILED, OUTRACED, FURTHER],
+        [OUTRACED, FAILED, FURTHER],
+    ),
+    (
+        [OUTRACED],
+        [OUTRACED, FURTHER, COMPLETE],
+        [OUTRACED, FURTHER, COMPLETE],
+        [OUTRACED, FURTHER, COMPLETE],
+    ),
+    ([OUTRACED], [FURTHER], [OUTRACED, FURTHER], [FURTHER]),
+    ([OUTRACED], [COMPLETE], [OUTRACED, COMPLETE], [COMPLETE]),
+    *(([FAILED], [other], [FAILED, other], [other]) for other in (COMPLETE, OUTRACED)),
+    ([OUTRACED], [OUTRACED, FAILED], [OUTRACED, FAILED], [OUTRACED, FAILED]),
+    ([FAILED], [ran("failed", 16)], [FAILED], [ran("failed", 16)]),
+]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "here_after", "there_after"),
+    ATTEMPTS[:2] + [pytest.param(*each, marks=pytest.mark.long) for each in ATTEMPTS[2:]],
+    ids=lambda each: "-".join(f"{r.status}{r.steps_run}" for r in each),
+)
+def test_the_attempt_that_tells_more_is_added_as_a_later_one(
+    tmp_path, ours, theirs, here_after, there_after
+):
+    ends = []
+    for into, expected in ((0, here_after), (1, there_after)):
+        urls = [f"sqlite:///{tmp_path}/{into}-{i}.db" for i in (0, 1)]
+        for url, results in zip(urls, (ours, theirs), strict=True):
+            written(url, {A: results})
+        target, other = urls[into], urls[1 - into]
+        assert merged(target, other)["fake"].conflicts == {}
+        assert attempts(target) == [(r.status, r.steps_run) for r in expected]
+        once = rows(target)
+        merged(target, other)
+        assert rows(target) == once
+        ends.append([(r.status, r.steps) for r in told(target)[A]])
+    assert ends[0] == ends[1]
+
+
+def test_what_ended_otherwise_stays_as_it_is_here_and_is_told(here, there):
+    points = [
+        COMPLETE,
+        ran("complete", 96, point=1),
+        ran("incomplete", 96, point=2),
+        ran("outraced", 96, point=3),
+    ]
+    others = [OTHERWISE, ran("complete", 96, 0.4, point=1), ran("complete", 80, 0.4, point=2)]
+    others += [ran("complete", 80, 0.4, point=3), ran("complete", 16, 0.4, point=4)]
+    written(here, {A: points})
+    written(there, {A: others})
+    before = attempts(here)
+    for taken, known in ((1, 0), (0, 1)):
+        said = lines("fake", merged(here, there)["fake"])
+        assert said == [
+            f"study fake: {taken} trial{'' if taken else 's'} taken over, {known} known already, "
+            "4 conflicts",
+            f"  B=4 S=0: 4 trials ended otherwise elsewhere, the first at point 0 in {there}; "
+            "what was here is kept; "
+            "K differs in 3",
+        ]
+        assert attempts(here) == [*before, ("complete", 16)]
+
+
+def test_a_point_of_other_metaparameters_is_a_conflict_and_one_rounded_otherwise_is_not(
+    here, there
+):
+    params = {key: 0.6 for key in SPACE}
+    for url, factor in ((here, 1.0), (there, 1 + 1e-15)):
+        moved = {key: value * factor for key, value in params.items()}
+        other = params if url == here else {key: 0.7 for key in SPACE}
+        written(url, {A: [result(A, 0, 16, params=moved), result(A, 1, 16, params=other)]})
+    done = merged(here, there)["fake"]
+    assert (done.taken, done.known, [each.point for each in done.conflicts[A]]) == (0, 1, [1])
+
+
+def test_another_identity_is_refused_and_no_study_is_changed(here, there, tmp_path):
+    for url, error in ((here, 0.1), (there, 0.2)):
+        written(url, {A: [ran("complete", 32)]}, "same", identity={"goal": {"error": 0.1}})
+        written(url, {A: [ran("complete", 32)]}, "z-other", identity={"goal": {"error": error}})
+    written(there, {B: [ran("complete", 32, cell=B)]}, "new")
+    before = rows(here)
+    with pytest.raises(
+        StudyChanged,
+        match=r"'z-other' of .*there.db .* that of .*here.db: goal.error was 0.1 and is",
+    ):
+        merged(here, there)
+    assert rows(here) == before
+    third = tmp_path / "third.db"
+    with pytest.raises(StudyChanged, match="'z-other'"):
+        merged(f"sqlite:///{third}", here, there)
+    assert not third.exists()
+    assert list(merged(here, there, only="same")) == ["same"]
+
+
+def test_a_cell_of_a_study_that_was_deleted_is_no_place_for_others(here, there):
+    for url in (here, there):
+        written(url, {A: [ran("complete", 32)]})
+    cell = optuna.load_study(study_name=cell_study_name("fake", A), storage=here)
+    cell.set_user_attr("uid", "an earlier one")
+    optuna.delete_study(study_name="fake", storage=here)
+    before = rows(here)
+    with pytest.raises(StorageError, match="belongs to an earlier study 'fake'"):
+        merged(here, there)
+    assert rows(here) == before
+
+
+def test_a_running_study_goes_on_and_reruns_nothing_that_came(here, there, monkeypatch):
+    stores = []
+    for url in (here, there):
+        written(url, {A: []}, slack=2.0, trials=4)
+        stores.append(Store(url, "fake", [A], 4, SobolSampler(SPACE, 0), 0, GOAL, slack=2.0))
+    working, elsewhere = stores
+    mine = next(asked := trials_of(working))  # the others wait
+    ends = [ran("complete", 96), ran("complete", 32), ran("outraced", 64), ran("failed", 16)]
+    for trial in trials_of(elsewhere):
+        elsewhere.tell(dataclasses.replace(ends[trial.point], trial=trial))
+    locked = []
+
+    def watched(*args):
+        return locked.append(peers(here).lock("storage").is_locked) or extend(*args)
+
+    monkeypatch.setattr(merging, "extend", watched)
+    assert merged(here, there)["fake"].taken == 4
+    assert locked == [True]
+    working.tell(dataclasses.replace(ends[0], trial=mine))
+    assert (again := next(asked)).point == 3, "a failed one waits on"
+    working.tell(dataclasses.replace(ran("complete", 48), trial=again))
+    assert next(asked, None) is None
+    assert [(r.trial.point, r.steps) for r in told(here)[A]] == [
+        (0, None),
+        (1, 32),
+        (2, None),
+        (3, 48),
+    ]

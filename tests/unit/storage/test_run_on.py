@@ -1,0 +1,312 @@
+"""Runs that go on to the budget after their goal: the same K, and the whole curve."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from lit_dps.analysis.analysis import Analysis
+from lit_dps.analysis.other_goals import at_goal
+from lit_dps.analysis.theory import terms_of
+from lit_dps.cli.study import StudyCLI
+from lit_dps.core.attempt import Run
+from lit_dps.core.config import StorageConfig, StudyConfig
+from lit_dps.core.errors import ConfigError
+from lit_dps.core.goal import Goal
+from lit_dps.core.search_space import Range
+from lit_dps.core.trial import Cell, Status, Trial
+from lit_dps.report.text import render
+from lit_dps.report.warnings import study_notes
+from lit_dps.storage.compatibility import compare
+from lit_dps.storage.database import open_storage
+from lit_dps.storage.header import attributes, check_unchanged, declare
+from lit_dps.storage.read import read_study
+from lit_dps.storage.sobol import SobolSampler
+from lit_dps.storage.trial_queue import Store
+from lit_dps.study.preflight.check import check
+from lit_dps.study.setup import StudySetup
+from lit_dps.training.workload import Workload
+from tests.support.fake_study import result, theory_terms, write_study
+from tests.support.ranks import same_on_ranks
+from tests.support.runs import train, train_one
+from tests.support.saved_study import Study
+from tests.unit.engines.test_engine import DATA, GOAL, MODEL, PARAMS, WORKLOAD, quiet  # noqa: F401
+from tests.unit.training.test_checkpoint_callback import assert_goes_on
+
+PLAIN = Path(__file__).parents[3] / "configs" / "studies" / "width.yaml"
+CELL = Cell(16, 0.0)
+SPACE = {"model.learning_rate": Range(1e-3, 1.0, "log")}
+WHOLE = {**GOAL, "error": 0.3, "max_steps": 60}
+
+
+def ended(errors: list[float], losses: list[float] | None = None, run_on: bool = True) -> Run:
+    """A run with these validation errors, checked every 4 steps, of 16 at most."""
+    run = Run(Trial(CELL, 0), Goal(0.1, 4, 16), run_on=run_on)
+    for i, (error, loss) in enumerate(zip(errors, losses or [1.0] * len(errors), strict=True)):
+        assert run.status is None
+        run.record(4 + 4 * i, error, True, loss, math.isfinite(loss))
+    return run
+
+
+@pytest.mark.parametrize(
+    ("errors", "losses", "status", "steps"),
+    [
+        (
+            [0.5, 0.1, 0.3, 0.05],
+            None,
+            Status.COMPLETE,
+            8,
+        ),  # the first check that met it, though a later one did not
+        ([0.5, 0.4, 0.3, 0.2], None, Status.INCOMPLETE, None),
+        ([0.5, 0.4, 0.3, 0.1], None, Status.COMPLETE, 16),
+        ([0.5, 0.1, 0.9], [1, 1, math.nan], Status.COMPLETE, 8),  # it diverged after its goal
+        ([0.5, math.nan], [1, math.nan], Status.INFEASIBLE, None),
+        (
+            [0.5, 0.1],
+            [1, math.nan],
+            Status.COMPLETE,
+            8,
+        ),  # the goal is asked before divergence, which ends it
+    ],
+)
+def test_a_run_goes_on_to_the_budget_or_its_divergence(errors, losses, status, steps):
+    run = ended(errors, losses)
+    assert (run.status, run.steps_to_result) == (status, steps)
+    assert run.result().curve["val_error"] == errors
+    assert run.result().steps_run == 4 * len(errors)
+
+
+def test_without_it_a_run_ends_at_its_goal():
+    assert ended([0.5, 0.1], run_on=False).steps_to_result == 8
+
+
+def test_a_run_that_is_stopped_after_its_goal_is_complete():
+    run = ended([0.5, 0.1, 0.3])
+    run.failure = "a callback stopped it"
+    assert (run.result().status, run.result().steps) == (Status.COMPLETE, 8)
+    assert ended([0.5, 0.4]).result().status is Status.STOPPED
+
+
+def test_a_run_that_begins_anew_still_goes_on():
+    run = ended([0.5, 0.1])
+    run.restart()
+    assert run.run_on and run.record(4, 0.1, True, 1.0, True) is None
+
+
+def trials(rates=(0.02, 0.05, 0.002, 1e4)) -> list[Trial]:
+    return [
+        Trial(Cell(16, s), i, {**PARAMS, "model.learning_rate": r})
+        for i, r in enumerate(rates)
+        for s in (0, 0.9)
+    ]
+
+
+@pytest.mark.parametrize(
+    "engine", [{"lean": True}, {"lean": False}, {"size": 4}], ids=["one", "trainer", "stack"]
+)
+def test_k_is_the_same_and_the_curve_goes_on(engine):
+    def ordered(**more):
+        return sorted(
+            train(trials(), WORKLOAD, WHOLE, **engine, **more),
+            key=lambda r: (r.trial.point, r.trial.cell),
+        )
+
+    found = ordered(run_on=True)
+    for there, whole in zip(ordered(), found, strict=True):
+        assert (whole.status, whole.steps, whole.kept) == (there.status, there.steps, there.kept)
+        assert whole.steps_run == (there.steps_run if whole.status is Status.INFEASIBLE else 60)
+        for key, values in there.curve.items():
+            until = whole.curve[key][: len(values)]
+            assert (
+                until == pytest.approx(values, nan_ok=True)
+                if "size" in engine
+                else str(until) == str(values)
+            )
+    assert {r.status for r in found} >= {Status.COMPLETE, Status.INFEASIBLE}
+
+
+def test_both_engines_have_the_same_curve():
+    one, other = (
+        train(trials(), WORKLOAD, WHOLE, run_on=True, lean=lean) for lean in (True, False)
+    )
+    assert [str(r.curve) for r in one] == [str(r.curve) for r in other]
+
+
+@pytest.mark.parametrize("lean", [True, False])
+def test_it_goes_on_from_a_checkpoint_after_its_goal(tmp_path, lean):
+    study = Study(tmp_path, goal=WHOLE, lean=lean, run_on=True)
+    trial = Trial(Cell(100, 0.9), 1, {**PARAMS, "model.learning_rate": 0.05})
+    assert train_one(trial, WORKLOAD, WHOLE).steps < 4 * 7
+    assert_goes_on(study, trial, (7, 3))
+
+
+def together() -> dict:
+    found = train_one(trials()[0], WORKLOAD, {**WHOLE, "max_steps": 40}, run_on=True, lean=False)
+    return {"status": found.status, "steps": found.steps, "errors": found.curve["val_error"]}
+
+
+def test_several_ranks_go_on_together():
+    alone = together()
+    assert same_on_ranks(2, together) == alone
+    assert alone["steps"] < 40 == 4 * len(alone["errors"])
+
+
+def test_any_goal_is_answered_as_if_it_had_been_the_studys(tmp_path):
+    cells, storage = [Cell(16, s) for s in (0.0, 0.9)], f"sqlite:///{tmp_path}/study.db"
+    found = {
+        cell: [r for r in train(trials(), WORKLOAD, WHOLE, run_on=True) if r.trial.cell == cell]
+        for cell in cells
+    }
+    goal, space = Goal(0.3, 4, 60), {key: Range(1e-9, 1e9) for key in PARAMS}
+    write_study(storage, found, goal=goal, space=space, run_on=True, slack=None)
+    record = read_study(storage, "fake")
+    assert record.run_on
+    ends = set()
+    for error in (0.6, 0.3, 0.15, 0.02):
+        for cell, there in at_goal(record, error).results.items():
+            own = [
+                r
+                for r in train(trials(), WORKLOAD, {**WHOLE, "error": error}, run_on=True)
+                if r.trial.cell == cell
+            ]
+            assert [(r.status, r.steps, str(r.curve)) for r in there] == [
+                (r.status, r.steps, str(r.curve)) for r in own
+            ]
+            ends |= {(error, r.status) for r in there}
+    assert (0.02, Status.INCOMPLETE) in ends and (0.02, Status.INFEASIBLE) in ends
+
+
+def made_up(tmp_path, errors: list[float], **kept) -> Analysis:
+    curve = {
+        "step": [4 * (i + 1) for i in range(len(errors))],
+        "val_error": errors,
+        "train_loss": [1.0] * len(errors),
+    }
+    space = {"model.learning_rate": Range(1e-3, 1.0, "log")}
+    trial = result(CELL, 0, 8, params={"model.learning_rate": 0.1}, curve=curve, **kept)
+    storage = f"sqlite:///{tmp_path}/study.db"
+    write_study(
+        storage, {CELL: [trial]}, goal=Goal(0.1, 4, 16), space=space, run_on=True, slack=None
+    )
+    return Analysis(read_study(storage, "fake"))
+
+
+def test_who_diverged_after_the_goal_is_told_of_and_misses_harder_goals(tmp_path):
+    study = made_up(tmp_path, [0.5, 0.1, 0.3])
+    assert (
+        study_notes(study)[0] == "1 trial diverged after the goal: complete, the curve ends there"
+    )
+    assert "budget 16 steps, run on to it" in render(study)
+    (missed,) = at_goal(study.record, 0.05).results[CELL]
+    assert (missed.status, missed.steps) == (Status.INFEASIBLE, None)
+
+
+def test_who_was_stopped_after_the_goal_is_told_of(tmp_path):
+    study = made_up(tmp_path, [0.5, 0.1, 0.3], failure="a callback stopped it")
+    assert (
+        study_notes(study)[0]
+        == "1 trial was stopped by the module or a callback after the goal: complete, the curve "
+        "ends there"
+    )
+    assert at_goal(study.record, 0.05).results[CELL][0].status is Status.STOPPED
+
+
+def test_the_theory_and_the_logs_look_at_the_way_to_the_goal(tmp_path):
+    from lit_dps.report.figures import logs
+
+    terms = theory_terms(16, lipschitz=(1.0, 3.0, 100.0), squared=(1.0, 1.0, 50.0), at=(4, 8, 12))
+    study = made_up(tmp_path, [0.5, 0.1, 0.3, 0.2], **terms)
+    found = terms_of(study.cells[0].best)
+    assert (found.lipschitz, found.epsilon) == (2.0, 1.0)
+    assert logs.rows(study)["step"].tolist() == [4, 8]
+
+
+def setup(goal=None, **study) -> StudySetup:
+    config = StudyConfig(space=SPACE, trials=1, batch_sizes=[16], sparsities=[0.5], **study)
+    pruning = {"method": "snip", "biases": "paper", "batch_size": 100}
+    workload = Workload(MODEL, DATA, {"accelerator": "cpu"})
+    return StudySetup(
+        config, StorageConfig(), workload, {**GOAL, **(goal or {})}, pruning, {"interval": None}
+    )
+
+
+def test_nothing_is_raced_and_every_check_is_full():
+    whole = setup({"early_reject": True}, run_on=True)
+    assert whole.study.slack is None and whole.goal["early_reject"] is False
+    assert setup({"early_reject": True}).goal["early_reject"] is True and setup().study.slack == 2
+    with pytest.raises(
+        ConfigError, match="study.slack: 3 is not allowed; null, or left out, where study.run_on"
+    ):
+        check(setup(run_on=True, slack=3))
+
+
+def test_further_goals_may_be_harder():
+    check(setup(run_on=True, goals=[0.5, 0.1]))
+    with pytest.raises(ConfigError, match="which stops the runs"):
+        check(setup(goals=[0.1]))
+
+
+def test_it_is_part_of_the_identity_where_it_is_on(tmp_path):
+    plain, whole = setup(), setup(run_on=True)
+    assert compare(plain.identity(None), whole.identity(None)) == [
+        "study.run_on was '(absent)' and is True"
+    ]
+    assert plain.identity(None) == setup(run_on=False).identity(None)
+    url = f"sqlite:///{tmp_path}/study.db"
+    for each in (plain, whole):
+        study = dataclasses.replace(each.study, name=f"s{each.study.run_on}")
+        declare(url, study, "w", each.goal_of_trials, each.identity(None), {})
+        check_unchanged(url, study.name, each.identity(None))
+    assert [attributes(open_storage(url), name).get("run_on") for name in ("sFalse", "sTrue")] == [
+        None,
+        True,
+    ]
+
+
+def test_a_store_hands_out_runs_that_go_on(tmp_path):
+    url = f"sqlite:///{tmp_path}/study.db"
+    store = Store(url, "s", [CELL], 1, SobolSampler(SPACE, 0), 0, Goal(0.1, 4, 16), run_on=True)
+    run = store.next_run()
+    assert run.run_on and run.rung == math.inf
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (
+            ("run_on=true", "slack=2.0"),
+            "study.slack: 2.0 is not allowed; null, or left out, where study.run_on runs",
+        ),
+        (
+            ("run_on=true", "goal.early_reject=true"),
+            "goal.early_reject: True is not allowed; false, or left out",
+        ),
+        (
+            ("metrics=[val_loss]", "goal.early_reject=true"),
+            "where study.metrics keeps whole curves",
+        ),
+        (("run_on=true", "slack=null", "goal.early_reject=false"), None),
+        (("run_on=true",), None),
+        (("slack=2.0", "goal.early_reject=true"), None),
+    ],
+)
+def test_what_cuts_curves_short_is_refused_where_it_was_asked_for(monkeypatch, asked, said):
+    options = [
+        f"--{option}" if option.startswith("goal.") else f"--study.{option}" for option in asked
+    ]
+    monkeypatch.setattr(sys, "argv", ["lit-dps study", "--config", str(PLAIN), *options])
+    cli = StudyCLI(run=False, seed_everything_default=False)
+    if said is not None:
+        with pytest.raises(ConfigError, match=re.escape(said)):
+            cli.setup()
+        return
+    setup = cli.setup()
+    whole = "run_on=true" in asked
+    assert (setup.study.slack, setup.goal["early_reject"]) == (
+        (None, False) if whole else (2.0, True)
+    )

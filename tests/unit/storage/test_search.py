@@ -1,0 +1,160 @@
+"""study.sampler: adaptive searches by Optuna's samplers, beside the Sobol points of the
+protocol."""
+
+from __future__ import annotations
+
+import math
+from statistics import median
+
+import optuna
+import pytest
+
+from lit_dps.core.config import StudyConfig
+from lit_dps.core.errors import ConfigError
+from lit_dps.core.goal import Goal
+from lit_dps.core.search_space import Range
+from lit_dps.core.trial import Cell, Status, Trial, TrialResult
+from lit_dps.storage.header import declare
+from lit_dps.storage.samplers import sampler_of
+from lit_dps.storage.schema import encode_result
+from lit_dps.storage.sobol import distributions, sobol_point
+from lit_dps.storage.trial_queue import Store
+
+SPACE = {
+    "model.learning_rate": Range(1e-5, 1.0, "log"),
+    "model.momentum": Range(0.5, 0.999, "reverse_log"),
+}
+GOAL, CELL, TRIALS = Goal(0.1, 1, 10_000), Cell(16), 10
+
+
+def study(sampler: str) -> StudyConfig:
+    return StudyConfig(
+        name="s", batch_sizes=[16], sparsities=[0.0], trials=TRIALS, space=SPACE, sampler=sampler
+    )
+
+
+def steps(params) -> int:
+    """Fewest at a rate of 0.01 and a momentum of 0.97, which lies at the end of a linear scale."""
+    far = (
+        math.log10(params["model.learning_rate"] / 0.01) ** 2
+        + math.log10((1 - params["model.momentum"]) / 0.03) ** 2
+    )
+    return min(round(100 * math.exp(3 * far)), GOAL.max_steps + 1)
+
+
+def ended(trial) -> TrialResult:
+    k = steps(trial.params)
+    if k > GOAL.max_steps:
+        return TrialResult(
+            trial, Status.INCOMPLETE, None, {"step": [GOAL.max_steps], "val_error": [0.5]}
+        )
+    return TrialResult(trial, Status.COMPLETE, k, {"step": [k], "val_error": [0.1]})
+
+
+def search(folder, sampler: str, stop: int = TRIALS) -> list[dict]:
+    """Runs up to so many trials, as one worker that may have been there before; the points'
+    metaparameters."""
+    url, config = f"sqlite:///{folder}/study.db", study(sampler)
+    _, uid = declare(url, config, "w", GOAL, {}, {})
+    worker, found = Store(url, "s", [CELL], TRIALS, sampler_of(config, GOAL), 0, GOAL, uid=uid), []
+    while len(found) < stop and (run := worker.next_run()) is not None:
+        worker.tell(ended(run.trial))
+        found.append(dict(run.trial.params))
+    return found
+
+
+def in_memory(sampler: str, trials: int) -> list[dict]:
+    """The same search without a database."""
+    memory, found = optuna.create_study(sampler=sampler_of(study(sampler), GOAL)), []
+    for point in range(trials):
+        memory.enqueue_trial({}, user_attrs={"point": point})
+        trial = memory.ask(distributions(SPACE))
+        found.append(dict(trial.params))
+        trial.set_user_attr("result", encode_result(ended(Trial(CELL, point, found[-1]))))
+        memory.tell(trial, 1.0)
+    return found
+
+
+@pytest.mark.parametrize(("sampler", "trials"), [("tpe", 32), ("gp", 12)])
+def test_a_search_comes_nearer_than_the_sobol_points(sampler, trials):
+    found, sobol = in_memory(sampler, trials), [sobol_point(SPACE, 0, i) for i in range(trials)]
+    assert found[:6] == sobol[:6] and found[6] != sobol[6]
+    half = trials // 2
+    assert median(map(steps, found[half:])) < median(map(steps, sobol[half:])) / 2
+    assert all(box.low <= point[key] <= box.high for point in found for key, box in SPACE.items())
+
+
+def test_a_search_goes_on_as_an_unbroken_one(tmp_path):
+    assert search(tmp_path, "tpe", 8) + search(tmp_path, "tpe") == in_memory("tpe", TRIALS)
+
+
+def test_several_workers_draw_different_points(tmp_path):
+    url, config = f"sqlite:///{tmp_path}/study.db", study("tpe")
+    _, uid = declare(url, config, "w", GOAL, {}, {})
+    workers = [
+        Store(url, "s", [CELL], TRIALS, sampler_of(config, GOAL), 0, GOAL, uid=uid)
+        for _ in range(2)
+    ]
+    drawn = []
+    for _ in range(5):
+        runs = [worker.next_run() for worker in workers]  # at the same time
+        drawn += [tuple(run.trial.params.values()) for run in runs]
+        for worker, run in zip(workers, runs, strict=True):
+            worker.tell(ended(run.trial))
+    assert len(set(drawn)) == 10
+
+
+def test_a_point_that_runs_again_keeps_its_metaparameters(tmp_path):
+    url, config = f"sqlite:///{tmp_path}/study.db", study("tpe")
+    _, uid = declare(url, config, "w", GOAL, {}, {})
+    worker = Store(
+        url,
+        "s",
+        [CELL],
+        7,
+        sampler_of(config, GOAL),
+        0,
+        GOAL,
+        slack=2.0,
+        levels=(4.0, math.inf),
+        uid=uid,
+    )
+    seen: dict[int, list] = {}
+    while (run := worker.next_run()) is not None:  # all pause at the first rung
+        seen.setdefault(run.trial.point, []).append(dict(run.trial.params))
+        paused = run.rung == 4
+        curve = {"step": [4 if paused else GOAL.max_steps], "val_error": [0.5]}
+        worker.tell(
+            TrialResult(run.trial, Status.PAUSED if paused else Status.INCOMPLETE, None, curve)
+        )
+    assert len(seen) == 7
+    assert all(len(params) == 2 and params[0] == params[1] for params in seen.values())
+
+
+def test_worse_trials_are_worth_less():
+    sampler = sampler_of(study("tpe"), GOAL)
+
+    def value(status: str, **result):
+        trial = type(
+            "T",
+            (),
+            {"user_attrs": {"result": {"status": status, "curve": {}, "steps": None, **result}}},
+        )
+        return sampler.value(trial)
+
+    fast, slow = value("complete", steps=100), value("complete", steps=9_000)
+    near, far = (value("incomplete", curve={"val_error": [e]}) for e in (0.11, 0.9))
+    assert fast < slow < near < far < value("infeasible", curve={"val_error": ["nan"]})
+    assert value("failed") is None
+
+
+def test_other_samplers_come_by_class_path_or_are_refused():
+    assert sampler_of(study("optuna.samplers.RandomSampler"), GOAL)
+    with pytest.raises(
+        ConfigError, match="study.sampler: 'best' is not allowed; one of sobol, tpe, gp"
+    ):
+        study("best").check()
+    with pytest.raises(ConfigError, match="study.sampler: 'optuna.samplers.No'"):
+        sampler_of(study("optuna.samplers.No"), GOAL)
+    with pytest.raises(ConfigError, match="a sampler that takes a seed"):
+        sampler_of(study("optuna.samplers.GridSampler"), GOAL)

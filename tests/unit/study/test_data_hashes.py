@@ -1,0 +1,204 @@
+"""Hashes of data without a digest: an edit changes them, the batch size and the order of reading do
+not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import LightningDataModule
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, random_split
+
+from lit_dps.core.config import StorageConfig, StudyConfig
+from lit_dps.core.environment import DATA, UNKNOWN, changed_parts, is_same_data
+from lit_dps.data import Digits
+from lit_dps.study.data_hashes import data_hashes
+from lit_dps.study.setup import StudySetup
+from lit_dps.training.workload import Workload
+from tests.unit.engines.test_engine import quiet  # noqa: F401
+
+FILE = None  # of the arrays: a test sets it
+
+
+class Saved(LightningDataModule):
+    """Reads a file."""
+
+    def __init__(self, batch_size: int = 8, noise: float = 0.0):
+        super().__init__()
+        self.batch_size, self.noise = batch_size, noise
+
+    def setup(self, stage=None):
+        arrays = np.load(FILE)
+        x = torch.tensor(arrays["x"])
+        x = x + self.noise * torch.randn(x.shape)
+        both = TensorDataset(x, torch.tensor(arrays["y"]))
+        self.train, self.val = random_split(both, [400, 100])
+
+    def train_dataloader(self):
+        return DataLoader(self.train, self.batch_size, shuffle=True)
+
+    def val_dataloader(self):
+        return DataLoader(self.val, 50)
+
+
+class Augmented(Dataset):
+    def __len__(self):
+        return 500
+
+    def __getitem__(self, i):
+        with np.load(FILE) as arrays:
+            return {
+                "image": arrays["x"][i] * np.random.uniform(0.9, 1.1),
+                "name": f"/tmp/{i}.png",
+            }, int(arrays["y"][i])
+
+
+class Lazy(Saved):
+    def setup(self, stage=None):
+        self.train = self.val = Augmented()
+
+
+class Texts(Dataset):
+    """Sentences with a slash, and the path of a file, which is another one on another machine."""
+
+    def __len__(self):
+        return 500
+
+    def __getitem__(self, i):
+        with np.load(FILE) as arrays:
+            return f"red and/or {'green' if arrays['y'][i] else 'blue'}", str(FILE)
+
+
+class Sentences(Saved):
+    def setup(self, stage=None):
+        self.train = self.val = Texts()
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        arrays = np.load(FILE)
+        yield from zip(arrays["x"], arrays["y"], strict=True)
+
+
+class Streamed(Saved):
+    def setup(self, stage=None):
+        self.train = self.val = Stream()
+
+    def train_dataloader(self):
+        return DataLoader(self.train, self.batch_size)
+
+
+class Drawn(Saved):
+    """Draws from elsewhere than the point's seed."""
+
+    def setup(self, stage=None):
+        x = torch.tensor(np.random.default_rng().normal(size=(100, 3)))
+        self.train = self.val = TensorDataset(x, torch.zeros(100).long())
+
+
+def write(tmp_path, edit=lambda x, y: None) -> None:
+    global FILE
+    random = np.random.default_rng(0)
+    x, y = random.normal(size=(500, 3)).astype("float32"), random.integers(0, 2, 500)
+    edit(x, y)
+    FILE = tmp_path / "data.npz"
+    np.savez(FILE, x=x, y=y)
+
+
+def hashes(kind: str, sizes=(8, 16), grid=None) -> dict[str, list[str]]:
+    study = StudyConfig(
+        batch_sizes=list(sizes), grid=grid or {}, space={"model.lr": {"low": 0.1, "high": 1.0}}
+    )
+    model = {"class_path": "tests.zoo.animals.models.Net", "init_args": {}}
+    data = {"class_path": f"tests.unit.study.test_data_hashes.{kind}", "init_args": {}}
+    return data_hashes(
+        StudySetup(
+            study, StorageConfig(), Workload(model, data, {"accelerator": "cpu"}), {}, {}, {}
+        )
+    )
+
+
+def one_label(x, y):
+    y[37] ^= 1
+
+
+def all_labels(x, y):
+    y ^= 1
+
+
+def one_value(x, y):
+    x[411] += 1e-3
+
+
+def all_values(x, y):
+    x *= 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "edits"),
+    [
+        ("Saved", (one_label, one_value, all_values)),
+        ("Lazy", (all_values,)),
+        ("Streamed", (all_values,)),
+        ("Sentences", (all_labels,)),
+    ],
+)
+def test_an_edited_file_is_other_data(kind, edits, tmp_path):
+    write(tmp_path)
+    was = {DATA: hashes(kind)}
+    assert list(was[DATA]) == [""] and was[DATA][""] != UNKNOWN
+    assert {DATA: hashes(kind)} == was, "the same data are equal"
+    for edit in edits:
+        write(tmp_path, edit)
+        assert changed_parts([was], {DATA: hashes(kind)}, DATA) == [""], edit.__name__
+
+
+@pytest.mark.parametrize("kind", ["Saved", "Lazy"])
+def test_another_grid_of_batch_sizes_has_the_same_data(kind, tmp_path):
+    write(tmp_path)
+    assert hashes(kind, (8, 16)) == hashes(kind, (4, 8, 16))
+
+
+def test_each_value_of_an_axis_of_the_data_has_its_own_hashes(tmp_path):
+    write(tmp_path)
+    two, three = (
+        hashes("Saved", grid={"data.noise": values}) for values in ([0.0, 0.5], [0.0, 0.5, 2.0])
+    )
+    assert two == {key: three[key] for key in ("noise=0.0", "noise=0.5")} and len(three) == 3
+    assert two["noise=0.0"] != two["noise=0.5"]
+    assert changed_parts([{DATA: two}], {DATA: three}, DATA) == []
+
+
+def test_data_that_differ_each_time_are_unknown(tmp_path):
+    assert hashes("Drawn") == {"": UNKNOWN}
+    assert changed_parts([{DATA: {"": ["1", "2", "3"]}}], {DATA: {"": UNKNOWN}}, DATA) == []
+
+
+def test_floats_of_another_machine_are_not_compared():
+    assert is_same_data(["a", "b", "here"], ["a", "c", "there"])
+    assert not is_same_data(["a", "b", "here"], ["a", "c", "here"])
+    assert not is_same_data(["a", "b", "here"], ["x", "b", "there"]), (
+        "whole numbers are, on any machine"
+    )
+
+
+def test_our_own_data_give_their_digest():
+    model = {"class_path": "tests.zoo.animals.models.Net", "init_args": {}}
+    workload = Workload(
+        model, {"class_path": "lit_dps.data.Digits", "init_args": {}}, {"accelerator": "cpu"}
+    )
+    study = StudyConfig(batch_sizes=[8], space={"model.lr": {"low": 0.1, "high": 1.0}})
+    data = Digits(batch_size=8)
+    data.setup()
+    assert data_hashes(StudySetup(study, StorageConfig(), workload, {}, {}, {})) == {
+        "": [data.digest[:16]]
+    }
+
+
+def test_the_folder_of_the_data_is_no_part_of_it(tmp_path):
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+    write(tmp_path / "here")
+    first = hashes("Sentences")
+    write(tmp_path / "there")
+    assert hashes("Sentences") == first

@@ -1,0 +1,156 @@
+"""The live display: what stands on a terminal of 60 and of 120 columns, and how workers tell of
+their trials."""
+
+from __future__ import annotations
+
+import io
+import os
+
+import pytest
+from rich.console import Console
+
+from lit_dps.core.attempt import Run
+from lit_dps.core.goal import Goal
+from lit_dps.core.trial import Cell, Status, Trial, TrialResult
+from lit_dps.parallel.process import StopRequest
+from lit_dps.study.display import Display
+from lit_dps.study.progress import Progress
+from lit_dps.study.worker_events import Lookout, Sighting
+
+SIZES, GOAL = [2**i for i in range(1, 15)], Goal(0.08, 16, 4000)
+
+
+def display(
+    width: int, height: int = 30, sizes=tuple(SIZES), sparsities=(0.0, 0.9), points: int = 2
+) -> Display:
+    cells = [Cell(b, s) for b in sizes for s in sparsities]
+    console = Console(
+        file=io.StringIO(), force_terminal=True, width=width, height=height, color_system=None
+    )
+    progress = Progress({}, cells, points, workers=2, stream=io.StringIO())
+    return Display(progress, "quickstart", GOAL, StopRequest(), console)
+
+
+def result(cell: Cell, point: int, steps: int | None, seconds: float = 10.0) -> TrialResult:
+    status = Status.INCOMPLETE if steps is None else Status.COMPLETE
+    return TrialResult(Trial(cell, point), status, steps, seconds=seconds)
+
+
+def lines(shown: Display) -> list[str]:
+    with shown.console.capture() as captured:
+        shown.console.print(shown.render())
+    return [line.rstrip() for line in captured.get().splitlines()]
+
+
+def filled(width: int, **kw) -> Display:
+    shown = display(width, **kw)
+    for cell, steps in (
+        (Cell(2, 0.0), (800, 640)),
+        (Cell(2, 0.9), (None, None)),
+        (Cell(4, 0.0), (320,)),
+    ):
+        for point, k in enumerate(steps):
+            shown.update(result(cell, point, k))
+    shown.update(result(Cell(4, 0.9), 0, None))
+    shown.saw(Sighting(1, Trial(Cell(4, 0.9), 1), 48, 0.25, exact=False))
+    shown.saw(Sighting(2, Trial(Cell(4, 0.0), 1), 1600, 0.1125))
+    return shown
+
+
+@pytest.mark.parametrize("width", [60, 120])
+def test_bar_times_k_star_of_each_cell_and_running_trials(width):
+    said = lines(filled(width))
+    assert max(map(len, said)) <= width
+    assert (
+        said[0].startswith("quickstart ")
+        and said[0].endswith(" 6/56 trials")
+        and len(said[0]) == width
+    )
+    assert (
+        said[1] == "0:00:00 elapsed, about 0:04:10 left, 2 at a time"
+    )  # 50 trials of 10 s by two workers
+    table = [line.split() for line in said[3 : said.index("", 3)]]
+    heads = [line[1:] for line in table if line[0] == "K*"]
+    assert sum(heads, []) == [f"B={b}" for b in SIZES] and len(heads) == (1 if width == 120 else 2)
+    dense, sparse = (
+        [x for line in table if line[0] == f"S={s}" for x in line[1:]] for s in ("0", "0.9")
+    )
+    assert dense == ["640", "<=320", *"." * 12] and sparse == ["-", "1/2", *"." * 12]
+    rows = [line.split() for line in said[said.index("", 3) + 1 :]]
+    assert rows == [
+        ["running", "step", "best", "val_error"],
+        ["B=4", "S=0", "point", "1", "1,600", "0.1125"],
+        [
+            "B=4",
+            "S=0.9",
+            "point",
+            "1",
+            "48",
+            ">=",
+            "0.25",
+        ],  # a check that stopped early knows a bound
+    ]
+
+
+@pytest.mark.parametrize(("width", "height"), [(60, 24), (40, 12), (200, 10), (20, 5)])
+def test_a_large_study_fits_the_screen(width, height):
+    shown = filled(width, height=height, sparsities=tuple(i / 100 for i in range(91)))
+    for point in range(20):
+        shown.saw(Sighting(3, Trial(Cell(8, 0.5), point), 16, 0.5))
+    said = lines(shown)
+    assert all(len(line) <= width for line in said)
+    assert len(said) < height or height < 20, (
+        "K* and the trials that run are told of as many as there is room for"
+    )
+    if height > 20:
+        assert "and 14 more" in "\n".join(said) and "more series" in "\n".join(said)
+
+
+def test_trials_that_end_or_whose_worker_is_lost_are_gone_and_the_end_is_the_bar():
+    shown = filled(60)
+    shown.update(result(Cell(4, 0.0), 1, 336))
+    assert "B=4 S=0 point 1" not in "\n".join(lines(shown)) and "B=4 S=0.9 point 1" in "\n".join(
+        lines(shown)
+    )
+    shown.saw(Sighting(1))
+    assert "point" not in "\n".join(lines(shown))
+    shown.stop.signal = "SIGINT"
+    assert lines(shown)[-1] == "SIGINT: leaving at the next check; once more to leave now"
+    shown.show()
+    assert shown.stop.shown
+    shown.close()
+    assert not shown.stop.shown and len(lines(shown)) == 2
+    drawn = shown.console.file.getvalue()
+    assert drawn.count("\x1b[?25l") == drawn.count("\x1b[?25h") == 1, "the cursor is back"
+
+
+def test_k_star_at_the_first_check_is_a_bound():
+    shown = display(60, sizes=(8,), sparsities=(0.0,), points=1)
+    shown.update(result(Cell(8, 0.0), 0, 16))
+    assert "S=0  <=16" in "\n".join(lines(shown))
+
+
+def test_a_lookout_tells_the_best_so_far_now_and_then():
+    seen: list[Sighting] = []
+    run = Run(Trial(Cell(8), 3), GOAL)
+    run.stop_early()
+    Lookout(seen.append, every=0.0).begins(run)
+    for step, (found, exact) in enumerate(
+        [(0.5, True), (0.3, False), (0.4, True), (float("nan"), True)], 1
+    ):
+        run.record(16 * step, found, exact, None, True)
+    assert [(s.step, s.best, s.exact) for s in seen] == [
+        (0, None, True),
+        (16, 0.5, True),
+        (32, 0.3, False),
+        (48, 0.3, False),
+        (64, 0.3, False),
+    ]
+    assert {s.worker for s in seen} == {os.getpid()} and all(s.trial == run.trial for s in seen)
+    rare: list[Sighting] = []
+    lookout = Lookout(rare.append, every=3600.0)
+    run = Run(Trial(Cell(8), 3), Goal(0.9, 16, 4000, "val/accuracy", at_least=True))
+    lookout.begins(run)
+    for step in (16, 32):
+        run.record(step, step / 100, True, None, True)
+    assert [(s.step, s.best) for s in rare] == [(0, None), (16, 0.16)]

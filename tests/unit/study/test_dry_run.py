@@ -1,0 +1,184 @@
+"""The dry run: what a trial knows, and no more; metrics of one network at both ends of the grid."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from lit_dps.core.config import StorageConfig, StudyConfig
+from lit_dps.core.errors import ConfigError, UserError
+from lit_dps.core.search_space import Range
+from lit_dps.study.preflight.dry_run import dry_run
+from lit_dps.study.setup import StudySetup
+from lit_dps.training.workload import Workload
+from tests.unit.engines.test_engine import quiet  # noqa: F401
+
+ANIMALS = "tests.zoo.animals."
+SPACE = {"model.lr": Range(1e-3, 0.1, "log")}
+GOAL = {"error": 0.05, "check_interval": 5, "max_steps": 40}
+
+
+def setup(
+    model: str = "models.Net",
+    data: str | dict[str, Any] = "data.Clouds",
+    goal: dict[str, Any] | None = None,
+    arguments: dict[str, Any] | None = None,
+    **study: Any,
+) -> StudySetup:
+    """A study of two animals, of dense networks at two batch sizes."""
+    specs = [{"class_path": ANIMALS + model, "init_args": dict(arguments or {})}]
+    if isinstance(data, str):
+        data = {"class_path": ANIMALS + data}
+    specs.append({"init_args": {}, **data})
+    config = StudyConfig(
+        **{"space": SPACE, "batch_sizes": [4, 16], "sparsities": [0.0], "trials": 1, **study}
+    )
+    pruning = {"method": "snip", "biases": "paper", "batch_size": 50}
+    workload = Workload(*specs, {"accelerator": "cpu"})
+    return StudySetup(config, StorageConfig(), workload, goal or GOAL, pruning, {"interval": None})
+
+
+def of(metric: str, **more: Any) -> dict[str, Any]:
+    return {"metric": metric, "at_most": 0.01, "check_interval": 5, "max_steps": 40, **more}
+
+
+@pytest.mark.parametrize(
+    ("model", "metric"),
+    [
+        ("RootOfBatch", "val_rmse"),
+        ("ZeroHead", "val_rmse"),
+        ("BatchStatistics", "val_loss"),
+        ("Contrastive", "val_contrast"),
+    ],
+)
+def test_a_metric_that_depends_on_the_validation_batch_size_is_refused(model, metric):
+    with pytest.raises(ConfigError) as error:
+        dry_run(setup(f"dry_runs.{model}", "dry_runs.OneBatchSize", of(metric)))
+    assert (error.value.key, error.value.value) == ("goal.metric", metric)
+    assert "B = 4" in error.value.allowed and "B = 16" in error.value.allowed
+    assert dry_run(setup(f"dry_runs.{model}", goal=of(metric)))[1] == [], (
+        "validation has a batch size of its own"
+    )
+
+
+@pytest.mark.parametrize("model", ["RootOfBatch", "HalfAlone"])
+def test_half_precision_hides_no_dependence_on_the_batch_size(model):
+    """The difference of a root is below 1 %. A module that fails in full precision is validated in
+    its own."""
+    made = setup(f"dry_runs.{model}", "dry_runs.OneBatchSize", of("val_rmse"))
+    trainer = {"accelerator": "cpu", "precision": "bf16-true"}
+    with pytest.raises(ConfigError) as error:
+        dry_run(replace(made, workload=replace(made.workload, trainer=trainer)))
+    assert (error.value.key, error.value.value) == ("goal.metric", "val_rmse")
+
+
+def test_an_intermediate_batch_size_alone_may_leave_a_short_validation_batch():
+    sizes = {
+        "data": "dry_runs.OneBatchSize",
+        "goal": of("val_rmse"),
+        "batch_sizes": [5, 10, 12, 25],
+    }
+    with pytest.raises(ConfigError) as error:
+        dry_run(setup("dry_runs.RootOfBatch", **sizes))
+    assert error.value.value == "val_rmse"
+
+
+def test_a_mean_over_the_examples_may_be_taken_in_any_batches():
+    assert dry_run(setup(data="dry_runs.OneBatchSize", goal=of("val_loss")))[1] == []
+    assert dry_run(setup(data="dry_runs.OneBatchSize"))[1] == []
+
+
+def test_a_further_metric_that_depends_on_the_validation_batch_size_is_noted():
+    (note,) = dry_run(
+        setup("dry_runs.RootOfBatch", "dry_runs.OneBatchSize", metrics=["val_rmse", "val_loss"])
+    )[1]
+    assert note.startswith("val_rmse depends on the validation batch size")
+
+
+@pytest.mark.parametrize("model", ["Denoising", "DenoisingZeroHead"])
+def test_random_validation_is_noted_and_not_refused(model):
+    (note,) = dry_run(setup(f"dry_runs.{model}", "dry_runs.OneBatchSize", of("val_noisy")))[1]
+    assert note.startswith("val_noisy of one network is")
+
+
+@pytest.mark.parametrize("model", ["Seeding", "Pretrained", "LoadsInSetup"])
+def test_weights_that_are_equal_at_all_points_are_noted(model):
+    (note,) = dry_run(setup(f"dry_runs.{model}"))[1]
+    assert note.startswith("all points of the search begin with equal weights")
+
+
+def test_weights_that_setup_draws_are_not_equal():
+    assert dry_run(setup("dry_runs.DrawsInSetup"))[1] == []
+
+
+SHORT = {
+    "class_path": f"{ANIMALS}data.Clouds",
+    "init_args": {"n": 32},
+}  # 2 steps an epoch at B = 16
+LONG = {"class_path": f"{ANIMALS}data.Clouds", "init_args": {"n": 160}}
+
+
+@pytest.mark.parametrize("model", ["ReadsAtEpochEnd", "ReadsAttribute"])
+def test_a_value_of_a_check_is_not_there_before_the_first_check(model):
+    with pytest.raises(UserError, match="B=16 .* in on_train_epoch_end"):
+        dry_run(setup(f"dry_runs.{model}", SHORT))
+    notes = dry_run(setup(f"dry_runs.{model}", LONG))[1]
+    assert not [note for note in notes if "cannot resume" not in note], (
+        "the first check precedes the end of an epoch"
+    )
+
+
+def test_a_metric_that_an_error_names_has_no_value_before_the_first_check():
+    with pytest.raises(UserError, match="val_error has no value before the first check"):
+        dry_run(setup("dry_runs.ReadsLoggedMetrics", LONG))
+
+
+def test_a_module_may_have_to_train_before_it_validates():
+    assert dry_run(setup("dry_runs.TrainsBeforeItValidates"))[1] == []
+
+
+def test_the_last_batch_of_an_epoch_is_tried():
+    ragged = {"class_path": f"{ANIMALS}data.Clouds", "init_args": {"n": 35}}
+    arguments = {"arguments": {"size": 8}, "batch_sizes": [8]}
+    with pytest.raises(UserError, match="a full batch is expected"):
+        dry_run(setup("dry_runs.FailsAtTheLastBatch", ragged, **arguments))
+    full = {"class_path": f"{ANIMALS}data.Clouds", "init_args": {"n": 35, "drop_last": True}}
+    assert dry_run(setup("dry_runs.FailsAtTheLastBatch", full, **arguments))[1] == []
+
+
+@pytest.mark.parametrize(
+    "data", ["data.Clouds", "dry_runs.OwnSampler", "dry_runs.OwnPruningLoader"]
+)
+def test_the_last_batch_of_the_pruning_pass_is_tried(data):
+    """Batch normalization refuses one example: 151 are three batches of 50 and one; at B = 16 the
+    last batch has 7."""
+    at = {"batch_sizes": [16], "sparsities": [0.0, 0.5]}
+    with pytest.raises(ConfigError) as error:
+        dry_run(
+            setup("parts.BatchNorm", {"class_path": ANIMALS + data, "init_args": {"n": 151}}, **at)
+        )
+    assert (error.value.key, error.value.value) == ("pruning.method", "snip")
+    assert "pruning.batch_size" in error.value.allowed
+    even = {"class_path": ANIMALS + data, "init_args": {"n": 152}}
+    assert dry_run(setup("parts.BatchNorm", even, **at))[1] == []
+
+
+@pytest.mark.parametrize(
+    ("model", "metric"),
+    [("KeepsPredictions", "val_all"), ("Denoising", "val_noisy"), ("RootOfBatch", None)],
+)
+def test_a_metric_that_differs_between_two_validations_of_one_network_is_noted(model, metric):
+    """Its validation batches have a fixed size here."""
+    name = metric or "val_rmse"
+    notes = dry_run(setup(f"dry_runs.{model}", goal=of(name)))[1]
+    assert [note.split()[0] for note in notes] == ([metric] if metric else [])
+
+
+@pytest.mark.parametrize(
+    ("data", "is_noted"), [("SplitBySeed", True), ("SplitOnce", False), ("Clouds", False)]
+)
+def test_validation_examples_that_the_seed_of_a_point_draws_are_noted(data, is_noted):
+    notes = dry_run(setup(data=f"data.{data}", trials=2))[1]
+    assert any("validate on different data" in note for note in notes) is is_noted

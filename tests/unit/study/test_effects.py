@@ -1,0 +1,48 @@
+"""What would have no effect in a study is refused, or told."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from lit_dps.core.errors import ConfigError
+from lit_dps.study.preflight.effects import check_effects
+from tests.unit.engines.test_engine import MODEL
+from tests.unit.study.test_grid import NETWORK, setup
+
+
+def test_arguments_that_no_class_of_an_axis_would_have_are_refused():
+    said = (
+        r"study.grid: 'model.network' is not allowed; .* model.network.hidden = \[32\] would "
+        r"be "
+        r"lost"
+    )
+    with pytest.raises(ConfigError, match=said):
+        check_effects(setup(NETWORK))
+    network = {
+        "class_path": "lit_dps.models.MLP",
+        "init_args": {"hidden": [300, 100], "width": None},
+    }
+    assert (
+        check_effects(
+            setup(NETWORK, model={**MODEL, "init_args": {**MODEL["init_args"], "network": network}})
+        )
+        == []
+    )
+
+
+@pytest.mark.parametrize(
+    ("sparsity", "grid"), [(0.0, [0.9]), (0.5, [0.5]), (0.5, [0.0, 0.5]), (0.5, [0.0, 0.9])]
+)
+def test_the_sparsity_of_fit_is_told_apart_from_those_of_a_study(sparsity, grid):
+    made = setup({}, batch_sizes=[16], sparsities=grid)
+    made = dataclasses.replace(made, pruning={**made.pruning, "sparsity": sparsity})
+    if sparsity and sparsity not in grid:
+        with pytest.raises(
+            ConfigError,
+            match=r"pruning.sparsity: 0.5 is not allowed; one of study.sparsities \[0.0, 0.9\]",
+        ):
+            check_effects(made)
+        return
+    assert len(check_effects(made)) == (sparsity > 0 and len(grid) > 1)

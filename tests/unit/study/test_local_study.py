@@ -1,0 +1,131 @@
+"""Local SGD in a study: what is refused before anything is created, what an identity holds, what a
+trial gets."""
+
+from __future__ import annotations
+
+import pytest
+
+from lit_dps.core.config import StorageConfig, StudyConfig
+from lit_dps.core.errors import ConfigError
+from lit_dps.core.local_sgd import Rounds
+from lit_dps.core.search_space import Range
+from lit_dps.core.trial import Cell, Series, Trial
+from lit_dps.engines.engine import Training
+from lit_dps.study.preflight.keys import check_keys, check_workers
+from lit_dps.study.setup import StudySetup
+from tests.unit.optim.test_local_sgd import workload
+
+DEFAULTS = {
+    "workers": 1,
+    "steps": 1,
+    "start": 0,
+    "outer_learning_rate": 1.0,
+    "outer_momentum": 0.0,
+    "outer_nesterov": True,
+}
+RATES = {"model.learning_rate": Range(0.1, 1.0)}
+
+
+def setup(batch_sizes=(16, 64), space=RATES, grid=None, **local) -> StudySetup:
+    study = StudyConfig(
+        batch_sizes=list(batch_sizes), sparsities=[0.0], space=space, grid=grid or {}
+    )
+    goal = {"error": 0.1, "check_interval": 4, "max_steps": 60}
+    return StudySetup(
+        study,
+        StorageConfig(),
+        workload("sgd"),
+        goal,
+        {},
+        {"interval": None},
+        local={**DEFAULTS, **local},
+    )
+
+
+def check(setup: StudySetup) -> None:
+    setup.study.check()
+    check_keys(setup)
+    for cell in setup.study.cells:
+        for end in (0.0, 1.0):
+            check_workers(setup, cell, {key: box.at(end) for key, box in setup.study.space.items()})
+
+
+def test_a_trial_has_the_numbers_of_the_section_its_cell_and_its_point():
+    training = Training(workload("sgd"), {}, local={**DEFAULTS, "workers": 2, "steps": 8})
+    cell, params = (
+        Cell(16, 0.0, (("local.steps", 3), ("model.momentum", 0.5))),
+        {"local.outer_momentum": 0.4},
+    )
+    assert training.local_of(Trial(cell, 0, params)).rounds == Rounds(2, 3, 0, 1.0, 0.4)
+    assert training.workload.build(Trial(cell, 0, params)).module.hparams.momentum == 0.5
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"workers": 3}, "study.batch_sizes: 16 is not allowed; multiples of local.workers = 3"),
+        (
+            {"grid": {"local.workers": [4, 24]}},
+            "study.batch_sizes: 16 is not allowed; multiples of local.workers = 24",
+        ),
+        (
+            {"grid": {"local.steps": [1, 0]}},
+            "local.steps: 0 is not allowed; a whole number of steps, 1 or more",
+        ),
+        (
+            {"grid": {"local.rounds": [1, 2]}},
+            "study.grid: 'local.rounds' is not allowed; one of local.workers, ",
+        ),
+        (
+            {"space": {"local.rate": Range(0.1, 1.0)}},
+            "study.space: 'local.rate' is not allowed; one of local.workers",
+        ),
+        (
+            {"space": {"local.outer_momentum": Range(0.1, 1.0)}},
+            "local.outer_momentum: 1.0 is not allowed",
+        ),
+        (
+            {"space": {"local.steps": Range(1, 8, integer=True)}, "grid": {"local.steps": [1, 2]}},
+            "study.grid: 'local.steps' is not allowed; a key of its own: study.space sets this "
+            "one already",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_is_created(given, said):
+    with pytest.raises(ConfigError, match=said):
+        check(setup(**given))
+
+
+def test_what_fits_is_not():
+    check(setup(workers=4, steps=7, grid={"local.steps": [1, 4]}))
+    check(setup(batch_sizes=(3, 5)))  # one worker
+    check(setup(workers=4, space={**RATES, "local.outer_learning_rate": Range(0.3, 1.0)}))
+
+
+def test_the_identity_of_a_study_without_local_sgd_is_as_before_there_was_such():
+    plain = StudySetup(
+        *(getattr(setup(), name) for name in ("study", "storage", "workload", "goal")),
+        {},
+        {"interval": None},
+    )
+    assert setup().identity(None) == plain.identity(None) == setup(steps=9).identity(None)
+    assert "local" not in setup().identity(None)
+
+
+def test_an_identity_holds_what_no_axis_and_no_search_varies():
+    assert setup(workers=4).identity(None)["local"] == {**DEFAULTS, "workers": 4}
+    varied = setup(
+        workers=4,
+        grid={"local.steps": [1, 4]},
+        space={**RATES, "local.outer_momentum": Range(0.1, 0.9)},
+    )
+    left = {key: value for key, value in DEFAULTS.items() if key not in ("steps", "outer_momentum")}
+    assert varied.identity(None)["local"] == {**left, "workers": 4}
+    assert setup(grid={"local.workers": [1, 4]}, steps=8).identity(None)["local"]["steps"] == 8
+
+
+def test_an_axis_that_tables_have_a_column_for_goes_by_its_whole_key():
+    assert (
+        str(Series(0.0, (("local.steps", 4), ("local.workers", 2))))
+        == "S=0 local.steps=4 workers=2"
+    )

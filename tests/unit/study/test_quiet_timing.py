@@ -1,0 +1,171 @@
+"""Step times that are measured alone at the end of a study: values, rounds, storage, and what
+happens without them."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from lit_dps.core.errors import StorageError
+from lit_dps.core.goal import Goal
+from lit_dps.core.step_timing import CellTiming, StepTiming
+from lit_dps.core.trial import Cell, Trial
+from lit_dps.parallel.process import Interrupted, StopRequest
+from lit_dps.storage.header import keep_step_timing
+from lit_dps.storage.read import read_study
+from lit_dps.study import quiet_timing
+from lit_dps.study.quiet_timing import MIN_ROUNDS, ROUNDS, SWITCH, WARM_UP_STEPS, update_step_timing
+from lit_dps.study.step_probe import _StepStopwatch
+from tests.support.fake_study import GOAL, SPACE, result, write_study
+
+CELLS = (Cell(4), Cell(8), Cell(4, 0.5), Cell(8, 0.5))
+SECONDS = {Cell(4): 0.010, Cell(8): 0.014, Cell(4, 0.5): 0.012, Cell(8, 0.5): 0.016}
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Runs in place of `timed_run` that take a known time; returns the calls."""
+    calls = []
+    seconds = SimpleNamespace(now=0.0)
+
+    def run(_, trial, steps, together=False, warm_up=1):
+        calls.append((trial.cell, trial.point, steps, together, warm_up))
+        seconds.now += 1.0
+        return 0.5, SECONDS[trial.cell] * (1 + 0.1 * len(calls)), 0.25
+
+    monkeypatch.setattr(quiet_timing, "timed_run", run)
+    monkeypatch.setattr(quiet_timing, "time", SimpleNamespace(monotonic=lambda: seconds.now))
+    monkeypatch.setenv(SWITCH, "1")
+    return calls
+
+
+@pytest.fixture
+def study(tmp_path):
+    """A stored study of four cells; the best trial of each is its second."""
+    url = f"sqlite:///{tmp_path}/study.db"
+    params = {key: box.at(0.5) for key, box in SPACE.items()}
+    cells = {c: [result(c, i, k, params=params) for i, k in enumerate((64, 32))] for c in CELLS}
+    write_study(url, cells, "quiet", goal=GOAL, space=SPACE)
+    given = SimpleNamespace(threads=1, name="quiet", seed=0)
+    storage = SimpleNamespace(optuna_url=url)
+    return SimpleNamespace(study=given, storage=storage, ranks=1, smoothness={}, middle=params), url
+
+
+@pytest.fixture(autouse=True)
+def plain_replace(monkeypatch):
+    """Setups are no dataclasses here."""
+    monkeypatch.setattr(
+        quiet_timing, "dataclasses", SimpleNamespace(replace=lambda setup, **kw: setup)
+    )
+
+
+def test_cells_are_timed_in_rounds_after_a_warm_up_with_the_trial_of_k_star(clock, study):
+    setup, url = study
+    found = update_step_timing(setup, read_study(url, "quiet"), StopRequest())
+    timing = found.step_timing
+    warm, *calls = clock
+    assert [call[0] for call in calls] == [*read_study(url, "quiet").cells] * ROUNDS
+    assert {call[1] for call in calls} == {1} and {call[4] for call in calls} == {WARM_UP_STEPS}
+    assert timing.rounds == ROUNDS and timing.covers(CELLS)
+    first = timing.by_cell[calls[0][0]].steps
+    expected = [SECONDS[calls[0][0]] * (1 + 0.1 * (2 + 4 * i)) for i in range(ROUNDS)]
+    assert list(first) == pytest.approx(expected)
+    assert read_study(url, "quiet").step_timing == timing
+
+
+def test_times_are_measured_again_only_where_something_changed(clock, study, monkeypatch):
+    setup, url = study
+    record = update_step_timing(setup, read_study(url, "quiet"), StopRequest())
+    made = len(clock)
+    assert update_step_timing(setup, record, StopRequest()).step_timing == record.step_timing
+    assert len(clock) == made
+    update_step_timing(setup, record, StopRequest(), asked=True)
+    assert len(clock) == 2 * made
+    setup.study.threads = 2
+    assert update_step_timing(setup, record, StopRequest()).step_timing.threads == 2
+    assert len(clock) == 3 * made
+    monkeypatch.setattr(quiet_timing, "hardware", lambda: "another machine")
+    assert update_step_timing(setup, record, StopRequest()).step_timing.machine == "another machine"
+
+
+def test_a_long_measurement_ends_after_few_rounds_and_a_longer_one_is_left_out(
+    clock, study, monkeypatch, capsys
+):
+    setup, url = study
+    monkeypatch.setattr(quiet_timing, "TARGET_SECONDS", 4.0)
+    record = update_step_timing(setup, read_study(url, "quiet"), StopRequest())
+    assert record.step_timing.rounds == MIN_ROUNDS
+    monkeypatch.setattr(quiet_timing, "MAX_SECONDS", 8.0)
+    assert (
+        update_step_timing(setup, record, StopRequest(), asked=True).step_timing
+        == record.step_timing
+    )
+    assert (
+        "it would take about 12 s, more than 8 s; the answer uses times of the trials"
+        in capsys.readouterr().err
+    )
+
+
+def test_a_failure_costs_only_the_times(clock, study, monkeypatch, capsys):
+    setup, url = study
+
+    def fails(*args):
+        raise RuntimeError("out of memory\nand more")
+
+    monkeypatch.setattr(quiet_timing, "timed_run", fails)
+    record = read_study(url, "quiet")
+    assert update_step_timing(setup, record, StopRequest()) == record
+    assert "step times were not measured: out of memory\n" in capsys.readouterr().err
+
+
+def test_an_interruption_stores_nothing(clock, study):
+    setup, url = study
+    stop = StopRequest(lambda: len(clock) > 4)
+    with pytest.raises(Interrupted):
+        update_step_timing(setup, read_study(url, "quiet"), stop)
+    assert len(clock) == 5 and read_study(url, "quiet").step_timing is None
+
+
+def test_the_switch_leaves_it_out(clock, study, monkeypatch):
+    setup, url = study
+    monkeypatch.setenv(SWITCH, "0")
+    assert update_step_timing(setup, read_study(url, "quiet"), StopRequest()).step_timing is None
+    assert not clock
+
+
+def test_what_is_stored_is_what_was_measured(tmp_path, study):
+    _, url = study
+    cells = (
+        CellTiming(Cell(8, 0.5, (("optim.delay", 4),)), (0.01, 0.02), 0.5),
+        CellTiming(Cell(4), (0.03,), 1.5),
+    )
+    timing = StepTiming("Xeon, 2 cores", "2026-11-27", 2, 1, cells)
+    assert StepTiming.of_stored(json.loads(json.dumps(timing.stored()))) == timing
+    keep_step_timing(url, "quiet", timing)
+    assert read_study(url, "quiet").step_timing == timing
+
+
+def test_warm_up_steps_are_not_timed(monkeypatch):
+    seconds = iter([10.0, 16.0])
+    monkeypatch.setattr("lit_dps.study.step_probe.now", lambda device: next(seconds))
+    clock = _StepStopwatch(Trial(Cell(4), 0, {}), Goal(0.5, check_interval=5, max_steps=5))
+    clock.warm_up = 2
+    optimizer = torch.optim.SGD([torch.zeros(1)], 0.1)
+    for _ in range(5):
+        clock.on_update(optimizer)
+    assert (clock.first, clock.last) == (10.0, 16.0)  # after steps 2 and 5: three steps
+
+
+def test_times_that_cannot_be_stored_cost_nothing_else(clock, study, monkeypatch, capsys):
+    setup, url = study
+
+    def full(*args):
+        raise StorageError("disk is full")
+
+    monkeypatch.setattr(quiet_timing, "keep_step_timing", full)
+    record = read_study(url, "quiet")
+    assert update_step_timing(setup, record, StopRequest()) is record
+    assert "step times were not stored: disk is full\n" in capsys.readouterr().err

@@ -1,0 +1,197 @@
+"""Hashes of the user's own code: what changes them, and what does not."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import types
+
+import pytest
+
+from lit_dps.core.environment import SOURCES, UNKNOWN, changed_parts
+from lit_dps.core.errors import UserError
+from lit_dps.study.sources import (
+    _installed_with_target,
+    _is_users,
+    import_sources,
+    is_installed,
+    refuse_changed_sources,
+    source_hashes,
+)
+
+CODE = '''
+"""What it is."""
+import math
+
+from helper_of_mine import SCALE
+
+
+class Net:
+    """A network."""
+
+    def forward(self, x):
+        """Doubles."""
+        return SCALE * x
+
+
+if __name__ == "__main__":
+    print(Net())
+'''
+HELPER = "SCALE = 2\n"
+
+
+@pytest.fixture
+def imported(tmp_path, monkeypatch):
+    """Imports code of the user anew, and returns the hashes of its two files."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+    def hashes(code: str = CODE, helper: str = HELPER) -> dict[str, list[str]]:
+        (tmp_path / "code_of_mine.py").write_text(code)
+        (tmp_path / "helper_of_mine.py").write_text(helper)
+        for name in ("code_of_mine", "helper_of_mine"):
+            sys.modules.pop(name, None)
+        importlib.invalidate_caches()
+        importlib.import_module("code_of_mine")
+        return {
+            name: each for name, each in source_hashes({}).items() if name.endswith("_of_mine.py")
+        }
+
+    yield hashes
+    for name in ("code_of_mine", "helper_of_mine"):
+        sys.modules.pop(name, None)
+
+
+def changed(was: dict, now: dict) -> list[str]:
+    return changed_parts([{SOURCES: was}], {SOURCES: now}, SOURCES)
+
+
+def test_files_and_what_they_import_are_hashed_and_no_library_is(imported):
+    assert imported().keys() == {"code_of_mine.py", "helper_of_mine.py"}
+    everything = source_hashes({})
+    assert not [
+        name
+        for name in everything
+        if name.startswith(("torch", "lightning", "lit_dps/", "numpy", "json"))
+    ]
+
+
+def test_a_package_that_pip_put_into_a_folder_of_the_path_is_a_library(imported, tmp_path):
+    (tmp_path / "bought.py").write_text("COLOR = 1\n")
+    (tmp_path / "bought-1.0.dist-info").mkdir()
+    (tmp_path / "bought-1.0.dist-info" / "RECORD").write_text(
+        "bought.py,,\nbought-1.0.dist-info/RECORD,,\n"
+    )
+    _installed_with_target.cache_clear()
+    _is_users.cache_clear()
+    assert imported("import bought\n" + CODE).keys() == {"code_of_mine.py", "helper_of_mine.py"}
+    assert is_installed(sys.modules["bought"]) and not is_installed(sys.modules["code_of_mine"])
+    del sys.modules["bought"]
+    _installed_with_target.cache_clear()
+    _is_users.cache_clear()
+
+
+SAME = {
+    "a comment": CODE.replace("import math", "import math  # for later"),
+    "formatting": CODE.replace("return SCALE * x", "return (SCALE\n            *   x)"),
+    "docstrings": CODE.replace("Doubles.", "Returns the double."),
+    "no docstring": CODE.replace('        """Doubles."""\n', ""),
+    "what a script runs": CODE.replace("print(Net())", "print(1)"),
+    "moved down": "\n\n" + CODE,
+}
+OTHER = {
+    "a number": CODE.replace("SCALE * x", "SCALE * x * 2"),
+    "a text": CODE.replace("return SCALE * x", 'return "x"'),
+    "an attribute": CODE.replace("    def forward", "    rate = 1\n\n    def forward"),
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_what_changes_no_result_changes_no_version(name, imported):
+    assert SAME[name] != CODE
+    assert changed(imported(), imported(SAME[name])) == []
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_another_statement_is_another_version(name, imported):
+    assert OTHER[name] != CODE
+    assert changed(imported(), imported(OTHER[name])) == ["code_of_mine.py"]
+
+
+def test_a_module_that_the_module_imports_is_told_by_its_own_name(imported):
+    assert changed(imported(), imported(helper="SCALE = 3\n")) == ["helper_of_mine.py"]
+
+
+def test_equal_bytes_are_the_same_version_under_a_python_whose_trees_differ(imported):
+    hashes = imported()
+    other_python = {name: [content, "another tree"] for name, (content, _) in hashes.items()}
+    assert changed(other_python, hashes) == []
+
+
+def test_each_of_several_versions_is_known_and_a_new_file_is_no_change(imported):
+    first, second, third = (
+        imported(),
+        imported(helper="SCALE = 3\n"),
+        imported(helper="SCALE = 4\n"),
+    )
+    known = [{SOURCES: first}, {SOURCES: {"other.py": ["1"]}}, {SOURCES: second}, {}]
+    assert changed_parts(known, {SOURCES: {**first, "new.py": ["2"]}}, SOURCES) == []
+    assert changed_parts(known, {SOURCES: third}, SOURCES) == ["helper_of_mine.py"]
+    assert changed_parts([{}], {SOURCES: third}, SOURCES) == [], "an earlier version kept no hashes"
+
+
+def main_with(monkeypatch, tmp_path, name: str, code: str, file: bool) -> dict[str, list[str]]:
+    """The hashes of a class of a script that is run, or of a notebook whose source nobody knows."""
+    module = types.ModuleType("__main__")
+    path = tmp_path / name
+    if file:
+        path.write_text(code)
+        module.__file__ = str(path)
+    exec(compile(code, str(path), "exec"), vars(module))
+    monkeypatch.setitem(sys.modules, "__main__", module)
+    config = {"model": {"class_path": "__main__.Net"}, "study": {"grid": {"a": [1]}}}
+    return {
+        key: value for key, value in source_hashes(config).items() if key.startswith("__main__")
+    }
+
+
+CLASS = "class Net:\n    def forward(self, x):\n        return 2 * x\n"
+
+
+def test_a_class_of_the_script_is_hashed_by_itself(monkeypatch, tmp_path):
+    one = main_with(monkeypatch, tmp_path, "one.py", CLASS, file=True)
+    other = main_with(
+        monkeypatch, tmp_path, "two.py", CLASS + "CONFIG = {'trials': 8}\n", file=True
+    )
+    edited = main_with(monkeypatch, tmp_path, "three.py", CLASS.replace("2", "3"), file=True)
+    assert one == other and one.keys() == {"__main__.Net"} and one["__main__.Net"] != UNKNOWN
+    assert changed(one, edited) == ["__main__.Net"]
+
+
+def test_a_class_without_a_source_is_unknown(monkeypatch, tmp_path):
+    assert main_with(monkeypatch, tmp_path, "gone.py", CLASS, file=False) == {
+        "__main__.Net": UNKNOWN
+    }
+    assert changed({"__main__.Net": UNKNOWN}, {"__main__.Net": ["1"]}) == []
+
+
+def test_code_that_is_not_what_the_command_began_with_is_refused():
+    began = {"a.py": ["bytes", "tree"], "b.py": ["bytes", "tree"], "c.py": UNKNOWN}
+    reformatted = {"a.py": ["other bytes", "tree"], "c.py": ["bytes", "tree"], "new.py": ["x", "y"]}
+    refuse_changed_sources(began, reformatted)
+    with pytest.raises(UserError, match="^b.py changed"):
+        refuse_changed_sources(began, {**reformatted, "b.py": ["other", "others"]})
+
+
+def test_the_modules_of_another_process_are_imported(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("known_there", "unknown_there"):
+        (tmp_path / f"{name}.py").write_text("class Net: pass")
+    config = {
+        "model": {"class_path": "known_there.Net"},
+        "data": "unknown_there.Net",
+        "name": "a.b",
+    }
+    import_sources(config, {"known_there.py": UNKNOWN})
+    assert "known_there" in sys.modules and "unknown_there" not in sys.modules
+    monkeypatch.delitem(sys.modules, "known_there")

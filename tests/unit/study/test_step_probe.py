@@ -1,0 +1,263 @@
+"""Timing of a module whose steps and checks take a time that is known, since it sleeps."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+from lightning.pytorch import LightningDataModule, LightningModule
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
+
+from lit_dps.core.config import StorageConfig, StudyConfig
+from lit_dps.core.errors import ConfigError
+from lit_dps.core.search_space import Range
+from lit_dps.study.setup import StudySetup
+from lit_dps.study.step_probe import Line, Measured, Timing, fit_line, measure
+from lit_dps.training.workload import Workload
+from tests.support.tiny import points
+
+STEP, CHECK = 0.010, 0.050
+SLOWER = 4  # a busy machine may make things last longer, by a factor below this
+BATCHES = 30  # of the pruning pass
+
+
+class Sleepy(LightningModule):
+    """Sleeps for a time in each training step, longer with each example and at first, and for 50 ms
+    in each check."""
+
+    def __init__(
+        self,
+        rate: float = 0.1,
+        step: float = STEP,
+        example: float = 0.0,
+        first: float = 0.0,
+        batch_size: int = 4,
+    ):
+        super().__init__()
+        self.save_hyperparameters()
+        self.layer = nn.Linear(4, 3)
+
+    def training_step(self, batch, batch_idx):
+        first = self.hparams.first if self.trainer.global_step == 0 else 0.0
+        time.sleep(self.hparams.step + self.hparams.example * len(batch[0]) + first)
+        return nn.functional.cross_entropy(self.layer(batch[0]), batch[1])
+
+    def validation_step(self, batch, batch_idx):
+        time.sleep(CHECK)
+        self.log("val_error", 0.9)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), self.hparams.rate)
+
+
+class Plain(LightningDataModule):
+    """Training batches without a pruning pass of their own; one validation batch."""
+
+    def __init__(self, batch_size: int = 4):
+        super().__init__()
+        self.batch_size = batch_size
+
+    def train_dataloader(self):
+        return DataLoader(points(320), self.batch_size)
+
+    def val_dataloader(self):
+        return DataLoader(points(20), 20)
+
+
+class WithPass(Plain):
+    """The same with a pruning pass."""
+
+    def pruning_dataloader(self, batch_size: int):
+        return DataLoader(points(BATCHES * batch_size), batch_size)
+
+
+class Follows(Plain):
+    """The same in batches of the size that the module is told."""
+
+    def train_dataloader(self):
+        return DataLoader(points(320), self.trainer.lightning_module.hparams.batch_size)
+
+
+class OwnLoader(Plain):
+    """The same by a loader that cannot be made anew with another batch size."""
+
+    def train_dataloader(self):
+        return _Own(points(320), self.batch_size)
+
+
+class _Own(DataLoader):
+    def __iter__(self):
+        return super().__iter__()
+
+
+class Endless(Plain):
+    """The same with training data without a length."""
+
+    class Stream(IterableDataset):
+        def __iter__(self) -> Iterator:
+            while True:
+                yield from points(320)
+
+    def train_dataloader(self):
+        return DataLoader(self.Stream(), self.batch_size)
+
+
+def study(
+    data: type = Plain,
+    batch_sizes=(4, 16),
+    sparsities=(0.0,),
+    method="snip",
+    key="data.batch_size",
+    **model,
+):
+    """A study of `Sleepy`."""
+    workload = Workload(
+        {"class_path": f"{__name__}.Sleepy", "init_args": model},
+        {"class_path": f"{__name__}.{data.__name__}"},
+        {"accelerator": "cpu"},
+        key,
+    )
+    return StudySetup(
+        StudyConfig(
+            batch_sizes=list(batch_sizes),
+            sparsities=list(sparsities),
+            space={"model.rate": Range(0.01, 1, "log")},
+        ),
+        StorageConfig(),
+        workload,
+        {"error": 0.5, "check_interval": 16, "max_steps": 160},
+        {"method": method, "biases": "paper", "batch_size": 10},
+        {"interval": None},
+    )
+
+
+def set_seconds(patch: pytest.MonkeyPatch, seconds: float) -> None:
+    patch.setattr("lit_dps.study.step_probe.SECONDS", seconds)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def short():
+    """A fifth of the time, and the threads as they were."""
+    threads = torch.get_num_threads()
+    with pytest.MonkeyPatch.context() as patch:
+        set_seconds(patch, 0.2)
+        yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def timing() -> Timing:
+    return measure(study())
+
+
+def test_a_step_and_a_check_last_as_long_as_the_module_sleeps(timing):
+    assert [m.batch_size for m in timing.measured] == [4, 16]
+    for m in timing.measured:
+        assert STEP <= m.step < SLOWER * STEP
+        assert CHECK <= m.check < SLOWER * CHECK
+        assert m.pruning == 0
+    for batch_size in (4, 8, 16, 64):
+        assert STEP <= timing.step.at(batch_size) < SLOWER * STEP
+        assert CHECK / 2 < timing.check.at(1 / batch_size) < SLOWER * CHECK
+    assert timing.pruning == Line(0.0, 0.0)
+
+
+def test_neither_the_goal_nor_the_first_step_counts():
+    """The goal is met at the first check, which ends a run; the first step waits for what it
+    needs."""
+    setup = study(first=1.0)
+    setup.goal["error"] = 0.95
+    for m in measure(setup).measured:
+        assert STEP <= m.step < SLOWER * STEP, "1 s in about 20 steps would add 50 ms to each"
+        assert CHECK <= m.check < SLOWER * CHECK
+
+
+def test_the_cost_of_an_example_is_found_and_carried_to_other_batch_sizes(monkeypatch):
+    set_seconds(monkeypatch, 0.5)
+    found = measure(study(batch_sizes=(1, 8, 4096), step=0.004, example=0.004))
+    assert [m.batch_size for m in found.measured] == [1, 8], (
+        "a step of 4096 x 4 ms is too long to be timed"
+    )
+    assert 0.004 / SLOWER < found.step.b < SLOWER * 0.004
+    assert 4096 * 0.004 / SLOWER < found.step.at(4096) < SLOWER * 4096 * 0.004
+
+
+def test_a_grid_of_one_batch_size_is_timed_at_a_smaller_one_too():
+    assert [m.batch_size for m in measure(study(batch_sizes=(64,))).measured] == [8, 64]
+
+
+@pytest.mark.parametrize(
+    ("data", "batches"), [(WithPass, BATCHES), (Plain, 320 // 10), (OwnLoader, 320 // 16)]
+)
+def test_a_pruning_pass_is_the_steps_of_its_batches(data, batches):
+    found = measure(study(data, batch_sizes=(16,), sparsities=(0.0, 0.5)))
+    pruning = found.measured[-1].pruning
+    assert batches * STEP <= pruning < SLOWER * batches * STEP
+    assert pruning == pytest.approx(found.pruning.at(1 / 16), rel=0.5)
+
+
+def test_a_long_pruning_pass_is_scaled_from_its_first_batches(monkeypatch):
+    set_seconds(monkeypatch, 0.05)
+    taken = []
+    monkeypatch.setattr(
+        Sleepy, "on_train_start", lambda self: taken.append(time.perf_counter()), raising=False
+    )
+    begin = time.perf_counter()
+    found = measure(study(WithPass, batch_sizes=(8, 16), sparsities=(0.5,), step=0.05))
+    assert taken[0] - begin < BATCHES * 0.05, "the whole pass was run"
+    assert BATCHES * 0.05 <= found.measured[-1].pruning < SLOWER * BATCHES * 0.05
+
+
+def test_scores_that_take_no_data_need_no_pass():
+    assert measure(study(WithPass, sparsities=(0.5,), method="magnitude")).pruning == Line(0.0, 0.0)
+
+
+def test_several_methods_cost_their_mean():
+    both = study(WithPass, sparsities=(0.5,), method="magnitude")
+    grid = {"pruning.method": ["snip", "magnitude"]}
+    both = dataclasses.replace(both, study=dataclasses.replace(both.study, grid=grid))
+    found, half = measure(both).pruning.at(1 / 4), BATCHES * STEP / 2
+    assert (
+        0.9 * half <= found < 1.8 * SLOWER * half
+    )  # between none and the whole pass, on a busy machine too
+
+
+def test_scores_are_reused_where_neither_pass_nor_network_knows_the_batch_size(timing, monkeypatch):
+    assert timing.reused and measure(study(WithPass)).reused
+    assert not measure(study(OwnLoader)).reused, "its pass is one of the train dataloader"
+    assert not measure(study(Follows, key="model.batch_size")).reused
+    setup = study(WithPass)
+    searched = dataclasses.replace(setup, study=dataclasses.replace(setup.study, sampler="tpe"))
+    assert not measure(searched).reused, "each cell has points of its own"
+
+
+def test_data_without_an_end_cannot_be_pruned_over():
+    with pytest.raises(
+        ConfigError, match="data: 'Endless' is not allowed; .*needs a finite train dataloader"
+    ):
+        measure(study(Endless, sparsities=(0.5,)))
+
+
+def test_lines_have_least_relative_errors_and_no_negative_part():
+    exact = fit_line([2, 64, 1024], [0.003, 0.034, 0.514])
+    assert (exact.a, exact.b) == pytest.approx((0.002, 0.0005))
+    assert fit_line([1, 2], [1.0, 4.0]).a == 0  # by itself the line would begin at -2
+    assert fit_line([1, 2], [4.0, 1.0]).b == 0
+    flat = fit_line([1, 2], [1.0, 3.0])  # a = 0: the b that is least in (b - 1)^2 + (2 b / 3 - 1)^2
+    assert flat.b == pytest.approx((1 + 2 / 3) / (1 + 4 / 9))
+    one = fit_line([8], [0.4])
+    assert one.at(8) == pytest.approx(0.4)
+
+
+def test_misfit_is_the_largest_relative_error():
+    def measured(batch_size: int, step: float) -> Measured:
+        return Measured(batch_size, 0.0, step, 0.0, 0.0, False)
+
+    lines = {"check": Line(0, 0), "pruning": Line(0, 0), "reused": False}
+    found = Timing((measured(2, 1.0), measured(4, 2.5)), 0.0, Line(0.0, 0.5), **lines)
+    assert math.isclose(found.misfit, 0.2)

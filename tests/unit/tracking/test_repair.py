@@ -1,0 +1,104 @@
+"""A broken MLflow database is moved aside and made anew; a sound one is left alone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+
+import pytest
+
+from lit_dps.tracking.repair import move_broken, why_broken
+from tests.unit.tracking.test_tracking import empty, result, runs, tracker  # noqa: F401
+
+
+def half_made(file) -> None:
+    """The first tables only, as a full disk leaves them."""
+    with closing(sqlite3.connect(file)) as database:
+        database.execute("CREATE TABLE experiments (experiment_id INTEGER, name TEXT)")
+        database.execute("CREATE TABLE runs (run_uuid TEXT)")
+        database.commit()
+
+
+def without_experiment(file) -> None:
+    """All tables, before MLflow added the first experiment."""
+    with closing(sqlite3.connect(file)) as database:
+        database.execute("DELETE FROM experiments")
+        database.commit()
+
+
+def without_version(file) -> None:
+    with closing(sqlite3.connect(file)) as database:
+        database.execute("DELETE FROM alembic_version")
+        database.commit()
+
+
+BREAKS = {
+    "half made": lambda file: (file.unlink(), half_made(file)),
+    "garbage": lambda file: file.write_bytes(b"no database" * 100),
+    "truncated": lambda file: os.truncate(file, file.stat().st_size // 2),
+    "no experiment": without_experiment,
+    "no version": without_version,
+}
+
+
+@pytest.mark.parametrize("breaks", BREAKS)
+def test_what_is_broken_is_told_and_kept(empty, tmp_path, capsys, breaks):  # noqa: F811
+    file = tmp_path / "mlflow.db"
+    shutil.copy(empty / "mlflow.db", file)
+    assert why_broken(file) == ""
+    BREAKS[breaks](file)
+    content = file.read_bytes()
+    assert why_broken(file)
+    target = move_broken(file)
+    assert (target.read_bytes(), file.exists()) == (content, False)
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and target.name in said
+
+
+def test_a_missing_an_empty_and_a_sound_file_stay(empty, tmp_path):  # noqa: F811
+    file = tmp_path / "mlflow.db"
+    assert why_broken(file) == ""
+    file.touch()
+    assert why_broken(file) == ""
+    assert move_broken(empty / "mlflow.db") is None
+
+
+def test_two_broken_files_are_both_kept(tmp_path):
+    file = tmp_path / "mlflow.db"
+    names = []
+    for _ in range(2):
+        file.write_bytes(b"no database")
+        names.append(move_broken(file).name)
+    assert names == ["mlflow.broken-1.db", "mlflow.broken-2.db"]
+
+
+def test_a_study_is_shown_again_after_its_database_broke(tmp_path):
+    half_made(tmp_path / "mlflow.db")
+    tracker(tmp_path).log_trial(result(3))
+    (run,) = runs(tmp_path, "trial")[1]
+    assert run.data.metrics["steps_to_result"] == 48
+
+
+FULL = """
+import resource, signal, sys
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+from lit_dps.tracking.tracker import Tracker
+from lit_dps.core.errors import StorageError
+resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+try:
+    Tracker(f"sqlite:///{sys.argv[1]}/mlflow.db", sys.argv[1], "workload", "s", {})
+except StorageError:
+    sys.exit(7)
+"""
+
+
+def test_a_full_disk_leaves_no_half_of_a_database(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True
+    )
+    assert done.returncode == 7, done.stderr
+    assert not (tmp_path / "mlflow.db").exists()

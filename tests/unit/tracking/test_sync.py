@@ -1,0 +1,261 @@
+"""MLflow while a study runs, and brought in step with one that is stored."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+
+import mlflow
+import optuna
+import pytest
+
+from lit_dps.analysis.analysis import Analysis
+from lit_dps.cli import main
+from lit_dps.core.errors import StorageError
+from lit_dps.core.trial import Cell
+from lit_dps.storage.read import read_study
+from lit_dps.tracking.places import Logged
+from lit_dps.tracking.sync import View, sync
+from lit_dps.tracking.tracker import Tracker
+from tests.support.fake_study import GOAL, law_study, result, write_study
+
+
+class Away:
+    """A tracker whose MLflow goes away and comes back."""
+
+    def __init__(self):
+        self.there, self.connected, self.trials, self.outcomes = True, 0, [], 0
+
+    def connect(self):
+        self._ask()
+        self.connected += 1
+        return self
+
+    def logged(self):
+        self._ask()
+        return {
+            (str(r.trial.cell), r.trial.point, 0): Logged(r.attempt, r.seconds) for r in self.trials
+        }
+
+    def go_on(self):
+        self._ask()
+
+    def log_trial(self, result):
+        self._ask()
+        self.trials.append(result)
+
+    def log_trials(self, results):
+        for done, each in enumerate(results, 1):
+            self.log_trial(each)
+            yield done
+
+    def log_cell(self, *args):
+        self._ask()
+
+    def describe(self, *args):
+        self._ask()
+
+    def artifact_page(self, name):
+        return name
+
+    def log_study(self, *args, **kw):
+        self._ask()
+        self.outcomes += 1
+
+    def _ask(self):
+        if not self.there:
+            raise StorageError("MLflow at http://x: gone")
+
+
+@pytest.fixture
+def record(tmp_path):
+    url = f"sqlite:///{tmp_path}/study.db"
+    cell = Cell(16, 0.0)
+    params = {"model.learning_rate": 0.1, "model.momentum": 0.9}
+    write_study(
+        url,
+        {cell: [result(cell, point, 32, params=params, seconds=1.0 + point) for point in range(3)]},
+        "s",
+    )
+    return read_study(url, "s")
+
+
+def test_mlflow_that_is_not_there_is_told_once_and_tried_again_at_the_end(record, capsys):
+    mlflow_, results = Away(), record.results[Cell(16, 0.0)]
+    mlflow_.there = False
+    view = View(mlflow_.connect)
+    view.sync(record, goes_on=True)
+    for r in results:
+        view.log(r)
+    assert view.tracker is None
+    mlflow_.there = True
+    view.sync(record, Analysis(record), [])
+    assert (mlflow_.connected, mlflow_.trials, mlflow_.outcomes) == (1, results, 1)
+    said = capsys.readouterr().err
+    assert said.count("warning") == said.count("gone") == 1
+    assert "the study goes on" in said
+
+
+def test_mlflow_that_goes_away_is_not_asked_for_each_trial(record, capsys):
+    mlflow_, results = Away(), record.results[Cell(16, 0.0)]
+    view = View(mlflow_.connect)
+    view.sync(dataclasses.replace(record, results={}), goes_on=True)
+    view.log(results[0])
+    mlflow_.there = False
+    view.log(results[1])
+    mlflow_.there = True
+    view.log(results[2])
+    assert mlflow_.trials == results[:1]
+    mlflow_.there = False
+    view.sync(record, Analysis(record), [])
+    assert view.tracker is None and mlflow_.outcomes == 0
+    assert capsys.readouterr().err.count("warning") == 1
+
+
+def trials(folder, experiment="digits") -> dict:
+    client = mlflow.MlflowClient(f"sqlite:///{folder}/mlflow.db")
+    found = client.search_runs(
+        [client.get_experiment_by_name(experiment).experiment_id], "tags.`lit_dps.kind` = 'trial'"
+    )
+    points = [(run.data.tags["lit_dps.cell"], int(run.data.tags["lit_dps.point"])) for run in found]
+    assert len(points) == len(set(points)), "a point has two runs"
+    return {point: run.data.metrics["seconds"] for point, run in zip(points, found, strict=True)}
+
+
+def test_a_result_is_logged_once_by_two_processes_and_one_put_back_is_replaced(tmp_path, record):
+    uri, cell = f"sqlite:///{tmp_path}/mlflow.db", Cell(16, 0.0)
+    one, other = (Tracker(uri, str(tmp_path), "digits", "s", {}) for _ in range(2))
+    assert one.run_id == other.run_id
+    for tracker in (one, other):
+        sync(tracker, record)
+    first, *_ = record.results[cell]
+    other.log_trial(first)
+    assert trials(tmp_path) == {(str(cell), point): 1.0 + point for point in range(3)}
+
+    # the database was put back to a copy without points 1 and 2; point 1 was run again
+    again = dataclasses.replace(record, results={cell: [first, result(cell, 1, 32, seconds=9.0)]})
+    sync(one, again)
+    assert trials(tmp_path) == {(str(cell), 0): 1.0, (str(cell), 1): 9.0, (str(cell), 2): 3.0}
+    logged = one.logged()
+    assert {(on, point): shown.seconds for (on, point, _), shown in logged.items()} == trials(
+        tmp_path
+    )
+    sync(one, again, logged=logged)
+    assert trials(tmp_path) == {(str(cell), 0): 1.0, (str(cell), 1): 9.0}
+
+
+def test_attempts_are_told_apart_by_their_number(tmp_path):
+    """Earlier versions logged no number: seconds alone tell. A database that was put back gives
+    numbers once more."""
+    tracker, cell = (
+        Tracker(f"sqlite:///{tmp_path}/mlflow.db", str(tmp_path), "digits", "s", {}),
+        Cell(16, 0.0),
+    )
+
+    def attempt(point: int, number: int | None, seconds: float = 60.0):
+        return dataclasses.replace(result(cell, point, 32, seconds=seconds), attempt=number)
+
+    def runs() -> dict:
+        found = tracker.client.search_runs([tracker.experiment_id], "tags.`lit_dps.kind` = 'trial'")
+        return {
+            run.data.tags["lit_dps.point"]: (run.data.tags.get("lit_dps.attempt"), run.info.run_id)
+            for run in found
+        }
+
+    for stored in (attempt(0, 3), attempt(1, None)):
+        tracker.log_trial(stored)
+    before = runs()
+    for number, seconds, anew in ((3, 60.0, False), (7, 60.0, True), (7, 61.0, True)):
+        record = SimpleNamespace(
+            repeats={}, results={cell: [attempt(0, number, seconds), attempt(1, 4)]}
+        )
+        sync(tracker, record)
+        now = runs()
+        assert now["0"][0] == str(number) and (now["0"] != before["0"]) is anew
+        assert now["1"] == before["1"] and now["1"][0] is None
+        before = now
+    assert tracker.logged()[str(cell), 0, 0] == Logged(7, 61.0)
+
+
+class Slow:
+    """A tracker of a server that takes ten seconds for a trial, by a clock that nobody waits
+    for."""
+
+    def __init__(self, clock: list[float]):
+        self.clock, self.done = clock, 0
+
+    def logged(self) -> dict:
+        return {}
+
+    def log_trials(self, results):
+        for _ in results:
+            self.clock[0] += 10.0
+            self.done += 1
+            yield self.done
+
+
+def test_a_slow_server_is_left_after_a_time_limit(monkeypatch, record, capsys):
+    clock = [0.0]
+    monkeypatch.setattr("lit_dps.tracking.sync.time.monotonic", lambda: clock[0])
+    slow, view = Slow(clock), View(lambda: slow)
+    monkeypatch.setattr("lit_dps.tracking.sync.SYNC_SECONDS", 15.0)
+    view.sync(record)
+    assert (slow.done, view.tracker) == (2, None)
+    err = capsys.readouterr().err
+    assert "MLflow: trials logged: 1 of 3" in err
+    assert "it has 2 of 3 trials after 15 seconds" in err and "the study goes on" in err
+    with pytest.raises(StorageError):
+        sync(Slow(clock), record, seconds=5.0)
+    patient = Slow(clock)
+    sync(patient, record)
+    assert patient.done == 3
+
+
+@pytest.mark.slow
+def test_analyze_sync_fills_an_empty_view_and_again_changes_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mlruns").mkdir()
+    law_study("sqlite:///mlruns/study.db", "s", trials=2, batch_sizes=(4, 16, 64))
+    stored = {(str(c), r.trial.point) for c, rs in _read().results.items() for r in rs}
+    assert len(stored) == 6
+    command = ["analyze", "--study.name", "s", "--sync"]
+    shown = []
+    for experiment in ("digits", "digits", "renamed"):
+        header = optuna.load_study(study_name="s", storage="sqlite:///mlruns/study.db")
+        header.set_user_attr("workload", experiment)
+        assert main(command) == 0
+        assert "MLflow at sqlite:///mlruns/mlflow.db" in capsys.readouterr().out
+        assert trials("mlruns", experiment).keys() == stored
+        client = mlflow.MlflowClient("sqlite:///mlruns/mlflow.db")
+        id_ = client.get_experiment_by_name(experiment).experiment_id
+        runs = client.search_runs([id_])
+        (study,) = [run for run in runs if run.data.tags["lit_dps.kind"] == "study"]
+        curve = client.get_metric_history(study.info.run_id, "K_star/S_0")
+        assert len({m.step for m in curve}) == len(curve) > 0
+        assert study.data.params["goal.error"] == str(GOAL.value)
+        assert {"table.txt", "config.yaml"} <= {
+            item.path for item in client.list_artifacts(study.info.run_id)
+        }
+        shown.append({run.info.run_id for run in runs})
+    assert shown[0] == shown[1], "nothing was logged anew"
+
+
+def _read():
+    return read_study("sqlite:///mlruns/study.db", "s")
+
+
+def test_analyze_sync_without_mlflow_is_refused_in_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mlruns").mkdir()
+    law_study("sqlite:///mlruns/study.db", "s", trials=1, batch_sizes=(4,))
+    (tmp_path / "other.db").write_text("no database at all")
+    assert (
+        main(["analyze", "--study.name", "s", "--sync", "--storage.mlflow", "sqlite:///other.db"])
+        == 2
+    )
+    said = capsys.readouterr()
+    assert said.err.startswith(
+        "lit-dps: error: cannot use sqlite:///other.db: file is not a database; "
+    )
+    assert said.err.count("\n") == 1
+    assert {path.name for path in tmp_path.rglob("*")} == {"mlruns", "study.db", "other.db"}

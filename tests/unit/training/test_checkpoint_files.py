@@ -1,0 +1,163 @@
+"""Which files a trial goes on from, what happens where none can be written, and when they are
+removed."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import math
+
+import optuna
+import pytest
+import torch
+
+from lit_dps.core.config import StudyConfig
+from lit_dps.core.goal import Goal
+from lit_dps.core.search_space import Range
+from lit_dps.core.trial import Cell, Status, Trial, TrialResult
+from lit_dps.storage.header import declare
+from lit_dps.training.checkpoint_files import clear
+from tests.support.runs import train_one
+from tests.support.saved_study import GOAL, USER, USER_DATA, Steps, Study, workload
+from tests.unit.engines.test_engine import PARAMS, quiet  # noqa: F401
+
+
+def damage(path):
+    """One bit in the middle, which torch itself does not notice."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (damage, "cannot be read"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-100]), "cannot be read"),
+        (lambda path: path.write_bytes(b""), "cannot be read"),
+        (
+            lambda path: torch.save({"callbacks": print}, path),
+            "cannot be read",
+        ),  # code in it is not executed
+    ],
+    ids=["bit", "short", "empty", "code"],
+)
+def test_a_damaged_file_is_not_used(tmp_path, harm, said):
+    study, trial = Study(tmp_path, goal={**GOAL, "max_steps": 16}), Trial(Cell(16, 0.5), 1, PARAMS)
+    whole, reference = study.run(trial, saved=False)
+    study.run(trial, interrupt=2)
+    harm(study.checkpoints().path(trial))
+    result, steps = study.run(trial)
+    assert (result, steps.taken) == (whole, reference.taken)
+    assert study.said == [f"B=16 S=0.5 point 1 begins anew: its checkpoint {said}"]
+
+
+@pytest.mark.parametrize(
+    ("change", "params"),
+    [
+        ({"study": "another of its name"}, {}),
+        ({"goal": {**GOAL, "max_steps": 16, "early_reject": True}}, {}),
+        ({"lean": False}, {}),
+        ({}, {"model.learning_rate": 0.03}),
+    ],
+    ids=["study", "goal", "lean", "params"],
+)
+def test_a_foreign_file_is_not_used(tmp_path, change, params):
+    study = Study(tmp_path, goal={**GOAL, "max_steps": 16})
+    study.run(Trial(Cell(16, 0.5), 1, PARAMS), interrupt=2)
+    other = Study(tmp_path, **{"goal": study.goal, **change})
+    trial = Trial(Cell(16, 0.5), 1, {**PARAMS, **params})
+    whole, reference = other.run(trial, saved=False)
+    result, steps = other.run(trial)
+    assert (result, steps.taken) == (whole, reference.taken)
+    assert other.said == [
+        "B=16 S=0.5 point 1 begins anew: its checkpoint is of another study or configuration"
+    ]
+
+
+def test_a_full_disk_is_told_once_and_stops_nothing(tmp_path, monkeypatch):
+    def full(*args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    study, trial = Study(tmp_path, goal={**GOAL, "max_steps": 16}), Trial(Cell(16, 0.5), 1, PARAMS)
+    whole, _ = study.run(trial, saved=False)
+    monkeypatch.setattr("os.fsync", full)
+    assert study.run(trial)[0] == whole
+    assert study.said == [
+        "warning: cannot save a checkpoint (No space left on device); training goes on"
+    ]
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_a_state_that_is_no_plain_data_is_told_and_stops_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "tests.support.saved_user.Dropping.on_save_checkpoint",
+        lambda self, saved: saved.update(x=Steps()),
+    )
+    study = Study(
+        tmp_path, model=USER, data={"class_path": USER_DATA}, goal={**GOAL, "max_steps": 16}
+    )
+    trial = Trial(Cell(8, 0.0), 0, {"model.rate": 0.01})
+    assert study.run(trial)[0] == study.run(trial, saved=False)[0]
+    assert study.said == [
+        "warning: cannot save a checkpoint (what Dropping saves cannot be read); training goes on"
+    ]
+
+
+def test_time_counts_from_the_first_begin_and_a_short_trial_is_not_saved(tmp_path, monkeypatch):
+    study, trial = Study(tmp_path, minutes=1.0), Trial(Cell(16, 0.5), 1, PARAMS)
+    assert study.run(trial, interrupt=2)[0] is None
+    assert not study.checkpoints().path(trial).exists(), "not worth a file"
+    clock = iter(range(0, 100_000, 25))  # every look at the clock is 25 seconds later
+    monkeypatch.setattr("lit_dps.engines.interval_loop.time.monotonic", lambda: float(next(clock)))
+    study.run(trial, interrupt=4)
+    assert study.checkpoints().path(trial).exists()
+    monkeypatch.undo()
+    found, _ = workload(study.model)
+    result = train_one(trial, found, study.goal, checkpoints=study.checkpoints())
+    assert result.seconds > 100
+
+
+def test_files_go_when_the_result_is_stored_or_nobody_needs_them(tmp_path):
+    study, cell = Study(tmp_path, goal={**GOAL, "max_steps": 24}), Cell(16, 0.5)
+    trials = [Trial(cell, point, PARAMS) for point in range(4)]
+    for trial, step in zip(trials, (8, 12, 16, 20), strict=True):
+        result, _ = study.run(trial, pause=lambda cell, step=step: step)
+        study.checkpoints().on_result_stored(result, math.inf)
+    there = [study.checkpoints().path(trial) for trial in trials]
+    assert all(path.exists() for path in there), "they have to go on"
+    study.checkpoints().on_result_stored(study.run(trials[0], limit=lambda cell: 16)[0], 16)
+    assert [path.exists() for path in there] == [False, True, True, True]
+    best = TrialResult(Trial(cell, 4, PARAMS), Status.COMPLETE, 8)
+    study.checkpoints().on_result_stored(best, 16)
+    assert [path.exists() for path in there] == [False, True, False, False]
+
+
+def test_a_study_that_is_deleted_and_made_again_is_another(tmp_path):
+    url, config = (
+        f"sqlite:///{tmp_path}/study.db",
+        StudyConfig(name="s", space={"model.rate": Range(1e-3, 1.0)}),
+    )
+
+    def declared(**more) -> str:
+        return declare(url, dataclasses.replace(config, **more), "w", Goal(0.1), {"seed": 0}, {})[1]
+
+    first = declared(trials=2)
+    assert declared(trials=3) == first
+    optuna.delete_study(study_name="s", storage=url)
+    assert declared(trials=2) != first
+
+
+def test_files_are_removed_alone(tmp_path):
+    folder = tmp_path / "checkpoints" / "s"
+    study, trial = Study(folder, goal={**GOAL, "max_steps": 16}), Trial(Cell(16, 0.5), 1, PARAMS)
+    study.run(trial, interrupt=2)
+    study.run(Trial(Cell(16, 0.5), 2, PARAMS), interrupt=2)
+    study.checkpoints().remove(trial)
+    assert [path.name for path in folder.rglob("*.ckpt")] == ["point-2.ckpt"]
+    (folder / "mine.txt").touch()
+    clear(folder)
+    assert [path.name for path in folder.iterdir()] == ["mine.txt"]
+    (folder / "mine.txt").unlink()
+    clear(folder)
+    assert not folder.parent.exists()

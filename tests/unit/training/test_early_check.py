@@ -1,0 +1,179 @@
+"""Checks that stop when they know: the same answers as full passes, for fewer examples."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningDataModule, Trainer
+from torch import nn
+
+from lit_dps.core.attempt import Run
+from lit_dps.core.goal import Goal
+from lit_dps.core.trial import Status
+from lit_dps.module import ImageClassifier
+from lit_dps.training import GoalErrorCallback
+from lit_dps.training.early_check import CHUNK, EarlyCheck, fewest
+from tests.support.tiny import QUIET, assert_equal, fit, loader, weights
+
+N = 1000
+
+
+class Points(LightningDataModule):
+    """Points on a line whose class is their sign, some mislabelled; a validation split of 1,000."""
+
+    def __init__(self):
+        super().__init__()
+        generator = torch.Generator().manual_seed(3)
+        self.x = torch.randn(N, 4, generator=generator)
+        self.y = (self.x.sum(1) + 0.5 * torch.randn(N, generator=generator) > 0).long()
+        self.looked_at = 0
+
+    def train_dataloader(self):
+        return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(self.x, self.y), 10)
+
+    def val_dataloader(self):
+        own = (
+            torch.Generator()
+        )  # else each pass draws a seed from the global generator, and dropout goes another way
+        return torch.utils.data.DataLoader(
+            torch.utils.data.TensorDataset(self.x, self.y), 300, generator=own
+        )
+
+    @property
+    def validation_size(self) -> int:
+        return N
+
+    def validation_batch(self, index):
+        self.looked_at += len(index)
+        return self.x[index], self.y[index]
+
+
+def classifier(**arguments) -> ImageClassifier:
+    torch.manual_seed(1)
+    network = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.ReLU(), nn.Linear(8, 2))
+    return ImageClassifier(network, learning_rate=0.05, **arguments)
+
+
+def run(early: bool, goal: float, further=(), steps: int = 60):
+    check = GoalErrorCallback(goal, 2, steps, early_reject=early)
+    check.follow(Run(None, check.goal, further))
+    module, data = classifier(), Points()
+    torch.manual_seed(0)
+    fit(module, callbacks=[check], datamodule=data)
+    return check, module, data
+
+
+@pytest.mark.parametrize("goal", [0.3, 0.2, 0.15, 0.001])
+def test_a_run_ends_where_full_checks_end_it(goal):
+    early, module, data = run(True, goal)
+    full, plain, _ = run(False, goal)
+    assert (early.status, early.steps_to_result) == (full.status, full.steps_to_result)
+    assert early.curve["step"] == full.curve["step"]
+    assert early.curve["train_loss"] == full.curve["train_loss"]
+    assert_equal(weights(module), weights(plain))
+    assert module.training and module.network[1].training
+    pairs = list(
+        zip(early.curve["val_error"], full.curve["val_error"], early.curve["exact"], strict=True)
+    )
+    assert all(ours == theirs if exact else goal < ours <= theirs for ours, theirs, exact in pairs)
+    assert data.looked_at < N * len(pairs)
+
+
+def test_further_goals_are_met_at_the_same_steps():
+    goals = (0.3, 0.2)
+    early, full = run(True, 0.12, goals)[0], run(False, 0.12)[0]
+
+    def first(check, goal):
+        points = zip(check.curve["step"], check.curve["val_error"], strict=True)
+        return next((step for step, error in points if Goal(goal, 2, 60).reached(error)), None)
+
+    met = [first(full, goal) for goal in goals]
+    assert None not in met and len(set(met)) == 2, "the goals are met one after the other"
+    assert [first(early, goal) for goal in goals] == met
+    exact = [step for step, e in zip(early.curve["step"], early.curve["exact"], strict=True) if e]
+    assert set(met) <= set(exact)
+
+
+def test_a_refusal_looks_at_the_hardest_examples_first():
+    _, module, data = run(False, 0.001, steps=40)
+    trainer = fit(module, callbacks=[], datamodule=data, max_steps=1, limit_val_batches=0)
+    check = EarlyCheck(trainer, module)
+    module.eval()
+    mistakes = int((module.wrongness((data.x, data.y)) >= 1).sum())
+    assert check(N) == (mistakes, True)
+    data.looked_at = 0
+    refused = check(mistakes // 2)
+    assert not refused.exact and refused.mistakes > mistakes // 2
+    assert data.looked_at <= max(CHUNK, mistakes // 2 + 1)
+    assert check(mistakes) == (mistakes, True), "as many as are allowed"
+    assert not check(mistakes - 1).exact or mistakes == 0
+
+
+def test_without_what_it_needs_full_passes_are_taken():
+    class Own(ImageClassifier):
+        """Counts every example as right, in its own way."""
+
+        def validation_step(self, batch, batch_idx):
+            super().validation_step(batch, batch_idx)
+            self._mistakes *= 0
+
+    check = GoalErrorCallback(0.01, 2, 4, early_reject=True)
+    fit(Own(classifier().network), callbacks=[check], datamodule=Points())
+    assert (check.status, check.steps_to_result, check.curve["val_error"]) == (
+        Status.COMPLETE,
+        2,
+        [0.0],
+    )
+    assert "exact" not in check.curve
+
+    plain = GoalErrorCallback(0.001, 2, 4, early_reject=True)
+    fit(ImageClassifier(nn.Linear(4, 3)), loader(), loader(), callbacks=[plain])  # no data module
+    assert plain.curve["step"] == [2, 4] and "exact" not in plain.curve
+
+
+@pytest.mark.parametrize("error", [0.02, 0.12, 0.14, 0.4, 0.08, 1 / 3])
+@pytest.mark.parametrize("examples", [150, 5000, 6000, 7])
+def test_allowed_mistakes_are_the_most_that_meet_the_goal(error, examples):
+    goal = Goal(error)
+    allowed = goal.allowed(examples)
+    as_logged = torch.tensor([allowed, allowed + 1]).float() / examples
+    assert [goal.reached(float(e)) for e in as_logged] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("goal", "size", "share"), [(0.02, 6000, 256 / 6000), (0.1, 6000, 601 / 6000), (0.1, 100, 1.0)]
+)
+def test_the_fewest_examples_that_refuse(goal, size, share):
+    assert fewest(Goal(goal), size) == pytest.approx(share)
+
+
+class OwnSplit(Points):
+    def val_dataloader(self):
+        return torch.utils.data.DataLoader(
+            torch.utils.data.TensorDataset(self.x[:10], self.y[:10]), 10
+        )
+
+
+class OwnHook(ImageClassifier):
+    def on_validation_start(self):
+        pass
+
+
+class Averaging(Callback):
+    def on_validation_epoch_start(self, trainer, pl_module):
+        pass
+
+
+def supports(module=ImageClassifier, data=Points, monitor="val_error", callbacks=()) -> bool:
+    trainer = Trainer(**QUIET, callbacks=list(callbacks))
+    trainer.datamodule = data()
+    return EarlyCheck.supports(trainer, module(nn.Linear(4, 2)), monitor)
+
+
+def test_it_stands_in_only_where_lightnings_validation_would_say_the_same():
+    assert supports()
+    assert not supports(data=OwnSplit), "its validation data are others"
+    assert not supports(module=OwnHook) and not supports(callbacks=[Averaging()]), (
+        "somebody listens"
+    )
+    assert not supports(monitor="val_loss"), "mistakes are no loss"

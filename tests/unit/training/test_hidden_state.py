@@ -1,0 +1,178 @@
+"""What objects keep in attributes is put back as it was, and what cannot be is told."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque, namedtuple
+from enum import Enum
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import LightningDataModule
+from torch import nn
+
+from lit_dps.training.hidden_state import capture_attributes, restore_attributes
+
+Pair = namedtuple("Pair", "left right")
+
+
+class Color(Enum):
+    RED = 1
+    BLUE = 2
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.frozen = nn.Linear(2, 2), nn.BatchNorm1d(2)
+        self.hidden, self.log = (nn.Linear(2, 2),), logging.getLogger("net")
+        self.stages = [SimpleNamespace(n=0), SimpleNamespace(n=0)]
+        self.stage = self.stages[0]
+
+
+def there_and_back(tmp_path, change, check, net=Net, fresh=lambda net: None):
+    """Changes one, saves it as a checkpoint is read, and puts all into a fresh one."""
+    one, other = net(), net()
+    change(one)
+    fresh(other)
+    torch.save(capture_attributes(one), tmp_path / "state.pt")
+    before = {id(part) for part in (other.__dict__.get("stages"), other.__dict__.get("hidden"))}
+    restore_attributes(torch.load(tmp_path / "state.pt", weights_only=True), other)
+    assert {
+        id(part) for part in (other.__dict__.get("stages"), other.__dict__.get("hidden"))
+    } == before
+    check(other)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        1,
+        2.5,
+        1j,
+        "a",
+        None,
+        True,
+        (1, [2, {"a": 3}]),
+        {1: "x"},
+        {1, 2},
+        frozenset({3}),
+        [],
+        [1.0] * 5000,
+    ],
+    ids=lambda value: str(value)[:15],
+)
+def test_a_new_value_is_there_with_its_type(tmp_path, value):
+    def check(net):
+        assert net.new == value and type(net.new) is type(value)
+
+    there_and_back(tmp_path, lambda net: setattr(net, "new", value), check)
+
+
+def test_containers_are_filled_in_place_and_keep_their_types(tmp_path):
+    def change(net):
+        net.window, net.pair, net.color, net.number = (
+            deque([1, 2]),
+            Pair(1, torch.ones(2)),
+            Color.BLUE,
+            np.float32(0.5),
+        )
+
+    def fresh(net):
+        net.window, net.pair, net.color, net.kept = (
+            deque([7, 8, 9], maxlen=4),
+            Pair(0, torch.zeros(2)),
+            Color.RED,
+            1,
+        )
+        net.old = net.window
+
+    def check(net):
+        assert net.window == deque([1, 2]) and net.window.maxlen == 4 and net.old is net.window
+        assert (
+            type(net.pair) is Pair
+            and net.pair.left == 1
+            and torch.equal(net.pair.right, torch.ones(2))
+        )
+        assert (net.color, net.number) == (Color.BLUE, 0.5)
+
+    there_and_back(tmp_path, change, check, fresh=fresh)
+
+
+def test_hidden_networks_and_flags_are_put_back_but_what_a_state_dict_has_is_not(tmp_path):
+    def change(net):
+        nn.init.constant_(net.hidden[0].weight, 3.0)
+        nn.init.constant_(net.layer.weight, 5.0)
+        net.frozen.eval()
+
+    def check(net):
+        assert (net.hidden[0].weight == 3).all() and isinstance(net.hidden[0].weight, nn.Parameter)
+        assert not (net.layer.weight == 5).any()
+        assert (net.training, net.layer.training, net.frozen.training) == (True, True, False)
+
+    there_and_back(tmp_path, change, check)
+
+
+def test_one_object_of_two_names_is_one_again(tmp_path):
+    def change(net):
+        net.stages[1].n = 4
+        net.stage = net.stages[1]
+
+    def check(net):
+        assert net.stage is net.stages[1] and [stage.n for stage in net.stages] == [0, 4]
+
+    there_and_back(tmp_path, change, check)
+
+
+def test_loggers_are_left_alone(tmp_path):
+    saved = capture_attributes(Net())
+    logging.getLogger("net").setLevel(logging.ERROR)
+    try:
+        restore_attributes(saved, other := Net())
+        assert other.log.level == logging.ERROR
+    finally:
+        logging.getLogger("net").setLevel(logging.NOTSET)
+
+
+class Plain:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [(iter([1, 2]), "new is an iterator"), (Plain(), "new is another object than it was")],
+)
+def test_what_cannot_be_put_back_is_told(tmp_path, value, why):
+    with pytest.raises(ValueError, match=f"Net.{why}"):
+        there_and_back(tmp_path, lambda net: setattr(net, "new", value), lambda net: None)
+
+
+def test_an_object_that_stood_elsewhere_is_told(tmp_path):
+    def build():
+        net = Net()
+        stages = vars(net).pop("stages")  # after the one of them
+        net.stages = stages
+        return net
+
+    with pytest.raises(ValueError, match="stages.0 is another object"):
+        there_and_back(
+            tmp_path, lambda net: setattr(net, "stage", net.stages[1]), lambda net: None, net=build
+        )
+
+
+def test_data_keep_numbers_and_not_their_examples(tmp_path):
+    class Data(LightningDataModule):
+        def __init__(self):
+            super().__init__()
+            self.x, self.names, self.epoch, self.order = torch.zeros(5), ["a"] * 2000, 0, iter([1])
+
+    def change(data):
+        data.x += 1
+        data.names[0], data.epoch = "b", 3
+
+    def check(data):
+        assert (data.epoch, data.names[0], float(data.x.sum())) == (3, "a", 0.0)
+
+    there_and_back(tmp_path, change, check, net=Data)

@@ -1,0 +1,166 @@
+"""The seconds of steps and of checks that a trial tells, by a clock that the network itself
+moves."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from lightning.pytorch import Callback, Trainer
+from torch import nn
+
+from lit_dps.advice.calibration import calibrate
+from lit_dps.advice.prediction import PredictionCallback
+from lit_dps.analysis.step_seconds import step_seconds
+from lit_dps.core.trial import Cell, Status, Trial
+from lit_dps.models import MLP
+from lit_dps.storage.advice_store import AdviceStore, list_advice
+from lit_dps.storage.schema import decode_result, encode_result
+from lit_dps.training import GoalErrorCallback
+from lit_dps.training.stopwatch import Stopwatch
+from lit_dps.training.trainer_rules import STUDY_TRAINER
+from lit_dps.training.workload import Workload
+from tests.support.runs import train_one
+from tests.unit.analysis.test_answer import record
+from tests.unit.engines.test_engine import DATA, MODEL, PARAMS, quiet  # noqa: F401
+
+CLOCK = SimpleNamespace(seconds=0.0)
+STEP, CHECK = 2.0, 100.0  # seconds of a forward pass
+GOAL = {"error": 1e-9, "check_interval": 4, "max_steps": 12}
+TRIAL = Trial(Cell(32, 0.0), 0, PARAMS)
+
+
+class Timed(nn.Module):
+    """A network whose passes take a time of their own."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = MLP(hidden=[8])
+
+    def forward(self, x):
+        CLOCK.seconds += STEP if self.training else CHECK
+        return self.inner(x)
+
+
+SLOW = {
+    **MODEL,
+    "init_args": {**MODEL["init_args"], "network": {"class_path": f"{__name__}.Timed"}},
+}
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch):
+    monkeypatch.setattr(
+        "lit_dps.training.stopwatch.time", SimpleNamespace(perf_counter=lambda: CLOCK.seconds)
+    )
+
+
+@pytest.mark.parametrize("lean", [True, False])
+@pytest.mark.parametrize("early", [True, False])
+def test_steps_and_checks_are_told_apart(lean, early):
+    found = train_one(
+        TRIAL,
+        Workload(SLOW, DATA, {"accelerator": "cpu"}),
+        {**GOAL, "early_reject": early},
+        lean=lean,
+    )
+    assert found.status is Status.INCOMPLETE
+    assert found.timed == {"steps": 12, "training": 12 * STEP, "checks": 3, "checking": 3 * CHECK}
+
+
+def test_measuring_smoothness_is_no_part_of_a_step():
+    smoothness = {"interval": 3, "examples": 64}
+    workload = Workload(SLOW, DATA, {"accelerator": "cpu"})
+    begin, found = (
+        CLOCK.seconds,
+        train_one(TRIAL, workload, GOAL, lean=False, smoothness=smoothness),
+    )
+    assert len(found.smoothness["step"]) == 4
+    assert (
+        CLOCK.seconds - begin > 12 * STEP + 3 * CHECK + 4 * 11 * STEP
+    )  # passes between the weights of a step
+    assert found.timed == {"steps": 12, "training": 12 * STEP, "checks": 3, "checking": 3 * CHECK}
+    each = step_seconds(record({32: [found]}))[TRIAL.cell]
+    assert (each.training, each.check) == (STEP, CHECK)
+    assert each.median == each.low == STEP
+
+
+def test_it_is_stored_and_older_results_have_none():
+    found = train_one(TRIAL, Workload(SLOW, DATA, {"accelerator": "cpu"}), GOAL)
+    stored = json.loads(json.dumps(encode_result(found)))
+    assert decode_result(stored, TRIAL).timed == found.timed
+    del stored["timed"]
+    older = decode_result(stored, TRIAL)
+    assert older.timed == {} and older == found
+    assert "timed" not in encode_result(older)
+
+
+def test_fit_keeps_steps_and_checks_apart_from_what_it_does_beside(monkeypatch, tmp_path):
+    monkeypatch.setattr(
+        "lit_dps.advice.prediction.time",
+        SimpleNamespace(monotonic=lambda: CLOCK.seconds, time=lambda: 0.0),
+    )
+
+    class Saves(Callback):  # as a checkpoint of Lightning's, at each check
+        def on_validation_end(self, trainer, pl_module):
+            CLOCK.seconds += 1000
+
+    url = f"sqlite:///{tmp_path}/study.db"
+    predicted = {"steps": [10, 12, 14], "hours": [0.05, 0.1, 0.2]}
+    prediction = PredictionCallback(url, "mine", 32, 1, **predicted)
+    built = Workload(SLOW, DATA, {"accelerator": "cpu", **STUDY_TRAINER}).build(TRIAL)
+    callbacks = [prediction, GoalErrorCallback(**GOAL), Saves()]
+    Trainer(**{**built.trainer, "callbacks": callbacks}).fit(built.module, built.data)
+    (found,) = list_advice(url)["mine"]["outcomes"]
+    assert found["steps"] == 12 and not found["reached"]
+    assert found["hours"] == pytest.approx((12 * STEP + 3 * CHECK) / 3600)
+    assert found["other_hours"] == pytest.approx(3 * 1000 / 3600)
+    shown = calibrate({"mine": [found]})
+    assert "other hours" in shown.splitlines()[0] and shown.splitlines()[1].endswith("0.833")
+    assert "of an earlier version" in calibrate(
+        {"mine": [{k: v for k, v in found.items() if k != "other_hours"}]}
+    )
+
+
+def test_a_run_of_another_batch_size_is_no_pair(tmp_path, capsys):
+    url = f"sqlite:///{tmp_path}/study.db"
+    prediction = PredictionCallback(url, "mine", 64, 1, [10, 12, 14], [0.05, 0.1, 0.2])
+    built = Workload(SLOW, DATA, {"accelerator": "cpu", **STUDY_TRAINER}).build(TRIAL)
+    Trainer(**{**built.trainer, "callbacks": [prediction, GoalErrorCallback(**GOAL)]}).fit(
+        built.module, built.data
+    )
+    assert (
+        "the prediction is of B = 64, this run has B = 32: no pair of them is kept"
+        in capsys.readouterr().err
+    )
+    assert AdviceStore(url, "mine").read() == {}
+
+
+def test_an_outcome_that_the_storage_refuses_ends_no_run(tmp_path, capsys):
+    (tmp_path / "folder").write_text("a file in its place")
+    prediction = PredictionCallback(
+        f"sqlite:///{tmp_path}/folder/study.db", "mine", 32, 1, [10, 12, 14], [0.05, 0.1, 0.2]
+    )
+    built = Workload(SLOW, DATA, {"accelerator": "cpu", **STUDY_TRAINER}).build(TRIAL)
+    trainer = Trainer(**{**built.trainer, "callbacks": [prediction, GoalErrorCallback(**GOAL)]})
+    trainer.fit(built.module, built.data)
+    assert trainer.global_step == 12
+    assert "not written: the outcome, for lit-dps calibration" in capsys.readouterr().err
+
+
+def test_it_stands_still_where_it_is_stopped():
+    watch = Stopwatch()
+    assert watch.timed == {}
+    watch.turn("training")
+    CLOCK.seconds += 1
+    with watch.stopped():
+        CLOCK.seconds += 10
+    CLOCK.seconds += 2
+    watch.turn("checking")
+    CLOCK.seconds += 5
+    watch.checked(4)
+    CLOCK.seconds += 50
+    watch.turn("training")
+    CLOCK.seconds += 3  # steps that no check has seen
+    assert watch.timed == {"steps": 4, "training": 3.0, "checks": 1, "checking": 5.0}
