@@ -136,7 +136,7 @@ def make_study(
 def _made_up(cell: Cell, point: int) -> TrialResult:
     """A trial whose steps follow a law of its series, the farther from the best rate and momentum
     the more."""
-    axis = [float(value) for _, value in cell.others]
+    axis = [float(value) for _, value in cell.axes]
     rng = np.random.default_rng(
         (point, cell.batch_size, round(1000 * cell.sparsity), *(round(1e6 * x) for x in axis))
     )

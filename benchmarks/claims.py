@@ -12,7 +12,7 @@ from functools import partial
 from benchmarks.numbers import Sample
 from benchmarks.options import Options
 from benchmarks.text import table, times
-from lit_dps.core.attempt import Run
+from lit_dps.core.attempt import Attempt
 from lit_dps.core.config import StudyConfig
 from lit_dps.core.errors import StorageError
 from lit_dps.core.goal import Goal
@@ -39,7 +39,7 @@ CURVE = {"step": list(range(16, 656, 16)), "val_error": [0.1] * 40, "train_loss"
 class OneLock(Store):
     """As until 2026-11: one lock for all, under which each claim reads all trials that wait."""
 
-    def _claim(self, cell: Cell) -> Run | None:
+    def _claim(self, cell: Cell) -> Attempt | None:
         with self._alone():
             study = self._study(cell)
             waiting = study.get_trials(deepcopy=False)

@@ -15,7 +15,7 @@ from benchmarks.options import Options
 from benchmarks.setups import UNREACHABLE, devices, middle_trial, on_device, paper_setup
 from benchmarks.step import now, threads
 from benchmarks.text import NO_GPU, spread, table, times
-from lit_dps.core.attempt import Run
+from lit_dps.core.attempt import Attempt
 from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.engines.engine import Engine, Training
@@ -177,7 +177,7 @@ def refuse(reason: str) -> None:
 def rate(engine: Engine, trials: Iterable[tuple[Trial, Goal]], device: str) -> float:
     """Optimizer steps a second, over all trials and all that an engine does for them."""
     begin = now(device)
-    runs = iter([*(Run(*trial) for trial in trials), *[None] * 1000])
+    runs = iter([*(Attempt(*trial) for trial in trials), *[None] * 1000])
     steps = sum(result.steps_run for result in engine.train(runs.__next__))
     return steps / (now(device) - begin)
 

@@ -12,7 +12,7 @@ import argparse
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lit_dps.core.attempt import Run
+from lit_dps.core.attempt import Attempt
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.engines.engine import Training
 from lit_dps.engines.trainer import TrainerEngine
@@ -64,7 +64,7 @@ def main() -> None:
     goal = GoalErrorCallback(**GOAL).goal
     cell, found = Cell(options.batch_size, 0.0), []
     for point in range(options.trials):
-        runs = [Run(Trial(cell, point, PARAMS), goal) for _ in engines]
+        runs = [Attempt(Trial(cell, point, PARAMS), goal) for _ in engines]
         for engine, run in zip(engines, runs, strict=True):
             engine.train_one(run)
         found.append([run.steps_to_result for run in runs])

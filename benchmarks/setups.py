@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback
 
-from lit_dps.core.attempt import Run
+from lit_dps.core.attempt import Attempt
 from lit_dps.core.config import StorageConfig
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult
 from lit_dps.engines.engine import Training
@@ -101,7 +101,7 @@ def run_trial(
     engine = (
         IntervalLoop(training) if lean and not callbacks else TrainerEngine(training, callbacks)
     )
-    run = Run(trial, GoalErrorCallback(**goal).goal)
+    run = Attempt(trial, GoalErrorCallback(**goal).goal)
     (result,) = engine.train(iter([run, None]).__next__)
     if result.status is Status.FAILED:
         raise RuntimeError(result.traceback)

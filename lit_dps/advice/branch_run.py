@@ -13,7 +13,7 @@ from lit_dps.advice.branch_law import Branched, Critical
 from lit_dps.advice.stages import Clock, say
 from lit_dps.advice.step_probe import of_one_device
 from lit_dps.advice.user_workload import own_batch_size
-from lit_dps.core.attempt import Run
+from lit_dps.core.attempt import Attempt
 from lit_dps.core.errors import UserError
 from lit_dps.core.format import number_text
 from lit_dps.core.trial import Cell, Trial
@@ -75,7 +75,7 @@ def run_branches(
     torch.set_num_threads(setup.study.threads)
     trial = Trial(Cell(size), 0, setup.middle, setup.study.seed)
     goal = setup.goal_of_trials
-    run = Run(trial, goal, run_on=True)  # a goal that it meets tells how many steps it takes
+    run = Attempt(trial, goal, run_on=True)  # a goal that it meets tells how many steps it takes
     engine = TrainerEngine(of_one_device(setup).training(), (callback,))
     try:
         engine.train_one(run, at_check)

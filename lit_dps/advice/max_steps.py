@@ -17,7 +17,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lit_dps.advice.options import Options
 from lit_dps.advice.step_probe import first_look, of_one_device
 from lit_dps.advice.user_workload import own_batch_size, probing
-from lit_dps.core.attempt import Run
+from lit_dps.core.attempt import Attempt
 from lit_dps.core.errors import ConfigError, place_in_user_code
 from lit_dps.core.format import number_text
 from lit_dps.core.goal import Goal
@@ -193,10 +193,10 @@ def run_short(setup: StudySetup, seconds: float, stop: StopRequest) -> ShortRun:
     most = max(int(seconds / (step + check / interval)) // interval, 1) * interval
     goal = {**setup.goal, "max_steps": most, "early_reject": False}
     timed = dataclasses.replace(one, goal=goal)
-    run = Run(Trial(Cell(size), 0, setup.middle, setup.study.seed), timed.goal_of_trials)
+    run = Attempt(Trial(Cell(size), 0, setup.middle, setup.study.seed), timed.goal_of_trials)
     watch = _TimeLimit(seconds, stop)
     torch.set_num_threads(setup.study.threads)
-    with timed.workload.traceless() as workload:
+    with timed.workload.without_side_effects() as workload:
         training = dataclasses.replace(timed.training(), workload=workload)
         with suppress(_Over):
             TrainerEngine(training, (watch,)).train_one(run)

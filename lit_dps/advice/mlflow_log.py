@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lit_dps.advice.answer import Answer
-from lit_dps.advice.question import Case
+from lit_dps.advice.question import Question
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.core.record import StudyRecord
 from lit_dps.readings.branching import Fork
@@ -17,7 +17,7 @@ from lit_dps.tracking.description import markdown
 SHOWN = "batch_size", "devices", "steps", "hours"  # of the recommended row
 
 
-def show(case: Case) -> None:
+def show(case: Question) -> None:
     """All that was measured so far, beside the trials of the probes, which are shown as they end.
 
     Curves have the local batch size, the number of the run, or the step of the fork on their axis.
@@ -43,7 +43,7 @@ def show(case: Case) -> None:
 
 
 def show_answer(
-    case: Case, record: StudyRecord | None, found: Answer, files: Sequence[Path], text: str
+    case: Question, record: StudyRecord | None, found: Answer, files: Sequence[Path], text: str
 ) -> None:
     """The answer: its numbers, its files, and its sentences in the description of the run."""
     view, said = (

@@ -9,7 +9,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.optim import Optimizer
 
 from lit_dps.advice.step_probe import FEWEST, of_one_device
-from lit_dps.core.attempt import Run
+from lit_dps.core.attempt import Attempt
 from lit_dps.core.trial import Trial
 from lit_dps.engines.trainer import TrainerEngine
 from lit_dps.study.pruning_probe import Looked
@@ -52,9 +52,9 @@ def look_at_optimizers(setup: StudySetup, trial: Trial) -> OptimizerLook:
     """
     look = OptimizerLook()
     one = of_one_device(setup)
-    with suppress(Looked), one.workload.traceless() as workload:
+    with suppress(Looked), one.workload.without_side_effects() as workload:
         training = dataclasses.replace(one.training(), workload=workload)
-        TrainerEngine(training, (look,)).train_one(Run(trial, setup.unreached(FEWEST)))
+        TrainerEngine(training, (look,)).train_one(Attempt(trial, setup.unreached(FEWEST)))
     return look
 
 

@@ -16,7 +16,7 @@ from lit_dps.advice.probe_study import (
     observations,
     unfinished,
 )
-from lit_dps.advice.question import Case
+from lit_dps.advice.question import Question
 from lit_dps.advice.stages import Clock, say
 from lit_dps.advice.user_workload import own_batch_size
 from lit_dps.analysis.law import Law, law_of
@@ -27,7 +27,7 @@ FIRST = 3  # probes that share what is left alike, since nothing tells yet what 
 APART = 8  # factor between the first two
 
 
-def probe_all(case: Case, clock: Clock, stop: StopRequest) -> None:
+def probe_all(case: Question, clock: Clock, stop: StopRequest) -> None:
     """Probes until the time is over, nothing is worth it, or all sizes are done.
 
     No batch size is probed that was not seen to fit the memory of the devices that are here.
@@ -75,7 +75,9 @@ def probe_all(case: Case, clock: Clock, stop: StopRequest) -> None:
             gone.add(size)
 
 
-def _next(law: Law, known, open_, own: int, check: float, case: Case, clock: Clock) -> int | None:
+def _next(
+    law: Law, known, open_, own: int, check: float, case: Question, clock: Clock
+) -> int | None:
     """The batch size to probe; `check` are the seconds of checks that come on each step."""
     if not open_:
         return None

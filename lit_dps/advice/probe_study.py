@@ -34,7 +34,7 @@ from lit_dps.storage.read import read_study
 from lit_dps.study.failures import AllFail, Failures
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.workers import WorkerDied, warm_up, work, work_in_processes
-from lit_dps.tracking.sync import View, connect, environment_tags
+from lit_dps.tracking.sync import MlflowSync, connect, environment_tags
 from lit_dps.training.workload import Workload
 
 
@@ -88,7 +88,7 @@ class Probes:
         self.without_room: set[int] = set()
         storage, digest = setup.storage, getattr(data, "digest", None)
         self.url, self.name = storage.optuna_url, setup.study.name
-        self.view = View(
+        self.view = MlflowSync(
             partial(connect, storage, setup.workload_name(), self.name, environment_tags(digest))
         )
 

@@ -19,7 +19,7 @@ from lit_dps.training.adam_scaling import AdamScales
 
 
 @dataclass(frozen=True)
-class Case:
+class Question:
     """One question.
 
     Attributes:

@@ -13,7 +13,7 @@ from lit_dps.advice.answer import Answer
 from lit_dps.advice.probe_study import best_rates
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.learning_rates import RATE_NAMES
-from lit_dps.core.local_sgd import Rounds
+from lit_dps.core.local_sgd import LocalSGDSchedule
 from lit_dps.core.record import StudyRecord
 from lit_dps.storage.advice_store import AdviceStore
 from lit_dps.storage.urls import without_password
@@ -118,7 +118,7 @@ def _configuration(
         callbacks.append(told)
     trainer |= {"callbacks": callbacks} if callbacks else {}
     others = {"optim": dict(setup.optim)} if setup.optim.get("delay") else {}
-    others |= {"local": dict(setup.local)} if Rounds(**setup.local).on else {}
+    others |= {"local": dict(setup.local)} if LocalSGDSchedule(**setup.local).on else {}
     # whole checks: those are predicted, and `fit` is to show what a check finds
     goal = {
         key: value

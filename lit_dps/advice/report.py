@@ -23,7 +23,7 @@ from lit_dps.advice.probe_study import (
     observations,
     unfinished,
 )
-from lit_dps.advice.question import Case
+from lit_dps.advice.question import Question
 from lit_dps.advice.recommended_config import of_branches, of_probes, parameters_at, rate_key
 from lit_dps.advice.text import render
 from lit_dps.advice.user_workload import own_batch_size, probing
@@ -44,7 +44,7 @@ from lit_dps.report.warnings import schedule_notes, warm_up_notes
 BUSY = 0.2
 
 
-def conclude(case: Case) -> Answer:
+def conclude(case: Question) -> Answer:
     """The answer of all that was measured so far. Where no probe was run, what forks say takes the
     law's place."""
     setup, options = case.work.setup, case.options
@@ -68,7 +68,7 @@ def conclude(case: Case) -> Answer:
     return answer(law, *asked, rate, one_run=one)
 
 
-def tell(case: Case) -> None:
+def tell(case: Question) -> None:
     """Prints the answer, writes its files, and shows both in MLflow."""
     found, record, setup = conclude(case), case.work.record(), case.setup
     params = None if isinstance(found.law, Branched) else parameters_at(record, found)
@@ -100,7 +100,7 @@ def tell(case: Case) -> None:
         show_answer(case, record, found, files, text)
 
 
-def _text(case: Case, found: Answer, record: StudyRecord | None, scales: str | None) -> str:
+def _text(case: Question, found: Answer, record: StudyRecord | None, scales: str | None) -> str:
     """What was measured, the answer, and what to know of both."""
     times, law, goal = case.times, found.law, case.setup.goal_of_trials
     devices = ", ".join(map(str, case.options.devices))
@@ -126,7 +126,9 @@ def _text(case: Case, found: Answer, record: StudyRecord | None, scales: str | N
     return "\n".join([*lines, "", render(found)]) + notes
 
 
-def _notes(case: Case, found: Answer, record: StudyRecord | None, scales: str | None) -> list[str]:
+def _notes(
+    case: Question, found: Answer, record: StudyRecord | None, scales: str | None
+) -> list[str]:
     lines = (
         []
         if scales is None
@@ -189,7 +191,7 @@ def _notes(case: Case, found: Answer, record: StudyRecord | None, scales: str | 
     return lines
 
 
-def adaptive_note(case: Case, found: Answer, params: Mapping[str, Any] | None) -> str | None:
+def adaptive_note(case: Question, found: Answer, params: Mapping[str, Any] | None) -> str | None:
     """Return second moment and weight decay of the recommended batch size in words; None where they
     stay."""
     own = own_batch_size(case.setup.workload)
@@ -209,7 +211,7 @@ def adaptive_note(case: Case, found: Answer, params: Mapping[str, Any] | None) -
     return adaptive_advice(own, size, adaptive.beta2, decay, ratio)
 
 
-def _rate_at(case: Case, batch_size: int, params: Mapping[str, Any]) -> float | None:
+def _rate_at(case: Question, batch_size: int, params: Mapping[str, Any]) -> float | None:
     """Return the rate that the optimizer starts from, which may differ from the metaparameter; None
     if unknown."""
     trial = Trial(Cell(batch_size), 0, dict(params), case.setup.study.seed)

@@ -21,7 +21,7 @@ from lit_dps.advice.optimizer_probe import look_at_optimizers
 from lit_dps.advice.options import Options, time_text
 from lit_dps.advice.probe_plan import probe_all
 from lit_dps.advice.probe_study import Probes
-from lit_dps.advice.question import Case
+from lit_dps.advice.question import Question
 from lit_dps.advice.recommended_config import parameters_at
 from lit_dps.advice.report import conclude, tell
 from lit_dps.advice.stages import WRITING, Clock, say
@@ -34,7 +34,7 @@ from lit_dps.advice.step_probe import (
 )
 from lit_dps.advice.step_time import Timed
 from lit_dps.advice.user_workload import own_batch_size, probing, searches_scales
-from lit_dps.advice.verify import confirm
+from lit_dps.advice.verify import verify_recommendation
 from lit_dps.analysis.tables import significant
 from lit_dps.core.batch_scaling import BETA2_FLOOR
 from lit_dps.core.environment import SOURCES, changes_since
@@ -162,7 +162,7 @@ def run_advice(
             noise = _noise(probe_setup, times, store, clock, known, stop)
             parameters = store.read()["parameters"]
             probes = Probes(probe_setup, data, environment)
-            case = Case(setup, options, store, probes, adaptive, times, noise, parameters)
+            case = Question(setup, options, store, probes, adaptive, times, noise, parameters)
             _say_cost(case)
             if clock.left > BEGINNING:
                 show(case)
@@ -213,7 +213,7 @@ def _refuse_changed_code(
         )
 
 
-def _ask(case: Case, clock: Clock, stop: StopRequest) -> None:
+def _ask(case: Question, clock: Clock, stop: StopRequest) -> None:
     """Probes, then runs what is recommended."""
     clock.kept = CONFIRMING * clock.budget
     probe_all(case, clock, stop)
@@ -225,14 +225,16 @@ def _ask(case: Case, clock: Clock, stop: StopRequest) -> None:
     _confirm(case, found, clock, stop)
 
 
-def _confirm(case: Case, found: Answer, clock: Clock, stop: StopRequest) -> None:
+def _confirm(case: Question, found: Answer, clock: Clock, stop: StopRequest) -> None:
     """Runs the best row on fresh seeds, where one device trains it as it will be trained."""
     if (params := parameters_at(case.work.record(), found)) is None or clock.left <= 0:
         return
     probe, size, largest = case.work.setup, int(found.best["batch_size"]), found.step_time.largest
     if largest is None or size <= largest * probe.workload.accumulated:
         say(f"what is recommended, on fresh seeds: {time_text(clock.left)} at most")
-        confirm(probe, size, params, float(found.best["k_star"]), case.store, clock, stop)
+        verify_recommendation(
+            probe, size, params, float(found.best["k_star"]), case.store, clock, stop
+        )
 
 
 def _study_of(
@@ -359,7 +361,7 @@ def _noise(
     return found
 
 
-def _say_cost(case: Case) -> None:
+def _say_cost(case: Question) -> None:
     """What asking costs as a share of one training, by all steps that were timed."""
     say(case.model.describe())
     own, most = own_batch_size(case.setup.workload), case.setup.goal_of_trials.max_steps

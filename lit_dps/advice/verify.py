@@ -16,7 +16,7 @@ from lit_dps.advice.stages import Clock, say
 from lit_dps.advice.step_probe import of_one_device, threads_of_fit
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.rate_law import RateLaw
-from lit_dps.core.attempt import Run
+from lit_dps.core.attempt import Attempt
 from lit_dps.core.goal import Goal
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import Cell, Status, Trial
@@ -29,7 +29,7 @@ RUNS = 3
 PATIENCE = 3.0
 
 
-def confirm(
+def verify_recommendation(
     setup: StudySetup,
     size: int,
     params: Mapping[str, Any],
@@ -71,7 +71,9 @@ def confirm(
         if time.monotonic() + longest > end:
             break
         trial = Trial(Cell(size), 0, dict(params), setup.study.seed, repeat=number + 1)
-        run = Run(trial, Goal(goal.value, goal.check_interval, most, goal.metric, goal.at_least))
+        run = Attempt(
+            trial, Goal(goal.value, goal.check_interval, most, goal.metric, goal.at_least)
+        )
         try:
             (result,) = engine.train(iter([run, None]).__next__, at_check)
         except Interrupted:

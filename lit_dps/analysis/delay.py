@@ -108,10 +108,10 @@ def delay_laws(
     grid."""
     trials: dict[Series, dict[tuple[int, int], Sequence[int | None]]] = {}
     for summary in cells:
-        others = dict(summary.cell.others)
+        others = dict(summary.cell.axes)
         if KEY in others and not summary.sooner:
             delay = others.pop(KEY)
-            series = replace(summary.cell.series, others=tuple(sorted(others.items())))
+            series = replace(summary.cell.series, axes=tuple(sorted(others.items())))
             trials.setdefault(series, {})[summary.cell.batch_size, delay] = summary.steps
     return [
         _law(series, found, check_interval, replicates) for series, found in sorted(trials.items())
@@ -159,7 +159,7 @@ def delay_rows(laws: Iterable[DelayLaw], scalings: Mapping[Series, Scaling]) -> 
     rows = []
     for law in laws:
         for delay in law.delays:
-            series = replace(law.series, others=tuple(sorted((*law.series.others, (KEY, delay)))))
+            series = replace(law.series, axes=tuple(sorted((*law.series.axes, (KEY, delay)))))
             own = scalings[series]
             known = law.fit is not None
             rows.append(

@@ -52,11 +52,11 @@ def observed(record: StudyRecord, cell: CellSummary) -> Observation | None:
         spent = [r for r in cell.trials if r.status in (Status.INCOMPLETE, Status.INFEASIBLE)]
         whole = (
             bool(cell.trials)
-            and not (cell.pending or cell.untold)
+            and not (cell.pending or cell.undetermined_points)
             and len(spent) == len(cell.trials)
         )
         return Observation(size, float(goal.max_steps), bound=AT_LEAST) if whole else None
-    if cell.at_first_check or 2 * (cell.pending + len(cell.untold)) > record.trials:
+    if cell.at_first_check or 2 * (cell.pending + len(cell.undetermined_points)) > record.trials:
         return Observation(size, float(cell.k_star), bound=AT_MOST)
     found = np.asarray(resample(cell.steps, REPLICATES, (0, int(size))), float)
     found = found[np.isfinite(found) & (found > 0)]

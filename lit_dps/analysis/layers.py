@@ -25,7 +25,7 @@ def kept_of(record: StudyRecord) -> Iterator[tuple[Series, int, Kept]]:
     """
     seen = set()
     for cell in record.cells:
-        others = tuple(pair for pair in cell.others if pair[0] != INIT)
+        others = tuple(pair for pair in cell.axes if pair[0] != INIT)
         for result in record.results[cell]:
             key = Series(cell.sparsity, others), result.trial.point
             if result.kept and key not in seen:

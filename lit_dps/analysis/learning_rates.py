@@ -106,7 +106,7 @@ def rate_of(record: StudyRecord, series: Series) -> RateOf | None:
 def _setting(record: StudyRecord, series: Series, key: str) -> object:
     """A value that the trials of a series share: of the grid, or of the configuration."""
     section, _, name = key.partition(".")
-    found = dict(series.others).get(key, setting(record.config, f"{section}.init_args.{name}"))
+    found = dict(series.axes).get(key, setting(record.config, f"{section}.init_args.{name}"))
     return setting(record.config, key) if found is None else found
 
 

@@ -14,7 +14,7 @@ import pandas as pd
 
 from lit_dps.analysis.summary import CellSummary
 from lit_dps.analysis.tables import Row, columns_of, frame, k_star_text
-from lit_dps.core.local_sgd import Rounds
+from lit_dps.core.local_sgd import LocalSGDSchedule
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import Series, Trial
 
@@ -24,18 +24,18 @@ KEY, SECTION = "local.steps", "local."
 FLAT = 1.25
 
 
-def rounds_of(record: StudyRecord, trial: Trial) -> Rounds:
+def rounds_of(record: StudyRecord, trial: Trial) -> LocalSGDSchedule:
     """The rounds that a trial was trained in, of its point, its cell, and the configuration of its
     study."""
-    given = {**dict(trial.cell.others), **trial.params}
+    given = {**dict(trial.cell.axes), **trial.params}
     own = {
         key.removeprefix(SECTION): value for key, value in given.items() if key.startswith(SECTION)
     }
-    known = {field.name for field in fields(Rounds)}
+    known = {field.name for field in fields(LocalSGDSchedule)}
     section = {
         key: value for key, value in (record.config.get("local") or {}).items() if key in known
     }
-    return Rounds(**{**section, **own})
+    return LocalSGDSchedule(**{**section, **own})
 
 
 def is_local(record: StudyRecord) -> bool:
@@ -46,7 +46,7 @@ def is_local(record: StudyRecord) -> bool:
 
 def communications(record: StudyRecord, summary: CellSummary) -> int | None:
     """How often the workers of the K* trial talked to each other until it met its goal
-    (`Rounds.communications`).
+    (`LocalSGDSchedule.communications`).
 
     None without a K*, and without workers.
     """
@@ -119,9 +119,9 @@ def curves(record: StudyRecord, cells: Iterable[CellSummary]) -> list[Curve]:
     """K* against H of each series and batch size; none where H is no axis of the grid."""
     found: dict[tuple[Series, int], list[CellSummary]] = {}
     for summary in cells:
-        others = dict(summary.cell.others)
+        others = dict(summary.cell.axes)
         if others.pop(KEY, None) is not None:
-            series = replace(summary.cell.series, others=tuple(sorted(others.items())))
+            series = replace(summary.cell.series, axes=tuple(sorted(others.items())))
             found.setdefault((series, summary.cell.batch_size), []).append(summary)
     return [
         _curve(record, *key, own) for key, own in sorted(found.items(), key=lambda item: item[0])
@@ -131,7 +131,7 @@ def curves(record: StudyRecord, cells: Iterable[CellSummary]) -> list[Curve]:
 def _curve(record: StudyRecord, series: Series, batch_size: int, cells: list[CellSummary]) -> Curve:
     points, unmet = [], []
     for summary in cells:
-        length, talks = dict(summary.cell.others)[KEY], communications(record, summary)
+        length, talks = dict(summary.cell.axes)[KEY], communications(record, summary)
         if summary.k_star is None:
             unmet.append(length)
         elif talks is not None:

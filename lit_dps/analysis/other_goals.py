@@ -35,17 +35,24 @@ def at_goal(record: StudyRecord, value: float) -> StudyRecord:
             "goals", value, f"{side} {own.value:g}, the goal that the trials stopped at"
         )
     goal = own.at(value)
-    results, untold, repeats = {}, {}, {}
+    results, undetermined_points, repeats = {}, {}, {}
     for cell, ended in record.results.items():
         seen = {result.trial.point: _at(result, goal, record.run_on) for result in ended}
         known = [each for each in seen.values() if isinstance(each, TrialResult)]
         results[cell] = truncate_at_race_limit(known, record.slack)
-        untold[cell] = {point: step for point, step in seen.items() if isinstance(step, int)}
+        undetermined_points[cell] = {
+            point: step for point, step in seen.items() if isinstance(step, int)
+        }
     for cell, ended in record.repeats.items():
         seen = [] if beyond else [_at(result, goal, False) for result in ended]
         repeats[cell] = [] if any(isinstance(each, int) for each in seen) else seen
     return dataclasses.replace(
-        record, goal=goal, goals=(), results=results, repeats=repeats, untold=untold
+        record,
+        goal=goal,
+        goals=(),
+        results=results,
+        repeats=repeats,
+        undetermined_points=undetermined_points,
     )
 
 

@@ -42,7 +42,7 @@ def series_terms(
     """
     results: dict[Series, Mapping] = {}
     for series in record.series:
-        cell = Cell(batch_size, series.sparsity, series.others)
+        cell = Cell(batch_size, series.sparsity, series.axes)
         results[series] = {r.trial.point: r for r in record.resolved_results(cell)}
     results = {series: found for series, found in results.items() if found}
     points = sorted(set.intersection(*map(set, results.values()))) if results else []

@@ -32,7 +32,7 @@ class CellSummary:
         str, Literal["low", "high"]
     ]  # the end of its range that a metaparameter of `best` lies on
     at_first_check: bool  # whether K* is only an upper bound: it is (`at_first_check`), or `sooner`
-    untold: Mapping[
+    undetermined_points: Mapping[
         int, int
     ]  # trials that are left out, of which nobody can tell (`record.untold`)
     sooner: bool  # whether one of these may have met the goal before K*
@@ -78,9 +78,12 @@ def summarize(record: StudyRecord) -> list[CellSummary]:
         ends = {
             key: box.boundary(params[key]) for key, box in record.space.items() if key in params
         }
-        k_star, untold = best_steps(result.steps for result in trials), record.untold.get(cell, {})
-        sooner = k_star is not None and min(untold.values(), default=k_star) < k_star
-        known = {*untold, *(result.trial.point for result in results)}
+        k_star, undetermined_points = (
+            best_steps(result.steps for result in trials),
+            record.undetermined_points.get(cell, {}),
+        )
+        sooner = k_star is not None and min(undetermined_points.values(), default=k_star) < k_star
+        known = {*undetermined_points, *(result.trial.point for result in results)}
         summary = CellSummary(
             cell=cell,
             trials=trials,
@@ -92,7 +95,7 @@ def summarize(record: StudyRecord) -> list[CellSummary]:
             running=record.running[cell],
             boundary={key: end for key, end in ends.items() if end is not None},
             at_first_check=sooner or at_first_check(k_star, record.goal.check_interval),
-            untold=untold,
+            undetermined_points=undetermined_points,
             sooner=sooner,
         )
         found.append(summary)

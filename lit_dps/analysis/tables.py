@@ -122,20 +122,20 @@ def value_text(value: Value | None, box: Box) -> str:
 
 def cell_of(series: Series, batch_size: int) -> Cell:
     """The cell of a series at a batch size."""
-    return Cell(batch_size, series.sparsity, series.others)
+    return Cell(batch_size, series.sparsity, series.axes)
 
 
 def base_of(series: Series, every: Iterable[Series]) -> Series:
     """What a series is compared with: of those that differ from it in sparsity alone, the one of
     least sparsity."""
-    return min(other for other in every if other.others == series.others)
+    return min(other for other in every if other.axes == series.axes)
 
 
 def columns_of(series: Series) -> dict[str, Value]:
     """The columns of a table that name a series: sparsity, then each further axis by its short
     key."""
-    names = short_names([key for key, _ in series.others])
-    return {"sparsity": series.sparsity, **{names[key]: value for key, value in series.others}}
+    names = short_names([key for key, _ in series.axes])
+    return {"sparsity": series.sparsity, **{names[key]: value for key, value in series.axes}}
 
 
 def rows_of(series: Series, rows: pd.DataFrame) -> pd.DataFrame:
@@ -171,6 +171,6 @@ def title(series: Series) -> str:
 
 def listed(every: Sequence[Series]) -> str:
     """Several series in words: S = 0, 0.5, or S = 0, method = snip; S = 0.5, method = snip."""
-    if any(series.others for series in every):
+    if any(series.axes for series in every):
         return "; ".join(map(legend, every))
     return f"S = {', '.join(text_of(series.sparsity) for series in every)}"

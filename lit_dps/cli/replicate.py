@@ -31,9 +31,9 @@ from lit_dps.core.errors import ConfigError, StorageError
 from lit_dps.core.record import StudyRecord
 from lit_dps.replication.appendix import Core, Image, Machine, Part, appendix_page
 from lit_dps.replication.compared import searched
+from lit_dps.replication.incomplete_cells import complete_subset
 from lit_dps.replication.page import replication_page, span
 from lit_dps.replication.paper import compared_with
-from lit_dps.replication.under_way import as_measured
 from lit_dps.report.figures import COMPARISONS, FIGURES, write_comparison
 from lit_dps.report.publish import figures_folder, publish
 from lit_dps.storage.merge import merge
@@ -137,7 +137,7 @@ def write_pages(
     parts, images = [], output / PAGE
     for file, name in named.items():
         try:
-            record, left = as_measured(read_study(storage.optuna_url, name))
+            record, left = complete_subset(read_study(storage.optuna_url, name))
         except StorageError as error:
             print(f"left out: {error}", file=sys.stderr)
             continue

@@ -13,7 +13,7 @@ from lit_dps.core.trial import Status, Trial, TrialResult
 
 
 @dataclass(eq=False)
-class Run:
+class Attempt:
     """A network on the way to its goal. Every engine asks this at each check how its run goes on.
 
     Attributes:
@@ -42,7 +42,7 @@ class Run:
     rung: float = math.inf
     run_on: bool = False
     metrics: Sequence[str] = ()
-    watch: Callable[[Run], None] = lambda run: None
+    watch: Callable[[Attempt], None] = lambda run: None
     status: Status | None = None
     curve: dict[str, list[float]] = field(default_factory=dict)
     kept: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -162,7 +162,7 @@ class Run:
 
     def restart(self) -> None:
         """Forgets all checks: the attempt begins anew, by another engine."""
-        fresh = Run(
+        fresh = Attempt(
             self.trial,
             self.goal,
             self.further,

@@ -19,7 +19,7 @@ from lit_dps.core.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Rounds:
+class LocalSGDSchedule:
     """The section `local` of a configuration.
 
     Attributes:

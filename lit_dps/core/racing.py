@@ -55,7 +55,7 @@ def best_steps(steps: Iterable[int | None]) -> int | None:
     return min((k for k in steps if k is not None), default=None)
 
 
-def settled(status: Status, steps_run: float, limit: float) -> bool:
+def needs_no_rerun(status: Status, steps_run: float, limit: float) -> bool:
     """Whether an attempt that ended so need not be run again, where trials have to reach a step
     `limit`.
 
@@ -76,13 +76,13 @@ def truncate_at_race_limit(
     """The results of a cell as they stood at step slack x K*, whoever finished first.
 
     Trials that ended later, however they did, are outraced, and curves end there. Those that are
-    not `settled` are left out.
+    not `needs_no_rerun` are left out.
     """
     limit = last_step(best_steps(result.steps for result in results), slack)
     return [
         _until(result, limit)
         for result in results
-        if settled(result.status, result.steps_run, limit)
+        if needs_no_rerun(result.status, result.steps_run, limit)
     ]
 
 

@@ -12,7 +12,7 @@ from lit_dps.core.goal import Goal
 from lit_dps.core.noise_scale import NoiseScale
 from lit_dps.core.repeats import RepeatPlan
 from lit_dps.core.search_space import Box
-from lit_dps.core.space_history import Widened
+from lit_dps.core.space_history import ExpandedSpace
 from lit_dps.core.step_timing import StepTiming
 from lit_dps.core.trial import Cell, Series, Status, TrialResult, Value, short_name, text_of
 
@@ -76,9 +76,9 @@ class StudyRecord:
     run_on: bool = False
     repeats: Mapping[Cell, list[TrialResult]] = field(default_factory=dict)
     plan: RepeatPlan = RepeatPlan()
-    boxes: tuple[Widened, ...] = ()
+    boxes: tuple[ExpandedSpace, ...] = ()
     environments: tuple[Mapping[str, Any], ...] = ()
-    untold: Mapping[Cell, Mapping[int, int]] = field(default_factory=dict)
+    undetermined_points: Mapping[Cell, Mapping[int, int]] = field(default_factory=dict)
     step_timing: StepTiming | None = None
 
     @property

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from lit_dps.core.racing import last_step, settled
+from lit_dps.core.racing import last_step, needs_no_rerun
 from lit_dps.core.trial import Status, TrialResult
 
 Repeated = tuple[int, int]  # a point and the number of a repeat of it, from 1
@@ -73,7 +73,9 @@ def known_to(result: TrialResult) -> float:
     it failed."""
     if result.status is Status.FAILED:
         return -math.inf
-    return math.inf if settled(result.status, result.steps_run, math.inf) else result.steps_run
+    return (
+        math.inf if needs_no_rerun(result.status, result.steps_run, math.inf) else result.steps_run
+    )
 
 
 def repeats_left(

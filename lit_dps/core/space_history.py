@@ -20,7 +20,7 @@ FACTOR = 0.5  # of a range's width, on its scale, by which an end moves outward
 
 
 @dataclass(frozen=True)
-class Widened:
+class ExpandedSpace:
     """A box that took the place of a smaller one.
 
     Attributes:
@@ -38,7 +38,7 @@ class Widened:
         return {"first": self.first, "end": self.end, "space": stored(self.space)}
 
     @classmethod
-    def of_stored(cls, given: Mapping[str, Any]) -> Widened:
+    def of_stored(cls, given: Mapping[str, Any]) -> ExpandedSpace:
         """The inverse of `stored`."""
         return cls(given["first"], given["end"], of_stored(given["space"]))
 
@@ -63,7 +63,9 @@ def widened(box: Range, ends: Collection[str]) -> Range:
     )
 
 
-def extended(space: Space, ends: Mapping[str, Collection[str]], points: int) -> Widened | None:
+def extended(
+    space: Space, ends: Mapping[str, Collection[str]], points: int
+) -> ExpandedSpace | None:
     """The box that takes the place of one with so many points; None where no end can move.
 
     Args:
@@ -80,7 +82,7 @@ def extended(space: Space, ends: Mapping[str, Collection[str]], points: int) -> 
     growth = math.prod(
         new[key].width / box.width for key, box in space.items() if isinstance(box, Range)
     )
-    return Widened(points, points + max(1, round(points * (growth - 1))), new)
+    return ExpandedSpace(points, points + max(1, round(points * (growth - 1))), new)
 
 
 def inside(space: Space, values: Mapping[str, Any]) -> bool:
@@ -89,7 +91,7 @@ def inside(space: Space, values: Mapping[str, Any]) -> bool:
     return all(box.low <= value <= box.high for value, box in ranges)
 
 
-def told(boxes: Sequence[Widened], names: Mapping[str, str]) -> list[str]:
+def told(boxes: Sequence[ExpandedSpace], names: Mapping[str, str]) -> list[str]:
     """A line for each time that a box was widened; the first is the box as it was."""
     lines = []
     for before, box in pairwise(boxes):

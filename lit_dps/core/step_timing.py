@@ -71,7 +71,7 @@ class StepTiming:
                 {
                     "batch_size": cell.batch_size,
                     "sparsity": cell.sparsity,
-                    "axes": dict(cell.others),
+                    "axes": dict(cell.axes),
                     "steps": list(timing.steps),
                     "check": timing.check,
                 }

@@ -54,17 +54,17 @@ class Series:
 
     Attributes:
         sparsity: Share of pruned parameters.
-        others: Values of further axes of the grid by configuration key, sorted by key.
+        axes: Values of further axes of the grid by configuration key, sorted by key.
     """
 
     sparsity: float = 0.0
-    others: tuple[tuple[str, Value], ...] = ()
+    axes: tuple[tuple[str, Value], ...] = ()
 
     def __str__(self) -> str:
         return " ".join(
             [
                 f"S={self.sparsity:g}",
-                *(f"{short_name(key)}={text_of(value)}" for key, value in self.others),
+                *(f"{short_name(key)}={text_of(value)}" for key, value in self.axes),
             ]
         )
 
@@ -76,16 +76,16 @@ class Cell:
 
     Attributes:
         batch_size: Global batch size, in examples.
-        sparsity, others: As in `Series`.
+        sparsity, axes: As in `Series`.
     """
 
     batch_size: int
     sparsity: float = 0.0
-    others: tuple[tuple[str, Value], ...] = ()
+    axes: tuple[tuple[str, Value], ...] = ()
 
     @property
     def series(self) -> Series:
-        return Series(self.sparsity, self.others)
+        return Series(self.sparsity, self.axes)
 
     def __str__(self) -> str:
         return f"B={self.batch_size} {self.series}"

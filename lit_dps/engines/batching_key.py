@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from lit_dps.core.attempt import Run
+from lit_dps.core.attempt import Attempt
 from lit_dps.optim import RULES
 
 OF_THE_RATE = {"model.learning_rate", "model.decay_steps", "model.end_factor"}
@@ -21,7 +21,7 @@ class Alike(NamedTuple):
     numbers: tuple
 
 
-def alike_of(run: Run) -> Alike:
+def alike_of(run: Attempt) -> Alike:
     """What a run has in common with those that can be trained beside it; `cells` and `kind` say by
     which loop.
 
@@ -35,7 +35,7 @@ def alike_of(run: Run) -> Alike:
     )
     cells = (
         cell.batch_size,
-        tuple(pair for pair in cell.others if not pair[0].startswith("pruning.")),
+        tuple(pair for pair in cell.axes if not pair[0].startswith("pruning.")),
     )
     kind, numbers = [], []
     for key, value in sorted(run.trial.params.items()):
@@ -50,14 +50,14 @@ class Queue:
     """Runs that are asked for one at a time, when there is room; at most so many wait for others
     than those alike."""
 
-    def __init__(self, next_run: Callable[[], Run | None], ahead: int):
+    def __init__(self, next_run: Callable[[], Attempt | None], ahead: int):
         self._next_run, self._ahead = next_run, ahead
-        self._waiting: list[Run] = []
+        self._waiting: list[Attempt] = []
 
-    def next(self) -> Run | None:
+    def next(self) -> Attempt | None:
         return self._waiting.pop(0) if self._waiting else self._next_run()
 
-    def next_of(self, alike: Alike) -> Run | None:
+    def next_of(self, alike: Alike) -> Attempt | None:
         """The next run that is like this, if it is one of the next ones of the cells that are
         trained together."""
         return None if (i := self._place(alike)) is None else self._waiting.pop(i)

@@ -36,7 +36,7 @@ from lit_dps.training.deterministic import full_float32
 from lit_dps.training.early_check import EarlyCheck
 from lit_dps.training.hidden_state import equal_states, unchanged_attributes
 from lit_dps.training.inheritance import inherits
-from lit_dps.training.rng_state import isolated
+from lit_dps.training.rng_state import preserve_rng_state
 from lit_dps.training.workload import Built
 
 _EXAMPLES = 64
@@ -69,7 +69,9 @@ _HALVES = (slice(0, _EXAMPLES // 2), slice(_EXAMPLES // 2, None))
 _EQUAL = 1e-4  # relative: between a loss in one part and in two, or alone and side by side
 
 
-def why_not(built: Built, training: Training, side_by_side: bool = False) -> str | None:
+def ineligibility_reason(
+    built: Built, training: Training, side_by_side: bool = False
+) -> str | None:
     """Why a trial has to be trained by Lightning's loop, or by itself; None if the interval loop
     can train it.
 
@@ -79,7 +81,7 @@ def why_not(built: Built, training: Training, side_by_side: bool = False) -> str
     try:
         trainer = Trainer(**built.trainer)
         trainer.datamodule = built.data
-        with isolated(built.module, built.data):
+        with preserve_rng_state(built.module, built.data):
             reason = _why_not_alone(built, trainer, training)
             if reason is None and side_by_side:
                 reason = _why_not_side_by_side(

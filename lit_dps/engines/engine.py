@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from lit_dps.core.attempt import Run
+from lit_dps.core.attempt import Attempt
 from lit_dps.core.errors import StorageError, UserError, text_of
 from lit_dps.core.search_space import RATE_NAMES
 from lit_dps.core.trial import Status, Trial, TrialResult
@@ -36,7 +36,7 @@ class Engine(Protocol):
     """Trains runs."""
 
     def train(
-        self, next_run: Callable[[], Run | None], at_check: Callable[[], None] = lambda: None
+        self, next_run: Callable[[], Attempt | None], at_check: Callable[[], None] = lambda: None
     ) -> Iterator[TrialResult]:
         """Pulls a run whenever there is room for one; yields each result as soon as it is known.
 
@@ -80,7 +80,7 @@ class Training:
 
     def pruning_of(self, trial: Trial) -> PruningCallback:
         """How a trial is pruned."""
-        others = [(key, value) for key, value in trial.cell.others if key.startswith("pruning.")]
+        others = [(key, value) for key, value in trial.cell.axes if key.startswith("pruning.")]
         own = {
             key.removeprefix("pruning."): value
             for key, value in others
@@ -101,14 +101,14 @@ class Training:
         """How stale the gradients of a trial are."""
         own = {
             key.removeprefix("optim."): value
-            for key, value in trial.cell.others
+            for key, value in trial.cell.axes
             if key.startswith("optim.")
         }
         return DelayCallback(**{**self.optim, **own})
 
     def local_of(self, trial: Trial) -> LocalSGDCallback:
         """The workers that a trial is trained by; its cell and its point may say their numbers."""
-        own = {**dict(trial.cell.others), **trial.params}
+        own = {**dict(trial.cell.axes), **trial.params}
         own = {
             key.removeprefix("local."): value
             for key, value in own.items()
@@ -144,12 +144,12 @@ class Training:
             for key, value in trial.params.items()
             if key.rpartition(".")[2] not in RATE_NAMES
         ]
-        cell = trial.cell.batch_size, trial.cell.others, repr(sorted(others))
+        cell = trial.cell.batch_size, trial.cell.axes, repr(sorted(others))
         if cell not in self._schedules:
             self._schedules[cell] = evaluate()
         return self._schedules[cell]
 
-    def file_of(self, run: Run, engine: str) -> CheckpointFile | None:
+    def file_of(self, run: Attempt, engine: str) -> CheckpointFile | None:
         """Where a run is saved by an engine of this name; None without checkpoints."""
         if self.checkpoints is None:
             return None
@@ -165,7 +165,7 @@ class Training:
         given |= {"goals": run.further, "engine": engine, "workload": asdict(self.workload)}
         return self.checkpoints.file(run.trial, given)
 
-    def attempt(self, run: Run, train: Callable[[Run], None]) -> TrialResult:
+    def attempt(self, run: Attempt, train: Callable[[Attempt], None]) -> TrialResult:
         """The result of a run; what a module, its data or a callback raises makes it a failed
         trial.
 
@@ -198,7 +198,7 @@ def _scored(trial: Trial) -> tuple:
     Its metaparameters are among it, which may be of the network or the loss: a point of a search
     that is not Sobol's has others in each cell.
     """
-    others = tuple(pair for pair in trial.cell.others if pair[0] != "pruning.init")
+    others = tuple(pair for pair in trial.cell.axes if pair[0] != "pruning.init")
     return trial.seed, trial.point, repr(sorted(trial.params.items())), others
 
 

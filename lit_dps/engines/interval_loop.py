@@ -1,8 +1,8 @@
 """The interval loop: n >= 1 runs, trained from check to check, in place of Lightning's loop.
 
-One network at a time is equal to Lightning's to the bit (`One`). Many in lockstep (`Stack`), of one
-batch size and of all sparsities together, differ by rounding, which training amplifies: a trial's K
-is another draw from the same distribution.
+One network at a time is equal to Lightning's to the bit (`SingleNetwork`). Many in lockstep
+(`StackedNetworks`), of one batch size and of all sparsities together, differ by rounding, which
+training amplifies: a trial's K is another draw from the same distribution.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from lightning.pytorch import Trainer
 
-from lit_dps.core.attempt import Run
+from lit_dps.core.attempt import Attempt
 from lit_dps.core.trial import (
     INTERVAL_LOOP,
     SPARSE,
@@ -27,16 +27,16 @@ from lit_dps.core.trial import (
     TrialResult,
 )
 from lit_dps.engines.batching_key import Queue, alike_of
-from lit_dps.engines.eligible import why_not
+from lit_dps.engines.eligible import ineligibility_reason
 from lit_dps.engines.engine import Training
-from lit_dps.engines.network_run import Member
-from lit_dps.engines.run_group import Group
-from lit_dps.engines.single import One
-from lit_dps.engines.stack import Stack
+from lit_dps.engines.network_run import NetworkRun
+from lit_dps.engines.run_group import RunGroup
+from lit_dps.engines.single import SingleNetwork
+from lit_dps.engines.stack import StackedNetworks
 from lit_dps.engines.trainer import TrainerEngine
 from lit_dps.training.checkpoint_files import MIN_SECONDS_WORTH_SAVING
 from lit_dps.training.early_check import HardestFirst
-from lit_dps.training.rng_state import isolated
+from lit_dps.training.rng_state import preserve_rng_state
 from lit_dps.training.workload import Built
 
 
@@ -67,7 +67,7 @@ class IntervalLoop:
     skips: bool = False
 
     def train(
-        self, next_run: Callable[[], Run | None], at_check: Callable[[], None] = lambda: None
+        self, next_run: Callable[[], Attempt | None], at_check: Callable[[], None] = lambda: None
     ) -> Iterator[TrialResult]:
         queue, sizes, told = Queue(next_run, self.size), {}, set()
         while (run := queue.next()) is not None:
@@ -88,18 +88,18 @@ class IntervalLoop:
         Why they are not trained together is told once, and added to `told`.
         """
         if self.size > 1:
-            if (reason := self.why_not(trial, side_by_side=True)) is None:
+            if (reason := self.ineligibility_reason(trial, side_by_side=True)) is None:
                 return self.size
             if reason not in told:
                 self.say(f"one trial at a time: {reason}")
             told.add(reason)
-        reason = self.why_not(trial)
+        reason = self.ineligibility_reason(trial)
         if self.skips and reason is not None and reason not in told:
             self.say(f"dense convolutions: {reason}")
             told.add(reason)
         return int(reason is None)
 
-    def why_not(self, trial: Trial, side_by_side: bool = False) -> str | None:
+    def ineligibility_reason(self, trial: Trial, side_by_side: bool = False) -> str | None:
         """Why a trial has to be trained by Lightning's loop, or by itself; None if it is trained
         here."""
         if side_by_side and self.training.local_of(trial).rounds.on:
@@ -108,7 +108,7 @@ class IntervalLoop:
             built, _ = self._build(trial)
         except Exception as error:  # told as a failed trial
             return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        return why_not(built, self.training, side_by_side)
+        return ineligibility_reason(built, self.training, side_by_side)
 
     def _build(self, trial: Trial) -> tuple[Built, torch.device]:
         """A trial, its data set up, and where it is trained."""
@@ -119,15 +119,15 @@ class IntervalLoop:
         built.data.setup("fit")
         return built, trainer.strategy.root_device
 
-    def _alone(self, run: Run, at_check: Callable[[], None]) -> TrialResult:
-        def train(run: Run) -> None:
-            with isolated(
+    def _alone(self, run: Attempt, at_check: Callable[[], None]) -> TrialResult:
+        def train(run: Attempt) -> None:
+            with preserve_rng_state(
                 seed=run.trial.seed_for("order")
             ):  # what dropout draws, say, is the point's
                 built, device = self._build(run.trial)
-                group = Group(self.training, built, device, 1)
+                group = RunGroup(self.training, built, device, 1)
                 member = group.begin(run, built)
-                networks, check = One(member, self.skips), group.checks([member])
+                networks, check = SingleNetwork(member, self.skips), group.checks([member])
                 while run.status is None:
                     ((_, *found),) = self._advance(group, networks, check)
                     member.judge(*found)
@@ -143,16 +143,16 @@ class IntervalLoop:
         return self.training.attempt(run, train)
 
     def _together(
-        self, first: Run, queue: Queue, at_check: Callable[[], None]
+        self, first: Attempt, queue: Queue, at_check: Callable[[], None]
     ) -> Iterator[TrialResult]:
         """Trains a run and those alike in the queue."""
-        alone: list[Run] = []
-        with isolated():
+        alone: list[Attempt] = []
+        with preserve_rng_state():
             built, device = self._build(first.trial)
-            group = Group(self.training, built, device, self.size)
+            group = RunGroup(self.training, built, device, self.size)
             members = [group.begin(first, built)]
 
-            def another() -> Member | None:
+            def another() -> NetworkRun | None:
                 while (run := queue.next_of(alike_of(first))) is not None:
                     try:
                         built, _ = self._build(run.trial)
@@ -165,7 +165,7 @@ class IntervalLoop:
 
             while len(members) < self.size and (member := another()) is not None:
                 members.append(member)
-            networks, check = Stack(members), group.checks(members)
+            networks, check = StackedNetworks(members), group.checks(members)
             while networks.live:
                 try:
                     advanced = self._advance(group, networks, check)
@@ -197,7 +197,9 @@ class IntervalLoop:
         for run in alone:
             yield self._alone(run, at_check)
 
-    def _advance(self, group: Group, networks: One | Stack, check: HardestFirst) -> list[tuple]:
+    def _advance(
+        self, group: RunGroup, networks: SingleNetwork | StackedNetworks, check: HardestFirst
+    ) -> list[tuple]:
         """All steps to the next check, and it. Returns (row, error, exact, loss, finite, metrics),
         the best first."""
         group.watch.turn("training")
@@ -215,7 +217,10 @@ class IntervalLoop:
         ]
 
     def _leave_or_save(
-        self, networks: One | Stack, check: HardestFirst, at_check: Callable[[], None]
+        self,
+        networks: SingleNetwork | StackedNetworks,
+        check: HardestFirst,
+        at_check: Callable[[], None],
     ) -> None:
         """Between two intervals: saves what was not saved for long, or all of it where the process
         has to leave."""
@@ -229,7 +234,13 @@ class IntervalLoop:
             pauses = networks.members[row].run.status is not None
             self._save(networks, check, row, MIN_SECONDS_WORTH_SAVING if pauses else math.inf)
 
-    def _save(self, networks: One | Stack, check: HardestFirst, row: int, seconds: float) -> None:
+    def _save(
+        self,
+        networks: SingleNetwork | StackedNetworks,
+        check: HardestFirst,
+        row: int,
+        seconds: float,
+    ) -> None:
         """Saves a run that has trained for so many seconds, or as long as is allowed between two
         files."""
         member = networks.members[row]

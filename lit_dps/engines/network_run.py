@@ -16,21 +16,21 @@ from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
-from lit_dps.core.attempt import Run
+from lit_dps.core.attempt import Attempt
 from lit_dps.data import ImageData
 from lit_dps.data.order import steps
 from lit_dps.engines.eligible import optimizer_of
 from lit_dps.engines.engine import Training
 from lit_dps.module import ImageClassifier
 from lit_dps.optim.local_sgd import LocalSGD
-from lit_dps.pruning import Mask, Network, prunable, prune, worth_knowing
+from lit_dps.pruning import Mask, Network, mask_flags, prunable, prune
 from lit_dps.pruning.start import start
 from lit_dps.training import GoalErrorCallback
 from lit_dps.training.checkpoint_files import CheckpointFile, Checkpoints
 from lit_dps.training.hidden_state import capture_attributes, restore_attributes
 from lit_dps.training.pruning_callback import PruningCallback
 from lit_dps.training.rate_curve import rates_of_steps, schedule_shape
-from lit_dps.training.rng_state import capture, isolated, restore
+from lit_dps.training.rng_state import capture, preserve_rng_state, restore
 from lit_dps.training.training_pass import copy_of
 from lit_dps.training.workload import Built
 
@@ -39,7 +39,7 @@ PASS = 1000
 
 
 @dataclass
-class Member:
+class NetworkRun:
     """A run in the interval loop.
 
     Attributes:
@@ -57,7 +57,7 @@ class Member:
         local: The workers that train it; None for the usual one.
     """
 
-    run: Run
+    run: Attempt
     module: ImageClassifier
     data: ImageData
     optimizer: torch.optim.Optimizer
@@ -76,8 +76,13 @@ class Member:
 
     @classmethod
     def begin(
-        cls, run: Run, built: Built, training: Training, device: torch.device, stacked: bool = False
-    ) -> Member:
+        cls,
+        run: Attempt,
+        built: Built,
+        training: Training,
+        device: torch.device,
+        stacked: bool = False,
+    ) -> NetworkRun:
         """Prunes the network of a run and puts it on its way; where the run was saved, it goes on
         from there.
 
@@ -134,7 +139,7 @@ class Member:
             p.numel() for p in self.module.parameters() if p.requires_grad and id(p) in held
         )
         found = start(pruning.init, self.module, self.mask, copy, pruning.redraw)
-        self.run.observed = worth_knowing(self.mask, pruning.pruner, trained) | found
+        self.run.observed = mask_flags(self.mask, pruning.pruner, trained) | found
 
     def _schedule_shape(self, training: Training) -> dict[str, float]:
         """Return the shape as `ScheduleCallback` measures it. The schedule is stepped once a
@@ -150,7 +155,7 @@ class Member:
     @contextmanager
     def _copy(self, pruning: PruningCallback, held: Container[int], size: int) -> Iterator[Network]:
         names = prunable(self.module, pruning.biases, pruning.exclude, held)
-        with isolated(self.data):
+        with preserve_rng_state(self.data):
             twin = copy_of(self.module)
             found = dict(twin.named_parameters())
             yield Network(
@@ -169,7 +174,7 @@ class Member:
     def judge(
         self, error: float, exact: bool, loss: float, finite: bool, metrics: Mapping[str, float]
     ) -> None:
-        """Takes in the check at the end of an interval; arguments as of `Run.record`."""
+        """Takes in the check at the end of an interval; arguments as of `Attempt.record`."""
         self.steps += self.run.goal.check_interval
         self.run.record(self.steps, error, exact, loss, finite, metrics)
 

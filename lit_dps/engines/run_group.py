@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from lit_dps.core.attempt import Run
+from lit_dps.core.attempt import Attempt
 from lit_dps.core.trial import STACKED
 from lit_dps.engines.eligible import Functional, optimizer_of, tensors_of
 from lit_dps.engines.engine import Training
-from lit_dps.engines.network_run import Member
+from lit_dps.engines.network_run import NetworkRun
 from lit_dps.optim import rule_of
 from lit_dps.training import GoalErrorCallback
 from lit_dps.training.early_check import Check, HardestFirst
@@ -26,11 +26,11 @@ ALIKE = 64  # examples that tell whether two modules differ in more than their w
 CLOSE = 1e-9
 
 
-class Networks(Protocol):
+class NetworkBatch(Protocol):
     """The networks of a group, one a row (`One`, `Stack`): whose they are, and the rows that are on
     their way."""
 
-    members: list[Member | None]
+    members: list[NetworkRun | None]
     live: Sequence[int]
 
     def wrongness(self, rows: Tensor, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
@@ -41,7 +41,7 @@ class Networks(Protocol):
         """The losses of these rows, summed over examples: float64, shape (rows,)."""
 
 
-class Group:
+class RunGroup:
     """What runs that are trained together share: their data on the device, what a check asks, and
     the order of batches.
 
@@ -76,16 +76,16 @@ class Group:
         ]
         return torch.allclose(*losses, rtol=CLOSE, atol=0)
 
-    def begin(self, run: Run, built: Built) -> Member:
+    def begin(self, run: Attempt, built: Built) -> NetworkRun:
         """Puts a run on its way."""
         if self.early:
             run.stop_early()
-        member = Member.begin(run, built, self.training, self.device, stacked=self.size > 1)
+        member = NetworkRun.begin(run, built, self.training, self.device, stacked=self.size > 1)
         if self.size > 1:
             run.observed = {**run.observed, STACKED: 1}
         return member
 
-    def index(self, members: Sequence[Member | None]) -> Tensor:
+    def index(self, members: Sequence[NetworkRun | None]) -> Tensor:
         """The batches of the next interval: (steps, batch) where all have the same, else (steps,
         rows, batch)."""
         found = [None if member is None else next(member.batches) for member in members]
@@ -96,14 +96,14 @@ class Group:
             self.device
         )
 
-    def checks(self, members: Sequence[Member]) -> HardestFirst:
+    def checks(self, members: Sequence[NetworkRun]) -> HardestFirst:
         """What checks these runs, with the priorities that they had."""
         check = HardestFirst(len(self.validation[1]), len(members), self.device)
         for row, member in enumerate(members):
             check.begin(row, member.priority)
         return check
 
-    def check(self, networks: Networks, check: HardestFirst) -> list[Check]:
+    def check(self, networks: NetworkBatch, check: HardestFirst) -> list[Check]:
         """What a check finds of each run that is on its way."""
         rows, (x, y), size = networks.live, self.validation, check.size
         if self.early:
@@ -115,7 +115,7 @@ class Group:
         )
         return [Check(n, True) for n in sum(of_batch).tolist()]
 
-    def metrics(self, networks: Networks) -> list[dict[str, float]]:
+    def metrics(self, networks: NetworkBatch) -> list[dict[str, float]]:
         """`val_loss` of each run that is on its way, rounded as a module logs it: to float32."""
         x, y = self.validation
         total = sum(

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lit_dps.core.trial import SPARSE_KERNELS
 from lit_dps.data.loaders import Steps
-from lit_dps.engines.network_run import Member
+from lit_dps.engines.network_run import NetworkRun
 from lit_dps.engines.sparse import skip_pruned
 from lit_dps.module import weights_finite
 from lit_dps.optim import OURS, rule_of
@@ -17,7 +17,7 @@ from lit_dps.training.early_check import evaluating
 from lit_dps.training.local_sgd_batches import Still, mean_of, part_of
 
 
-class One:
+class SingleNetwork:
     """Trains one network to the bit as Lightning's loop does: the same calls, of the module's loss
     and its optimizer.
 
@@ -33,7 +33,7 @@ class One:
 
     live = (0,)
 
-    def __init__(self, member: Member, skips: bool = False):
+    def __init__(self, member: NetworkRun, skips: bool = False):
         self.members, self.member = [member], member
         parameters, mask = dict(member.module.named_parameters()), member.mask or {}
         self._kept = [(parameters[name], keep.to(parameters[name])) for name, keep in mask.items()]

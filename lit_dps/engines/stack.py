@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map, tree_map_
 
 from lit_dps.engines.eligible import Functional
 from lit_dps.engines.matrix_products import AsProducts
-from lit_dps.engines.network_run import Member
+from lit_dps.engines.network_run import NetworkRun
 from lit_dps.optim import OURS, rule_of
 from lit_dps.optim.delay import KEY
 from lit_dps.training.early_check import CHUNK, evaluating
@@ -46,7 +46,7 @@ class _Rows(NamedTuple):
     waiting: Tensor
 
 
-class Stack:
+class StackedNetworks:
     """Networks of one architecture under one update rule, each with its own weights, mask, rate and
     momentum.
 
@@ -65,8 +65,10 @@ class Stack:
         tensors: What each network has of its own, one a row.
     """
 
-    def __init__(self, members: Sequence[Member], part: int = PART, products: int | None = None):
-        self.members: list[Member | None] = list(members)
+    def __init__(
+        self, members: Sequence[NetworkRun], part: int = PART, products: int | None = None
+    ):
+        self.members: list[NetworkRun | None] = list(members)
         self.module, self.rule = members[0].module, rule_of(members[0].optimizer)
         self.part, self.checked = part, CHUNK
         self._shapes = {
@@ -79,7 +81,7 @@ class Stack:
         self.products = products
         self.tensors = tree_map(lambda *tensors: torch.stack(tensors), *map(self._row_of, members))
 
-    def _row_of(self, member: Member) -> _Rows:
+    def _row_of(self, member: NetworkRun) -> _Rows:
         parameters, mask, optimizer = (
             dict(member.module.named_parameters()),
             member.mask or {},
@@ -106,7 +108,7 @@ class Stack:
             self._waiting_of(member, trained),
         )
 
-    def _waiting_of(self, member: Member, trained: Mapping[str, Tensor]) -> Tensor:
+    def _waiting_of(self, member: NetworkRun, trained: Mapping[str, Tensor]) -> Tensor:
         places = {id(p): i for i, p in enumerate(member.optimizer.param_groups[0]["params"])}
         parameters, saved = (
             dict(member.module.named_parameters()),
@@ -131,7 +133,7 @@ class Stack:
         them."""
         return [row for row, member in enumerate(self.members) if member is not None]
 
-    def put(self, row: int, member: Member) -> None:
+    def put(self, row: int, member: NetworkRun) -> None:
         """Begins a network in the row of another, or goes on with one that was saved."""
         self.members[row] = member
         tree_map_(lambda ours, theirs: ours[row].copy_(theirs), self.tensors, self._row_of(member))

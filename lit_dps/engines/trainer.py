@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lit_dps.core.attempt import Run
+from lit_dps.core.attempt import Attempt
 from lit_dps.core.errors import UserError
 from lit_dps.core.trial import LIGHTNING, RANKS, Trial, TrialResult
 from lit_dps.engines.eligible import standard_data
@@ -22,7 +22,7 @@ from lit_dps.training import GoalErrorCallback, PruningCallback, lightning_priva
 from lit_dps.training.checkpoint_callback import CheckpointCallback, Paused
 from lit_dps.training.checkpoint_files import CheckpointFile
 from lit_dps.training.rate_curve import rate_curve, schedule_shape
-from lit_dps.training.rng_state import isolated
+from lit_dps.training.rng_state import preserve_rng_state
 from lit_dps.training.step_count import ExamplesCallback, refuse_too_large
 from lit_dps.training.trainer_rules import screen_callbacks_of
 from lit_dps.training.workload import Built
@@ -55,7 +55,7 @@ class TrialFit:
     def of(
         cls,
         training: Training,
-        run: Run,
+        run: Attempt,
         goal: GoalErrorCallback | None = None,
         file: CheckpointFile | None = None,
         at_check: Callable[[], None] = lambda: None,
@@ -129,12 +129,12 @@ class TrainerEngine:
     callbacks: tuple[Callback, ...] = ()
 
     def train(
-        self, next_run: Callable[[], Run | None], at_check: Callable[[], None] = lambda: None
+        self, next_run: Callable[[], Attempt | None], at_check: Callable[[], None] = lambda: None
     ) -> Iterator[TrialResult]:
         while (run := next_run()) is not None:
             yield self.training.attempt(run, lambda run: self.train_one(run, at_check))
 
-    def train_one(self, run: Run, at_check: Callable[[], None] = lambda: None) -> None:
+    def train_one(self, run: Attempt, at_check: Callable[[], None] = lambda: None) -> None:
         """Trains one run to its goal, budget or divergence, from its checkpoint if there is one.
 
         Raises:
@@ -172,7 +172,7 @@ class TrainerEngine:
 
     def _train(
         self,
-        run: Run,
+        run: Attempt,
         at_check: Callable[[], None],
         file: CheckpointFile | None,
         saved: Path | None = None,
@@ -181,7 +181,7 @@ class TrainerEngine:
         fit = TrialFit.of(training, run, file=file, at_check=at_check)
         if (known := training.known_scores(trial)) is not None:
             fit.pruning.reuse(*known)
-        with isolated(
+        with preserve_rng_state(
             seed=trial.seed_for("order")
         ):  # what a loader, an augmentation or dropout draws is the point's
             trainer = fit.trainer(self.callbacks)

@@ -26,7 +26,7 @@ def stored_record(setup: StudySetup) -> StudyRecord | None:
     return _read(setup.storage.optuna_url, setup.study.name)
 
 
-def record_that_tells(setup: StudySetup, record: StudyRecord | None) -> StudyRecord | None:
+def nearest_record(setup: StudySetup, record: StudyRecord | None) -> StudyRecord | None:
     """The study's own record where a trial of it has finished; else that of the probes of advice on
     it, if any.
 

@@ -18,7 +18,7 @@ from lit_dps.core.noise_scale import read_at
 from lit_dps.core.racing import rungs
 from lit_dps.core.record import StudyRecord, grid
 from lit_dps.core.trial import Cell
-from lit_dps.forecast.basis import along_laws, laws_of, record_that_tells, stored_record, told_by
+from lit_dps.forecast.basis import along_laws, laws_of, nearest_record, stored_record, told_by
 from lit_dps.forecast.remaining import (
     Points,
     Work,
@@ -70,7 +70,7 @@ def forecast(setup: StudySetup) -> str:
         *_remarks(setup, timing),
         *_smoothness_remark(setup, points, timing),
         "",
-        *study_table(setup, points, record, timing, record_that_tells(setup, record)),
+        *study_table(setup, points, record, timing, nearest_record(setup, record)),
         "",
         *_paper_lines(setup, timing),
     ]
@@ -88,7 +88,7 @@ def _remarks(setup: StudySetup, timing: Timing) -> list[str]:
     if max(setup.study.batch_sizes) > max(sizes):
         lines[-1] += f"; above B = {max(sizes)} that is extrapolated"
     if setup.study.axes:
-        first = ", ".join(f"{key} = {value}" for key, value in setup.study.cells[0].others)
+        first = ", ".join(f"{key} = {value}" for key, value in setup.study.cells[0].axes)
         lines.append(
             f"timed at {first}, pruning as the mean over its methods: other values may take longer"
         )

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_dps.core.local_sgd import Rounds
+from lit_dps.core.local_sgd import LocalSGDSchedule
 
 Tensors = list[Tensor]  # of the trained parameters, in the order of the optimizer
 
@@ -45,7 +45,7 @@ class LocalSGD:
 
     def __init__(
         self,
-        rounds: Rounds,
+        rounds: LocalSGDSchedule,
         optimizer: torch.optim.Optimizer,
         ours: Sequence[int] | None = None,
         add_up: Callable[[Tensor], Tensor] = lambda tensor: tensor,

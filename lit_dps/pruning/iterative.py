@@ -30,7 +30,7 @@ def halving(sparsity: float, rounds: int) -> list[float]:
     return [*(sparsity - (sparsity - 0.5) * 0.5**i for i in range(rounds)), sparsity]
 
 
-class Rounds(Pruner):
+class IterativePruner(Pruner):
     """Scores |w * dL/dw| under the mask of the round before.
 
     Args:
@@ -74,18 +74,18 @@ class Rounds(Pruner):
         return mask
 
 
-class IterativeSnip(Rounds):
+class IterativeSnip(IterativePruner):
     """SNIP in rounds; what is pruned stays pruned (de Jorge et al. 2021, Section 4)."""
 
 
-class Force(Rounds):
+class Force(IterativePruner):
     """FORCE: what was pruned may return: its gradient is that of the masked network (de Jorge et
     al. 2021, Eq. 8)."""
 
     returning = True
 
 
-class SnipIt(Rounds):
+class SnipIt(IterativePruner):
     """SNIP-it: half of the weights first, then half of the way that is left in each round
     (Verdenius et al. 2020).
 

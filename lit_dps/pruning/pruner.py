@@ -175,7 +175,7 @@ def top_k(scores: Scores, sparsity: float) -> Mask:
     return Mask(tensors, by_place=int((flat[kept] == 0).sum()))
 
 
-def worth_knowing(mask: Mask, pruner: Pruner, trained: int) -> dict[str, float]:
+def mask_flags(mask: Mask, pruner: Pruner, trained: int) -> dict[str, float]:
     """What a reader of the table should know of a mask, as in `TrialResult.observed`; mostly
     nothing.
 

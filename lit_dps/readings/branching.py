@@ -22,7 +22,7 @@ from lit_dps.parallel.ddp import whole
 from lit_dps.training.adam_scaling import AdamScalingCallback, is_adaptive, scale_groups
 from lit_dps.training.best_masks import masks_of
 from lit_dps.training.example_count import full_batch_size, record_batches
-from lit_dps.training.rng_state import isolated
+from lit_dps.training.rng_state import preserve_rng_state
 from lit_dps.training.training_pass import TrainingPass, fresh
 
 SMOOTH = 0.5  # of the exponential mean of the loss, as in the paper
@@ -214,7 +214,7 @@ class BranchCallback(Callback):
         parts = trainer.accumulate_grad_batches
         needed, seed = (self.stretches + 1) * max(self.factors) * parts, step * 1000 + number
         data, loader = getattr(trainer, "datamodule", None), whole(trainer.train_dataloader)
-        with isolated(
+        with preserve_rng_state(
             loader,
             getattr(loader, "sampler", None),
             getattr(loader, "batch_sampler", None),
@@ -256,7 +256,7 @@ class BranchCallback(Callback):
     ) -> float:
         stretch, together = max(self.factors) * parts, factor * parts
         smooth, seen = math.nan, batches[-stretch:]
-        with self._pass.traceless() as twin:
+        with self._pass.without_side_effects() as twin:
             torch.manual_seed(seed)
             optimizer, keep = (
                 _copy_of(trainer.optimizers[0], module, twin),

@@ -164,7 +164,7 @@ class NoiseScaleCallback(Callback):
                 "batches of at least 2 examples, with these first in tensors",
             )
         half, squares, gradients = n // 2, [], []
-        with self._pass.traceless() as twin:
+        with self._pass.without_side_effects() as twin:
             names = [name for name, p in module.named_parameters() if p.requires_grad]
             theirs, ours = dict(twin.named_parameters()), dict(module.named_parameters())
             for part in (slice(0, half), slice(half, 2 * half)):

@@ -160,7 +160,7 @@ class SmoothnessCallback(Callback):
             None,
         )
         with watch_of(trainer).stopped(pl_module.device):
-            with self._pass.traceless() as twin:
+            with self._pass.without_side_effects() as twin:
                 found = local_lipschitz(
                     partial(self._gradient, twin), before, after, self.gammas
                 )._asdict()
@@ -199,7 +199,7 @@ class SmoothnessCallback(Callback):
             f"module.{name}": part for name, part in zip(self._parameters, parts, strict=True)
         }
         keep = {f"module.{name}": mask for name, mask in self._keep.items()}
-        with self._pass.traceless(begin) as twin:
+        with self._pass.without_side_effects(begin) as twin:
             step = _Step(twin)
 
             def loss(parameters: dict[str, Tensor], example: Any) -> Tensor:

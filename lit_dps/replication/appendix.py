@@ -56,7 +56,7 @@ class Part:
     command: str  # what makes it, in a shell
     images: Sequence[Image] = ()
     core: Core | None = None  # what its configuration asks for; the study may have been extended
-    left: str = ""  # what is under way (`as_measured`) and not in `study`
+    left: str = ""  # what is under way (`complete_subset`) and not in `study`
 
     @property
     def whole(self) -> bool:

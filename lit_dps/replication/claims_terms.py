@@ -170,7 +170,7 @@ def _levels(record: StudyRecord, sparse: Series, dense: Series) -> str:
         if same
         else ""
     )
-    beside = (series for series in record.series if series.others == sparse.others)
+    beside = (series for series in record.series if series.axes == sparse.axes)
     known = {series: terms for series in beside if (terms := measured_terms(record, series))}
     common = set.intersection(*(set(terms) for terms in known.values()))
     if not common:

@@ -17,9 +17,9 @@ from lit_dps.core.paper_protocol import BATCH_SIZES, TRIALS, WORKLOADS, classes
 from lit_dps.core.trial import Status, TrialResult
 from lit_dps.replication.appendix import Image, Machine, Part, escaped, judge_parts, progress, table
 from lit_dps.replication.compared import searched
+from lit_dps.replication.incomplete_cells import incomplete_cells
 from lit_dps.replication.paper import Claim, Judgement, compared_with
 from lit_dps.replication.rules import DENSE, LUCK_OF, POINT_LUCK, SPARSE, Verdict
-from lit_dps.replication.under_way import under_way
 
 UNDECIDABLE = Verdict.UNDECIDABLE
 _ABOUT = (
@@ -269,7 +269,7 @@ def _rank(part: Part, figure: str) -> tuple:
     """Whether a study is whole, at the paper's goal, and how wide; a raced one shows no region of
     success."""
     record, (own, *size) = part.study.record, span(part)
-    return not under_way(record), own, figure == REGION and record.slack is None, *size
+    return not incomplete_cells(record), own, figure == REGION and record.slack is None, *size
 
 
 def _critical(parts: Sequence[Part]) -> str:

@@ -167,14 +167,12 @@ def at_each_pair(
     study: Analysis, judge: Callable[[Series, Series], Finding | None]
 ) -> Finding | None:
     """The findings on each sparse series and its dense one as one; None where there is none."""
-    dense = {series.others: series for series in study.record.series if series.sparsity == DENSE}
+    dense = {series.axes: series for series in study.record.series if series.sparsity == DENSE}
     pairs = {
-        s: dense[s.others]
-        for s in study.record.series
-        if s.sparsity == SPARSE and s.others in dense
+        s: dense[s.axes] for s in study.record.series if s.sparsity == SPARSE and s.axes in dense
     }
     found = {s: finding for s, base in pairs.items() if (finding := judge(s, base)) is not None}
-    if any(series.others for series in found):
+    if any(series.axes for series in found):
         return at_each(found, lambda series: found[series])
     return next(iter(found.values()), None)
 

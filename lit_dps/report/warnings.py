@@ -126,7 +126,7 @@ def notes(record: StudyRecord, cells: Sequence[CellSummary]) -> list[str]:
 
 def _untold_notes(record: StudyRecord, cells: Sequence[CellSummary]) -> list[str]:
     """That trials are left out at this goal, and which K* are upper bounds for that."""
-    if not (count := sum(len(cell.untold) for cell in cells)):
+    if not (count := sum(len(cell.undetermined_points) for cell in cells)):
         return []
     why = "their checks stopped early (goal.early_reject), at the study's own goals"
     line = (

@@ -17,7 +17,7 @@ from optuna.trial import TrialState
 
 from lit_dps.core.errors import StorageError
 from lit_dps.core.goal import TAKEN
-from lit_dps.core.racing import best_steps, last_step, settled
+from lit_dps.core.racing import best_steps, last_step, needs_no_rerun
 from lit_dps.core.trial import Cell, Status, TrialResult
 from lit_dps.storage.foreign_studies import refuse_foreign_cell
 from lit_dps.storage.schema import (
@@ -62,7 +62,7 @@ def open_cell(
     check_cell(known, name, cell, uid)
     name_value(study, OBJECTIVE)
     attrs = {"batch_size": cell.batch_size, "sparsity": cell.sparsity, UID: uid}
-    attrs |= {AXES: dict(cell.others)} if cell.others else {}
+    attrs |= {AXES: dict(cell.axes)} if cell.axes else {}
     for key, value in attrs.items():
         if known.get(key) != value:
             study.set_user_attr(key, value)
@@ -80,7 +80,7 @@ def name_value(study: optuna.Study, name: str) -> None:
 def check_cell(attrs: Mapping[str, Any], name: str, cell: Cell, uid: str | None) -> None:
     """Raises StorageError if a cell, by its user attributes, is not this one, or is an earlier
     study's than `uid`."""
-    stood = {"sparsity": cell.sparsity, AXES: dict(cell.others)}
+    stood = {"sparsity": cell.sparsity, AXES: dict(cell.axes)}
     if held := {key: attrs[key] for key, value in stood.items() if attrs.get(key, value) != value}:
         asked = {key: stood[key] for key in held}
         raise StorageError(
@@ -135,7 +135,7 @@ def ran_to(user_attrs: Mapping[str, Any], run_number: float = 0) -> float:
     # Failures of earlier versions have no number; they count as older than every run.
     has_failed = result["status"] == Status.FAILED
     has_failed_before = has_failed and user_attrs.get(FAILED_IN, 0) < run_number
-    if has_failed_before or not settled(Status(result["status"]), run, math.inf):
+    if has_failed_before or not needs_no_rerun(Status(result["status"]), run, math.inf):
         return run
     return math.inf
 
@@ -198,4 +198,4 @@ def distance(one: Cell, other: Cell) -> float:
     Another value on any further axis counts as much as all of the weights.
     """
     sizes, weights = math.log2(one.batch_size / other.batch_size), one.sparsity - other.sparsity
-    return abs(sizes) + 4 * abs(weights) + 4 * len(set(one.others) - set(other.others))
+    return abs(sizes) + 4 * abs(weights) + 4 * len(set(one.axes) - set(other.axes))

@@ -18,7 +18,7 @@ from lit_dps.core.goal import Goal
 from lit_dps.core.noise_scale import NoiseScale
 from lit_dps.core.repeats import RepeatPlan
 from lit_dps.core.search_space import stored
-from lit_dps.core.space_history import Widened
+from lit_dps.core.space_history import ExpandedSpace
 from lit_dps.core.step_timing import StepTiming
 from lit_dps.core.trial import derive_seed
 from lit_dps.storage.compatibility import StudyChanged, changed, check_apart, check_joint
@@ -62,7 +62,7 @@ def check_unchanged(
     name: str,
     identity: Mapping[str, Any],
     study: StudyConfig | None = None,
-    boxes: Sequence[Widened] = (),
+    boxes: Sequence[ExpandedSpace] = (),
 ) -> None:
     """Checks that a study of this name, if there is one, has this identity, and may be extended;
     creates nothing.
@@ -89,7 +89,7 @@ def check_unchanged(
             check_joint(name, known, _grid(study, boxes))
 
 
-def _grid(study: StudyConfig, boxes: Sequence[Widened]) -> dict[str, Any]:
+def _grid(study: StudyConfig, boxes: Sequence[ExpandedSpace]) -> dict[str, Any]:
     """What extends a study, as its header has it."""
     grid = {
         "batch_sizes": study.batch_sizes,
@@ -133,7 +133,7 @@ def declare(
     goal: Goal,
     identity: Mapping[str, Any],
     config: Mapping[str, Any],
-    boxes: Sequence[Widened] = (),
+    boxes: Sequence[ExpandedSpace] = (),
 ) -> tuple[float | None, str]:
     """Writes the header of a new study, or extends that of an existing one.
 

@@ -47,7 +47,7 @@ def keep_outcomes(url: str, name: str, found: Iterable[tuple[Trial, int]]) -> No
 
 
 def _trial(cell: Cell, k_star: int, attrs: Mapping[str, Any]) -> optuna.trial.FrozenTrial:
-    others = {key: float(value) for key, value in cell.others if type(value) in (int, float)}
+    others = {key: float(value) for key, value in cell.axes if type(value) in (int, float)}
     params = {"batch_size": cell.batch_size, "sparsity": cell.sparsity, **others}
     # Of one kind for all trials of a parameter, as Optuna asks; the ends of a range may differ.
     boxes: dict[str, BaseDistribution] = {

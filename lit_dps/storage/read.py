@@ -21,7 +21,7 @@ from lit_dps.core.racing import longest_attempt, truncate_at_race_limit
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.repeats import RepeatPlan
 from lit_dps.core.search_space import of_stored
-from lit_dps.core.space_history import Widened
+from lit_dps.core.space_history import ExpandedSpace
 from lit_dps.core.step_timing import StepTiming
 from lit_dps.core.trial import Cell, Trial, TrialResult
 from lit_dps.storage import schema
@@ -84,13 +84,13 @@ def read_study(storage: BaseStorage | str, name: str) -> StudyRecord:
                 running[cell] = running_searches + running_repeats
                 results[cell] = truncate_at_race_limit(found, header.get("slack"))
             space = of_stored(header["space"])
-            boxes = tuple(map(Widened.of_stored, header.get(schema.BOXES, ())))
+            boxes = tuple(map(ExpandedSpace.of_stored, header.get(schema.BOXES, ())))
             return StudyRecord(
                 name=name,
                 workload=header["workload"],
                 goal=Goal.of_stored(header["goal"]),
                 space=dict(boxes[-1].space) if boxes else space,
-                boxes=(Widened(0, boxes[0].first, space), *boxes) if boxes else (),
+                boxes=(ExpandedSpace(0, boxes[0].first, space), *boxes) if boxes else (),
                 batch_sizes=tuple(sorted(header["batch_sizes"])),
                 sparsities=tuple(sorted(header["sparsities"])),
                 trials=header["trials"],

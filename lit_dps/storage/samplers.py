@@ -20,7 +20,7 @@ from lit_dps.core.errors import ConfigError
 from lit_dps.core.goal import Goal
 from lit_dps.core.registry import named
 from lit_dps.core.search_space import Box
-from lit_dps.core.space_history import Widened
+from lit_dps.core.space_history import ExpandedSpace
 from lit_dps.core.trial import Status, Value, derive_seed
 from lit_dps.storage.best_of import BestOfSampler
 from lit_dps.storage.schema import POINT_ATTR, RESULT_ATTR
@@ -41,7 +41,7 @@ def _gp(seed: int, first: int) -> BaseSampler:
 _MAKE: dict[str, Callable[[int, int], BaseSampler]] = {"tpe": _tpe, "gp": _gp}
 
 
-def sampler_of(study: StudyConfig, goal: Goal, boxes: Sequence[Widened] = ()) -> BaseSampler:
+def sampler_of(study: StudyConfig, goal: Goal, boxes: Sequence[ExpandedSpace] = ()) -> BaseSampler:
     """The sampler of a study's points, in a box that was widened. Raises ConfigError for one that
     there is not."""
     if study.best_of is not None:

@@ -75,7 +75,8 @@ HEADER_ATTRS = {
     RUN_ON: "True where trials went on to the step budget after their goal; else absent.",
     REPEATS: "The fields of `lit_dps.core.repeats.RepeatPlan`, the largest asked for. Absent "
     "where nothing is repeated.",
-    BOXES: "The history of a box that was widened: `lit_dps.core.space_history.Widened.stored` of "
+    BOXES: "The history of a box that was widened: "
+    "`lit_dps.core.space_history.ExpandedSpace.stored` of "
     "each, beside space. Else absent.",
     ENVIRONMENTS: "Environments of the trials, the oldest first (`lit_dps.core.environment`). "
     "Absent in the oldest studies.",

@@ -20,7 +20,7 @@ from optuna.trial import FrozenTrial
 from scipy.stats import qmc
 
 from lit_dps.core.search_space import Box, Choices, Space
-from lit_dps.core.space_history import Widened, inside
+from lit_dps.core.space_history import ExpandedSpace, inside
 from lit_dps.core.trial import Value
 from lit_dps.storage.schema import POINT_ATTR
 
@@ -43,13 +43,13 @@ def sobol_point(space: Space, seed: int, index: int, scramble: bool = True) -> d
 
 
 def boxed_point(
-    space: Space, history: Sequence[Widened], seed: int, index: int, scramble: bool = True
+    space: Space, history: Sequence[ExpandedSpace], seed: int, index: int, scramble: bool = True
 ) -> dict[str, Value]:
     """Point `index` of a study whose box was widened: depends on these arguments alone.
 
     The first points are the Sobol sequence over the first box. Once it is widened, the points of
-    the sequence over the new box that lie outside of the old one follow, as many as `Widened` says,
-    and then all that come after those.
+    the sequence over the new box that lie outside of the old one follow, as many as `ExpandedSpace`
+    says, and then all that come after those.
     """
     at = next((i for i in reversed(range(len(history))) if index >= history[i].first), None)
     if at is None:
@@ -84,7 +84,7 @@ class SobolSampler(QMCSampler):
     """
 
     def __init__(
-        self, space: Space, seed: int, scramble: bool = True, history: Sequence[Widened] = ()
+        self, space: Space, seed: int, scramble: bool = True, history: Sequence[ExpandedSpace] = ()
     ):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)

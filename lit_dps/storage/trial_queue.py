@@ -19,7 +19,7 @@ from functools import partial
 import optuna
 from optuna.trial import TrialState
 
-from lit_dps.core.attempt import Run
+from lit_dps.core.attempt import Attempt
 from lit_dps.core.errors import StorageError
 from lit_dps.core.goal import Goal
 from lit_dps.core.racing import last_step, rungs
@@ -130,7 +130,7 @@ class Store:
         # was left of any
         self._at, self._more, self._searched = -1, False, False
 
-    def next_run(self) -> Run | None:
+    def next_run(self) -> Attempt | None:
         """The next trial to run; None if no point is left that nobody has run or is running.
 
         Cells come in their order, and once more from the first: a process that died meanwhile left
@@ -154,7 +154,7 @@ class Store:
         self._searched = True
         return self._next_repeat()
 
-    def _next_repeat(self) -> Run | None:
+    def _next_repeat(self) -> Attempt | None:
         cells = len(self.cells) if self.repeats.plan.count else 0
         for i in range(self._repeated, self._repeated + cells):
             self._repeated = i % cells
@@ -168,7 +168,7 @@ class Store:
 
     def _run(
         self, cell: Cell, claimed: optuna.Trial, limit: Callable[[], float], *searched: float | bool
-    ) -> Run:
+    ) -> Attempt:
         if self.environment is not None:
             claimed.set_user_attr(ENVIRONMENT, self.environment)
         attrs = claimed.user_attrs
@@ -176,7 +176,7 @@ class Store:
             cell, attrs[POINT_ATTR], dict(claimed.params), self.seed, attrs.get(REPEAT_ATTR, 0)
         )
         self._claims[cell, trial.point, trial.repeat] = claimed
-        return Run(trial, self.goal, self.further, limit, *searched, metrics=self.metrics)
+        return Attempt(trial, self.goal, self.further, limit, *searched, metrics=self.metrics)
 
     def tell(self, result: TrialResult) -> TrialResult:
         """Stores a result for good, unless this process was taken for dead and its trial given up.
@@ -335,7 +335,7 @@ class Store:
                 return self._left[other]
         return {}
 
-    def _claim(self, cell: Cell) -> Run | None:
+    def _claim(self, cell: Cell) -> Attempt | None:
         """Claim a waiting trial of a cell for this process, and draw its metaparameters."""
         # A search depends on the trials that other processes run, so the processes draw in turn.
         # Otherwise the lock of this process is enough. It begins the session; without a session the

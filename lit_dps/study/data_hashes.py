@@ -22,7 +22,7 @@ from lit_dps.core.trial import Cell, Trial
 from lit_dps.storage.sobol import sobol_point
 from lit_dps.study.hardware import cpu_model
 from lit_dps.study.setup import StudySetup
-from lit_dps.training.rng_state import isolated
+from lit_dps.training.rng_state import preserve_rng_state
 
 LENGTH = 16  # hexadecimal digits of a hash
 EXAMPLES = 64  # hashed examples of a data set, evenly spaced
@@ -45,10 +45,10 @@ def data_hashes(setup: StudySetup) -> dict[str, list[str]]:
     hashes = {}
     point = sobol_point(study.space, study.seed, 0, study.scramble)
     for cell in study.cells:
-        axes = tuple(pair for pair in cell.others if pair[0].startswith("data."))
+        axes = tuple(pair for pair in cell.axes if pair[0].startswith("data."))
         name = " ".join(f"{key.removeprefix('data.')}={value}" for key, value in axes)
         if name not in hashes:
-            trial = Trial(Cell(min(study.batch_sizes), 0.0, cell.others), 0, point, study.seed)
+            trial = Trial(Cell(min(study.batch_sizes), 0.0, cell.axes), 0, point, study.seed)
             hashes[name] = _hashes_of(setup, trial)
     return hashes
 
@@ -95,7 +95,10 @@ def _hashes_of(setup: StudySetup, trial: Trial) -> list[str]:
 
 
 def _read(setup: StudySetup, trial: Trial, with_training: bool = True) -> list[str]:
-    with setup.workload.traceless() as workload, isolated(seed=trial.seed_for("order")):
+    with (
+        setup.workload.without_side_effects() as workload,
+        preserve_rng_state(seed=trial.seed_for("order")),
+    ):
         built = workload.build(trial)
         data = built.data
         trainer = Trainer(**built.trainer)

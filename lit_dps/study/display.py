@@ -20,7 +20,7 @@ from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell, Series, Status, Trial, TrialResult
 from lit_dps.parallel.process import StopRequest
 from lit_dps.study.progress import Progress, clock
-from lit_dps.study.worker_events import Sighting
+from lit_dps.study.worker_events import ProgressEvent
 
 REFRESH = 2  # times a second
 RUNNING = 8  # trials that run and are shown, at most
@@ -49,7 +49,7 @@ class Display:
     ):
         self.progress, self.name, self.goal, self.stop = progress, name, goal, stop
         self.console = console or Console(stderr=True, highlight=False, markup=False, emoji=False)
-        self._running: dict[tuple, Sighting] = {}
+        self._running: dict[tuple, ProgressEvent] = {}
         # The screen is drawn by a thread of rich's, so that its clock runs on while a step takes
         # minutes.
         self._lock, self._began, self._ended = threading.RLock(), time.monotonic(), False
@@ -81,7 +81,7 @@ class Display:
             self._running.pop(_place(result.trial), None)
             self._known = None
 
-    def saw(self, sighting: Sighting) -> None:
+    def on_event(self, sighting: ProgressEvent) -> None:
         """Takes into account how far a trial has come."""
         with self._lock:
             if sighting.trial is None:
@@ -146,7 +146,7 @@ class Display:
             text + (f", {failed} failed" if failed else ""), no_wrap=True, overflow="ellipsis"
         )
 
-    def _cells(self, running: Sequence[Sighting], room: int) -> list[RenderableType]:
+    def _cells(self, running: Sequence[ProgressEvent], room: int) -> list[RenderableType]:
         """K* of each cell, batch sizes across, in as many blocks as the width needs; within so many
         lines."""
         series = list(dict.fromkeys(sorted(cell.series for cell in self.progress.done)))
@@ -192,7 +192,7 @@ class Display:
         for size in sizes:
             table.add_column(f"B={size}", justify="right", width=wide[size], no_wrap=True)
         for each in series:
-            cells = (Cell(size, each.sparsity, each.others) for size in sizes)
+            cells = (Cell(size, each.sparsity, each.axes) for size in sizes)
             table.add_row(str(each), *(texts.get(cell, "") for cell in cells))
         return table
 
@@ -207,7 +207,7 @@ class Display:
             return "-"
         return f"{ended}/{points}" if self.progress.done[cell] else "."
 
-    def _trials(self, running: Sequence[Sighting]) -> Table:
+    def _trials(self, running: Sequence[ProgressEvent]) -> Table:
         table = Table(box=None, padding=(0, 2, 0, 0), show_edge=False, header_style="bold")
         table.add_column("running", no_wrap=True)
         table.add_column("step", justify="right", no_wrap=True)

@@ -9,7 +9,7 @@ import sys
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.core.errors import StorageError, UserError
 from lit_dps.core.record import StudyRecord
-from lit_dps.core.space_history import Widened, extended
+from lit_dps.core.space_history import ExpandedSpace, extended
 from lit_dps.core.trial import Status
 from lit_dps.storage.read import read_study
 from lit_dps.storage.urls import check_place
@@ -49,7 +49,7 @@ def as_stored(setup: StudySetup, widen: bool) -> StudySetup:
     )
 
 
-def _wider(setup: StudySetup, record: StudyRecord) -> Widened:
+def _wider(setup: StudySetup, record: StudyRecord) -> ExpandedSpace:
     if setup.study.sampler != "sobol":
         raise UserError(
             f"{WIDEN}: study.sampler {setup.study.sampler} is not allowed; sobol, whose points "

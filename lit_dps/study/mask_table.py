@@ -13,7 +13,7 @@ from lit_dps.core.trial import Series, Trial
 from lit_dps.pruning.pruner import Scores
 from lit_dps.storage.sobol import sobol_point
 from lit_dps.study.setup import StudySetup
-from lit_dps.training.rng_state import isolated
+from lit_dps.training.rng_state import preserve_rng_state
 
 
 def masks(
@@ -48,7 +48,7 @@ def masks(
                 if known is not None:
                     pruning.reuse(*known)
                 built = training.workload.build(trial)
-                with isolated(seed=trial.seed_for("order")), suppress(_Pruned):
+                with preserve_rng_state(seed=trial.seed_for("order")), suppress(_Pruned):
                     own = {"callbacks": [*built.trainer["callbacks"], pruning, _Stop()]}
                     Trainer(**{**built.trainer, **own}).fit(built.module, datamodule=built.data)
                 if pruning.key is not None and pruning.scores is not None:

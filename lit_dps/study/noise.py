@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lit_dps.core.attempt import Run
+from lit_dps.core.attempt import Attempt
 from lit_dps.core.errors import UserError
 from lit_dps.core.noise_scale import NoiseScale, read_at
 from lit_dps.core.trial import Cell, Trial
@@ -50,16 +50,14 @@ def short_run(
     torch.set_num_threads(setup.study.threads)
     # of one network: workers of local SGD have its gradients on parts of the batch
     others = tuple(
-        pair
-        for pair in setup.study.cells[0].others
-        if not pair[0].startswith(("pruning.", "local."))
+        pair for pair in setup.study.cells[0].axes if not pair[0].startswith(("pruning.", "local."))
     )
     params = {key: value for key, value in params.items() if not key.startswith("local.")}
     trial = Trial(Cell(batch_size, 0.0, others), 0, params, setup.study.seed)
-    run = Run(trial, setup.unreached(steps))
+    run = Attempt(trial, setup.unreached(steps))
     reads, watch = NoiseScaleCallback(), _Watch(steps, seconds, go_on)
     try:
-        with setup.workload.traceless() as workload:
+        with setup.workload.without_side_effects() as workload:
             training = dataclasses.replace(setup.training(), workload=workload, local={})
             TrainerEngine(training, (reads, watch)).train_one(run)
     except _Read:

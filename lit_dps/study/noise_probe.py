@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from lightning.pytorch import LightningModule, Trainer
 
-from lit_dps.core.attempt import Run
+from lit_dps.core.attempt import Attempt
 from lit_dps.core.trial import Trial
 from lit_dps.engines.trainer import TrainerEngine
 from lit_dps.readings import SmoothnessCallback
@@ -54,9 +54,9 @@ def single_gradient(setup: StudySetup) -> float:
         dataclasses.replace(setup.study.cells[0], sparsity=0.0), 0, setup.middle, setup.study.seed
     )
     watch = NoiseStopwatch()
-    with suppress(Looked), setup.workload.traceless() as workload:
+    with suppress(Looked), setup.workload.without_side_effects() as workload:
         training = dataclasses.replace(
             setup.training(), workload=workload, smoothness={"interval": None}
         )
-        TrainerEngine(training, (watch,)).train_one(Run(trial, setup.unreached(0)))
+        TrainerEngine(training, (watch,)).train_one(Attempt(trial, setup.unreached(0)))
     return watch.seconds

@@ -22,7 +22,7 @@ def as_many(cell: Cell, nearest: int) -> float:
     return 1.0
 
 
-class Left(NamedTuple):
+class TimeRemaining(NamedTuple):
     """Seconds that are left of a study, and whether they are no more than a lower bound."""
 
     seconds: float
@@ -150,7 +150,7 @@ class Progress:
         left = len(repeats_left(plan, done, ended))
         return plan.count * len(plan.best(complete)) - left, left
 
-    def left(self, finished: Mapping[Cell, int]) -> Left | None:
+    def left(self, finished: Mapping[Cell, int]) -> TimeRemaining | None:
         """Mean seconds of a finished trial of the nearest batch size, summed over what is left,
         shared by the workers.
 
@@ -168,7 +168,7 @@ class Progress:
         if mean is None:
             return None
         left = {cell: self.points - finished[cell] + self._repeats(cell)[1] for cell in self.done}
-        return Left(
+        return TimeRemaining(
             sum(mean[cell] * left[cell] for cell in self.done) / self._lanes(), likely is None
         )
 

@@ -38,7 +38,7 @@ class PassStopwatch(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         setup, run = self.setup, TrainingPass(trainer, pl_module, self.setup.pruning["batch_size"])
         ways = {
-            tuple(p for p in cell.others if p[0].startswith("pruning.")): cell
+            tuple(p for p in cell.axes if p[0].startswith("pruning.")): cell
             for cell in setup.study.cells
         }
         found = [setup.training().pruning_of(Trial(cell, 0)) for cell in ways.values()]
@@ -73,7 +73,7 @@ class PassStopwatch(Callback):
                 if now(device) - begin > SECONDS:
                     return
 
-        with run.traceless(begin=True) as twin:
+        with run.without_side_effects(begin=True) as twin:
             weights = prunable(twin, given.biases, given.exclude)
             network = Network(
                 twin, weights, given.batch_size, run.__len__, first_batches, partial(run.loss, twin)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lit_dps.core.attempt import Run
+from lit_dps.core.attempt import Attempt
 from lit_dps.core.environment import KEY, changes_since
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.record import StudyRecord
@@ -72,7 +72,7 @@ def chosen(record: StudyRecord, cell: Cell, point: int | None) -> TrialResult:
 
 def train_again(
     setup: StudySetup, record: StudyRecord, stored: TrialResult, keep: Path | None = None
-) -> Run:
+) -> Attempt:
     """Trains a stored trial to its goal, budget or divergence, as `TrainerEngine` does. Stores
     nothing.
 
@@ -108,7 +108,9 @@ def train_again(
         print(f"note: {note}", file=sys.stderr, flush=True)
     torch.set_num_threads(setup.study.threads)
     goes_on = record.run_on and not stored.trial.repeat
-    run = Run(stored.trial, record.goal, record.goals, run_on=goes_on, metrics=setup.study.metrics)
+    run = Attempt(
+        stored.trial, record.goal, record.goals, run_on=goes_on, metrics=setup.study.metrics
+    )
     model = setup.workload.specs(stored.trial)["model"]
     engine = TrainerEngine(setup.training(), () if keep is None else (KeepWeights(keep, model),))
     left, stop = [run], StopRequest()
@@ -154,7 +156,7 @@ def _ready(data) -> bool:
     return True
 
 
-def compared(run: Run, stored: TrialResult) -> str:
+def compared(run: Attempt, stored: TrialResult) -> str:
     """Whether a run ended as the stored trial did, in a line: the same K, or which, and why that
     may be."""
     if run.status is None:

@@ -54,7 +54,7 @@ from lit_dps.study.setup import StudySetup
 from lit_dps.study.sources import refuse_changed_sources, source_hashes
 from lit_dps.study.workers import first_of_ranks, follow_torchrun, warm_up, work, work_in_processes
 from lit_dps.tracking.client import page_address
-from lit_dps.tracking.sync import View, connect, environment_tags
+from lit_dps.tracking.sync import MlflowSync, connect, environment_tags
 from lit_dps.tracking.tracker import Tracker
 from lit_dps.tracking.views import CELLS, CURVES, view_key
 from lit_dps.training.checkpoint_files import clear
@@ -177,7 +177,7 @@ def _run(
             print(f"study {name}: {line}", file=sys.stderr)
 
     is_waiting = False
-    view = View(partial(connect, setup.storage, workload, name, tags))
+    view = MlflowSync(partial(connect, setup.storage, workload, name, tags))
     record = read_study(url, name)
     left = _left(setup, record)
     stored = chain(*record.results.values(), *record.repeats.values())
@@ -374,13 +374,15 @@ def _train(
     progress = shown = Progress(record.results, setup.cells, setup.study.trials, workers, **options)
     if at_terminal():
         shown = Display(progress, record.name, setup.goal_of_trials, stop)
-    saw = None if shown is progress else shown.saw
+    on_event = None if shown is progress else shown.on_event
     trials = "1 trial" if workers == 1 else f"{workers} trials"
     url = without_password(setup.storage.optuna_url)
     print(f"study {record.name}: {trials} at a time in {url}", file=sys.stderr, flush=True)
     shown.show()
     results = (
-        work(setup, stop, saw) if workers == 1 else work_in_processes(setup, workers, stop, saw)
+        work(setup, stop, on_event)
+        if workers == 1
+        else work_in_processes(setup, workers, stop, on_event)
     )
     try:
         for result in results:
@@ -392,7 +394,7 @@ def _train(
 
 
 def _finish(
-    setup: StudySetup, view: View, record: StudyRecord, seen: bool, options: RunOptions
+    setup: StudySetup, view: MlflowSync, record: StudyRecord, seen: bool, options: RunOptions
 ) -> int:
     """Write, log and print the result of a study.
 

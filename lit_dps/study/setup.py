@@ -14,11 +14,11 @@ from lightning.pytorch import LightningDataModule
 
 from lit_dps.core.config import StorageConfig, StudyConfig, cores
 from lit_dps.core.goal import Goal
-from lit_dps.core.local_sgd import Rounds
+from lit_dps.core.local_sgd import LocalSGDSchedule
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.repeats import repeats_left
 from lit_dps.core.search_space import Space, stored
-from lit_dps.core.space_history import Widened
+from lit_dps.core.space_history import ExpandedSpace
 from lit_dps.core.trial import Cell, Status, TrialResult
 from lit_dps.engines.engine import NO_NOISE, Engine, Training
 from lit_dps.engines.interval_loop import IntervalLoop
@@ -80,7 +80,7 @@ class StudySetup:
     local: Mapping[str, Any] = field(default_factory=dict)
     uid: str | None = None
     run_number: int = 0
-    boxes: tuple[Widened, ...] = ()
+    boxes: tuple[ExpandedSpace, ...] = ()
     budget: int | None = None
     environment: str | None = None
     sources: Mapping[str, Any] = field(default_factory=dict)
@@ -99,7 +99,7 @@ class StudySetup:
         """The cells to run, in order: those of one batch size together, since they may be trained
         in lockstep."""
         return sorted(
-            self.study.cells, key=lambda cell: (cell.batch_size, cell.others, cell.sparsity)
+            self.study.cells, key=lambda cell: (cell.batch_size, cell.axes, cell.sparsity)
         )
 
     def left(self, results: Mapping[Cell, Sequence[TrialResult]]) -> dict[Cell, set[int]]:
@@ -279,7 +279,7 @@ class StudySetup:
             for key in (*study.space, *study.axes)
             if key.startswith("local.")
         }
-        if varied or Rounds(**self.local).on:  # as before there was such
+        if varied or LocalSGDSchedule(**self.local).on:  # as before there was such
             found["local"] = {key: value for key, value in self.local.items() if key not in varied}
         if (
             self.smoothness["interval"] is not None

@@ -15,7 +15,7 @@ import torch
 from scipy.optimize import nnls
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from lit_dps.core.attempt import Run
+from lit_dps.core.attempt import Attempt
 from lit_dps.core.errors import UserError
 from lit_dps.core.trial import Cell, Status, Trial
 from lit_dps.engines.trainer import TrainerEngine
@@ -186,15 +186,13 @@ def _steps(seconds: float) -> int:
 
 def _measure_trial(setup: StudySetup, batch_size: int, steps: int) -> Measured:
     # the first values of further axes stand for all; pruning is timed by itself
-    others = tuple(
-        pair for pair in setup.study.cells[0].others if not pair[0].startswith("pruning.")
-    )
+    others = tuple(pair for pair in setup.study.cells[0].axes if not pair[0].startswith("pruning."))
     trial = Trial(
         Cell(batch_size, max(setup.study.sparsities), others), 0, setup.middle, setup.study.seed
     )
-    run = Run(trial, setup.unreached(steps))
+    run = Attempt(trial, setup.unreached(steps))
     passes, pruning = PassStopwatch(setup), {**setup.pruning, **PLAIN}
-    with suppress(Looked), setup.workload.traceless() as workload:
+    with suppress(Looked), setup.workload.without_side_effects() as workload:
         TrainerEngine(
             dataclasses.replace(setup.training(), workload=workload, pruning=pruning), (passes,)
         ).train_one(run)
@@ -237,7 +235,9 @@ def timed_run(
     clock.each = max(1, _workers(timed, trial) // (setup.ranks if together else 1))
     clock.warm_up = warm_up
     with ExitStack() as group:
-        timed = dataclasses.replace(timed, workload=group.enter_context(timed.workload.traceless()))
+        timed = dataclasses.replace(
+            timed, workload=group.enter_context(timed.workload.without_side_effects())
+        )
         train = (
             group.enter_context(first_of_ranks(timed)) if together else type(timed.engine()).train
         )
@@ -261,9 +261,9 @@ def timed_run(
 def _apart(setup: StudySetup, trial: Trial) -> tuple[StudySetup, Trial]:
     """The same, but workers of local SGD part before the first step: their steps take longer than
     synchronous ones."""
-    others = tuple(pair for pair in trial.cell.others if pair[0] != _START)
+    others = tuple(pair for pair in trial.cell.axes if pair[0] != _START)
     params = {key: value for key, value in trial.params.items() if key != _START}
-    cell = dataclasses.replace(trial.cell, others=others)
+    cell = dataclasses.replace(trial.cell, axes=others)
     local = dataclasses.replace(setup, local={**setup.local, "start": 0})
     return local, dataclasses.replace(trial, cell=cell, params=params)
 
@@ -274,7 +274,7 @@ def _workers(setup: StudySetup, trial: Trial) -> int:
     return rounds.workers if rounds.on else 1
 
 
-class _StepStopwatch(Run):
+class _StepStopwatch(Attempt):
     """A run that is timed, whoever trains it: from its first step to its last, and to the end of
     its only check."""
 

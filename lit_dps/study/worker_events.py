@@ -9,14 +9,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from lit_dps.core.attempt import Run
+from lit_dps.core.attempt import Attempt
 from lit_dps.core.trial import Trial
 
 EVERY = 0.5  # seconds between two sightings of a trial: a check may take a millisecond
 
 
 @dataclass(frozen=True)
-class Sighting:
+class ProgressEvent:
     """How far a trial has come.
 
     Attributes:
@@ -35,7 +35,7 @@ class Sighting:
     exact: bool = True
 
 
-class Lookout:
+class ProgressReporter:
     """Tells how the runs of this process do: when they are handed out, and at their checks, each
     now and then.
 
@@ -44,15 +44,15 @@ class Lookout:
         every: Seconds between two sightings of a run.
     """
 
-    def __init__(self, tell: Callable[[Sighting], None], every: float = EVERY):
+    def __init__(self, tell: Callable[[ProgressEvent], None], every: float = EVERY):
         self._tell, self._every, self._told = tell, every, dict[tuple, float]()
 
-    def begins(self, run: Run) -> None:
+    def begins(self, run: Attempt) -> None:
         """Takes a run that was handed out."""
         run.watch = self.checked
-        self._tell(Sighting(os.getpid(), run.trial))
+        self._tell(ProgressEvent(os.getpid(), run.trial))
 
-    def checked(self, run: Run) -> None:
+    def checked(self, run: Attempt) -> None:
         """Takes a run that was checked."""
         where = run.trial.cell, run.trial.point, run.trial.repeat
         if time.monotonic() - self._told.get(where, -math.inf) < self._every:
@@ -68,4 +68,4 @@ class Lookout:
         best = (max if run.goal.at_least else min)(
             found, key=lambda pair: pair[0], default=(None, True)
         )
-        self._tell(Sighting(os.getpid(), run.trial, int(run.curve["step"][-1]), *best))
+        self._tell(ProgressEvent(os.getpid(), run.trial, int(run.curve["step"][-1]), *best))

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from lit_dps.core.attempt import Run
+from lit_dps.core.attempt import Attempt
 from lit_dps.core.errors import Unguarded, UserError
 from lit_dps.core.trial import Status, Trial, TrialResult
 from lit_dps.engines.engine import Engine
@@ -42,7 +42,7 @@ from lit_dps.study.sources import (
     refuse_changed_sources,
     source_hashes,
 )
-from lit_dps.study.worker_events import Lookout, Sighting
+from lit_dps.study.worker_events import ProgressEvent, ProgressReporter
 
 SIGNAL_SECONDS = 0.2  # a signal to several processes reaches all of them within this time
 GRACE = 20  # seconds that a worker has to finish its check and stop when another one failed
@@ -70,11 +70,11 @@ class WorkerDied(UserError):
 
 
 Saw = (
-    Callable[[Sighting], None] | None
+    Callable[[ProgressEvent], None] | None
 )  # takes what is seen of the trials that run; None where nobody watches
 
 
-def work(setup: StudySetup, stop: StopRequest, saw: Saw = None) -> Iterator[TrialResult]:
+def work(setup: StudySetup, stop: StopRequest, on_event: Saw = None) -> Iterator[TrialResult]:
     """Runs trials of the study in this process until none is left, storing each result before it is
     yielded.
 
@@ -100,9 +100,9 @@ def work(setup: StudySetup, stop: StopRequest, saw: Saw = None) -> Iterator[Tria
     asked = {"run_on": config.run_on, "metrics": config.metrics, "plan": config.repeat_plan}
     asked["environment"] = setup.environment
     store = Store(url, *what, config.slack, uid=setup.uid, run_number=setup.run_number, **asked)
-    lookout = None if saw is None else Lookout(saw)
+    lookout = None if on_event is None else ProgressReporter(on_event)
 
-    def next_run() -> Run | None:
+    def next_run() -> Attempt | None:
         run = store.next_run()
         if lookout is not None and run is not None:
             lookout.begins(run)
@@ -130,7 +130,7 @@ def warm_up() -> None:
 
 
 def work_in_processes(
-    setup: StudySetup, workers: int, stop: StopRequest, saw: Saw = None
+    setup: StudySetup, workers: int, stop: StopRequest, on_event: Saw = None
 ) -> Iterator[TrialResult]:
     """The same by several processes at a time; yields their results as they come.
 
@@ -153,7 +153,7 @@ def work_in_processes(
     try:
         for number in range(workers):
             results, sent = context.Pipe(duplex=False)
-            args = setup, sent, leaving, saw is not None
+            args = setup, sent, leaving, on_event is not None
             started[results] = processes.start(_worker, f"worker {number}", args)
             sent.close()  # else its end would never be seen
         living = dict(started)
@@ -165,15 +165,15 @@ def work_in_processes(
                 if isinstance(message, TrialResult):
                     yield message
                     continue
-                if isinstance(message, Sighting):
-                    saw(message)
+                if isinstance(message, ProgressEvent):
+                    on_event(message)
                     continue
                 worker = living.pop(results).pid
                 ended.add(type(message))
                 if isinstance(message, WorkerDied):
                     print(f"\nwarning: {message}", file=sys.stderr)
-                    if saw is not None:
-                        saw(Sighting(worker))
+                    if on_event is not None:
+                        on_event(ProgressEvent(worker))
                 elif message is not None and not isinstance(message, Interrupted):
                     raise message
         stop.check()
@@ -236,11 +236,11 @@ def first_of_ranks(setup: StudySetup) -> Iterator[Callable[..., Iterator[TrialRe
     told = False  # whether the others train a trial; else they wait to be told one
 
     def train(
-        engine: Engine, next_run: Callable[[], Run | None], at_check: Callable[[], None]
+        engine: Engine, next_run: Callable[[], Attempt | None], at_check: Callable[[], None]
     ) -> Iterator[TrialResult]:
         nonlocal told
 
-        def next_told() -> Run | None:
+        def next_told() -> Attempt | None:
             nonlocal told
             if (run := next_run()) is not None:
                 ranks.broadcast((run.trial, dict(setup.sources)))
@@ -316,7 +316,7 @@ def _follow(setup: StudySetup, stop: StopRequest) -> None:
     torch.set_num_threads(setup.study.threads)
     trials: list[Trial] = []
 
-    def next_run() -> Run | None:
+    def next_run() -> Attempt | None:
         message = ranks.broadcast(None)
         if message is None:
             return None
@@ -325,7 +325,7 @@ def _follow(setup: StudySetup, stop: StopRequest) -> None:
             _refuse_other_sources(setup, sources)
         trials.append(trial)
         own = setup.goal_of_trials, setup.study.goals
-        return Run(
+        return Attempt(
             trial, *own, run_on=setup.study.run_on and not trial.repeat, metrics=setup.study.metrics
         )
 

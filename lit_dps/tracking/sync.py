@@ -47,7 +47,7 @@ THEORY = (
 )
 
 
-class View:
+class MlflowSync:
     """MLflow while a study runs: when it fails, also at the start, the study goes on and says so
     once.
 

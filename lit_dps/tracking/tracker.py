@@ -312,7 +312,7 @@ def run_name(trial: Trial) -> str:
 
 
 def _params(cell: Cell) -> dict[str, object]:
-    return {"batch_size": cell.batch_size, "sparsity": cell.sparsity, **dict(cell.others)}
+    return {"batch_size": cell.batch_size, "sparsity": cell.sparsity, **dict(cell.axes)}
 
 
 def _along(curve: Mapping[str, Sequence[float]]) -> list[Point]:

@@ -14,7 +14,7 @@ from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader, IterableDataset
 
 import lit_dps.training.lightning_private as lightning_private
-from lit_dps.core.attempt import Run
+from lit_dps.core.attempt import Attempt
 from lit_dps.core.trial import Status
 from lit_dps.data.loaders import EndlessLoader
 from lit_dps.parallel import ranks
@@ -60,7 +60,7 @@ class CheckpointCallback(Callback):
         self,
         file: CheckpointFile,
         every: float,
-        run: Run,
+        run: Attempt,
         at_check: Callable[[], None] = lambda: None,
     ):
         self.file, self.every, self.run, self.at_check = file, every, run, at_check

@@ -16,7 +16,7 @@ from typing import Any
 import lightning
 import torch
 
-from lit_dps.core.racing import settled
+from lit_dps.core.racing import needs_no_rerun
 from lit_dps.core.trial import Status, Trial, TrialResult
 from lit_dps.parallel import ranks
 
@@ -100,7 +100,7 @@ class Checkpoints:
         `limit` is the step that trials of its cell have to reach; one that paused before has to go
         on.
         """
-        if settled(result.status, result.steps_run, limit):
+        if needs_no_rerun(result.status, result.steps_run, limit):
             self.remove(result.trial)
         if result.status is Status.COMPLETE and not result.trial.repeat:  # repeats do not race
             for path in self.path(result.trial).parent.glob("point-*.ckpt"):

@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 
 import lit_dps.training.lightning_private as lightning_private
-from lit_dps.core.attempt import Run
+from lit_dps.core.attempt import Attempt
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.goal import ERROR, Goal, value_given
 from lit_dps.core.trial import Status
@@ -23,7 +23,7 @@ from lit_dps.training.local_sgd_callback import show_mean
 from lit_dps.training.step_count import StepCount
 from lit_dps.training.stopwatch import Stopwatch
 from lit_dps.training.trainer_rules import forget_followed_metrics, prepare_schedules
-from lit_dps.training.training_length import Length, go_beyond
+from lit_dps.training.training_length import Length, extend_max_epochs
 from lit_dps.training.validation_count import ValidationCount, logged, refuse_dropped, rises
 
 
@@ -102,17 +102,17 @@ class GoalErrorCallback(Callback):
         self.saved: Callable[[], bool] = lambda: False
         self.budget: int | None = None
         self.steps_of_epoch: int | None = None
-        self._given: Run | None = None
+        self._given: Attempt | None = None
         self._length: Length | None = None
         self._begin()
 
-    def follow(self, run: Run) -> None:
+    def follow(self, run: Attempt) -> None:
         """Lets the next fit be this attempt at a trial; of several ranks the first one's run
         decides."""
         self._given = run
 
     def _begin(self, early: bool = False) -> None:
-        self.run, self._given = self._given or Run(None, self.goal), None
+        self.run, self._given = self._given or Attempt(None, self.goal), None
         if early:
             self.run.stop_early()
         self._looking: dict[str, float] | None = None  # the metrics of `look`, while it runs
@@ -221,7 +221,7 @@ class GoalErrorCallback(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._length is not None and self._length.given and self.status is None:
-            go_beyond(trainer)
+            extend_max_epochs(trainer)
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
         if self._stepped:  # the last batch ended a step

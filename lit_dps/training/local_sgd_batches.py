@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_dps.core.errors import ConfigError
-from lit_dps.core.local_sgd import Rounds
+from lit_dps.core.local_sgd import LocalSGDSchedule
 from lit_dps.parallel.example_count import cut
 
 KEY = "local.workers"
@@ -23,7 +23,9 @@ class Still:
     differ.
     """
 
-    def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer, rounds: Rounds):
+    def __init__(
+        self, module: nn.Module, optimizer: torch.optim.Optimizer, rounds: LocalSGDSchedule
+    ):
         self.name, self.rounds, self.module = type(module).__name__, rounds, module
         self._trained = {
             id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad

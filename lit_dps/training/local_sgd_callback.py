@@ -10,7 +10,7 @@ from lightning.pytorch import callbacks as stock
 from torch import Tensor
 
 from lit_dps.core.errors import ConfigError
-from lit_dps.core.local_sgd import Rounds
+from lit_dps.core.local_sgd import LocalSGDSchedule
 from lit_dps.optim.local_sgd import LocalSGD
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import SharedBatchDDP, whole
@@ -68,7 +68,7 @@ class LocalSGDCallback(Callback):
         outer_momentum: float = 0.0,
         outer_nesterov: bool = True,
     ):
-        self.rounds = Rounds(
+        self.rounds = LocalSGDSchedule(
             workers, steps, start, outer_learning_rate, outer_momentum, outer_nesterov
         )
         self._begin()
@@ -273,7 +273,7 @@ def show_mean(trainer: Trainer) -> None:
             callback.show()
 
 
-def _divides(rounds: Rounds, examples: int, of: str) -> None:
+def _divides(rounds: LocalSGDSchedule, examples: int, of: str) -> None:
     if examples % rounds.workers:
         raise ConfigError(KEY, rounds.workers, f"a divisor of the {examples} examples of {of}")
 

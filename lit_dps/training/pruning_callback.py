@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from lit_dps.core.errors import ConfigError, UserError, place_in_user_code, text_of
 from lit_dps.core.trial import COPIES, check_sparsity
-from lit_dps.pruning import PRUNERS, Mask, Network, prunable, prune, pruner_of, worth_knowing
+from lit_dps.pruning import PRUNERS, Mask, Network, mask_flags, prunable, prune, pruner_of
 from lit_dps.pruning.attributes import hidden_tensors
 from lit_dps.pruning.isometry import STEPS
 from lit_dps.pruning.mask import Biases, multiply
@@ -223,7 +223,7 @@ class PruningCallback(Callback):
             for copy, name in copies_of(module, self.mask, held, self._callbacks).items()
             if not any(fnmatchcase(copy, pattern) for pattern in self.exclude)
         }
-        self.observed = worth_knowing(self.mask, self.pruner, trained)
+        self.observed = mask_flags(self.mask, self.pruner, trained)
         steps = 1 if self.is_short else STEPS
         self.observed |= start(self.init, module, self.mask, copy, self.redraw, steps)
         self._follow(module)
@@ -256,7 +256,7 @@ class PruningCallback(Callback):
         self, run: TrainingPass, module: LightningModule, names: Sequence[str]
     ) -> Iterator[Network]:
         """A copy of the module, for the method to work on."""
-        with run.traceless(begin=True) as twin:
+        with run.without_side_effects(begin=True) as twin:
 
             def loss_of(batch: Any, i: int) -> Tensor | None:
                 loss = run.loss(twin, batch, i)

@@ -50,7 +50,7 @@ def restore(state: dict[str, Any], *owners: Any) -> None:
 
 
 @contextmanager
-def isolated(*owners: Any, seed: int | None = None) -> Iterator[None]:
+def preserve_rng_state(*owners: Any, seed: int | None = None) -> Iterator[None]:
     """In here what is drawn leaves no trace in the global generators, nor in those that the owners
     keep.
 

@@ -94,7 +94,7 @@ def overruled(trainer: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def welcome(callbacks: list[Callback], source: str) -> list[Callback]:
+def filter_callbacks(callbacks: list[Callback], source: str) -> list[Callback]:
     """The callbacks that run in a study; those that only save or show are left out.
 
     Raises:
@@ -122,11 +122,11 @@ def listed(callbacks: Any) -> list[Any]:
 
 def screen_callbacks_of(module: LightningModule) -> None:
     """Lets `configure_callbacks` of this module give the callbacks alone that run in a study, as
-    `welcome` says."""
+    `filter_callbacks` says."""
     given = module.configure_callbacks
     if type(module).configure_callbacks is not LightningModule.configure_callbacks:
         source = f"{type(module).__name__}.configure_callbacks"
-        module.__dict__["configure_callbacks"] = lambda: welcome(listed(given()), source)
+        module.__dict__["configure_callbacks"] = lambda: filter_callbacks(listed(given()), source)
 
 
 def prepare_schedules(trainer: Trainer, module: LightningModule) -> None:

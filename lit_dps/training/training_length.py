@@ -20,7 +20,7 @@ class Length:
 
     Module and callbacks see this value from the module's `setup` on. It depends on the length of
     the train dataloader. So the dataloader is made when the value is first read, and no later than
-    the optimizers. Training still ends by steps: see `go_beyond`.
+    the optimizers. Training still ends by steps: see `extend_max_epochs`.
 
     Args:
         trainer: The trainer of the fit.
@@ -141,7 +141,7 @@ class Length:
         return math.ceil(batches / trainer.accumulate_grad_batches)
 
 
-def go_beyond(trainer: Trainer) -> None:
+def extend_max_epochs(trainer: Trainer) -> None:
     """Allow one more epoch, for a run whose epochs are shorter than expected.
 
     Call this at the end of an epoch, if `Length` set the limit.

@@ -37,7 +37,7 @@ from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import whole
 from lit_dps.parallel.example_count import Sizes, can_be_cut, counted, cut
 from lit_dps.training.example_count import training_sizes
-from lit_dps.training.rng_state import isolated
+from lit_dps.training.rng_state import preserve_rng_state
 from lit_dps.training.trainer_state import DataTensors, unmoved
 
 SHORT_BATCHES = 2  # batches of a short pass: a full one, and the last one
@@ -92,7 +92,7 @@ class TrainingPass:
         return whole(self.trainer.train_dataloader)  # which may be made anew between two epochs
 
     @contextmanager
-    def traceless(self, begin: bool = False) -> Iterator[LightningModule]:
+    def without_side_effects(self, begin: bool = False) -> Iterator[LightningModule]:
         """Yield a copy of the module for training steps, and undo all side effects afterwards.
 
         Changes through the trainer are undone too (`trainer_state.unmoved`).
@@ -104,7 +104,7 @@ class TrainingPass:
         """
         loader = self._training
         samplers = (getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None))
-        with isolated(loader, *samplers, self._data), unmoved(self.trainer):
+        with preserve_rng_state(loader, *samplers, self._data), unmoved(self.trainer):
             twin = copy_of(self.module)
             if begin:
                 twin.on_train_start()

@@ -22,8 +22,8 @@ from lit_dps.core.errors import ConfigError, UserError, one_line, user_error_in
 from lit_dps.core.trial import Trial
 from lit_dps.data import ImageData
 from lit_dps.parallel.settings import arguments
-from lit_dps.training.rng_state import isolated
-from lit_dps.training.trainer_rules import STUDY_TRAINER, listed, welcome
+from lit_dps.training.rng_state import preserve_rng_state
+from lit_dps.training.trainer_rules import STUDY_TRAINER, filter_callbacks, listed
 
 _HOLDERS = ("init_args", "dict_kwargs")  # of what is below a class
 
@@ -75,7 +75,7 @@ class Workload:
         return self.trainer.get("accumulate_grad_batches") or 1
 
     @contextmanager
-    def traceless(self) -> Iterator[Workload]:
+    def without_side_effects(self) -> Iterator[Workload]:
         """In here the same, but what a trial writes into its folder is gone afterwards: for runs
         that are no trials."""
         with tempfile.TemporaryDirectory(prefix="lit_dps-") as folder:
@@ -100,7 +100,7 @@ class Workload:
         trainer = arguments(
             _instantiate("trainer", {**self.trainer, **STUDY_TRAINER}, trial.seed_for("order"))
         )
-        callbacks = welcome(listed(trainer.get("callbacks")), "trainer.callbacks")
+        callbacks = filter_callbacks(listed(trainer.get("callbacks")), "trainer.callbacks")
         # a folder of the trial's own: Lightning takes up checkpoints that it finds there
         root = trainer.get("default_root_dir") or os.getcwd()
         folder = os.path.join(root, "trials", str(trial.cell), trial.file_name)
@@ -130,7 +130,7 @@ class Workload:
         # of the grid's other keys is how it is trained
         pairs += [
             ("study.grid", *pair)
-            for pair in trial.cell.others
+            for pair in trial.cell.axes
             if pair[0].startswith(("model.", "data."))
         ]
         for source, key, value in sorted(
@@ -224,7 +224,7 @@ def _instantiate(name: str, spec: Mapping[str, Any], seed: int):
         )  # it puts its own types into what it gets
     except ArgumentError as error:
         raise user_error_in(error) or UserError(one_line(error)) from None
-    with isolated(seed=seed):
+    with preserve_rng_state(seed=seed):
         try:
             return _parser(name).instantiate_classes(parsed)[name]
         except (ValueError, TypeError) as error:  # jsonargparse wraps what a class refuses

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.core.attempt import Run
+from lit_dps.core.attempt import Attempt
 from lit_dps.core.config import StorageConfig
 from lit_dps.core.goal import Goal
 from lit_dps.core.record import StudyRecord
@@ -96,7 +96,7 @@ def test_the_command_is_of_the_cell_of_the_least_time():
 
 
 def test_how_a_run_ended_is_said_in_a_line():
-    run = Run(None, Goal(0.1, check_interval=4, max_steps=12))
+    run = Attempt(None, Goal(0.1, check_interval=4, max_steps=12))
     assert run.outcome == "interrupted: before its first check"
     for step, found in ((4, 0.5), (8, 0.25)):
         assert run.record(step, found, True, 1.0, True) is None
@@ -107,7 +107,7 @@ def test_how_a_run_ended_is_said_in_a_line():
     run.stop_early()
     run.record(4, float("nan"), False, float("nan"), False)
     assert run.outcome == "infeasible: diverged after 4 steps, val_error nan at step 4"
-    run = Run(None, Goal(0.1, check_interval=4, max_steps=12), run_on=True)
+    run = Attempt(None, Goal(0.1, check_interval=4, max_steps=12), run_on=True)
     for step, found in ((4, 0.1), (8, 0.2), (12, 0.05)):
         run.record(step, found, True, 1.0, True)
     assert run.outcome == (

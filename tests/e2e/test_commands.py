@@ -13,7 +13,7 @@ import pytest
 import torch
 import yaml
 
-from lit_dps.core.attempt import Run
+from lit_dps.core.attempt import Attempt
 from lit_dps.core.trial import Trial
 from lit_dps.report.no_result import NO_RESULT
 from lit_dps.storage.sobol import sobol_point
@@ -222,7 +222,7 @@ def test_every_shipped_config_trains(config, small_data, tmp_path, monkeypatch):
     torch.set_num_threads(study.threads)
     check(setup)
     point = sobol_point(study.space, study.seed, 0, study.scramble)
-    run = Run(Trial(setup.cells[0], 0, point, study.seed), setup.goal_of_trials)
+    run = Attempt(Trial(setup.cells[0], 0, point, study.seed), setup.goal_of_trials)
     (result,) = setup.engine().train(iter([run, None]).__next__)
     assert result.steps_run == setup.goal_of_trials.check_interval
     kept, total = (

@@ -25,7 +25,7 @@ def test_masks_are_those_of_the_trials_of_a_study():
     )
     assert len(found) == 8
     for series, point, kept in found:
-        method = dict(series.others)["pruning.method"]
+        method = dict(series.axes)["pruning.method"]
         result = train_one(
             Trial(Cell(16, series.sparsity), point, PARAMS),
             WORKLOAD,

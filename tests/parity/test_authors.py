@@ -12,7 +12,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback, Trainer
 
-from lit_dps.core.attempt import Run
+from lit_dps.core.attempt import Attempt
 from lit_dps.data import CIFAR10, MNIST, FashionMNIST
 from lit_dps.data.order import AuthorsOrder
 from lit_dps.models import ResNet8, SimpleCNN
@@ -55,7 +55,7 @@ def run(module, data, sparsity, steps, goal=1e-6, interval=16, precision="32-tru
         goal, interval, math.ceil(steps / interval) * interval, early_reject=early
     )
     check.follow(
-        Run(None, check.goal, (0.95,))
+        Attempt(None, check.goal, (0.95,))
     )  # which the first check meets: so that one looks at all images
     quiet = {
         "logger": False,

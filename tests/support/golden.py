@@ -1,6 +1,7 @@
 """Golden files: whole outputs, kept under tests/golden and compared as text.
 
-A change of wording is one command: `python -m pytest --update-golden`, then `git diff tests/golden`.
+A change of wording is one command: `python -m pytest --update-golden`, then `git diff
+tests/golden`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Runs the cells of a notebook without Jupyter: `python -m tests.support.notebook docs/notebook.ipynb`
-writes what they gave.
+"""Runs the cells of a notebook without Jupyter: `python -m tests.support.notebook
+docs/notebook.ipynb` writes what they gave.
 
 A cell's outputs are what it printed, and its last expression, unless a semicolon ends it: text, or
 a figure as a PNG.

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from lit_dps.core.attempt import Run
+from lit_dps.core.attempt import Attempt
 from lit_dps.core.trial import Cell, Trial, TrialResult
 from lit_dps.engines.engine import Engine, Training
 from lit_dps.engines.interval_loop import IntervalLoop
@@ -39,7 +39,7 @@ def runs(
     limit: Callable[[Cell], float] = lambda cell: math.inf,
     pause: Callable[[Cell], float] = lambda cell: math.inf,
     **of_run: Any,
-) -> Callable[[], Run | None]:
+) -> Callable[[], Attempt | None]:
     """Trials as an engine asks for them.
 
     Args:
@@ -48,11 +48,11 @@ def runs(
         further: Further values of the goal's metric.
         limit: The step that the trials of a cell have to reach.
         pause: The step at which they pause.
-        of_run: Further arguments of `Run`.
+        of_run: Further arguments of `Attempt`.
     """
     stop = GoalErrorCallback(**goal).goal
     made = (
-        Run(t, stop, tuple(further), lambda cell=t.cell: limit(cell), pause(t.cell), **of_run)
+        Attempt(t, stop, tuple(further), lambda cell=t.cell: limit(cell), pause(t.cell), **of_run)
         for t in trials
     )
     return lambda: next(made, None)

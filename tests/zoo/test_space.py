@@ -63,7 +63,7 @@ def test_true_and_false_are_values_of_an_axis(zoo):
         data=spec("data.Clouds", n=150), grid={"data.drop_last": [True, False]}, batch_sizes=[16]
     )
     assert_works(outcome)
-    assert [cell.others for cell in outcome.study.cells] == 2 * [
+    assert [cell.axes for cell in outcome.study.cells] == 2 * [
         (("data.drop_last", False),),
         (("data.drop_last", True),),
     ]

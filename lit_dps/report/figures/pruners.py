@@ -79,9 +79,9 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
 
 
 def _without(series: Series) -> Series:
-    return replace(series, others=tuple(pair for pair in series.others if pair[0] not in KEYS))
+    return replace(series, axes=tuple(pair for pair in series.axes if pair[0] not in KEYS))
 
 
 def _way(series: Series) -> tuple[str, ...]:
-    found = dict(series.others)
+    found = dict(series.axes)
     return tuple(str(found[key]).rpartition(".")[2] for key in KEYS if key in found)

@@ -152,7 +152,7 @@ def _draw_together(
     # One line for all, as they are normalised.
     draw_perfect(normalised, parts[0][2], "normalised_", "perfect scaling")
     together.set_title(
-        "all series" if any(series.others for _, series, _ in parts) else "all sparsities"
+        "all series" if any(series.axes for _, series, _ in parts) else "all sparsities"
     )
     handles = [*together.get_legend_handles_labels()[0], *bound_handles(rows)]
     if len(handles) > FEW or max(len(handle.get_label()) for handle in handles) > SHORT:

@@ -15,7 +15,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lit_dps.core.attempt import Run
+from lit_dps.core.attempt import Attempt
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.trial import Trial
 from lit_dps.engines.engine import Training
@@ -24,7 +24,7 @@ from lit_dps.study.preflight.short_trial import Short, perturb
 from lit_dps.study.setup import StudySetup
 from lit_dps.training import GoalErrorCallback
 from lit_dps.training.deterministic import full_float32
-from lit_dps.training.rng_state import isolated
+from lit_dps.training.rng_state import preserve_rng_state
 
 # Largest relative difference between two sums of the same numbers in another order.
 ROUNDING = 1e-4
@@ -208,12 +208,12 @@ def look_at(
         are empty if validation fails.
     """
     goal = GoalErrorCallback(**{**training.goal, "early_reject": False})
-    run = Run(trial, goal.goal, metrics=training.metrics)
+    run = Attempt(trial, goal.goal, metrics=training.metrics)
     fit = TrialFit.of(training, run, goal)
     look = _Look(goal)
     with (
         full_float32(),
-        isolated(seed=trial.seed_for("order") if seed is None else seed),
+        preserve_rng_state(seed=trial.seed_for("order") if seed is None else seed),
         suppress(Exception),
     ):
         fit.trainer(last=[look]).fit(fit.built.module, datamodule=fit.built.data)

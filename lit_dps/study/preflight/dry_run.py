@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from lightning.pytorch import Callback, LightningDataModule
 
-from lit_dps.core.attempt import Run
+from lit_dps.core.attempt import Attempt
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.engines.eligible import standard_data
@@ -23,7 +23,7 @@ from lit_dps.study.preflight.short_trial import Short, run_short
 from lit_dps.study.setup import StudySetup
 from lit_dps.training import GoalErrorCallback
 from lit_dps.training.deterministic import deterministic_kernels
-from lit_dps.training.rng_state import isolated
+from lit_dps.training.rng_state import preserve_rng_state
 
 
 def dry_run(setup: StudySetup) -> tuple[LightningDataModule, list[str]]:
@@ -40,7 +40,7 @@ def dry_run(setup: StudySetup) -> tuple[LightningDataModule, list[str]]:
         UserError: if a trial would fail, if a metric depends on the batch size of the grid, or if a
             trial resumes from a checkpoint with other values.
     """
-    with setup.workload.traceless() as workload:
+    with setup.workload.without_side_effects() as workload:
         return _dry_run(setup, replace(setup.training(), workload=workload))
 
 
@@ -50,7 +50,7 @@ def _dry_run(setup: StudySetup, training: Training) -> tuple[LightningDataModule
     smallest, largest = min(study.batch_sizes), max(study.batch_sizes)
     sparsity = max(study.sparsities)
     point = sobol_point(study.space, study.seed, 0, study.scramble)
-    others = list(dict.fromkeys(cell.others for cell in study.cells))
+    others = list(dict.fromkeys(cell.axes for cell in study.cells))
     for other in others:
         trial = Trial(Cell(smallest, sparsity, other), 0, point, study.seed)
         refusal = None
@@ -127,9 +127,9 @@ def _equal_weights_note(training: Training, trial: Trial) -> list[str]:
         weights = _InitialWeights()
         at_point = replace(dense, point=point)
         goal = GoalErrorCallback(**training.goal)
-        fit = TrialFit.of(training, Run(at_point, goal.goal, metrics=training.metrics), goal)
+        fit = TrialFit.of(training, Attempt(at_point, goal.goal, metrics=training.metrics), goal)
         with (
-            isolated(seed=at_point.seed_for("order")),
+            preserve_rng_state(seed=at_point.seed_for("order")),
             suppress(Exception),
         ):  # lazy weights have no values yet
             fit.trainer(last=[weights]).fit(fit.built.module, datamodule=fit.built.data)

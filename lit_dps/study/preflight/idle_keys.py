@@ -14,7 +14,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lit_dps.core.attempt import Run
+from lit_dps.core.attempt import Attempt
 from lit_dps.core.search_space import Box, Choices
 from lit_dps.core.trial import Cell, Trial, Value, text_of
 from lit_dps.engines.engine import Training
@@ -27,7 +27,7 @@ from lit_dps.study.setup import StudySetup
 from lit_dps.study.sources import texts_in
 from lit_dps.training import GoalErrorCallback
 from lit_dps.training.rate_curve import rate_curve
-from lit_dps.training.rng_state import isolated
+from lit_dps.training.rng_state import preserve_rng_state
 
 STEPS = 3  # of a trial without validation
 MOST_CONTEXTS = 8  # combinations of the other keys' values with which a key is tested
@@ -174,7 +174,7 @@ def _contexts(setup: StudySetup) -> list[Trial]:
     points = [sobol_point(space, study.seed, i, study.scramble) for i in range(POINTS)]
     smallest = min(study.batch_sizes)
     sparsity = max(study.sparsities)
-    cells = list(dict.fromkeys(Cell(smallest, sparsity, cell.others) for cell in study.cells))
+    cells = list(dict.fromkeys(Cell(smallest, sparsity, cell.axes) for cell in study.cells))
     trials = [Trial(cell, 0, points[0], study.seed) for cell in cells]
     for key, box in space.items():
         if isinstance(box, Choices):
@@ -205,7 +205,7 @@ def _ends(setup: StudySetup, key: str) -> tuple[Value, Value]:
 
 def _far_values(setup: StudySetup, trial: Trial, key: str) -> list[Value]:
     """Return the ends of a key that differ from its value in a trial, the farther end first."""
-    current = {**dict(trial.cell.others), **trial.params}[key]
+    current = {**dict(trial.cell.axes), **trial.params}[key]
     first, last = _ends(setup, key)
     ends = [last, first]
     box = None if key in setup.study.axes else setup.study.space[key]
@@ -218,8 +218,8 @@ def _with(trial: Trial, key: str, value: Value) -> Trial:
     """Return a trial with another value of a key."""
     if key in trial.params:
         return replace(trial, params={**trial.params, key: value})
-    others = {**dict(trial.cell.others), key: value}
-    return replace(trial, cell=replace(trial.cell, others=tuple(others.items())))
+    others = {**dict(trial.cell.axes), key: value}
+    return replace(trial, cell=replace(trial.cell, axes=tuple(others.items())))
 
 
 class _Runs:
@@ -253,11 +253,11 @@ class _Runs:
 
     def _first_steps(self, trial: Trial) -> _Recorder:
         goal = GoalErrorCallback(**self.training.goal)
-        run = Run(trial, goal.goal, metrics=self.training.metrics)
+        run = Attempt(trial, goal.goal, metrics=self.training.metrics)
         fit = TrialFit.of(self.training, run, goal)
         fit.pruning.is_short = True
         recorder = _Recorder(STEPS * self.training.workload.accumulated)
-        with isolated(seed=trial.seed_for("order")), suppress(_Recorded):
+        with preserve_rng_state(seed=trial.seed_for("order")), suppress(_Recorded):
             fit.trainer(last=[recorder]).fit(fit.built.module, datamodule=fit.built.data)
         return recorder
 

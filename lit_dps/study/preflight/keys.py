@@ -9,14 +9,14 @@ from collections.abc import Mapping
 
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.goal import TAKEN
-from lit_dps.core.local_sgd import Rounds
+from lit_dps.core.local_sgd import LocalSGDSchedule
 from lit_dps.core.search_space import Choices
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.engines.engine import OPTIONS
 from lit_dps.study.setup import StudySetup
 from lit_dps.training.workload import locate
 
-LOCAL = [f"local.{field.name}" for field in dataclasses.fields(Rounds)]
+LOCAL = [f"local.{field.name}" for field in dataclasses.fields(LocalSGDSchedule)]
 PRUNING = [
     f"pruning.{name}" for name in ("method", "init", "biases", "batch_size")
 ]  # the seed is the point's

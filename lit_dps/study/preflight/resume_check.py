@@ -24,7 +24,7 @@ from lit_dps.study.data_hashes import fingerprint
 from lit_dps.study.preflight.short_trial import build_short
 from lit_dps.study.setup import StudySetup
 from lit_dps.training.checkpoint_files import CheckpointFile, Checkpoints
-from lit_dps.training.rng_state import isolated
+from lit_dps.training.rng_state import preserve_rng_state
 
 ROUNDING = 1e-6  # relative; results may depend on the alignment of tensors in memory
 ROUNDING_ON_GPU = 1e-4  # as `ROUNDING`, on a GPU
@@ -204,7 +204,7 @@ def _run(
     if saved is not None:
         epochs.goal.checks = 1
     recorder = _Recorder(epochs.goal)
-    with isolated(seed=trial.seed_for("order")):
+    with preserve_rng_state(seed=trial.seed_for("order")):
         trainer = fit.trainer(last=[epochs, recorder])
         trainer.fit(fit.built.module, datamodule=fit.built.data, ckpt_path=saved, weights_only=True)
     ended = recorder.ended

@@ -18,7 +18,7 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule, Tr
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from lit_dps.core.attempt import Run
+from lit_dps.core.attempt import Attempt
 from lit_dps.core.errors import ConfigError, UserError, place_in_user_code, text_of, user_error_in
 from lit_dps.core.trial import Trial
 from lit_dps.data.loaders import EndlessLoader
@@ -29,7 +29,7 @@ from lit_dps.module import ImageClassifier
 from lit_dps.training import GoalErrorCallback, lightning_private
 from lit_dps.training.checkpoint_files import CheckpointFile
 from lit_dps.training.rate_curve import rate_curve, rate_remarks
-from lit_dps.training.rng_state import isolated
+from lit_dps.training.rng_state import preserve_rng_state
 from lit_dps.training.step_count import ExamplesCallback, refuse_too_large
 from lit_dps.training.training_pass import ends_of, has_indices
 from lit_dps.training.unmasked import later_weights_note
@@ -77,7 +77,7 @@ def build_short(
     trial: Trial,
     file: CheckpointFile | None = None,
     at_check: Callable[[], None] = lambda: None,
-) -> tuple[TrialFit, Run, ShortEpochs]:
+) -> tuple[TrialFit, Attempt, ShortEpochs]:
     """Return the fit and the run of a short trial, and the callback that shortens its epochs.
 
     Args:
@@ -86,7 +86,7 @@ def build_short(
         file, at_check: As in `TrialFit.of`.
     """
     goal = ShortGoal(**training.goal)
-    run = Run(
+    run = Attempt(
         trial, goal.goal, stop_at=lambda: goal.last_step, run_on=True, metrics=training.metrics
     )
     fit = TrialFit.of(training, run, goal, file, at_check)
@@ -119,7 +119,7 @@ def run_short(training: Training, trial: Trial, watchers: Sequence[Callback] = (
     fit, _, epochs = build_short(training, trial)
     goal, module = epochs.goal, fit.built.module
     trainer = None
-    with isolated(seed=trial.seed_for("order")):
+    with preserve_rng_state(seed=trial.seed_for("order")):
         try:
             try:
                 trainer = fit.trainer(last=[*watchers, epochs])

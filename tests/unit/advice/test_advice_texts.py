@@ -12,7 +12,7 @@ import torch
 
 from lit_dps.advice.options import Options
 from lit_dps.advice.probe_study import Probes
-from lit_dps.advice.question import Case
+from lit_dps.advice.question import Question
 from lit_dps.advice.report import tell
 from lit_dps.advice.step_probe import SPENT, StepTimes
 from lit_dps.advice.step_time import Timed
@@ -73,7 +73,7 @@ def case(tmp_path_factory):
     )
     times = StepTimes([Timed(m, 0.01 + 1e-3 * m) for m in SIZES], check=0.01, largest=32, why=SPENT)
     store = AdviceStore(work.url, work.name)
-    return Case(work.setup, Options(60, trials=2), store, work, None, times, None, 10)
+    return Question(work.setup, Options(60, trials=2), store, work, None, times, None, 10)
 
 
 def test_the_answer_names_the_warm_up_and_what_failed_though_no_file_can_be_written(case, capsys):

@@ -8,7 +8,7 @@ import pytest
 
 from lit_dps.advice.options import Options
 from lit_dps.advice.probe_plan import probe_all
-from lit_dps.advice.question import Case
+from lit_dps.advice.question import Question
 from lit_dps.advice.stages import Clock
 from lit_dps.advice.step_probe import FULL, SPENT, StepTimes
 from lit_dps.advice.step_time import Timed
@@ -32,10 +32,10 @@ class Work:
         return True
 
 
-def case(why: str, devices: tuple[int, ...] = (1,), ranks: int = 1) -> Case:
+def case(why: str, devices: tuple[int, ...] = (1,), ranks: int = 1) -> Question:
     asked = setup(devices=ranks)
     times = StepTimes(TIMED, check=0.05, largest=8, why=why, memory=why == FULL)
-    return Case(asked, Options(60, devices=devices), None, Work(asked), None, times, None, 10)
+    return Question(asked, Options(60, devices=devices), None, Work(asked), None, times, None, 10)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import math
 import pytest
 
 from lit_dps.advice.stages import Clock
-from lit_dps.advice.verify import RUNS, confirm, one_run
+from lit_dps.advice.verify import RUNS, one_run, verify_recommendation
 from lit_dps.analysis.rate_law import rate_law
 from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.core.record import StudyRecord
@@ -36,7 +36,7 @@ def setup(tmp_path):
 
 
 def run(setup, store, k, budget=1e6, params=PARAMS):
-    confirm(setup, 32, params, k, store, Clock(budget, store, 0.0), StopRequest())
+    verify_recommendation(setup, 32, params, k, store, Clock(budget, store, 0.0), StopRequest())
     return store.read().get("confirmed", [])
 
 

@@ -33,7 +33,7 @@ def cell(batch_size: int, sparsity: float, method: str, init: str = "original") 
 def trials(of: Cell) -> list:
     """Three points: L in proportion to K*, beta against it; magnitude prunes the second layer whole
     at S = 0.99."""
-    method, share = dict(of.others)["pruning.method"], 1 - of.sparsity
+    method, share = dict(of.axes)["pruning.method"], 1 - of.sparsity
     found = []
     for point in range(3):
         steps = int(400 / of.batch_size * METHODS[method]) * 4 + 4 * point
@@ -48,7 +48,7 @@ def trials(of: Cell) -> list:
             "a.bias": (0, 10),
         }
         given = theory_terms(steps, lipschitz=(METHODS[method],) * 2, beta=1 / METHODS[method])
-        if ("pruning.init", "isometry") in of.others:
+        if ("pruning.init", "isometry") in of.axes:
             names = [(n, w) for n in ("mean", "spread", "condition") for w in ("before", "after")]
             seen = {f"jacobian_{n}_{w}": 2.0 if w == "after" else 1.0 + point for n, w in names}
             seen |= {"isometry_distance_before": 3.0, "isometry_distance_after": 0.5}

@@ -7,7 +7,7 @@ import pytest
 
 from lit_dps.analysis.local_sgd import sentence
 from lit_dps.core.goal import Goal
-from lit_dps.core.local_sgd import Rounds
+from lit_dps.core.local_sgd import LocalSGDSchedule
 from lit_dps.core.trial import Cell
 from lit_dps.report.figures import FIGURES, drawn
 from lit_dps.report.publish import write_all
@@ -51,7 +51,9 @@ def test_communications_are_those_of_the_rule(start):
     for row in table.to_dict("records"):
         if row["batch_size"] == 256 and row[KEY] == 64:
             continue
-        assert row["communications"] == Rounds(4, row[KEY], start).communications(row["k_star"])
+        assert row["communications"] == LocalSGDSchedule(4, row[KEY], start).communications(
+            row["k_star"]
+        )
     if start:
         first = table[(table["batch_size"] == 16) & (table[KEY] == 4)]["communications"].item()
         assert first == 24 + (404 - 24) // 4

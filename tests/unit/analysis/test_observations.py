@@ -24,7 +24,7 @@ from lit_dps.core.trial import (
     UNSCORED,
     Cell,
 )
-from lit_dps.pruning import Mask, Pruner, worth_knowing
+from lit_dps.pruning import Mask, Pruner, mask_flags
 from lit_dps.report.text import render
 from lit_dps.report.warnings import observed_notes, study_notes
 from lit_dps.storage.read import read_study
@@ -136,7 +136,7 @@ def test_a_pruner_says_what_a_sparsity_counts(counts, unit):
 
     if counts:
         Roughly.counts = counts
-    assert worth_knowing(Mask({"w": torch.tensor([True, False])}), Roughly(), 2) == {unit: 1}
+    assert mask_flags(Mask({"w": torch.tensor([True, False])}), Roughly(), 2) == {unit: 1}
 
 
 def test_few_prunable_weights():

@@ -272,5 +272,5 @@ def test_the_optimizer_as_an_axis_is_that_of_each_series():
     )
     analysis.record.results.update(cells)
     curves = Analysis(analysis.record).rate_curves
-    found = {dict(c.series.others)["model.optimizer"]: c.best(4) for c in curves}
+    found = {dict(c.series.axes)["model.optimizer"]: c.best(4) for c in curves}
     assert found == {"sgd": pytest.approx(0.1), "nesterov": pytest.approx(1.0)}

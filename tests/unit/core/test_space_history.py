@@ -12,7 +12,7 @@ from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.core.errors import UserError
 from lit_dps.core.goal import Goal
 from lit_dps.core.search_space import Range
-from lit_dps.core.space_history import Widened, continued, extended, inside, widened
+from lit_dps.core.space_history import ExpandedSpace, continued, extended, inside, widened
 from lit_dps.core.trial import Cell, Status, TrialResult
 from lit_dps.report.text import render
 from lit_dps.storage.compatibility import StudyChanged
@@ -170,7 +170,7 @@ def test_histories_merge_where_one_goes_on_from_the_other(tmp_path):
     assert record.boxes[1:] == (box,) and len(record.results[Cell(4)]) == 12
     with pytest.raises(StudyChanged, match="was widened in another way"):
         merged(urls[0], urls[2])
-    rounded = [Widened.of_stored(box.stored()).stored()]
+    rounded = [ExpandedSpace.of_stored(box.stored()).stored()]
     rounded[0]["space"][RATE]["high"] *= 1 + 1e-14
     assert (
         continued(rounded, [box.stored()])

@@ -232,4 +232,9 @@ def test_a_wrongness_of_its_own_is_asked_early_checks_alone():
         (True, None),
         (False, "Fickle validates in a way of its own, more than wrongness"),
     ):
-        assert IntervalLoop(Training(used, {**GOAL, "early_reject": early})).why_not(trial) == why
+        assert (
+            IntervalLoop(Training(used, {**GOAL, "early_reject": early})).ineligibility_reason(
+                trial
+            )
+            == why
+        )

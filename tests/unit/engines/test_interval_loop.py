@@ -173,7 +173,7 @@ class Watcher(Callback):
 
 
 def eligible(workload: Workload) -> str | None:
-    return IntervalLoop(Training(workload, GOAL)).why_not(Trial(Cell(16, 0.5), 0, {}))
+    return IntervalLoop(Training(workload, GOAL)).ineligibility_reason(Trial(Cell(16, 0.5), 0, {}))
 
 
 def of(

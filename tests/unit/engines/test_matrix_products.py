@@ -10,7 +10,7 @@ from torch.func import vmap
 from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell
 from lit_dps.engines.matrix_products import AsProducts
-from lit_dps.engines.stack import Stack
+from lit_dps.engines.stack import StackedNetworks
 from tests.support.conformance import assert_conform
 from tests.unit.engines.test_engine import quiet  # noqa: F401
 from tests.unit.engines.test_stack_lockstep import EXAMPLES, GOAL, RESNET, both, trials, workload
@@ -66,7 +66,7 @@ def test_trials_end_as_alone_where_batches_are_small_enough_for_products(
     monkeypatch, products, at_all
 ):
     taken = []
-    monkeypatch.setattr(Stack.__init__, "__defaults__", (256, products))
+    monkeypatch.setattr(StackedNetworks.__init__, "__defaults__", (256, products))
     monkeypatch.setattr(
         AsProducts, "__enter__", lambda self, was=AsProducts.__enter__: taken.append(1) or was(self)
     )

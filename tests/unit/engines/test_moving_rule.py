@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from lit_dps.core.trial import Cell
-from lit_dps.engines.single import One
-from lit_dps.engines.stack import Stack
+from lit_dps.engines.single import SingleNetwork
+from lit_dps.engines.stack import StackedNetworks
 from lit_dps.optim import RULES, Rule
 from lit_dps.training import goal_callback as goal_error
 from tests.support.runs import train
@@ -56,9 +56,9 @@ def test_pruned_weights_stay_zero(monkeypatch, options):
         share(module.parameters())
         return True
 
-    monkeypatch.setattr(One, "finite", lambda one: [of_module(one.member.module)])
+    monkeypatch.setattr(SingleNetwork, "finite", lambda one: [of_module(one.member.module)])
     monkeypatch.setattr(
-        Stack, "finite", lambda stack: [share([row]) is None for row in stack.weights]
+        StackedNetworks, "finite", lambda stack: [share([row]) is None for row in stack.weights]
     )
     monkeypatch.setattr(goal_error, "weights_finite", of_module)
     asked = trials(Cell(32, 0.9), rates=[0.01, 0.02])

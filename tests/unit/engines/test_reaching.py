@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from lightning.pytorch import Callback
 
-from lit_dps.core.attempt import Run
+from lit_dps.core.attempt import Attempt
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.engines.trainer import TrialFit
@@ -33,10 +33,10 @@ class Begin(Callback):
 def begin(model: str, sparsity: float) -> tuple:
     """What a trial of an animal begins with after its pruning pass."""
     made = setup(f"reaching.{model}")
-    with made.workload.traceless() as workload:
+    with made.workload.without_side_effects() as workload:
         training = replace(made.training(), workload=workload)
         trial = Trial(Cell(16, sparsity), 0, {"model.lr": 0.01})
-        fit = TrialFit.of(training, Run(trial, GoalErrorCallback(**training.goal).goal))
+        fit = TrialFit.of(training, Attempt(trial, GoalErrorCallback(**training.goal).goal))
         seen = Begin()
         fit.trainer(last=[seen]).fit(fit.built.module, datamodule=fit.built.data)
         return seen.found

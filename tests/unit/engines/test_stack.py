@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_dps.core.attempt import Run
+from lit_dps.core.attempt import Attempt
 from lit_dps.core.goal import Goal
-from lit_dps.engines.network_run import Member
-from lit_dps.engines.stack import Stack
+from lit_dps.engines.network_run import NetworkRun
+from lit_dps.engines.stack import StackedNetworks
 from lit_dps.models import MLP, ResNet8
 from lit_dps.module import ImageClassifier
 from lit_dps.optim import RULES, rule_of
@@ -36,7 +36,7 @@ def member(
     rule: str = "momentum",
     rate: float = 0.1,
     momentum: float = 0.9,
-) -> Member:
+) -> NetworkRun:
     """A copy of a network in the loop, a share of it pruned."""
     one, generator = copy.deepcopy(network), torch.Generator().manual_seed(1)
     mask = Mask(
@@ -47,7 +47,7 @@ def member(
     )
     mask.apply_to_weights(one)
     optimizer = RULES[rule].make(one.parameters(), rate, {**GIVEN, "momentum": momentum})
-    return Member(Run(None, Goal(0.1)), one, None, optimizer, None, mask, None, iter(()))
+    return NetworkRun(Attempt(None, Goal(0.1)), one, None, optimizer, None, mask, None, iter(()))
 
 
 def images(n: int = 60, size: int = 8) -> tuple[Tensor, Tensor]:
@@ -115,7 +115,7 @@ def test_the_rule_of_an_optimizer():
 @pytest.mark.parametrize("shared", [True, False])
 def test_gradients_are_those_of_each_network(network, part, shared):
     modules, (x, y) = [module(seed, network) for seed in range(3)], images()
-    stack = Stack([member(m, rule="sgd") for m in modules], part)
+    stack = StackedNetworks([member(m, rule="sgd") for m in modules], part)
     index = torch.randperm(60, generator=torch.Generator().manual_seed(2))[:20]
     rows = [index] * 3 if shared else [index, index + 1 - index // 59 * 60, index.flip(0)]
     losses, gradients = stack.gradients(x, y, index if shared else torch.stack(rows))
@@ -145,7 +145,7 @@ class Cramped(ImageClassifier):
 def test_what_does_not_fit_is_taken_in_smaller_parts():
     (x, y), index = images(), torch.arange(20)
     roomy, cramped = (
-        Stack([member(like(kind, module()))], 60) for kind in (ImageClassifier, Cramped)
+        StackedNetworks([member(like(kind, module()))], 60) for kind in (ImageClassifier, Cramped)
     )
     for ours, theirs in zip(
         cramped.gradients(x, y, index), roomy.gradients(x, y, index), strict=True
@@ -170,18 +170,20 @@ def test_a_check_that_does_not_fit_is_taken_in_smaller_parts():
     (x, y), index = images(), torch.arange(20)[None]
     found = {}
     for kind in (ImageClassifier, NarrowCheck):
-        stack = Stack([member(like(kind, module()))], 60)
+        stack = StackedNetworks([member(like(kind, module()))], 60)
         found[kind] = stack.wrongness(torch.tensor([0]), x, y, index)
     assert 0 < (found[ImageClassifier] >= 1).sum() <= 20
     torch.testing.assert_close(*found.values())
     assert stack.checked == 5
     with pytest.raises(torch.OutOfMemoryError, match="no room at all"):
-        Stack([member(like(NoCheck, module()))], 60).wrongness(torch.tensor([0]), x, y, index)
+        StackedNetworks([member(like(NoCheck, module()))], 60).wrongness(
+            torch.tensor([0]), x, y, index
+        )
 
 
 def test_pruned_weights_stay_zero_and_rows_come_and_go():
     modules, (x, y) = [module(seed) for seed in range(3)], images()
-    stack = Stack([member(m, 0.8, "nesterov") for m in modules], 60)
+    stack = StackedNetworks([member(m, 0.8, "nesterov") for m in modules], 60)
     index = torch.arange(60).view(3, 20)
     stack.train(x, y, index)
     assert (stack.weights[stack.tensors.keep == 0] == 0).all() and (
@@ -196,14 +198,14 @@ def test_pruned_weights_stay_zero_and_rows_come_and_go():
         and stack.tensors.state["momentum_buffer"][1].abs().sum() == 0
     )
     stack.train(x, y, index)
-    fresh = Stack([member(modules[1], 0.8, "nesterov")], 60)
+    fresh = StackedNetworks([member(modules[1], 0.8, "nesterov")], 60)
     fresh.train(x, y, index)
     torch.testing.assert_close(stack.weights[1], fresh.weights[0], rtol=1e-4, atol=1e-6)
 
 
 def test_a_network_that_diverges_leaves_the_others_alone():
     modules, (x, y) = [module(seed) for seed in range(2)], images()
-    stack = Stack(
+    stack = StackedNetworks(
         [member(m, rule="sgd", rate=rate) for m, rate in zip(modules, (1e20, 0.1), strict=True)], 60
     )
     stack.train(x, y, torch.arange(60).view(3, 20))
@@ -217,14 +219,14 @@ def test_a_row_that_is_written_back_and_put_again_goes_on_to_the_bit(rule):
         images(),
         torch.arange(60).view(3, 20),
     )
-    stack = Stack(
+    stack = StackedNetworks(
         [member(m, 0.5, rule, rate) for m, rate in zip(modules, (0.05, 0.1), strict=True)], 60
     )
     stack.train(x, y, index)
     for row in stack.live:
         stack.write_back(row)
     saved = copy.deepcopy(stack.members)
-    again = Stack(saved[::-1], 60)
+    again = StackedNetworks(saved[::-1], 60)
     again.take([1, 0])
     for each in (stack, again):
         each.train(x, y, index.flip(0))
@@ -238,7 +240,7 @@ def test_a_row_that_is_written_back_and_put_again_goes_on_to_the_bit(rule):
 @pytest.mark.parametrize("allowed", [0, 20, 150, 600, 10_000])
 def test_a_check_decides_as_a_full_one(allowed):
     modules, (x, y) = [module(seed) for seed in range(4)], images(700)
-    stack = Stack([member(m) for m in modules], 60)
+    stack = StackedNetworks([member(m) for m in modules], 60)
     check = HardestFirst(700, 4)
     looked = [0]
     counted = stack.wrongness

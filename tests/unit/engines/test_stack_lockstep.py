@@ -9,7 +9,7 @@ import pytest
 
 from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell, Status, Trial
-from lit_dps.engines.stack import Stack
+from lit_dps.engines.stack import StackedNetworks
 from lit_dps.training.workload import Workload
 from tests.support.conformance import assert_conform, by_trial
 from tests.support.runs import engine, runs, train
@@ -97,7 +97,7 @@ def test_convolutions_and_residual_blocks():
 
 
 def test_a_batch_in_parts_is_the_same_batch(monkeypatch):
-    monkeypatch.setattr(Stack.__init__, "__defaults__", (7, None))
+    monkeypatch.setattr(StackedNetworks.__init__, "__defaults__", (7, None))
     ours, reference = both(workload(), trials(Cell(50, 0.5)))
     assert assert_conform(ours, reference, Goal.of_stored(GOAL), EXAMPLES) == []
 

@@ -10,7 +10,7 @@ import pytest
 from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell
-from lit_dps.forecast.basis import along_laws, laws_of, record_that_tells, stored_record
+from lit_dps.forecast.basis import along_laws, laws_of, nearest_record, stored_record
 from lit_dps.forecast.forecast import study_table
 from lit_dps.forecast.remaining import Work, expected, not_above
 from lit_dps.storage.advice_store import AdviceStore
@@ -107,7 +107,7 @@ def asked(tmp_path):
 
 def test_the_probes_of_advice_tell_of_a_study_that_has_not_begun(asked):
     assert stored_record(asked) is None
-    tells = record_that_tells(asked, None)
+    tells = nearest_record(asked, None)
     assert tells.name == "fake-advice"
     lines = study_table(asked, asked.left({}), None, TIMING, tells)
     assert lines[0].endswith("time expected")
@@ -131,4 +131,4 @@ def test_the_probes_of_another_module_goal_or_race_tell_nothing(asked):
     goal = {**asked.goal, "error": 0.2}
     study = dataclasses.replace(asked.study, slack=None)
     for changed in ({"workload": wide}, {"goal": goal}, {"study": study}):
-        assert record_that_tells(dataclasses.replace(asked, **changed), None) is None
+        assert nearest_record(dataclasses.replace(asked, **changed), None) is None

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lit_dps.core.local_sgd import Rounds
+from lit_dps.core.local_sgd import LocalSGDSchedule
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.optim import RULES
 from lit_dps.optim.local_sgd import LocalSGD
@@ -36,7 +36,11 @@ def trial(sparsity: float = 0.0, batch_size: int = 16, rate: float = 0.1, **loca
 
 
 def quadratic(
-    rounds: Rounds, rule: str, noise: Tensor, rate: float = 0.1, curvature=lambda x: CURVATURE * x
+    rounds: LocalSGDSchedule,
+    rule: str,
+    noise: Tensor,
+    rate: float = 0.1,
+    curvature=lambda x: CURVATURE * x,
 ):
     """The mean of the workers after each step, on a loss with these gradients, and noise of shape
     (steps, n, 3)."""
@@ -63,7 +67,7 @@ def noise(steps: int = 40, workers: int = 4) -> Tensor:
 
 def synchronous(rule: str, drawn: Tensor, **options) -> Tensor:
     """The same without workers."""
-    return quadratic(Rounds(4, start=len(drawn)), rule, drawn, **options)
+    return quadratic(LocalSGDSchedule(4, start=len(drawn)), rule, drawn, **options)
 
 
 @pytest.mark.parametrize("steps", [1, 3, 8, 100])
@@ -73,25 +77,28 @@ def test_on_a_quadratic_with_additive_noise_the_mean_goes_the_synchronous_way(ru
     own."""
     drawn = noise()
     torch.testing.assert_close(
-        quadratic(Rounds(4, steps), rule, drawn), synchronous(rule, drawn), rtol=0, atol=3e-15
+        quadratic(LocalSGDSchedule(4, steps), rule, drawn),
+        synchronous(rule, drawn),
+        rtol=0,
+        atol=3e-15,
     )
-    started = quadratic(Rounds(4, steps, start=7), rule, drawn)
+    started = quadratic(LocalSGDSchedule(4, steps, start=7), rule, drawn)
     torch.testing.assert_close(started, synchronous(rule, drawn), rtol=0, atol=3e-15)
 
 
 def test_where_curvature_varies_it_does_not():
     drawn, cubic = noise(), lambda x: CURVATURE * x**3
-    ours = quadratic(Rounds(4, 8), "sgd", drawn, curvature=cubic)
+    ours = quadratic(LocalSGDSchedule(4, 8), "sgd", drawn, curvature=cubic)
     assert (ours - synchronous("sgd", drawn, curvature=cubic)).abs().max() > 1e-2
     adam = quadratic(
-        Rounds(4, 8), "adam", drawn
+        LocalSGDSchedule(4, 8), "adam", drawn
     )  # nor under a rule that is not linear in the gradient
     assert (adam - synchronous("adam", drawn)).abs().max() > 1e-2
 
 
 def test_rounds_of_one_step_of_sgd_are_the_synchronous_update_whatever_the_loss():
     drawn, cubic = noise(), lambda x: CURVATURE * x**3
-    ours = quadratic(Rounds(4, 1), "sgd", drawn, curvature=cubic)
+    ours = quadratic(LocalSGDSchedule(4, 1), "sgd", drawn, curvature=cubic)
     torch.testing.assert_close(
         ours, synchronous("sgd", drawn, curvature=cubic), rtol=1e-13, atol=1e-15
     )
@@ -100,15 +107,17 @@ def test_rounds_of_one_step_of_sgd_are_the_synchronous_update_whatever_the_loss(
 @pytest.mark.parametrize("rule", ["sgd", "momentum", "adam"])
 def test_workers_that_never_meet_are_runs_of_their_own_and_their_mean_a_soup(rule):
     drawn, cubic = noise(), lambda x: CURVATURE * x**3
-    alone = [quadratic(Rounds(1), rule, drawn[:, i : i + 1], curvature=cubic) for i in range(4)]
-    soup = quadratic(Rounds(4, 41), rule, drawn, curvature=cubic)
+    alone = [
+        quadratic(LocalSGDSchedule(1), rule, drawn[:, i : i + 1], curvature=cubic) for i in range(4)
+    ]
+    soup = quadratic(LocalSGDSchedule(4, 41), rule, drawn, curvature=cubic)
     assert torch.equal(soup, ((alone[0] + alone[1]) + alone[2] + alone[3]) / 4)
 
 
 @pytest.mark.parametrize("nesterov", [True, False])
 def test_the_outer_optimizer_is_torchs_on_the_way_of_the_mean(nesterov):
     drawn, cubic = noise(), lambda x: CURVATURE * x**3
-    rounds = Rounds(
+    rounds = LocalSGDSchedule(
         4, 5, start=3, outer_learning_rate=0.7, outer_momentum=0.9, outer_nesterov=nesterov
     )
     ours = quadratic(rounds, "momentum", drawn, curvature=cubic)
@@ -141,7 +150,7 @@ def test_diloco_at_rate_one_without_momentum_is_local_sgd():
     the last bit."""
     drawn, x = noise(), nn.Parameter(START.clone())
     ours, theta = (
-        quadratic(Rounds(4, 5), "sgd", drawn, curvature=lambda x: CURVATURE * x**3),
+        quadratic(LocalSGDSchedule(4, 5), "sgd", drawn, curvature=lambda x: CURVATURE * x**3),
         START.clone(),
     )
     outer = torch.optim.SGD([x], 1.0, 0.0)
@@ -157,22 +166,30 @@ def test_diloco_at_rate_one_without_momentum_is_local_sgd():
 
 
 def test_a_single_worker_with_an_outer_momentum_is_another_training_and_without_it_is_none():
-    assert Rounds(1, 5, outer_momentum=0.5).on and Rounds(1, 5, outer_learning_rate=0.5).on
-    assert not Rounds(1, 5).on and Rounds(2).on
+    assert (
+        LocalSGDSchedule(1, 5, outer_momentum=0.5).on
+        and LocalSGDSchedule(1, 5, outer_learning_rate=0.5).on
+    )
+    assert not LocalSGDSchedule(1, 5).on and LocalSGDSchedule(2).on
     drawn = noise(workers=1)
     assert torch.equal(
-        quadratic(Rounds(1, 5), "momentum", drawn),
-        quadratic(Rounds(1, start=99), "momentum", drawn),
+        quadratic(LocalSGDSchedule(1, 5), "momentum", drawn),
+        quadratic(LocalSGDSchedule(1, start=99), "momentum", drawn),
     )
 
 
 def test_meetings_and_communications_are_counted_alike():
-    for rounds in (Rounds(4, 3), Rounds(4, 3, 5), Rounds(2, 1, 0), Rounds(2, 100, 7)):
+    for rounds in (
+        LocalSGDSchedule(4, 3),
+        LocalSGDSchedule(4, 3, 5),
+        LocalSGDSchedule(2, 1, 0),
+        LocalSGDSchedule(2, 100, 7),
+    ):
         counted = 0
         for step in range(1, 40):
             counted += step <= rounds.start or rounds.meet_after(step)
             assert rounds.communications(step) == counted, (rounds, step)
-    assert Rounds(1, 3).communications(40) == 0
+    assert LocalSGDSchedule(1, 3).communications(40) == 0
 
 
 @pytest.mark.parametrize("rule", RULES)

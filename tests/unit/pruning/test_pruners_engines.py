@@ -8,7 +8,7 @@ import dataclasses
 import pytest
 
 from lit_dps.core.trial import Cell, Trial
-from lit_dps.engines.network_run import Member
+from lit_dps.engines.network_run import NetworkRun
 from lit_dps.pruning import PRUNERS, Snip, pruner_of
 from lit_dps.training.workload import Workload
 from tests.support import pruners
@@ -73,13 +73,13 @@ def test_a_score_of_somebody_else_is_not_taken_for_a_sum():
     ("options", "sizes"), [({}, {1000}), ({"batches": 2}, {100}), ({"abs_per_batch": True}, {100})]
 )
 def test_a_pass_on_a_gpu_takes_larger_batches_where_the_mask_is_a_sum(monkeypatch, options, sizes):
-    asked, prune, copied = set(), Member._prune, Member._copy
+    asked, prune, copied = set(), NetworkRun._prune, NetworkRun._copy
     monkeypatch.setattr(
-        Member, "_prune", lambda self, training, at_least: prune(self, training, 1000)
+        NetworkRun, "_prune", lambda self, training, at_least: prune(self, training, 1000)
     )
     # A patch of ImageData itself would send the trials to Lightning's loop.
     monkeypatch.setattr(
-        Member,
+        NetworkRun,
         "_copy",
         lambda self, how, held, size: asked.add(size) or copied(self, how, held, size),
     )
@@ -89,7 +89,7 @@ def test_a_pass_on_a_gpu_takes_larger_batches_where_the_mask_is_a_sum(monkeypatc
     )
     ours = train(trials, WORKLOAD, GOAL, size=2, pruning=pruning)
     assert asked == sizes
-    monkeypatch.setattr(Member, "_prune", prune)
+    monkeypatch.setattr(NetworkRun, "_prune", prune)
     theirs = train(trials, WORKLOAD, GOAL, size=2, pruning=pruning)
     assert [r.kept for r in ours] == [r.kept for r in theirs]
     assert [r.curve["train_loss"] for r in ours] == [

@@ -4,6 +4,7 @@ import dataclasses
 
 import optuna
 import pytest
+from lit_dps.replication.incomplete_cells import complete_subset
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.core.goal import Goal
@@ -12,7 +13,6 @@ from lit_dps.core.trial import Cell, Status
 from lit_dps.replication.appendix import Core, Image, Part
 from lit_dps.replication.page import headlines, scale
 from lit_dps.replication.paper import compared_with, judge
-from lit_dps.replication.under_way import as_measured
 from lit_dps.storage.read import read_study
 from tests.support.fake_study import result, write_study
 from tests.unit.replication.test_claims_terms import PAPER, theory
@@ -225,7 +225,7 @@ def test_a_cell_with_under_half_of_the_trials_is_under_way():
         begun = dataclasses.replace(
             whole, results={**whole.results, cell: whole.results[cell][:kept]}
         )
-        assert as_measured(begun)[1] == left
+        assert complete_subset(begun)[1] == left
 
 
 def test_a_batch_size_that_is_under_way_is_left_out_where_that_keeps_more():
@@ -243,12 +243,12 @@ def test_a_batch_size_that_is_under_way_is_left_out_where_that_keeps_more():
         running={**whole.running, **dict.fromkeys(begun, 0)},
         repeats={**whole.repeats, **dict.fromkeys(begun, [])},
     )
-    assert as_measured(grown) == (whole, f"B = {larger}")
+    assert complete_subset(grown) == (whole, f"B = {larger}")
     only = Cell(whole.batch_sizes[0], 0.0)
     barely = dataclasses.replace(
         grown, results={c: r if c == only else [] for c, r in grown.results.items()}
     )
-    record, left = as_measured(barely)
+    record, left = complete_subset(barely)
     assert (record.sparsities, record.batch_sizes, left) == (
         (0.0,),
         (only.batch_size,),
@@ -288,7 +288,7 @@ def test_a_cell_with_repeats_for_a_median_is_not_under_way(planned, ran, left):
         for each in whole.results
     }
     grown = dataclasses.replace(whole, repeats=every, plan=RepeatPlan(planned, 1, None))
-    assert as_measured(grown)[1] == left
+    assert complete_subset(grown)[1] == left
     text = " ".join(front(Part(Analysis(grown), "make")).split())
     told = f"{len(ran)} to {planned} seeds" if len(ran) < planned else f"{planned} seeds"
     assert f"Medians are over {told} of the best points;" in text
@@ -309,26 +309,29 @@ def test_a_sparsity_that_is_under_way_is_left_out_and_told():
         running={**whole.running, **idle},
         repeats={**whole.repeats, **dict.fromkeys(begun, [])},
     )
-    record, left = as_measured(grown)
-    assert left == "S = 0.5" and record == whole and as_measured(whole) == (whole, "")
+    record, left = complete_subset(grown)
+    assert left == "S = 0.5" and record == whole and complete_subset(whole) == (whole, "")
     assert "Under way and left out: `grows` at S = 0.5." in front(
         Part(Analysis(record), "make", left=left)
     )
     dense = dataclasses.replace(
         grown, results={c: r if c.sparsity < 0.5 else [] for c, r in grown.results.items()}
     )
-    assert as_measured(dense)[0].sparsities == (0.0,) and as_measured(dense)[1] == "S = 0.5, 0.9"
+    assert (
+        complete_subset(dense)[0].sparsities == (0.0,)
+        and complete_subset(dense)[1] == "S = 0.5, 0.9"
+    )
     nothing = dataclasses.replace(grown, results={cell: [] for cell in grown.results})
-    assert as_measured(nothing) == (nothing, ""), "nothing is whole"
+    assert complete_subset(nothing) == (nothing, ""), "nothing is whole"
     filled = {
         **whole.results,
         **{Cell(b, 0.5): whole.results[Cell(b, 0.0)] for b in whole.batch_sizes},
     }
     ahead = dataclasses.replace(grown, results=filled)
-    assert as_measured(ahead) == (ahead, ""), "nothing was repeated anywhere"
+    assert complete_subset(ahead) == (ahead, ""), "nothing was repeated anywhere"
     repeats = {cell: [] if cell.sparsity == 0.5 else again(found) for cell, found in filled.items()}
     behind = dataclasses.replace(ahead, repeats=repeats, plan=RepeatPlan(1, 1, None))
-    assert as_measured(behind)[1] == "S = 0.5", "its repeats are still to come"
+    assert complete_subset(behind)[1] == "S = 0.5", "its repeats are still to come"
     runs = sum(len(found) for found in repeats.values())
     seconds = sum(
         r.seconds for by_cell in (filled, repeats) for results in by_cell.values() for r in results
@@ -340,14 +343,14 @@ def test_a_sparsity_that_is_under_way_is_left_out_and_told():
     )  # another point is the best by now than the one that was repeated
     lower = [dataclasses.replace(filled[newer][-1], steps=1), *filled[newer][:-1]]
     outdone = dataclasses.replace(behind, results={**filled, newer: lower})
-    assert as_measured(outdone)[1] == "S = 0.5"
+    assert complete_subset(outdone)[1] == "S = 0.5"
     more = dataclasses.replace(behind, plan=RepeatPlan(2, 1, None))
-    assert as_measured(more) == (more, ""), "second ones are to come everywhere"
+    assert complete_subset(more) == (more, ""), "second ones are to come everywhere"
     missed = {"status": Status.INCOMPLETE, "steps": None}
     kept = {
         cell: [dataclasses.replace(r, **missed) for r in found] for cell, found in filled.items()
     }
     lost = {cell: kept[cell] if cell.sparsity == 0.5 else found for cell, found in filled.items()}
-    assert as_measured(dataclasses.replace(behind, results=lost))[1] == "", (
+    assert complete_subset(dataclasses.replace(behind, results=lost))[1] == "", (
         "no complete trial, nothing to repeat"
     )

@@ -41,8 +41,8 @@ def record_of(trials=8, batch_sizes=(16, 64), name="fake"):
     results = {}
     for series in SERIES:
         for b in batch_sizes:
-            cell = Cell(b, series.sparsity, series.others)
-            law = LAWS[series.others[0][1], series.sparsity]
+            cell = Cell(b, series.sparsity, series.axes)
+            law = LAWS[series.axes[0][1], series.sparsity]
             found = [measured(result) for result in law_results(cell, trials, *law)]
             terms = [
                 theory_terms(r.steps_run, lipschitz=[1 + r.trial.cell.sparsity] * 2) for r in found
@@ -90,7 +90,7 @@ def test_a_law_is_fitted_for_each_series():
     rows = records(study.laws)
     assert list(rows[0])[:3] == ["sparsity", "method", "batch_sizes"]
     assert [(row["sparsity"], row["method"]) for row in rows] == [
-        (s.sparsity, s.others[0][1]) for s in SERIES
+        (s.sparsity, s.axes[0][1]) for s in SERIES
     ]
 
 
@@ -98,7 +98,7 @@ def test_ratios_are_to_the_dense_series_of_the_same_method(study):
     found = {ratio.cell: ratio for ratio in study.ratios}
     assert {cell.series for cell in found} == {*SERIES[2:]}
     for cell, ratio in found.items():
-        dense = Cell(cell.batch_size, 0.0, cell.others)
+        dense = Cell(cell.batch_size, 0.0, cell.axes)
         assert ratio.value == study.by_cell[cell].k_star / study.by_cell[dense].k_star
     assert list(study.term_ratios["method"].unique()) == ["snip", "synflow"]
 
@@ -129,7 +129,7 @@ def test_every_figure_has_a_curve_for_each_series(study, tmp_path):
     for figure in (scaling, metaparameters, lipschitz, logs, ratios):
         assert {"sparsity", "method", "batch_size"} <= {*figure.rows(study)}
     labels = [text.get_text() for text in drawn(logs, study).legends[0].get_texts()]
-    assert labels[:4] == [f"S = {s.sparsity:g}, method = {s.others[0][1]}" for s in SERIES]
+    assert labels[:4] == [f"S = {s.sparsity:g}, method = {s.axes[0][1]}" for s in SERIES]
     assert [len(ax.lines) for ax in drawn(lipschitz, study).axes] == [4] * 2
     (ax,) = drawn(ratios, study).axes
     assert len(ax.lines) == 3  # 1 and two sparse series

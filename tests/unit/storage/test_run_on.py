@@ -14,7 +14,7 @@ from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.other_goals import at_goal
 from lit_dps.analysis.theory import terms_of
 from lit_dps.cli.study import StudyCLI
-from lit_dps.core.attempt import Run
+from lit_dps.core.attempt import Attempt
 from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.goal import Goal
@@ -44,9 +44,9 @@ SPACE = {"model.learning_rate": Range(1e-3, 1.0, "log")}
 WHOLE = {**GOAL, "error": 0.3, "max_steps": 60}
 
 
-def ended(errors: list[float], losses: list[float] | None = None, run_on: bool = True) -> Run:
+def ended(errors: list[float], losses: list[float] | None = None, run_on: bool = True) -> Attempt:
     """A run with these validation errors, checked every 4 steps, of 16 at most."""
-    run = Run(Trial(CELL, 0), Goal(0.1, 4, 16), run_on=run_on)
+    run = Attempt(Trial(CELL, 0), Goal(0.1, 4, 16), run_on=run_on)
     for i, (error, loss) in enumerate(zip(errors, losses or [1.0] * len(errors), strict=True)):
         assert run.status is None
         run.record(4 + 4 * i, error, True, loss, math.isfinite(loss))

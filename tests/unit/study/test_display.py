@@ -9,13 +9,13 @@ import os
 import pytest
 from rich.console import Console
 
-from lit_dps.core.attempt import Run
+from lit_dps.core.attempt import Attempt
 from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult
 from lit_dps.parallel.process import StopRequest
 from lit_dps.study.display import Display
 from lit_dps.study.progress import Progress
-from lit_dps.study.worker_events import Lookout, Sighting
+from lit_dps.study.worker_events import ProgressEvent, ProgressReporter
 
 SIZES, GOAL = [2**i for i in range(1, 15)], Goal(0.08, 16, 4000)
 
@@ -52,8 +52,8 @@ def filled(width: int, **kw) -> Display:
         for point, k in enumerate(steps):
             shown.update(result(cell, point, k))
     shown.update(result(Cell(4, 0.9), 0, None))
-    shown.saw(Sighting(1, Trial(Cell(4, 0.9), 1), 48, 0.25, exact=False))
-    shown.saw(Sighting(2, Trial(Cell(4, 0.0), 1), 1600, 0.1125))
+    shown.on_event(ProgressEvent(1, Trial(Cell(4, 0.9), 1), 48, 0.25, exact=False))
+    shown.on_event(ProgressEvent(2, Trial(Cell(4, 0.0), 1), 1600, 0.1125))
     return shown
 
 
@@ -96,7 +96,7 @@ def test_bar_times_k_star_of_each_cell_and_running_trials(width):
 def test_a_large_study_fits_the_screen(width, height):
     shown = filled(width, height=height, sparsities=tuple(i / 100 for i in range(91)))
     for point in range(20):
-        shown.saw(Sighting(3, Trial(Cell(8, 0.5), point), 16, 0.5))
+        shown.on_event(ProgressEvent(3, Trial(Cell(8, 0.5), point), 16, 0.5))
     said = lines(shown)
     assert all(len(line) <= width for line in said)
     assert len(said) < height or height < 20, (
@@ -112,7 +112,7 @@ def test_trials_that_end_or_whose_worker_is_lost_are_gone_and_the_end_is_the_bar
     assert "B=4 S=0 point 1" not in "\n".join(lines(shown)) and "B=4 S=0.9 point 1" in "\n".join(
         lines(shown)
     )
-    shown.saw(Sighting(1))
+    shown.on_event(ProgressEvent(1))
     assert "point" not in "\n".join(lines(shown))
     shown.stop.signal = "SIGINT"
     assert lines(shown)[-1] == "SIGINT: leaving at the next check; once more to leave now"
@@ -131,10 +131,10 @@ def test_k_star_at_the_first_check_is_a_bound():
 
 
 def test_a_lookout_tells_the_best_so_far_now_and_then():
-    seen: list[Sighting] = []
-    run = Run(Trial(Cell(8), 3), GOAL)
+    seen: list[ProgressEvent] = []
+    run = Attempt(Trial(Cell(8), 3), GOAL)
     run.stop_early()
-    Lookout(seen.append, every=0.0).begins(run)
+    ProgressReporter(seen.append, every=0.0).begins(run)
     for step, (found, exact) in enumerate(
         [(0.5, True), (0.3, False), (0.4, True), (float("nan"), True)], 1
     ):
@@ -147,9 +147,9 @@ def test_a_lookout_tells_the_best_so_far_now_and_then():
         (64, 0.3, False),
     ]
     assert {s.worker for s in seen} == {os.getpid()} and all(s.trial == run.trial for s in seen)
-    rare: list[Sighting] = []
-    lookout = Lookout(rare.append, every=3600.0)
-    run = Run(Trial(Cell(8), 3), Goal(0.9, 16, 4000, "val/accuracy", at_least=True))
+    rare: list[ProgressEvent] = []
+    lookout = ProgressReporter(rare.append, every=3600.0)
+    run = Attempt(Trial(Cell(8), 3), Goal(0.9, 16, 4000, "val/accuracy", at_least=True))
     lookout.begins(run)
     for step in (16, 32):
         run.record(step, step / 100, True, None, True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lit_dps.core.attempt import Run
+from lit_dps.core.attempt import Attempt
 from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.search_space import Range
@@ -170,7 +170,7 @@ def test_each_axis_makes_the_trials_that_a_study_of_its_own_would():
     for size in (1, 2):
         found = train(trials, WORKLOAD, GOAL, size=size)
         for result in found:
-            own = {"method": dict(result.trial.cell.others)["pruning.method"]}
+            own = {"method": dict(result.trial.cell.axes)["pruning.method"]}
             (alone,) = train([Trial(Cell(16, 0.9), 0, PARAMS)], WORKLOAD, GOAL, pruning=own)
             assert (result.status, result.steps, result.kept) == (
                 alone.status,
@@ -208,7 +208,7 @@ def test_the_original_start_is_that_of_studies_without_the_key():
     ]
     assert starts[0].identity(data) == plain.identity(data) != starts[1].identity(data)
     assert starts[1].identity(data)["pruning"]["init"] == "reinit"
-    (run,) = [Run(Trial(Cell(16, 0.5), 0, PARAMS), plain.goal_of_trials)]
+    (run,) = [Attempt(Trial(Cell(16, 0.5), 0, PARAMS), plain.goal_of_trials)]
     saved = Checkpoints(Path(), "a", 1.0, print)
     files = [
         setup.training(saved).file_of(run, "interval loop").about for setup in (plain, *starts)
@@ -219,7 +219,7 @@ def test_the_original_start_is_that_of_studies_without_the_key():
 def test_cells_are_run_in_groups_that_can_be_trained_together():
     cells = setup({**METHOD, **NETWORK}, batch_sizes=[4, 2], sparsities=[0.9, 0.0]).cells
     assert [cell.batch_size for cell in cells] == [2] * 8 + [4] * 8
-    kinds = [(cell.batch_size, dict(cell.others)["model.network"]) for cell in cells]
+    kinds = [(cell.batch_size, dict(cell.axes)["model.network"]) for cell in cells]
     assert (
         len(list(dict.fromkeys(kinds)))
         == 4

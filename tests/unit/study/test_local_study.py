@@ -7,7 +7,7 @@ import pytest
 
 from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.core.errors import ConfigError
-from lit_dps.core.local_sgd import Rounds
+from lit_dps.core.local_sgd import LocalSGDSchedule
 from lit_dps.core.search_space import Range
 from lit_dps.core.trial import Cell, Series, Trial
 from lit_dps.engines.engine import Training
@@ -56,7 +56,7 @@ def test_a_trial_has_the_numbers_of_the_section_its_cell_and_its_point():
         Cell(16, 0.0, (("local.steps", 3), ("model.momentum", 0.5))),
         {"local.outer_momentum": 0.4},
     )
-    assert training.local_of(Trial(cell, 0, params)).rounds == Rounds(2, 3, 0, 1.0, 0.4)
+    assert training.local_of(Trial(cell, 0, params)).rounds == LocalSGDSchedule(2, 3, 0, 1.0, 0.4)
     assert training.workload.build(Trial(cell, 0, params)).module.hparams.momentum == 0.5
 
 

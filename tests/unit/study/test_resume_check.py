@@ -31,7 +31,7 @@ def check(
         trainer = {"accelerator": "cpu", "callbacks": [{"class_path": ANIMALS + callback}]}
         made = replace(made, workload=replace(made.workload, trainer=trainer))
     point = sobol_point(made.study.space, 0, 0)
-    with made.workload.traceless() as workload:
+    with made.workload.without_side_effects() as workload:
         training = replace(made.training(), workload=workload)
         return check_resume(training, Trial(Cell(16, 0.5), 0, point), made)
 

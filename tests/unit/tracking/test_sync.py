@@ -15,7 +15,7 @@ from lit_dps.core.errors import StorageError
 from lit_dps.core.trial import Cell
 from lit_dps.storage.read import read_study
 from lit_dps.tracking.places import Logged
-from lit_dps.tracking.sync import View, sync
+from lit_dps.tracking.sync import MlflowSync, sync
 from lit_dps.tracking.tracker import Tracker
 from tests.support.fake_study import GOAL, law_study, result, write_study
 
@@ -83,7 +83,7 @@ def record(tmp_path):
 def test_mlflow_that_is_not_there_is_told_once_and_tried_again_at_the_end(record, capsys):
     mlflow_, results = Away(), record.results[Cell(16, 0.0)]
     mlflow_.there = False
-    view = View(mlflow_.connect)
+    view = MlflowSync(mlflow_.connect)
     view.sync(record, goes_on=True)
     for r in results:
         view.log(r)
@@ -98,7 +98,7 @@ def test_mlflow_that_is_not_there_is_told_once_and_tried_again_at_the_end(record
 
 def test_mlflow_that_goes_away_is_not_asked_for_each_trial(record, capsys):
     mlflow_, results = Away(), record.results[Cell(16, 0.0)]
-    view = View(mlflow_.connect)
+    view = MlflowSync(mlflow_.connect)
     view.sync(dataclasses.replace(record, results={}), goes_on=True)
     view.log(results[0])
     mlflow_.there = False
@@ -197,7 +197,7 @@ class Slow:
 def test_a_slow_server_is_left_after_a_time_limit(monkeypatch, record, capsys):
     clock = [0.0]
     monkeypatch.setattr("lit_dps.tracking.sync.time.monotonic", lambda: clock[0])
-    slow, view = Slow(clock), View(lambda: slow)
+    slow, view = Slow(clock), MlflowSync(lambda: slow)
     monkeypatch.setattr("lit_dps.tracking.sync.SYNC_SECONDS", 15.0)
     view.sync(record)
     assert (slow.done, view.tracker) == (2, None)

@@ -7,7 +7,7 @@ import torch
 from lightning.pytorch import Callback, LightningDataModule, Trainer
 from torch import nn
 
-from lit_dps.core.attempt import Run
+from lit_dps.core.attempt import Attempt
 from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Status
 from lit_dps.module import ImageClassifier
@@ -56,7 +56,7 @@ def classifier(**arguments) -> ImageClassifier:
 
 def run(early: bool, goal: float, further=(), steps: int = 60):
     check = GoalErrorCallback(goal, 2, steps, early_reject=early)
-    check.follow(Run(None, check.goal, further))
+    check.follow(Attempt(None, check.goal, further))
     module, data = classifier(), Points()
     torch.manual_seed(0)
     fit(module, callbacks=[check], datamodule=data)

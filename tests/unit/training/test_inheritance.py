@@ -128,7 +128,7 @@ PATCHES = [
 def test_a_patch_of_our_own_class_is_left_to_lightning(owner, name, method, monkeypatch):
     trial = trials(Cell(16, 0.0), rates=[0.02])[0]
     loop = IntervalLoop(Training(workload(), {**BRIEF, "early_reject": False}))
-    assert loop.why_not(trial) is None
+    assert loop.ineligibility_reason(trial) is None
     original = getattr(owner, name)
 
     @functools.wraps(original)
@@ -136,7 +136,7 @@ def test_a_patch_of_our_own_class_is_left_to_lightning(owner, name, method, monk
         return method(*args)
 
     monkeypatch.setattr(owner, name, patch)
-    assert loop.why_not(trial) is not None
+    assert loop.ineligibility_reason(trial) is not None
     built = workload().build(trial)
     assert not inherits(built.data if owner is ImageData else built.module, owner, [name])
 

@@ -16,7 +16,7 @@ from lit_dps.replication.rules import FEWEST
 FEWEST_OF = 0.5
 
 
-def under_way(record: StudyRecord) -> list[Cell]:
+def incomplete_cells(record: StudyRecord) -> list[Cell]:
     """The cells of a study with too few finished trials (`FEWEST_OF`), or without repeats that a
     median can rest on.
 
@@ -46,7 +46,7 @@ def under_way(record: StudyRecord) -> list[Cell]:
     return [cell for cell in record.results if waits(cell)]
 
 
-def as_measured(record: StudyRecord) -> tuple[StudyRecord, str]:
+def complete_subset(record: StudyRecord) -> tuple[StudyRecord, str]:
     """A study without what is under way of it, and that in words; all of it, and "", where nothing
     is whole.
 
@@ -54,7 +54,7 @@ def as_measured(record: StudyRecord) -> tuple[StudyRecord, str]:
     Of the grids of some sparsities by some batch sizes without a cell under way, the largest is
     kept; of equals that of fewer sparsities, whose curves are longer.
     """
-    waiting = {(cell.sparsity, cell.batch_size) for cell in under_way(record)}
+    waiting = {(cell.sparsity, cell.batch_size) for cell in incomplete_cells(record)}
     some = (
         chosen
         for n in range(1, len(record.sparsities) + 1)
