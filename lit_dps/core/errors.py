@@ -17,18 +17,51 @@ import lit_dps
 
 
 class UserError(Exception):
-    """Base of all errors that a change of input, files or storage mends."""
+    """Base class of errors that the user can fix: by other input, other files or other storage.
+
+    Attributes:
+        key: The configuration key, option or file that the error is about; None if there is none.
+        value: The value of the key.
+        allowed: What the value must be, as text; None if the message says it.
+        hint: What the user can do next, as text; None if there is no advice.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        key: str | None = None,
+        value: Any = None,
+        allowed: str | None = None,
+        hint: str | None = None,
+    ):
+        super().__init__(message)
+        self.key = key
+        self.value = value
+        self.allowed = allowed
+        self.hint = hint
+
+    def __reduce__(self) -> tuple:
+        # Workers send errors to their parent. The default would call the constructor with the
+        # message alone, but subclasses have constructors with other arguments.
+        return _restore, (type(self), self.args, vars(self))
+
+
+def _restore(kind: type[UserError], args: tuple, attributes: dict[str, Any]) -> UserError:
+    """Return an unpickled error, without a call of its constructor."""
+    error = kind.__new__(kind, *args)
+    vars(error).update(attributes)
+    return error
 
 
 class ConfigError(UserError, ValueError):
-    """A configuration value that is not allowed: names the key, the value and what is allowed."""
+    """A configuration value that is not allowed."""
 
-    def __init__(self, key: str, value: object, allowed: str):
-        super().__init__(f"{key}: {shortened(repr(value))} is not allowed; {allowed}")
-        self.key, self.value, self.allowed = key, value, allowed
-
-    def __reduce__(self):  # it travels from workers to their parent
-        return type(self), (self.key, self.value, self.allowed)
+    def __init__(self, key: str, value: object, allowed: str, hint: str | None = None):
+        message = f"{key}: {shortened(repr(value))} is not allowed; {allowed}"
+        if hint is not None:
+            message += f"; {hint}"
+        super().__init__(message, key=key, value=value, allowed=allowed, hint=hint)
 
 
 class DataError(UserError):

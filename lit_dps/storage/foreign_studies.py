@@ -49,9 +49,6 @@ class ForeignStudy(StorageError):
         )
         self.name = name
 
-    def __reduce__(self):  # pickled by workers, for their parent
-        return type(self), (self.name,)
-
 
 def refuse_foreign_header(storage: RDBStorage, name: str) -> None:
     """Raise ForeignStudy if another program made the Optuna study of a header."""

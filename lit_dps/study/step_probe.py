@@ -42,9 +42,6 @@ class CannotTime(UserError):
         super().__init__(f"cannot time a trial: {why}")
         self.why, self.above_split = why, above_split
 
-    def __reduce__(self):
-        return type(self), (self.why, self.above_split)
-
 
 @dataclass(frozen=True)
 class Measured:

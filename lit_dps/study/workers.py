@@ -65,9 +65,6 @@ class WorkerDied(UserError):
         )
         self.pid, self.exit_code = pid, exit_code
 
-    def __reduce__(self):
-        return type(self), (self.pid, self.exit_code)
-
 
 Saw = (
     Callable[[ProgressEvent], None] | None

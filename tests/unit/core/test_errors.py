@@ -1,14 +1,78 @@
-"""Where an error of the user's code is said to be."""
+"""Errors of the user: their fields, pickling, and the place of an error in the user's code."""
 
 from __future__ import annotations
 
 import json
+import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
 from torch.utils.data import DataLoader, Dataset
 
-from lit_dps.core.errors import place_in_user_code, text_of
+from lit_dps.core.errors import (
+    ConfigError,
+    DataError,
+    StorageError,
+    UserError,
+    place_in_user_code,
+    text_of,
+)
+from lit_dps.storage.compatibility import StudyChanged
+from lit_dps.storage.foreign_studies import ForeignStudy
+from lit_dps.storage.lost_study import StudyLost
+from lit_dps.study.step_probe import CannotTime
+from lit_dps.study.workers import WorkerDied
+from tests.support.errors import refuses
+
+FIELDS = {"key": "data.path", "value": "/nowhere", "allowed": "a folder", "hint": "create it"}
+
+
+def test_a_config_error_has_fields():
+    error = ConfigError("data.batch_size", 0, "at least 1", "use 32")
+    assert (error.key, error.value) == ("data.batch_size", 0)
+    assert (error.allowed, error.hint) == ("at least 1", "use 32")
+    assert ConfigError("data.batch_size", 0, "at least 1").hint is None
+    assert isinstance(error, UserError) and isinstance(error, ValueError)
+
+
+def test_an_error_without_fields_has_none():
+    error = StorageError("x is locked")
+    assert (error.key, error.value, error.allowed, error.hint) == (None, None, None, None)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        UserError("wrong", **FIELDS),
+        DataError("no file at x", **FIELDS),
+        StorageError("x is locked", **FIELDS),
+        ConfigError("data.batch_size", 0, "at least 1", "use 32"),
+        StudyChanged("the code changed", parts=["my_code.py"]),
+        ForeignStudy("mine"),
+        StudyLost(Path("study.db"), "mine", "empty", ["figures"]),
+        CannotTime("too large", above_split=True),
+        WorkerDied(17, -9),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_errors_keep_their_text_and_fields_when_pickled(error):
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is type(error)
+    assert str(copy) == str(error)
+    assert vars(copy) == vars(error)
+
+
+def test_refuses_compares_the_fields():
+    with refuses("seed", -1) as info:
+        raise ConfigError("seed", -1, "at least 0")
+    assert info.value.allowed == "at least 0"
+    with refuses("seed"):
+        raise ConfigError("seed", -1, "at least 0")
+    with pytest.raises(AssertionError), refuses("seed", 1):
+        raise ConfigError("seed", -1, "at least 0")
+    with pytest.raises(AssertionError), refuses("other"):
+        raise ConfigError("seed", -1, "at least 0")
 
 
 def solve() -> None:

@@ -1,0 +1,33 @@
+"""Asserts that a call is refused, by the fields of the error instead of its wording."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import ANY
+
+import pytest
+
+from lit_dps.core.errors import ConfigError, UserError
+
+
+@contextmanager
+def refuses(
+    key: str | None, value: Any = ANY, error: type[UserError] = ConfigError
+) -> Iterator[pytest.ExceptionInfo]:
+    """Assert that the body raises an error about this key and value.
+
+    Args:
+        key: The configuration key that the error names; None for an error without a key.
+        value: The value that is refused; ANY matches every value.
+        error: The expected class of the error.
+
+    Yields:
+        The exception's information, as from `pytest.raises`. It is complete after the body.
+    """
+    with pytest.raises(error) as info:
+        yield info
+    assert info.value.key == key
+    # In a list, NaN equals itself.
+    assert [info.value.value] == [value]
