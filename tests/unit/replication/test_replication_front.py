@@ -4,13 +4,13 @@ import dataclasses
 
 import optuna
 import pytest
-from lit_dps.replication.incomplete_cells import complete_subset
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.core.goal import Goal
 from lit_dps.core.repeats import RepeatPlan
 from lit_dps.core.trial import Cell, Status
 from lit_dps.replication.appendix import Core, Image, Part
+from lit_dps.replication.incomplete_cells import complete_subset
 from lit_dps.replication.page import headlines, scale
 from lit_dps.replication.paper import compared_with, judge
 from lit_dps.storage.read import read_study
