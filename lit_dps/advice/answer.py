@@ -14,9 +14,10 @@ from lit_dps.advice.branch_law import Branched
 from lit_dps.advice.next_probe import probes
 from lit_dps.advice.one_run import OneRun
 from lit_dps.advice.step_time import StepTime
-from lit_dps.analysis.answer import NEAR, seconds_text
+from lit_dps.analysis.answer import NEAR
 from lit_dps.analysis.law import Law
 from lit_dps.analysis.rate_law import RateLaw
+from lit_dps.analysis.tables import seconds_text
 
 HOUR = 3600.0
 FINE = 97  # batch sizes looked at between two ends
@@ -129,7 +130,7 @@ def answer(
 
 
 def hours_text(hours: float) -> str:
-    """A time for reading, as `lit_dps.analysis.answer.seconds_text` has it."""
+    """A time for reading, as `lit_dps.analysis.tables.seconds_text` has it."""
     return seconds_text(HOUR * hours)
 
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.answer import timing_notes
 from lit_dps.core.record import setting
 from lit_dps.core.trial import STACKED, TrialResult
 from lit_dps.replication.paper import Judgement, judge, overall, protocol_rows, search_text
 from lit_dps.replication.rules import Verdict
+from lit_dps.report.answer import timing_notes
 from lit_dps.report.text import table_and_law, theory_text
 from lit_dps.report.warnings import study_notes
 

@@ -6,7 +6,6 @@ import math
 from collections.abc import Collection
 
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.answer import answer_text
 from lit_dps.analysis.critical import critical_text
 from lit_dps.analysis.delay import delay_text
 from lit_dps.analysis.local_sgd import communications_text, local_text
@@ -26,6 +25,7 @@ from lit_dps.analysis.tables import (
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.search_space import short_names
 from lit_dps.core.trial import Series
+from lit_dps.report.answer import answer_text
 from lit_dps.report.no_result import no_result_text
 from lit_dps.report.warnings import study_notes
 

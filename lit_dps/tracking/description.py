@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.answer import mark, sentences, time_text, timing_notes
 from lit_dps.analysis.tables import k_star_text, records, short_columns
 from lit_dps.core.config import SPARSITY_KEY
+from lit_dps.report.answer import interval_text, mark, sentences, timing_notes
 
 SECTIONS = ("model", "data", "pruning", "optim", "local")
 TRAINER = ("accelerator", "devices", "precision", "accumulate_grad_batches", "gradient_clip_val")
@@ -53,7 +53,7 @@ def _table(study: Analysis) -> list[str]:
             "B": str(row["batch_size"]),
             **short_columns(cell.series),
             "K*": k_star_text(row),
-            "time to goal": time_text(row),
+            "time to goal": interval_text(row),
             "examples": f"{row['examples']}",
             "": mark(row),
         }

@@ -11,8 +11,8 @@ from matplotlib.lines import Line2D
 
 import lit_dps.report.figures.style as look
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.answer import LIMITS
 from lit_dps.analysis.tables import numbers, rows_of
+from lit_dps.report.answer import LIMITS
 
 NAME, PAPER = "time-to-goal", ""
 CAPTION = "time and examples to the goal against batch size, on the machine that ran the trials"

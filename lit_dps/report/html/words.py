@@ -8,10 +8,10 @@ from typing import Any
 
 from lit_dps import __version__
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.answer import sentences, timing_notes
 from lit_dps.analysis.median_law import intervals_of
 from lit_dps.core.environment import KEY, SINCE
 from lit_dps.core.search_space import short_names
+from lit_dps.report.answer import sentences, timing_notes
 from lit_dps.report.commands import again_command
 
 

@@ -9,16 +9,18 @@ import pandas as pd
 import pytest
 
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.answer import answer_rows, answer_text, probabilities_of_fastest, seconds_text
+from lit_dps.analysis.answer import answer_rows, probabilities_of_fastest
 from lit_dps.analysis.learning_rates import rate_curves, rate_laws
 from lit_dps.analysis.step_seconds import StepSeconds, step_seconds
 from lit_dps.analysis.summary import summarize
+from lit_dps.analysis.tables import seconds_text
 from lit_dps.core.goal import Goal
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.repeats import RepeatPlan
 from lit_dps.core.search_space import Range
 from lit_dps.core.step_timing import CellTiming, StepTiming
 from lit_dps.core.trial import SPARSE_KERNELS, STACKED, Cell, Series, Status, Trial, TrialResult
+from lit_dps.report.answer import answer_text
 
 SPACE = {"model.learning_rate": Range(1e-3, 10.0, "log")}
 GOAL = Goal(0.1, check_interval=4, max_steps=400)

@@ -11,8 +11,7 @@ import pandas as pd
 import pytest
 
 import lit_dps
-from lit_dps.analysis.answer import seconds_text
-from lit_dps.analysis.tables import three_digits
+from lit_dps.analysis.tables import seconds_text, three_digits
 from lit_dps.core.trial import Cell
 from lit_dps.report.html import page
 from lit_dps.report.publish import publish

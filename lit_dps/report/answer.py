@@ -1,0 +1,288 @@
+"""The first section of a report in words: which batch size is the fastest on this machine.
+
+The numbers are those of `lit_dps.analysis.answer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pandas as pd
+
+from lit_dps.analysis.expected_steps import K_STAR
+from lit_dps.analysis.rate_law import RateLaw
+from lit_dps.analysis.step_seconds import QUIET, TRIALS, WITH_CHECKS
+from lit_dps.analysis.summary import CellSummary
+from lit_dps.analysis.tables import (
+    Row,
+    aligned,
+    k_star_text,
+    records,
+    rows_of,
+    seconds_text,
+    short_columns,
+    three_digits,
+)
+from lit_dps.core.record import StudyRecord
+from lit_dps.core.trial import Series
+
+LIMITS = "95 % interval of the time"
+TIED = "not told apart"
+# Ratio of the quartiles of a cell's step times above which a note says that the machine was busy.
+BUSY_RATIO = 1.25
+
+
+def answer_text(
+    record: StudyRecord,
+    cells: Sequence[CellSummary],
+    table: pd.DataFrame,
+    rates: Mapping[Series, RateLaw | None],
+    validate_every: int | None = None,
+) -> str:
+    """Return the table and sentences of the answer; empty without any K*.
+
+    Args:
+        record, cells: The study and its cells.
+        table: `lit_dps.analysis.answer.answer_rows`.
+        rates: The learning-rate law of each series (`Analysis.rate_laws`).
+        validate_every: As in `answer_rows`.
+    """
+    if not len(table):
+        return ""
+    lines = [f"study {record.name}: which batch size? {record.goal}, {_place(record, table)}", ""]
+    rows = _rows_to_print(cells, table, validate_every)
+    lines += [line.rstrip() for line in aligned(rows, words=True)]
+    lines.append("")
+    for series in record.series:
+        lines += sentences(series, table, rates[series], validate_every)
+    lines += timing_notes(record, table)
+    return "\n".join(lines) + "\n"
+
+
+def _rows_to_print(
+    cells: Sequence[CellSummary], table: pd.DataFrame, validate_every: int | None
+) -> list[dict[str, str]]:
+    """Return the answer's table as text: one row a cell, one entry a column."""
+    answers = records(table)
+    steps_differ = any(row["steps"] != row["k_star"] for row in answers)
+    has_validation = table["validation_seconds"].notna().any()
+    answered_cells = [summary.cell for summary in cells if summary.k_star is not None]
+    rows = []
+    for cell, row in zip(answered_cells, answers, strict=True):
+        columns = {"B": str(row["batch_size"])}
+        columns |= short_columns(cell.series)
+        columns["K*"] = k_star_text(row)
+        if steps_differ:
+            columns["steps"] = three_digits(row["steps"])
+        columns["examples to goal"] = _examples_text(row)
+        columns["a step"] = seconds_text(row["step_seconds"])
+        if has_validation:
+            columns[f"validation every {validate_every}"] = seconds_text(row["validation_seconds"])
+        columns["time to goal"] = interval_text(row)
+        columns[""] = mark(row)
+        rows.append(columns)
+    return rows
+
+
+def mark(row: Row) -> str:
+    """Return the last column of the answer's table: fastest, not told apart, or nothing."""
+    if row["fastest"]:
+        return "fastest"
+    if row["tied"]:
+        return TIED
+    return ""
+
+
+def _examples_text(row: Row) -> str:
+    """Return the examples to the goal, with <= if they are an upper bound."""
+    if row["floor"]:
+        return f"<= {row['examples']}"
+    return str(row["examples"])
+
+
+def interval_text(row: Row) -> str:
+    """Return the time to the goal with its 95 % interval, such as 2.31 s [1.98 s, 2.70 s]."""
+    time = seconds_text(row["seconds"])
+    if _is_upper_bound(row):
+        time = f"<= {time}"
+    if row["seconds_low"] is None:
+        return time
+    return f"{time} [{seconds_text(row['seconds_low'])}, {seconds_text(row['seconds_high'])}]"
+
+
+def _is_upper_bound(row: Row) -> bool:
+    """Return True if the time to the goal is an upper bound because K* is one."""
+    return bool(row["floor"]) and row["steps_low"] is None
+
+
+def sentences(
+    series: Series, table: pd.DataFrame, rate: RateLaw | None, validate_every: int | None = None
+) -> list[str]:
+    """Return the answer of a series in lines: the fastest batch sizes, the examples, the rate."""
+    rows = []
+    if len(table):
+        rows = records(rows_of(series, table))
+    if not rows:
+        return [f"{series}: no K* yet"]
+    fewest = next(row for row in rows if row["fewest"])
+    examples = f"B = {fewest['batch_size']} needs the fewest examples, {_examples_text(fewest)}"
+    fastest = next((row for row in rows if row["fastest"]), None)
+    if fastest is None:
+        unknown = "no trial shows how long a step takes, so the fastest is not known"
+        return [f"{series}: {examples}; {unknown}"]
+    lines = _limits_of_verdict(rows, fastest)
+    lines += _with_validation(rows, fastest, validate_every)
+    lines.append(examples)
+    lines += _basis(rows)
+    if rate is not None:
+        lines.append(_rate_text(rate, fastest["batch_size"]))
+    return [f"{series}: {_verdict(rows, fastest)}", *(f"  {line}" for line in lines)]
+
+
+def _verdict(rows: Sequence[Row], fastest: Row) -> str:
+    """Return the batch sizes that may be the fastest, with the best estimate."""
+    best = fastest["batch_size"]
+    time = interval_text(fastest).replace("<=", "at most")
+    tied = [row["batch_size"] for row in rows if row["tied"]]
+    if len(tied) > 1:
+        span = f"B = {', '.join(map(str, tied))}"
+        if tied == [row["batch_size"] for row in rows if tied[0] <= row["batch_size"] <= tied[-1]]:
+            span = f"B = {tied[0]} to {tied[-1]}"
+        return f"{span} are {TIED} here; the best estimate is B = {best}, {time} to the goal"
+    least = min(rows, key=lambda row: (row["k_star"], row["batch_size"]))["batch_size"]
+    if least == best:
+        return f"B = {best} has the least K* and is the fastest here, {time} to the goal"
+    return f"K* falls up to B = {least}, but B = {best} is the fastest here, {time} to the goal"
+
+
+def _limits_of_verdict(rows: Sequence[Row], fastest: Row) -> list[str]:
+    """Return why another batch size may be faster: the end of the grid, or bounds of K*."""
+    lines = []
+    end = ""
+    if fastest is rows[0]:
+        end = "smallest"
+    elif fastest is rows[-1]:
+        end = "largest"
+    if end:
+        place = f"B = {fastest['batch_size']} is the {end} batch size of the study"
+        lines.append(f"{place}; the best may lie beyond")
+    bounds = [str(row["batch_size"]) for row in rows if _is_upper_bound(row) and row is not fastest]
+    if bounds:
+        lines.append(f"K* is an upper bound at B = {', '.join(bounds)}, which may be faster")
+    return lines
+
+
+def _with_validation(rows: Sequence[Row], fastest: Row, validate_every: int | None) -> list[str]:
+    """Return what validation adds, and which batch size is the fastest with it if it differs."""
+    validated = [row for row in rows if row["validation_seconds"] is not None]
+    if fastest not in validated:
+        return []
+    added = seconds_text(fastest["validation_seconds"])
+    line = f"validation every {validate_every} steps adds {added} at B = {fastest['batch_size']}"
+    best = min(validated, key=lambda row: row["seconds"] + row["validation_seconds"])
+    if best is not fastest:
+        total = seconds_text(best["seconds"] + best["validation_seconds"])
+        line += f"; with it B = {best['batch_size']} is the fastest, {total} in all"
+    return [line]
+
+
+def _basis(rows: Sequence[Row]) -> list[str]:
+    """Return what the times to the goal are based on; nothing if they have no intervals."""
+    row = next((row for row in rows if row["steps_low"] is not None), None)
+    if row is None:
+        return []
+    statistic, why_not_law = row["steps_of"], row["why_not_law"]
+    is_k_star = statistic == K_STAR
+    brackets = "Brackets: 95 % interval."
+    if why_not_law:
+        reason = f"since its law is not identifiable: {why_not_law}"
+        lines = [f"Times use {statistic} itself, {reason}. {brackets}"]
+    else:
+        single = "single K*" if is_k_star else "single medians"
+        lines = [f"Times use the fitted law of {statistic}, since {single} are noisy. {brackets}"]
+    if is_k_star:
+        lines.append(
+            "K* is the best of several trials; expect one run to need more (study.repeats "
+            "measures it)."
+        )
+    return lines
+
+
+def _rate_text(rate: RateLaw, batch_size: int) -> str:
+    """Return the best learning rate at a batch size, if it is known, and its law."""
+    best = rate.at(batch_size)
+    if best is None:
+        return rate.describe()
+    return f"{rate.name} = {three_digits(best)} there; {rate.describe()}"
+
+
+def _place(record: StudyRecord, table: pd.DataFrame) -> str:
+    """Return on which machine the times were measured, in words."""
+    if record.step_timing is not None and (table["timing"] == QUIET).any():
+        return f"on {record.step_timing.machine}"
+    return "on the machine that ran the trials"
+
+
+def timing_notes(record: StudyRecord, table: pd.DataFrame) -> list[str]:
+    """Return notes on the times of `answer_rows`, a line each; nothing if there are no times.
+
+    They say how steps were timed, whether trials ran on several machines, and whether the machine
+    was busy.
+    """
+    if not len(table) or table["step_seconds"].isna().all():
+        return []
+    sources = set(table["timing"].dropna())
+    notes = [_source_note(record, sources)]
+    if QUIET not in sources:
+        notes += _hardware_notes(record.hardware)
+    spread = (table["step_high"].astype(float) / table["step_low"].astype(float)).max()
+    if spread > BUSY_RATIO:
+        consequence = "Ignore smaller differences between batch sizes."
+        if table["seconds_low"].notna().any():
+            consequence = "The intervals include that."
+        notes.append(
+            "Other programs were running: the middle half of the times of one step spans a factor "
+            f"of {three_digits(spread)}. {consequence}"
+        )
+    return notes
+
+
+def _source_note(record: StudyRecord, sources: set[str]) -> str:
+    """Return how the seconds of a step were measured, and that checks are not counted."""
+    not_counted = (
+        "Checks of the goal are not counted; --validate-every N shows the time of a validation "
+        "every N steps."
+    )
+    timing = record.step_timing
+    if QUIET in sources and timing is not None:
+        where = f"{timing.threads} thread{'s' * (timing.threads > 1)}"
+        if timing.ranks > 1:
+            where = f"{timing.ranks} processes of {where}"
+        rounds = f"median of {timing.rounds} rounds after the study, {timing.date}"
+        return f"A step: {rounds}, {where}. {not_counted}"
+    over_trials = "A step: median over trials, beside other workers and programs"
+    alone = "lit-dps study --time-steps measures them alone"
+    if sources == {TRIALS}:
+        return f"{over_trials}; {alone}. {not_counted}"
+    part = "" if sources == {WITH_CHECKS} else " of some cells"
+    return (
+        f"{over_trials}. Trials{part} ran under an earlier version, which did not time steps and "
+        f"checks separately: there a step includes its share of the checks; {alone}."
+    )
+
+
+def _hardware_notes(hardware: Sequence[str | None]) -> list[str]:
+    """Return a note if trials ran on several kinds of machines, or may have."""
+    unknown = "hardware that an earlier version did not keep"
+    if len(hardware) > 1:
+        machines = ", on ".join(each or unknown for each in hardware)
+        return [
+            f"trials ran on {machines}: what is the fastest here may only have run on the faster "
+            "of them"
+        ]
+    if None in hardware:
+        return [
+            f"trials ran on {unknown}: on several machines, times of their batch sizes cannot be "
+            "compared"
+        ]
+    return []
