@@ -92,7 +92,7 @@ KEYS = {
         "repeats": "run each best point on so many fresh seeds (0)",
         "repeat_points": "how many of the best points are repeated (1)",
         "repeat_slack": "a repeat ends at so many times K* (8)",
-        "engine": "lightning, fused, sparse or auto (lightning)",
+        "engine": "lightning, fused or auto (lightning)",
         "workers": "trials at a time (one a CPU core, or one on a GPU)",
         "threads slots": "CPU threads of a worker (1); trials in lockstep",
         "checkpoint_minutes": "how often long trials are saved (10)",

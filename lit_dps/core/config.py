@@ -16,7 +16,7 @@ from lit_dps.core.repeats import RepeatPlan
 from lit_dps.core.search_space import box_of
 from lit_dps.core.trial import Cell, Value, check_names, check_sparsity
 
-EngineName = Literal["auto", "lightning", "fused", "sparse"]
+EngineName = Literal["auto", "lightning", "fused"]
 SPARSITY_KEY = "pruning.sparsity"
 SAMPLERS = ("sobol", "tpe", "gp")
 THREADS = 1024  # more than any CPU has, and fewer than the system makes
@@ -76,10 +76,8 @@ class StudyConfig:
         lean: Whether Lightning is asked once a check, not once a step, where nobody else listens:
             the same to the bit.
         engine: "lightning" trains one trial at a time, "fused" many in lockstep where they can be
-            stacked, and "auto" "fused" on a GPU alone. "sparse" trains as "lightning" does, but
-            convolutions that keep few of their weights skip the others, on a CPU (lit_dps[sparse]).
-            Gradients of "fused" and "sparse" differ by rounding, which training amplifies: K of
-            such a trial is equal in distribution, not to the bit.
+            stacked, and "auto" "fused" on a GPU alone. Gradients of "fused" differ by rounding,
+            which training amplifies: K of a stacked trial is equal in distribution, not to the bit.
         checkpoint_minutes: A trial that takes longer is saved after so many minutes, at its next
             check, and when it is interrupted, and goes on from there: the same to the bit. null
             never saves. Those that the fused engine stacks begin anew.

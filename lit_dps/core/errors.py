@@ -209,6 +209,8 @@ _NO_YAML = re.compile(
     r"class_path='(?P<cls>[^']+)', init_args=Namespace\((?:[^()]|\([^()]*\))*?"
     r"(?P<key>\w+)=<(?P<default>[\w.]+): (?P<value>[^>]+)>"
 )
+# Of the key, and of the option `--engine`
+_SPARSE_ENGINE = re.compile(r"(study\.engine|argument --engine): .*?'sparse'")
 _BELOW = re.compile(r".*Got value: NestedArg\(key='([^']+)', .*")
 
 
@@ -276,4 +278,7 @@ def one_line(error: BaseException | str) -> str:
         r"'\2' is not allowed; one of \1",
         text,
     )
-    return f"{'.'.join(keys)}: {text}" if keys else text
+    line = f"{'.'.join(keys)}: {text}" if keys else text
+    if _SPARSE_ENGINE.match(line):
+        return "study.engine: 'sparse' is not allowed; this engine was removed. Use 'auto'"
+    return line

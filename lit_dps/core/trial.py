@@ -246,9 +246,9 @@ class TrialResult:
 # it is constant.
 WARM_UP = "warm_up_steps"
 SCHEDULE = "schedule_steps"
-# Values of `TrialResult.engine`
+# Values of `TrialResult.engine`. Trials of earlier versions may also have "sparse", an engine that
+# was removed.
 INTERVAL_LOOP = "interval loop"
-SPARSE = "sparse"  # the interval loop with convolutions that skip pruned weights
 STACK = "stack"
 LIGHTNING = "Lightning"
 SHORT_STEPS = "short_steps"  # optimizer steps on fewer examples than the batch size
@@ -269,7 +269,8 @@ TRAINED = "trained"  # elements of the parameters that an optimizer trains, wher
 IN_NO_MASK, TRAINED_THEN, JOINED_AT = "in_no_mask", "trained_then", "joined_at"
 COPIES = "copies"  # elements of tensors that were masked as copies of pruned parameters
 STACKED = "stacked"  # 1 where the trial was trained stacked with others
-SPARSE_KERNELS = "sparse_kernels"  # 1 where convolutions skipped its pruned weights
+# 1 if an engine of an earlier version skipped the pruned weights of convolutions
+SPARSE_KERNELS = "sparse_kernels"
 # Of a trial whose weights were moved towards isometry, "before" and "after" it: sum over the layers
 # of ||W'W - I||_F; "mean", "spread" (standard deviation) and "condition" of the singular values of
 # the Jacobian d logits / d image

@@ -19,8 +19,6 @@ from lightning.pytorch import Trainer
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.trial import (
     INTERVAL_LOOP,
-    SPARSE,
-    SPARSE_KERNELS,
     STACK,
     Status,
     Trial,
@@ -56,15 +54,12 @@ class IntervalLoop:
     Attributes:
         training: What the trials have in common.
         size: Runs that are trained in lockstep, where they are alike; 1 trains one after another.
-        say: Takes why runs are not trained in lockstep, or not by sparse convolutions.
-        skips: Whether convolutions skip pruned weights (`lit_dps.engines.sparse`); of one run at a
-            time.
+        say: Takes why runs are not trained in lockstep.
     """
 
     training: Training
     size: int = 1
     say: Callable[[str], None] = say
-    skips: bool = False
 
     def train(
         self, next_run: Callable[[], Attempt | None], at_check: Callable[[], None] = lambda: None
@@ -93,11 +88,7 @@ class IntervalLoop:
             if reason not in told:
                 self.say(f"one trial at a time: {reason}")
             told.add(reason)
-        reason = self.ineligibility_reason(trial)
-        if self.skips and reason is not None and reason not in told:
-            self.say(f"dense convolutions: {reason}")
-            told.add(reason)
-        return int(reason is None)
+        return int(self.ineligibility_reason(trial) is None)
 
     def ineligibility_reason(self, trial: Trial, side_by_side: bool = False) -> str | None:
         """Why a trial has to be trained by Lightning's loop, or by itself; None if it is trained
@@ -127,18 +118,15 @@ class IntervalLoop:
                 built, device = self._build(run.trial)
                 group = RunGroup(self.training, built, device, 1)
                 member = group.begin(run, built)
-                networks, check = SingleNetwork(member, self.skips), group.checks([member])
+                networks, check = SingleNetwork(member), group.checks([member])
                 while run.status is None:
                     ((_, *found),) = self._advance(group, networks, check)
                     member.judge(*found)
                     if run.status in (None, Status.PAUSED):
                         self._leave_or_save(networks, check, at_check)
                 run.seconds = member.took()
-                if SPARSE_KERNELS in run.observed:
-                    run.engine = SPARSE
-                else:  # others that are asked for the time are dense
-                    run.engine = INTERVAL_LOOP
-                    run.timed = group.watch.timed
+                run.engine = INTERVAL_LOOP
+                run.timed = group.watch.timed
 
         return self.training.attempt(run, train)
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lit_dps.core.trial import SPARSE_KERNELS
 from lit_dps.data.loaders import Steps
 from lit_dps.engines.network_run import NetworkRun
-from lit_dps.engines.sparse import skip_pruned
 from lit_dps.module import weights_finite
 from lit_dps.optim import OURS, rule_of
 from lit_dps.optim.delay import delay_gradients
@@ -27,21 +25,17 @@ class SingleNetwork:
 
     Args:
         member: The run.
-        skips: Whether its convolutions skip pruned weights where few are kept: equal up to
-            rounding.
     """
 
     live = (0,)
 
-    def __init__(self, member: NetworkRun, skips: bool = False):
+    def __init__(self, member: NetworkRun):
         self.members, self.member = [member], member
         parameters, mask = dict(member.module.named_parameters()), member.mask or {}
         self._kept = [(parameters[name], keep.to(parameters[name])) for name, keep in mask.items()]
         # pruned weights do not move under a masked gradient; somebody else's rule may move any
         # weight, by noise say
         self._moves = rule_of(member.optimizer) not in OURS
-        if skips and skip_pruned(member.module, mask):
-            member.run.observed = {**member.run.observed, SPARSE_KERNELS: 1}
         self._still = (
             Still(member.module, member.optimizer, member.local.rounds)
             if member.local is not None

@@ -173,7 +173,7 @@ class StudySetup:
         training = self.training(checkpoints)
         if self.ranks > 1 or not self.study.lean:
             return TrainerEngine(training)
-        return IntervalLoop(training, self.side_by_side, skips=self.study.engine == "sparse")
+        return IntervalLoop(training, self.side_by_side)
 
     @property
     def side_by_side(self) -> int:

@@ -56,34 +56,26 @@ def test_a_killed_study_in_lockstep_goes_on(tmp_path, unbroken):
     assert table(tmp_path) == table(unbroken)
 
 
-def test_a_study_by_convolutions_that_skip_says_so(tmp_path):
-    network = ("--model.network", "lit_dps.models.SimpleCNN", "--study.batch_sizes", "[16]")
-    cells = ("--study.sparsities", "[0, 0.95]", "--study.trials", 2)
-    done = run_here(tmp_path, *STUDY, *network, *cells, "--engine", "sparse")
-    assert done.returncode == 0, done.stderr
-    assert (
-        "2 trials were trained by convolutions that skip pruned weights" in done.stdout
-    )  # dense ones did not
-
-
 @pytest.mark.parametrize(
-    "options, said",
+    "options, key, value",
     [
-        (("--study.threads", 2), "study.threads: 2 is not allowed; 1 where study.engine is sparse"),
-        (
-            ("--study.lean", "false"),
-            "study.lean: False is not allowed; true where study.engine is sparse",
-        ),
-        (
-            ("--trainer.devices", 2),
-            "study.engine: 'sparse' is not allowed; lightning or auto where 2 ranks",
-        ),
+        (("--study.lean", "false"), "study.lean", False),
+        (("--trainer.devices", 2), "study.engine", "fused"),
     ],
     ids=str,
 )
-def test_what_convolutions_that_skip_cannot_do_is_refused(tmp_path, options, said):
-    done = run_here(tmp_path, *STUDY, "--engine", "sparse", *options)
-    assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1
+def test_what_lockstep_cannot_do_is_refused(tmp_path, options, key, value):
+    done = run_here(tmp_path, *FUSED, *options)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert f"{key}: {value!r} " in done.stderr
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("option", ["--engine", "--study.engine"])
+def test_the_removed_engine_is_refused_in_one_line(tmp_path, option):
+    done = run_here(tmp_path, *STUDY, option, "sparse")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "study.engine: 'sparse' " in done.stderr and "removed" in done.stderr
     assert not [*tmp_path.iterdir()]
 
 

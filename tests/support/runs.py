@@ -24,12 +24,11 @@ def engine(
     lean: bool = True,
     size: int = 1,
     say=print,
-    skips: bool = False,
     **common: Any,
 ) -> Engine:
     """The interval loop, or Lightning's; `common` are further arguments of `Training`."""
     training = Training(workload, goal, **common)
-    return IntervalLoop(training, size, say, skips) if lean else TrainerEngine(training)
+    return IntervalLoop(training, size, say) if lean else TrainerEngine(training)
 
 
 def runs(

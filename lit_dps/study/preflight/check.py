@@ -11,7 +11,6 @@ from lightning.pytorch import LightningDataModule
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.search_space import extremes
 from lit_dps.core.trial import Trial
-from lit_dps.engines.sparse import check_sparse
 from lit_dps.parallel.ranks import started_by_torchrun
 from lit_dps.storage.samplers import sampler_of
 from lit_dps.study.preflight.dry_run import dry_run
@@ -46,29 +45,14 @@ def check(
     sampler_of(study, setup.goal_of_trials)
     check_trainer(trainer)
     check_keys(setup)
-    is_single_process = study.engine in ("fused", "sparse")  # engines that train in one process
-    if setup.ranks > 1 and is_single_process:
+    if setup.ranks > 1 and study.engine == "fused":
         raise ConfigError(
             "study.engine",
             study.engine,
             f"lightning or auto where {setup.ranks} ranks train each trial",
         )
-    if is_single_process and not study.lean:
-        raise ConfigError("study.lean", False, f"true where study.engine is {study.engine}")
-    if study.engine == "sparse":
-        if setup.on_gpu:
-            raise ConfigError(
-                "study.engine",
-                "sparse",
-                "lightning, fused or auto on a GPU: sparse convolutions are for a CPU",
-            )
-        if study.threads > 1:
-            raise ConfigError(
-                "study.threads",
-                study.threads,
-                "1 where study.engine is sparse: its convolutions use one",
-            )
-        check_sparse()
+    if study.engine == "fused" and not study.lean:
+        raise ConfigError("study.lean", False, "true where study.engine is fused")
     if started_by_torchrun() and setup.workers > 1:
         raise ConfigError(
             "study.workers", setup.workers, "1 under torchrun: start it once for each worker"
