@@ -14,7 +14,7 @@ from lit_dps.parallel import ranks
 from lit_dps.storage.advice_store import AdviceStore
 from lit_dps.training import GoalErrorCallback
 from lit_dps.training.example_count import full_batch_size, record_batches
-from lit_dps.training.stopwatch import watch_of
+from lit_dps.training.stopwatch import stopwatch_of
 
 
 class PredictionCallback(Callback):
@@ -63,7 +63,7 @@ class PredictionCallback(Callback):
             self._size = full_batch_size(trainer, batch) * trainer.accumulate_grad_batches
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        watch_of(trainer).turn(None, pl_module.device)  # loggers are told next
+        stopwatch_of(trainer).switch_to(None, pl_module.device)  # loggers are told next
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if ranks.rank():
@@ -77,7 +77,7 @@ class PredictionCallback(Callback):
             print(f"note: {said}", file=sys.stderr)
             return
         goal = next((c for c in trainer.callbacks if isinstance(c, GoalErrorCallback)), None)
-        took, timed = time.monotonic() - self._began, watch_of(trainer).timed
+        took, timed = time.monotonic() - self._began, stopwatch_of(trainer).timed
         trained = timed["training"] + timed["checking"] if timed else took
         real: dict[str, Any] = {
             "reached": goal is not None and goal.steps_to_result is not None,

@@ -190,12 +190,12 @@ class IntervalLoop:
     ) -> list[tuple]:
         """All steps to the next check, and it. Returns (row, error, exact, loss, finite, metrics),
         the best first."""
-        group.watch.turn("training")
+        group.watch.switch_to("training")
         losses = networks.train(group.x, group.y, group.index(networks.members)).tolist()
-        group.watch.turn("checking")  # the device is done: it has told the losses
+        group.watch.switch_to("checking")  # the device is done: it has told the losses
         finite, found = networks.finite(), group.check(networks, check)
         metrics = group.metrics(networks) if self.training.metrics else [{}] * len(found)
-        group.watch.checked(group.interval)
+        group.watch.add_check(group.interval)
         rows = sorted(
             zip(networks.live, found, metrics, strict=True), key=lambda row: row[1].mistakes
         )

@@ -74,11 +74,11 @@ class TrialFit:
         if goal is None:
             goal = GoalErrorCallback(**training.goal)
             goal.budget = training.budget
-        goal.follow(run)
+        goal.record_in(run)
         goal.at_check, checkpoint = at_check, None
         if file is not None:
             checkpoint = CheckpointCallback(file, training.checkpoints.seconds, run, at_check)
-            goal.at_check, goal.saved = checkpoint.checked, lambda: checkpoint.can_save
+            goal.at_check, goal.saves_pause = checkpoint.checked, lambda: checkpoint.can_save
         pruning = training.pruning_of(trial)
         smoothness = SmoothnessCallback(**training.smoothness)
         examples = ExamplesCallback(trial.cell.batch_size, training.workload.batch_size_key)
@@ -204,7 +204,7 @@ class TrainerEngine:
         training.keep_scores(trial, pruning.key, pruning.scores)
         run.kept = pruning.mask.kept() if pruning.mask is not None else {}
         run.seconds = checkpoint.seconds if checkpoint is not None else 0.0
-        run.timed = goal.watch.timed
+        run.timed = goal.stopwatch.timed
         run.smoothness, run.theory = (
             (smoothness.curve if smoothness.interval else {}),
             smoothness.terms,

@@ -28,7 +28,7 @@ from lit_dps.readings.smoothness import (
     unflatten,
 )
 from lit_dps.training.best_masks import kept_of, masks_of, squared_norm
-from lit_dps.training.stopwatch import watch_of
+from lit_dps.training.stopwatch import stopwatch_of
 from lit_dps.training.training_pass import TrainingPass, loss_of
 
 NOISE_SEED = (
@@ -159,7 +159,7 @@ class SmoothnessCallback(Callback):
             self._before,
             None,
         )
-        with watch_of(trainer).stopped(pl_module.device):
+        with stopwatch_of(trainer).paused(pl_module.device):
             with self._pass.without_side_effects() as twin:
                 found = local_lipschitz(
                     partial(self._gradient, twin), before, after, self.gammas

@@ -1,10 +1,10 @@
-"""GoalErrorCallback: stops a run at the first check that meets the goal error."""
+"""GoalErrorCallback: stops training at the first validation that meets the goal."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
@@ -23,58 +23,82 @@ from lit_dps.training.local_sgd_callback import show_mean
 from lit_dps.training.step_count import StepCount
 from lit_dps.training.stopwatch import Stopwatch
 from lit_dps.training.trainer_rules import forget_followed_metrics, prepare_schedules
-from lit_dps.training.training_length import Length, extend_max_epochs
-from lit_dps.training.validation_count import ValidationCount, logged, refuse_dropped, rises
+from lit_dps.training.training_length import TrainingLength, extend_max_epochs
+from lit_dps.training.validation import (
+    ValidationCount,
+    is_rising,
+    logged_metric,
+    refuse_drop_last,
+)
+
+
+class BatchLoss(NamedTuple):
+    """The loss of a batch: the value that `training_step` returned, and this rank's share."""
+
+    value: Any
+    share: float
 
 
 class GoalErrorCallback(Callback):
-    """Checks the entire validation split every `check_interval` optimizer steps and stops at the
-    goal, at that step.
+    """Stop training at the first validation that meets the goal.
 
-    It works on any LightningModule that logs a validation error, and sets the trainer so that
-    validation runs by optimizer steps, across the ends of epochs. A run that meets the goal is
-    complete; one that spends the budget is incomplete; one whose loss or weights are not finite at
-    a check is infeasible (`lit_dps.core.goal.Goal.judge`). A check whose metric is not finite does
-    not meet the goal. Several ranks count the error of the entire split and the loss of the entire
-    batch together, and all stop.
+    The callback validates on the entire validation split after every `check_interval` optimizer
+    steps, also across the ends of epochs. It works with any LightningModule that logs a validation
+    metric. A run ends in one of these states (`lit_dps.core.goal.Goal.judge`):
 
-    Schedules see a training as long as the budget: `trainer.max_steps`,
-    `trainer.estimated_stepping_batches`, and as `trainer.max_epochs` the epochs that the budget
-    comes to. `ReduceLROnPlateau` is stepped at the end of an epoch, or after a step, where a check
-    has given it a new value since.
+    - complete: a validation met the goal;
+    - incomplete: no validation met it within `max_steps`;
+    - infeasible: the loss or a weight was not finite at a validation.
+
+    A validation whose metric is not finite does not meet the goal. With several ranks, the metric
+    covers the entire split, the loss covers the entire batch, and all ranks stop together.
+
+    Modules, callbacks and schedules see a training of `max_steps` steps: in `trainer.max_steps`, in
+    `trainer.estimated_stepping_batches`, and as epochs in `trainer.max_epochs`.
+    `ReduceLROnPlateau` is stepped at the end of an epoch or step only if the metric has a new
+    value.
 
     Args:
-        error: Goal validation error, in (0, 1): short for `at_most` of `monitor`. Not of another
-            `metric`.
-        check_interval: Optimizer steps between checks.
-        max_steps: Step budget, a multiple of `check_interval`.
-        monitor: Name that the module logs its validation error under, as a fraction.
-        early_reject: Whether a check may stop as soon as the goal is missed for certain
-            (`EarlyCheck`), where module and data allow that. No result changes; errors in the curve
-            become lower bounds, and nothing is logged.
-        metric: Name of any other metric that the module logs in validation, such as "val/accuracy".
-        at_most: The metric is to fall to this value.
-        at_least: The metric is to rise to this value.
+        error: Goal validation error, between 0 and 1. It is short for `at_most`, with the metric
+            `monitor`. It cannot be combined with `metric`.
+        check_interval: Optimizer steps between two validations.
+        max_steps: Most optimizer steps of a run, a multiple of `check_interval`.
+        monitor: Name of the validation error that the module logs, as a fraction.
+        early_reject: Whether a validation may stop as soon as it certainly misses the goal. This
+            needs support by module and data (`EarlyCheck`). The number of steps to the goal stays
+            the same. Errors in the curve become lower bounds, and nothing is logged.
+        metric: Name of another metric that the module logs in validation, such as "val/accuracy".
+        at_most: Goal value of a metric that falls.
+        at_least: Goal value of a metric that rises.
 
     Attributes:
+        run: The attempt that records the validations and decides when the run ends.
+        status: How the run ended; None while it trains.
+        steps_to_result: Step of the first validation that met the goal; None if none did.
+        curve: Values of all validations of the run, by name.
         steps: Optimizer steps so far (`StepCount`).
-        validated, watch: What the checks looked at; how long steps and checks took.
-        run: What the checks found, and how the run ended. A study gives its own, by `follow`.
-        status, steps_to_result, curve: Of the run.
-        at_check: Called after each check that the run goes on from; may raise, on all ranks. Set
-            before a run.
-        budget: The trainer's `max_steps` as module, callbacks and schedules see it, for a run that
-            ends earlier, such as a dry run; None for the goal's `max_steps`. Set it before a run.
+        validated: Batches and examples of the validations.
+        stopwatch: Seconds of steps and validations.
+        at_check: Called after each validation that does not end the run; may raise, on all ranks.
+            Set it before a run.
+        saves_pause: Returns whether `at_check` saves and ends a paused run. Otherwise the trainer
+            stops. Set it before a run.
+        budget: The `trainer.max_steps` to show in a run that ends earlier, such as a dry run. None
+            shows the goal's `max_steps`. Set it before a run.
         steps_of_epoch: Optimizer steps of an epoch, set when training starts; None if an epoch has
             no length.
-        saved: Whether a run that pauses is saved and left by `at_check`; else it just stops. Set
-            before a run.
 
     Raises:
-        ConfigError: for a value out of its range, a trainer that would skip part of the validation
-            split or divide a batch among devices in another way than `SharedBatchDDP`, an `at_most`
-            of a metric that rises, and a module that does not log it, as the mean over the
-            validation split, at every check.
+        ConfigError: if a value is out of its range, or if `at_most` is the goal of a metric that
+            rises. In a fit: if the trainer would skip a part of the validation split, if it divides
+            a batch among devices without `SharedBatchDDP`, or if the module does not log the metric
+            at every validation, as the mean over the validation split.
+
+    Example::
+
+        goal = GoalErrorCallback(error=0.02, check_interval=16, max_steps=40_000)
+        Trainer(callbacks=[goal]).fit(module, datamodule=data)
+        print(goal.status, goal.steps_to_result)
     """
 
     def __init__(
@@ -89,41 +113,51 @@ class GoalErrorCallback(Callback):
         at_least: float | None = None,
     ):
         value = value_given(error, at_most, at_least, metric)
-        self.monitor, steps = metric or monitor, (check_interval, max_steps)
-        self._key = "goal.monitor" if metric is None else "goal.metric"
-        if rises(self.monitor) and at_least is None:
+        self.monitor = metric or monitor
+        self._monitor_key = "goal.monitor" if metric is None else "goal.metric"
+        if is_rising(self.monitor) and at_least is None:
             raise ConfigError(
-                self._key, self.monitor, "a metric that falls; of one that rises set goal.at_least"
+                self._monitor_key,
+                self.monitor,
+                "a metric that falls; of one that rises set goal.at_least",
             )
-        of = ERROR if error is not None else self.monitor
-        self.goal = Goal(value, *steps, of, at_least is not None)
+        self.goal = Goal(
+            value,
+            check_interval,
+            max_steps,
+            metric=self.monitor if error is None else ERROR,
+            at_least=at_least is not None,
+        )
         self.early_reject = early_reject and at_least is None
         self.at_check: Callable[[], None] = lambda: None
-        self.saved: Callable[[], bool] = lambda: False
+        self.saves_pause: Callable[[], bool] = lambda: False
         self.budget: int | None = None
         self.steps_of_epoch: int | None = None
-        self._given: Attempt | None = None
-        self._length: Length | None = None
-        self._begin()
+        self._next_attempt: Attempt | None = None
+        self._length: TrainingLength | None = None
+        self._reset()
 
-    def follow(self, run: Attempt) -> None:
-        """Lets the next fit be this attempt at a trial; of several ranks the first one's run
-        decides."""
-        self._given = run
-
-    def _begin(self, early: bool = False) -> None:
-        self.run, self._given = self._given or Attempt(None, self.goal), None
-        if early:
-            self.run.stop_early()
-        self._looking: dict[str, float] | None = None  # the metrics of `look`, while it runs
-        self._losses: list[
-            tuple[Any, float]
-        ] = []  # each with the share of its batch that it is the mean over
-        self._count, self._due, self._stepped = StepCount(), False, False
-        self._epochs, self._last_batch = 0, -1
-        self.validated, self.watch = ValidationCount(), Stopwatch()
+    def _reset(self) -> None:
+        self.run = self._next_attempt or Attempt(None, self.goal)
+        self._next_attempt = None
+        self.validated = ValidationCount()
+        self.stopwatch = Stopwatch()
+        self._count = StepCount()
+        self._losses: list[BatchLoss] = []  # of the batches since the last step
+        self._has_stepped = False  # whether the last batch ended a step
+        self._is_due = False  # whether a validation follows the last batch
+        self._unrecorded: dict[str, float] | None = None  # receives the values of `validate_now`
+        self._epochs = 0
+        self._last_batch = -1
         self._early: EarlyCheck | None = None
-        self._priority: torch.Tensor | None = None
+        self._priority: torch.Tensor | None = None  # of `EarlyCheck`, from a checkpoint
+
+    def record_in(self, attempt: Attempt) -> None:
+        """Record the next fit in this attempt at a trial.
+
+        With several ranks, the attempt of the first rank decides when the run ends.
+        """
+        self._next_attempt = attempt
 
     @property
     def status(self) -> Status | None:
@@ -139,22 +173,34 @@ class GoalErrorCallback(Callback):
 
     @property
     def steps(self) -> int:
-        return self._count.steps
+        return self._count.steps or 0
 
-    def is_check(self, step: int) -> bool:
-        """Return True if the network is validated after this optimizer step."""
-        return step % self.goal.check_interval == 0
+    @property
+    def _stops_early(self) -> bool:
+        """Whether `EarlyCheck` validates, also in a run from a checkpoint."""
+        return "exact" in self.curve
+
+    def before_fit(self, trainer: Trainer, data: LightningDataModule | None) -> None:
+        """Make the length of training visible to the data module and to earlier callbacks.
+
+        Without this call, they see it only after this callback's `setup`. The dataloaders are made
+        later, so that their batches are counted.
+        """
+        record_batches(trainer)
+        self._length = TrainingLength(trainer, self.budget is not None)
+        if data is not None:
+            self._length.before_data(data, lambda: self._set_length(trainer))
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage != "fit" or trainer.fast_dev_run:
+        if stage != "fit" or lightning_private.is_fast_dev_run(trainer):
             return
-        if trainer.limit_val_batches != 1.0 or isinstance(
-            trainer.limit_val_batches, int
-        ):  # 1 is one batch
+        # The integer 1 means one batch.
+        is_count = isinstance(trainer.limit_val_batches, int)
+        if is_count or trainer.limit_val_batches != 1.0:
             raise ConfigError(
                 "trainer.limit_val_batches",
                 trainer.limit_val_batches,
-                "1.0: the goal is asked of all",
+                "1.0: the goal needs the entire validation split",
             )
         if trainer.world_size > 1 and not isinstance(trainer.strategy, SharedBatchDDP):
             raise ConfigError(
@@ -163,47 +209,33 @@ class GoalErrorCallback(Callback):
                 "SharedBatchDDP on several devices",
             )
         record_batches(trainer)
-        early = self.early_reject and EarlyCheck.supports(trainer, pl_module, self.monitor)
-        self._begin(early)
-        if early:
+        self._reset()
+        if self.early_reject and EarlyCheck.supports(trainer, pl_module, self.monitor):
+            self.run.stop_early()
             trainer.limit_val_batches = 0  # turns off Lightning's validation
-        self._set_length(trainer)
-        self._length.until_optimizers(pl_module, lambda: self._epochs)
+        length = self._set_length(trainer)
+        length.fix_at_optimizers(pl_module, lambda: self._epochs)
 
-    def before_fit(self, trainer: Trainer, data: LightningDataModule | None) -> None:
-        """Make the budget visible to the data module and to callbacks before this one.
-
-        Without this call, they see the budget only after this callback's `setup`. Dataloaders are
-        made after this `setup`, so that their batches are counted.
-        """
-        record_batches(trainer)
-        self._length = Length(trainer, self.budget is not None)
-        if data is not None:
-            self._length.before_data(data, lambda: self._set_length(trainer))
-
-    def _set_length(self, trainer: Trainer) -> None:
-        """Make the trainer validate by steps, and show the budget."""
+    def _set_length(self, trainer: Trainer) -> TrainingLength:
+        """Make the trainer validate by steps, and set the length of training."""
         if self._length is None or self._length.trainer is not trainer:
-            self._length = Length(trainer, self.budget is not None)
+            self._length = TrainingLength(trainer, self.budget is not None)
         trainer.val_check_interval = self.goal.check_interval
         trainer.check_val_every_n_epoch = None  # count steps across the ends of epochs
         trainer.num_sanity_val_steps = 0
-        budget = self.budget or self.goal.max_steps
-        lightning_private.set_budget(
-            trainer, budget if trainer.max_steps < 0 else min(budget, trainer.max_steps)
-        )
-        self._length.begin()
+        max_steps = self.budget or self.goal.max_steps
+        if trainer.max_steps >= 0:
+            max_steps = min(max_steps, trainer.max_steps)
+        lightning_private.set_max_steps(trainer, max_steps)
+        self._length.set_max_epochs()
+        return self._length
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._length is not None:
             self.steps_of_epoch = self._length.steps_of_epoch()
-            self._length.end()
-        if "exact" in self.curve:
-            self._early = EarlyCheck(trainer, pl_module, self._priority)
-            if any(config.reduce_on_plateau for config in trainer.lr_scheduler_configs):
-                raise ConfigError(
-                    "goal.early_reject", True, "false where a schedule follows a validation metric"
-                )
+            self._length.restore_limit()
+        if self._stops_early:
+            self._begin_early_checks(trainer, pl_module)
         elif not trainer.enable_validation or not sum(trainer.num_val_batches):
             raise ConfigError(
                 "data",
@@ -211,61 +243,80 @@ class GoalErrorCallback(Callback):
                 "the goal needs validation data and a validation_step",
             )
         else:
-            refuse_dropped(trainer)
+            refuse_drop_last(trainer)
         prepare_schedules(trainer, pl_module)
         self._count.begin(trainer)
+
+    def _begin_early_checks(self, trainer: Trainer, module: LightningModule) -> None:
+        self._early = EarlyCheck(trainer, module, self._priority)
+        if any(config.reduce_on_plateau for config in trainer.lr_scheduler_configs):
+            raise ConfigError(
+                "goal.early_reject", True, "false where a schedule follows a validation metric"
+            )
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._epochs = trainer.current_epoch + 1
         forget_followed_metrics(trainer, "epoch", trainer.current_epoch)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._length is not None and self._length.given and self.status is None:
+        if self._length is not None and self._length.sets_epochs and self.status is None:
             extend_max_epochs(trainer)
 
-    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
-        if self._stepped:  # the last batch ended a step
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        if self._has_stepped:
             self._losses = []
         forget_followed_metrics(trainer, "step", self._last_batch + 1)
         self._last_batch = batch_idx
-        self.watch.turn("training")
+        self.stopwatch.switch_to("training")
         self._count.before_batch(trainer)
 
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
-        if batch is None:  # Lightning trains on nothing then, and calls no `on_train_batch_start`
-            self._due = False
-            trainer.val_check_batch = sys.maxsize
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if batch is None:
+            # Lightning does not train on such a batch, and does not call `on_train_batch_start`.
+            self._schedule_validation(trainer, is_due=False)
             return
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if loss is not None:
-            self._losses.append(
-                (loss, getattr(trainer.strategy, "share", 1.0))
-            )  # a tensor: no synchronization
-        if trainer.fast_dev_run:
+            # The loss stays a tensor here, because a number would wait for the device.
+            self._losses.append(BatchLoss(loss, getattr(trainer.strategy, "share", 1.0)))
+        if lightning_private.is_fast_dev_run(trainer):
             return
-        # Lightning counts batches; an epoch that ends within an accumulation makes them no measure
-        # of steps
-        self._stepped = self._count.after_batch(trainer, skipped=not self._losses)
-        self._due = self._stepped and self.is_check(self.steps)
-        trainer.val_check_batch = 1 if self._due else sys.maxsize
-        if self._due:
-            self.watch.turn("checking", pl_module.device)
-            show_mean(trainer)
-        if self._due and self._early is not None and self.status is None:
+        # Lightning counts batches until a validation. An epoch can end within an accumulation, so
+        # batches do not determine steps.
+        self._has_stepped = self._count.after_batch(trainer, skipped=not self._losses)
+        is_due = self._has_stepped and self.steps % self.goal.check_interval == 0
+        self._schedule_validation(trainer, is_due)
+        if not is_due:
+            return
+        self.stopwatch.switch_to("checking", pl_module.device)
+        show_mean(trainer)
+        if self._early is not None and self.status is None:
             check = self._early(self.run.allowed(self._early.size))
             self._judge(trainer, pl_module, check.error(self._early.size), check.exact)
 
+    def _schedule_validation(self, trainer: Trainer, is_due: bool) -> None:
+        """Make Lightning validate after this batch, or not."""
+        self._is_due = is_due
+        trainer.val_check_batch = 1 if is_due else sys.maxsize
+
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn == "fit":
-            for name in (
-                self.monitor,
-                *self.run.metrics,
-            ):  # of an earlier check, or logged in training
+            # A value may be of an earlier validation, or logged in training.
+            for name in (self.monitor, *self.run.metrics):
                 trainer.callback_metrics.pop(name, None)
             self.validated.begin()
 
     def on_validation_batch_start(
-        self, trainer, pl_module, batch, batch_idx, dataloader_idx=0
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
     ) -> None:
         if trainer.state.fn == "fit":
             self.validated.add(trainer, batch, dataloader_idx)
@@ -273,76 +324,107 @@ class GoalErrorCallback(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn != "fit":
             return
-        if not self._due and self._looking is None:  # whoever stops the trainer gets a validation
+        if not self._is_due and self._unrecorded is None:
+            # Lightning also validates when a callback stops the trainer.
             return
-        keys = {self.monitor: self._key, **dict.fromkeys(self.run.metrics, "study.metrics")}
-        found = {name: logged(trainer, name, key) for name, key in keys.items()}
+        metrics = self._validated_metrics(trainer)
+        if self._unrecorded is not None:
+            self._unrecorded.update(metrics)
+            return
+        value = metrics.pop(self.monitor)
+        # With `min_steps` or `min_epochs`, the trainer may continue after the run has ended.
+        if self.status is None:
+            self._judge(trainer, pl_module, value, exact=True, metrics=metrics)
+
+    def _validated_metrics(self, trainer: Trainer) -> dict[str, float]:
+        """Return the metrics of the validation that just ended, by name.
+
+        Raises:
+            ConfigError: if a metric is not logged, or is not the mean over the validation split.
+        """
+        keys = dict.fromkeys(self.run.metrics, "study.metrics")
+        keys = {self.monitor: self._monitor_key, **keys}
+        metrics = {name: logged_metric(trainer, name, key) for name, key in keys.items()}
         self.validated.end(trainer)
         for name, key in keys.items():
-            if why := self.validated.why_no_mean(trainer, name):
-                raise ConfigError(key, name, f"the mean over the validation split: {why}")
-        if self._looking is not None:
-            self._looking.update(found)
-            return
-        error = found.pop(self.monitor)
-        if self.status is None:  # otherwise min_steps or min_epochs keep the trainer running
-            self._judge(trainer, pl_module, error, exact=True, metrics=found)
+            reason = self.validated.why_no_mean(trainer, name)
+            if reason is not None:
+                raise ConfigError(key, name, f"the mean over the validation split: {reason}")
+        return metrics
 
-    def look(self, trainer: Trainer) -> dict[str, float]:
-        """Validate the network now, and return the metrics of the goal and of the run by name.
+    def validate_now(self, trainer: Trainer) -> dict[str, float]:
+        """Validate the network, and return the metrics of the goal and of the run by name.
 
-        The run does not record these values. Call this while the trainer fits, between two batches
-        or at the end.
+        The run does not record these values. Call this during a fit, between two batches or at the
+        end.
         """
         if self._early is not None:
-            return {self.monitor: self._early(self._early.size).error(self._early.size)}
-        self._looking = found = {}
+            check = self._early(self._early.size)
+            return {self.monitor: check.error(self._early.size)}
+        self._unrecorded = {}
+        metrics = self._unrecorded
         try:
             lightning_private.validate_now(trainer)
         finally:
-            self._looking = None
-        return found
+            self._unrecorded = None
+        return metrics
 
     def _judge(
         self,
         trainer: Trainer,
         module: LightningModule,
-        error: float,
+        value: float,
         exact: bool,
         metrics: Mapping[str, float] | None = None,
     ) -> None:
-        self.watch.checked(self.goal.check_interval)
-        losses, divisor = (
-            self._losses,
-            trainer.accumulate_grad_batches,
-        )  # Lightning divides each by this
-        own = (
-            divisor * sum(share * float(loss) for loss, share in losses) / len(losses)
-            if losses
-            else 0.0
+        """Record a validation, and stop the trainer if the run ends.
+
+        Args:
+            trainer: The trainer.
+            module: The module, whose weights have to be finite.
+            value: Value of the goal's metric.
+            exact: Whether the value is exact; otherwise it is a lower bound.
+            metrics: Values of the run's further metrics, by name.
+        """
+        self.stopwatch.add_check(self.goal.check_interval)
+        loss = self._mean_loss(trainer)
+        is_broken = not weights_finite(module)
+        sums = torch.tensor([loss or 0.0, float(is_broken)], dtype=torch.float64)
+        total_loss, broken_ranks = ranks.all_reduce_sum(sums).tolist()
+        status = self.run.record(
+            self.steps,
+            value,
+            exact,
+            None if loss is None else total_loss,
+            not broken_ranks,
+            metrics,
         )
-        finite = weights_finite(module)
-        total, broken = ranks.all_reduce_sum(
-            torch.tensor([own, float(not finite)], dtype=torch.float64)
-        ).tolist()
-        verdict = self.run.record(
-            self.steps, error, exact, total if losses else None, not broken, metrics
-        )
-        self.run.status = ranks.broadcast(verdict)  # the first one alone knows of the race
-        if self.status is None or (self.status is Status.PAUSED and self.saved()):
+        # Only the first rank knows about the race.
+        self.run.status = ranks.broadcast(status)
+        is_saved_pause = self.status is Status.PAUSED and self.saves_pause()
+        if self.status is None or is_saved_pause:
             self.at_check()
         else:
             trainer.should_stop = True
 
+    def _mean_loss(self, trainer: Trainer) -> float | None:
+        """Return this rank's part of the mean loss of the last step; None if no loss is known."""
+        if not self._losses:
+            return None
+        total = sum(loss.share * float(loss.value) for loss in self._losses)
+        # Lightning divides the loss of each accumulated batch by their number.
+        return trainer.accumulate_grad_batches * total / len(self._losses)
+
     def state_dict(self) -> dict[str, Any]:
-        priority = self._early.priority if self._early is not None else None
         return {
             "curve": self.curve,
-            "priority": priority,
-            "steps": self.steps,
+            "priority": None if self._early is None else self._early.priority,
+            "steps": self._count.steps,
             "epochs": self._epochs,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.run.curve, self._priority = state_dict["curve"], state_dict.get("priority")
-        self._count.steps, self._epochs = state_dict.get("steps"), state_dict.get("epochs", 0)
+        self.run.curve = state_dict["curve"]
+        self._priority = state_dict.get("priority")
+        self._count.steps = state_dict.get("steps")
+        self._epochs = state_dict.get("epochs", 0)

@@ -12,13 +12,32 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from lightning.fabric.utilities import data as fabric_data
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loops.fit_loop import _FitLoop
 
 VERSION = "2.6"
 
 
-def set_budget(trainer: Trainer, steps: int) -> None:
+# Lightning sets these three documented attributes from outside of its Trainer class, so that type
+# checkers do not find them.
+
+
+def callbacks_of(trainer: Any) -> list[Callback]:
+    """Return `trainer.callbacks`."""
+    return trainer.callbacks
+
+
+def data_module_of(trainer: Any) -> Any:
+    """Return `trainer.datamodule`; None without a data module."""
+    return trainer.datamodule
+
+
+def is_fast_dev_run(trainer: Any) -> bool:
+    """Return True if `trainer.fast_dev_run` limits the fit to a few batches."""
+    return bool(trainer.fast_dev_run)
+
+
+def set_max_steps(trainer: Trainer, steps: int) -> None:
     """Set `trainer.max_steps` after the trainer was made."""
     trainer.fit_loop.epoch_loop.max_steps = steps
 

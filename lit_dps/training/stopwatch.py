@@ -1,4 +1,4 @@
-"""Where the time of a run goes: into optimizer steps, into checks, or elsewhere."""
+"""Stopwatch: measures the seconds that a run spends in optimizer steps and in validations."""
 
 from __future__ import annotations
 
@@ -10,58 +10,68 @@ from typing import Literal
 import torch
 from lightning.pytorch import Trainer
 
+import lit_dps.training.lightning_private as lightning_private
+
 Phase = Literal["training", "checking"]
 
 
 def now(device: torch.device | None = None) -> float:
-    """Seconds, when what was called on a device is done."""
+    """Return a time in seconds, after the device has finished its work."""
     if device is not None and device.type != "cpu":
         torch.accelerator.synchronize()
     return time.perf_counter()
 
 
 class Stopwatch:
-    """Seconds of optimizer steps with their data, and of checks, as far as this process made them.
+    """Measures seconds of optimizer steps with their data, and of validations, in this process.
 
-    All else counts as neither: building, pruning, measuring, logging, saving.
+    All other work counts as neither: building, pruning, measuring, logging and saving.
     """
 
     def __init__(self):
-        self._spent: dict[Phase, float] = {"training": 0.0, "checking": 0.0}
+        self._seconds: dict[Phase, float] = {"training": 0.0, "checking": 0.0}
         self._phase: Phase | None = None
-        self._since, self._steps, self._checks = 0.0, 0, 0
+        self._phase_start = 0.0
+        self._steps = 0
+        self._checks = 0
 
-    def turn(self, to: Phase | None, device: torch.device | None = None) -> None:
-        """Ends what was timed, once what was called on the device is done, and begins something
-        else, or nothing."""
-        seconds = now(device)
+    def switch_to(self, phase: Phase | None, device: torch.device | None = None) -> None:
+        """End the current phase once the device has finished, and begin another, or none."""
+        time_now = now(device)
         if self._phase is not None:
-            self._spent[self._phase] += seconds - self._since
-        self._phase, self._since = to, seconds
+            self._seconds[self._phase] += time_now - self._phase_start
+        self._phase = phase
+        self._phase_start = time_now
 
     @contextmanager
-    def stopped(self, device: torch.device | None = None) -> Iterator[None]:
-        """In here nothing is timed."""
+    def paused(self, device: torch.device | None = None) -> Iterator[None]:
+        """Measure nothing in this block."""
         phase = self._phase
-        self.turn(None, device)
+        self.switch_to(None, device)
         yield
-        self.turn(phase, device)
+        self.switch_to(phase, device)
 
-    def checked(self, steps: int) -> None:
-        """A check is over, so many steps after the last one."""
-        self.turn(None)
-        self._steps, self._checks = self._steps + steps, self._checks + 1
+    def add_check(self, steps: int) -> None:
+        """End a validation, which follows this number of steps."""
+        self.switch_to(None)
+        self._steps += steps
+        self._checks += 1
 
     @property
     def timed(self) -> dict[str, float]:
-        """As `TrialResult.timed`."""
+        """Steps, validations and the seconds of each, as in `TrialResult.timed`.
+
+        Steps after the last validation do not count. Empty before the first validation.
+        """
         if not self._checks:
             return {}
-        return {"steps": self._steps, **self._spent, "checks": self._checks}
+        return {"steps": self._steps, **self._seconds, "checks": self._checks}
 
 
-def watch_of(trainer: Trainer) -> Stopwatch:
-    """The stopwatch of a run, which its `GoalErrorCallback` holds; one that nobody reads
-    without."""
-    found = (getattr(callback, "watch", None) for callback in trainer.callbacks)
-    return next((watch for watch in found if isinstance(watch, Stopwatch)), Stopwatch())
+def stopwatch_of(trainer: Trainer) -> Stopwatch:
+    """Return the stopwatch of the trainer's `GoalErrorCallback`, or a new one without it."""
+    for callback in lightning_private.callbacks_of(trainer):
+        stopwatch = getattr(callback, "stopwatch", None)
+        if isinstance(stopwatch, Stopwatch):
+            return stopwatch
+    return Stopwatch()

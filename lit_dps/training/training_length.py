@@ -1,4 +1,4 @@
-"""Sets the length of training that modules, callbacks and schedules see, by the budget of steps."""
+"""TrainingLength: sets the length of training that modules, callbacks and schedules see."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lit_dps.data.loaders import EndlessLoader
 from lit_dps.parallel.ddp import whole
 
 
-class Length:
+class TrainingLength:
     """Sets `trainer.max_epochs` to the epochs that `max_steps` need, unless epochs are limited.
 
     Module and callbacks see this value from the module's `setup` on. It depends on the length of
@@ -26,17 +26,21 @@ class Length:
         trainer: The trainer of the fit.
         whole_epochs: Whether to ignore `trainer.limit_train_batches`.
 
+    Attributes:
+        sets_epochs: Whether `set_max_epochs` has set `trainer.max_epochs`.
+
     Raises:
         ConfigError: if the data module's `setup` or `train_dataloader` reads `trainer.max_epochs`.
     """
 
     def __init__(self, trainer: Trainer, whole_epochs: bool = False):
-        self.trainer, self.whole_epochs = trainer, whole_epochs
-        self.given = False
-        self._computing = False
-        self._limited: float | None = None
+        self.trainer = trainer
+        self.whole_epochs = whole_epochs
+        self.sets_epochs = False
+        self._is_making_data = False
+        self._limited_batches: float | None = None
 
-    def before_data(self, data: LightningDataModule, begin: Callable[[], None]) -> None:
+    def before_data(self, data: LightningDataModule, begin: Callable[[], Any]) -> None:
         """Call `begin` before the data module's `setup` in the next fit.
 
         During this `setup`, reading the epochs raises ConfigError.
@@ -44,110 +48,116 @@ class Length:
         setup = data.setup
 
         @wraps(setup)
-        def watched(stage: str) -> None:
-            data.__dict__.pop("setup", None)
+        def watched_setup(stage: str) -> None:
+            vars(data).pop("setup", None)
             if stage != "fit":
                 setup(stage)
                 return
             begin()
-            self._computing = True
+            self._is_making_data = True
             try:
                 setup(stage)
             finally:
-                self._computing = False
+                self._is_making_data = False
 
-        data.__dict__["setup"] = watched
+        vars(data)["setup"] = watched_setup
 
-    def begin(self) -> None:
+    def set_max_epochs(self) -> None:
         """Make `trainer.max_epochs` computed when it is read, unless epochs are limited."""
         if lightning_private.has_epoch_limit(self.trainer):
             return
-        self.given = True
+        self.sets_epochs = True
         lightning_private.compute_epochs(self.trainer, self._epochs)
 
-    def until_optimizers(self, module: LightningModule, begun: Callable[[], int]) -> None:
-        """Fix the value when the module configures its optimizers.
+    def fix_at_optimizers(self, module: LightningModule, epochs_begun: Callable[[], int]) -> None:
+        """Fix `trainer.max_epochs` when the module configures its optimizers.
 
         Args:
             module: The module.
-            begun: Returns the number of epochs that a resumed run had begun.
+            epochs_begun: Returns the number of epochs that a resumed run had begun.
         """
-        if not self.given:
+        if not self.sets_epochs:
             return
         configure = module.configure_optimizers
 
         @wraps(configure)
         def configure_optimizers() -> Any:
-            module.__dict__.pop("configure_optimizers", None)
+            vars(module).pop("configure_optimizers", None)
             epochs = self._epochs()
             lightning_private.set_epochs(self.trainer, epochs)
             configured = configure()
             if epochs != -1:
                 # A schedule sees the same length after a resume. The run itself may need more
                 # epochs.
-                lightning_private.set_epochs(self.trainer, max(epochs, begun() + 1))
+                lightning_private.set_epochs(self.trainer, max(epochs, epochs_begun() + 1))
             return configured
 
-        module.__dict__["configure_optimizers"] = configure_optimizers
+        vars(module)["configure_optimizers"] = configure_optimizers
 
-    def end(self) -> None:
+    def restore_limit(self) -> None:
         """Apply `trainer.limit_train_batches` again. Call this when training starts."""
-        if self._limited is not None:
-            lightning_private.set_batches_of_epoch(self.trainer, self._limited)
-            self._limited = None
+        if self._limited_batches is not None:
+            lightning_private.set_batches_of_epoch(self.trainer, self._limited_batches)
+            self._limited_batches = None
 
     def _epochs(self) -> int:
         """Return the epochs that the trainer's steps need; -1 if an epoch has no length."""
         trainer = self.trainer
-        if self._computing:
-            name = type(trainer.datamodule).__name__
-            raise ConfigError(
-                "data",
-                name,
-                "setup() and train_dataloader() without trainer.max_epochs and "
-                "trainer.estimated_stepping_batches, "
-                "which follow from the length of the train dataloader: read trainer.max_steps",
-            )
-        self._computing = True
-        try:
-            lightning_private.set_up_data(trainer)
-        finally:
-            self._computing = False
-        if self.whole_epochs and self._limited is None:
-            self._limited = lightning_private.batches_of_epoch(trainer)
+        self._make_data()
+        if self.whole_epochs and self._limited_batches is None:
+            self._limited_batches = lightning_private.batches_of_epoch(trainer)
             whole_epoch = lightning_private.batches_of_whole_epoch(trainer)
             lightning_private.set_batches_of_epoch(trainer, whole_epoch)
         if isinstance(whole(trainer.train_dataloader), EndlessLoader):
             # To Lightning this is one endless epoch. The examples give the number of passes.
-            size = getattr(trainer.datamodule, "training_size", None)
+            data = lightning_private.data_module_of(trainer)
+            size = getattr(data, "training_size", None)
             if size is None:
                 return -1
-            examples = (
-                trainer.max_steps * trainer.accumulate_grad_batches * trainer.datamodule.batch_size
-            )
-            return math.ceil(examples / size)
+            batches = trainer.max_steps * trainer.accumulate_grad_batches
+            return math.ceil(batches * data.batch_size / size)
         steps = self.steps_of_epoch()
-        return -1 if steps is None else max(1, math.ceil(trainer.max_steps / steps))
+        if steps is None:
+            return -1
+        return max(1, math.ceil(trainer.max_steps / steps))
+
+    def _make_data(self) -> None:
+        """Make the train dataloader.
+
+        Raises:
+            ConfigError: if the data module reads the number of epochs for this.
+        """
+        if self._is_making_data:
+            raise ConfigError(
+                "data",
+                type(lightning_private.data_module_of(self.trainer)).__name__,
+                "setup() and train_dataloader() without trainer.max_epochs and "
+                "trainer.estimated_stepping_batches, which follow from the length of the train "
+                "dataloader: read trainer.max_steps",
+            )
+        self._is_making_data = True
+        try:
+            lightning_private.set_up_data(self.trainer)
+        finally:
+            self._is_making_data = False
 
     def steps_of_epoch(self) -> int | None:
         """Return the optimizer steps of an epoch; None if an epoch has no length.
 
         The data have to be set up.
         """
-        trainer = self.trainer
-        batches = lightning_private.batches_of_epoch(trainer)
+        batches = lightning_private.batches_of_epoch(self.trainer)
         if not 0 < batches < math.inf:
             return None
-        return math.ceil(batches / trainer.accumulate_grad_batches)
+        return math.ceil(batches / self.trainer.accumulate_grad_batches)
 
 
 def extend_max_epochs(trainer: Trainer) -> None:
     """Allow one more epoch, for a run whose epochs are shorter than expected.
 
-    Call this at the end of an epoch, if `Length` set the limit.
+    Call this at the end of an epoch, if `TrainingLength` set the limit.
     """
     limit = lightning_private.epochs(trainer)
-    if limit != -1:
-        lightning_private.set_epochs(
-            trainer, max(limit, lightning_private.epochs_with_next(trainer))
-        )
+    if limit is not None and limit != -1:
+        epochs = max(limit, lightning_private.epochs_with_next(trainer))
+        lightning_private.set_epochs(trainer, epochs)

@@ -54,7 +54,7 @@ def run(module, data, sparsity, steps, goal=1e-6, interval=16, precision="32-tru
     check = GoalErrorCallback(
         goal, interval, math.ceil(steps / interval) * interval, early_reject=early
     )
-    check.follow(
+    check.record_in(
         Attempt(None, check.goal, (0.95,))
     )  # which the first check meets: so that one looks at all images
     quiet = {

@@ -228,7 +228,7 @@ class _Look(Callback):
         self.metrics: list[dict[str, float]] = []
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.metrics.append(self.goal.look(trainer))
+        self.metrics.append(self.goal.validate_now(trainer))
         perturb(pl_module)
-        self.metrics.append(self.goal.look(trainer))
+        self.metrics.append(self.goal.validate_now(trainer))
         raise _Looked

@@ -294,7 +294,7 @@ class _Recorder(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         goal = next(each for each in trainer.callbacks if isinstance(each, GoalErrorCallback))
-        self._look = goal.look
+        self._look = goal.validate_now
         self._add(
             pl_module.state_dict(),
             rate_curve(trainer, pl_module, trainer.max_steps, goal.steps_of_epoch),

@@ -298,13 +298,13 @@ class ShortEpochs(Callback):
         # Only now, because validation may change attributes that the first training step reads.
         try:
             pl_module.load_state_dict(self._initial)
-            self.untrained = self.goal.look(trainer)
+            self.untrained = self.goal.validate_now(trainer)
         except Exception:  # some modules cannot validate before they are trained
             return
         if not self.goal.is_known:
             perturb(pl_module)
             with suppress(Exception):
-                self.repeated = self.goal.look(trainer), self.goal.look(trainer)
+                self.repeated = self.goal.validate_now(trainer), self.goal.validate_now(trainer)
 
 
 def perturb(module: LightningModule) -> None:

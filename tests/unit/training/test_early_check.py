@@ -56,7 +56,7 @@ def classifier(**arguments) -> ImageClassifier:
 
 def run(early: bool, goal: float, further=(), steps: int = 60):
     check = GoalErrorCallback(goal, 2, steps, early_reject=early)
-    check.follow(Attempt(None, check.goal, further))
+    check.record_in(Attempt(None, check.goal, further))
     module, data = classifier(), Points()
     torch.manual_seed(0)
     fit(module, callbacks=[check], datamodule=data)

@@ -23,7 +23,7 @@ class Uses(Callback):
         self.seen = {}
 
     def setup(self, trainer, pl_module, stage):
-        private.set_budget(trainer, 7)
+        private.set_max_steps(trainer, 7)
         private.replace_dataloader(trainer, lambda made: self.seen.setdefault("wrapped", made))
         self.seen["anomalies"] = private.detects_anomalies(trainer)
         self.seen["epochs"] = private.epochs(trainer)

@@ -152,15 +152,15 @@ def test_an_outcome_that_the_storage_refuses_ends_no_run(tmp_path, capsys):
 def test_it_stands_still_where_it_is_stopped():
     watch = Stopwatch()
     assert watch.timed == {}
-    watch.turn("training")
+    watch.switch_to("training")
     CLOCK.seconds += 1
-    with watch.stopped():
+    with watch.paused():
         CLOCK.seconds += 10
     CLOCK.seconds += 2
-    watch.turn("checking")
+    watch.switch_to("checking")
     CLOCK.seconds += 5
-    watch.checked(4)
+    watch.add_check(4)
     CLOCK.seconds += 50
-    watch.turn("training")
+    watch.switch_to("training")
     CLOCK.seconds += 3  # steps that no check has seen
     assert watch.timed == {"steps": 4, "training": 3.0, "checks": 1, "checking": 5.0}
