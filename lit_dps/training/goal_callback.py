@@ -53,8 +53,9 @@ class GoalErrorCallback(Callback):
     A validation whose metric is not finite does not meet the goal. With several ranks, the metric
     covers the entire split, the loss covers the entire batch, and all ranks stop together.
 
-    Modules, callbacks and schedules see a training of `max_steps` steps: in `trainer.max_steps`, in
-    `trainer.estimated_stepping_batches`, and as epochs in `trainer.max_epochs`.
+    Modules, callbacks and schedules see `max_steps` as the length of training: in
+    `trainer.max_steps`, in `trainer.estimated_stepping_batches`, and as epochs in
+    `trainer.max_epochs`.
     `ReduceLROnPlateau` is stepped at the end of an epoch or step only if the metric has a new
     value.
 

@@ -8,11 +8,11 @@ import math
 import pytest
 
 from lit_dps.cli.fit import CALLBACKS
-from lit_dps.core.errors import ConfigError
 from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell, Status
 from lit_dps.report import figures
 from lit_dps.training import GoalErrorCallback
+from tests.support.errors import refuses
 from tests.support.fake_study import analysis_of, result
 from tests.support.tiny import Plain, fit, loader
 from tests.unit.study.test_grid import setup
@@ -59,38 +59,21 @@ def test_a_metric_that_is_not_yet_finite_does_not_end_a_run(missing):
 
 
 @pytest.mark.parametrize(
-    ("goal", "said"),
+    ("goal", "key", "value"),
     [
-        ({}, "goal: {} is not allowed; one of goal.error, goal.at_most and goal.at_least"),
-        ({"error": 0.1, "at_most": 0.1}, "one of goal.error, goal.at_most and goal.at_least"),
-        (
-            {"metric": "val_acc", "at_most": 0.9},
-            "goal.metric: 'val_acc' is not allowed; a metric that falls; of one tha",
-        ),
-        (
-            {"error": 0.1, "monitor": "val_acc"},
-            "goal.monitor: 'val_acc' is not allowed; a metric that falls",
-        ),
-        (
-            {"error": 0.5, "metric": "val_loss"},
-            "goal.error: 0.5 is not allowed; goal.at_most or goal.at_least of goal.metric "
-            "val_loss; of an error of",
-        ),
-        (
-            {"metric": "val/ppl", "at_most": math.inf},
-            "goal.at_most: inf is not allowed; a finite number",
-        ),
-        ({"metric": "train_loss", "at_most": 0.1}, "goal.metric: 'train_loss' is not allowed"),
-        (
-            {"metric": "val_error", "at_most": 1.5},
-            "goal.error: 1.5 is not allowed; a validation error strictly between",
-        ),
+        ({}, "goal", {}),
+        ({"error": 0.1, "at_most": 0.1}, "goal", {"error": 0.1, "at_most": 0.1}),
+        ({"metric": "val_acc", "at_most": 0.9}, "goal.metric", "val_acc"),
+        ({"error": 0.1, "monitor": "val_acc"}, "goal.monitor", "val_acc"),
+        ({"error": 0.5, "metric": "val_loss"}, "goal.error", 0.5),
+        ({"metric": "val/ppl", "at_most": math.inf}, "goal.at_most", math.inf),
+        ({"metric": "train_loss", "at_most": 0.1}, "goal.metric", "train_loss"),
+        ({"metric": "val_error", "at_most": 1.5}, "goal.error", 1.5),
     ],
 )
-def test_what_is_not_allowed_is_one_line(goal, said):
-    with pytest.raises(ConfigError) as caught:
+def test_a_goal_that_is_not_allowed_is_refused_by_key(goal, key, value):
+    with refuses(key, value):
         GoalErrorCallback(**goal)
-    assert said in str(caught.value) and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -102,9 +85,8 @@ def test_what_is_not_allowed_is_one_line(goal, said):
 )
 def test_a_metric_that_is_not_logged_is_named_under_the_key_that_names_it(goal, key):
     callback = GoalErrorCallback(check_interval=1, max_steps=4, **goal)
-    with pytest.raises(ConfigError) as caught:
+    with refuses(key, callback.monitor):
         fit(Plain(errors=(0.5,) * 4), loader(), loader(), callbacks=[callback])
-    assert (caught.value.key, caught.value.value) == (key, callback.monitor)
 
 
 def test_a_goal_is_stored_and_read_and_one_of_earlier_versions_is_a_validation_error():
@@ -140,7 +122,7 @@ def test_a_study_answers_goals_that_are_easier():
     study = analysis_of({cell: [result(cell, 0, 12, curve=curve)]}, goal=goal, goals=[0.8, 0.6])
     assert study.record.goal == goal
     assert [each.cells[0].k_star for each in study.at_each_goal] == [12, 8, 8]
-    with pytest.raises(ConfigError, match="goals: 0.95 is not allowed; at most 0.9"):
+    with refuses("goals", 0.95):
         study.at_goal(0.95)
     logs = figures.logs.rows(study)
     assert logs["val/acc"].tolist() == [0.5, 0.8, 0.9] and "val_error" not in logs

@@ -6,10 +6,10 @@ import pytest
 import torch
 from lightning.pytorch import Callback, LightningDataModule, Trainer
 
-from lit_dps.core.errors import ConfigError
 from lit_dps.parallel import ranks
 from lit_dps.parallel.settings import arguments
 from lit_dps.training import GoalErrorCallback
+from tests.support.errors import refuses
 from tests.support.ranks import same_on_ranks
 from tests.support.tiny import QUIET, Plain, fit, loader
 
@@ -163,9 +163,8 @@ def test_a_resumed_run_sees_the_same_lengths(tmp_path):
 
 @pytest.mark.parametrize("read", [lambda t: t.max_epochs, lambda t: t.estimated_stepping_batches])
 def test_a_data_module_cannot_ask_for_its_own_length(read):
-    with pytest.raises(ConfigError) as refused:
+    with refuses("data", "Data"):
         fit_prepared(Plain(), Data(read))
-    assert (refused.value.key, refused.value.value) == ("data", "Data")
 
 
 def test_a_data_module_sees_the_steps():
