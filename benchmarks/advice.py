@@ -23,8 +23,8 @@ from benchmarks.step_model import DATA as TIMES
 from benchmarks.step_model import predicted, timed
 from lit_dps.advice.answer import answer
 from lit_dps.advice.step_time import Timed, fit_step_time
-from lit_dps.analysis.fit import fit_scaling
 from lit_dps.analysis.law import Law, law_of
+from lit_dps.analysis.law_fit import fit_scaling
 from lit_dps.analysis.observations import Observation, exact, medians
 
 TITLE = "Advice on public workloads"

@@ -21,10 +21,10 @@ import pandas as pd
 
 from benchmarks.advice import ALL, curves, must_refuse, parts, runs_of
 from benchmarks.text import table
-from lit_dps.analysis import identifiability as refusal
-from lit_dps.analysis import posterior
-from lit_dps.analysis.fit import fit_scaling
+from lit_dps.analysis import law as refusal
+from lit_dps.analysis import law_posterior as posterior
 from lit_dps.analysis.law import Law, law_of
+from lit_dps.analysis.law_fit import fit_scaling
 from lit_dps.analysis.observations import Observation, exact
 
 WIDE, TAILS = (10.0, 30.0, 100.0, 300.0, 1000.0), (3.0, 8.0, 30.0)

@@ -16,7 +16,7 @@ from lit_dps.advice.one_run import OneRun
 from lit_dps.advice.step_time import StepTime
 from lit_dps.analysis.answer import NEAR
 from lit_dps.analysis.law import Law
-from lit_dps.analysis.rate_law import RateLaw
+from lit_dps.analysis.rates import RateLaw
 from lit_dps.analysis.tables import seconds_text
 
 HOUR = 3600.0

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from lit_dps.analysis.observations import Observation
-from lit_dps.analysis.rate_law import RateLaw
+from lit_dps.analysis.rates import RateLaw
 from lit_dps.analysis.tables import three_digits
 
 ADAPTIVE, PLAIN = (

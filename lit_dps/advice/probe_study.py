@@ -19,9 +19,8 @@ from lit_dps.advice.memory import is_full
 from lit_dps.advice.stages import Clock
 from lit_dps.advice.step_probe import is_above_split
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.expected_steps import observed
-from lit_dps.analysis.learning_rates import RateCurve
-from lit_dps.analysis.observations import Observation
+from lit_dps.analysis.observations import Observation, observed
+from lit_dps.analysis.rates import RateCurve
 from lit_dps.analysis.step_seconds import step_seconds
 from lit_dps.core.environment import KEY, SOURCES
 from lit_dps.core.errors import StorageError, UserError, place_in_user_code
@@ -177,7 +176,7 @@ class Probes:
 
 
 def observations(record: StudyRecord | None) -> list[Observation]:
-    """What each probe says of K, bounds among it (`lit_dps.analysis.expected_steps.observed`)."""
+    """What each probe says of K, bounds among it (`lit_dps.analysis.observations.observed`)."""
     return (
         []
         if record is None

@@ -12,7 +12,7 @@ from lightning.pytorch import Trainer
 from lit_dps.advice.answer import Answer
 from lit_dps.advice.probe_study import best_rates
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.learning_rates import RATE_NAMES
+from lit_dps.analysis.rates import RATE_NAMES
 from lit_dps.core.local_sgd import LocalSGDSchedule
 from lit_dps.core.record import StudyRecord
 from lit_dps.storage.advice_store import AdviceStore

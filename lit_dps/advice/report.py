@@ -29,9 +29,9 @@ from lit_dps.advice.text import render
 from lit_dps.advice.user_workload import own_batch_size, probing
 from lit_dps.advice.verify import one_run
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.fit import AT_LEAST
 from lit_dps.analysis.law import Law
-from lit_dps.analysis.rate_law import adaptive_advice
+from lit_dps.analysis.law_fit import AT_LEAST
+from lit_dps.analysis.rates import adaptive_advice
 from lit_dps.analysis.tables import listed_numbers, three_digits, write_csv
 from lit_dps.core.atomic_write import not_written, replacing
 from lit_dps.core.errors import StorageError

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import Any
 
-from lit_dps.analysis.learning_rates import RATE_NAMES
+from lit_dps.analysis.rates import RATE_NAMES
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.search_space import Range
 from lit_dps.storage.schema import PROBES_SUFFIX

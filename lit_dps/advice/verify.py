@@ -15,7 +15,7 @@ from lit_dps.advice.options import time_text
 from lit_dps.advice.stages import Clock, say
 from lit_dps.advice.step_probe import of_one_device, threads_of_fit
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.rate_law import RateLaw
+from lit_dps.analysis.rates import RateLaw
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.goal import Goal
 from lit_dps.core.record import StudyRecord

@@ -7,26 +7,22 @@ from functools import cached_property
 
 import pandas as pd
 
-from lit_dps.analysis.answer import answer_rows
+from lit_dps.analysis.answer import Steps, answer_rows, expected_steps
 from lit_dps.analysis.best_of_n import draw_rows
-from lit_dps.analysis.budgets import budget_rows
+from lit_dps.analysis.budgets import budget_rows, quality_rows
 from lit_dps.analysis.critical import Critical, critical_batch_sizes, critical_rows
 from lit_dps.analysis.delay import DelayLaw, delay_laws, delay_rows, doubling_rows
-from lit_dps.analysis.expected_steps import Steps, expected_steps
 from lit_dps.analysis.gradient_noise import noise_rows
-from lit_dps.analysis.learning_rates import RateCurve, rate_curves, rate_laws, rate_rows
+from lit_dps.analysis.law_bootstrap import REPLICATES, Scaling, law_rows, scale, scale_medians
 from lit_dps.analysis.local_sgd import Curve, curves, with_communications
-from lit_dps.analysis.median_law import scale_medians, seeds_of
 from lit_dps.analysis.other_goals import at_goal
-from lit_dps.analysis.quality import quality_rows
-from lit_dps.analysis.rate_law import RateLaw
 from lit_dps.analysis.rate_rules import price_rows
-from lit_dps.analysis.repeats import RepeatSummary, repeat_rows, summarize_repeats
-from lit_dps.analysis.scaling import REPLICATES, Scaling, law_rows, scale
+from lit_dps.analysis.rates import RateCurve, RateLaw, rate_curves, rate_laws, rate_rows
+from lit_dps.analysis.repeats import RepeatSummary, repeat_rows, seeds_of, summarize_repeats
 from lit_dps.analysis.sparse_ratios import Ratio, ratio_bounds, ratios
 from lit_dps.analysis.step_seconds import StepSeconds, step_seconds
 from lit_dps.analysis.summary import CellSummary, cell_rows, summarize, trial_rows
-from lit_dps.analysis.term_ratios import term_ratio_rows
+from lit_dps.analysis.term_comparisons import term_ratio_rows
 from lit_dps.analysis.theory import theory_rows
 from lit_dps.core.progress_line import with_progress
 from lit_dps.core.record import StudyRecord

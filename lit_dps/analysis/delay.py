@@ -17,9 +17,14 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
-from lit_dps.analysis.fit import Fit, fit_many
-from lit_dps.analysis.identifiability import FEWEST
-from lit_dps.analysis.scaling import Interval, Scaling, estimate, percentile_interval, resample
+from lit_dps.analysis.law_bootstrap import (
+    Interval,
+    Scaling,
+    estimate,
+    percentile_interval,
+    resample,
+)
+from lit_dps.analysis.law_fit import FEWEST, Fit, fit_many
 from lit_dps.analysis.summary import CellSummary, at_first_check
 from lit_dps.analysis.tables import (
     Row,

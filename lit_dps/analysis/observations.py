@@ -1,5 +1,6 @@
 """What was measured of K at some batch sizes: a number, or a bound of it, and how certain each
-is."""
+is.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from lit_dps.analysis.fit import AT_LEAST, AT_MOST
+from lit_dps.analysis.law_bootstrap import resample
+from lit_dps.analysis.law_fit import AT_LEAST, AT_MOST
+from lit_dps.analysis.summary import CellSummary
 from lit_dps.analysis.tables import listed_numbers
+from lit_dps.core.record import StudyRecord
+from lit_dps.core.search_space import short_names
+from lit_dps.core.trial import Status
 
 # The standard error of a median of n normal draws is this over sqrt(n) of their standard deviation
 # (n large).
@@ -123,3 +129,32 @@ def edges(observations: Sequence[Observation]) -> str | None:
         "there, "
         "widen it first"
     )
+
+
+REPLICATES = 200
+
+
+def observed(record: StudyRecord, cell: CellSummary) -> Observation | None:
+    """What the trials of a cell say of K, maybe a bound.
+
+    The noise of log K* is that of the best of as many trials, resampled. Where no trial met the
+    goal, the budget is a lower bound of K as far as every one of them spent it. Where more than
+    half of the trials were not run, K* is an upper bound: a search goes on to better rates.
+    """
+    goal, size = record.goal, float(cell.cell.batch_size)
+    if cell.k_star is None:
+        spent = [r for r in cell.trials if r.status in (Status.INCOMPLETE, Status.INFEASIBLE)]
+        whole = (
+            bool(cell.trials)
+            and not (cell.pending or cell.undetermined_points)
+            and len(spent) == len(cell.trials)
+        )
+        return Observation(size, float(goal.max_steps), bound=AT_LEAST) if whole else None
+    if cell.at_first_check or 2 * (cell.pending + len(cell.undetermined_points)) > record.trials:
+        return Observation(size, float(cell.k_star), bound=AT_MOST)
+    found = np.asarray(resample(cell.steps, REPLICATES, (0, int(size))), float)
+    found = found[np.isfinite(found) & (found > 0)]
+    noise = float(np.log(found).std()) if len(found) > 1 else 0.0
+    names = short_names(list(record.space))
+    edge = ", ".join(f"{names[key]} {end}" for key, end in cell.boundary.items())
+    return Observation(size, float(cell.k_star), noise, float(goal.check_interval), edge=edge)

@@ -16,17 +16,39 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pandas as pd
 
-from lit_dps.analysis.learning_rates import EFFECTIVE, RULES, RateCurve, best_of, draws, steps_of
-from lit_dps.analysis.scaling import PERCENTILES
+from lit_dps.analysis.law_bootstrap import PERCENTILES
+from lit_dps.analysis.rates import EFFECTIVE, RULES, RateCurve
 from lit_dps.analysis.tables import columns_of, frame
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import Status, TrialResult
 
+
+def steps_of(trials: Sequence[TrialResult]) -> np.ndarray:
+    """Steps to result (n,), infinite of a trial that is not complete."""
+    return np.array([math.inf if r.steps is None else r.steps for r in trials], float)
+
+
+def draws(count: int, replicates: int, batch_size: int) -> np.ndarray:
+    """Trials of resamples of a cell, with replacement, (R, n): the draws of `scaling.resample`."""
+    return np.random.default_rng((0, batch_size)).integers(count, size=(replicates, count))
+
+
+def best_of(drawn: np.ndarray, steps: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Of each resample the value (R,) of its best trial, the first drawn one among equals; nan
+    without one."""
+    i = drawn[np.arange(len(drawn)), steps[drawn].argmin(axis=1)]
+    return np.where(np.isfinite(steps[i]), values[i], np.nan)
+
+
 # how far from the rule's rate, as a factor, a trial may lie: rules differ by 1.4 after one doubling
 # of B
 WINDOW = 1.25
+
+
 # What a price is.
 MEASURED, AT_LEAST, AT_MOST = "measured", "at least", "at most"
+
+
 NOBODY, OUTSIDE, DIVERGED = "no trial near", "outside the search space", "all near diverged"
 
 

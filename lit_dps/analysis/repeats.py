@@ -4,21 +4,35 @@ the luck in K*.
 K* is the least of many trials, so it is lucky in its seed as well as good in its metaparameters:
 run again on other seeds, its point usually needs more steps. K* over the median of its own point
 tells how much.
+
+The law of the median over seeds: fitted to the median K of each cell's best point, beside that
+of K* itself.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import pandas as pd
 
+from lit_dps.analysis.best_of_n import draws_text
+from lit_dps.analysis.law_bootstrap import Scaling, estimate, medians_outside
 from lit_dps.analysis.summary import CellSummary, at_first_check
-from lit_dps.analysis.tables import aligned, columns_of, frame, short_columns, three_digits
+from lit_dps.analysis.tables import (
+    aligned,
+    columns_of,
+    frame,
+    listed_numbers,
+    short_columns,
+    three_digits,
+    times,
+)
 from lit_dps.core.record import StudyRecord
-from lit_dps.core.trial import Cell, Status, TrialResult
+from lit_dps.core.trial import Cell, Series, Status, TrialResult
 
 
 @dataclass(frozen=True)
@@ -276,3 +290,92 @@ def _same_runs(record: StudyRecord, repeated: RepeatSummary) -> bool:
         for r in (*runs, *repeated.results)
     ]
     return bool(runs) and all(curve == curves[0] and curve[0] for curve in curves)
+
+
+def seeds_of(repeats: Sequence[RepeatSummary]) -> dict[Series, dict[int, list[float]]]:
+    """Steps to result over seeds of each K* point, by series and batch size; infinite for those
+    that missed the goal.
+
+    Without cells most of whose repeats missed the goal: their median is not known.
+    """
+    found: dict[Series, dict[int, list[float]]] = {}
+    for each in repeats:
+        if each.rank == 1 and each.median is not None and np.isfinite(each.median):
+            found.setdefault(each.cell.series, {})[each.cell.batch_size] = each.known
+    return found
+
+
+def outside_text(outside: Mapping[int, float]) -> str:
+    """Where medians leave the law in words: above at B = 8, 16, below at B = 2."""
+    parts = []
+    for side, is_above in (("above", True), ("below", False)):
+        sizes = [batch_size for batch_size, ratio in outside.items() if (ratio > 1) == is_above]
+        if sizes:
+            parts.append(f"{side} at B = {listed_numbers(sizes)}")
+    return ", ".join(parts)
+
+
+def median_notes(
+    laws: Mapping[Series, Scaling], medians: Mapping[Series, Scaling], check_interval: int
+) -> list[str]:
+    """A note on the series and batch sizes at which medians over seeds leave the law of K*; empty
+    without any."""
+    parts, ratios = [], []
+    for series, of_medians in sorted(medians.items()):
+        outside = medians_outside(laws[series], of_medians, check_interval)
+        if outside:
+            parts.append(f"{series} {outside_text(outside)}")
+            ratios += outside.values()
+    if not parts:
+        return []
+    most = max(ratios, key=lambda ratio: abs(math.log(ratio)))
+    return [
+        f"medians over seeds lie outside the 95 % band of the law of K*: {'; '.join(parts)}; up "
+        f"to {times(most)} the "
+        "law. One run at the best point needs the median, not the law"
+    ]
+
+
+def law_lines(scalings: Mapping[Series, Scaling]) -> list[str]:
+    """A line a series: the constants of its law and what else is to say of it."""
+    lines = []
+    for series, scaling in sorted(scalings.items()):
+        parts = [scaling.describe()]
+        if scaling.fit is not None:
+            c1, c2 = estimate(scaling.fit.c1, scaling.c1), estimate(scaling.fit.c2, scaling.c2)
+            parts = [f"c1 = {c1}", f"c2 = {c2}", *parts]
+        lines.append(f"  {series}  " + "  ".join(parts))
+    return lines
+
+
+def intervals_of(scalings: Mapping[Series, Scaling]) -> str:
+    """What the intervals of the laws of K* are, in words."""
+    over = {scaling.over for scaling in scalings.values()}
+    if over == {"seeds"}:
+        return "intervals over seeds"
+    words = "bootstrap intervals over trials, which lean upward"
+    return (
+        f"intervals over seeds, or where a cell lacks repeats or one missed the goal {words}"
+        if "seeds" in over
+        else words
+    )
+
+
+def luck_text(
+    record: StudyRecord,
+    cells: Sequence[CellSummary],
+    repeats: Sequence[RepeatSummary],
+    scalings: Mapping[Series, Scaling],
+) -> str:
+    """The section of a report on repeats and what they say; empty where nothing is repeated."""
+    if not repeats:
+        return ""
+    return repeats_text(record, repeats) + draws_text(record, cells) + median_law_text(scalings)
+
+
+def median_law_text(scalings: Mapping[Series, Scaling]) -> str:
+    """A line a series; empty where there are no repeats."""
+    if not scalings:
+        return ""
+    lines = ["median K over seeds = c1 / B + c2, 95 % intervals over seeds", *law_lines(scalings)]
+    return "\n".join(lines) + "\n"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lit_dps.analysis.scaling import (
+from lit_dps.analysis.law_bootstrap import (
     FEWEST_SEEDS,
     PERCENTILES,
     REPLICATES,

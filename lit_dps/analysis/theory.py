@@ -36,8 +36,8 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from lit_dps.analysis.fit import Fit
-from lit_dps.analysis.scaling import Scaling
+from lit_dps.analysis.law_bootstrap import Scaling
+from lit_dps.analysis.law_fit import Fit
 from lit_dps.analysis.summary import CellSummary
 from lit_dps.analysis.tables import columns_of, frame
 from lit_dps.core.racing import to_goal

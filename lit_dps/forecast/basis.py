@@ -7,8 +7,8 @@ import math
 from collections.abc import Mapping
 
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.expected_steps import observed
 from lit_dps.analysis.law import Law, law_of
+from lit_dps.analysis.observations import observed
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import Cell, Series
 from lit_dps.storage.advice_store import AdviceStore

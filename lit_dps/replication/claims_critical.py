@@ -14,7 +14,7 @@ size, the lower limit decides. A law that misses what it is fitted to tells no B
 from __future__ import annotations
 
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.scaling import Scaling
+from lit_dps.analysis.law_bootstrap import Scaling
 from lit_dps.analysis.tables import three_digits
 from lit_dps.core.record import setting
 from lit_dps.core.trial import Series

@@ -34,7 +34,7 @@ from collections.abc import Callable
 import numpy as np
 
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.scaling import Scaling
+from lit_dps.analysis.law_bootstrap import Scaling
 from lit_dps.analysis.tables import cell_of, three_digits
 from lit_dps.core.trial import Series
 from lit_dps.replication.rules import (

@@ -29,7 +29,7 @@ from scipy.special import stdtrit
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.tables import significant
-from lit_dps.analysis.term_ratios import (
+from lit_dps.analysis.term_comparisons import (
     Pair,
     lipschitz_at_the_same_steps,
     measured_terms,

@@ -28,9 +28,18 @@ from typing import NamedTuple
 import numpy as np
 
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.identifiability import OFF
-from lit_dps.analysis.median_law import median_draws, scale_medians, seeds_of
-from lit_dps.analysis.scaling import PERCENTILES, REPLICATES, Interval, Scaling, estimate, resample
+from lit_dps.analysis.law import OFF
+from lit_dps.analysis.law_bootstrap import (
+    PERCENTILES,
+    REPLICATES,
+    Interval,
+    Scaling,
+    estimate,
+    median_draws,
+    resample,
+    scale_medians,
+)
+from lit_dps.analysis.repeats import seeds_of
 from lit_dps.core.racing import last_step
 from lit_dps.core.trial import Cell, Series, Status
 

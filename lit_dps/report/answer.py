@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from lit_dps.analysis.expected_steps import K_STAR
-from lit_dps.analysis.rate_law import RateLaw
+from lit_dps.analysis.answer import K_STAR
+from lit_dps.analysis.rates import RateLaw
 from lit_dps.analysis.step_seconds import QUIET, TRIALS, WITH_CHECKS
 from lit_dps.analysis.summary import CellSummary
 from lit_dps.analysis.tables import (

@@ -14,8 +14,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 from lit_dps.analysis.analysis import Analysis
+from lit_dps.analysis.law_bootstrap import law_rows
 from lit_dps.analysis.layers import jacobian_rows
-from lit_dps.analysis.scaling import law_rows
 from lit_dps.analysis.tables import write_csv
 from lit_dps.core.atomic_write import NOT_WRITTEN, not_written, replacing
 from lit_dps.core.config import folder_name

@@ -9,7 +9,7 @@ from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.critical import critical_text
 from lit_dps.analysis.delay import delay_text
 from lit_dps.analysis.local_sgd import communications_text, local_text
-from lit_dps.analysis.median_law import intervals_of, law_lines, luck_text
+from lit_dps.analysis.repeats import intervals_of, law_lines, luck_text
 from lit_dps.analysis.tables import (
     Row,
     aligned,

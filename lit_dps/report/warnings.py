@@ -9,8 +9,7 @@ from itertools import groupby
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.layers import empty_layers, jacobian_notes
-from lit_dps.analysis.median_law import median_notes
-from lit_dps.analysis.repeats import repeat_notes
+from lit_dps.analysis.repeats import median_notes, repeat_notes
 from lit_dps.analysis.summary import CellSummary, at_first_check
 from lit_dps.core.goal import Goal
 from lit_dps.core.record import StudyRecord, setting

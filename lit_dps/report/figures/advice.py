@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from lit_dps.analysis.fit import AT_LEAST, AT_MOST
+from lit_dps.analysis.law_fit import AT_LEAST, AT_MOST
 from lit_dps.analysis.observations import Observation
 from lit_dps.report.figures.style import (
     BATCH_SIZE,

@@ -17,7 +17,7 @@ from matplotlib.patches import Patch
 
 import lit_dps.report.figures.style as look
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.learning_rates import rate_of
+from lit_dps.analysis.rates import rate_of
 from lit_dps.analysis.tables import cell_of, legend, numbers, rows_of
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.search_space import Box, Range, short_names

@@ -9,8 +9,7 @@ from matplotlib.figure import Figure
 
 import lit_dps.report.figures.style as look
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.budgets import goes_on
-from lit_dps.analysis.quality import TOP
+from lit_dps.analysis.budgets import TOP, goes_on
 from lit_dps.analysis.tables import numbers, rows_of
 from lit_dps.report.figures.budgets import metric_axis, metric_label
 

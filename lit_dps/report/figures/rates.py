@@ -14,8 +14,8 @@ from matplotlib.lines import Line2D
 
 import lit_dps.report.figures.style as look
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.learning_rates import AVERAGING, EFFECTIVE, NEAR, PLAIN, RULE_NAMES, RULES
 from lit_dps.analysis.rate_rules import AT_LEAST, AT_MOST, DIVERGED, MEASURED, WINDOW
+from lit_dps.analysis.rates import AVERAGING, EFFECTIVE, NEAR, PLAIN, RULE_NAMES, RULES
 from lit_dps.analysis.tables import legend, listed, numbers, rows_of
 
 NAME, PAPER = "rates", ""

@@ -18,8 +18,8 @@ from matplotlib.patches import Patch
 
 import lit_dps.report.figures.style as look
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.median_law import medians_outside, outside_text
-from lit_dps.analysis.scaling import Scaling
+from lit_dps.analysis.law_bootstrap import Scaling, medians_outside
+from lit_dps.analysis.repeats import outside_text
 from lit_dps.analysis.tables import columns_of, legend, listed, numbers, rows_of, title
 from lit_dps.core.trial import Series
 

@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 
 import lit_dps.report.figures.style as look
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.rank_correlations import FEWEST, TERMS, correlation_rows, rank_rows
 from lit_dps.analysis.tables import three_digits
+from lit_dps.analysis.term_comparisons import FEWEST, TERMS, correlation_rows, rank_rows
 from lit_dps.core.trial import text_of
 from lit_dps.report.figures.pruners import by_default as by_default
 

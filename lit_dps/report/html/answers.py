@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.learning_rates import EFFECTIVE, PLAIN, RULE_NAMES, RULES, RateCurve
+from lit_dps.analysis.rates import EFFECTIVE, PLAIN, RULE_NAMES, RULES, RateCurve
 from lit_dps.analysis.tables import legend, numbers, rows_of
 from lit_dps.report.html.charts import BATCH_SIZE, colour, dress, plain
 

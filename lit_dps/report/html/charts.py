@@ -12,7 +12,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.scaling import Scaling
+from lit_dps.analysis.law_bootstrap import Scaling
 from lit_dps.analysis.tables import legend, numbers
 from lit_dps.core.search_space import Box, Range, short_names
 from lit_dps.core.trial import Series, Status

@@ -18,7 +18,7 @@ import lit_dps.report.html.answers as answers
 import lit_dps.report.html.charts as charts
 import lit_dps.report.html.words as words
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.learning_rates import NEAR
+from lit_dps.analysis.rates import NEAR
 from lit_dps.analysis.tables import records, three_digits, value_text
 from lit_dps.core.search_space import Box, short_names
 from lit_dps.report.answer import LIMITS, answer_text

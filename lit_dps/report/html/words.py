@@ -8,7 +8,7 @@ from typing import Any
 
 from lit_dps import __version__
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.median_law import intervals_of
+from lit_dps.analysis.repeats import intervals_of
 from lit_dps.core.environment import KEY, SINCE
 from lit_dps.core.search_space import short_names
 from lit_dps.report.answer import sentences, timing_notes

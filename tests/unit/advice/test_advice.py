@@ -13,7 +13,7 @@ from lit_dps.advice.step_time import Link, Timed, fit_step_time
 from lit_dps.advice.text import render
 from lit_dps.analysis.law import law_of
 from lit_dps.analysis.observations import Observation, medians
-from lit_dps.analysis.rate_law import rate_law
+from lit_dps.analysis.rates import rate_law
 from lit_dps.report.figures.advice import draw_advice
 
 BATCH = [8, 16, 32, 64, 128, 256, 512, 1024]

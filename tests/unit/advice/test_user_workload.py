@@ -9,7 +9,7 @@ from lit_dps.advice.calibration import calibrate
 from lit_dps.advice.options import Options, seconds_of
 from lit_dps.advice.stages import EVERY, Clock
 from lit_dps.advice.user_workload import own_batch_size, rate_range
-from lit_dps.analysis.rate_law import adaptive_advice
+from lit_dps.analysis.rates import adaptive_advice
 from lit_dps.core.batch_scaling import scaled_beta2, scaled_decay
 from lit_dps.core.errors import ConfigError
 from lit_dps.parallel.process import waited_for_cpu

@@ -10,7 +10,7 @@ import pytest
 
 from lit_dps.advice.stages import Clock
 from lit_dps.advice.verify import RUNS, one_run, verify_recommendation
-from lit_dps.analysis.rate_law import rate_law
+from lit_dps.analysis.rates import rate_law
 from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.search_space import Range

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.critical import DEFINITIONS, critical_text
-from lit_dps.analysis.fit import Fit
-from lit_dps.analysis.linear_end import linear_end
+from lit_dps.analysis.critical import DEFINITIONS, critical_text, linear_end
+from lit_dps.analysis.law_fit import Fit
 from lit_dps.analysis.quadratic import NoisyQuadraticModel
 from lit_dps.core.goal import Goal
 from lit_dps.core.repeats import RepeatPlan

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lit_dps.analysis.delay import KEY, DelayLaw, delay_of, stable_share
-from lit_dps.analysis.fit import Fit
+from lit_dps.analysis.law_fit import Fit
 from lit_dps.analysis.quadratic import NoisyQuadraticModel
 from lit_dps.analysis.tables import records
 from lit_dps.core.goal import Goal

@@ -10,7 +10,7 @@ import pytest
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.other_goals import at_goal
 from lit_dps.analysis.summary import comparable, summarize
-from lit_dps.analysis.term_ratios import measured_terms
+from lit_dps.analysis.term_comparisons import measured_terms
 from lit_dps.core.racing import longest_attempt, truncate_at_race_limit
 from lit_dps.core.search_space import Range
 from lit_dps.core.trial import Cell, Series, Status

@@ -7,8 +7,8 @@ import optuna
 import pytest
 
 from lit_dps.analysis.analysis import Analysis
+from lit_dps.analysis.law_bootstrap import scale
 from lit_dps.analysis.other_goals import at_goal
-from lit_dps.analysis.scaling import scale
 from lit_dps.analysis.summary import at_first_check, summarize
 from lit_dps.analysis.tables import records
 from lit_dps.core.search_space import Range

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.optimize import least_squares
 
-from lit_dps.analysis.fit import LOSS_SCALE, Fit, fit_many, fit_scaling, overhead_batch_size
+from lit_dps.analysis.law_fit import LOSS_SCALE, Fit, fit_many, fit_scaling, overhead_batch_size
 
 POWERS = 2.0 ** np.arange(1, 15)  # the batch sizes of the paper, 2 to 16384
 
@@ -204,6 +204,6 @@ def test_starts_near_the_last_result_change_no_digit(monkeypatch, bounds):
     steps[::7, 2] = math.nan
     found = fit_many(batch, steps, bounds=bounds)
     monkeypatch.setattr(
-        "lit_dps.analysis.fit._ROUNDING", math.inf
+        "lit_dps.analysis.law_fit._ROUNDING", math.inf
     )  # all searches start at the mean
     assert (fit_many(batch, steps, bounds=bounds) == found).all()

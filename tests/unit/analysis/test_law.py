@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lit_dps.analysis.fit import AT_LEAST, AT_MOST, Fit, fit_many, fit_scaling
 from lit_dps.analysis.law import law_of
+from lit_dps.analysis.law_fit import AT_LEAST, AT_MOST, Fit, fit_many, fit_scaling
 from lit_dps.analysis.observations import Observation, medians
 
 BATCH = 2.0 ** np.arange(3, 13)

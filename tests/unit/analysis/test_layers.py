@@ -10,7 +10,7 @@ import pytest
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.layers import collapse_rows, jacobian_rows, kept_of, layer_rows
-from lit_dps.analysis.rank_correlations import correlation_rows, rank_rows
+from lit_dps.analysis.term_comparisons import correlation_rows, rank_rows
 from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell, Series
 from lit_dps.report.figures import FIGURES, drawn, write_figures

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lit_dps.analysis.median_law import (
-    intervals_of,
-    median_notes,
+from lit_dps.analysis.law_bootstrap import (
+    FEWEST_SEEDS,
+    k_star_limits,
     medians_outside,
-    outside_text,
+    scale,
     scale_medians,
 )
-from lit_dps.analysis.scaling import FEWEST_SEEDS, k_star_limits, scale
+from lit_dps.analysis.repeats import intervals_of, median_notes, outside_text
 from lit_dps.core.trial import Series
 
 SIZES = [4, 16, 64, 256]

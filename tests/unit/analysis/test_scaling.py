@@ -7,7 +7,7 @@ import optuna
 import pytest
 
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.scaling import NEGLIGIBLE, Interval, Scaling, estimate, resample, scale
+from lit_dps.analysis.law_bootstrap import NEGLIGIBLE, Interval, Scaling, estimate, resample, scale
 from lit_dps.analysis.tables import three_digits
 from lit_dps.core.trial import Cell, Series
 from lit_dps.storage.read import read_study

@@ -9,7 +9,7 @@ import pytest
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.other_goals import at_goal
 from lit_dps.analysis.tables import records
-from lit_dps.analysis.term_ratios import paired_terms
+from lit_dps.analysis.term_comparisons import paired_terms
 from lit_dps.analysis.theory import Terms, terms_of
 from lit_dps.core.trial import Cell, Series
 from lit_dps.report.text import render, sentence, theory_text

@@ -6,8 +6,7 @@ import math
 
 import pytest
 
-from lit_dps.analysis.learning_rates import spacing_of
-from lit_dps.analysis.rate_law import rate_law
+from lit_dps.analysis.rates import rate_law, spacing_of
 from lit_dps.core.format import number_text, time_text
 from lit_dps.core.noise_scale import NoiseScale
 

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.term_ratios import lipschitz_at_the_same_steps
+from lit_dps.analysis.term_comparisons import lipschitz_at_the_same_steps
 from lit_dps.core.repeats import RepeatPlan
 from lit_dps.core.trial import Cell
 from lit_dps.replication.claims_terms import (

@@ -1,5 +1,6 @@
 """Draws of the constants of K = c1 / B + c2 + c3 / B^2 given what was observed of K, from their
-posterior on a grid."""
+posterior on a grid.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +10,11 @@ import numpy as np
 from scipy import special
 
 DRAWS = 2000
+
+
 _RATIOS, _BENDS, _PLACES = 72, 32, 21  # points of the grids of c2 / c1, c3 / c1 and log c1
+
+
 # degrees of freedom of an observation's error: one bad cell may be off by more than it seems to be
 TAILS = 8.0
 

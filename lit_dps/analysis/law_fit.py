@@ -1,5 +1,6 @@
 """Fits the law K* = c1 / B + c2 of steps to result against batch size (Lee et al. 2021, Section
-4)."""
+4).
+"""
 
 from __future__ import annotations
 
@@ -10,22 +11,32 @@ from typing import NamedTuple
 
 import numpy as np
 
+FEWEST = 3  # batch sizes with a K
+
+
 # Residuals are differences of log steps. Below about 10 % a point counts as in least squares,
 # beyond it only linearly, so that one cell whose search went badly does not bend the curve. 10 % is
 # what the best of some tens of trials is uncertain by, check interval included; it is not tuned to
 # any data.
 LOSS_SCALE = 0.1
 
+
 # c2 / c1 is searched from 0 to that of a critical batch size of a thousandth of the smallest batch.
 # Beyond, the curve is flat to 0.1 % and c1 cannot be told from 0; below the first positive point c2
 # adds 0.01 % at the largest batch.
 _SMALLEST, _LARGEST, _GRID = 1e-4, 1e3, 48
 
+
 # The last Newton step of log c1, as a share of the loss scale; the remaining error is about its
 # square. The grid needs only the order of its losses, which an error of 1e-10 does not change.
 _TOLERANCE, _GRID_TOLERANCE = 1e-8, 1e-5
+
+
 _ROUNDING = 1e-12  # error of a residual, in units of the loss scale: fifty times that of a double
+
+
 _CACHED = 1 << 15  # numbers of an array that stays in the processor's cache
+
 
 AT_LEAST, AT_MOST = (
     1,

@@ -11,16 +11,21 @@ from zlib import crc32
 import numpy as np
 import pandas as pd
 
-from lit_dps.analysis.fit import Fit, fit_many, fit_scaling
-from lit_dps.analysis.identifiability import FEWEST
+from lit_dps.analysis.law_fit import FEWEST, Fit, fit_many, fit_scaling
 from lit_dps.analysis.summary import at_first_check
 from lit_dps.analysis.tables import columns_of, frame, three_digits
 from lit_dps.core.racing import best_steps
 from lit_dps.core.trial import Series
 
 REPLICATES = 1000
+
+
 FEWEST_SEEDS = 3  # repeats of a cell that its intervals may rest on
+
+
 PERCENTILES = (2.5, 97.5)
+
+
 # c2 counts as zero where it makes up less than this share of the steps at the largest batch size:
 # less than a check interval can show, and there c2 / c1 says more of rounding than of the curve.
 NEGLIGIBLE = 1e-3
@@ -329,3 +334,80 @@ def law_rows(scalings: Mapping[Series, Scaling]) -> pd.DataFrame:
             row[name], (row[f"{name}_low"], row[f"{name}_high"]) = value, interval or (None, None)
         rows.append(row | {"identifiable": scaling.identifiable, "verdict": scaling.describe()})
     return frame(rows)
+
+
+def scale_medians(
+    seeds: Mapping[int, Sequence[float]],
+    check_interval: int,
+    replicates: int = REPLICATES,
+    name: str = "",
+    luck: float = 0.0,
+) -> Scaling:
+    """The law of the medians over seeds, with percentile intervals from resampling the repeats of
+    each cell.
+
+    A resample draws as many repeats of a cell as it has, with replacement, and takes their median,
+    less a uniform part of a check interval. A median at the first check is left out, as K* there
+    is. Of a median nothing leans: it is no minimum. No intervals where one in 40 resamples of a
+    cell or more has its median at a repeat that missed the goal.
+
+    Args:
+        seeds: Steps to result of the repeats by batch size, infinite for those that missed; their
+            medians are finite.
+        check_interval: Steps between two checks.
+        replicates: Of the resampling.
+        name: Of the study and the series (`draw_repeats`).
+        luck: As of `median_draws`.
+    """
+    medians = {b: float(np.median(steps)) for b, steps in sorted(seeds.items())}
+    bounds = frozenset(b for b, median in medians.items() if at_first_check(median, check_interval))
+    bare = Scaling(medians, at_first_check=bounds, over="seeds", of_medians=True)
+    resolved = bare.resolved
+    if len(resolved) < FEWEST:
+        return bare
+    fitted = replace(bare, fit=fit_scaling(list(resolved), list(resolved.values())))
+    if min(len(seeds[b]) for b in resolved) < 2:
+        return fitted
+    drawn = []
+    for b in resolved:
+        medians = median_draws(seeds[b], replicates, (0, b), name, luck)
+        if np.isinf(medians).mean() >= PERCENTILES[0] / 100:
+            return fitted
+        u = np.random.default_rng((0, b, 3, crc32(name.encode()))).random(replicates)
+        drawn.append(np.where(np.isfinite(medians), medians, np.nan) - check_interval * u)
+    return with_intervals(fitted, np.stack(drawn, axis=1))
+
+
+def median_draws(
+    steps: Sequence[float], replicates: int, seed: tuple[int, int], name: str, luck: float = 0.0
+) -> np.ndarray:
+    """Medians of resamples of a cell's repeats (`draw_repeats`), (R,) in steps; infinite where that
+    is a missed one.
+
+    Repeats are of the best of the points that were searched. `luck` is what another search may
+    find: the standard deviation of log K between searches.
+    """
+    medians = np.median(draw_repeats(steps, replicates, (*seed, 2), name), axis=1)
+    if not luck:
+        return medians
+    return medians * np.exp(
+        luck * np.random.default_rng((*seed, 4, crc32(name.encode()))).standard_normal(replicates)
+    )
+
+
+def medians_outside(law: Scaling, medians: Scaling, check_interval: int) -> dict[int, float]:
+    """Medians over seeds outside the 95 % band of the law of K*: median over the law's steps, by
+    batch size.
+
+    Empty without a band. A median is known up to a check interval: it leaves the band if this whole
+    interval does. Batch sizes where K* or the median is at the first check are left out.
+    """
+    found = {}
+    for batch_size, median in medians.resolved.items():
+        sizes = np.array([float(batch_size)])
+        band = law.band(sizes)
+        if band is None or batch_size not in law.resolved:
+            continue
+        if median < band[0][0] or median - check_interval > band[1][0]:
+            found[batch_size] = float(median / law.fit.steps(sizes)[0])
+    return found
