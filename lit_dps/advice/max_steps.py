@@ -18,7 +18,8 @@ from lit_dps.advice.options import Options
 from lit_dps.advice.step_probe import first_look, of_one_device
 from lit_dps.advice.user_workload import own_batch_size, probing
 from lit_dps.core.attempt import Attempt
-from lit_dps.core.errors import ConfigError, place_in_user_code
+from lit_dps.core.error_origin import place_in_user_code
+from lit_dps.core.errors import ConfigError
 from lit_dps.core.format import number_text
 from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell, Trial

@@ -23,7 +23,8 @@ from lit_dps.analysis.observations import Observation, observed
 from lit_dps.analysis.rates import RateCurve
 from lit_dps.analysis.step_seconds import step_seconds
 from lit_dps.core.environment import KEY, SOURCES
-from lit_dps.core.errors import StorageError, UserError, place_in_user_code
+from lit_dps.core.error_origin import place_in_user_code
+from lit_dps.core.errors import StorageError, UserError
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import Status, TrialResult
 from lit_dps.parallel.process import Interrupted, StopRequest

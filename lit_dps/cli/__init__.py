@@ -81,10 +81,12 @@ def main(argv: list[str] | None = None) -> int:
         )
         return 0 if argv else 2
     if argv[0] not in VERBS:
-        from lit_dps.core.errors import meant
+        from lit_dps.core.text import closest_name
 
         likely = (
-            f"study {argv[0]}" if argv[0].endswith((".yaml", ".yml")) else meant(argv[0], VERBS)
+            f"study {argv[0]}"
+            if argv[0].endswith((".yaml", ".yml"))
+            else closest_name(argv[0], VERBS)
         )
         near = f"did you mean lit-dps {likely}? " if likely else ""
         return _refuse(f"unknown verb {argv[0]!r}; {near}there are {', '.join(VERBS)}")
@@ -121,7 +123,7 @@ def leave_if_unguarded() -> None:
         return
     from lit_dps.core.errors import Unguarded
 
-    if not process.name.startswith(Unguarded.OURS):  # else who started it says so, once
+    if not process.name.startswith(Unguarded.PROCESS_PREFIX):  # else who started it says so, once
         _refuse(str(Unguarded()))
         sys.stderr.flush()
     os._exit(Unguarded.EXIT_CODE)
@@ -236,7 +238,7 @@ def without_secrets(message: str, argv: list[str]) -> str:
 
 
 def _refuse(message: str) -> int:
-    from lit_dps.core.errors import escaped
+    from lit_dps.core.text import escape
 
-    print(f"lit-dps: error: {escaped(' '.join(message.split()))}", file=sys.stderr)
+    print(f"lit-dps: error: {escape(' '.join(message.split()))}", file=sys.stderr)
     return 2

@@ -17,7 +17,8 @@ import yaml
 from lit_dps.cli.keys import read
 from lit_dps.cli.shipped import how_to_get
 from lit_dps.core.config import StorageConfig, StudyConfig
-from lit_dps.core.errors import ConfigError, UserError, meant
+from lit_dps.core.errors import ConfigError, UserError
+from lit_dps.core.text import closest_name
 
 # verbs that take a study's configuration
 CONFIGURED = ("fit", "validate", "test", "study", "advise", "masks", "analyze")
@@ -191,7 +192,7 @@ def _refuse(section: str, key: str, value: Any, known: Mapping[str, Any]) -> Non
     name, last = key, ""
     if part in PARTS:
         name, last = box, f".{part}"
-    near = meant(name, known)
+    near = closest_name(name, known)
     hint = f"; did you mean {near}{last}?" if near else ""
     keys = ", ".join(known) or "a key"
     allowed = f"a range such as {{low: 1e-4, high: 1}}, or {', '.join(PARTS)} of {keys}{hint}"

@@ -6,7 +6,7 @@ from __future__ import annotations
 from lit_dps.advice.calibration import calibrate
 from lit_dps.cli.parser import PlainParser
 from lit_dps.core.config import StorageConfig
-from lit_dps.core.errors import escaped
+from lit_dps.core.text import escape
 from lit_dps.storage.advice_store import list_advice
 
 
@@ -17,7 +17,7 @@ def main(argv: list[str]) -> int:
     config = parser.instantiate_classes(parser.parse_args(argv[1:]))
     advice = list_advice(config.storage.optuna_url)
     print(
-        escaped(calibrate({name: kept.get("outcomes", []) for name, kept in advice.items()})),
+        escape(calibrate({name: kept.get("outcomes", []) for name, kept in advice.items()})),
         end="",
     )
     return 0

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from lit_dps.cli.parser import PlainParser
 from lit_dps.cli.shipped import FOLDER, find, names, summary
-from lit_dps.core.errors import ConfigError, meant
+from lit_dps.core.errors import ConfigError
+from lit_dps.core.text import closest_name
 
 WIDTH = 100  # characters of a line of the list
 
@@ -81,7 +82,7 @@ def modules_of(file: Path) -> list[Path]:
 
 def _found(name: str) -> Path:
     if (file := find(name)) is None:
-        near = meant(name, names())
+        near = closest_name(name, names())
         told = f"; did you mean {near}?" if near else ""
         raise ConfigError("NAME", name, f"a name of the list that `lit-dps configs` prints{told}")
     return file

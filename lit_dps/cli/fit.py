@@ -19,7 +19,8 @@ from lightning.pytorch.loggers import MLFlowLogger
 
 from lit_dps.cli.parser import OneLineErrors, refuse_nulls
 from lit_dps.core.config import StorageConfig, StudyConfig
-from lit_dps.core.errors import ConfigError, DataError, one_line
+from lit_dps.core.errors import ConfigError, DataError
+from lit_dps.core.parse_errors import one_line
 from lit_dps.parallel import launch, ranks, settings
 from lit_dps.parallel.process import defer_interrupt, keep_freed_memory
 from lit_dps.readings import SmoothnessCallback

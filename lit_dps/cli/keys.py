@@ -17,7 +17,8 @@ from typing import Any
 import yaml
 
 from lit_dps.core.config import StorageConfig, StudyConfig
-from lit_dps.core.errors import UserError, meant
+from lit_dps.core.errors import UserError
+from lit_dps.core.text import closest_name
 
 PACKAGE = Path(__file__).parents[1]
 CALLBACKS = {  # section -> the file and the class whose arguments it takes
@@ -143,7 +144,7 @@ def read(file: str) -> dict[str, Any]:
 
 
 def _refuse(dashes: str, key: str, name: str, known: set[str]) -> None:
-    near = meant(key, known)
+    near = closest_name(key, known)
     raise UserError(
         f"{dashes}{key}: {name!r} is not accepted"
         + (f"; did you mean {dashes}{near}?" if near else "")

@@ -12,7 +12,8 @@ from contextlib import ExitStack
 
 from lit_dps.cli.parser import CommandError, PlainParser
 from lit_dps.core.config import StorageConfig
-from lit_dps.core.errors import ConfigError, escaped
+from lit_dps.core.errors import ConfigError
+from lit_dps.core.text import escape
 from lit_dps.core.trial import Cell
 from lit_dps.storage.merge import Merged, merge
 from lit_dps.storage.read import UNPACKED_BYTES, open_elsewhere
@@ -49,7 +50,7 @@ def main(argv: list[str]) -> int:
             )
         merged = merge(url, others, config.study)
     for name, study in merged.items():
-        print(escaped("\n".join(lines(name, study))))
+        print(escape("\n".join(lines(name, study))))
     return 0
 
 

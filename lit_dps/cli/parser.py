@@ -10,7 +10,10 @@ from jsonargparse import ArgumentParser, Namespace
 
 from lit_dps.cli.shipped import how_to_get
 from lit_dps.cli.suggestions import likely_meant
-from lit_dps.core.errors import ConfigError, UserError, cut, one_line, user_error_in
+from lit_dps.core.error_origin import find_user_error
+from lit_dps.core.errors import ConfigError, UserError
+from lit_dps.core.parse_errors import one_line
+from lit_dps.core.text import shorten_message
 from lit_dps.storage.urls import without_password
 
 
@@ -43,7 +46,9 @@ class OneLineErrors:
         text = one_line(message)
         if missing := re.search(r"File does not exist: '(.+)'", text):
             text += how_to_get(missing[1])
-        raise user_error_in(ex) or CommandError(cut(text) + likely_meant(text, self)) from ex
+        raise find_user_error(ex) or CommandError(
+            shorten_message(text) + likely_meant(text, self)
+        ) from ex
 
 
 class PlainParser(OneLineErrors, ArgumentParser):

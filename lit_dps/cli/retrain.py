@@ -18,8 +18,9 @@ from jsonargparse import Namespace
 from lit_dps.cli.parser import PlainParser
 from lit_dps.cli.study import StudyCLI
 from lit_dps.core.config import StorageConfig
-from lit_dps.core.errors import ConfigError, UserError, shortened
+from lit_dps.core.errors import ConfigError, UserError
 from lit_dps.core.record import StudyRecord
+from lit_dps.core.text import shorten
 from lit_dps.core.trial import Status, text_of
 from lit_dps.parallel.process import INTERRUPTED
 from lit_dps.storage.own_studies import foreign_modules, is_own
@@ -87,7 +88,7 @@ def _check_trust(record: StudyRecord, storage: StorageConfig) -> None:
         raise UserError(
             f"study {record.name!r} was not run by you on this machine, and training its trial "
             "again imports "
-            f"{shortened(', '.join(modules))}, which runs code; add --trust if you trust that code"
+            f"{shorten(', '.join(modules))}, which runs code; add --trust if you trust that code"
         )
 
 

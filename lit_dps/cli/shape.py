@@ -15,7 +15,8 @@ import yaml
 
 from lit_dps.cli.keys import annotations
 from lit_dps.cli.shipped import how_to_get
-from lit_dps.core.errors import ConfigError, UserError, shortened
+from lit_dps.core.errors import ConfigError, UserError
+from lit_dps.core.text import shorten
 
 MAPPING, LIST, TEXT, NUMBER, BOOL, NULL, ANY = (
     "mapping",
@@ -101,7 +102,7 @@ def load(file: str, verb: str) -> dict[str, Any]:
     if content is None:
         return {}
     if not isinstance(content, dict):
-        shown = shortened(repr(content))
+        shown = shorten(repr(content))
         raise UserError(
             f"{file}: {shown} is no configuration; keys such as model, data and study are needed"
         )
@@ -115,7 +116,7 @@ def _place(error: yaml.YAMLError) -> str:
 
 def _problem(error: yaml.YAMLError) -> str:
     problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-    return f"{shortened(problem)}; it is not valid YAML: look at this line and the one before"
+    return f"{shorten(problem)}; it is not valid YAML: look at this line and the one before"
 
 
 def _check_class(section: str, value: Any) -> None:

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import lit_dps
-from lit_dps.core.errors import meant
+from lit_dps.core.text import closest_name
 
 FOLDER = Path(lit_dps.__file__).parent / "configs"
 
@@ -32,7 +32,7 @@ def how_to_get(file: str | Path) -> str:
     name = str(file)
     if (found := find(name)) is None:
         stem = Path(name).stem
-        near = meant(stem, [each.rpartition("/")[2] for each in names()])
+        near = closest_name(stem, [each.rpartition("/")[2] for each in names()])
         if near is None or (found := find(near)) is None:
             return ""
     own = found.relative_to(FOLDER).with_suffix("").as_posix()

@@ -13,7 +13,9 @@ from lit_dps.cli.analyze import SHOW, VALIDATE_EVERY, validation_interval
 from lit_dps.cli.fit import CALLBACKS, DPSCLI
 from lit_dps.cli.parser import CommandError
 from lit_dps.core.config import NO_RACE, EngineName, StudyConfig
-from lit_dps.core.errors import ConfigError, one_line, user_error_in
+from lit_dps.core.error_origin import find_user_error
+from lit_dps.core.errors import ConfigError
+from lit_dps.core.parse_errors import one_line
 from lit_dps.forecast.forecast import forecast
 from lit_dps.parallel.ranks import follows_torchrun
 from lit_dps.report.text import parts_of
@@ -81,7 +83,7 @@ class StudyCLI(DPSCLI):
         try:  # classes refuse what they do not allow before a study begins
             init = self.parser.instantiate_classes(self.config)
         except (ValueError, TypeError, ArithmeticError, RuntimeError, MemoryError) as error:
-            raise user_error_in(error) or CommandError(one_line(error)) from error
+            raise find_user_error(error) or CommandError(one_line(error)) from error
         self._check_asked(init.study)
         plain: dict[str, Any] = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
         workload = Workload(

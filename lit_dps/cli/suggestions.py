@@ -9,7 +9,7 @@ from argparse import ArgumentParser
 from collections.abc import Iterator
 
 from lit_dps.cli.keys import read
-from lit_dps.core.errors import meant
+from lit_dps.core.text import closest_name
 
 OURS = ("lit_dps.models", "lit_dps.data", "lit_dps.module")
 _PATH = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
@@ -30,9 +30,9 @@ def likely_meant(text: str, parser: ArgumentParser) -> str:
 
 def _option(text: str, parser: ArgumentParser) -> str | None:
     if match := _OPTION.search(text):
-        return meant(match[1], _options(parser))
+        return closest_name(match[1], _options(parser))
     key = _KEY.search(text)
-    return meant(key[1], (option[2:] for option in _options(parser))) if key else None
+    return closest_name(key[1], (option[2:] for option in _options(parser))) if key else None
 
 
 def _options(parser: ArgumentParser) -> set[str]:
@@ -53,11 +53,15 @@ def _classes(text: str) -> Iterator[str | None]:
     for path in _PATH.findall(text):
         module, _, name = path.rpartition(".")
         found = sys.modules.get(module)
-        if found is not None and not hasattr(found, name) and (near := meant(name, vars(found))):
+        if (
+            found is not None
+            and not hasattr(found, name)
+            and (near := closest_name(name, vars(found)))
+        ):
             yield f"{module}.{near}"
     if bare := _BARE.search(text):
         public = {name: module for module in OURS for name in vars(sys.modules.get(module, sys))}
-        if near := meant(bare[1], (name for name in public if name[0].isupper())):
+        if near := closest_name(bare[1], (name for name in public if name[0].isupper())):
             yield f"{public[near]}.{near}"
 
 
@@ -67,7 +71,9 @@ def _argument(text: str) -> str | None:
     section, name = match.groups()
     module, _, last = _class_path(section).rpartition(".")
     found = getattr(sys.modules.get(module), last, None)
-    near = meant(name, inspect.signature(found).parameters) if inspect.isclass(found) else None
+    near = (
+        closest_name(name, inspect.signature(found).parameters) if inspect.isclass(found) else None
+    )
     return f"{section}.{near}" if near else None
 
 

@@ -8,7 +8,8 @@ import sys
 
 from lit_dps.cli.parser import PlainParser
 from lit_dps.core.config import StorageConfig
-from lit_dps.core.errors import ConfigError, escaped
+from lit_dps.core.errors import ConfigError
+from lit_dps.core.text import escape
 from lit_dps.storage.urls import is_http
 
 HOST = "127.0.0.1"
@@ -27,7 +28,7 @@ def main(argv: list[str]) -> int:
 
     for experiment in experiments(uri):
         print(
-            f"{escaped(experiment.name)}: "
+            f"{escape(experiment.name)}: "
             f"{page_address(uri, experiment.experiment_id, port=config.port)}"
         )
     if is_http(uri):

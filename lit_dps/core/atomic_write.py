@@ -1,4 +1,4 @@
-"""Writing a file so that a reader, or a crash, never sees half of it."""
+"""Atomic writes: a reader never sees half of a file, also after a crash."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lit_dps.core.errors import StorageError, one_line, shortened
+from lit_dps.core.errors import StorageError
+from lit_dps.core.text import shorten
 
 NOT_WRITTEN = "not written: "  # beginning of a note on a failure
 
@@ -16,19 +17,18 @@ def not_written(what: str, error: Exception) -> str:
     """Return the note that a file or figure could not be written, in one line."""
     reason = str(error)
     if not isinstance(error, StorageError):
-        reason = f"{type(error).__name__}: {one_line(error)}"
-    return f"{NOT_WRITTEN}{what}: {shortened(reason)}"
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return f"{NOT_WRITTEN}{what}: {shorten(reason)}"
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path` to write to; it replaces `path` at the end, or is removed if
-    the body raises.
+    """Yield a temporary path beside `path`, which replaces `path` after the body.
 
-    Its folder is made where there is none.
+    The temporary file is removed if the body raises. A missing folder is created.
 
     Raises:
-        StorageError: if there is no room, no permission, or a file in the folder's place.
+        StorageError: if the disk is full, permission is missing, or a file has the folder's name.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:

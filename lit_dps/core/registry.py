@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import TypeVar
 
-from lit_dps.core.errors import ConfigError, meant
+from lit_dps.core.errors import ConfigError
+from lit_dps.core.text import closest_name
 
 T = TypeVar("T")
 
@@ -30,7 +31,7 @@ def named(
     if name in known:
         return known[name]
     module, _, attribute = str(name).rpartition(".")
-    near = meant(str(name), known)
+    near = closest_name(str(name), known)
     allowed = f"one of {', '.join(known)}, or the class path of a {kind}" + (
         f"; did you mean {near}?" if near else ""
     )

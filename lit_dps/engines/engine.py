@@ -12,7 +12,8 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from lit_dps.core.attempt import Attempt
-from lit_dps.core.errors import StorageError, UserError, text_of
+from lit_dps.core.error_origin import error_text
+from lit_dps.core.errors import StorageError, UserError
 from lit_dps.core.search_space import RATE_NAMES
 from lit_dps.core.trial import Status, Trial, TrialResult
 from lit_dps.parallel import ranks
@@ -184,7 +185,7 @@ class Training:
             line = (
                 str(error)
                 if isinstance(error, UserError)
-                else f"{type(error).__name__}: {text_of(error)}"
+                else f"{type(error).__name__}: {error_text(error)}"
             )
             run.restart()
             run.status, run.failure = Status.FAILED, line.strip().splitlines()[0].removesuffix(":")

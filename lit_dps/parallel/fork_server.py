@@ -95,7 +95,7 @@ def start(target: Callable[..., None], name: str, args: tuple) -> BaseProcess:
     start_server(target, *filter(callable, args))
     method = multiprocessing.get_start_method(allow_none=True)
     begin = {"target": _begin, "args": (dict(os.environ), method, target, args)}
-    process = context().Process(**begin, name=f"{Unguarded.OURS}{name}", daemon=True)
+    process = context().Process(**begin, name=f"{Unguarded.PROCESS_PREFIX}{name}", daemon=True)
     process.start()
     return process
 

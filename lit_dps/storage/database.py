@@ -18,7 +18,8 @@ from optuna.storages._rdb import models
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 
-from lit_dps.core.errors import StorageError, UserError, shortened
+from lit_dps.core.errors import StorageError, UserError
+from lit_dps.core.text import shorten
 from lit_dps.storage.locks import CONNECT, storage_lock
 from lit_dps.storage.lost_study import RESTORE
 from lit_dps.storage.urls import is_postgresql, scrubbed, sqlite_file, without_password
@@ -72,7 +73,7 @@ def _refuse_other_tables(file: Path) -> None:
             return
     tables = sorted(name for (name,) in rows)
     if tables and not set(tables) & models.BaseModel.metadata.tables.keys() - {"alembic_version"}:
-        names = shortened(", ".join(tables))
+        names = shorten(", ".join(tables))
         raise StorageError(
             f"{file} is a database of another program, with the tables {names}: set storage.optuna"
         )

@@ -13,7 +13,7 @@ from optuna.storages import BaseStorage, RDBStorage
 from optuna.study._frozen import FrozenStudy
 from optuna.trial import FrozenTrial
 
-from lit_dps.core.errors import ConfigError, StorageError, printable
+from lit_dps.core.errors import ConfigError, StorageError
 from lit_dps.core.goal import Goal
 from lit_dps.core.noise_scale import NoiseScale
 from lit_dps.core.progress_line import with_progress
@@ -23,6 +23,7 @@ from lit_dps.core.repeats import RepeatPlan
 from lit_dps.core.search_space import of_stored
 from lit_dps.core.space_history import ExpandedSpace
 from lit_dps.core.step_timing import StepTiming
+from lit_dps.core.text import escape_json
 from lit_dps.core.trial import Cell, Trial, TrialResult
 from lit_dps.storage import schema
 from lit_dps.storage.bulk import StoredTrial, read_trials
@@ -61,7 +62,7 @@ def read_study(storage: BaseStorage | str, name: str) -> StudyRecord:
         if name not in headers:
             known = ", ".join(sorted(headers)) or "none"
             raise StorageError(f"no study {name!r} in {place(storage)}; studies there: {known}")
-        header = printable(headers[name])
+        header = escape_json(headers[name])
         stored_format = header[schema.FORMAT_ATTR]
         if stored_format != schema.FORMAT:
             raise StorageError(
@@ -163,7 +164,7 @@ def _read_cell(trials: Sequence[Stored], cell: Cell, seed: int) -> tuple[list[Tr
         if not trial.state.is_finished():
             started.add(trial.number if point is None else (point, repeat))
         elif schema.RESULT_ATTR in trial.user_attrs:
-            stored = printable(trial.user_attrs[schema.RESULT_ATTR])
+            stored = escape_json(trial.user_attrs[schema.RESULT_ATTR])
             asked = Trial(cell, point, trial.params, seed, repeat)
             environment = trial.user_attrs.get(schema.ENVIRONMENT)
             try:

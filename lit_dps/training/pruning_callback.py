@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from lit_dps.core.errors import ConfigError, UserError, place_in_user_code, text_of
+from lit_dps.core.error_origin import error_text, place_in_user_code
+from lit_dps.core.errors import ConfigError, UserError
 from lit_dps.core.trial import COPIES, check_sparsity
 from lit_dps.pruning import PRUNERS, Mask, Network, mask_flags, prunable, prune, pruner_of
 from lit_dps.pruning.attributes import hidden_tensors
@@ -232,7 +233,7 @@ class PruningCallback(Callback):
 
     def _refusal_of_pass(self, name: str, error: Exception) -> ConfigError:
         """Return the error for a training step that fails in the pruning pass."""
-        text = " ".join(text_of(error).split())[:200]
+        text = " ".join(error_text(error).split())[:200]
         what = f"{type(error).__name__}: {text}{place_in_user_code(error)}"
         return ConfigError(
             "pruning.method",

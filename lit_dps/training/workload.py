@@ -18,7 +18,9 @@ from jsonargparse import ArgumentError, ArgumentParser
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.loggers.logger import DummyLogger
 
-from lit_dps.core.errors import ConfigError, UserError, one_line, user_error_in
+from lit_dps.core.error_origin import find_user_error
+from lit_dps.core.errors import ConfigError, UserError
+from lit_dps.core.parse_errors import one_line
 from lit_dps.core.trial import Trial
 from lit_dps.data import ImageData
 from lit_dps.parallel.settings import arguments
@@ -223,9 +225,9 @@ def _instantiate(name: str, spec: Mapping[str, Any], seed: int):
             {name: copy.deepcopy(dict(spec))}
         )  # it puts its own types into what it gets
     except ArgumentError as error:
-        raise user_error_in(error) or UserError(one_line(error)) from None
+        raise find_user_error(error) or UserError(one_line(error)) from None
     with preserve_rng_state(seed=seed):
         try:
             return _parser(name).instantiate_classes(parsed)[name]
         except (ValueError, TypeError) as error:  # jsonargparse wraps what a class refuses
-            raise user_error_in(error) or error from None
+            raise find_user_error(error) or error from None

@@ -19,7 +19,8 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lit_dps.core.attempt import Attempt
-from lit_dps.core.errors import ConfigError, UserError, place_in_user_code, text_of, user_error_in
+from lit_dps.core.error_origin import error_text, find_user_error, place_in_user_code
+from lit_dps.core.errors import ConfigError, UserError
 from lit_dps.core.trial import Trial
 from lit_dps.data.loaders import EndlessLoader
 from lit_dps.engines.eligible import standard_data
@@ -130,7 +131,7 @@ def run_short(training: Training, trial: Trial, watchers: Sequence[Callback] = (
         except Exception as raised:
             error = lightning_private.error_of_fit(raised)
             hint = _hint(error, goal)
-            raise user_error_in(error) or UserError(one_line_of(error, trial) + hint) from error
+            raise find_user_error(error) or UserError(one_line_of(error, trial) + hint) from error
     if goal.status is None:
         if lightning_private.batches_of_epoch(trainer) == 0:
             refuse_too_large(trainer, trial.cell.batch_size)
@@ -172,7 +173,7 @@ def _is_ours(module: LightningModule) -> bool:
 
 def one_line_of(error: Exception, trial: Trial) -> str:
     """Return an error of a dry run in one line, with the last place in the user's code."""
-    message = " ".join(text_of(error).split())[:500]
+    message = " ".join(error_text(error).split())[:500]
     return (
         f"a dry run of {trial.cell} failed: {type(error).__name__}: "
         f"{message}{place_in_user_code(error)}"

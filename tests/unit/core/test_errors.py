@@ -10,14 +10,8 @@ import numpy as np
 import pytest
 from torch.utils.data import DataLoader, Dataset
 
-from lit_dps.core.errors import (
-    ConfigError,
-    DataError,
-    StorageError,
-    UserError,
-    place_in_user_code,
-    text_of,
-)
+from lit_dps.core.error_origin import error_text, place_in_user_code
+from lit_dps.core.errors import ConfigError, DataError, StorageError, UserError
 from lit_dps.storage.compatibility import StudyChanged
 from lit_dps.storage.foreign_studies import ForeignStudy
 from lit_dps.storage.lost_study import StudyLost
@@ -117,5 +111,5 @@ def collate(examples):
 def test_an_error_of_a_worker_of_a_loader_is_the_original_one(loader, text, function):
     with pytest.raises(Exception) as error:
         next(iter(loader))
-    assert text_of(error.value) == text
+    assert error_text(error.value) == text
     assert place_in_user_code(error.value).endswith(f", in {function})")

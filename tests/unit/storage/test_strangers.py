@@ -14,7 +14,8 @@ import pytest
 import lit_dps
 from lit_dps.cli import main
 from lit_dps.core.config import NAME_BYTES, StudyConfig, check_name, folder_name
-from lit_dps.core.errors import ConfigError, StorageError, escaped, printable
+from lit_dps.core.errors import ConfigError, StorageError
+from lit_dps.core.text import escape, escape_json
 from lit_dps.core.trial import Cell
 from lit_dps.report.publish import figures_folder
 from lit_dps.storage.own_studies import foreign_modules, remember
@@ -148,8 +149,8 @@ def test_no_text_of_a_database_steers_a_terminal(tmp_path):
     assert record.workload == r"w\x1b[2J"
     assert record.results[CELL][0].failure == "a\\x1b]0;b\\x07\\u202ec\n"
     assert record.results[CELL][0].traceback == "x\n\ty\\x9b"
-    assert printable({"a\r": [1, ["b\b"]]}) == {"a\\r": [1, ["b\\x08"]]}
-    assert escaped("größer als 3 \xa0 µ") == "größer als 3 \xa0 µ"
+    assert escape_json({"a\r": [1, ["b\b"]]}) == {"a\\r": [1, ["b\\x08"]]}
+    assert escape("größer als 3 \xa0 µ") == "größer als 3 \xa0 µ"
 
 
 FOREIGN = {

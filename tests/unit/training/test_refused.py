@@ -8,7 +8,7 @@ from lightning.pytorch import Trainer
 
 from lit_dps.cli.parser import refuse_nulls
 from lit_dps.core.config import StudyConfig
-from lit_dps.core.errors import one_line
+from lit_dps.core.parse_errors import one_line
 from lit_dps.models import MLP
 from lit_dps.training import GoalErrorCallback
 from lit_dps.training.trainer_rules import check_trainer
