@@ -14,9 +14,10 @@ from lit_dps.core.noise_scale import NoiseScale, noise_scale, two_sizes
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import SharedBatchDDP
 from lit_dps.parallel.example_count import can_be_cut, cut
+from lit_dps.pruning.mask import squared_norm
 from lit_dps.readings.gradients import GradientNorms
-from lit_dps.training.best_masks import kept_of, squared_norm
 from lit_dps.training.example_count import examples_of_part, record_batches
+from lit_dps.training.pruning_callback import masks_by_parameter
 from lit_dps.training.training_pass import TrainingPass
 
 
@@ -92,7 +93,7 @@ class NoiseScaleCallback(Callback):
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         if self._keep is None:  # not before: pruning may come after this callback
-            self._keep = kept_of(trainer, pl_module)
+            self._keep = masks_by_parameter(trainer, pl_module)
         self._size, step = examples_of_part(trainer, batch) or 0, trainer.global_step
         self._due = step >= self.start and (step - self.start) % self.interval == 0
         begins, self._step = step != self._step, step

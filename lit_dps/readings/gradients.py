@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_map
 from lit_dps.core.errors import ConfigError
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import SharedBatchDDP
+from lit_dps.pruning.mask import squared_norm
 from lit_dps.readings.smoothness import (
     Moments,
     flatten,
@@ -27,7 +28,7 @@ from lit_dps.readings.smoothness import (
     mean_gradient,
     unflatten,
 )
-from lit_dps.training.best_masks import kept_of, masks_of, squared_norm
+from lit_dps.training.pruning_callback import masks_by_parameter, masks_of
 from lit_dps.training.stopwatch import stopwatch_of
 from lit_dps.training.training_pass import TrainingPass, loss_of
 
@@ -285,7 +286,7 @@ class GradientNorms(Callback):
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         if self._keep is None:  # not before: pruning may come after this callback
-            self._keep = kept_of(trainer, pl_module)
+            self._keep = masks_by_parameter(trainer, pl_module)
         since = trainer.global_step - self.start
         self._due = since >= 0 and since % self.interval == 0
         self._part: Tensor | None = None

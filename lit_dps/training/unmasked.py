@@ -10,6 +10,7 @@ from lightning.pytorch.callbacks import BaseFinetuning
 from torch import Tensor
 from torch.optim import Optimizer
 
+import lit_dps.training.lightning_private as lightning_private
 from lit_dps.core.trial import IN_NO_MASK, JOINED_AT, TRAINED_THEN
 from lit_dps.pruning import prunable
 from lit_dps.pruning.attributes import hidden_tensors
@@ -37,10 +38,12 @@ class UnmaskedWeights:
     def __init__(
         self, biases: Biases, exclude: Sequence[str], is_masked: Callable[[str, Tensor], bool]
     ):
-        self.biases, self.exclude, self.is_masked = biases, tuple(exclude), is_masked
+        self.biases: Biases = biases
+        self.exclude = tuple(exclude)
+        self.is_masked = is_masked
         self.observed: dict[str, float] = {}
         # Tensors by id. A reference to the tensor ensures that its id is not reused.
-        self._known: dict[int, Tensor] = {}
+        self._trained: dict[int, Tensor] = {}
         self._step = 1
 
     def begin_batch(self, trainer: Trainer) -> None:
@@ -51,23 +54,26 @@ class UnmaskedWeights:
         """
         self._step = trainer.global_step + 1
 
-    def look(self, trainer: Trainer, module: LightningModule, optimizer: Optimizer) -> None:
+    def update(self, trainer: Trainer, module: LightningModule, optimizer: Optimizer) -> None:
         """Count again if this step trained a tensor for the first time.
 
         Call this after the step, before the gradients are cleared.
         """
         stepped = [p for p in _parameters(optimizer) if p.grad is not None]
-        if all(id(parameter) in self._known for parameter in stepped):
+        if all(id(parameter) in self._trained for parameter in stepped):
             return
         held: dict[int, Tensor] = {}
         for each in (*trainer.optimizers, optimizer):
             held |= {id(parameter): parameter for parameter in _parameters(each)}
-        trained_before = {key: p for key, p in self._known.items() if key in held}
-        self._known = trained_before | {id(parameter): parameter for parameter in stepped}
-        candidates = dict(prunable(module, self.biases, self.exclude, self._known))
+        self._trained = {key: p for key, p in self._trained.items() if key in held}
+        self._trained |= {id(parameter): parameter for parameter in stepped}
+        candidates: dict[str, Tensor] = {}
+        candidates |= prunable(module, self.biases, self.exclude, self._trained)
         candidates |= self._unregistered(module)
-        dense = [t for name, t in candidates.items() if not self.is_masked(name, t)]
-        count = sum(tensor.numel() for tensor in dense)
+        count = 0
+        for name, tensor in candidates.items():
+            if not self.is_masked(name, tensor):
+                count += tensor.numel()
         if count > self.observed.get(IN_NO_MASK, 0):
             self.observed[IN_NO_MASK] = count
             self.observed[TRAINED_THEN] = sum(p.numel() for p in held.values() if p.requires_grad)
@@ -77,8 +83,8 @@ class UnmaskedWeights:
         """Return the trained matrices in lists and dicts of the module, by path."""
         matrices = {}
         for path, tensor in hidden_tensors(module).items():
-            excluded = any(fnmatchcase(path, pattern) for pattern in self.exclude)
-            if id(tensor) in self._known and tensor.ndim >= 2 and not excluded:
+            is_excluded = any(fnmatchcase(path, pattern) for pattern in self.exclude)
+            if id(tensor) in self._trained and tensor.ndim >= 2 and not is_excluded:
                 matrices[path] = tensor
         return matrices
 
@@ -93,7 +99,10 @@ def later_weights_note(trainer: Trainer, observed: Mapping[str, float]) -> str:
         trainer: The trainer of a pruned run that has ended.
         observed: The `observed` of its pruning callback.
     """
-    finetuning = [type(c).__name__ for c in trainer.callbacks if isinstance(c, BaseFinetuning)]
+    finetuning = []
+    for callback in lightning_private.callbacks_of(trainer):
+        if isinstance(callback, BaseFinetuning):
+            finetuning.append(type(callback).__name__)
     if not finetuning and not observed.get(IN_NO_MASK):
         return ""
     by = f" by {', '.join(finetuning)}" if finetuning else ""
