@@ -132,14 +132,3 @@ def multiply(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
     one as bools."""
     if pairs := list(pairs):
         torch._foreach_mul_(*map(list, zip(*pairs, strict=True)))
-
-
-def squared_norm(gradient: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the squared norm of the kept part of a gradient, as a float64 scalar.
-
-    Args:
-        gradient: A gradient.
-        mask: The mask of its parameter; None if the parameter is not pruned.
-    """
-    kept = gradient if mask is None else gradient * mask
-    return kept.double().square().sum()

@@ -14,9 +14,9 @@ from lit_dps.core.noise_scale import NoiseScale, noise_scale, two_sizes
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import SharedBatchDDP
 from lit_dps.parallel.example_count import can_be_cut, cut
-from lit_dps.pruning.mask import squared_norm
 from lit_dps.readings.gradients import GradientNorms
 from lit_dps.training.example_count import examples_of_part, record_batches
+from lit_dps.training.masked_tensors import squared_norm
 from lit_dps.training.pruning_callback import masks_by_parameter
 from lit_dps.training.training_pass import TrainingPass
 

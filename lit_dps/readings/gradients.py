@@ -18,7 +18,6 @@ from torch.utils._pytree import tree_map
 from lit_dps.core.errors import ConfigError
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import SharedBatchDDP
-from lit_dps.pruning.mask import squared_norm
 from lit_dps.readings.smoothness import (
     Moments,
     flatten,
@@ -28,6 +27,7 @@ from lit_dps.readings.smoothness import (
     mean_gradient,
     unflatten,
 )
+from lit_dps.training.masked_tensors import squared_norm
 from lit_dps.training.pruning_callback import masks_by_parameter, masks_of
 from lit_dps.training.stopwatch import stopwatch_of
 from lit_dps.training.training_pass import TrainingPass, loss_of

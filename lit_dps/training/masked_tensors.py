@@ -146,3 +146,14 @@ class MaskedTensors:
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         with torch.no_grad():
             multiply(masked for masked in self._masked.values() if id(masked.tensor) in held)
+
+
+def squared_norm(gradient: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the squared norm of the kept part of a gradient, as a float64 scalar.
+
+    Args:
+        gradient: A gradient.
+        mask: The mask of its parameter; None if the parameter is not pruned.
+    """
+    kept = gradient if mask is None else gradient * mask
+    return kept.double().square().sum()
