@@ -31,7 +31,7 @@ from lit_dps.pruning import prunable
 from lit_dps.pruning.network_copies import copies_of, why_unprunable
 from lit_dps.training import GoalErrorCallback, lightning_private
 from lit_dps.training import rng_state as generators
-from lit_dps.training.delay_callback import asks_for_a_closure
+from lit_dps.training.delay_callback import requires_closure
 from lit_dps.training.deterministic import full_float32
 from lit_dps.training.early_check import EarlyCheck
 from lit_dps.training.hidden_state import equal_states, unchanged_attributes
@@ -120,7 +120,7 @@ def _why_not_alone(built: Built, trainer: Trainer, training: Training) -> str | 
     with unchanged_attributes(module):  # the module may be trained afterwards
         configured = module.configure_optimizers()
     optimizer, schedule = optimizer_of(configured)
-    if not isinstance(optimizer, torch.optim.Optimizer) or asks_for_a_closure(optimizer):
+    if not isinstance(optimizer, torch.optim.Optimizer) or requires_closure(optimizer):
         return f"{name} has no optimizer that steps by itself"
     if schedule is not None and not _of_the_step(configured["lr_scheduler"]):
         return f"the schedule of {name} is not stepped once a step"

@@ -12,7 +12,7 @@ from lit_dps.optim import OURS, rule_of
 from lit_dps.optim.delay import delay_gradients
 from lit_dps.pruning.mask import multiply
 from lit_dps.training.early_check import evaluating
-from lit_dps.training.local_sgd_batches import Still, mean_of, part_of
+from lit_dps.training.local_sgd_callback import SharedTensors, mean_of, part_of
 
 
 class SingleNetwork:
@@ -36,8 +36,8 @@ class SingleNetwork:
         # pruned weights do not move under a masked gradient; somebody else's rule may move any
         # weight, by noise say
         self._moves = rule_of(member.optimizer) not in OURS
-        self._still = (
-            Still(member.module, member.optimizer, member.local.rounds)
+        self._shared = (
+            SharedTensors(member.module, member.optimizer, member.local.rounds)
             if member.local is not None
             else None
         )
@@ -49,7 +49,7 @@ class SingleNetwork:
             if schedule is not None:
                 schedule.step()
         if local is not None:
-            self._still.check()
+            self._shared.check()
             local.show()  # for the check that follows
         return loss[None]
 
@@ -67,7 +67,7 @@ class SingleNetwork:
 
         local.step(update)
         if local.steps == 1:
-            self._still.check()
+            self._shared.check()
         return mean_of(losses)
 
     def _update(self, batch: tuple[Tensor, Tensor]) -> Tensor:

@@ -12,16 +12,16 @@ from lit_dps.optim.delay import check_delay, delay_gradients
 
 
 class DelayCallback(Callback):
-    """Updates with the gradient of `delay` optimizer steps ago (`lit_dps.optim.delay`); it is
-    clipped as it is taken.
+    """Update with the gradient of `delay` optimizer steps ago (`lit_dps.optim.delay`).
+
+    A gradient is clipped when it is computed, before the delay.
 
     Args:
-        delay: tau, in optimizer steps; 0 is the usual update.
+        delay: The delay tau in optimizer steps; 0 is the usual update.
 
     Raises:
-        ConfigError: for a delay that is none; when training starts, for an optimizer that evaluates
-            its closure itself, as second-order ones do, and for a module that steps its optimizers
-            itself.
+        ConfigError: if the delay is no whole number of at least 0. When training starts: for manual
+            optimization, and for optimizers that evaluate their closure themselves, such as LBFGS.
     """
 
     def __init__(self, delay: int = 0):
@@ -31,18 +31,18 @@ class DelayCallback(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.delay == 0:
             return
-        name = type(pl_module).__name__
         if not pl_module.automatic_optimization:
+            name = type(pl_module).__name__
             raise ConfigError(
                 "optim.delay", self.delay, f"0 for {name}, which steps its optimizers itself"
             )
         for optimizer in trainer.optimizers:
-            if asks_for_a_closure(optimizer):
-                kind = type(optimizer).__name__
+            if requires_closure(optimizer):
+                name = type(optimizer).__name__
                 raise ConfigError(
                     "optim.delay",
                     self.delay,
-                    f"0 for {kind}, which evaluates the loss itself in a step",
+                    f"0 for {name}, which evaluates the loss itself in a step",
                 )
 
     def on_before_optimizer_step(
@@ -51,7 +51,7 @@ class DelayCallback(Callback):
         delay_gradients(optimizer, self.delay)
 
 
-def asks_for_a_closure(optimizer: Optimizer) -> bool:
-    """Whether the step of an optimizer needs a closure, as that of a second-order one does."""
+def requires_closure(optimizer: Optimizer) -> bool:
+    """Return True if the step of an optimizer needs a closure, such as that of LBFGS."""
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     return closure is not None and closure.default is inspect.Parameter.empty

@@ -1,62 +1,63 @@
-"""LocalSGDCallback: trains a module by local SGD, all workers in one process or some in each of
-several ranks."""
+"""LocalSGDCallback: trains a module by local SGD, with all workers in one process or on ranks."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch import callbacks as stock
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
+import lit_dps.training.lightning_private as lightning_private
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.local_sgd import LocalSGDSchedule
 from lit_dps.optim.local_sgd import LocalSGD
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import SharedBatchDDP, whole
-from lit_dps.parallel.example_count import can_be_cut
-from lit_dps.training.delay_callback import DelayCallback, asks_for_a_closure
+from lit_dps.parallel.example_count import can_be_cut, cut
+from lit_dps.training.delay_callback import DelayCallback, requires_closure
 from lit_dps.training.example_count import examples_of, examples_of_part, record_batches
-from lit_dps.training.local_sgd_batches import KEY, Still, mean_of, part_of
 from lit_dps.training.step_count import split_of
 
-_WEIGHTS = (
-    stock.WeightAveraging,
-    stock.StochasticWeightAveraging,
-)  # they look at the network after every step
+KEY = "local.workers"
+
+# These callbacks read the weights after every step, when the module holds one worker.
+_WEIGHT_AVERAGING = (stock.WeightAveraging, stock.StochasticWeightAveraging)
 
 
 class LocalSGDCallback(Callback):
-    """Trains n networks apart, each on its part of every batch, which meet every H steps
-    (`lit_dps.optim.local_sgd`).
+    """Train n networks on parts of every batch, and average them every H steps.
 
-    The batch size stays that of a step over all workers: each takes B / n examples, those that the
-    rank of its number would take (`lit_dps.parallel.ddp.ShardLoader`). A step is one local step of
-    all workers. Schedules, clipping and masks act on each of them. One process trains all workers
-    in turn; of several ranks each trains as many, and nothing passes between them but at meetings
-    and checks: the same numbers but for rounding.
+    This is local SGD (Stich 2019), and DiLoCo with an outer optimizer; see
+    `lit_dps.optim.local_sgd`. The batch size is that of a step over all workers: each worker takes
+    B / n examples, the same as a rank of its number would (`lit_dps.parallel.ddp.ShardLoader`). One
+    step is one local step of all workers. Schedules, clipping and masks act on each of them. One
+    process trains all workers in turn; with several ranks, each rank trains an equal number. Ranks
+    communicate only when workers meet and at validations. The numbers are the same up to rounding.
 
-    Between two steps the module holds one of the workers, whichever, and so does a file of weights
-    alone that is saved there; at a check, in a checkpoint of a study and when training has ended,
-    it holds their mean (`LocalSGD.show`).
+    Between two steps the module holds the weights of one worker, and so does a file of weights that
+    is saved then. It holds the mean of the workers at a validation, in a checkpoint of a study, and
+    after training (`LocalSGD.show`).
 
     Args:
-        workers: n; 1 is the usual training.
-        steps: H, local steps from one meeting to the next.
-        start: t0, synchronous steps before the first local one.
-        outer_learning_rate: Rate of the outer optimizer; 1 without momentum takes the mean of the
-            workers.
-        outer_momentum: Its momentum, in [0, 1).
-        outer_nesterov: Whether that is Nesterov's.
+        workers: Number of workers n; 1 is the usual training.
+        steps: Local steps H between two meetings of the workers.
+        start: Synchronous steps t0 before the first local step.
+        outer_learning_rate: Learning rate of the outer optimizer. With 1, and without momentum,
+            workers continue from their mean.
+        outer_momentum: Momentum of the outer optimizer, in [0, 1).
+        outer_nesterov: Whether the outer momentum is Nesterov's.
 
     Raises:
-        ConfigError: for a value out of its range; when training starts or at the first step, for
-            what has no meaning or would be another update than on ranks: a module that steps its
-            optimizers itself, an optimizer that evaluates the loss itself or keeps state in its
-            parameter groups, a batch that n does not divide, accumulated batches, loss scaling,
-            stale gradients, measured smoothness, buffers that a training step changes (the running
-            statistics of batch normalization would be of all workers' weights mixed), and weights
-            that something else than the optimizer moves.
+        ConfigError: if a value is out of its range. When training starts, or at the first steps: if
+            the module, its optimizer or the trainer does something that would differ between one
+            process and ranks. Examples are manual optimization, closures, accumulated batches, loss
+            scaling, stale gradients, running statistics of batch normalization, and a batch that n
+            does not divide.
     """
 
     def __init__(
@@ -71,164 +72,180 @@ class LocalSGDCallback(Callback):
         self.rounds = LocalSGDSchedule(
             workers, steps, start, outer_learning_rate, outer_momentum, outer_nesterov
         )
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._workers: LocalSGD | None = None
-        self._saved: dict[str, Any] | None = None
-        self._turn: list[int | None] = []  # whose update it is; empty between two steps
-        self._losses: list[Tensor] = []
-        self._left: list[Tensor] = []  # the weights as the last step or check left them
-        self._shown = -1  # the step whose mean the module holds, or held
+        self._restored: dict[str, Any] | None = None  # state from a checkpoint
+        self._is_updating = False  # whether a worker's update is running
+        self._worker: int | None = None  # the worker that is updated; None in a synchronous step
+        self._losses: list[Tensor] = []  # of the workers, in this step
+        self._expected_weights: list[Tensor] = []  # after the last step or validation
+        self._shown_step = -1  # the last step after which the module held the mean
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":  # a checkpoint is loaded after this
             record_batches(trainer)
-            self._begin()
+            self._reset()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not self.rounds.on:
             return
-        self._refuse(trainer, pl_module)
-        each = self.rounds.workers // ranks.world()
-        ours = range(ranks.rank() * each, (ranks.rank() + 1) * each)
-        self._workers = LocalSGD(self.rounds, trainer.optimizers[0], ours, ranks.all_reduce_sum)
-        if self._saved is not None:
-            self._workers.load_state_dict(self._saved)
-        self._still = Still(pl_module, trainer.optimizers[0], self.rounds)
-        self._take_over(trainer)
-
-    def _refuse(self, trainer: Trainer, module: LightningModule) -> None:
-        name, n = type(module).__name__, self.rounds.workers
-        if not module.automatic_optimization:
-            raise ConfigError(KEY, n, f"1 for {name}, which steps its optimizers itself")
-        if asks_for_a_closure(trainer.optimizers[0]):
-            kind = type(trainer.optimizers[0]).__name__
-            raise ConfigError(KEY, n, f"1 for {kind}, which evaluates the loss itself in a step")
-        if n % ranks.world():
-            raise ConfigError(
-                KEY, n, f"a multiple of the {ranks.world()} ranks that train together"
-            )
-        if trainer.accumulate_grad_batches != 1:
-            raise ConfigError(
-                KEY,
-                n,
-                f"1 with trainer.accumulate_grad_batches = {trainer.accumulate_grad_batches}",
-            )
-        if getattr(trainer.precision_plugin, "scaler", None) is not None:
-            raise ConfigError(
-                KEY,
-                n,
-                f"1 with trainer.precision = {trainer.precision}: it scales one loss for all",
-            )
-        for callback in trainer.callbacks:
-            if isinstance(callback, _WEIGHTS):
-                raise ConfigError(
-                    KEY,
-                    n,
-                    f"1 with {type(callback).__name__}, which averages weights after every step",
-                )
-            if isinstance(callback, DelayCallback) and callback.delay:
-                raise ConfigError(
-                    KEY,
-                    n,
-                    f"1 with optim.delay = {callback.delay}: its gradients wait for one network",
-                )
-            if getattr(callback, "measures_one_network", False):
-                raise ConfigError(
-                    KEY, n, f"1 with {type(callback).__name__}, which measures along one network"
-                )
-        loader = whole(trainer.train_dataloader)
-        size, examples = split_of(loader)
-        last = (
-            0
-            if not size or examples is None or getattr(loader, "drop_last", False)
-            else examples % size
+        self._check_support(trainer, pl_module)
+        per_rank = self.rounds.workers // ranks.world()
+        first = ranks.rank() * per_rank
+        optimizer = trainer.optimizers[0]
+        self._workers = LocalSGD(
+            self.rounds, optimizer, range(first, first + per_rank), ranks.all_reduce_sum
         )
-        if last:
-            _divides(
-                self.rounds, last, "the last batch of an epoch, unless the loader has drop_last"
+        if self._restored is not None:
+            self._workers.load_state_dict(self._restored)
+        self._shared = SharedTensors(pl_module, optimizer, self.rounds)
+        strategy = trainer.strategy
+        strategy.optimizer_step = partial(
+            self._step_workers, strategy, strategy.optimizer_step, self._workers
+        )
+        strategy.training_step = partial(
+            self._train_on_part, trainer, strategy.training_step, self._workers
+        )
+
+    def _error(self, allowed: str) -> ConfigError:
+        return ConfigError(KEY, self.rounds.workers, allowed)
+
+    def _check_support(self, trainer: Trainer, module: LightningModule) -> None:
+        """Raise ConfigError for a training that workers cannot do independently."""
+        if not module.automatic_optimization:
+            name = type(module).__name__
+            raise self._error(f"1 for {name}, which steps its optimizers itself")
+        optimizer = trainer.optimizers[0]
+        if requires_closure(optimizer):
+            name = type(optimizer).__name__
+            raise self._error(f"1 for {name}, which evaluates the loss itself in a step")
+        if self.rounds.workers % ranks.world():
+            raise self._error(f"a multiple of the {ranks.world()} ranks that train together")
+        batches = trainer.accumulate_grad_batches
+        if batches != 1:
+            raise self._error(f"1 with trainer.accumulate_grad_batches = {batches}")
+        if getattr(trainer.precision_plugin, "scaler", None) is not None:
+            precision = trainer.precision
+            raise self._error(f"1 with trainer.precision = {precision}: it scales one loss for all")
+        for callback in lightning_private.callbacks_of(trainer):
+            self._check_callback(callback)
+        self._check_last_batch(whole(trainer.train_dataloader))
+
+    def _check_callback(self, callback: Callback) -> None:
+        name = type(callback).__name__
+        if isinstance(callback, _WEIGHT_AVERAGING):
+            raise self._error(f"1 with {name}, which averages weights after every step")
+        if isinstance(callback, DelayCallback) and callback.delay:
+            delay = callback.delay
+            raise self._error(f"1 with optim.delay = {delay}: its gradients wait for one network")
+        if getattr(callback, "measures_one_network", False):
+            raise self._error(f"1 with {name}, which measures along one network")
+
+    def _check_last_batch(self, loader: Any) -> None:
+        """Raise ConfigError if the last batch of an epoch is short and cannot be divided."""
+        batch_size, examples = split_of(loader)
+        if not batch_size or examples is None or getattr(loader, "drop_last", False):
+            return
+        self._check_divides(
+            examples % batch_size, "the last batch of an epoch, unless the loader has drop_last"
+        )
+
+    def _check_divides(self, examples: int, batch_name: str) -> None:
+        if examples % self.rounds.workers:
+            raise self._error(f"a divisor of the {examples} examples of {batch_name}")
+
+    def _step_workers(
+        self,
+        strategy: Any,
+        optimizer_step: Callable[..., Any],
+        workers: LocalSGD,
+        optimizer: Optimizer,
+        closure: Callable[[], Any],
+        model: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Take a step of all workers, in place of the strategy's `optimizer_step`."""
+        self._shared.check_weights(self._expected_weights)
+        self._losses = []
+        settings = _group_settings(optimizer)
+        results = []
+
+        def update(worker: int | None) -> None:
+            self._worker = worker
+            self._is_updating = True
+            results.append(optimizer_step(optimizer, closure, model, **kwargs))
+            self._is_updating = False
+            if _group_settings(optimizer) != settings:
+                name = type(optimizer).__name__
+                raise self._error(f"1 for {name}, which keeps state in its groups")
+
+        if workers.apart and isinstance(strategy, SharedBatchDDP):
+            strategy.part_ways()
+        workers.step(update)
+        self._expect_weights(workers)
+        if workers.steps == 1:
+            self._shared.check()
+        return results[-1]
+
+    def _train_on_part(
+        self,
+        trainer: Trainer,
+        training_step: Callable[..., Any],
+        workers: LocalSGD,
+        batch: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """Take the loss of the worker's part, in place of the strategy's `training_step`."""
+        name = type(trainer.lightning_module).__name__
+        if not self._is_updating:
+            raise self._error(
+                f"1 for {name}, which takes its loss outside of a step of its optimizer"
             )
+        part = self._part(batch, trainer, workers)
+        output = training_step(part, *args, **kwargs)
+        loss = output.get("loss") if isinstance(output, dict) else output
+        if loss is None:
+            raise self._error(f"1 for {name}, which leaves out batches without a loss")
+        self._losses.append(loss.detach())
+        return output
 
-    def _take_over(self, trainer: Trainer) -> None:
-        """Puts the steps of all workers in place of those of the one network, in the strategy's two
-        calls."""
-        strategy, workers = trainer.strategy, self._workers
-        step, train = strategy.optimizer_step, strategy.training_step
-
-        def optimizer_step(optimizer, closure, model=None, **kwargs) -> Any:
-            self._still.check_weights(self._left)
-            self._losses, result, groups = [], None, _numbers(optimizer)
-
-            def update(worker: int | None) -> None:
-                nonlocal result
-                self._turn = [worker]
-                result = step(optimizer, closure, model, **kwargs)
-                self._turn = []
-                if _numbers(optimizer) != groups:
-                    kind = type(optimizer).__name__
-                    raise ConfigError(
-                        KEY, self.rounds.workers, f"1 for {kind}, which keeps state in its groups"
-                    )
-
-            if workers.apart and isinstance(strategy, SharedBatchDDP):
-                strategy.part_ways()
-            workers.step(update)
-            self._remember()
-            if workers.steps == 1:
-                self._still.check()
-            return result
-
-        def training_step(batch, *args, **kwargs) -> Any:
-            name = type(trainer.lightning_module).__name__
-            if not self._turn:
-                why = f"1 for {name}, which takes its loss outside of a step of its optimizer"
-                raise ConfigError(KEY, self.rounds.workers, why)
-            output = train(self._part(batch, trainer), *args, **kwargs)
-            loss = output.get("loss") if isinstance(output, dict) else output
-            if loss is None:
-                raise ConfigError(
-                    KEY,
-                    self.rounds.workers,
-                    f"1 for {name}, which leaves out batches without a loss",
-                )
-            self._losses.append(loss.detach())
-            return output
-
-        strategy.optimizer_step, strategy.training_step = optimizer_step, training_step
-
-    def _part(self, batch: Any, trainer: Trainer) -> Any:
-        """The part of a batch, or of a rank's part of it, that the worker takes whose turn it
-        is."""
-        examples, ours = examples_of(trainer, batch), examples_of_part(trainer, batch)
-        # A rank without a part of the batch has got an example to take part with.
-        ours = 1 if ours == 0 else ours
-        if not can_be_cut(batch, ours):
-            what = "1, but for batches of tensors that all have the examples in front"
-            raise ConfigError(KEY, self.rounds.workers, what)
-        _divides(self.rounds, examples, "a training batch")
-        (worker,) = self._turn
-        each = len(self._workers.ours)
-        return batch if worker is None else part_of(batch, worker % each, each, ours)
+    def _part(self, batch: Any, trainer: Trainer, workers: LocalSGD) -> Any:
+        """Return the examples of a batch, or of this rank's part of it, for the current worker."""
+        examples = examples_of(trainer, batch)
+        of_rank = examples_of_part(trainer, batch)
+        if of_rank == 0:
+            # A rank without a part of the batch gets one example with weight 0.
+            of_rank = 1
+        if not can_be_cut(batch, of_rank):
+            raise self._error("1, but for batches of tensors that all have the examples in front")
+        assert examples is not None and of_rank is not None
+        self._check_divides(examples, "a training batch")
+        if self._worker is None:
+            return batch
+        per_rank = len(workers.ours)
+        return part_of(batch, self._worker % per_rank, per_rank, of_rank)
 
     def on_train_batch_end(
-        self, trainer, pl_module, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if isinstance(outputs, dict) and len(self._losses) > 1:
-            outputs["loss"] = mean_of(
-                self._losses
-            )  # of the whole batch, for whoever comes after this callback
+            # Later callbacks expect the loss of the whole batch.
+            outputs["loss"] = mean_of(self._losses)
 
     def show(self) -> None:
-        """Gives the module the mean of its workers, on all ranks, until the next step."""
-        if self._workers is not None and self._shown != self._workers.steps:
-            self._still.check()
-            self._workers.show()
-            self._remember()
-            self._shown = self._workers.steps
+        """Give the module the mean of its workers until the next step. Call it on all ranks."""
+        if self._workers is None or self._shown_step == self._workers.steps:
+            return
+        self._shared.check()
+        self._workers.show()
+        self._expect_weights(self._workers)
+        self._shown_step = self._workers.steps
 
-    def _remember(self) -> None:
-        self._left = [parameter.detach().clone() for parameter in self._workers.parameters]
+    def _expect_weights(self, workers: LocalSGD) -> None:
+        self._expected_weights = [parameter.detach().clone() for parameter in workers.parameters]
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.show()
@@ -237,49 +254,114 @@ class LocalSGDCallback(Callback):
         self.show()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        for name in ("optimizer_step", "training_step") if self._workers is not None else ():
-            trainer.strategy.__dict__.pop(name, None)
+        if self._workers is not None:
+            for name in ("optimizer_step", "training_step"):
+                vars(trainer.strategy).pop(name, None)
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """The weights of a checkpoint are the mean's; those of the workers are in the state of this
-        callback."""
-        if self._workers is not None:
-            self.show()
-            means = pl_module.named_parameters(remove_duplicate=False)
-            state = checkpoint["state_dict"]
-            state.update({name: mean.detach() for name, mean in means if name in state})
+        """Save the mean as the module's weights. `state_dict` saves the weights of the workers."""
+        if self._workers is None:
+            return
+        self.show()
+        state = checkpoint["state_dict"]
+        for name, mean in pl_module.named_parameters(remove_duplicate=False):
+            if name in state:
+                state[name] = mean.detach()
 
     def state_dict(self) -> dict[str, Any]:
         if self._workers is None:
             return {}
         state = self._workers.state_dict()
-        of_all_ranks = ranks.all_gather(state["workers"])
-        return {
-            **state,
-            "workers": {worker: own for part in of_all_ranks for worker, own in part.items()},
-        }
+        all_workers = {}
+        for workers_of_rank in ranks.all_gather(state["workers"]):
+            all_workers.update(workers_of_rank)
+        return {**state, "workers": all_workers}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._saved = state_dict or None
+        self._restored = state_dict or None
+
+
+class SharedTensors:
+    """Checks that training changes none of the tensors that the workers of a network share.
+
+    These are all tensors that no optimizer trains. One process holds them once, but each of several
+    ranks holds its own: if they changed, results would depend on the number of ranks.
+
+    Args:
+        module: The network.
+        optimizer: Its optimizer.
+        rounds: The schedule of local SGD, for errors.
+    """
+
+    def __init__(self, module: nn.Module, optimizer: Optimizer, rounds: LocalSGDSchedule):
+        self.module = module
+        self.rounds = rounds
+        self._trained: list[Tensor] = []
+        for group in optimizer.param_groups:
+            self._trained += [p for p in group["params"] if p.requires_grad]
+        self._before = {name: tensor.detach().clone() for name, tensor in self._tensors()}
+
+    def _tensors(self) -> list[tuple[str, Tensor]]:
+        trained = {id(parameter) for parameter in self._trained}
+        named = [*self.module.named_buffers(), *self.module.named_parameters()]
+        return [(name, tensor) for name, tensor in named if id(tensor) not in trained]
+
+    def check(self) -> None:
+        """Raise ConfigError if a shared tensor has changed since the beginning."""
+        for name, tensor in self._tensors():
+            if name not in self._before or not _are_equal(tensor, self._before[name]):
+                raise self._error(
+                    f", which changes {name} in training, as batch normalization its running "
+                    "statistics"
+                )
+
+    def check_weights(self, expected: Sequence[Tensor]) -> None:
+        """Raise ConfigError if trained parameters have changed; no expected tensors match any."""
+        if not expected:
+            return
+        for parameter, before in zip(self._trained, expected, strict=True):
+            if not _are_equal(parameter, before):
+                raise self._error(
+                    ", whose weights something else than the optimizer moves, between two steps"
+                )
+
+    def _error(self, reason: str) -> ConfigError:
+        return ConfigError(KEY, self.rounds.workers, f"1 for {type(self.module).__name__}{reason}")
+
+
+def part_of(batch: Any, i: int, n: int, examples: int) -> Any:
+    """Return the i-th of n equal parts of a batch that can be cut."""
+    if n == 1:
+        return batch
+    return cut(batch, slice(i * examples // n, (i + 1) * examples // n))
+
+
+def mean_of(losses: Sequence[Tensor]) -> Tensor:
+    """Return the mean loss of workers; the unchanged loss of a single one."""
+    if len(losses) == 1:
+        return losses[0]
+    return torch.stack(list(losses)).mean()
 
 
 def show_mean(trainer: Trainer) -> None:
-    """Lets a check that comes now look at the mean of the workers, where a trainer has such
-    (`LocalSGD.show`)."""
-    for callback in trainer.callbacks:
+    """Give the module the mean of its workers, if it trains by local SGD (`LocalSGD.show`)."""
+    for callback in lightning_private.callbacks_of(trainer):
         if isinstance(callback, LocalSGDCallback):
             callback.show()
 
 
-def _divides(rounds: LocalSGDSchedule, examples: int, of: str) -> None:
-    if examples % rounds.workers:
-        raise ConfigError(KEY, rounds.workers, f"a divisor of the {examples} examples of {of}")
+def _group_settings(optimizer: Optimizer) -> list[str]:
+    """Return the settings of each parameter group as text, which is easy to compare."""
+    texts = []
+    for group in optimizer.param_groups:
+        texts.append(repr({key: value for key, value in group.items() if key != "params"}))
+    return texts
 
 
-def _numbers(optimizer: Any) -> list[dict[str, Any]]:
-    """What the groups of an optimizer hold beside parameters, as text."""
-    return [
-        repr({k: v for k, v in group.items() if k != "params"}) for group in optimizer.param_groups
-    ]
+def _are_equal(one: Tensor, other: Tensor) -> bool:
+    """Return True if two tensors are equal, where NaN equals NaN."""
+    if torch.equal(one, other):
+        return True
+    return bool(torch.isclose(one, other, rtol=0, atol=0, equal_nan=True).all())
