@@ -67,7 +67,7 @@ def measure(options: Options) -> Startup:
         _timed(folder, study, {0})
         starts = {
             BARE: partial(_timed, folder, ["-c", "import torch, lightning"], {0}),
-            "`study`, nothing left to run": partial(_timed, folder, study, {0}),
+            "`study`, no trials remain": partial(_timed, folder, study, {0}),
             "`analyze`": partial(_timed, folder, [study[0], "analyze", *study[2:]], {0}),
             "`study`, first words on a terminal": partial(_first_words, folder, study),
             "`study`, a mistyped key is refused": partial(

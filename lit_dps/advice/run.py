@@ -109,7 +109,7 @@ def run_advice(
     probe_setup, adaptive, notes = _study_of(setup, options)
     if proposal is not None:
         notes.append(proposal.note)
-    data = check_study(probe_setup)
+    data, _ = check_study(probe_setup)
     for note in notes:
         say(f"note: {note}")
     configuration = probe_setup.identity(data)

@@ -186,13 +186,6 @@ def _run(argv: list[str]) -> int:
             check_shape(argv[1:], argv[0])
             if argv[0] in OPTIONS:
                 refuse_unknown(argv[1:], argv[0])
-        if argv[0] == "study":
-            from lit_dps.study.finished import repeat, watch
-
-            code = repeat(argv[1:])
-            if code is not None:
-                return code
-            watch(argv[1:])
         again = argv[0] == "fit" and any(word.partition("=")[0] == "--of" for word in argv)
         verb = _import_verb("lit_dps.cli.retrain" if again else VERBS[argv[0]][0])
         with one_wait(began) if argv[0] in REPORTS else nullcontext():

@@ -10,7 +10,9 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import yaml
 from jsonargparse import Namespace
@@ -99,7 +101,7 @@ def _rebuilt(record: StudyRecord, storage: StorageConfig) -> StudySetup:
         with tempfile.NamedTemporaryFile(
             "w", suffix=".yaml", encoding="utf-8", delete=False
         ) as file:
-            yaml.safe_dump(record.config, file)
+            yaml.safe_dump(_without_removed_engine(record.config), file)
         sys.argv = [
             "lit-dps fit",
             "--config",
@@ -116,3 +118,14 @@ def _rebuilt(record: StudyRecord, storage: StorageConfig) -> StudySetup:
         if file is not None:
             os.unlink(file.name)
     return StudySetup(**{**vars(setup), "storage": storage})
+
+
+def _without_removed_engine(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a stored configuration with another engine in place of "sparse", which was removed.
+
+    The engine decides how fast trials run, and not what their results are.
+    """
+    study = dict(config["study"])
+    if study.get("engine") == "sparse":
+        study["engine"] = "lightning"
+    return {**config, "study": study}

@@ -20,13 +20,14 @@ from lit_dps.forecast.forecast import forecast
 from lit_dps.parallel.ranks import follows_torchrun
 from lit_dps.report.text import parts_of
 from lit_dps.storage.take_over import TAKE_OVER
+from lit_dps.study.expand_space import OPTION as WIDEN
 from lit_dps.study.expand_space import as_stored
-from lit_dps.study.finished import TIME_STEPS, WIDEN
 from lit_dps.study.preflight.effects import check_effects
 from lit_dps.study.run import RunOptions, check_study, run_study
 from lit_dps.study.setup import StudySetup
 from lit_dps.training.workload import Workload
 
+TIME_STEPS = "--time-steps"
 FORECAST = (
     "Run and store nothing: time a few steps and print how many trials, steps, checks and hours "
     "the study will take, "

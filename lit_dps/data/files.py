@@ -113,7 +113,7 @@ def read_parquet(path: Path) -> tuple[np.ndarray, np.ndarray]:
     from PIL import Image
 
     try:
-        with path.open("rb") as file:  # by Python, so that `lit_dps.study.finished` sees it
+        with path.open("rb") as file:
             table = pyarrow.parquet.read_table(file)
         column = next(name for name in ("img", "image") if name in table.column_names)
         images = [

@@ -13,8 +13,9 @@ from lit_dps.core.space_history import ExpandedSpace, extended
 from lit_dps.core.trial import Status
 from lit_dps.storage.read import read_study
 from lit_dps.storage.urls import check_place
-from lit_dps.study.finished import WIDEN
 from lit_dps.study.setup import StudySetup
+
+OPTION = "--extend-space"
 
 
 def as_stored(setup: StudySetup, widen: bool) -> StudySetup:
@@ -32,7 +33,7 @@ def as_stored(setup: StudySetup, widen: bool) -> StudySetup:
         record = read_study(url, name)
     except StorageError as error:  # there is none yet; what else is wrong with it is told later
         if widen:
-            raise UserError(f"{WIDEN}: {error}") from None
+            raise UserError(f"{OPTION}: {error}") from None
         return setup
     boxes = record.boxes[1:]
     if widen:
@@ -52,12 +53,12 @@ def as_stored(setup: StudySetup, widen: bool) -> StudySetup:
 def _wider(setup: StudySetup, record: StudyRecord) -> ExpandedSpace:
     if setup.study.sampler != "sobol":
         raise UserError(
-            f"{WIDEN}: study.sampler {setup.study.sampler} is not allowed; sobol, whose points "
+            f"{OPTION}: study.sampler {setup.study.sampler} is not allowed; sobol, whose points "
             "fill a box"
         )
     if setup.study.best_of is not None:
         raise UserError(
-            f"{WIDEN}: study.best_of {setup.study.best_of} is not allowed: widen the box of that "
+            f"{OPTION}: study.best_of {setup.study.best_of} is not allowed: widen the box of that "
             "study"
         )
     ended = [
@@ -66,7 +67,7 @@ def _wider(setup: StudySetup, record: StudyRecord) -> ExpandedSpace:
     left = len(record.cells) * record.trials - sum(r.trial.point < record.trials for r in ended)
     if left > 0:
         raise UserError(
-            f"{WIDEN}: {left} trials of study {record.name!r} are left; run it without this first"
+            f"{OPTION}: {left} trials of study {record.name!r} are left; run it without this first"
         )
     ends: dict[str, set[str]] = {}
     for cell in Analysis(record).cells:
@@ -74,8 +75,8 @@ def _wider(setup: StudySetup, record: StudyRecord) -> ExpandedSpace:
             ends.setdefault(key, set()).add(end)
     if not ends:
         raise UserError(
-            f"{WIDEN}: no best value of study {record.name!r} lies near an end of its range"
+            f"{OPTION}: no best value of study {record.name!r} lies near an end of its range"
         )
     if (box := extended(record.space, ends, record.trials)) is None:
-        raise UserError(f"{WIDEN}: {', '.join(ends)} cannot go beyond the ends that they have")
+        raise UserError(f"{OPTION}: {', '.join(ends)} cannot go beyond the ends that they have")
     return box

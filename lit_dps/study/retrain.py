@@ -16,13 +16,12 @@ from lit_dps.core.environment import KEY, changes_since
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import RANKS, SPARSE_KERNELS, STACKED, Cell, Status, TrialResult
-from lit_dps.engines.eligible import standard_data
 from lit_dps.engines.trainer import TrainerEngine
 from lit_dps.parallel import ranks
 from lit_dps.parallel.process import Interrupted, StopRequest, interruptible, prepare_process
 from lit_dps.storage.header import check_unchanged
 from lit_dps.study.environment import environment_of
-from lit_dps.study.preflight.check import check
+from lit_dps.study.preflight.check import check_configuration, set_up_data
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.workers import first_of_ranks, raise_if_any_rank_interrupted
 
@@ -102,7 +101,8 @@ def train_again(
         setup, study=dataclasses.replace(setup.study, checkpoint_minutes=None)
     )
     prepare_process()
-    data = check(setup, _ready)
+    data = check_configuration(setup)  # without a dry run, because the trials have run
+    set_up_data(data)
     check_unchanged(setup.storage.optuna_url, setup.study.name, setup.identity(data))
     if note := _changed_since(setup, data, record, stored):
         print(f"note: {note}", file=sys.stderr, flush=True)
@@ -145,15 +145,6 @@ def _changed_since(setup: StudySetup, data, record: StudyRecord, stored: TrialRe
     return (
         f"{', '.join(changes)} {verb} not as the study's trial was trained with; its K may differ"
     )
-
-
-def _ready(data) -> bool:
-    """Set the data up for the study's identity. There is no dry run, because the trials have
-    run."""
-    if standard_data(data):  # else a trainer alone knows how to set it up, and it has no digest
-        ranks.on_rank_zero(data.prepare_data)
-        data.setup("fit")
-    return True
 
 
 def compared(run: Attempt, stored: TrialResult) -> str:

@@ -1,4 +1,8 @@
-"""Runs a study from its configuration to its result, or resumes it."""
+"""Runs a study from its configuration to its result, or resumes it.
+
+`run_study` checks the study, declares it in the storage, trains the remaining trials in workers,
+and prints, writes and logs the result. The same call resumes a study that was interrupted.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +17,11 @@ from lightning.pytorch import LightningDataModule
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.summary import summarize
-from lit_dps.core.atomic_write import not_written
 from lit_dps.core.config import StorageConfig
 from lit_dps.core.environment import KEY, SOURCES
 from lit_dps.core.errors import StorageError, Unguarded
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import TrialResult
-from lit_dps.engines.eligible import standard_data
 from lit_dps.parallel import ranks
 from lit_dps.parallel.fork_server import unguarded
 from lit_dps.parallel.process import (
@@ -40,13 +42,16 @@ from lit_dps.storage.own_studies import remember
 from lit_dps.storage.read import read_study
 from lit_dps.storage.take_over import claim_report, take_over
 from lit_dps.storage.urls import check_place, check_writable, ui_command, without_password
-from lit_dps.study import finished
 from lit_dps.study.best_of import check_best_of
 from lit_dps.study.display import LEAVING, Display, at_terminal
 from lit_dps.study.environment import environment_of
 from lit_dps.study.failures import FAILED, AllFail, Failures
 from lit_dps.study.noise import first_guess
-from lit_dps.study.preflight.check import check
+from lit_dps.study.preflight.check import (
+    check_configuration,
+    check_with_dry_run,
+    set_up_data,
+)
 from lit_dps.study.progress import Progress
 from lit_dps.study.quiet_timing import update_step_timing
 from lit_dps.study.retrain_command import again_text
@@ -60,7 +65,7 @@ from lit_dps.tracking.views import CELLS, CURVES, view_key
 from lit_dps.training.checkpoint_files import clear
 
 T = TypeVar("T")
-WAITING = 4  # exit code: only trials that other processes run remain
+WAITING = 4  # exit code: all remaining trials are run by other processes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,35 +109,90 @@ def run_study(setup: StudySetup, options: RunOptions = RunOptions()) -> int:
     if ranks.follows_torchrun():
         return follow_torchrun(setup)
     stop = StopRequest()
-    with interruptible(
-        stop, f"\n{LEAVING}\n"
-    ):  # MLflow and Lightning lose a Ctrl-C that is raised within them
+    # MLflow and Lightning lose a Ctrl-C that is raised within them.
+    with interruptible(stop, f"\n{LEAVING}\n"):
         try:
-            sources = source_hashes(setup.config())
-            data, is_settled = _check_study(setup)
-            environment = environment_of(setup, data, reads_data=not is_settled)
-            refuse_changed_sources(sources, environment[SOURCES])
-            changes = _accepted_changes(setup, environment, options.accept_code_change)
-            stop.check()
-            starts = not ranks.started_by_torchrun() and (setup.workers > 1 or setup.ranks > 1)
-            if starts and unguarded() and not is_settled:
-                raise Unguarded  # here nothing is created yet; workers would refuse later
+            run = _prepare(setup, stop, options)
         except Interrupted as signal:
             print(f"\ninterrupted by {signal}: nothing was run or stored")
             return INTERRUPTED
-        if changes:
-            # Paused trials were trained by other code, so they restart.
-            clear(setup.storage.checkpoints(setup.study.name))
-        setup = dataclasses.replace(
-            setup, environment=environment[KEY], sources=environment[SOURCES]
-        )
         try:
-            return _run(setup, data, environment, stop, options)
+            return run.run()
         except Interrupted as signal:
             # A second signal came while the results after the first one were counted.
             if not stop.reported:
                 print(f"\ninterrupted by {signal}: {RESUMES}")
             return INTERRUPTED
+
+
+def check_study(setup: StudySetup) -> tuple[LightningDataModule, bool]:
+    """Check configuration, data and storage, and that a stored study can be resumed.
+
+    Creates nothing.
+
+    Returns:
+        The data module, set up for training, and whether trials of the study remain.
+
+    Raises:
+        UserError: if a check fails.
+    """
+    prepare_process()
+    storage, name = setup.storage, setup.study.name
+    refuse_lost(storage, name, figures_folder(storage.folder, name))
+    _print_at_terminal(setup, "checking it with a dry run")
+    data = check_configuration(setup)
+    trials_remain = _trials_remain(setup)
+    if trials_remain:
+        data = check_with_dry_run(setup)
+    else:
+        set_up_data(data)
+    check_place(storage.optuna_url)
+    check_place(storage.mlflow_uri)
+    # MLflow's storage may be unavailable; the study then runs without MLflow.
+    check_writable(storage.optuna_url)
+    check_unchanged(storage.optuna_url, name, setup.identity(data), setup.study, setup.boxes)
+    if setup.study.best_of is not None and trials_remain:
+        check_best_of(setup)
+    return data, trials_remain
+
+
+def _prepare(setup: StudySetup, stop: StopRequest, options: RunOptions) -> _StudyRun:
+    """Check a study and the code and data of its stored trials. Creates nothing."""
+    # Hashed before anything is imported, and compared afterwards: files may change in between.
+    sources = source_hashes(setup.config())
+    data, trials_remain = check_study(setup)
+    environment = environment_of(setup, data, reads_data=trials_remain)
+    refuse_changed_sources(sources, environment[SOURCES])
+    changes = _accepted_changes(setup, environment, options.accept_code_change)
+    stop.check()
+    starts_processes = setup.workers > 1 or setup.ranks > 1
+    if starts_processes and trials_remain and not ranks.started_by_torchrun() and unguarded():
+        raise Unguarded  # workers would refuse later, when the study is declared
+    if changes:
+        # Paused trials were trained by other code, so they restart.
+        clear(setup.storage.checkpoints(setup.study.name))
+    setup = dataclasses.replace(setup, environment=environment[KEY], sources=environment[SOURCES])
+    return _StudyRun(setup, data, environment, stop, options)
+
+
+def _trials_remain(setup: StudySetup) -> bool:
+    """Return False if the study is stored and all of its trials and repeats have results.
+
+    The caller compares the stored configuration afterwards.
+    """
+    url = setup.storage.optuna_url
+    check_place(url)
+    try:
+        record = read_study(url, setup.study.name)
+    except StorageError:  # usually there is no study yet; `declare` reports other errors
+        return True
+    return _count_remaining(setup, record) > 0
+
+
+def _count_remaining(setup: StudySetup, record: StudyRecord) -> int:
+    """Return the number of trials and repeats of a configuration that have no result or failed."""
+    trials = setup.left(record.results)
+    return sum(map(len, trials.values())) + setup.repeats_left(record)
 
 
 def _accepted_changes(
@@ -151,102 +211,219 @@ def _accepted_changes(
     if changes:
         verb = "is" if len(changes) == 1 else "are"
         line = f"{', '.join(changes)} {verb} not as in its stored trials, which is accepted"
-        print(f"study {name}: {line}", file=sys.stderr, flush=True)
+        _print_line(setup, line)
     return changes
 
 
-def _run(
-    setup: StudySetup,
-    data: LightningDataModule,
-    environment: Mapping[str, Any],
-    stop: StopRequest,
-    options: RunOptions,
-) -> int:
-    """Run the remaining trials of a checked study, and print its result. Return as `run_study`."""
-    url, name, workload = setup.storage.optuna_url, setup.study.name, setup.workload_name()
-    tags = environment_tags(getattr(data, "digest", None))
-    identity = setup.identity(data)
-    slack, uid = declare(
-        url, setup.study, workload, setup.goal_of_trials, identity, setup.config(), setup.boxes
-    )
-    remember(uid)
-    extended = dataclasses.replace(setup.study, slack=slack)
-    setup = dataclasses.replace(setup, study=extended, uid=uid)
-    if options.takes_over:
-        for line in take_over(url, name) or ["no trial to take over"]:
-            print(f"study {name}: {line}", file=sys.stderr)
+class _StudyRun:
+    """One run of a checked study: declares it, trains what remains, publishes the result.
 
-    is_waiting = False
-    view = MlflowSync(partial(connect, setup.storage, workload, name, tags))
-    record = read_study(url, name)
-    left = _left(setup, record)
-    stored = chain(*record.results.values(), *record.repeats.values())
-    failures = Failures(setup.storage.failures(name), stored)
-    if left:
-        setup = dataclasses.replace(setup, run_number=begin_run(url, name))
-    code = 0
-    if min(setup.workers, left) > 1:
-        warm_up()
-    try:
-        # Other processes may store results while this one trains or waits for its ranks.
-        may_have_changed = left or ranks.started_by_torchrun()
-        if left:
-            keep_environment(url, name, environment)
-            view.sync(record, goes_on=True)  # without remaining trials, `_finish` logs everything
-            stop.check()
-            record = _guessed(setup, record, stop)
-            _train(
-                setup, record, min(setup.workers, left), stop, view.log, failures.on_result_stored
-            )
+    Args:
+        setup: The study.
+        data: Its data module, set up.
+        environment: Code, data, versions and machine of this run.
+        stop: Set by signals.
+        options: Options of this run.
+    """
+
+    def __init__(
+        self,
+        setup: StudySetup,
+        data: LightningDataModule,
+        environment: Mapping[str, Any],
+        stop: StopRequest,
+        options: RunOptions,
+    ):
+        self.setup = setup
+        self.data = data
+        self.environment = environment
+        self.stop = stop
+        self.options = options
+        self.url = setup.storage.optuna_url
+        self.name = setup.study.name
+        tags = environment_tags(getattr(data, "digest", None))
+        connects = partial(connect, setup.storage, setup.workload_name(), self.name, tags)
+        self.mlflow = MlflowSync(connects)
+
+    def run(self) -> int:
+        """Run the study. Return the exit code, as in `run_study`."""
+        self._declare()
+        record = read_study(self.url, self.name)
+        remaining = _count_remaining(self.setup, record)
+        stored = chain(*record.results.values(), *record.repeats.values())
+        failures = Failures(self.setup.storage.failures(self.name), stored)
+        try:
+            if remaining:
+                self._train_remaining(record, remaining, failures)
+            else:
+                self._report_that_none_remain()
+            code = self._publish(record, trained=remaining > 0)
+        except Interrupted as signal:
+            self._report_interruption(signal)
+            return INTERRUPTED
+        except AllFail as error:
+            print(f"lit-dps: error: {error}", file=sys.stderr)
+            return FAILED
+        summary = failures.summary()
+        if summary:
+            print(f"lit-dps: {summary}", file=sys.stderr)
+            return FAILED
+        # torchrun would report any other exit code as the crash of a rank.
+        return 0 if ranks.started_by_torchrun() else code
+
+    def _declare(self) -> None:
+        """Create the study in the storage, or extend it to this configuration."""
+        setup = self.setup
+        identity = setup.identity(self.data)
+        slack, uid = declare(
+            self.url,
+            setup.study,
+            setup.workload_name(),
+            setup.goal_of_trials,
+            identity,
+            setup.config(),
+            setup.boxes,
+        )
+        remember(uid)
+        # A stored study may have raced its trials by a larger factor, which is kept.
+        study = dataclasses.replace(setup.study, slack=slack)
+        self.setup = dataclasses.replace(setup, study=study, uid=uid)
+        if self.options.takes_over:
+            for line in take_over(self.url, self.name) or ["no trial to take over"]:
+                _print_line(setup, line)
+
+    def _train_remaining(self, record: StudyRecord, remaining: int, failures: Failures) -> None:
+        """Train the remaining trials and repeats in workers."""
+        run_number = begin_run(self.url, self.name)
+        self.setup = dataclasses.replace(self.setup, run_number=run_number)
+        workers = min(self.setup.workers, remaining)
+        if workers > 1:
+            warm_up()
+        keep_environment(self.url, self.name, self.environment)
+        self.mlflow.sync(record, goes_on=True)
+        self.stop.check()
+        self._measure_noise_scale(record)
+        self._train(record, workers, failures)
+
+    def _measure_noise_scale(self, record: StudyRecord) -> None:
+        """Measure, print and store the noise scale, unless it is stored or turned off."""
+        if record.noise is not None or not self.setup.study.noise_scale:
+            return
+        _print_at_terminal(self.setup, "reading its gradient noise scale")
+        noise = first_guess(self.setup, self.stop.check)
+        if isinstance(noise, str):
+            _print_line(self.setup, f"noise scale not measured: {noise}")
+            return
+        _print_line(self.setup, noise.sentence)
+        keep_noise_scale(self.url, self.name, noise)
+
+    def _train(self, record: StudyRecord, workers: int, failures: Failures) -> None:
+        """Run workers, and pass each result to the progress display, MLflow and the failures."""
+        setup = self.setup
+        progress = Progress(
+            record.results,
+            setup.cells,
+            setup.study.trials,
+            workers,
+            slack=setup.study.slack,
+            plan=setup.study.repeat_plan,
+            repeats=record.repeats,
+        )
+        display: Progress | Display = progress
+        on_event = None
+        if at_terminal():
+            display = Display(progress, self.name, setup.goal_of_trials, self.stop)
+            on_event = display.on_event
+        trials = "1 trial" if workers == 1 else f"{workers} trials"
+        _print_line(setup, f"{trials} at a time in {without_password(self.url)}")
+        display.show()
+        if workers == 1:
+            results = work(setup, self.stop, on_event)
         else:
-            print(f"study {name}: nothing left to run", file=sys.stderr)
-            if ranks.started_by_torchrun():
-                with first_of_ranks(setup):  # the other ranks wait for a message
-                    pass
+            results = work_in_processes(setup, workers, self.stop, on_event)
+        try:
+            for result in results:
+                self._on_result(result, display, failures)
+        finally:
+            display.close()
+            results.close()
+
+    def _on_result(
+        self, result: TrialResult, display: Progress | Display, failures: Failures
+    ) -> None:
+        display.update(result)
+        self.mlflow.log(result)
+        failures.on_result_stored(result)
+
+    def _report_that_none_remain(self) -> None:
+        _print_line(self.setup, "no trials remain")
+        if ranks.started_by_torchrun():
+            with first_of_ranks(self.setup):  # the other ranks wait for a message
+                pass
+
+    def _publish(self, record: StudyRecord, trained: bool) -> int:
+        """Store, write, log and print the result, unless another process will do it.
+
+        Args:
+            record: The study as it was when this run began.
+            trained: Whether this run trained trials.
+
+        Returns:
+            0, `NO_RESULT` or `WAITING`.
+        """
         unstored = Unstored()
         others = None
-        if left:
-            others = unstored.attempt("who writes the analysis", lambda: claim_report(url, name))
-        if others is not None:
-            print(f"study {name}: {others.reason}")
-            is_waiting = others.is_running
-        else:
-            seen = getattr(data, "digest", None) is None or type(data).__module__.startswith(
-                "lit_dps."
+        if trained:
+            others = unstored.attempt(
+                "who writes the analysis", lambda: claim_report(self.url, self.name)
             )
-            if may_have_changed:
-                record = read_study(url, name)
-            best = [
-                (cell.best.trial, cell.k_star)
-                for cell in summarize(record)
-                if cell.best is not None
-            ]
-            unstored.attempt("the best trial of each cell", lambda: keep_outcomes(url, name, best))
-            if left or options.time_steps:
-                record = update_step_timing(setup, record, stop, options.time_steps)
-            code = _finish(setup, view, record, seen and not unstored.names, options)
-            if unstored.names:
-                print(f"study {name}: {unstored.sentence}", file=sys.stderr, flush=True)
-    except Interrupted as signal:
-        left = _left(setup, read_study(url, name))
-        remaining = "1 trial remains" if left == 1 else f"{left} trials remain"
+        if others is not None:
+            print(f"study {self.name}: {others.reason}")
+            return WAITING if others.is_running else 0
+        # Other processes may store results while this one trains or waits for its ranks.
+        if trained or ranks.started_by_torchrun():
+            record = read_study(self.url, self.name)
+        best = []
+        for cell in summarize(record):
+            if cell.best is not None:
+                best.append((cell.best.trial, cell.k_star))
+        unstored.attempt(
+            "the best trial of each cell", lambda: keep_outcomes(self.url, self.name, best)
+        )
+        if trained or self.options.time_steps:
+            record = update_step_timing(self.setup, record, self.stop, self.options.time_steps)
+        code = self._write_and_print(record)
+        if unstored.names:
+            _print_line(self.setup, unstored.sentence)
+        return code
+
+    def _write_and_print(self, record: StudyRecord) -> int:
+        """Write, log and print the result of a study.
+
+        Returns:
+            0, or `NO_RESULT` if all trials ended and none reached the goal.
+        """
+        storage = self.setup.storage
+        is_running = any(record.running.values())
+        if not is_running and all(len(r) >= record.trials for r in record.results.values()):
+            clear(storage.checkpoints(self.name))
+        analysis = Analysis(record, validate_every=self.options.validate_every)
+        folder = figures_folder(storage.folder, self.name)
+        text, files = publish(analysis, folder, self.options.show)
+        self.mlflow.sync(record, analysis, files)
+        sys.stderr.flush()
+        pages = _mlflow_pages(storage, self.mlflow.tracker, self.name)
+        print(f"\n{text}\n{again_text(analysis, storage)}{pages}", flush=True)
+        return NO_RESULT if ended_without_result(analysis.cells) else 0
+
+    def _report_interruption(self, signal: Interrupted) -> None:
+        remaining = _count_remaining(self.setup, read_study(self.url, self.name))
+        trials = "1 trial remains" if remaining == 1 else f"{remaining} trials remain"
         print(
-            f"\ninterrupted by {signal}: the results so far are stored, {remaining}; the same "
+            f"\ninterrupted by {signal}: the results so far are stored, {trials}; the same "
             "command resumes the study"
         )
-        stop.reported = True
-        return INTERRUPTED
-    except AllFail as error:
-        print(f"lit-dps: error: {error}", file=sys.stderr)
-        return FAILED
-    summary = failures.summary()
-    if summary:
-        print(f"lit-dps: {summary}", file=sys.stderr)
-        return FAILED
-    # torchrun would report any other exit code as the crash of a rank.
-    if ranks.started_by_torchrun():
-        return 0
-    return WAITING if is_waiting else code
+        self.stop.reported = True
 
 
 class Unstored:
@@ -272,171 +449,25 @@ class Unstored:
     @property
     def sentence(self) -> str:
         """A line with the names of the unstored results, and the reason."""
-        return (
-            f"not stored: {' and '.join(self.names)}: {self._errors[0]}; the same command stores it"
-        )
+        names = " and ".join(self.names)
+        return f"not stored: {names}: {self._errors[0]}; the same command stores it"
 
 
-def check_study(setup: StudySetup) -> LightningDataModule:
-    """Check configuration, data and storage, and that a stored study can be resumed. Creates
-    nothing.
-
-    Returns:
-        The data module, set up for training.
-
-    Raises:
-        UserError: if a check fails.
-    """
-    return _check_study(setup)[0]
+def _print_line(setup: StudySetup, line: str) -> None:
+    print(f"study {setup.study.name}: {line}", file=sys.stderr, flush=True)
 
 
-def _check_study(setup: StudySetup) -> tuple[LightningDataModule, bool]:
-    """Like `check_study`; also return True if the study is stored and no trials remain."""
-    prepare_process()
-    name = setup.study.name
-    refuse_lost(setup.storage, name, figures_folder(setup.storage.folder, name))
-    _say(setup, "checking it with a dry run")
-    is_settled = False
-
-    def settled(data: LightningDataModule) -> bool:
-        nonlocal is_settled
-        is_settled = _settled(setup, data)
-        return is_settled
-
-    data = check(setup, settled)
-    for place in (setup.storage.optuna_url, setup.storage.mlflow_uri):
-        check_place(place)
-    check_writable(
-        setup.storage.optuna_url
-    )  # MLflow's storage may be unavailable; the study then runs without MLflow
-    check_unchanged(
-        setup.storage.optuna_url, setup.study.name, setup.identity(data), setup.study, setup.boxes
-    )
-    if setup.study.best_of is not None and not is_settled:
-        check_best_of(setup)
-    return data, is_settled
-
-
-def _say(setup: StudySetup, doing: str) -> None:
+def _print_at_terminal(setup: StudySetup, activity: str) -> None:
     """Print at a terminal what takes the next seconds; print nothing into a log."""
     if at_terminal():
-        print(f"study {setup.study.name}: {doing} ...", file=sys.stderr, flush=True)
+        _print_line(setup, f"{activity} ...")
 
 
-def _settled(setup: StudySetup, data: LightningDataModule) -> bool:
-    """Return True if a study is stored and no trials remain; then set up its data.
-
-    The caller compares the stored configuration afterwards.
-    """
-    url, name = setup.storage.optuna_url, setup.study.name
-    check_place(url)
-    try:
-        record = read_study(url, name)
-    except StorageError:  # usually there is no study yet; `declare` reports other errors
-        return False
-    if _left(setup, record):
-        return False
-    if standard_data(data):  # other data may need a trainer for `setup`, and have no digest
-        data.prepare_data()
-        data.setup("fit")
-    return True
-
-
-def _guessed(setup: StudySetup, record: StudyRecord, stop: StopRequest) -> StudyRecord:
-    """Measure, print and store the noise scale of a study, unless it is stored or turned off."""
-    if record.noise is not None or not setup.study.noise_scale:
-        return record
-    _say(setup, "reading its gradient noise scale")
-    noise = first_guess(setup, stop.check)
-    if isinstance(noise, str):
-        print(
-            f"study {record.name}: noise scale not measured: {noise}", file=sys.stderr, flush=True
-        )
-        return record
-    print(f"study {record.name}: {noise.sentence}", file=sys.stderr, flush=True)
-    keep_noise_scale(setup.storage.optuna_url, record.name, noise)
-    return dataclasses.replace(record, noise=noise)
-
-
-def _train(
-    setup: StudySetup,
-    record: StudyRecord,
-    workers: int,
-    stop: StopRequest,
-    *listeners: Callable[[TrialResult], None],
-) -> None:
-    """Run the remaining trials, and pass each result to the listeners."""
-    options = {
-        "slack": setup.study.slack,
-        "plan": setup.study.repeat_plan,
-        "repeats": record.repeats,
-    }
-    progress = shown = Progress(record.results, setup.cells, setup.study.trials, workers, **options)
-    if at_terminal():
-        shown = Display(progress, record.name, setup.goal_of_trials, stop)
-    on_event = None if shown is progress else shown.on_event
-    trials = "1 trial" if workers == 1 else f"{workers} trials"
-    url = without_password(setup.storage.optuna_url)
-    print(f"study {record.name}: {trials} at a time in {url}", file=sys.stderr, flush=True)
-    shown.show()
-    results = (
-        work(setup, stop, on_event)
-        if workers == 1
-        else work_in_processes(setup, workers, stop, on_event)
-    )
-    try:
-        for result in results:
-            for listener in (shown.update, *listeners):
-                listener(result)
-    finally:
-        shown.close()
-        results.close()
-
-
-def _finish(
-    setup: StudySetup, view: MlflowSync, record: StudyRecord, seen: bool, options: RunOptions
-) -> int:
-    """Write, log and print the result of a study.
-
-    `finished` may store a note if all files that decide the result were `seen`.
-
-    Returns:
-        0, or `NO_RESULT` if all trials ended and none reached the goal.
-    """
-    storage, name = setup.storage, setup.study.name
-    if not any(record.running.values()) and all(
-        len(r) >= record.trials for r in record.results.values()
-    ):
-        clear(storage.checkpoints(name))
-    analysis = Analysis(record, validate_every=options.validate_every)
-    text, files = publish(analysis, figures_folder(storage.folder, name), options.show)
-    view.sync(record, analysis, files)
-    sys.stderr.flush()
-    pages = again_text(analysis, storage) + _pages(storage, view.tracker, analysis.record.name)
-    print(f"\n{text}\n{pages}", flush=True)
-    if (
-        seen
-        and view.tracker is not None
-        and not _left(setup, record)
-        and not any(record.running.values())
-    ):
-        try:
-            finished.keep(storage, record, pages)
-        except StorageError as error:  # the note only saves seconds
-            print(not_written(finished.NOTE, error), file=sys.stderr)
-    return NO_RESULT if ended_without_result(analysis.cells) else 0
-
-
-def _pages(storage: StorageConfig, tracker: Tracker | None, study: str) -> str:
+def _mlflow_pages(storage: StorageConfig, tracker: Tracker | None, study: str) -> str:
     """Return the lines that say where MLflow shows the study."""
     if tracker is None:
         return "MLflow could not be used: analyze --sync logs the study once it can"
     uri = storage.mlflow_uri
-    views = [view_key(study, view) for view in (CELLS, CURVES)]
-    cells, curves = (page_address(uri, tracker.experiment_id, view=view) for view in views)
+    cells = page_address(uri, tracker.experiment_id, view=view_key(study, CELLS))
+    curves = page_address(uri, tracker.experiment_id, view=view_key(study, CURVES))
     return f"browse it in MLflow: {ui_command(uri)}\n  then open {cells}\n    and for K* {curves}"
-
-
-def _left(setup: StudySetup, record: StudyRecord) -> int:
-    """Return the number of trials and repeats of this configuration without a result, or failed."""
-    return sum(map(len, setup.left(record.results).values())) + setup.repeats_left(record)

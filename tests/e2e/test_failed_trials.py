@@ -115,7 +115,7 @@ def test_a_study_goes_on_without_failed_trials_and_runs_them_again_when_the_modu
     )
 
     done = call(*STUDY)
-    assert done.code == 0 and "nothing left to run" in done.err
+    assert done.code == 0 and "no trials remain" in done.err
 
 
 @pytest.mark.slow

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -13,11 +11,7 @@ import mlflow
 import pytest
 from optuna.storages import RDBStorage
 
-from lit_dps.report.no_result import NO_RESULT
-from lit_dps.study.finished import NOTE
-from tests.e2e.commands import FAST, run, run_here
-from tests.e2e.test_commands import run_without
-from tests.support.tiny import gray, write_idx
+from tests.e2e.commands import FAST, run_here
 
 pytestmark = pytest.mark.slow
 STUDY = ("study", "--config", FAST)
@@ -73,7 +67,7 @@ def test_a_finished_study_changes_nothing_and_one_that_goes_on_ends_later(tmp_pa
     for again in (few, few, ("analyze", "--config", FAST, "--sync")):
         done = run_here(tmp_path, *again)
         assert done.returncode == 0, done.stderr
-        assert done.stderr == ("study fast: nothing left to run\n" if again is few else "")
+        assert done.stderr == ("study fast: no trials remain\n" if again is few else "")
         for database, was in zip(databases, before, strict=True):
             now = rows(database)
             for table in was.keys() | now.keys():
@@ -101,9 +95,6 @@ def test_a_finished_study_is_checked_without_a_dry_run(unbroken, monkeypatch):
     def dry_run(*args) -> None:
         raise AssertionError("dry run")
 
-    (unbroken / "mlruns" / "figures" / "fast" / NOTE).unlink(
-        missing_ok=True
-    )  # else it is not even checked
     monkeypatch.setattr("lit_dps.study.preflight.check.dry_run", dry_run)
     opened, open_once = [], RDBStorage.__init__
 
@@ -114,7 +105,7 @@ def test_a_finished_study_is_checked_without_a_dry_run(unbroken, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(RDBStorage, "__init__", counted)
         done = run_here(unbroken, *STUDY)
-    assert (done.returncode, done.stderr) == (0, "study fast: nothing left to run\n")
+    assert (done.returncode, done.stderr) == (0, "study fast: no trials remain\n")
     assert len(opened) == 7, (
         "box, what is left, header, environment, declaration, what counts, outcomes"
     )
@@ -122,107 +113,6 @@ def test_a_finished_study_is_checked_without_a_dry_run(unbroken, monkeypatch):
         run_here(unbroken, *STUDY, "--study.trials", 5)
     refused = run_here(unbroken, *STUDY, "--goal.error", 0.3)
     assert refused.returncode == 2 and "goal.error was 0.2 and is 0.3" in refused.stderr
-    (unbroken / "mlruns" / "figures" / "fast" / NOTE).unlink()
     monkeypatch.setattr("lit_dps.data.Digits.digest", "another")
     refused = run_here(unbroken, *STUDY)
     assert refused.returncode == 2 and "data_digest was" in refused.stderr
-
-
-CODE = """
-from lit_dps.module import ImageClassifier
-
-
-class Mine(ImageClassifier):
-    pass
-"""
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """A finished study of a module and of data files of its own; its command, and what this
-    said."""
-    folder = tmp_path_factory.mktemp("finished")
-    write_idx(folder / "data" / "MNIST" / "raw", gray(600, 0), gray(50, 1))
-    (folder / "mine.py").write_text(CODE)
-    text = FAST.read_text().replace("lit_dps.module.ImageClassifier", "mine.Mine")
-    (folder / "mine.yaml").write_text(text.replace("lit_dps.data.Digits", "lit_dps.data.MNIST"))
-    command = ("study", "--config", "mine.yaml", "--study.trials", "1")
-    done = run(folder, *command)
-    assert done.returncode == NO_RESULT, done.stderr  # gray images teach nothing
-    return folder, command, done.stdout
-
-
-def test_the_same_command_says_so_at_once_without_torch(finished):
-    folder, command, said = finished
-    before = content(folder)
-    done = run_without({"torch", "mlflow"}, folder, *command)
-    assert (done.returncode, done.stderr) == (NO_RESULT, "study fast: nothing left to run\n")
-    assert done.stdout == said[said.index("\nstudy fast: No trial") :]
-    assert content(folder) == before
-    shown = run_without({"torch", "mlflow"}, folder, *command, "--show=files")
-    assert "\nwritten:\n" in shown.stdout and shown.stdout.startswith(
-        done.stdout.split("\nreport:")[0]
-    )
-    assert content(folder) == before
-
-
-def test_files_beside_those_that_the_study_wrote_are_watched(finished, tmp_path):
-    """Of a configuration, a module and data in the storage folder the long way is taken once they
-    change."""
-    folder, command, _ = finished
-    shutil.copytree(folder, tmp_path / "copy", ignore=shutil.ignore_patterns("mlruns"))
-    folder, command = tmp_path / "copy", (*command, "--storage.folder", ".")
-    assert run(folder, *command).returncode == NO_RESULT
-    for changed in (
-        folder / "mine.yaml",
-        folder / "mine.py",
-        next((folder / "data").rglob("train-labels*")),
-    ):
-        done, was = run_without({"torch"}, folder, *command), changed.stat()
-        assert (done.returncode, done.stderr) == (NO_RESULT, "study fast: nothing left to run\n")
-        os.utime(changed)
-        done = run_without({"torch"}, folder, *command)
-        assert done.returncode not in (0, NO_RESULT) and "blocked" in done.stderr, changed.name
-        os.utime(changed, ns=(was.st_atime_ns, was.st_mtime_ns))
-
-
-ALWAYS, CHANGES = (
-    ("option", "module", "folder"),
-    ("configuration", "data", "storage", "tracking", "note"),
-)
-
-
-@pytest.mark.parametrize(
-    "change", [*ALWAYS, *(pytest.param(each, marks=pytest.mark.long) for each in CHANGES)]
-)
-def test_whatever_changed_the_long_way_is_taken(finished, tmp_path, change):
-    folder, command, _ = finished
-    changed = {
-        "configuration": folder / "mine.yaml",
-        "module": folder / "mine.py",
-        "data": next((folder / "data").rglob("train-labels*")),
-        "storage": folder / "mlruns" / "study.db",
-        "tracking": folder / "mlruns" / "mlflow.db",
-        "note": folder / "mlruns" / "figures" / "fast" / NOTE,
-    }.get(change)
-    if change == "folder":
-        shutil.copytree(folder, tmp_path / "copy")
-        folder = tmp_path / "copy"
-    elif change == "option":
-        command = (*command, "--study.threads", "1")
-    else:
-        kept = tmp_path / "kept"
-        shutil.copy2(changed, kept)
-        if change == "storage":
-            with closing(sqlite3.connect(changed)) as connection, connection:
-                last = "select max(trial_id) from trial_user_attributes where key = 'point'"
-                connection.execute(f"delete from trials where trial_id = ({last})")
-        elif change in ("tracking", "note"):
-            changed.unlink()
-        else:
-            os.utime(changed)
-    done = run_without({"torch"}, folder, *command)
-    assert done.returncode not in (0, NO_RESULT) and "blocked" in done.stderr, done.stderr
-    if changed is not None:
-        shutil.copy2(kept, changed)
-        assert run_without({"torch"}, folder, *command).returncode == NO_RESULT

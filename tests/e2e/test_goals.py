@@ -55,7 +55,7 @@ def test_each_goal_has_its_tables_and_goals_extend_a_study(tmp_path, call):
 
     more = call(*STUDY, "--study.goals", "[0.6]")
     assert more.code == 0, more.err
-    assert "nothing left to run" in more.err
+    assert "no trials remain" in more.err
     assert results(tmp_path / "mlruns" / "study.db") == stored
     assert table(tmp_path) == own
     for goal in (0.4, 0.6):  # those of the first run stay

@@ -27,7 +27,7 @@ def test_parts_that_were_run_apart_make_the_table_of_an_unbroken_run(unbroken, t
     assert run_here(tmp_path, "analyze", "--config", FAST).returncode == 0
     assert table(tmp_path) == table(unbroken)
     done = run_here(tmp_path, "study", "--config", FAST)
-    assert (done.returncode, done.stderr) == (0, "study fast: nothing left to run\n")
+    assert (done.returncode, done.stderr) == (0, "study fast: no trials remain\n")
     assert table(tmp_path) == table(unbroken)
 
     done = run_here(tmp_path, "merge", unbroken / "mlruns" / "study.db")

@@ -89,7 +89,7 @@ def test_eight_processes_finish_a_study_with_exactly_the_declared_points(
     assert stored(postgres) == dict.fromkeys(FAST_TRIALS, 1), "a point was lost or run twice"
     assert not any("s3cret" in text for text in said), "a password was printed"
     wrote = [folder for folder in folders if (folder / "mlruns" / "figures").exists()]
-    late = [text for text in said if "nothing left to run" in text]
+    late = [text for text in said if "no trials remain" in text]
     assert len(wrote) == 1 + len(late), "the last one out writes the analysis, once"
     assert sum(RAN in text for text in said) == 8 - len(wrote)
     for folder in wrote:

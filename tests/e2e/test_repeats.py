@@ -67,7 +67,7 @@ def test_killed_or_added_later_repeats_are_those_of_one_go(tmp_path, whole):
     assert again.returncode == 0, again.stderr
     assert repeated(url) == repeated(url_of(whole))
     assert table(tmp_path) == table(whole)
-    assert "nothing left to run" in run_here(tmp_path, *SMALL, *REPEATS).stderr
+    assert "no trials remain" in run_here(tmp_path, *SMALL, *REPEATS).stderr
     synced = run_here(tmp_path, "analyze", "--config", FAST, "--sync")
     assert synced.returncode == 0 and "repeats: the point of K*" in synced.stdout
 

@@ -88,7 +88,7 @@ def test_finished_study_reruns_nothing_refuses_changes_and_can_be_extended(tmp_p
 
     again = run_here(tmp_path, *STUDY, *small)
     assert again.returncode == 0
-    assert "nothing left to run" in again.stderr
+    assert "no trials remain" in again.stderr
     assert results(database) == first
 
     for change, said in [
@@ -120,4 +120,4 @@ def test_searched_and_machine_dependent_settings_may_change(tmp_path, unbroken):
     changed.write_text(yaml.safe_dump(config))
     done = run_here(unbroken, "study", "--config", changed)
     assert done.returncode == 0, done.stderr
-    assert "nothing left to run" in done.stderr
+    assert "no trials remain" in done.stderr

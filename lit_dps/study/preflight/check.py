@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 
 from lightning.pytorch import LightningDataModule
@@ -11,7 +10,8 @@ from lightning.pytorch import LightningDataModule
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.search_space import extremes
 from lit_dps.core.trial import Trial
-from lit_dps.parallel.ranks import started_by_torchrun
+from lit_dps.engines.eligible import standard_data
+from lit_dps.parallel import ranks
 from lit_dps.storage.samplers import sampler_of
 from lit_dps.study.preflight.dry_run import dry_run
 from lit_dps.study.preflight.keys import check_goals, check_keys, check_workers
@@ -20,15 +20,8 @@ from lit_dps.training import DelayCallback, PruningCallback
 from lit_dps.training.trainer_rules import check_trainer, overruled
 
 
-def check(
-    setup: StudySetup, settled: Callable[[LightningDataModule], bool] = lambda data: False
-) -> LightningDataModule:
-    """Check a study before its first trial. Creates nothing.
-
-    Args:
-        setup: The study.
-        settled: Returns True if a study with this data has no remaining trials. Then the dry run is
-            left out, because the trials have run under an equal configuration.
+def check(setup: StudySetup) -> LightningDataModule:
+    """Check the configuration of a study, then run it dry. Creates nothing.
 
     Returns:
         The data module, set up for training.
@@ -37,37 +30,75 @@ def check(
         ConfigError: naming the key, the value and what is allowed.
         DataError: if the data cannot be read.
     """
-    study, trainer = setup.study, setup.workload.trainer
-    study.check()
+    check_configuration(setup)
+    return check_with_dry_run(setup)
+
+
+def check_configuration(setup: StudySetup) -> LightningDataModule:
+    """Check keys and values of a study, and build modules at the ends of the search space.
+
+    Returns:
+        A data module of the study, not set up.
+
+    Raises:
+        ConfigError: naming the key, the value and what is allowed.
+    """
+    setup.study.check()
     PruningCallback(**setup.pruning)
     DelayCallback(**setup.optim)
     check_goals(setup)
-    sampler_of(study, setup.goal_of_trials)
-    check_trainer(trainer)
+    sampler_of(setup.study, setup.goal_of_trials)
+    check_trainer(setup.workload.trainer)
     check_keys(setup)
-    if setup.ranks > 1 and study.engine == "fused":
-        raise ConfigError(
-            "study.engine",
-            study.engine,
-            f"lightning or auto where {setup.ranks} ranks train each trial",
-        )
-    if study.engine == "fused" and not study.lean:
+    _check_engine(setup)
+    if ranks.started_by_torchrun() and setup.workers > 1:
+        allowed = "1 under torchrun: start it once for each worker"
+        raise ConfigError("study.workers", setup.workers, allowed)
+    return _build_at_ends(setup)
+
+
+def check_with_dry_run(setup: StudySetup) -> LightningDataModule:
+    """Run a study dry and print the notes. Return the data module, set up for training."""
+    data, notes = dry_run(setup)
+    for line in [*overruled(setup.workload.trainer), *notes]:
+        print(f"note: {line}", file=sys.stderr)
+    return data
+
+
+def set_up_data(data: LightningDataModule) -> None:
+    """Set a data module up for the identity of a study, without a dry run.
+
+    Other data than `ImageData` may need a trainer for `setup`, and have no digest.
+    """
+    if standard_data(data):
+        ranks.on_rank_zero(data.prepare_data)
+        data.setup("fit")
+
+
+def _check_engine(setup: StudySetup) -> None:
+    engine = setup.study.engine
+    if engine != "fused":
+        return
+    if setup.ranks > 1:
+        allowed = f"lightning or auto where {setup.ranks} ranks train each trial"
+        raise ConfigError("study.engine", engine, allowed)
+    if not setup.study.lean:
         raise ConfigError("study.lean", False, "true where study.engine is fused")
-    if started_by_torchrun() and setup.workers > 1:
-        raise ConfigError(
-            "study.workers", setup.workers, "1 under torchrun: start it once for each worker"
-        )
-    for cell in dict.fromkeys(
-        replace(cell, batch_size=min(study.batch_sizes)) for cell in study.cells
-    ):
+
+
+def _build_at_ends(setup: StudySetup) -> LightningDataModule:
+    """Build module and data of each series at the ends of the search space.
+
+    Classes refuse values that they do not allow.
+    """
+    smallest = min(setup.study.batch_sizes)
+    cells = {replace(cell, batch_size=smallest): None for cell in setup.study.cells}
+    data = None
+    for cell in cells:
         setup.training().pruning_of(Trial(cell, 0))
         setup.training().delay_of(Trial(cell, 0))
-        for params in extremes(setup.space):  # classes refuse values that they do not allow
+        for params in extremes(setup.space):
             data = setup.workload.build(Trial(cell, 0, params)).data
             check_workers(setup, cell, params)
-    if settled(data):
-        return data
-    data, notes = dry_run(setup)
-    for line in [*overruled(trainer), *notes]:
-        print(f"note: {line}", file=sys.stderr)
+    assert data is not None  # a grid has a cell, a search space an end
     return data

@@ -1,0 +1,23 @@
+"""`fit --of` builds the setup of a stored study again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lit_dps.cli import retrain
+from lit_dps.core.config import StorageConfig
+from lit_dps.storage.read import open_elsewhere, read_study
+
+DATABASE = Path(__file__).parents[3] / "docs" / "replication" / "full.db.xz"
+
+
+@pytest.mark.skipif(not DATABASE.exists(), reason="the database of the replication is missing")
+def test_a_study_that_ran_with_the_removed_engine_is_rebuilt():
+    with open_elsewhere(str(DATABASE), "sqlite:///none.db") as stored:
+        record = read_study(stored.storage, "paper-mnist-momentum")
+    assert record.config["study"]["engine"] == "sparse"
+    setup = retrain._rebuilt(record, StorageConfig())
+    assert setup.study.engine == "lightning"
+    assert setup.study.trials == record.trials
