@@ -26,7 +26,7 @@ CALLBACKS = {  # section -> the file and the class whose arguments it takes
     "pruning": ("training/pruning_callback.py", "PruningCallback"),
     "optim": ("training/delay_callback.py", "DelayCallback"),
     "local": ("training/local_sgd_callback.py", "LocalSGDCallback"),
-    "smoothness": ("readings/gradients.py", "SmoothnessCallback"),
+    "smoothness": ("readings/lipschitz.py", "SmoothnessCallback"),
 }
 CLASSES = {"class_path", "init_args", "dict_kwargs"}  # of sections that name a class
 COMMON = {"config", "help", "print_config", "seed_everything"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -25,20 +26,20 @@ from lit_dps.training.pruning_callback import masks_of
 from lit_dps.training.rng_state import preserve_rng_state
 from lit_dps.training.training_pass import TrainingPass, fresh
 
-SMOOTH = 0.5  # of the exponential mean of the loss, as in the paper
-ERRORS = 2.0  # standard errors that make the tolerance
+SMOOTHING = 0.5  # of the exponential mean of the loss, as in the paper
+TOLERANCE_ERRORS = 2.0  # standard errors that make the tolerance
 
 
 @dataclass(frozen=True)
 class Fork:
-    """What the branches from one step say.
+    """The results of all branches from one step.
 
     Attributes:
-        step: Optimizer step that they begin at.
-        batch_size: B, of the run.
+        step: Optimizer step at which the branches begin.
+        batch_size: B, the batch size of the run.
         factors: The branches' batch sizes over B, ascending from 1.
-        losses: Smoothed training loss at the end of each, the mean over its repetitions.
-        tolerance: eps, by which a loss may lie above that of a smaller batch.
+        losses: Smoothed training loss at the end of each branch, the mean over the repetitions.
+        tolerance: eps, by which a loss may exceed the loss of a smaller batch.
     """
 
     step: int
@@ -49,65 +50,75 @@ class Fork:
 
     @property
     def factor(self) -> int:
-        """k*, the largest factor up to which no loss lies above that of a smaller one by more than
-        the tolerance."""
-        best, found = math.inf, self.factors[0]
+        """k*, the largest factor whose loss is at most the smallest loss so far plus tolerance.
+
+        All smaller factors fulfil the same condition.
+        """
+        largest = self.factors[0]
+        best_loss = math.inf
         for factor, loss in zip(self.factors, self.losses, strict=True):
-            if not loss <= best + self.tolerance:  # also a loss that is not finite
+            # `not <=` also stops at a loss that is nan.
+            if not loss <= best_loss + self.tolerance:
                 break
-            found, best = factor, min(best, loss)
-        return found
+            largest = factor
+            best_loss = min(best_loss, loss)
+        return largest
 
     @property
     def critical(self) -> tuple[int, float]:
-        """The critical batch size lies between these, in examples; the upper one is infinite where
-        all branches did."""
+        """Lower and upper bound of the critical batch size, in examples.
+
+        The upper bound is infinite if even the largest factor fulfils the condition of `factor`.
+        """
         larger = [factor for factor in self.factors if factor > self.factor]
         return self.factor * self.batch_size, min(larger, default=math.inf) * self.batch_size
 
     def stored(self) -> dict[str, Any]:
-        """The fields as plain JSON; a loss that is not finite is null."""
-        return {**asdict(self), "losses": [x if math.isfinite(x) else None for x in self.losses]}
+        """Return the fields as plain JSON; a loss that is not finite is null."""
+        losses = [loss if math.isfinite(loss) else None for loss in self.losses]
+        return {**asdict(self), "losses": losses}
 
     @classmethod
     def of_stored(cls, stored: dict[str, Any]) -> Fork:
-        """The inverse of `stored`."""
-        losses = tuple(math.nan if x is None else x for x in stored["losses"])
+        """Return a fork from the output of `stored`."""
+        losses = tuple(math.nan if loss is None else loss for loss in stored["losses"])
         return cls(**{**stored, "factors": tuple(stored["factors"]), "losses": losses})
 
 
 class BranchCallback(Callback):
-    """Forks a run at some steps: branches with k times its batch size go on for the same number of
-    examples.
+    """Forks a run into branches with k times its batch size, to find the critical batch size.
 
-    A branch has its own copy of the module and of the optimizer with its state; its rate is f(k)
-    times the run's, with f(k) = k, or sqrt(k) for an adaptive optimizer. Beside an
-    `AdamScalingCallback` second moment and weight decay of the optimizer follow the batch size by
-    its rules. Its batches are k of the run's, taken together. After each stretch of examples, equal
-    for all branches, its training loss is taken over further batches, the same for all, and
-    smoothed along the stretches by an exponential mean (Merrill et al. 2025, arXiv 2505.23971,
-    Section 3; there it is the loss of the batches that are trained on, which lags behind in a
-    branch of few steps). The largest k whose loss is not above that of any smaller one, by more
-    than a tolerance, is the critical factor. Where the paper sets the tolerance to 0.01, it is here
-    two standard errors of the differences between branches over repetitions with other examples,
-    unless it is given.
+    All branches train on the same number of examples (Merrill et al. 2025, arXiv 2505.23971,
+    Section 3). A branch has a copy of the module, and of the optimizer with its state. Its learning
+    rate is f(k) times the rate of the run, with f(k) = k, or sqrt(k) for an adaptive optimizer.
+    With an `AdamScalingCallback`, second moment and weight decay follow the batch size by its
+    rules. A batch of the branch is k batches of the run.
 
-    The run itself is not touched. Of a schedule the branches keep the rate at the fork; gradient
-    clipping is the trainer's. A fork costs repetitions x branches x stretches x max(factors)
-    forward and backward passes of a batch, and about as many forward ones.
+    Training is divided into stretches of examples, equal for all branches. After each stretch the
+    callback computes the training loss over further batches, the same for all branches, and
+    averages it exponentially over the stretches. (The paper uses the loss of the batches that are
+    trained on. It lags behind in a branch of few steps.) The critical factor is the largest k whose
+    loss exceeds the loss of no smaller k by more than a tolerance. The paper sets the tolerance to
+    0.01. Here the default is two standard errors of the differences between branches over
+    repetitions with other examples.
+
+    The run itself is not changed. The branches keep the rate of a schedule at the fork, and clip
+    gradients like the trainer. A fork costs repetitions x branches x stretches x max(factors)
+    forward and backward passes of a batch, and about as many forward passes.
 
     Args:
         at: Steps to fork at.
         factors: k of the branches, ascending from 1.
-        stretches: How many stretches of max(factors) batches each branch is trained for.
-        repetitions: Draws of examples; at least 2, or a tolerance.
+        stretches: Number of stretches of max(factors) batches.
+        repetitions: Draws of examples; at least 2, or 1 with a tolerance.
         tolerance: eps, in units of the loss.
-        seconds: Since the first fork, after which no other one is begun.
+        seconds: Seconds after the first fork, after which no other fork begins.
 
     Attributes:
         forks: A `Fork` for each step that was reached.
         adaptive: Whether the branches' rates grow with sqrt(k), once the fit has begun.
         scaling: The callback that scales the branches; None without one, and before the fit.
+        on_fork: Called with each new fork.
 
     Raises:
         ConfigError: for values out of their range; in a fit for manual optimization, several
@@ -124,25 +135,25 @@ class BranchCallback(Callback):
         seconds: float = math.inf,
     ):
         if list(factors) != sorted(set(factors)) or len(factors) < 2 or factors[0] != 1:
-            raise ConfigError(
-                "BranchCallback.factors", list(factors), "ascending numbers from 1, at least two"
-            )
+            allowed = "ascending numbers from 1, at least two"
+            raise ConfigError("BranchCallback.factors", list(factors), allowed)
         if any(max(factors) % factor for factor in factors):
-            raise ConfigError(
-                "BranchCallback.factors", list(factors), "divisors of the largest one"
-            )
+            allowed = "divisors of the largest factor"
+            raise ConfigError("BranchCallback.factors", list(factors), allowed)
         if stretches < 1:
             raise ConfigError("BranchCallback.stretches", stretches, "at least 1")
         if repetitions < (2 if tolerance is None else 1):
-            raise ConfigError(
-                "BranchCallback.repetitions", repetitions, "at least 2, or 1 with a tolerance"
-            )
+            allowed = "at least 2, or 1 with a tolerance"
+            raise ConfigError("BranchCallback.repetitions", repetitions, allowed)
         if tolerance is not None and not 0 <= tolerance < math.inf:
-            raise ConfigError(
-                "BranchCallback.tolerance", tolerance, "a difference of losses, 0 or more"
-            )
-        self.at, self.factors, self.stretches = set(at), tuple(factors), stretches
-        self.repetitions, self.tolerance, self.seconds = repetitions, tolerance, seconds
+            allowed = "a difference of losses, 0 or more"
+            raise ConfigError("BranchCallback.tolerance", tolerance, allowed)
+        self.at = set(at)
+        self.factors = tuple(factors)
+        self.stretches = stretches
+        self.repetitions = repetitions
+        self.tolerance = tolerance
+        self.seconds = seconds
         self.forks: list[Fork] = []
         self.adaptive = False
         self.scaling: AdamScalingCallback | None = None
@@ -154,23 +165,16 @@ class BranchCallback(Callback):
             record_batches(trainer)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        name = type(pl_module).__name__
         if not pl_module.automatic_optimization or len(trainer.optimizers) != 1:
-            raise ConfigError(
-                "BranchCallback",
-                name,
-                "a module with one optimizer and without manual optimization",
-            )
+            allowed = "a module with one optimizer and without manual optimization"
+            raise ConfigError("BranchCallback", type(pl_module).__name__, allowed)
         if ranks.world() > 1:
-            raise ConfigError(
-                "BranchCallback", ranks.world(), "one rank: branches are trained by one device"
-            )
-        self._pass, self.adaptive = (
-            TrainingPass(trainer, pl_module, 1),
-            is_adaptive(trainer.optimizers),
-        )
+            allowed = "one rank, because one device trains the branches"
+            raise ConfigError("BranchCallback", ranks.world(), allowed)
+        self._pass = TrainingPass(trainer, pl_module, 1)
+        self.adaptive = is_adaptive(trainer.optimizers)
         self.scaling = None
-        for callback in trainer.callbacks:
+        for callback in trainer.callbacks:  # pyright: ignore[reportAttributeAccessIssue]
             if isinstance(callback, AdamScalingCallback):
                 self.scaling = callback
 
@@ -180,145 +184,174 @@ class BranchCallback(Callback):
         step = trainer.global_step
         if step not in self.at or any(fork.step == step for fork in self.forks):
             return
-        self._began = time.monotonic() if self._began is None else self._began
+        if self._began is None:
+            self._began = time.monotonic()
         if time.monotonic() - self._began > self.seconds:
             return
-        size = full_batch_size(trainer, batch) * trainer.accumulate_grad_batches
-        losses = np.array(
-            [self._repetition(trainer, pl_module, step, i) for i in range(self.repetitions)]
-        )
+        batch_size = full_batch_size(trainer, batch) * trainer.accumulate_grad_batches
+        rows = []
+        for repetition in range(self.repetitions):
+            rows.append(self._losses_of_branches(trainer, pl_module, step * 1000 + repetition))
+        losses = np.array(rows)
         tolerance = self.tolerance
-        if (
-            tolerance is None
-        ):  # of the branches that stayed finite, each against the run's own batch size
-            apart = (losses - losses[:, :1])[:, np.isfinite(losses).all(axis=0)][:, 1:]
-            tolerance = (
-                ERRORS * math.sqrt(float(apart.var(axis=0, ddof=1).mean()) / len(apart))
-                if apart.size
-                else 0.0
-            )
-        fork = Fork(step, size, self.factors, tuple(map(float, losses.mean(axis=0))), tolerance)
+        if tolerance is None:
+            tolerance = tolerance_from(losses)
+        mean_losses = tuple(map(float, losses.mean(axis=0)))
+        fork = Fork(step, batch_size, self.factors, mean_losses, tolerance)
         self.forks.append(fork)
         low, high = fork.critical
-        shown = {"branch/critical": float(low)} | (
-            {"branch/below": float(high)} if math.isfinite(high) else {}
-        )
+        logged = {"branch/critical": float(low)}
+        if math.isfinite(high):
+            logged["branch/below"] = float(high)
         for logger in trainer.loggers:
-            logger.log_metrics(shown, step=step)
+            logger.log_metrics(logged, step=step)
         self.on_fork(fork)
 
-    def _repetition(
-        self, trainer: Trainer, module: LightningModule, step: int, number: int
+    def _losses_of_branches(
+        self, trainer: Trainer, module: LightningModule, seed: int
     ) -> list[float]:
-        """The smoothed loss at the end of each branch, all on the same examples."""
-        parts = trainer.accumulate_grad_batches
-        needed, seed = (self.stretches + 1) * max(self.factors) * parts, step * 1000 + number
-        data, loader = getattr(trainer, "datamodule", None), whole(trainer.train_dataloader)
-        with preserve_rng_state(
-            loader,
-            getattr(loader, "sampler", None),
-            getattr(loader, "batch_sampler", None),
-            data,
-            seed=seed,
-        ):
-            batches = list(self._batches(trainer, module, needed))
-        return [
-            self._branch(trainer, module, batches, factor, parts, seed) for factor in self.factors
-        ]
+        """Return the smoothed loss at the end of each branch. All branches use the same examples.
 
-    def _batches(self, trainer: Trainer, module: LightningModule, needed: int) -> Iterator[Any]:
-        """So many of the run's own batches, over as many passes as that takes, on the module's
-        device."""
-        taken = 0
-        while True:
-            before = taken
-            for batch in fresh(whole(trainer.train_dataloader)):
-                batch = trainer.precision_plugin.convert_input(batch)
-                batch = lightning_private.before_transfer(module, batch)
-                yield trainer.strategy.batch_to_device(batch, module.device, 0)
-                if (taken := taken + 1) == needed:
-                    return
-            if taken == before:
-                raise ConfigError(
-                    "data",
-                    type(trainer.train_dataloader).__name__,
-                    "a train dataloader with batches",
-                )
+        Args:
+            trainer: The trainer of the fit.
+            module: The module of the fit.
+            seed: Determines the examples, and the draws of the module.
+        """
+        loader = whole(trainer.train_dataloader)
+        samplers = (getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None))
+        data = getattr(trainer, "datamodule", None)
+        count = (self.stretches + 1) * max(self.factors) * trainer.accumulate_grad_batches
+        with preserve_rng_state(loader, *samplers, data, seed=seed):
+            batches = list(_batches(trainer, module, count))
+        losses = []
+        for factor in self.factors:
+            losses.append(self._loss_of_branch(trainer, module, batches, factor, seed))
+        return losses
 
-    def _branch(
-        self,
-        trainer: Trainer,
-        module: LightningModule,
-        batches: list,
-        factor: int,
-        parts: int,
-        seed: int,
+    def _loss_of_branch(
+        self, trainer: Trainer, module: LightningModule, batches: list, factor: int, seed: int
     ) -> float:
-        stretch, together = max(self.factors) * parts, factor * parts
-        smooth, seen = math.nan, batches[-stretch:]
+        """Return the smoothed loss at the end of one branch; infinity if the branch diverges."""
+        batches_per_step = factor * trainer.accumulate_grad_batches
+        batches_per_stretch = max(self.factors) * trainer.accumulate_grad_batches
+        evaluation_batches = batches[-batches_per_stretch:]
+        smoothed = math.nan
         with self._pass.without_side_effects() as twin:
             torch.manual_seed(seed)
-            optimizer, keep = (
-                _copy_of(trainer.optimizers[0], module, twin),
-                masks_of(trainer, module),
-            )
-            scale = math.sqrt(factor) if self.adaptive else factor
-            for group in optimizer.param_groups:
-                group["lr"] = group["lr"] * scale
-            if self.scaling is not None:
-                scale_groups(optimizer, factor, 1.0 if self.scaling.rate is None else scale)
-            for i, batch in enumerate(batches[:-stretch]):
-                loss = self._pass.loss(twin, batch, i)
+            optimizer = self._optimizer_of_branch(trainer.optimizers[0], module, twin, factor)
+            masks = masks_of(trainer, module)
+            for i, batch in enumerate(batches[:-batches_per_stretch], 1):
+                loss = self._pass.loss(twin, batch, i - 1)
                 if loss is not None:
-                    (loss / together).backward()
-                if (i + 1) % together == 0:
-                    _step(trainer, optimizer, twin, keep)
-                if (i + 1) % stretch == 0:
-                    mean = self._mean_loss(twin, seen)
-                    smooth = mean if math.isnan(smooth) else SMOOTH * smooth + (1 - SMOOTH) * mean
+                    (loss / batches_per_step).backward()
+                if i % batches_per_step == 0:
+                    _clip_gradients(trainer, twin)
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    _apply_masks(twin, masks)
+                if i % batches_per_stretch == 0:
+                    mean = self._mean_loss(twin, evaluation_batches)
                     if not math.isfinite(mean):
                         return math.inf
-        return smooth
+                    if math.isnan(smoothed):
+                        smoothed = mean
+                    else:
+                        smoothed = SMOOTHING * smoothed + (1 - SMOOTHING) * mean
+        return smoothed
+
+    def _optimizer_of_branch(
+        self, optimizer: Optimizer, module: LightningModule, twin: LightningModule, factor: int
+    ) -> Optimizer:
+        """Return a copy of the optimizer for the copy of the module, scaled to its batch size."""
+        scaled = _copy_optimizer(optimizer, module, twin)
+        rate_factor = math.sqrt(factor) if self.adaptive else factor
+        for group in scaled.param_groups:
+            group["lr"] = group["lr"] * rate_factor
+        if self.scaling is not None:
+            scale_groups(scaled, factor, 1.0 if self.scaling.rate is None else rate_factor)
+        return scaled
 
     def _mean_loss(self, twin: LightningModule, batches: list) -> float:
+        """Return the mean loss of batches; nan if no batch has a loss."""
+        losses = []
         with torch.no_grad():
-            losses = [self._pass.loss(twin, batch, i) for i, batch in enumerate(batches)]
-        known = [float(loss) for loss in losses if loss is not None]
-        return sum(known) / len(known) if known else math.nan
+            for i, batch in enumerate(batches):
+                loss = self._pass.loss(twin, batch, i)
+                if loss is not None:
+                    losses.append(float(loss))
+        if not losses:
+            return math.nan
+        return sum(losses) / len(losses)
 
 
-def _step(
-    trainer: Trainer, optimizer: Optimizer, twin: LightningModule, keep: dict[str, Tensor]
-) -> None:
-    if (clip := trainer.gradient_clip_val) is not None:
-        by_value = (
-            str(trainer.gradient_clip_algorithm or "norm").rpartition(".")[2].lower() == "value"
-        )
-        (nn.utils.clip_grad_value_ if by_value else nn.utils.clip_grad_norm_)(
-            twin.parameters(), clip
-        )
-    optimizer.step()
-    optimizer.zero_grad()
-    with torch.no_grad():
-        for name, parameter in twin.named_parameters():
-            if name in keep:
-                parameter.mul_(keep[name])
+def tolerance_from(losses: np.ndarray) -> float:
+    """Return the standard error of differences between branches, times `TOLERANCE_ERRORS`.
+
+    Args:
+        losses: Shape (repetitions, branches). The first branch has the batch size of the run.
+            Branches with a loss that is not finite are ignored.
+    """
+    finite = np.isfinite(losses).all(axis=0)
+    differences = (losses - losses[:, :1])[:, finite][:, 1:]
+    if not differences.size:
+        return 0.0
+    variance = float(differences.var(axis=0, ddof=1).mean())
+    return TOLERANCE_ERRORS * math.sqrt(variance / len(differences))
 
 
-def _copy_of(optimizer: Optimizer, module: LightningModule, twin: LightningModule) -> Optimizer:
-    """An optimizer of the twin's parameters, with a copy of the state, without the hooks of the
-    original."""
-    names = {id(parameter): name for name, parameter in module.named_parameters()}
-    theirs = dict(twin.named_parameters())
-    new = copy.copy(optimizer)
-    groups = [
-        {**g, "params": [theirs[names[id(p)]] for p in g["params"]]} for g in optimizer.param_groups
-    ]
-    new.param_groups = groups
-    new.state = type(optimizer.state)(dict)
-    for parameter, state in optimizer.state.items():
-        new.state[theirs[names[id(parameter)]]] = copy.deepcopy(state)
-    for group in groups:
-        for parameter in group["params"]:
+def _batches(trainer: Trainer, module: LightningModule, count: int) -> Iterator[Any]:
+    """Yield `count` training batches on the module's device, over several passes if necessary."""
+    yielded = 0
+    while True:
+        yielded_before = yielded
+        for batch in fresh(whole(trainer.train_dataloader)):
+            batch = trainer.precision_plugin.convert_input(batch)
+            batch = lightning_private.before_transfer(module, batch)
+            yield trainer.strategy.batch_to_device(batch, module.device, 0)
+            yielded += 1
+            if yielded == count:
+                return
+        if yielded == yielded_before:
+            name = type(trainer.train_dataloader).__name__
+            raise ConfigError("data", name, "a train dataloader with batches")
+
+
+def _clip_gradients(trainer: Trainer, twin: LightningModule) -> None:
+    """Clip the gradients of a copy like the trainer."""
+    limit = trainer.gradient_clip_val
+    if limit is None:
+        return
+    # The algorithm is a text, or an enum that prints as "GradClipAlgorithmType.VALUE".
+    algorithm = str(trainer.gradient_clip_algorithm or "norm").rpartition(".")[2].lower()
+    if algorithm == "value":
+        nn.utils.clip_grad_value_(twin.parameters(), limit)
+    else:
+        nn.utils.clip_grad_norm_(twin.parameters(), limit)
+
+
+@torch.no_grad()
+def _apply_masks(twin: LightningModule, masks: dict[str, Tensor]) -> None:
+    for name, parameter in twin.named_parameters():
+        if name in masks:
+            parameter.mul_(masks[name])
+
+
+def _copy_optimizer(
+    optimizer: Optimizer, module: LightningModule, twin: LightningModule
+) -> Optimizer:
+    """Return an optimizer of the copy's parameters, with a copy of the state and without hooks."""
+    copies_by_name = dict(twin.named_parameters())
+    copies = {}
+    for name, parameter in module.named_parameters():
+        copies[parameter] = copies_by_name[name]
+    copied = copy.copy(optimizer)
+    copied.param_groups = []
+    for group in optimizer.param_groups:
+        parameters = [copies[parameter] for parameter in group["params"]]
+        copied.param_groups.append({**group, "params": parameters})
+        for parameter in parameters:
             parameter.grad = None
-    return new
+    copied.state = defaultdict(dict)
+    for parameter, state in optimizer.state.items():
+        copied.state[copies[parameter]] = copy.deepcopy(state)
+    return copied

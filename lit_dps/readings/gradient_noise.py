@@ -1,234 +1,259 @@
-"""NoiseScaleCallback: reads the gradient noise scale along a run of any trainer."""
+"""NoiseScaleCallback: the gradient noise scale along a run of any trainer."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from torch import Tensor
+from torch import Tensor, nn
 
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.noise_scale import NoiseScale, noise_scale, two_sizes
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import SharedBatchDDP
 from lit_dps.parallel.example_count import can_be_cut, cut
-from lit_dps.readings.gradients import GradientNorms
+from lit_dps.readings.gradient_norms import GradientNorms
 from lit_dps.training.example_count import examples_of_part, record_batches
 from lit_dps.training.masked_tensors import squared_norm
 from lit_dps.training.pruning_callback import masks_by_parameter
 from lit_dps.training.training_pass import TrainingPass
 
 
+class Reading(NamedTuple):
+    """One reading of the gradient noise.
+
+    Attributes:
+        squared_gradient: |G|^2; nan if the batch has no parts.
+        variance: tr(Sigma); nan if the batch has no parts.
+        batch_size: Examples of the optimizer step.
+    """
+
+    squared_gradient: float
+    variance: float
+    batch_size: int
+
+
 class NoiseScaleCallback(Callback):
-    """Reads |G|^2 and tr(Sigma), whose ratio is the noise scale, every `interval` steps; training
-    is not touched.
+    """Measures |G|^2 and tr(Sigma), whose ratio is the noise scale, every `interval` steps.
 
-    Both come from squared norms of the gradient of a batch and of its parts
-    (`lit_dps.core.noise_scale.two_sizes`). The parts are
+    Both follow from squared norms of the gradient of a batch and of its parts
+    (`lit_dps.core.noise_scale.two_sizes`). The parts are:
 
-    - the ranks' own, before and after their gradients are added up, under lit_dps' DDP: no further
-      pass;
-    - the accumulated batches, where the trainer accumulates gradients on one device: no further
-      pass;
-    - else the two halves of a batch, by a copy of the module: one more forward and backward pass a
-      reading. Under other strategies for several ranks each takes the halves of its own batch.
+    - under lit_dps' DDP: the parts of the ranks, before and after the sum of their gradients;
+    - with accumulated gradients on one device: the accumulated batches;
+    - otherwise: the two halves of a batch, by a copy of the module. Only this takes an extra
+      forward and backward pass per reading. Under other strategies each rank halves its own batch.
 
-    What the module draws for itself, as dropout, counts as noise, and a batch norm takes the
-    statistics of each part. Norms are over the trained parameters that are not pruned. Loggers get
-    both parts of each reading, and the noise scale so far, as noise_scale/*.
+    Random draws of the module, such as dropout, count as noise, and batch norm uses the statistics
+    of each part. Pruned and frozen parameters do not count. Training itself is not changed. Loggers
+    get both values of each reading, and the noise scale so far, as noise_scale/*.
 
     Args:
         interval: Optimizer steps between readings.
-        start: The first step that is read: the gradient of an untrained network says little of
+        start: First step with a reading. The gradient of an untrained network says little about
             training.
 
     Attributes:
-        readings: Equally long lists "step"; "squared_gradient", |G|^2; "variance", tr(Sigma).
-            Either may be negative in a reading; their means are unbiased.
-        batch_size: Examples of an optimizer step, in the last reading; 0 before.
+        readings: Equally long lists "step"; "squared_gradient", |G|^2; "variance", tr(Sigma). A
+            single reading may be negative; the means are unbiased.
+        batch_size: Examples of an optimizer step at the last reading; 0 before.
 
     Raises:
         ConfigError: for a value out of its range; in a fit for manual optimization, and for batches
-            that have no parts.
+            without parts.
     """
 
-    measures_one_network = True  # local SGD trains several and refuses
+    measures_one_network = True  # local SGD trains several networks and refuses this callback
 
     def __init__(self, interval: int = 1, start: int = 0):
-        for key, value, least in (("interval", interval, 1), ("start", start, 0)):
-            if value < least:
-                raise ConfigError(f"NoiseScaleCallback.{key}", value, f"at least {least}")
-        self.interval, self.start = interval, start
-        self._begin()
+        if interval < 1:
+            raise ConfigError("NoiseScaleCallback.interval", interval, "at least 1")
+        if start < 0:
+            raise ConfigError("NoiseScaleCallback.start", start, "at least 0")
+        self.interval = interval
+        self.start = start
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self.readings: dict[str, list[float]] = {"step": [], "squared_gradient": [], "variance": []}
         self.batch_size = 0
 
     def scale(self) -> NoiseScale | None:
-        """The noise scale of all readings so far; None of fewer than 2."""
+        """Return the noise scale of all readings so far; None with fewer than 2 readings."""
         return noise_scale(self.readings, self.batch_size)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage == "fit":  # a checkpoint is loaded after this
+        # Lightning loads the state of a checkpoint after this hook.
+        if stage == "fit":
             record_batches(trainer)
-            self._begin()
+            self._reset()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not pl_module.automatic_optimization:
             name = type(pl_module).__name__
             raise ConfigError("NoiseScaleCallback", name, "a module without manual optimization")
-        self._keep: dict[Tensor, Tensor] | None = None
-        self._accumulated = trainer.accumulate_grad_batches if ranks.world() == 1 else 1
-        self._norms = None
+        self._masks: dict[Tensor, Tensor] | None = None
+        self._batches_per_step = 1
+        if ranks.world() == 1:
+            self._batches_per_step = trainer.accumulate_grad_batches
+        self._rank_norms: GradientNorms | None = None
         if isinstance(trainer.strategy, SharedBatchDDP) and trainer.accumulate_grad_batches == 1:
-            self._norms = GradientNorms(self.interval, self.start)
-            self._norms.on_train_start(trainer, pl_module)
+            self._rank_norms = GradientNorms(self.interval, self.start)
+            self._rank_norms.on_train_start(trainer, pl_module)
         self._pass = TrainingPass(trainer, pl_module, 1)
         self._step = -1
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        if self._keep is None:  # not before: pruning may come after this callback
-            self._keep = masks_by_parameter(trainer, pl_module)
-        self._size, step = examples_of_part(trainer, batch) or 0, trainer.global_step
-        self._due = step >= self.start and (step - self.start) % self.interval == 0
-        begins, self._step = step != self._step, step
-        if (
-            begins
-        ):  # of the batches that this step accumulates: squared norms, examples, and the sum so far
-            self._squares, self._sizes, self._sum = [], [], []
-        if self._norms is not None:
-            self._norms.on_train_batch_start(trainer, pl_module, batch, batch_idx)
-        elif self._due and self._accumulated == 1 and begins:
-            self._keep_reading(trainer, self._halves(pl_module, batch, batch_idx))
+        if self._masks is None:
+            # A pruning callback may come after this callback, so `on_train_start` is too early.
+            self._masks = masks_by_parameter(trainer, pl_module)
+        step = trainer.global_step
+        self._size = examples_of_part(trainer, batch) or 0
+        self._is_due = step >= self.start and (step - self.start) % self.interval == 0
+        is_first_batch = step != self._step
+        self._step = step
+        if is_first_batch:
+            # The accumulated batches of this step: squared norms, examples, and summed gradients.
+            self._squares: list[float] = []
+            self._sizes: list[int] = []
+            self._sums: dict[Tensor, Tensor] = {}
+        if self._rank_norms is not None:
+            self._rank_norms.on_train_batch_start(trainer, pl_module, batch, batch_idx)
+        elif self._is_due and self._batches_per_step == 1 and is_first_batch:
+            self._add(trainer, self._reading_of_halves(pl_module, batch, batch_idx))
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not self._due or self._accumulated == 1:
+        if not self._is_due or self._batches_per_step == 1:
             return
-        gradients = [
-            None if p.grad is None else p.grad.detach().clone() for p in pl_module.parameters()
-        ]
-        before = self._sum or [None] * len(gradients)
-        parts = [
-            g if b is None else g - b
-            for g, b in zip(gradients, before, strict=True)
-            if g is not None
-        ]
-        named = [p for p, g in zip(pl_module.parameters(), gradients, strict=True) if g is not None]
-        self._squares.append(
-            self._accumulated**2 * self._norm(named, parts)
-        )  # each is of the loss over their number
+        sums = {}
+        gradients = {}
+        for parameter in pl_module.parameters():
+            if parameter.grad is None:
+                continue
+            sums[parameter] = parameter.grad.detach().clone()
+            if parameter in self._sums:
+                gradients[parameter] = sums[parameter] - self._sums[parameter]
+            else:
+                gradients[parameter] = sums[parameter]
+        # Lightning divides the loss of each batch by the number of accumulated batches.
+        self._squares.append(self._batches_per_step**2 * self._squared_norm(gradients))
         self._sizes.append(self._size)
-        self._sum = gradients
+        self._sums = sums
 
     def on_before_optimizer_step(
-        self, trainer: Trainer, pl_module: LightningModule, optimizer: Any
+        self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
-        if not self._due:
+        if not self._is_due:
             return
-        if self._norms is not None:
-            self._norms.on_before_optimizer_step(trainer, pl_module, optimizer)
-            part, whole = (self._norms.readings[key][-1] for key in ("part", "whole"))
-            self._keep_reading(trainer, self._ranks(part, whole))
-        elif self._accumulated > 1 and len(self._squares) > 1:
-            named = [
-                p for p, g in zip(pl_module.parameters(), self._sum, strict=True) if g is not None
-            ]
-            whole = self._norm(named, [g for g in self._sum if g is not None])
-            if len(self._squares) < self._accumulated:  # the last ones of an epoch
-                whole *= (self._accumulated / len(self._squares)) ** 2
-            scale = (
-                getattr(
-                    getattr(trainer.precision_plugin, "scaler", None), "get_scale", lambda: 1.0
-                )()
-                ** 2
-            )
-            squares, sizes = [square / scale for square in self._squares], self._sizes
-            if len(set(sizes)) == 1:  # else the step is no mean over its examples
-                found = two_sizes(sizes[0], sum(sizes), sum(squares) / len(squares), whole / scale)
-                self._keep_reading(trainer, (*found, sum(sizes)))
+        if self._rank_norms is not None:
+            self._rank_norms.on_before_optimizer_step(trainer, pl_module, optimizer)
+            part = self._rank_norms.readings["part"][-1]
+            whole = self._rank_norms.readings["whole"][-1]
+            self._add(trainer, self._reading_of_ranks(part, whole))
+        # With batches of different sizes, the step is not the gradient of a mean over examples.
+        elif len(self._squares) > 1 and len(set(self._sizes)) == 1:
+            self._add(trainer, self._reading_of_accumulated(trainer))
 
-    def _halves(
-        self, module: LightningModule, batch: Any, batch_idx: int
-    ) -> tuple[float, float, int]:
-        n = self._size
-        if n < 2 and ranks.world() > 1:
-            return math.nan, math.nan, n
-        if n < 2 or not can_be_cut(batch, n):
-            raise ConfigError(
-                "NoiseScaleCallback",
-                n,
-                "batches of at least 2 examples, with these first in tensors",
-            )
-        half, squares, gradients = n // 2, [], []
+    def _reading_of_accumulated(self, trainer: Trainer) -> Reading:
+        """Return the reading from the gradients of the accumulated batches of a step."""
+        count = len(self._squares)
+        whole = self._squared_norm(self._sums)
+        if count < self._batches_per_step:
+            # The last step of an epoch may accumulate fewer batches.
+            whole *= (self._batches_per_step / count) ** 2
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        scale = getattr(scaler, "get_scale", lambda: 1.0)() ** 2
+        part = sum(square / scale for square in self._squares) / count
+        total = sum(self._sizes)
+        return Reading(*two_sizes(self._sizes[0], total, part, whole / scale), total)
+
+    def _reading_of_halves(self, module: LightningModule, batch: Any, batch_idx: int) -> Reading:
+        """Return the reading from the gradients of both halves of a batch, by a copy."""
+        size = self._size
+        if size < 2 and ranks.world() > 1:
+            return Reading(math.nan, math.nan, size)
+        if size < 2 or not can_be_cut(batch, size):
+            allowed = "batches of at least 2 examples, which are the first dimension of all tensors"
+            raise ConfigError("NoiseScaleCallback", size, allowed)
+        half = size // 2
+        gradients = []
         with self._pass.without_side_effects() as twin:
-            names = [name for name, p in module.named_parameters() if p.requires_grad]
-            theirs, ours = dict(twin.named_parameters()), dict(module.named_parameters())
             for part in (slice(0, half), slice(half, 2 * half)):
                 loss = self._pass.loss(twin, cut(batch, part), batch_idx)
                 if loss is None:
-                    return math.nan, math.nan, n
-                found = torch.autograd.grad(
-                    loss, [theirs[name] for name in names], allow_unused=True
-                )
-                gradients.append(
-                    [
-                        torch.zeros_like(theirs[name]) if g is None else g
-                        for name, g in zip(names, found, strict=True)
-                    ]
-                )
-                squares.append(self._norm([ours[name] for name in names], gradients[-1]))
-            mean = [(a + b) / 2 for a, b in zip(*gradients, strict=True)]
-            whole = self._norm([ours[name] for name in names], mean)
-        return *two_sizes(half, 2 * half, sum(squares) / 2, whole), n
+                    return Reading(math.nan, math.nan, size)
+                gradients.append(_gradients_of_twin(loss, module, twin))
+        first, second = gradients
+        mean = {parameter: (first[parameter] + second[parameter]) / 2 for parameter in first}
+        part_square = (self._squared_norm(first) + self._squared_norm(second)) / 2
+        return Reading(*two_sizes(half, 2 * half, part_square, self._squared_norm(mean)), size)
 
-    def _ranks(self, part: float, whole: float) -> tuple[float, float, int]:
-        parts = [
-            (square, n)
-            for square, n in ranks.all_gather((part, self._size))
-            if math.isfinite(square)
-        ]
-        total = sum(n for _, n in parts)
-        if len(parts) < 2:
-            return math.nan, math.nan, total
-        # E |g_i|^2 = |G|^2 + tr(Sigma) / b_i, so parts of different size have the harmonic mean of
-        # their sizes
-        size = len(parts) / sum(1 / n for _, n in parts)
-        return *two_sizes(
-            size, total, sum(square for square, _ in parts) / len(parts), whole
-        ), total
+    def _reading_of_ranks(self, part: float, whole: float) -> Reading:
+        """Return the reading from the squared norms of all ranks' parts of a batch."""
+        squares = []
+        sizes = []
+        for square, size in ranks.all_gather((part, self._size)):
+            if math.isfinite(square):
+                squares.append(square)
+                sizes.append(size)
+        total = sum(sizes)
+        count = len(squares)
+        if count < 2:
+            return Reading(math.nan, math.nan, total)
+        # E |g_i|^2 = |G|^2 + tr(Sigma) / b_i, so the mean square of parts of different sizes
+        # belongs to the harmonic mean of their sizes.
+        mean_size = count / sum(1 / size for size in sizes)
+        return Reading(*two_sizes(mean_size, total, sum(squares) / count, whole), total)
 
-    def _keep_reading(self, trainer: Trainer, found: tuple[float, float, int]) -> None:
-        squared, variance, self.batch_size = found
-        if ranks.world() > 1 and self._norms is None:  # each has read its own batch
-            every = ranks.all_gather(found)
-            squared, variance, self.batch_size = (
-                sum(values) for values in zip(*every, strict=True)
-            )
-            squared, variance = squared / len(every), variance / len(every)
-        for key, value in zip(self.readings, (trainer.global_step, squared, variance), strict=True):
-            self.readings[key].append(value)
-        logged = {"squared_gradient": squared, "variance": variance}
-        if (so_far := self.scale()) is not None and so_far.resolved:
-            logged["so_far"] = so_far.value
+    def _add(self, trainer: Trainer, reading: Reading) -> None:
+        """Store and log a reading, of all ranks together."""
+        squared = reading.squared_gradient
+        variance = reading.variance
+        self.batch_size = reading.batch_size
+        if ranks.world() > 1 and self._rank_norms is None:
+            # Each rank has read its own batch.
+            readings = ranks.all_gather(reading)
+            squared = sum(each.squared_gradient for each in readings) / len(readings)
+            variance = sum(each.variance for each in readings) / len(readings)
+            self.batch_size = sum(each.batch_size for each in readings)
+        self.readings["step"].append(trainer.global_step)
+        self.readings["squared_gradient"].append(squared)
+        self.readings["variance"].append(variance)
+        logged = {"noise_scale/squared_gradient": squared, "noise_scale/variance": variance}
+        scale = self.scale()
+        if scale is not None and scale.resolved:
+            logged["noise_scale/so_far"] = scale.value
         for logger in trainer.loggers:
-            logger.log_metrics(
-                {f"noise_scale/{key}": x for key, x in logged.items()}, step=trainer.global_step
-            )
+            logger.log_metrics(logged, step=trainer.global_step)
 
-    def _norm(self, parameters: list[Tensor], gradients: list[Tensor]) -> float:
-        pairs = zip(parameters, gradients, strict=True)
-        return sum(
-            float(squared_norm(gradient, self._keep.get(parameter)))
-            for parameter, gradient in pairs
-        )
+    def _squared_norm(self, gradients: dict[Tensor, Tensor]) -> float:
+        """Return the squared norm of gradients, given by parameter, without pruned coordinates."""
+        assert self._masks is not None
+        total = 0.0
+        for parameter, gradient in gradients.items():
+            total += float(squared_norm(gradient, self._masks.get(parameter)))
+        return total
 
     def state_dict(self) -> dict[str, Any]:
         return {"readings": self.readings, "batch_size": self.batch_size}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.readings, self.batch_size = state_dict["readings"], state_dict["batch_size"]
+        self.readings = state_dict["readings"]
+        self.batch_size = state_dict["batch_size"]
+
+
+def _gradients_of_twin(loss: Tensor, module: nn.Module, twin: nn.Module) -> dict[Tensor, Tensor]:
+    """Return the gradients of a copy's loss, by the trained parameters of the module itself."""
+    copies = dict(twin.named_parameters())
+    trained = {}
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            trained[parameter] = copies[name]
+    gradients = torch.autograd.grad(
+        loss, list(trained.values()), allow_unused=True, materialize_grads=True
+    )
+    return dict(zip(trained, gradients, strict=True))

@@ -15,7 +15,7 @@ from lit_dps.core.attempt import Attempt
 from lit_dps.core.trial import Trial
 from lit_dps.engines.trainer import TrainerEngine
 from lit_dps.readings import SmoothnessCallback
-from lit_dps.readings.smoothness import flatten
+from lit_dps.readings.lipschitz import flatten
 from lit_dps.study.pruning_probe import Looked
 from lit_dps.study.setup import StudySetup
 from lit_dps.training.stopwatch import now

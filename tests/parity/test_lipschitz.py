@@ -16,7 +16,7 @@ from lit_dps.data.images import Images
 from lit_dps.data.order import AuthorsOrder
 from lit_dps.models import SimpleCNN
 from lit_dps.module import ImageClassifier
-from lit_dps.readings import SmoothnessCallback, smoothness
+from lit_dps.readings import SmoothnessCallback, lipschitz
 from lit_dps.training import PruningCallback
 from tests.parity.authors import DATA, REFERENCE, load, needs_data, with_weights
 from tests.parity.condense import KEPT
@@ -136,10 +136,10 @@ def test_the_authors_constants_are_one_more_draw(sparsity):
 def test_lipschitz_constants_along_training(sparsity, checks, monkeypatch):
     """The brief form takes the first 100 steps; the long one makes the spread anew, and prints
     it."""
-    nothing = smoothness.Moments(
+    nothing = lipschitz.Moments(
         math.nan, math.nan, math.nan
     )  # a pass of per-example gradients that is not asked for
-    monkeypatch.setattr(smoothness, "gradient_moments", lambda *args: nothing)
+    monkeypatch.setattr(lipschitz, "gradient_moments", lambda *args: nothing)
     run, (steps, theirs), before = (
         recorded_run(sparsity),
         constants(sparsity),

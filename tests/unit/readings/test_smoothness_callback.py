@@ -168,10 +168,9 @@ def test_without_an_interval_nothing_is_measured():
 
 def test_a_module_without_per_example_gradients_is_refused_in_one_line():
     module = Plain(nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)))
-    with pytest.raises(
-        ConfigError, match="smoothness.interval: 100 is not allowed; null for Plain"
-    ) as caught:
+    with pytest.raises(ConfigError) as caught:
         fit(module, callbacks=[SmoothnessCallback()], max_steps=1)
+    assert (caught.value.key, caught.value.value) == ("smoothness.interval", 100)
     assert "\n" not in str(caught.value)
 
 
@@ -195,8 +194,9 @@ def test_a_checkpoint_brings_what_was_measured():
     ],
 )
 def test_bad_values_name_their_key(arguments, key):
-    with pytest.raises(ConfigError, match=f"smoothness.{key}: "):
+    with pytest.raises(ConfigError) as caught:
         SmoothnessCallback(**arguments)
+    assert caught.value.key == f"smoothness.{key}"
 
 
 def test_the_loss_of_a_classifier_is_its_cross_entropy():

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch.func import functional_call
 
-from lit_dps.readings.smoothness import (
+from lit_dps.readings.lipschitz import (
     flatten,
     gammas,
     gradient_moments,
@@ -80,7 +80,7 @@ def test_flatten_and_unflatten_are_inverse():
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("chunk_elements", [2**22, 100])
 def test_moments_equal_a_loop_over_examples(masked, chunk_elements, monkeypatch):
-    monkeypatch.setattr("lit_dps.readings.smoothness._CHUNK_ELEMENTS", chunk_elements)
+    monkeypatch.setattr("lit_dps.readings.lipschitz._CHUNK_ELEMENTS", chunk_elements)
     network, (x, y) = two_layers(), points(20).tensors
     parameters = {name: p.detach() for name, p in network.named_parameters()}
     keep = (
