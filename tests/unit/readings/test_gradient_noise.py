@@ -170,9 +170,9 @@ def test_without_a_gradient_it_is_not_resolved_but_bounded():
 
 
 def test_what_it_cannot_read_is_refused():
-    for arguments, key, value in (((0,), "interval", 0), ((1, -1), "start", -1)):
+    for values, key, value in (((0,), "interval", 0), ((1, -1), "start", -1)):
         with pytest.raises(ConfigError) as caught:
-            NoiseScaleCallback(*arguments)
+            NoiseScaleCallback(*values)
         assert (caught.value.key, caught.value.value) == (f"NoiseScaleCallback.{key}", value)
     with pytest.raises(ConfigError) as caught:
         fit(Plain(), loader(batch_size=1), callbacks=[NoiseScaleCallback()], max_steps=1)
