@@ -18,7 +18,7 @@ from lit_dps.core.record import StudyRecord
 from lit_dps.storage.advice_store import AdviceStore
 from lit_dps.storage.urls import without_password
 from lit_dps.study.setup import StudySetup
-from lit_dps.training.trainer_rules import listed
+from lit_dps.training.trainer_rules import as_list
 from lit_dps.training.workload import locate
 
 PREDICTION = "lit_dps.advice.prediction.PredictionCallback"
@@ -104,7 +104,7 @@ def _configuration(
         if key not in ("max_epochs", "num_sanity_val_steps")
     }
     trainer |= {"devices": devices} | ({"accumulate_grad_batches": parts} if parts > 1 else {})
-    callbacks = listed(trainer.get("callbacks"))
+    callbacks = as_list(trainer.get("callbacks"))
     if predicted:
         ends = ("_low", "", "_high")
         limits = {

@@ -16,7 +16,7 @@ from lit_dps.core.search_space import Range
 from lit_dps.storage.schema import PROBES_SUFFIX
 from lit_dps.study.setup import StudySetup
 from lit_dps.training.adam_scaling import AdamScales
-from lit_dps.training.trainer_rules import listed
+from lit_dps.training.trainer_rules import as_list
 from lit_dps.training.workload import Workload, locate
 
 # the default box reaches from the module's own rate divided by this to the rate times this
@@ -107,7 +107,7 @@ def probing(setup: StudySetup, trials: int, adaptive: AdamScales | None) -> Stud
         if adaptive.rate is not None and adaptive.weight_decay:
             given["rate"] = adaptive.rate
         scaling = {"class_path": SCALING, "init_args": given}
-        trainer["callbacks"] = [*listed(trainer.get("callbacks")), scaling]
+        trainer["callbacks"] = [*as_list(trainer.get("callbacks")), scaling]
     workload = dataclasses.replace(setup.workload, trainer=trainer)
     return dataclasses.replace(
         setup, study=study, workload=workload, smoothness={**setup.smoothness, "interval": None}

@@ -24,7 +24,7 @@ from lit_dps.training.checkpoint_files import CheckpointFile
 from lit_dps.training.rate_curve import rate_curve, schedule_shape
 from lit_dps.training.rng_state import preserve_rng_state
 from lit_dps.training.step_count import ExamplesCallback, refuse_too_large
-from lit_dps.training.trainer_rules import screen_callbacks_of
+from lit_dps.training.trainer_rules import filter_module_callbacks
 from lit_dps.training.workload import Built
 
 
@@ -97,7 +97,7 @@ class TrialFit:
             ours.append(examples)
         if checkpoint is not None:
             ours.append(checkpoint)
-        screen_callbacks_of(built.module)
+        filter_module_callbacks(built.module)
         return cls(built, goal, pruning, smoothness, examples, schedule, checkpoint, tuple(ours))
 
     def trainer(self, further: Sequence[Callback] = (), last: Sequence[Callback] = ()) -> Trainer:

@@ -17,7 +17,7 @@ from lit_dps.pruning import Mask, Network, OneShot, prunable
 from lit_dps.pruning.isometry import STEPS, restore_isometry
 from lit_dps.study.setup import StudySetup
 from lit_dps.training import GoalErrorCallback, PruningCallback
-from lit_dps.training.early_check import EarlyCheck, fewest
+from lit_dps.training.early_check import EarlyCheck, min_evaluated_share
 from lit_dps.training.stopwatch import now
 from lit_dps.training.training_pass import TrainingPass
 
@@ -55,7 +55,9 @@ class PassStopwatch(Callback):
             isinstance(p.pruner, OneShot) and p.init != "isometry" for p in found
         )
         if GoalErrorCallback(**setup.goal).early_reject and EarlyCheck.supports(trainer, pl_module):
-            self.refusal = fewest(setup.goal_of_trials, trainer.datamodule.validation_size)
+            self.refusal = min_evaluated_share(
+                setup.goal_of_trials, trainer.datamodule.validation_size
+            )
         if max(setup.study.sparsities) > 0:
             self.pruning = float(np.mean([self._pruning(p, run, pl_module.device) for p in found]))
         raise Looked

@@ -1,192 +1,209 @@
-"""Checks of the validation split that stop when they know the answer."""
+"""EarlyCheck: validations that stop as soon as they certainly miss the goal."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from torch import nn
+from torch import Tensor, nn
 
+import lit_dps.training.lightning_private as lightning_private
 from lit_dps.core.goal import Goal
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import SharedBatchDDP
 from lit_dps.pruning.network import in_evaluation_mode
 from lit_dps.training.inheritance import decides
 
-# examples a forward pass beyond the first: small enough to stop soon, large enough to fill a core
+# Examples of a forward pass: few enough to stop soon, enough to use a processor well.
 CHUNK = 256
-Wrongness = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
+# Called with rows of networks and indices of examples, shape (rows, examples). Returns how wrong
+# each network is about each example, in the same shape: at least 1 where its answer is wrong.
+Wrongness = Callable[[Tensor, Tensor], Tensor]
+
+# A module may change the validation in these hooks.
 _VALIDATION_HOOKS = (
-    *(
-        "on_validation_start",
-        "on_validation_epoch_start",
-        "on_validation_batch_start",
-        "on_validation_batch_end",
-    ),
-    *(
-        "on_validation_epoch_end",
-        "on_validation_end",
-        "on_validation_model_eval",
-        "on_validation_model_train",
-    ),
+    "on_validation_start",
+    "on_validation_epoch_start",
+    "on_validation_batch_start",
+    "on_validation_batch_end",
+    "on_validation_epoch_end",
+    "on_validation_end",
+    "on_validation_model_eval",
+    "on_validation_model_train",
 )
 
 
 class Check(NamedTuple):
-    """What a check found: the wrong examples among those looked at.
+    """The result of a validation that may have stopped early.
 
-    It is exact if all were looked at; else the mistakes are a lower bound, above what was allowed.
+    Attributes:
+        mistakes: Wrong examples among those evaluated.
+        exact: Whether all examples were evaluated. Otherwise the mistakes are a lower bound, above
+            the allowed number.
     """
 
     mistakes: int
     exact: bool
 
     def error(self, size: int) -> float:
-        """The share of a split of so many examples that is wrong, rounded as a full pass rounds it:
-        to float32."""
+        """Return the error on a split of this size, rounded to float32 as in a full validation."""
         return float(torch.tensor(self.mistakes) / size)
 
 
-def fewest(goal: Goal, size: int) -> float:
-    """The share of a validation split of so many examples that has to be looked at to find that a
-    goal is missed."""
+def min_evaluated_share(goal: Goal, size: int) -> float:
+    """Return the least share of a validation split that shows that a network misses the goal."""
     return min(1.0, max(CHUNK, goal.allowed(size) + 1) / size)
 
 
 class HardestFirst:
-    """Asks whether networks make at most so many mistakes, and looks at no more examples than that
-    takes.
+    """Decides whether networks exceed an allowed number of mistakes, with few evaluations.
 
-    Examples that a network was wrong about at earlier checks, or nearly so, are looked at first, so
-    that a refusal costs little more than one example for each mistake that is allowed and one more.
-    The answer is that of a full pass, whatever the order.
+    Examples that a network got wrong, or nearly wrong, in earlier validations come first. So a
+    network that misses the goal needs little more than one example for each allowed mistake, and
+    one more. The decision is that of a full validation, whatever the order.
 
     Attributes:
         size: Examples of the validation split.
-        priority: How wrong each network was about each example at earlier checks, the last one
-            weighing most: shape (networks, size).
+        priority: How wrong each network was about each example in earlier validations, where the
+            last one has the largest weight; shape (networks, size).
     """
 
     def __init__(self, size: int, networks: int = 1, device: torch.device | str = "cpu"):
-        self.size, self.priority = size, torch.zeros(networks, size, device=device)
+        self.size = size
+        self.priority = torch.zeros(networks, size, device=device)
 
     def __call__(
         self, wrongness: Wrongness, rows: Sequence[int], allowed: Sequence[int]
     ) -> list[Check]:
-        """Looks at the hardest examples of these rows first, until more than the mistakes allowed
-        each, or at all.
+        """Evaluate networks until each has more mistakes than allowed, or on all examples.
 
-        `wrongness` tells how wrong some networks are about examples: (rows, index) -> float, of the
-        index's shape (rows, examples), at least 1 where the network is wrong.
+        Args:
+            wrongness: Evaluates networks.
+            rows: Rows of the networks in `priority`.
+            allowed: Allowed mistakes of each network.
         """
         device = self.priority.device
-        networks, limits = torch.tensor(rows, device=device), torch.tensor(allowed, device=device)
+        networks = torch.tensor(rows, device=device)
+        limits = torch.tensor(allowed, device=device)
         order = torch.argsort(self.priority[networks], dim=1, descending=True, stable=True)
-        mistakes, looked = torch.zeros_like(limits), torch.zeros_like(limits)
-        asked, seen = torch.arange(len(rows), device=device), 0
-        while seen < self.size and len(asked):
-            index = order[
-                asked, seen : seen + max(CHUNK, int((limits - mistakes)[asked].min()) + 1)
-            ]
-            found, priority = wrongness(networks[asked], index), self.priority[networks[asked]]
-            self.priority[networks[asked]] = priority.scatter(
-                1, index, priority.gather(1, index) / 2 + found
-            )
-            mistakes[asked] += (found >= 1).sum(1)
-            looked[asked] += index.shape[1]
-            seen += index.shape[1]
-            asked = asked[(mistakes <= limits)[asked]]
-        return [
-            Check(n, exact)
-            for n, exact in zip(mistakes.tolist(), (looked == self.size).tolist(), strict=True)
-        ]
+        mistakes = torch.zeros_like(limits)
+        evaluated = torch.zeros_like(limits)
+        undecided = torch.arange(len(rows), device=device)
+        start = 0
+        while start < self.size and len(undecided):
+            # No network is decided before this number of further examples.
+            needed = int((limits - mistakes)[undecided].min()) + 1
+            index = order[undecided, start : start + max(CHUNK, needed)]
+            scores = wrongness(networks[undecided], index)
+            self._update_priority(networks[undecided], index, scores)
+            mistakes[undecided] += (scores >= 1).sum(1)
+            evaluated[undecided] += index.shape[1]
+            start += index.shape[1]
+            undecided = undecided[(mistakes <= limits)[undecided]]
+        is_exact = (evaluated == self.size).tolist()
+        return [Check(*pair) for pair in zip(mistakes.tolist(), is_exact, strict=True)]
 
-    def begin(self, row: int, priority: torch.Tensor | None = None) -> None:
-        """Another network begins in this row, or goes on with the priorities that it had."""
+    def _update_priority(self, rows: Tensor, index: Tensor, scores: Tensor) -> None:
+        priority = self.priority[rows]
+        updated = priority.gather(1, index) / 2 + scores
+        self.priority[rows] = priority.scatter(1, index, updated)
+
+    def begin(self, row: int, priority: Tensor | None = None) -> None:
+        """Begin with another network in this row, or resume with its earlier priorities."""
         self.priority[row] = 0.0 if priority is None else priority
 
-    def take(self, rows: torch.Tensor) -> None:
-        """Goes on with these networks alone, in this order."""
+    def take(self, rows: Tensor) -> None:
+        """Keep only these networks, in this order."""
         self.priority = self.priority[rows]
 
 
 class EarlyCheck:
-    """`HardestFirst` in Lightning's loop, for the module of a trainer; `priority` is that of a run
-    that is taken up.
+    """Validates the module of a trainer by `HardestFirst`, in place of Lightning's validation.
 
-    It needs a module with `wrongness(batch)`, a tensor of the batch's length that is at least 1
-    where the example is wrong, and a data module with `validation_size` and
-    `validation_batch(index)`; those of lit_dps have them. Training goes on as after a full pass,
-    unless that one draws from torch's global generator. Several ranks look at the same examples as
-    one would, each at its part of them.
+    The module needs `wrongness(batch)`, and the data module `validation_size` and
+    `validation_batch(index)`, as the classes of lit_dps have them. Training continues as after a
+    full validation, unless the full one would draw from torch's global generator. Several ranks
+    evaluate the same examples as one process, each rank its part.
+
+    Args:
+        trainer: The trainer of the fit.
+        module: The module.
+        priority: The priorities of a resumed run, shape (size,); None for a new run.
+
+    Attributes:
+        size: Examples of the validation split.
     """
 
-    def __init__(
-        self, trainer: Trainer, module: LightningModule, priority: torch.Tensor | None = None
-    ):
-        self.trainer, self.module, self.data = trainer, module, trainer.datamodule
-        self.size, self._check = self.data.validation_size, HardestFirst(self.data.validation_size)
-        self._check.begin(0, priority)
+    def __init__(self, trainer: Trainer, module: LightningModule, priority: Tensor | None = None):
+        self.trainer = trainer
+        self.module = module
+        self.data = lightning_private.data_module_of(trainer)
+        self.size: int = self.data.validation_size
+        self._hardest_first = HardestFirst(self.size)
+        self._hardest_first.begin(0, priority)
 
     @property
-    def priority(self) -> torch.Tensor:
-        """How wrong each example was at earlier checks: shape (size,)."""
-        return self._check.priority[0]
+    def priority(self) -> Tensor:
+        """How wrong each example was in earlier validations, shape (size,)."""
+        return self._hardest_first.priority[0]
 
     @staticmethod
     def supports(trainer: Trainer, module: LightningModule, monitor: str = "val_error") -> bool:
-        """Whether module and data offer what it needs, and nobody would miss Lightning's
-        validation.
+        """Return True if this gives the same results as Lightning's validation.
 
-        A subclass that validates in a way of its own must say so in `wrongness` too, or one that
-        takes other data for it in `validation_batch`, else its own way is taken.
+        Then module and data have the methods that it needs, no subclass overrides their validation
+        without these methods, and no callback of the user acts in a validation.
         """
-        data, hooks = (
-            getattr(trainer, "datamodule", None),
-            [n for n in dir(Callback) if n.startswith("on_validation_")],
-        )
-        others = [
-            type(c) for c in trainer.callbacks if not type(c).__module__.startswith("lit_dps.")
-        ]
-        return (
-            monitor == "val_error"
-            and hasattr(data, "validation_size")
-            and (trainer.world_size == 1 or isinstance(trainer.strategy, SharedBatchDDP))
-            and all(
-                getattr(kind, hook) is getattr(Callback, hook) for kind in others for hook in hooks
-            )
-            and decides(module, "wrongness", "validation_step", *_VALIDATION_HOOKS)
-            and decides(data, "validation_batch", "val_dataloader")
+        data = getattr(trainer, "datamodule", None)
+        if monitor != "val_error" or not hasattr(data, "validation_size"):
+            return False
+        if trainer.world_size > 1 and not isinstance(trainer.strategy, SharedBatchDDP):
+            return False
+        if any(map(_acts_in_validation, lightning_private.callbacks_of(trainer))):
+            return False
+        return decides(module, "wrongness", "validation_step", *_VALIDATION_HOOKS) and decides(
+            data, "validation_batch", "val_dataloader"
         )
 
     def __call__(self, allowed: int) -> Check:
-        """Looks at the hardest examples first until more than `allowed` are wrong, or at all."""
+        """Validate until the network has more mistakes than allowed, or on all examples."""
         if isinstance(self.trainer.strategy, SharedBatchDDP):
             self.trainer.strategy.share_buffers()
         with evaluating(self.module), self.trainer.precision_plugin.val_step_context():
-            (check,) = self._check(
+            (check,) = self._hardest_first(
                 lambda rows, index: self._wrongness(index[0])[None], [0], [allowed]
             )
         return check
 
-    def _wrongness(self, index: torch.Tensor) -> torch.Tensor:
-        """How wrong examples are: float32, shape of the index, on the CPU."""
-        wrongness, mine = torch.zeros(len(index)), ranks.shard(len(index))
-        if mine.start < mine.stop:
-            batch = self.trainer.precision_plugin.convert_input(
-                self.data.validation_batch(index[mine])
-            )
+    def _wrongness(self, index: Tensor) -> Tensor:
+        """Return how wrong the module is about examples, over all ranks: float32, on the CPU."""
+        scores = torch.zeros(len(index))
+        part = ranks.shard(len(index))
+        if part.start < part.stop:
+            batch = self.data.validation_batch(index[part])
+            batch = self.trainer.precision_plugin.convert_input(batch)
             batch = self.trainer.strategy.batch_to_device(batch, self.module.device, 0)
-            wrongness[mine] = self.module.wrongness(batch).float().cpu()
-        return ranks.all_reduce_sum(wrongness)  # to zeros, so exactly
+            module: Any = self.module
+            scores[part] = module.wrongness(batch).float().cpu()
+        # The other ranks add zeros, so the sum is exact.
+        return ranks.all_reduce_sum(scores)
+
+
+def _acts_in_validation(callback: Callback) -> bool:
+    """Return True if a callback from outside of lit_dps overrides a hook of the validation."""
+    kind = type(callback)
+    if kind.__module__.startswith("lit_dps."):
+        return False
+    hooks = [name for name in dir(Callback) if name.startswith("on_validation_")]
+    return any(getattr(kind, name) is not getattr(Callback, name) for name in hooks)
 
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """In here a module evaluates, without gradients; each of its parts gets its mode back."""
+    """Evaluate a module in this block: in evaluation mode, and without gradients."""
     with in_evaluation_mode(module), torch.no_grad():
         yield

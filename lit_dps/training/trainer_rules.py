@@ -1,26 +1,26 @@
-"""What the protocol leaves of other people's trainer arguments, callbacks and learning rate
-schedules.
+"""Rules for the user's trainer arguments, callbacks and learning rate schedules in a study.
 
-A trial ends at its goal, at its budget or because it cannot win its race, and its batch size is the
-cell's. What would end it otherwise, lengthen it, or change its batch size is refused; what only
-shows or saves has no effect in a study. Schedules are stepped by the values that checks give;
-`lit_dps.training.training_length` gives them the length of training.
+A trial ends at its goal, after its maximum number of steps, or when it cannot win its race. Its
+batch size is that of its cell. Whatever would end or lengthen a trial otherwise, or change its
+batch size, is refused. Whatever only displays or saves has no effect. Schedules that follow a
+metric are stepped by validations. `lit_dps.training.training_length` sets the length of training.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch import callbacks as stock
 
+import lit_dps.training.lightning_private as lightning_private
 from lit_dps.core.errors import ConfigError
 from lit_dps.data.loaders import EndlessLoader
 from lit_dps.parallel.ddp import whole
 
-# What a study sets itself. Lightning's own logger would be one more place of results; modules and
-# callbacks that need one get a `DummyLogger`, which takes everything and keeps nothing.
+# Arguments that a study sets itself. Lightning's logger would be a second place of results. Modules
+# and callbacks that need a logger get a `DummyLogger`, which discards everything.
 STUDY_TRAINER = {
     "logger": False,
     "enable_checkpointing": False,
@@ -30,32 +30,46 @@ STUDY_TRAINER = {
     "max_epochs": -1,
 }
 
-_ALL = "1.0: trials train on the entire training split"
-_GOAL = "left out of a study: a trial ends at its goal or after goal.max_steps steps"
-# Argument of the trainer -> the values that are allowed, and why no other is
-_REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "max_steps": ((-1, None), "left out of a study: set goal.max_steps"),
-    "min_steps": ((None,), _GOAL),
-    "min_epochs": ((None,), _GOAL),
-    "max_time": ((None,), _GOAL),
-    "limit_train_batches": ((None, 1.0), _ALL),
-    "overfit_batches": ((0, 0.0, None), "0: trials train and validate on entire splits"),
-    "limit_val_batches": ((None, 1.0), "1.0: the goal is asked of all validation examples"),
-    "fast_dev_run": ((False, 0, None), "left out of a study"),
-    "barebones": ((False, None), "left out of a study: it validates nothing"),
+
+class ArgumentRule(NamedTuple):
+    """Which values of a trainer argument are allowed without a message, and why no others."""
+
+    allowed: tuple[Any, ...]
+    reason: str
+
+
+_ENTIRE_SPLIT = "1.0: trials train on the entire training split"
+_GOAL_ENDS = "left out of a study: a trial ends at its goal or after goal.max_steps steps"
+_REFUSED = {
+    "max_steps": ArgumentRule((-1, None), "left out of a study: set goal.max_steps"),
+    "min_steps": ArgumentRule((None,), _GOAL_ENDS),
+    "min_epochs": ArgumentRule((None,), _GOAL_ENDS),
+    "max_time": ArgumentRule((None,), _GOAL_ENDS),
+    "limit_train_batches": ArgumentRule((None, 1.0), _ENTIRE_SPLIT),
+    "overfit_batches": ArgumentRule(
+        (0, 0.0, None), "0: trials train and validate on entire splits"
+    ),
+    "limit_val_batches": ArgumentRule(
+        (None, 1.0), "1.0: the goal needs the entire validation split"
+    ),
+    "fast_dev_run": ArgumentRule((False, 0, None), "left out of a study"),
+    "barebones": ArgumentRule((False, None), "left out of a study: it validates nothing"),
 }
-# Argument of the trainer -> the values that nobody misses, and why no other has an effect
-_OVERRULED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "max_epochs": ((-1, None), "a trial ends at its goal or after goal.max_steps steps"),
-    "logger": ((False, None), "a study keeps its results itself and shows them in MLflow"),
-    "enable_checkpointing": ((False, None), "a study saves its trials itself"),
-    "val_check_interval": ((1.0, None), "goal.check_interval says when to validate"),
-    "check_val_every_n_epoch": ((1, None), "goal.check_interval says when to validate"),
+_OVERRIDDEN = {
+    "max_epochs": ArgumentRule(
+        (-1, None), "a trial ends at its goal or after goal.max_steps steps"
+    ),
+    "logger": ArgumentRule(
+        (False, None), "a study keeps its results itself and shows them in MLflow"
+    ),
+    "enable_checkpointing": ArgumentRule((False, None), "a study saves its trials itself"),
+    "val_check_interval": ArgumentRule((1.0, None), "goal.check_interval says when to validate"),
+    "check_val_every_n_epoch": ArgumentRule((1, None), "goal.check_interval says when to validate"),
 }
-_NO_EFFECT = (stock.Checkpoint, stock.ProgressBar, stock.ModelSummary)
-_CONTRADICT = {
-    stock.EarlyStopping: "a trial ends at its goal, its budget or its race alone",
-    stock.Timer: "a trial ends at its goal, its budget or its race alone",
+_CALLBACKS_WITHOUT_EFFECT = (stock.Checkpoint, stock.ProgressBar, stock.ModelSummary)
+_REFUSED_CALLBACKS = {
+    stock.EarlyStopping: "a trial ends only at its goal, its max_steps or by its race",
+    stock.Timer: "a trial ends only at its goal, its max_steps or by its race",
     stock.GradientAccumulationScheduler: "the batch size is the cell's at every step",
     stock.BatchSizeFinder: "the batch size is the cell's",
     stock.LearningRateFinder: "metaparameters are the trial's: search them in study.space",
@@ -64,13 +78,14 @@ _CONTRADICT = {
 
 
 def check_trainer(trainer: Mapping[str, Any]) -> None:
-    """Raises ConfigError for an argument of the trainer that contradicts the protocol."""
-    for key, (allowed, why) in _REFUSED.items():
-        value = trainer.get(key, allowed[0])
-        # with its type: to Lightning 1 is one batch and 1.0 all of them
-        if not any(value == other and type(value) is type(other) for other in allowed):
-            raise ConfigError(f"trainer.{key}", value, why)
-    if (batches := trainer.get("accumulate_grad_batches")) is not None and batches < 1:
+    """Raise ConfigError for an argument of the trainer that a study cannot accept."""
+    for key, rule in _REFUSED.items():
+        value = trainer.get(key, rule.allowed[0])
+        # Types matter: to Lightning, 1 is one batch and 1.0 is all batches.
+        if not any(value == other and type(value) is type(other) for other in rule.allowed):
+            raise ConfigError(f"trainer.{key}", value, rule.reason)
+    batches = trainer.get("accumulate_grad_batches")
+    if batches is not None and batches < 1:
         raise ConfigError(
             "trainer.accumulate_grad_batches",
             batches,
@@ -78,87 +93,97 @@ def check_trainer(trainer: Mapping[str, Any]) -> None:
         )
 
 
-def overruled(trainer: Mapping[str, Any]) -> list[str]:
-    """A line for each argument of the trainer that has no effect in a study, because the study sets
-    it."""
+def overridden_arguments(trainer: Mapping[str, Any]) -> list[str]:
+    """Return a line for each argument that has no effect, because a study sets it."""
     lines = []
-    for key, (quiet, why) in _OVERRULED.items():
+    for key, rule in _OVERRIDDEN.items():
         value = trainer.get(key)
-        if value not in quiet:
-            shown = (
-                value["class_path"]
-                if isinstance(value, Mapping) and "class_path" in value
-                else value
-            )
-            lines.append(f"trainer.{key} = {shown} has no effect in a study: {why}")
+        if value in rule.allowed:
+            continue
+        if isinstance(value, Mapping) and "class_path" in value:
+            value = value["class_path"]
+        lines.append(f"trainer.{key} = {value} has no effect in a study: {rule.reason}")
     return lines
 
 
 def filter_callbacks(callbacks: list[Callback], source: str) -> list[Callback]:
-    """The callbacks that run in a study; those that only save or show are left out.
+    """Return the callbacks that run in a study; those that only save or display are left out.
+
+    Args:
+        callbacks: The user's callbacks.
+        source: Where the callbacks come from, such as a configuration key, for errors.
 
     Raises:
-        ConfigError: for a callback that contradicts the protocol; `source` is the key that they
-            come from.
+        ConfigError: if a callback contradicts the rules of a study.
     """
     for callback in callbacks:
-        for kind, why in _CONTRADICT.items():
+        for kind, reason in _REFUSED_CALLBACKS.items():
             if isinstance(callback, kind):
-                raise ConfigError(source, type(callback).__name__, f"left out of a study: {why}")
-    return [callback for callback in callbacks if not isinstance(callback, _NO_EFFECT)]
+                name = type(callback).__name__
+                raise ConfigError(source, name, f"left out of a study: {reason}")
+    return [c for c in callbacks if not isinstance(c, _CALLBACKS_WITHOUT_EFFECT)]
 
 
-def listed(callbacks: Any) -> list[Any]:
-    """Callbacks, or what stands for them in a configuration, as they may be given: one, several, or
-    None."""
-    return (
-        list(callbacks)
-        if isinstance(callbacks, (list, tuple))
-        else []
-        if callbacks is None
-        else [callbacks]
-    )
+def filter_module_callbacks(module: LightningModule) -> None:
+    """Apply `filter_callbacks` to the results of the module's `configure_callbacks`."""
+    configure = module.configure_callbacks
+    if type(module).configure_callbacks is LightningModule.configure_callbacks:
+        return
+    source = f"{type(module).__name__}.configure_callbacks"
+
+    def configure_callbacks() -> list[Callback]:
+        return filter_callbacks(as_list(configure()), source)
+
+    vars(module)["configure_callbacks"] = configure_callbacks
 
 
-def screen_callbacks_of(module: LightningModule) -> None:
-    """Lets `configure_callbacks` of this module give the callbacks alone that run in a study, as
-    `filter_callbacks` says."""
-    given = module.configure_callbacks
-    if type(module).configure_callbacks is not LightningModule.configure_callbacks:
-        source = f"{type(module).__name__}.configure_callbacks"
-        module.__dict__["configure_callbacks"] = lambda: filter_callbacks(listed(given()), source)
+def as_list(callbacks: Any) -> list[Any]:
+    """Return callbacks, or their configurations, as a list: of one, of several, or of None."""
+    if callbacks is None:
+        return []
+    if isinstance(callbacks, (list, tuple)):
+        return list(callbacks)
+    return [callbacks]
 
 
 def prepare_schedules(trainer: Trainer, module: LightningModule) -> None:
-    """Lets a schedule that follows a metric wait for it. Raises ConfigError for one by epochs on
-    one endless epoch."""
+    """Let schedules that follow a metric wait for its first value.
+
+    Raises:
+        ConfigError: if a schedule or weight average acts at the ends of epochs, but the training
+            data are one endless epoch.
+    """
     configs = trainer.lr_scheduler_configs if module.automatic_optimization else []
-    by_epochs = any(config.interval == "epoch" for config in configs)
-    by_epochs = by_epochs or any(
-        isinstance(c, stock.StochasticWeightAveraging) for c in trainer.callbacks
-    )
-    if by_epochs and isinstance(whole(trainer.train_dataloader), EndlessLoader):
-        what = f"the training data of {type(trainer.datamodule).__name__} are one endless epoch"
+    acts_by_epochs = any(config.interval == "epoch" for config in configs)
+    for callback in lightning_private.callbacks_of(trainer):
+        if isinstance(callback, stock.StochasticWeightAveraging):
+            acts_by_epochs = True
+    if acts_by_epochs and isinstance(whole(trainer.train_dataloader), EndlessLoader):
+        data = type(lightning_private.data_module_of(trainer)).__name__
         raise ConfigError(
-            "model", type(module).__name__, f"a schedule by steps: {what}, so that no epoch ends"
+            "model",
+            type(module).__name__,
+            f"a schedule by steps: the training data of {data} are one endless epoch, so that no "
+            "epoch ends",
         )
     for config in configs:
         if config.reduce_on_plateau:
-            config.strict = False  # an epoch may end before the first check
+            config.strict = False  # an epoch may end before the first validation
 
 
 def forget_followed_metrics(trainer: Trainer, interval: str, ended: int) -> None:
-    """Leaves a schedule that follows a metric, and was stepped by it, without it until there is a
-    new value.
+    """Delete metrics that schedules were just stepped by, until there are new values.
 
-    Otherwise it would take one check for many: checks come by steps, and epochs may be shorter. To
-    be called when an interval of the schedules ("epoch" or "step") begins, with the epochs, or
-    batches of the last epoch, that ended.
+    Otherwise a schedule would use one validation several times, because an epoch may be shorter
+    than the interval between validations. Call this when an interval begins.
+
+    Args:
+        trainer: The trainer of the fit.
+        interval: The interval of the schedules that may have stepped, "epoch" or "step".
+        ended: Ended epochs, or ended batches of the last epoch.
     """
     for config in trainer.lr_scheduler_configs:
-        if (
-            config.reduce_on_plateau
-            and config.interval == interval
-            and ended % config.frequency == 0
-        ):
+        if not config.reduce_on_plateau or config.interval != interval:
+            continue
+        if ended % config.frequency == 0 and config.monitor is not None:
             trainer.callback_metrics.pop(config.monitor, None)

@@ -25,7 +25,7 @@ from lit_dps.core.trial import Trial
 from lit_dps.data import ImageData
 from lit_dps.parallel.settings import arguments
 from lit_dps.training.rng_state import preserve_rng_state
-from lit_dps.training.trainer_rules import STUDY_TRAINER, filter_callbacks, listed
+from lit_dps.training.trainer_rules import STUDY_TRAINER, as_list, filter_callbacks
 
 _HOLDERS = ("init_args", "dict_kwargs")  # of what is below a class
 
@@ -102,7 +102,7 @@ class Workload:
         trainer = arguments(
             _instantiate("trainer", {**self.trainer, **STUDY_TRAINER}, trial.seed_for("order"))
         )
-        callbacks = filter_callbacks(listed(trainer.get("callbacks")), "trainer.callbacks")
+        callbacks = filter_callbacks(as_list(trainer.get("callbacks")), "trainer.callbacks")
         # a folder of the trial's own: Lightning takes up checkpoints that it finds there
         root = trainer.get("default_root_dir") or os.getcwd()
         folder = os.path.join(root, "trials", str(trial.cell), trial.file_name)

@@ -17,7 +17,7 @@ from lit_dps.study.preflight.dry_run import dry_run
 from lit_dps.study.preflight.keys import check_goals, check_keys, check_workers
 from lit_dps.study.setup import StudySetup
 from lit_dps.training import DelayCallback, PruningCallback
-from lit_dps.training.trainer_rules import check_trainer, overruled
+from lit_dps.training.trainer_rules import check_trainer, overridden_arguments
 
 
 def check(setup: StudySetup) -> LightningDataModule:
@@ -60,7 +60,7 @@ def check_configuration(setup: StudySetup) -> LightningDataModule:
 def check_with_dry_run(setup: StudySetup) -> LightningDataModule:
     """Run a study dry and print the notes. Return the data module, set up for training."""
     data, notes = dry_run(setup)
-    for line in [*overruled(setup.workload.trainer), *notes]:
+    for line in [*overridden_arguments(setup.workload.trainer), *notes]:
         print(f"note: {line}", file=sys.stderr)
     return data
 
