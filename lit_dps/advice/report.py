@@ -38,7 +38,7 @@ from lit_dps.core.errors import StorageError
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.report.publish import figures_folder
-from lit_dps.report.warnings import schedule_notes, warm_up_notes
+from lit_dps.report.trial_notes import schedule_notes, warm_up_notes
 
 # share of the time that a process waits for a CPU, above which its times are told not to be its own
 BUSY = 0.2

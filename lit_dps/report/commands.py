@@ -1,4 +1,4 @@
-"""The command that trains the trial of K* again, for a study's fastest batch size."""
+"""The command that retrains the trial of K* at a study's fastest batch size."""
 
 from __future__ import annotations
 
@@ -13,28 +13,27 @@ from lit_dps.core.trial import Cell
 
 
 def fastest(analysis: Analysis) -> Cell | None:
-    """The cell of the least time to the goal; where no trial tells a time, of the least K*; None
-    without any K*."""
-    known = [summary.cell for summary in analysis.cells if summary.k_star is not None]
-    rows = zip(known, records(analysis.answer), strict=True)
-    least = min(
-        (
-            (math.inf if row["seconds"] is None else row["seconds"], row["k_star"], cell)
-            for cell, row in rows
-        ),
-        default=None,
-    )
-    return None if least is None else least[2]
+    """Return the cell with the least time to the goal; None without any K*.
+
+    Without step times it is the cell of the least K*.
+    """
+    cells = [summary.cell for summary in analysis.cells if summary.k_star is not None]
+    ranked = []
+    for cell, row in zip(cells, records(analysis.answer), strict=True):
+        seconds = math.inf if row["seconds"] is None else row["seconds"]
+        ranked.append((seconds, row["k_star"], cell))
+    return min(ranked)[2] if ranked else None
 
 
 def again_command(analysis: Analysis, storage: Sequence[str] = ()) -> str | None:
-    """The command for the fastest cell; None without any K*.
+    """Return the command that retrains the best trial of the fastest cell; None without any K*.
 
     Args:
         analysis: The study.
-        storage: Options that say where it is stored, if not at the default place.
+        storage: Options that name its storage, if that is not the default one.
     """
-    if (cell := fastest(analysis)) is None:
+    cell = fastest(analysis)
+    if cell is None:
         return None
     command = ["lit-dps", "fit", "--of", analysis.record.name, "--cell", cell_text(cell), *storage]
     return shlex.join([*command, "--checkpoint", "best.ckpt"])

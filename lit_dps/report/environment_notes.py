@@ -1,31 +1,32 @@
-"""Notes on trials of one table that were made of different code, data, versions, threads or
-loops."""
+"""Notes on trials of one table that differ in code, data, versions, threads or training loop."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lit_dps.core.environment import DATA, KEY, SINCE, SOURCES, THREADS, UNKNOWN, versions_of
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import LIGHTNING, TrialResult
+from lit_dps.report.trial_notes import count_of
 
+VERSION = "version."
 TORCH = "version.torch"
-# Packages, beside torch and those of the user's classes, that decide results
+# Packages that decide results, beside torch and those of the user's classes.
 PACKAGES = ("version.lit_dps", "version.lightning", "version.numpy")
-# Packages that only search, store or show
+# Packages that only search, store or display.
 NO_RESULTS = ("version.optuna", "version.mlflow", "version.scipy")
+
+Environment = Mapping[str, Any]
 
 
 def environment_notes(record: StudyRecord) -> list[str]:
     """Return a line for each kind of difference between the environments of a study's trials."""
-    results = [
-        result
-        for cell in (record.results, record.repeats)
-        for some in cell.values()
-        for result in some
-    ]
+    results: list[TrialResult] = []
+    for by_cell in (record.results, record.repeats):
+        for of_cell in by_cell.values():
+            results += of_cell
     counts = Counter(result.environment for result in results)
     used = [each for each in record.environments if counts[each.get(KEY, "")]]
     return [
@@ -38,36 +39,43 @@ def environment_notes(record: StudyRecord) -> list[str]:
     ]
 
 
-def _torch_notes(environments: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A seed is a promise of one version alone: `nn.init.trunc_normal_` draws otherwise in 2.15
-    than in 2.11."""
-    versions = dict.fromkeys(each[TORCH] for each in environments if TORCH in each)
-    if len(versions) < 2:
-        return []
-    return [
-        f"trials ran under torch {' and '.join(versions)}: there a seed may draw other initial "
-        "weights, so that trials "
-        "of one point need not share theirs"
-    ]
+def _torch_notes(environments: Sequence[Environment]) -> Iterator[str]:
+    """Note several versions of torch.
+
+    Random numbers of a seed depend on the version: `nn.init.trunc_normal_` draws others in 2.15
+    than in 2.11.
+    """
+    versions = _versions(environments, TORCH)
+    if len(versions) > 1:
+        yield (
+            f"Trials ran under torch {' and '.join(versions)}. A seed may draw other initial "
+            "weights there, so trials of one sample may start from different weights."
+        )
 
 
-def _version_notes(used: Sequence[Mapping[str, Any]]) -> list[str]:
-    names = dict.fromkeys(PACKAGES)
+def _version_notes(used: Sequence[Environment]) -> Iterator[str]:
+    """Note several versions of other packages that may change results."""
+    names = list(PACKAGES)
     for environment in used:
-        names |= dict.fromkeys(key for key in environment if key.startswith("version."))
+        names += [key for key in environment if key.startswith(VERSION)]
     differing = []
-    for name in names:
-        versions = dict.fromkeys(each[name] for each in used if name in each)
-        if len(versions) > 1 and name not in (TORCH, *NO_RESULTS):
-            differing.append(f"{name.removeprefix('version.')} {' and '.join(versions)}")
-    if not differing:
-        return []
-    return [f"trials ran under {'; '.join(differing)}: results may differ between these versions"]
+    for name in dict.fromkeys(names):
+        versions = _versions(used, name)
+        if len(versions) > 1 and name != TORCH and name not in NO_RESULTS:
+            differing.append(f"{name.removeprefix(VERSION)} {' and '.join(versions)}")
+    if differing:
+        yield (
+            f"Trials ran under {'; '.join(differing)}. Results may differ between these versions."
+        )
 
 
-def _part_notes(used: Sequence[Mapping[str, Any]], counts: Mapping[str | None, int]) -> list[str]:
-    """That trials ran with several versions of a file of the user's code, or of the data."""
-    lines = []
+def _versions(environments: Sequence[Environment], name: str) -> list[str]:
+    """Return the versions of a package, without duplicates, in the order of the environments."""
+    return list(dict.fromkeys(each[name] for each in environments if name in each))
+
+
+def _part_notes(used: Sequence[Environment], counts: Mapping[str | None, int]) -> Iterator[str]:
+    """Note several versions of a file of the user's code, or of the data."""
     for entry in (SOURCES, DATA):
         names = dict.fromkeys(name for each in used for name in each.get(entry, {}))
         for name in names:
@@ -77,69 +85,55 @@ def _part_notes(used: Sequence[Mapping[str, Any]], counts: Mapping[str | None, i
             listed = []
             for environments in versions:
                 trials = sum(counts[each[KEY]] for each in environments)
-                listed.append(f"{_trials(trials)} since {environments[0][SINCE]}")
-            lines.append(
-                f"trials of {len(versions)} versions of {_called(entry, name)} are in this table: "
-                f"{', '.join(listed)}"
+                listed.append(f"{count_of(trials)} since {environments[0][SINCE]}")
+            yield (
+                f"Trials of {len(versions)} versions of {_part_name(entry, name)} are in this "
+                f"table: {', '.join(listed)}."
             )
-    return lines
 
 
-def _called(entry: str, name: str) -> str:
+def _part_name(entry: str, name: str) -> str:
     if entry == SOURCES:
         return name
     return f"the data at {name}" if name else "the data"
 
 
-def _unknown_notes(
-    used: Sequence[Mapping[str, Any]], counts: Mapping[str | None, int]
-) -> list[str]:
-    lines = []
+def _unknown_notes(used: Sequence[Environment], counts: Mapping[str | None, int]) -> Iterator[str]:
+    """Note trials and classes whose code is not recorded."""
     if counts[None] and used:
-        lines.append(
-            f"code and data of {_trials(counts[None])} are not on record, which an earlier "
-            "version ran; those of the "
-            f"others are, since {used[0][SINCE]}"
+        yield (
+            f"Code and data of {count_of(counts[None])} are not recorded, since an earlier version "
+            f"ran them. Those of the other trials are, since {used[0][SINCE]}."
         )
-    unknown = {
-        name
-        for each in used
-        for name, hashes in each.get(SOURCES, {}).items()
-        if list(hashes) == UNKNOWN
-    }
+    unknown = set()
+    for environment in used:
+        for name, hashes in environment.get(SOURCES, {}).items():
+            if list(hashes) == UNKNOWN:
+                unknown.add(name)
     if unknown:
-        lines.append(
-            f"the code of {', '.join(sorted(unknown))} is not on record: its source cannot be read"
+        yield (
+            f"The code of {', '.join(sorted(unknown))} is not recorded: its source cannot be read."
         )
-    return lines
 
 
-def _thread_notes(used: Sequence[Mapping[str, Any]]) -> list[str]:
+def _thread_notes(used: Sequence[Environment]) -> Iterator[str]:
+    """Note several numbers of threads."""
     threads = sorted({each[THREADS] for each in used if THREADS in each})
-    if len(threads) < 2:
-        return []
-    listed = " and ".join(map(str, threads))
-    return [
-        f"trials ran with study.threads {listed}: steps take other times, and results may differ "
-        "in the last digit"
-    ]
+    if len(threads) > 1:
+        yield (
+            f"Trials ran with study.threads {' and '.join(map(str, threads))}. Their step times "
+            "cannot be compared, and results may differ in the last digit."
+        )
 
 
-def _engine_notes(results: Sequence[TrialResult]) -> list[str]:
+def _engine_notes(results: Sequence[TrialResult]) -> Iterator[str]:
+    """Note trials of Lightning's own loop beside trials of other loops."""
     engines = Counter(result.engine for result in results if result.engine)
-    if LIGHTNING not in engines or len(engines) < 2:
-        return []
-    others = ", ".join(
-        f"{count} by the {engine}"
-        for engine, count in sorted(engines.items())
-        if engine != LIGHTNING
+    lightning = engines.pop(LIGHTNING, 0)
+    if not lightning or not engines:
+        return
+    others = ", ".join(f"{count} in the {engine}" for engine, count in sorted(engines.items()))
+    yield (
+        f"{count_of(lightning)} ran in Lightning's loop, {others}. A step of Lightning's loop "
+        "takes longer, so compare step times of one loop only."
     )
-    return [
-        f"{_trials(engines[LIGHTNING])} ran in Lightning's loop, {others}: a step of Lightning's "
-        "loop takes longer, so "
-        "compare step times of one loop alone"
-    ]
-
-
-def _trials(count: int) -> str:
-    return "1 trial" if count == 1 else f"{count} trials"

@@ -1,5 +1,4 @@
-"""Describes cells in which no trial reached the goal: the best value, how trials ended, what to
-change."""
+"""The report of a study without K*: the best values, how trials ended, what to change."""
 
 from __future__ import annotations
 
@@ -17,6 +16,16 @@ from lit_dps.core.trial import Status, TrialResult
 NO_RESULT = 3  # exit code of a study whose trials all ended, none of them at the goal
 # A run is still improving if its best value is in the last part of its checks.
 LAST_PART = 0.25
+# Heads of the columns of the tables that count trials by how they ended.
+COUNT_HEADS = {
+    "complete": "met goal",
+    "incomplete": "missed goal",
+    "infeasible": "diverged",
+    "outraced": "stopped early",
+    "stopped": "ended by callback",
+    "failed": "failed",
+    "pending": "pending",
+}
 
 
 @dataclass(frozen=True)
@@ -25,8 +34,8 @@ class BestValue:
 
     Attributes:
         value: The value; if not `exact`, the true value is worse.
-        step: Optimizer step of the check.
-        exact: Whether the check looked at the entire validation split.
+        step: Optimizer step of the validation.
+        exact: Whether the validation used the entire split.
         result: The trial.
     """
 
@@ -44,37 +53,41 @@ class BestValue:
 
 
 def ended_without_result(cells: Sequence[CellSummary]) -> bool:
-    """Return True if all trials of a study ended, some without an error, and none reached the
-    goal."""
+    """Return True if all trials of a study ended, some without an error, and none at the goal."""
     if any(cell.best is not None or cell.pending for cell in cells):
         return False
     return any(cell.trials for cell in cells)
 
 
 def best_value(goal: Goal, trials: Sequence[TrialResult]) -> BestValue | None:
-    """Return the best value of the goal's metric at any check of some trials; None without a finite
-    one.
+    """Return the best value of the goal's metric at any validation; None without a finite one.
 
-    A check that stopped early (`goal.early_reject`) has a bound in place of the value. Bounds count
-    only if no check of these trials is exact.
+    A validation that stopped early (`goal.early_reject`) has a bound in place of the value. Bounds
+    count only if no validation of these trials is exact.
     """
-    found: list[BestValue] = []
+    values: list[BestValue] = []
     for result in trials:
-        values = result.curve.get(goal.metric, [])
-        exact = result.curve.get("exact", [1] * len(values))
-        for step, value, whole in zip(result.curve.get("step", []), values, exact, strict=False):
-            if math.isfinite(value):
-                found.append(BestValue(float(value), int(step), bool(whole), result))
-    found = [each for each in found if each.exact] or found
-    if not found:
+        values += _finite_values(goal, result)
+    if not values:
         return None
+    candidates = [each for each in values if each.exact] or values
     sign = -1 if goal.at_least else 1
-    return min(found, key=lambda each: (sign * each.value, each.step))
+    return min(candidates, key=lambda each: (sign * each.value, each.step))
+
+
+def _finite_values(goal: Goal, result: TrialResult) -> list[BestValue]:
+    """Return the finite values of the goal's metric along a trial."""
+    values = result.curve.get(goal.metric, [])
+    exact = result.curve.get("exact", [1] * len(values))
+    finite = []
+    for step, value, is_exact in zip(result.curve.get("step", []), values, exact, strict=False):
+        if math.isfinite(value):
+            finite.append(BestValue(float(value), int(step), bool(is_exact), result))
+    return finite
 
 
 def missed_text(goal: Goal, cell: CellSummary) -> str:
-    """Return what the trials of a cell without K* reached, in one line; empty if nothing is
-    known."""
+    """Return what the trials of a cell without K* reached, in one line; empty if unknown."""
     best = best_value(goal, cell.trials)
     parts = []
     if best is not None:
@@ -86,33 +99,35 @@ def missed_text(goal: Goal, cell: CellSummary) -> str:
 
 
 def no_result_text(record: StudyRecord, cells: Sequence[CellSummary]) -> str:
-    """Return the first section of a report of a study without any K*; empty if no trial has
-    ended."""
-    goal = record.goal
-    if any(cell.best is not None for cell in cells) or not any(cell.trials for cell in cells):
+    """Return the first section of the report of a study without any K*.
+
+    It is empty if there is a K*, or if no trial has ended.
+    """
+    has_k_star = any(cell.best is not None for cell in cells)
+    if has_k_star or not any(cell.trials for cell in cells):
         return ""
+    goal = record.goal
     so_far = " so far" if any(cell.pending for cell in cells) else ""
-    rows = []
-    for cell in cells:
-        best = best_value(goal, cell.trials)
-        rows.append(
-            {
-                "B": str(cell.cell.batch_size),
-                **short_columns(cell.cell.series),
-                f"best {goal.metric}": "-" if best is None else best.text(goal),
-                "missed the goal": str(cell.counts[Status.INCOMPLETE]),
-                "diverged": str(cell.counts[Status.INFEASIBLE]),
-                "stopped": str(cell.counts[Status.STOPPED]),
-                "failed": str(cell.counts[Status.FAILED]),
-            }
-        )
-    reached = f"No trial{so_far} reached {goal} within {goal.max_steps} steps, so there is no K*."
-    return (
-        "\n".join(
-            [f"study {record.name}: {reached}", "", *aligned(rows), "", *advice(record, cells)]
-        )
-        + "\n"
+    summary = (
+        f"study {record.name}: No trial{so_far} reached {goal} within {goal.max_steps} steps, so "
+        "there is no K*."
     )
+    rows = [_cell_row(goal, cell) for cell in cells]
+    return "\n".join([summary, "", *aligned(rows), "", *advice(record, cells)]) + "\n"
+
+
+def _cell_row(goal: Goal, cell: CellSummary) -> dict[str, str]:
+    """Return the best value of a cell and the number of its trials by how they ended."""
+    best = best_value(goal, cell.trials)
+    return {
+        "B": str(cell.cell.batch_size),
+        **short_columns(cell.cell.series),
+        f"best {goal.metric}": "-" if best is None else best.text(goal),
+        COUNT_HEADS["incomplete"]: str(cell.counts[Status.INCOMPLETE]),
+        COUNT_HEADS["infeasible"]: str(cell.counts[Status.INFEASIBLE]),
+        COUNT_HEADS["stopped"]: str(cell.counts[Status.STOPPED]),
+        COUNT_HEADS["failed"]: str(cell.counts[Status.FAILED]),
+    }
 
 
 def advice(record: StudyRecord, cells: Sequence[CellSummary]) -> list[str]:
@@ -122,72 +137,70 @@ def advice(record: StudyRecord, cells: Sequence[CellSummary]) -> list[str]:
     diverged = [result for result in trials if result.status is Status.INFEASIBLE]
     lines = []
     if diverged:
-        lines.append(_diverged_advice(record, len(diverged), len(trials)))
+        lines.append(_divergence_advice(record, len(diverged), len(trials)))
     if len(diverged) == len(trials):
         return lines
     best = best_value(goal, trials)
     if best is None:
-        return [*lines, f"No check has a finite {goal.metric}: look at what validation_step logs."]
-    where = f"The best trial ({best.result.trial.cell}, point {best.result.trial.point})"
-    edges = _edges(record, best.result)
+        lines.append(f"No validation has a finite {goal.metric}. Check what validation_step logs.")
+        return lines
+    name = f"The best trial ({best.result.trial.cell}, sample {best.result.trial.point})"
+    edges = _range_edges(record, best.result)
     if edges:
         lines.append(
-            f"{where} is at the end of a range: {edges}. Widen it with lit-dps study "
-            "--extend-space."
+            f"{name} is at the end of a range: {edges}. Widen it with lit-dps study --extend-space."
         )
-    last = best.result.curve["step"][-1]
-    if not best.exact:
-        lines.append(
-            "Checks stopped as soon as the goal was missed; --goal.early_reject false in a new "
-            "study shows the values. "
-            f"Raise goal.max_steps = {goal.max_steps}, or choose an easier goal than "
-            f"{goal.value:g}."
-        )
-    elif best.step > (1 - LAST_PART) * last:
-        lines.append(
-            f"{where} was still improving at step {best.step}: raise goal.max_steps = "
-            f"{goal.max_steps} in a new study."
-        )
-    else:
-        lines.append(
-            f"{where} did not improve after step {best.step} of {last}: choose an easier goal "
-            f"than {goal.value:g}, "
-            f"such as {three_digits(best.value)}, in a new study."
-        )
+    lines.append(_goal_advice(goal, best, name))
     return lines
 
 
-def _diverged_advice(record: StudyRecord, diverged: int, total: int) -> str:
-    """Return what to do about trials whose loss or weights became not finite."""
-    names = short_names(list(record.space))
-    ranges = [
-        f"{names[key]} from {box.low:g}"
-        for key, box in record.space.items()
-        if isinstance(box, Range)
-    ]
-    searched = f" ({', '.join(ranges)})" if ranges else ""
-    if diverged == total:
+def _goal_advice(goal: Goal, best: BestValue, name: str) -> str:
+    """Return whether to raise max_steps or to choose an easier goal, by the best trial."""
+    last = best.result.curve["step"][-1]
+    if not best.exact:
         return (
-            f"All {total} trials diverged: loss or weights became not finite. Lower the range of "
-            "the learning rate"
-            f"{searched}; if the lowest rate diverges too, check the loss and the data for values "
-            "that are not finite."
+            "Validation stopped as soon as the goal was missed, so the best values are bounds; "
+            "--goal.early_reject false in a new study measures them. Raise goal.max_steps = "
+            f"{goal.max_steps}, or choose an easier goal than {goal.value:g}."
+        )
+    if best.step > (1 - LAST_PART) * last:
+        return (
+            f"{name} was still improving at step {best.step}. Raise goal.max_steps = "
+            f"{goal.max_steps} in a new study."
         )
     return (
-        f"{diverged} of {total} trials diverged: the upper part of the range of the learning "
-        "rate "
-        "is too high."
+        f"{name} did not improve after step {best.step} of {last}. Choose an easier goal than "
+        f"{goal.value:g}, such as {three_digits(best.value)}, in a new study."
     )
 
 
-def _edges(record: StudyRecord, result: TrialResult) -> str:
-    """Return the metaparameters of a trial that lie near an end of their range: learning_rate
-    high."""
+def _divergence_advice(record: StudyRecord, diverged: int, total: int) -> str:
+    """Return what to do about trials whose loss or weights became not finite."""
+    if diverged < total:
+        return (
+            f"{diverged} of {total} trials diverged: the upper part of the range of the learning "
+            "rate is too high."
+        )
     names = short_names(list(record.space))
-    found = []
+    ranges = []
+    for key, box in record.space.items():
+        if isinstance(box, Range):
+            ranges.append(f"{names[key]} from {box.low:g}")
+    searched = f" ({', '.join(ranges)})" if ranges else ""
+    return (
+        f"All {total} trials diverged: loss or weights became not finite. Lower the range of the "
+        f"learning rate{searched}. If the lowest rate diverges too, check the loss and the data "
+        "for values that are not finite."
+    )
+
+
+def _range_edges(record: StudyRecord, result: TrialResult) -> str:
+    """Return the metaparameters of a trial near an end of their range: learning_rate high."""
+    names = short_names(list(record.space))
+    edges = []
     for key, box in record.space.items():
         if key in result.trial.params:
             end = box.boundary(result.trial.params[key])
             if end is not None:
-                found.append(f"{names[key]} {end}")
-    return ", ".join(found)
+                edges.append(f"{names[key]} {end}")
+    return ", ".join(edges)

@@ -1,4 +1,4 @@
-"""`Study`: a study as a notebook reads it, in data frames and figures."""
+"""`Study`: a study in a notebook, as data frames and figures."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from lit_dps.report.text import answered
 
 
 class Study:
-    """A study, finished or not, as a notebook reads it: data frames and figures.
+    """A study in a notebook, finished or not: data frames and figures.
 
     Args:
-        record: What is stored of it.
-        analysis: What is computed from that, if it is already.
+        record: The stored study.
+        analysis: Its analysis, if there is one.
 
     Attributes:
-        analysis: All that is computed from it.
+        analysis: All results that are computed from the record.
     """
 
     def __init__(self, record: StudyRecord, analysis: Analysis | None = None):
@@ -33,93 +33,88 @@ class Study:
         )
 
     def at_goal(self, error: float) -> Study:
-        """The study as it would have ended under a higher goal error."""
+        """Return the study as it would have ended at an easier goal."""
         further = self.analysis.at_goal(error)
         return Study(further.record, further)
 
     @property
     def trials(self) -> pd.DataFrame:
-        """A row a finished trial: its cell, how it ended, its metaparameters
-        (`summary.trial_rows`)."""
+        """One row per finished trial: cell, status, metaparameters (`summary.trial_rows`)."""
         return self.analysis.trials
 
     @property
     def cells(self) -> pd.DataFrame:
-        """A row a cell: K*, how its trials ended, and the best metaparameters
-        (`summary.cell_rows`)."""
+        """One row per cell: K*, counts of trials, best metaparameters (`summary.cell_rows`)."""
         return self.analysis.table
 
     @property
     def law(self) -> pd.DataFrame:
-        """A row a series: c1, c2 and b_crit of K* = c1 / B + c2, each with its 95 % limits
-        (`scaling.law_rows`)."""
+        """One row per series: c1, c2 and b_crit of K* = c1 / B + c2 (`scaling.law_rows`).
+
+        Each value has its 95 % interval.
+        """
         return self.analysis.laws
 
     @property
     def budgets(self) -> pd.DataFrame:
-        """The best metric within budgets of steps and of examples (`budgets.budget_rows`)."""
+        """The best metric within numbers of steps and of examples (`budgets.budget_rows`)."""
         return self.analysis.budgets
 
     @property
     def quality(self) -> pd.DataFrame:
-        """The best metric of each cell at the whole budget, with its spread
-        (`quality.quality_rows`)."""
+        """The best metric of each cell within max_steps (`quality.quality_rows`)."""
         return self.analysis.quality
 
     @property
     def rates(self) -> pd.DataFrame:
-        """The best learning rate and effective rate of each cell, beside scaling rules
-        (`best_rates.rate_rows`)."""
+        """The best learning rates of each cell, and scaling rules (`learning_rates.rate_rows`)."""
         return self.analysis.rates
 
     @property
     def prices(self) -> pd.DataFrame:
-        """What the scaling rules for the rate cost in steps (`prices.price_rows`)."""
+        """What scaling rules for the rate cost in steps (`rate_rules.price_rows`)."""
         return self.analysis.prices
 
     @property
     def draws(self) -> pd.DataFrame:
-        """A row a cell and n: the best of n of its trials (`draws.draw_rows`)."""
+        """One row per cell and n: the best of n of its trials (`best_of_n.draw_rows`)."""
         return self.analysis.draws
 
     @property
     def repeats(self) -> pd.DataFrame:
-        """A row a repeated point: the median K over fresh seeds and its spread
-        (`repeats.repeat_rows`)."""
+        """One row per repeated sample: the median K over fresh seeds (`repeats.repeat_rows`)."""
         return self.analysis.seeds
 
     @property
     def answer(self) -> pd.DataFrame:
-        """A row a cell that has a K*: examples and time to the goal, the fastest marked
-        (`answer.answer_rows`)."""
+        """One row per cell with a K*: examples and time to the goal (`answer.answer_rows`)."""
         return self.analysis.answer
 
     @property
     def critical(self) -> pd.DataFrame:
-        """A row a series and definition of the critical batch size, each with its 95 % limits
-        (`critical`)."""
+        """One row per series and definition of the critical batch size (`critical`)."""
         return self.analysis.critical
 
     @property
     def report(self) -> str:
-        """What `lit-dps analyze` prints of it."""
+        """The report that `lit-dps analyze` prints."""
         return answered(self.analysis)
 
     def plot(self, name: str = "scaling") -> Any:
-        """A figure of the study, a `matplotlib.figure.Figure`, by its name: "scaling", "rates",
-        "budgets", ...
+        """Return a figure of the study by its name, such as "scaling", "rates" or "budgets".
+
+        Returns:
+            A `matplotlib.figure.Figure`.
 
         Raises:
-            ConfigError: for another name, or where the study has nothing to draw yet.
+            ConfigError: for an unknown name, or if the study has no data for the figure.
         """
-        from lit_dps.report.figures import (
-            FIGURES,
-            drawn,
-        )  # matplotlib, only where something is drawn
+        from lit_dps.report.figures import FIGURES, drawn  # imports matplotlib
 
         figures = {figure.NAME: figure for figure in FIGURES}
         if name not in figures:
             raise ConfigError("name", name, f"any of {', '.join(figures)}")
-        if (reason := figures[name].missing(self.analysis)) is not None:
+        reason = figures[name].missing(self.analysis)
+        if reason is not None:
             raise ConfigError("name", name, f"a figure that this study has data for: {reason}")
         return drawn(figures[name], self.analysis)

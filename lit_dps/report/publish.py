@@ -1,7 +1,8 @@
-"""The report of a study with its files: what `analyze` prints, and what a study ends with.
+"""Writes the files of a study: tables, figures, report.html. Returns the report for the terminal.
 
-Drawing takes seconds, and the same study gives the same files. So beside them lies a stamp,
-`.made-from`: what they were made from, and what they were then.
+Drawing takes seconds, and an equal study has equal files. The stamp `.made-from` beside the files
+therefore holds a hash of what they were made from, and of each file; files are written again only
+if one of these hashes changes.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ import pickle
 from collections.abc import Collection, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.law_bootstrap import law_rows
@@ -25,58 +29,74 @@ from lit_dps.report.text import FILES, answered, render, sections
 
 STAMP = ".made-from"
 PAGE = "report.html"
-SHOWN_FAILURES = 3  # of a folder that is read-only, all files fail alike
-Written = tuple[list[Path], list[str]]  # the files' paths, and notes on them
+SHOWN_FAILURES = 3  # in a read-only folder all files fail in the same way
+
+
+class Written(NamedTuple):
+    """The files of a study.
+
+    Attributes:
+        files: Their paths.
+        notes: What to know of them: figures left out and why, failures.
+    """
+
+    files: list[Path]
+    notes: list[str]
 
 
 def figures_folder(folder: str | Path, study: str) -> Path:
-    """Where the figures of a study go below the storage folder."""
+    """Return where the files of a study are, below the storage folder."""
     return Path(folder) / "figures" / folder_name(study)
 
 
 def goal_folder(folder: Path, error: float) -> Path:
-    """Where the tables and figures of a further goal go below those of the study."""
+    """Return where the files of a further goal are, below those of the study."""
     return folder / f"goal-{error:g}"
 
 
 def publish(study: Analysis, folder: Path, show: Collection[str] = ()) -> tuple[str, list[Path]]:
-    """Writes the files of `write_goals`, or leaves those that are there from an equal study as they
-    are.
+    """Write the files of a study, unless those of an equal study are there.
 
     Args:
         study: The study, finished or not.
         folder: Where the files go.
-        show: What to tell beside the answer, the table, the law and the notes: of `report.SECTIONS`
-            and "files".
+        show: What the text includes beside the answer, the table, the law and the notes: any of
+            `text.SECTIONS`, and "files".
 
     Returns:
-        The report as text, first of the study's own goal, and where its page is; the files' paths.
+        The report as text, at the study's own goal first, and the paths of the files.
     """
     source = f"{source_of(study.record)} {study.validate_every}"
-    if (found := _kept(folder, source)) is None:
-        found = write_goals(study, folder)
-        stamp = {"source": source, "notes": found[1]}
-        stamp["files"] = {str(path.relative_to(folder)): _digest(path) for path in found[0]}
-        if not failures(found[1]):
-            found[1].extend(_attempt(folder / STAMP, json.dumps(stamp)))
-    files, notes = found
-    text = "\n".join(answered(each, show) for each in study.at_each_goal)
-    listed = f"{listing(files, notes)}\n" if FILES in show else ""
-    failed = "".join(f"{line}\n" for line in failures(notes))
-    return f"{text}\n{listed}{failed}{_whereabouts(study, folder, show)}", files
+    written = _unchanged_files(folder, source)
+    if written is None:
+        written = write_goals(study, folder)
+        if not failures(written.notes):
+            written.notes.extend(_write_stamp(folder, source, written))
+    parts = ["\n".join(answered(each, show) for each in study.at_each_goal), "\n"]
+    if FILES in show:
+        parts.append(f"{listing(*written)}\n")
+    parts += [f"{line}\n" for line in failures(written.notes)]
+    parts.append(_places(study, folder, show))
+    return "".join(parts), written.files
 
 
 def failures(notes: Sequence[str]) -> list[str]:
-    """Return the notes on files that could not be written: the first ones, and how many more there
-    are."""
+    """Return the first notes on files that could not be written, and how many more there are."""
     failed = [note for note in notes if note.startswith(NOT_WRITTEN)]
-    if len(failed) > SHOWN_FAILURES:
-        more = len(failed) - SHOWN_FAILURES
-        return [*failed[:SHOWN_FAILURES], f"{NOT_WRITTEN}{more} further files or figures"]
-    return failed
+    if len(failed) <= SHOWN_FAILURES:
+        return failed
+    more = len(failed) - SHOWN_FAILURES
+    return [*failed[:SHOWN_FAILURES], f"{NOT_WRITTEN}{more} more files or figures"]
 
 
-def _attempt(path: Path, text: str) -> list[str]:
+def _write_stamp(folder: Path, source: str, written: Written) -> list[str]:
+    """Write the stamp of some files. Returns a note if that fails, else nothing."""
+    digests = {str(path.relative_to(folder)): _digest(path) for path in written.files}
+    stamp = {"source": source, "notes": written.notes, "files": digests}
+    return _write_text(folder / STAMP, json.dumps(stamp))
+
+
+def _write_text(path: Path, text: str) -> list[str]:
     """Write a text to a file. Returns a note if that fails, else nothing."""
     try:
         with replacing(path) as temporary:
@@ -86,48 +106,47 @@ def _attempt(path: Path, text: str) -> list[str]:
     return []
 
 
-def _whereabouts(study: Analysis, folder: Path, show: Collection[str]) -> str:
-    """Where the page of a study is, and what else there is to see."""
-    left = [name for name in (*sections(study), FILES) if name not in show]
-    more = f"more of it: --show {','.join(left)}\n" if left else ""
-    if not (folder / PAGE).exists():
-        return more
-    return (
-        f"report: {folder / PAGE}, to open or to send; its figures and tables lie beside it\n{more}"
-    )
+def _places(study: Analysis, folder: Path, show: Collection[str]) -> str:
+    """Return where the page of a study is, and which sections `--show` adds."""
+    lines = []
+    if (folder / PAGE).exists():
+        lines.append(
+            f"report: {folder / PAGE} (one file, can be mailed); figures and tables are in the "
+            "same folder"
+        )
+    hidden = [name for name in (*sections(study), FILES) if name not in show]
+    if hidden:
+        lines.append(f"more sections: --show {','.join(hidden)}")
+    return "".join(f"{line}\n" for line in lines)
 
 
 def source_of(record: StudyRecord) -> str:
-    """A hash of a study, of the code that draws it and of what it draws with. Equal ones are equal
-    files."""
-    found = hashlib.sha256(f"{version('matplotlib')} {version('plotly')}".encode())
+    """Return a hash of a study, the code that draws it and its drawing libraries."""
+    source = hashlib.sha256(f"{version('matplotlib')} {version('plotly')}".encode())
     package = Path(__file__).parents[1]
-    for file in sorted(
-        (*package.glob("core/*.py"), *package.glob("analysis/*.py"), *package.glob("report/**/*.*"))
-    ):
-        found.update(file.read_bytes())
-    found.update(pickle.dumps(vars(record), protocol=5))
-    return found.hexdigest()
+    code = [
+        *package.glob("core/*.py"),
+        *package.glob("analysis/*.py"),
+        *package.glob("report/**/*.*"),
+    ]
+    for file in sorted(code):
+        source.update(file.read_bytes())
+    source.update(pickle.dumps(vars(record), protocol=5))
+    return source.hexdigest()
 
 
-def _kept(folder: Path, source: str) -> Written | None:
-    """What was written of an equal source before; None if nothing was, or a file is gone or
-    another."""
+def _unchanged_files(folder: Path, source: str) -> Written | None:
+    """Return the files that were written of an equal source; None unless all are unchanged."""
     try:
         stamp = json.loads((folder / STAMP).read_text(encoding="utf-8"))
-        files = {folder / name: digest for name, digest in stamp["files"].items()}
-        same = stamp["source"] == source and all(
-            _digest(path) == digest for path, digest in files.items()
-        )
-        return (list(files), stamp["notes"]) if same else None
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-    ):  # whatever somebody made of it
-        return None
+        if stamp["source"] != source:
+            return None
+        for name, digest in stamp["files"].items():
+            if _digest(folder / name) != digest:
+                return None
+        return Written([folder / name for name in stamp["files"]], stamp["notes"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None  # no stamp, a missing file, or a stamp that somebody edited
 
 
 def _digest(path: Path) -> str:
@@ -135,93 +154,104 @@ def _digest(path: Path) -> str:
 
 
 def write_goals(study: Analysis, folder: Path, only: Collection[str] | None = None) -> Written:
-    """Writes the files of `write_all` into a folder, those of each further goal into a folder below
-    it.
+    """Write the files of a study at all its goals.
 
-    Without `only` also report.html, the page of the study at all its goals.
+    Each further goal has a folder below that of the study. Without `only` also report.html is
+    written, the page of the study at all its goals.
     """
     files, notes = write_all(study, folder, only)
     if only is None:
         try:
             files.append(_write_page(study, folder / PAGE))
-        except Exception as error:  # drawn by another library
+        except Exception as error:  # plotly may raise anything
             notes.append(not_written(PAGE, error))
     for further in study.at_each_goal[1:]:
         goal = further.record.goal
-        more, said = write_all(further, goal_folder(folder, goal.value), only)
-        files += more
-        notes += [f"{goal}: {note}" for note in said if note not in notes]
-    return files, notes
+        goal_files, goal_notes = write_all(further, goal_folder(folder, goal.value), only)
+        files += goal_files
+        notes += [f"{goal}: {note}" for note in goal_notes if note not in notes]
+    return Written(files, notes)
 
 
 def write_all(study: Analysis, folder: Path | str, only: Collection[str] | None = None) -> Written:
-    """Writes the tables and figures of a study at one goal, finished or not, into a folder, which
-    is made.
+    """Write the tables and figures of a study at one goal into a folder, which is made.
 
-    The tables are table.txt, table.csv, fits.csv, critical.csv and, where there is a K*,
-    answer.csv; where terms of the theory were measured also theory.csv, those of the K* trials, and
-    theory-ratios.csv, sparse over dense; where gradients were stale delay-law.csv and
-    critical-delays.csv; where points were repeated repeats.csv and median-fits.csv; where weights
-    were moved towards isometry isometry.csv. With `only`, names of figures, these alone are
-    written, and no table. The notes are those of `figures.write_figures`. Each file is replaced in
-    one go.
+    The tables are those of `tables_of` and table.txt. Each file is replaced at once.
+
+    Args:
+        study: The study, finished or not.
+        folder: Where the files go.
+        only: Names of figures; these alone are written, and no table.
     """
-    from lit_dps.report.figures import (
-        FIGURES,
-        write_figures,
-    )  # matplotlib, only where something is drawn
+    from lit_dps.report.figures import FIGURES, write_figures  # imports matplotlib
 
-    tables, failed = _write_tables(study, Path(folder)) if only is None else ([], [])
+    tables = Written([], [])
+    if only is None:
+        tables = _write_tables(study, Path(folder))
     files, notes = write_figures(FIGURES, [study], folder, only)
-    return [*tables, *files], [*failed, *notes]
+    return Written([*tables.files, *files], [*tables.notes, *notes])
 
 
 def _write_page(study: Analysis, path: Path) -> Path:
-    from lit_dps.report.html import page  # plotly, only where something is drawn
+    from lit_dps.report.html import page  # imports plotly
 
     with replacing(path) as temporary:
         temporary.write_text(page(study), encoding="utf-8")
     return path
 
 
-def _write_tables(study: Analysis, folder: Path) -> Written:
-    failed = _attempt(folder / "table.txt", render(study))
-    files = [] if failed else [folder / "table.txt"]
-    tables = {"table.csv": study.table, "fits.csv": study.laws, "critical.csv": study.critical}
-    if len(study.answer):
-        tables |= {"answer.csv": study.answer}
-    if study.theory["delta"].notna().any() or study.term_ratios["pairs"].any():
-        tables |= {"theory.csv": study.theory, "theory-ratios.csv": study.term_ratios}
-    if len(study.seeds):
-        medians = law_rows(study.median_scalings)
-        tables |= {"repeats.csv": study.seeds, "median-fits.csv": medians}
-    if len(study.delays):
-        tables |= {"delay-law.csv": study.delays, "critical-delays.csv": study.critical_delays}
-    if len(moved := jacobian_rows(study.record)):
-        tables |= {"isometry.csv": moved}
+def tables_of(study: Analysis) -> dict[str, pd.DataFrame]:
+    """Return the tables of a study that have a row, by file name.
+
+    Always table.csv (cells), fits.csv (laws) and critical.csv. With a K* answer.csv; with measured
+    terms of the theory theory.csv and theory-ratios.csv; with repeats repeats.csv and
+    median-fits.csv; with delays delay-law.csv and critical-delays.csv; with weights moved towards
+    isometry isometry.csv.
+    """
     tables = {
-        folder / name: table for name, table in tables.items() if len(table)
-    }  # no ratios at one sparsity
-    for path, table in tables.items():
+        "table.csv": study.table,
+        "fits.csv": study.laws,
+        "critical.csv": study.critical,
+        "answer.csv": study.answer,
+    }
+    if study.theory["delta"].notna().any() or study.term_ratios["pairs"].any():
+        tables["theory.csv"] = study.theory
+        tables["theory-ratios.csv"] = study.term_ratios
+    if len(study.seeds):
+        tables["repeats.csv"] = study.seeds
+        tables["median-fits.csv"] = law_rows(study.median_scalings)
+    if len(study.delays):
+        tables["delay-law.csv"] = study.delays
+        tables["critical-delays.csv"] = study.critical_delays
+    tables["isometry.csv"] = jacobian_rows(study.record)
+    return {name: table for name, table in tables.items() if len(table)}
+
+
+def _write_tables(study: Analysis, folder: Path) -> Written:
+    """Write table.txt and the tables of a study as CSV."""
+    notes = _write_text(folder / "table.txt", render(study))
+    files = [] if notes else [folder / "table.txt"]
+    for name, table in tables_of(study).items():
         try:
-            write_csv(table, path)
-            files.append(path)
+            write_csv(table, folder / name)
+            files.append(folder / name)
         except StorageError as error:
-            failed.append(not_written(path.name, error))
-    return files, failed
+            notes.append(not_written(name, error))
+    return Written(files, notes)
 
 
 def listing(files: Sequence[Path], notes: Sequence[str]) -> str:
-    """The lines that say what was written, files that differ in their suffix on one, and what to
-    know of it."""
+    """Return a list of written files with notes; files that differ in suffix share a line."""
     kinds: dict[Path, list[str]] = {}
     for path in files:
         kinds.setdefault(path.with_name(path.stem), []).append(path.suffix[1:])
     lines = ["written:"] if files else ["nothing written"]
     for stem, suffixes in kinds.items():
-        lines.append(
-            f"  {stem}.{suffixes[0] if len(suffixes) == 1 else '{' + ','.join(suffixes) + '}'}"
-        )
-    return (
-        "\n".join([*lines, *([""] if notes else []), *(f"note: {note}" for note in notes)]) + "\n"
-    )
+        suffix = suffixes[0]
+        if len(suffixes) > 1:
+            suffix = f"{{{','.join(suffixes)}}}"
+        lines.append(f"  {stem}.{suffix}")
+    if notes:
+        lines.append("")
+    lines += [f"note: {note}" for note in notes]
+    return "\n".join(lines) + "\n"

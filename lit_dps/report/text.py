@@ -23,21 +23,22 @@ from lit_dps.analysis.tables import (
     value_text,
 )
 from lit_dps.core.errors import ConfigError
+from lit_dps.core.record import StudyRecord
 from lit_dps.core.search_space import short_names
 from lit_dps.core.trial import Series
 from lit_dps.report.answer import answer_text
-from lit_dps.report.no_result import no_result_text
+from lit_dps.report.no_result import COUNT_HEADS, no_result_text
 from lit_dps.report.warnings import study_notes
 
-# What a report has beside the answer, the table, the law and the notes: told on request, since
-# nobody who asks which batch size to take wants 20 lines of it; table.txt has it all
+# Sections that are printed only on request, since they are long; table.txt has all of them.
 SECTIONS = ("critical", "theory")
 FILES = "files"
 
-SELDOM = ("outraced", "stopped", "failed", "pending")  # counts that are told where there are any
+ALWAYS_COUNTED = ("complete", "incomplete", "infeasible")
+COUNTED_IF_ANY = ("outraced", "stopped", "failed", "pending")
 NO_CHANGE = 1.1  # a term of the theory within this factor counts as unchanged
 
-# Columns of the two tables of the theory, and what they are called in the report.
+# Heads of the two tables of the theory, by column of the rows.
 _SIZES = {
     "delta": "Delta",
     "lipschitz": "L",
@@ -57,79 +58,82 @@ _RATIOS = {
     **_DRIVERS,
     "epsilon": "epsilon",
     "predicted_c1": "predicted c1",
-    "predicted_c1_measured_epsilon": "by epsilon^2",
+    "predicted_c1_measured_epsilon": "c1 / epsilon^2",
     "c1": "fitted c1",
     "k_star": "K*",
 }
 
 
 def parts_of(option: str) -> tuple[str, ...]:
-    """What `--show` asks for, such as "theory,files", or "all". Raises ConfigError for another
-    name."""
-    known = (*SECTIONS, FILES)
+    """Return the parts that `--show` names, such as "theory,files" or "all".
+
+    Raises:
+        ConfigError: for an unknown name.
+    """
+    parts = (*SECTIONS, FILES)
     names = [name.strip() for name in option.split(",") if name.strip()]
     for name in names:
-        if name not in (*known, "all"):
-            raise ConfigError(
-                "--show", name, f"any of {', '.join(known)}, with commas between, or all"
-            )
-    return known if "all" in names else tuple(names)
+        if name not in (*parts, "all"):
+            allowed = f"any of {', '.join(parts)}, with commas between, or all"
+            raise ConfigError("--show", name, allowed)
+    return parts if "all" in names else tuple(names)
 
 
 def answered(analysis: Analysis, show: Collection[str] = ()) -> str:
-    """What a study ends with: which batch size is the fastest on this machine, then the report.
+    """Return the answer of a study, then its report.
+
+    The answer says which batch size is the fastest on this machine. Without any K* it says what to
+    change.
 
     Args:
         analysis: The study.
-        show: The `SECTIONS` to tell too.
+        show: Which of `SECTIONS` to include.
     """
-    first = answer_text(
+    answer = answer_text(
         analysis.record,
         analysis.cells,
         analysis.answer,
         analysis.rate_laws,
         analysis.validate_every,
     )
-    if not first:
-        first = no_result_text(analysis.record, analysis.cells)
-    return "\n".join(part for part in (first, render(analysis, show)) if part)
+    if not answer:
+        answer = no_result_text(analysis.record, analysis.cells)
+    return "\n".join(part for part in (answer, render(analysis, show)) if part)
 
 
 def render(analysis: Analysis, show: Collection[str] = SECTIONS) -> str:
-    """The report of all that is equal on every run: the table, a line of the law per series, notes,
-    and `SECTIONS`."""
-    noted = "".join(f"note: {line}\n" for line in study_notes(analysis))
-    luck = luck_text(analysis.record, analysis.cells, analysis.repeats, analysis.median_scalings)
-    more = {name: text for name, text in sections(analysis).items() if name in show}
-    of_axes = delay_text(analysis.delay_laws, analysis.delays), local_text(analysis.local_curves)
+    """Return the report without times, which is equal on every run.
+
+    It has the table, a line of the law per series, `SECTIONS` and the notes.
+    """
+    shown = {name: text for name, text in sections(analysis).items() if name in show}
+    repeats = luck_text(analysis.record, analysis.cells, analysis.repeats, analysis.median_scalings)
     parts = (
         table_and_law(analysis),
-        luck,
-        more.get("critical"),
-        *of_axes,
-        more.get("theory"),
-        noted,
+        repeats,
+        shown.get("critical"),
+        delay_text(analysis.delay_laws, analysis.delays),
+        local_text(analysis.local_curves),
+        shown.get("theory"),
+        "".join(f"note: {line}\n" for line in study_notes(analysis)),
     )
     return "\n".join(part for part in parts if part)
 
 
 def sections(analysis: Analysis) -> dict[str, str]:
-    """The text of each of `SECTIONS` that the study has something to say in."""
-    found = {
+    """Return the text of each of `SECTIONS` for which the study has data."""
+    texts = {
         "critical": critical_text(analysis.critical_batch_sizes),
         "theory": theory_text(analysis),
     }
-    return {name: text for name, text in found.items() if text}
+    return {name: text for name, text in texts.items() if text}
 
 
 def table_and_law(analysis: Analysis) -> str:
-    """The head of the report: what the study is, the table, a line of the scaling law per
-    series."""
-    record, goal = analysis.record, analysis.record.goal
+    """Return the head of the report: the protocol, the table, a line of the law per series."""
+    record = analysis.record
     lines = [
-        f"study {record.name}: workload {record.workload}, {record.trials} trials a cell, {goal} "
-        f"checked every {goal.check_interval} steps, budget {goal.max_steps} steps"
-        f"{', run on to it' if record.run_on else ''}",
+        f"study {record.name}: workload {record.workload}, {protocol_text(record)}",
         "",
         *_table(analysis),
         "",
@@ -141,105 +145,130 @@ def table_and_law(analysis: Analysis) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _table(analysis: Analysis) -> list[str]:
-    record, table, names = analysis.record, analysis.table, short_names(list(analysis.record.space))
-    counts = [
-        "complete",
-        "incomplete",
-        "infeasible",
-        *(name for name in SELDOM if table[name].any()),
-    ]
-    return aligned(
-        (
-            {
-                "B": str(cell.batch_size),
-                **short_columns(cell.series),
-                "K*": k_star_text(row),
-                **communications_text(row),
-                **{name: str(row[name]) for name in counts},
-                **{
-                    f"best {name}": value_text(row[name], record.space[key])
-                    for key, name in names.items()
-                },
-                "on the boundary": row["boundary"] or "-",
-            }
-            for cell, row in zip(record.cells, records(table), strict=True)
-        ),
-        words=True,
+def protocol_text(record: StudyRecord) -> str:
+    """Return what all trials of a study have in common: their number, goal and length."""
+    goal = record.goal
+    text = (
+        f"{record.trials} trials per cell, {goal} validated every {goal.check_interval} steps, at "
+        f"most {goal.max_steps} steps"
     )
+    if record.run_on:
+        text += ", also after the goal"
+    return text
+
+
+def _table(analysis: Analysis) -> list[str]:
+    """Return the lines of the table of cells."""
+    record = analysis.record
+    rows = records(analysis.table)
+    counts = [*ALWAYS_COUNTED]
+    counts += [name for name in COUNTED_IF_ANY if analysis.table[name].any()]
+    names = short_names(list(record.space))
+    lines = []
+    for cell, row in zip(record.cells, rows, strict=True):
+        line = {"B": str(cell.batch_size), **short_columns(cell.series), "K*": k_star_text(row)}
+        line |= communications_text(row)
+        for count in counts:
+            line[COUNT_HEADS[count]] = str(row[count])
+        for key, name in names.items():
+            line[f"best {name}"] = value_text(row[name], record.space[key])
+        line["at a range edge"] = row["boundary"] or "-"
+        lines.append(line)
+    return aligned(lines, words=True)
 
 
 def theory_text(analysis: Analysis) -> str:
-    """The section of a report on the theory: terms, ratios, a sentence per series; empty if nothing
-    is measured."""
-    record, terms = analysis.record, records(analysis.theory)
-    known = [
-        (cell.series, row)
-        for cell, row in zip(record.cells, terms, strict=True)
-        if row["delta"] is not None
-    ]
-    above = [series for series in record.series if base_of(series, record.series) != series]
-    of_rows = (
-        series for series in above for _ in (*record.batch_sizes, None)
-    )  # the order of `term_ratio_rows`
-    ratios = zip(of_rows, records(analysis.term_ratios), strict=True)
-    compared = [(series, row) for series, row in ratios if row["pairs"]]
-    if not known and not compared:
+    """Return the section on the theory; empty if nothing is measured.
+
+    It has a table of terms, a table of ratios to the smallest sparsity, and a sentence per series.
+    """
+    terms = _measured_terms(analysis)
+    ratios = _measured_ratios(analysis)
+    if not terms and not ratios:
         return ""
     lines = [
         "theory (Lee et al. 2021, Section 4; bounds for SGD): terms of the K* trials, predicted "
         "and measured"
     ]
-    if known:
-        lines += aligned(_term_row(series, row) for series, row in known)
-    if len(known) < len(terms):
+    if terms:
+        lines += aligned(_term_row(series, row) for series, row in terms)
+    cells = len(analysis.record.cells)
+    if len(terms) < cells:
         lines.append(
-            f"  no K* trial with measured terms in {len(terms) - len(known)} of {len(terms)} cells"
+            f"  {cells - len(terms)} of {cells} cells have no K* trial with measured terms"
         )
-    if compared:
-        base = (
-            f"ratios to S={min(record.sparsities):g}, geometric means over the points "
-            "measured at "
-            "both"
-        )
-        lines += ["", f"{base}; predicted c1 = Delta x beta x L"]
-        lines += aligned(_ratio_row(series, row) for series, row in compared)
-        lines += [sentence(series, row) for series, row in compared if row["batch_size"] is None]
+    if ratios:
+        lines += [
+            "",
+            f"ratios to S={min(analysis.record.sparsities):g}, geometric means over the samples "
+            "measured at both; predicted c1 = Delta x beta x L",
+        ]
+        lines += aligned(_ratio_row(series, row) for series, row in ratios)
+        lines += [sentence(series, row) for series, row in ratios if row["batch_size"] is None]
     return "\n".join(lines) + "\n"
 
 
+def _measured_terms(analysis: Analysis) -> list[tuple[Series, Row]]:
+    """Return the rows of the theory of cells whose terms were measured, with their series."""
+    rows = zip(analysis.record.cells, records(analysis.theory), strict=True)
+    return [(cell.series, row) for cell, row in rows if row["delta"] is not None]
+
+
+def _measured_ratios(analysis: Analysis) -> list[tuple[Series, Row]]:
+    """Return the rows of ratios that rest on some trials, with their series."""
+    record = analysis.record
+    series_of_rows = []
+    for series in record.series:
+        if base_of(series, record.series) != series:
+            # A row for each batch size, and one for all together: the order of `term_ratio_rows`.
+            series_of_rows += [series] * (len(record.batch_sizes) + 1)
+    rows = zip(series_of_rows, records(analysis.term_ratios), strict=True)
+    return [(series, row) for series, row in rows if row["pairs"]]
+
+
 def sentence(series: Series, row: Row) -> str:
-    """Which way each term moves c1, from the row of all batch sizes of a series
-    (`term_ratio_rows`)."""
-    moves = ", ".join(
-        f"{name} {times(row[key])} ({_direction(row[key])})" for key, name in _DRIVERS.items()
-    )
-    measured = [f"c1 {times(row['c1'])}"] if row["c1"] is not None else []
+    """Return how each term moves c1, from the row of all batch sizes of a series.
+
+    Args:
+        series: The series.
+        row: Its row of `term_ratio_rows` without a batch size.
+    """
+    moves = []
+    for key, name in _DRIVERS.items():
+        moves.append(f"{name} {times(row[key])} ({_direction(row[key])})")
+    measured = []
+    if row["c1"] is not None:
+        measured.append(f"c1 {times(row['c1'])}")
     if row["k_star"] is not None:
         measured.append(f"K* {times(row['k_star_low'])} to {times(row['k_star_high'])}")
-    words = f"; measured {', '.join(measured)}" if measured else "; no K* at both to compare"
-    return f"  {series}: {moves}: predicted c1 {times(row['predicted_c1'])}{words}"
+    outcome = "no K* at both sparsities to compare"
+    if measured:
+        outcome = f"measured {', '.join(measured)}"
+    return f"  {series}: {', '.join(moves)}: predicted c1 {times(row['predicted_c1'])}; {outcome}"
 
 
 def _direction(ratio: float) -> str:
+    """Return what a ratio of a term does to the steps."""
     if abs(math.log(ratio)) <= math.log(NO_CHANGE):
         return "no change"
     return "rises: more steps" if ratio > 1 else "falls: fewer steps"
 
 
 def _term_row(series: Series, row: Row) -> dict[str, str]:
-    terms = {name: significant(row[key]) for key, name in _SIZES.items()}
-    laws = {name: three_digits(row[key]) for key, name in _LAWS.items()}
-    return {
-        "B": str(row["batch_size"]),
-        **short_columns(series),
-        **terms,
-        **laws,
-        "K*": k_star_text(row),
-    }
+    """Return a row of the table of terms as text."""
+    texts = {"B": str(row["batch_size"]), **short_columns(series)}
+    for key, name in _SIZES.items():
+        texts[name] = significant(row[key])
+    for key, name in _LAWS.items():
+        texts[name] = three_digits(row[key])
+    texts["K*"] = k_star_text(row)
+    return texts
 
 
 def _ratio_row(series: Series, row: Row) -> dict[str, str]:
+    """Return a row of the table of ratios as text."""
     batch_size = "all" if row["batch_size"] is None else str(row["batch_size"])
-    ratios = {name: times(row[key]) for key, name in _RATIOS.items()}
-    return {"B": batch_size, **short_columns(series), "pairs": str(row["pairs"]), **ratios}
+    texts = {"B": batch_size, **short_columns(series), "pairs": str(row["pairs"])}
+    for key, name in _RATIOS.items():
+        texts[name] = times(row[key])
+    return texts

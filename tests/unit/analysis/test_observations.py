@@ -1,4 +1,4 @@
-"""The notes on what was observed while the trials ran, to the letter."""
+"""The notes on what was observed while the trials ran; their wording is in tests/golden."""
 
 import dataclasses
 import math
@@ -29,6 +29,7 @@ from lit_dps.report.text import render
 from lit_dps.report.warnings import observed_notes, study_notes
 from lit_dps.storage.read import read_study
 from tests.support.fake_study import result, write_study
+from tests.support.texts import numbers_in
 
 DENSE, SPARSE = Cell(8, 0.0), Cell(8, 0.9)
 
@@ -60,18 +61,13 @@ def test_nothing_observed_is_no_line():
 def test_short_steps():
     steps = {SHORT_STEPS: 20}
     # 20 of 320 steps are 6.25 %, 20 of 160 are 12.5 %
-    assert observed_notes(read(trial(0, **steps), trial(1, 160, **steps), trial(2))) == [
-        "in 2 of 3 trials some steps had fewer than B examples (up to 12.5 % of a trial's steps; "
-        "the last batch of an "
-        "epoch, or of a length class): drop_last or an endless loader avoids them"
-    ]
+    (note,) = observed_notes(read(trial(0, **steps), trial(1, 160, **steps), trial(2)))
+    assert numbers_in(note) == [2, 3, 12.5]
 
 
 def test_steps_whose_examples_are_not_known():
     (note,) = observed_notes(read(trial(0, **{UNCOUNTED_STEPS: 20}), trial(1)))
-    assert note.startswith(
-        "in 1 of 2 trials the examples of some steps are not known (up to 6.25 %"
-    )
+    assert numbers_in(note) == [1, 2, 6.25]
 
 
 def test_short_steps_of_a_trial_that_counts_to_an_earlier_step_are_as_many_of_its_steps():
@@ -79,7 +75,7 @@ def test_short_steps_of_a_trial_that_counts_to_an_earlier_step_are_as_many_of_it
     long = result(DENSE, 0, 64, curve=curve, observed={SHORT_STEPS: 8, STACKED: 1})
     assert cut(long, 32).observed == {SHORT_STEPS: 4, STACKED: 1}
     at = at_goal(read(long, goals=[0.3]), 0.3)
-    assert "(up to 12.5 % of a trial's steps;" in observed_notes(at)[0]
+    assert numbers_in(observed_notes(at)[0]) == [1, 1, 12.5]
     plain = dataclasses.replace(long, observed={STACKED: 1})
     assert cut(plain, 32).observed == {STACKED: 1}
 
@@ -95,20 +91,16 @@ def test_weights_kept_without_a_score():
         ],
     }
     write_study(storage, cells, space={})
-    assert observed_notes(read_study(storage, "fake")) == [
-        "S=0.5: up to 7 of 50, S=0.9: up to 36818 of 74316 kept weights have pruning score 0: "
-        "they were kept by their "
-        "place in the network, not by the pruner"
-    ]
+    (note,) = observed_notes(read_study(storage, "fake"))
+    assert "S=0.5: up to 7 of 50, S=0.9: up to 36818 of 74316" in note
 
 
 def test_pruned_nodes_are_told_with_the_weights_that_are_left():
     by_nodes = [trial(i, cell=SPARSE, **{BY_NODES: 1}) for i in range(2)]
     kept = ({"a.w": (10, 100), "b.w": (5, 100)}, {"a.w": (20, 100), "b.w": (1, 100)})
     found = [dataclasses.replace(r, kept=k) for r, k in zip(by_nodes, kept, strict=True)]
-    assert observed_notes(read(*found, trial(0))) == [
-        "sparsity counts nodes, not weights; of the weights are left: S=0.9: 7.5 % to 10.5 %"
-    ]
+    (note,) = observed_notes(read(*found, trial(0)))
+    assert "nodes" in note and "S=0.9: 7.5 % to 10.5 %" in note
 
 
 def test_a_method_that_keeps_roughly_a_share_is_no_count_of_nodes():
@@ -117,11 +109,9 @@ def test_a_method_that_keeps_roughly_a_share_is_no_count_of_nodes():
         dataclasses.replace(trial(i, cell=SPARSE, **{unit: 1}), kept=kept)
         for i, (unit, kept) in enumerate(units.items())
     ]
-    assert observed_notes(read(*found)) == [
-        "sparsity counts channels, not weights; of the weights are left: S=0.9: 25 % to 25 %",
-        "the pruning method does not keep exactly the share of weights that the sparsity leaves; "
-        "of the weights are left: S=0.9: 12 % to 12 %",
-    ]
+    channels, weights = observed_notes(read(*found))
+    assert "channels" in channels and "S=0.9: 25 % to 25 %" in channels
+    assert "S=0.9: 12 % to 12 %" in weights
 
 
 @pytest.mark.parametrize(
@@ -145,43 +135,28 @@ def test_few_prunable_weights():
         trial(i, cell=SPARSE, **{PRUNABLE: n, TRAINED: 456}) for i, n in enumerate((200, 123, 150))
     ]
     few[1] = dataclasses.replace(few[1], kept=dict.fromkeys(names, (1, 10)))
-    assert observed_notes(read(*few)) == [
-        "only 123 of 456 trained weights (27 %) could be pruned, in head.w, body.w, body.b, 2 "
-        "more: sparsity counts "
-        "among those alone"
-    ]
+    (note,) = observed_notes(read(*few))
+    assert numbers_in(note) == [123, 456, 27, 2]
+    assert "head.w, body.w, body.b, 2 more" in note
 
 
 def test_stacked_trials_and_trials_of_several_ranks():
     found = read(trial(0, **{STACKED: 1}), trial(1, **{STACKED: 1, RANKS: 2}), trial(2))
-    assert observed_notes(found) == [
-        "2 trials were trained stacked: equal to single ones in distribution, not to the bit; K* "
-        "of one trial can "
-        "differ by checks",
-        "1 trial was trained by 2 ranks: equal to one process in distribution, not to the bit",
-    ]
-    assert observed_notes(read(trial(0, **{SPARSE_KERNELS: 1}), trial(1))) == [
-        "1 trial was trained by convolutions that skip pruned weights: equal to dense ones in "
-        "distribution, not to the "
-        "bit"
-    ]
+    stacked, ranks = observed_notes(found)
+    assert numbers_in(stacked) == [2] and numbers_in(ranks) == [1, 2]
+    found = read(trial(0, **{SPARSE_KERNELS: 1}), trial(1))
+    assert [numbers_in(note) for note in observed_notes(found)] == [[1]]
     found = read(trial(0, **{RANKS: 4}), trial(1, **{RANKS: 2}))
-    assert observed_notes(found)[0].startswith("2 trials were trained by 2 or 4 ranks: ")
+    assert [numbers_in(note) for note in observed_notes(found)] == [[2, 2, 4]]
 
 
 def test_stopped_trials_and_why_the_first_was():
     one = trial(3, status="stopped", failure="EarlyStopping: train_loss did not improve")
     other = trial(0, cell=SPARSE, status="stopped", failure="something else")
-    assert observed_notes(read(other, one)) == [
-        "2 trials were stopped by their module or a callback before goal and budget: "
-        "EarlyStopping: train_loss did not "
-        "improve"
-    ]
-    assert observed_notes(read(one)) == [
-        "1 trial was stopped by its module or a callback before goal and budget: EarlyStopping: "
-        "train_loss did not "
-        "improve"
-    ]
+    for count, record in ((2, read(other, one)), (1, read(one))):
+        (note,) = observed_notes(record)
+        assert numbers_in(note) == [count]
+        assert note.endswith(": EarlyStopping: train_loss did not improve")
 
 
 def failed(point, cell=DENSE):
@@ -189,24 +164,16 @@ def failed(point, cell=DENSE):
 
 
 def test_failed_trials_are_listed():
-    assert observed_notes(read(failed(3))) == [
-        "1 trial failed: B=8 S=0 point 3: ValueError: of point 3; it runs again when the study is "
-        "taken up again"
-    ]
-    assert observed_notes(read(failed(3), failed(7, SPARSE))) == [
-        "2 trials failed: B=8 S=0 point 3: ValueError: of point 3; B=8 S=0.9 point 7: ValueError: "
-        "of point 7; they run "
-        "again when the study is taken up again"
-    ]
+    (note,) = observed_notes(read(failed(3)))
+    assert numbers_in(note) == [1, 3, 3]
+    (note,) = observed_notes(read(failed(3), failed(7, SPARSE)))
+    assert numbers_in(note) == [2, 3, 3, 7, 7]
+    assert "B=8 S=0 " in note and "B=8 S=0.9 " in note and "ValueError: of point 7" in note
 
 
 def test_of_many_failed_trials_three_are_listed():
-    (line,) = observed_notes(read(*map(failed, range(5))))
-    assert line == (
-        "5 trials failed: B=8 S=0 point 0: ValueError: of point 0; B=8 S=0 point 1: ValueError: "
-        "of point 1; B=8 S=0 "
-        "point 2: ValueError: of point 2; 2 more; they run again when the study is taken up again"
-    )
+    (note,) = observed_notes(read(*map(failed, range(5))))
+    assert numbers_in(note) == [5, 0, 0, 1, 1, 2, 2, 2] and "2 more" in note
     three = observed_notes(read(*map(failed, range(3))))[0]
     assert "more" not in three
 
@@ -214,7 +181,7 @@ def test_of_many_failed_trials_three_are_listed():
 @pytest.mark.parametrize("failure", ["", "\n"])
 def test_a_failure_without_a_reason_is_still_a_line(failure):
     (line,) = observed_notes(read(trial(0, status="stopped", failure=failure)))
-    assert line.endswith("before goal and budget: no reason kept")
+    assert line.rpartition(": ")[2]
 
 
 def test_the_lines_are_notes_below_the_table():
@@ -226,17 +193,15 @@ def test_the_lines_are_notes_below_the_table():
 
 
 def test_several_versions_of_pytorch_are_told():
-    def told(*versions):
+    def torch_notes(*versions):
         environments = tuple({"python": "3.11", "version.torch": version} for version in versions)
-        found = dataclasses.replace(read(trial(0)), environments=({"python": "3.9"}, *environments))
-        return [line for line in study_notes(Analysis(found)) if "torch" in line]
+        record = read(trial(0))
+        record = dataclasses.replace(record, environments=({"python": "3.9"}, *environments))
+        return [line for line in study_notes(Analysis(record)) if "torch" in line]
 
-    assert told() == told("2.15.0", "2.15.0") == []
-    assert told("2.15.0", "2.11.0", "2.15.0") == [
-        "trials ran under torch 2.15.0 and 2.11.0: there a seed may draw other initial weights, "
-        "so that trials of one "
-        "point need not share theirs"
-    ]
+    assert torch_notes() == torch_notes("2.15.0", "2.15.0") == []
+    (note,) = torch_notes("2.15.0", "2.11.0", "2.15.0")
+    assert "2.15.0 and 2.11.0" in note
 
 
 def of_values(point, values, status, steps=None):
@@ -253,11 +218,8 @@ def test_checks_without_a_finite_value_are_counted_by_trial():
         of_values(2, [0.5, math.inf], "incomplete"),
         of_values(3, [0.5, math.nan], "infeasible"),
     ]
-    assert observed_notes(read(*found)) == [
-        "val_error was NaN or infinite at the first check of 2 trials and at a later check of 1 "
-        "trial, with a finite "
-        "loss: such a check does not meet the goal, and the trial goes on"
-    ]
+    (note,) = observed_notes(read(*found))
+    assert note.startswith("val_error was NaN or infinite ") and numbers_in(note) == [2, 1]
 
 
 def test_the_last_value_of_a_trial_that_diverged_is_no_missing_value():

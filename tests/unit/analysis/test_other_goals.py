@@ -14,9 +14,15 @@ from lit_dps.core.errors import ConfigError
 from lit_dps.core.goal import Goal
 from lit_dps.core.repeats import RepeatPlan
 from lit_dps.core.trial import Cell, Status
-from lit_dps.report.warnings import study_notes
+from lit_dps.report.warnings import (
+    first_check_bounds,
+    pending_trials,
+    study_notes,
+    undetermined_trials,
+)
 from lit_dps.storage.read import read_study
 from tests.support.fake_study import analysis_of, result, write_study
+from tests.support.texts import numbers_in
 
 CELL = Cell(16, 0.0)
 GOAL = Goal(0.1, check_interval=16, max_steps=64)
@@ -103,19 +109,16 @@ def test_trials_whose_check_stopped_early_are_told_and_may_be_faster():
         assert at.table["floor"].tolist() == [bound] * 3
         assert (at.scalings[CELL.series].fit is None) == bound, "the law takes no bound"
         assert at.draws["floor"].tolist() == [bound] * 3
-        told = [line for line in study_notes(at) if "nobody can tell" in line]
-        assert len(told) == 1 and told[0].startswith(
-            "of 3 of 6 trials nobody can tell when they met goal error 0.25: "
-        )
-        assert ("; K* is an upper bound in 3 of 3 cells" in told[0]) == bound
-        assert not any("not finished" in line or "first check" in line for line in study_notes(at))
-    assert not any("nobody" in line for line in study_notes(study(sooner))), (
-        "at its own goal all is told"
-    )
+        (note,) = undetermined_trials(at.record, at.cells)
+        assert note in study_notes(at)
+        assert numbers_in(note) == [3, 6, 0.25] + [3, 3] * bound
+        assert [*pending_trials(at.record, at.cells)] == []
+        assert [*first_check_bounds(at.record, at.cells)] == []
+    own = study(sooner)
+    assert [*undetermined_trials(own.record, own.cells)] == [], "at its own goal all is known"
     more = study(later, points=3).at_goal(0.25)
-    assert more.cells[
-        0
-    ].pending == 1 and "3 of 9 trials have not finished (0 running or queued)" in study_notes(more)
+    (note,) = pending_trials(more.record, more.cells)
+    assert more.cells[0].pending == 1 and numbers_in(note) == [3, 9, 0]
 
 
 def repeated(run_on: bool = False):

@@ -63,7 +63,7 @@ def test_a_made_up_study(tmp_path):
     dense, sparse = records(study.law)
     assert dense["c1_low"] <= dense["c1"] <= dense["c1_high"] and sparse["c1"] > dense["c1"]
     assert study.report.startswith("study made up: which batch size? ")
-    assert "\nstudy made up: workload digits, 6 trials a cell" in study.report
+    assert "\nstudy made up: workload digits, 6 trials per cell" in study.report
     assert (
         study.answer["examples"].tolist()
         == (study.answer["k_star"] * study.answer["batch_size"]).tolist()

@@ -1,6 +1,7 @@
 """The report of a study: what the table says, to the letter, and the rows behind it."""
 
 import csv
+import re
 import subprocess
 import sys
 
@@ -12,10 +13,12 @@ from lit_dps.analysis.tables import frame, records, value_text, write_csv
 from lit_dps.core.atomic_write import replacing
 from lit_dps.core.search_space import Range
 from lit_dps.core.trial import Cell, Series
+from lit_dps.report.no_result import COUNT_HEADS
 from lit_dps.report.text import render
-from lit_dps.report.warnings import study_notes
+from lit_dps.report.warnings import missing_k_star, study_notes
 from lit_dps.storage.read import read_study
 from tests.support.fake_study import law_study, result, write_study
+from tests.support.texts import numbers_in
 
 SPACE = {
     "model.learning_rate": Range(1e-3, 10.0, "log"),
@@ -57,43 +60,18 @@ def study(**kw):
     return read_study(storage, "demo")
 
 
-# A sixth of the usable resamples lacks any one of the three dense cells, so the ends of the
-# intervals are laws through two points, each up to 16 steps below its K*: through 8 and 64, c1 =
-# (13040 - 1664 +- 16) / (1/8 - 1/64) is 103863 to 104155, c2 = 1664 - 16 - c1 / 64 at least 20.6,
-# c1 / c2 at most 5056; through 64 and 2048, c1 = (1664 - 144 +- 16) / (1/64 - 1/2048) is 99361 to
-# 101475, c2 = 144 - c1 / 2048 at most 95.5, c1 / c2 at least 1040.
-TEXT = """\
-study demo: workload digits, 2 trials a cell, goal error 0.1 checked every 16 steps, budget 40000 steps
+def test_the_text_to_the_letter(golden):
+    """The ends of the intervals can be checked by hand.
 
-   B    S     K*  complete  incomplete  infeasible  pending  best learning_rate  best momentum  best width  on the boundary
-   8    0  13040         1           1           0        0              0.0123          0.900           4  -
-  64    0   1664         1           0           1        0               0.500        0.99900          16  -
-2048    0    144         1           1           0        0                9.90       0.999850          64  learning_rate high; momentum high; width high
-   8  0.9      -         0           0           0        2                   -              -           -  -
-  64  0.9   3200         1           1           0        0               0.250         0.9877           8  -
-2048  0.9      -         0           1           0        1                   -              -           -  -
-
-K* = c1 / B + c2, robust fit of log K*, 95 % bootstrap intervals over trials, which lean upward
-  S=0  c1 = 102000 [100000, 104000]  c2 = 94 [23.9, 94]  B_crit = 1090 [1080, 4350]
-  S=0.9  needs complete trials at 3 batch sizes; has 1
-
-critical batch sizes in examples, by definition
-  S            law, 2x      law, +20 %  measured, +20 %  measured, +50 %
-  0  1090 [1080, 4350]  227 [226, 880]            111 *            237 *
-0.9                  -               -                -                -
-* below the smallest batch size, counted from one beyond linear scaling, of one trial, or without limits: critical.csv says which
-
-note: no complete trial in 2 of 6 cells: no K* there
-note: 3 of 12 trials have not finished (1 running or queued)
-note: only one trial was complete in 4 of 6 cells: intervals over trials cannot know what another would have needed; study.repeats, more trials or a larger study.slack tell
-note: the best learning_rate lies on the high end of its range in 1 of 6 cells: lit-dps study --extend-space widens it
-note: the best momentum lies on the high end of its range in 1 of 6 cells: lit-dps study --extend-space widens it
-note: the best width lies on the high end of its range in 1 of 6 cells: lit-dps study --extend-space widens it
-"""
-
-
-def test_the_text_to_the_letter():
-    assert render(Analysis(study(running={Cell(2048, 0.9): 1}))) == TEXT
+    A sixth of the usable resamples lacks any one of the three dense cells, so the ends are laws
+    through two points, each up to 16 steps below its K*: through 8 and 64, c1 =
+    (13040 - 1664 +- 16) / (1/8 - 1/64) is 103863 to 104155, c2 = 1664 - 16 - c1 / 64 at least
+    20.6, c1 / c2 at most 5056; through 64 and 2048, c1 = (1664 - 144 +- 16) / (1/64 - 1/2048) is
+    99361 to 101475, c2 = 144 - c1 / 2048 at most 95.5, c1 / c2 at least 1040.
+    """
+    text = render(Analysis(study(running={Cell(2048, 0.9): 1})))
+    golden.check("report/demo.txt", text)
+    assert "c1 = 102000 [100000, 104000]  c2 = 94 [23.9, 94]  B_crit = 1090 [1080, 4350]" in text
 
 
 def test_equal_records_give_equal_text():
@@ -104,8 +82,7 @@ def test_without_pending_trials_there_is_no_such_column():
     storage = optuna.storages.InMemoryStorage()
     law_study(storage, trials=3)
     text = render(Analysis(read_study(storage, "fake")))
-    assert "pending" not in text
-    assert "not finished" not in text
+    assert COUNT_HEADS["pending"] not in text
 
 
 def test_outraced_trials_are_counted_where_there_are_any():
@@ -113,9 +90,10 @@ def test_outraced_trials_are_counted_where_there_are_any():
     storage = optuna.storages.InMemoryStorage()
     write_study(storage, {cell: [result(cell, 0, 160), result(cell, 1, 480)]}, slack=2.0)
     head, row = render(Analysis(read_study(storage, "fake"))).splitlines()[2:4]
-    assert head.split()[3:7] == ["complete", "incomplete", "infeasible", "outraced"]
+    counted = ["complete", "incomplete", "infeasible", "outraced"]
+    assert re.split("  +", head.strip())[3:7] == [COUNT_HEADS[status] for status in counted]
     assert row.split()[:7] == ["8", "0", "160", "1", "0", "0", "1"]
-    assert "outraced" not in render(Analysis(study()))
+    assert COUNT_HEADS["outraced"] not in render(Analysis(study()))
 
 
 def test_an_empty_study_says_so():
@@ -123,10 +101,9 @@ def test_an_empty_study_says_so():
     write_study(storage, {Cell(8, 0.0): [], Cell(16, 0.0): []}, trials=5)
     record = read_study(storage, "fake")
     assert "  S=0  needs complete trials at 3 batch sizes; has 0\n" in render(Analysis(record))
-    assert study_notes(Analysis(record)) == [
-        "no complete trial in any cell yet: no K* and no fit to draw",
-        "10 of 10 trials have not finished (0 running or queued)",
-    ]
+    missing, pending = study_notes(Analysis(record))
+    assert [missing] == [*missing_k_star(record, Analysis(record).cells)]
+    assert numbers_in(pending) == [10, 10, 0]
 
 
 @pytest.mark.parametrize(
@@ -196,12 +173,8 @@ def test_an_end_beyond_which_nothing_lies_is_not_to_be_widened():
         trials=1,
         space=space,
     )
-    text = render(Analysis(read_study(storage, "demo")))
-    assert (
-        "note: the best momentum lies on the low end of its range in 1 of 1 cells: nothing lies "
-        "beyond" in text
-    )
-    assert "widens it" not in text
+    (edge,) = study_notes(Analysis(read_study(storage, "demo")))
+    assert "momentum" in edge and "low" in edge and "--extend-space" not in edge
 
 
 def test_fit_rows_hold_the_fits():

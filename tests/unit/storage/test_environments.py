@@ -91,10 +91,9 @@ def test_other_code_or_data_is_refused_and_named(study):
 def test_two_versions_are_noted_with_their_trials(study):
     study(environment(), 3)
     record = study(environment("2", since="2026-11-28 09:30"), 2)
-    assert environment_notes(record) == [
-        "trials of 2 versions of my_code.py are in this table: 3 trials since 2026-11-27 10:00, "
-        "2 trials since 2026-11-28 09:30"
-    ]
+    (note,) = environment_notes(record)
+    assert "2 versions of my_code.py" in note
+    assert "3 trials since 2026-11-27 10:00, 2 trials since 2026-11-28 09:30" in note
     (
         check_environment(study.url, "s", environment()),
         check_environment(study.url, "s", environment("2")),
@@ -111,11 +110,8 @@ def test_trials_of_an_earlier_version_go_on_and_are_noted(study):
     study(None, 2)
     check_environment(study.url, "s", environment())
     record = study(environment(), 1)
-    assert environment_notes(record) == [
-        "code and data of 2 trials are not on record, which an earlier version ran; those of the "
-        "others are, since "
-        "2026-11-27 10:00"
-    ]
+    (note,) = environment_notes(record)
+    assert "2 trials" in note and "2026-11-27 10:00" in note
 
 
 def test_versions_threads_loops_and_unknown_code_are_noted(study):
@@ -123,13 +119,10 @@ def test_versions_threads_loops_and_unknown_code_are_noted(study):
     other = {"version.timm": "1.1", "version.mlflow": "3.18", "version.torch": "2.16", THREADS: 2}
     record = study(environment(**other, **{SOURCES: {"__main__.Net": UNKNOWN}}), engine="Lightning")
     torch, versions, unknown, threads, loops = environment_notes(record)
-    assert torch.startswith("trials ran under torch 2.15 and 2.16: ")
-    assert (
-        versions == "trials ran under timm 1.0 and 1.1: results may differ between these versions"
-    )
-    assert unknown == "the code of __main__.Net is not on record: its source cannot be read"
-    assert threads.startswith("trials ran with study.threads 1 and 2: ")
-    assert loops.startswith("1 trial ran in Lightning's loop, 1 by the interval loop: ")
+    assert "torch 2.15 and 2.16" in torch and "timm 1.0 and 1.1" in versions
+    assert "mlflow" not in versions, "it changes no result"
+    assert "__main__.Net" in unknown and "study.threads 1 and 2" in threads
+    assert "1 trial " in loops and "1 in the interval loop" in loops
 
 
 def test_a_merge_keeps_what_trials_were_made_of(study, tmp_path):

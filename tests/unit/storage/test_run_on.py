@@ -20,7 +20,7 @@ from lit_dps.core.errors import ConfigError
 from lit_dps.core.goal import Goal
 from lit_dps.core.search_space import Range
 from lit_dps.core.trial import Cell, Status, Trial
-from lit_dps.report.text import render
+from lit_dps.report.text import protocol_text, render
 from lit_dps.report.warnings import study_notes
 from lit_dps.storage.compatibility import compare
 from lit_dps.storage.database import open_storage
@@ -198,21 +198,15 @@ def made_up(tmp_path, errors: list[float], **kept) -> Analysis:
 
 def test_who_diverged_after_the_goal_is_told_of_and_misses_harder_goals(tmp_path):
     study = made_up(tmp_path, [0.5, 0.1, 0.3])
-    assert (
-        study_notes(study)[0] == "1 trial diverged after the goal: complete, the curve ends there"
-    )
-    assert "budget 16 steps, run on to it" in render(study)
+    assert study_notes(study)[0].startswith("1 trial diverged after the goal")
+    assert protocol_text(study.record) in render(study)
     (missed,) = at_goal(study.record, 0.05).results[CELL]
     assert (missed.status, missed.steps) == (Status.INFEASIBLE, None)
 
 
 def test_who_was_stopped_after_the_goal_is_told_of(tmp_path):
     study = made_up(tmp_path, [0.5, 0.1, 0.3], failure="a callback stopped it")
-    assert (
-        study_notes(study)[0]
-        == "1 trial was stopped by the module or a callback after the goal: complete, the curve "
-        "ends there"
-    )
+    assert study_notes(study)[0].startswith("1 trial was stopped by the module or a callback after")
     assert at_goal(study.record, 0.05).results[CELL][0].status is Status.STOPPED
 
 
