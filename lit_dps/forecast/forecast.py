@@ -31,7 +31,7 @@ from lit_dps.forecast.remaining import (
     repeats_expected,
 )
 from lit_dps.readings import SmoothnessCallback
-from lit_dps.study.noise import PATIENCE, STEPS
+from lit_dps.study.noise import MAX_SECONDS, STEPS
 from lit_dps.study.noise_probe import single_gradient
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.step_probe import Timing, measure
@@ -138,7 +138,7 @@ def noise_seconds(setup: StudySetup, timing: Timing) -> float:
     """Seconds of the run that reads the noise scale before the first trial: each of its steps takes
     about two."""
     return timing.start + min(
-        PATIENCE, 2 * STEPS * timing.step.at(read_at(setup.study.batch_sizes))
+        MAX_SECONDS, 2 * STEPS * timing.step.at(read_at(setup.study.batch_sizes))
     )
 
 

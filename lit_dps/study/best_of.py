@@ -1,4 +1,4 @@
-"""Whether the points of a study can be the best ones of another (study.best_of)."""
+"""Checks that the best points of another study can be the points of a study (study.best_of)."""
 
 from __future__ import annotations
 
@@ -6,48 +6,55 @@ from lit_dps.analysis.summary import summarize
 from lit_dps.core.errors import ConfigError, StorageError
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.space_history import inside
+from lit_dps.core.trial import Cell, Value
 from lit_dps.storage.read import read_study
 from lit_dps.study.setup import StudySetup
 
+KEY = "study.best_of"
+
 
 def check_best_of(setup: StudySetup) -> None:
-    """Checks that another study has a best point for each cell, in the box, and the one that cells
-    here began with.
+    """Check that another study has a best point for each cell, within this study's ranges.
+
+    If trials of this study are stored, they must have been run at the same points.
 
     Raises:
-        ConfigError: if not.
+        ConfigError: if a check fails.
         StorageError: if there is no such study.
     """
     study, url = setup.study, setup.storage.optuna_url
+    assert study.best_of is not None
     other = read_study(url, study.best_of)
     if other.space.keys() != study.space.keys():
-        raise ConfigError(
-            "study.space",
-            sorted(study.space),
-            f"the keys of study {other.name!r}: {sorted(other.space)}",
-        )
-    try:
-        mine: StudyRecord | None = read_study(url, study.name)
-    except (
-        StorageError
-    ):  # there is none yet; what else is wrong with it is told where it is declared
-        mine = None
+        allowed = f"the keys of study {other.name!r}: {sorted(other.space)}"
+        raise ConfigError("study.space", sorted(study.space), allowed)
     best = {summary.cell: summary.best for summary in summarize(other)}
+    stored = _stored(setup)
     for cell in setup.cells:
-        if best.get(cell) is None:
-            raise ConfigError(
-                "study.best_of", study.best_of, f"a study with a complete trial at {cell}"
-            )
-        params = best[cell].trial.params
-        for key, box in study.space.items():
-            if not inside({key: box}, params):
-                held = f"a range that holds {params[key]:g}, its best value at {cell}"
-                raise ConfigError(f"study.space.{key}", str(box), held)
-        begun = [] if mine is None else mine.results.get(cell, [])
-        if any(result.trial.params != params for result in begun):
-            raise ConfigError(
-                "study.best_of",
-                study.best_of,
+        winner = best.get(cell)
+        if winner is None:
+            raise ConfigError(KEY, study.best_of, f"a study with a complete trial at {cell}")
+        params = winner.trial.params
+        _check_ranges(setup, cell, params)
+        results = [] if stored is None else stored.results.get(cell, [])
+        if any(result.trial.params != params for result in results):
+            allowed = (
                 f"a study whose best points stay; at {cell} it is another by now: choose another "
-                "study.name",
+                "study.name"
             )
+            raise ConfigError(KEY, study.best_of, allowed)
+
+
+def _stored(setup: StudySetup) -> StudyRecord | None:
+    """Return the stored study; None if there is none yet. `declare` reports other errors."""
+    try:
+        return read_study(setup.storage.optuna_url, setup.study.name)
+    except StorageError:
+        return None
+
+
+def _check_ranges(setup: StudySetup, cell: Cell, params: dict[str, Value]) -> None:
+    for key, box in setup.study.space.items():
+        if not inside({key: box}, params):
+            allowed = f"a range that holds {params[key]:g}, its best value at {cell}"
+            raise ConfigError(f"study.space.{key}", str(box), allowed)

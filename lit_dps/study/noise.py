@@ -1,11 +1,13 @@
-"""The noise scale of a study before it starts: a short run of its dense network, as a first guess
-of B_crit."""
+"""The gradient noise scale of a study before it starts, as a first guess of B_crit.
+
+A short run of the dense network measures it (McCandlish et al. 2018, Section 2.2).
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -13,76 +15,103 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.errors import UserError
 from lit_dps.core.noise_scale import NoiseScale, read_at
-from lit_dps.core.trial import Cell, Trial
+from lit_dps.core.trial import Cell, Trial, Value
 from lit_dps.engines.trainer import TrainerEngine
 from lit_dps.readings import NoiseScaleCallback
 from lit_dps.study.setup import StudySetup
 
-STEPS = 64  # of the short run, every one of them read
-PATIENCE = 20.0  # seconds after which a slow run is left with what it has read
+STEPS = 64  # of the short run; the gradient is measured at each
+MAX_SECONDS = 20.0  # a slow run ends after this time, with fewer measurements
 
 
-def first_guess(setup: StudySetup, go_on: Callable[[], None] = lambda: None) -> NoiseScale | str:
-    """The noise scale along the first steps of a study's dense network; why there is none, if so,
-    in one line.
+def first_guess(setup: StudySetup, at_step: Callable[[], None] = lambda: None) -> NoiseScale | str:
+    """Measure the noise scale along the first steps of a study's dense network.
 
-    Metaparameters are those at the middle of their ranges, seeds those of point 0. It is run in
-    this process, by one device, and stores nothing; what the module writes into its trial's folder
-    is removed.
+    Metaparameters are at the middle of their ranges; seeds are those of point 0. The run takes
+    place in this process, on one device. It stores nothing, and removes what the module writes into
+    the folder of its trial.
 
     Args:
         setup: A study that was checked.
-        go_on: Called at every step; may raise to leave.
+        at_step: Is called after each step; may raise to end the run.
+
+    Returns:
+        The noise scale, or the reason why it was not measured, as one line.
     """
-    return short_run(setup, read_at(setup.study.batch_sizes), setup.middle, STEPS, PATIENCE, go_on)
+    batch_size = read_at(setup.study.batch_sizes)
+    return short_run(setup, batch_size, setup.middle, STEPS, MAX_SECONDS, at_step)
 
 
 def short_run(
     setup: StudySetup,
     batch_size: int,
-    params: dict[str, float],
+    params: Mapping[str, Value],
     steps: int,
     seconds: float,
-    go_on: Callable[[], None] = lambda: None,
+    at_step: Callable[[], None] = lambda: None,
 ) -> NoiseScale | str:
-    """As `first_guess`, of a run of so many steps at a batch size, or of as many as fit into so
-    many seconds."""
+    """Measure the noise scale along a short run of the dense network.
+
+    Args:
+        setup: A study that was checked.
+        batch_size: The batch size of the run.
+        params: The metaparameters of the run.
+        steps: The length of the run.
+        seconds: The run ends after this time.
+        at_step: Is called after each step; may raise to end the run.
+
+    Returns:
+        The noise scale, or the reason why it was not measured, as one line.
+    """
     torch.set_num_threads(setup.study.threads)
-    # of one network: workers of local SGD have its gradients on parts of the batch
-    others = tuple(
-        pair for pair in setup.study.cells[0].axes if not pair[0].startswith(("pruning.", "local."))
-    )
-    params = {key: value for key, value in params.items() if not key.startswith("local.")}
-    trial = Trial(Cell(batch_size, 0.0, others), 0, params, setup.study.seed)
-    run = Attempt(trial, setup.unreached(steps))
-    reads, watch = NoiseScaleCallback(), _Watch(steps, seconds, go_on)
+    run = Attempt(_trial_of(setup, batch_size, params), setup.unreached(steps))
+    measured = NoiseScaleCallback()
     try:
         with setup.workload.without_side_effects() as workload:
             training = dataclasses.replace(setup.training(), workload=workload, local={})
-            TrainerEngine(training, (reads, watch)).train_one(run)
-    except _Read:
+            limit = _EndRun(steps, seconds, at_step)
+            TrainerEngine(training, (measured, limit)).train_one(run)
+    except _RunEnded:
         pass
     except UserError as error:
         return str(error)
-    # of a module that cannot take a part of its batch, say; its trials tell what else fails
     except Exception as error:
-        return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
-    return reads.scale() or f"{len(reads.readings['step'])} readings in {seconds:g} s are too few"
+        # For example, a module may not accept a part of its batch. Other failures will show in the
+        # trials.
+        first_line = next(iter(str(error).splitlines()), "")
+        return f"{type(error).__name__}: {first_line}"
+    count = len(measured.readings["step"])
+    return measured.scale() or f"{count} readings in {seconds:g} s are too few"
 
 
-class _Read(Exception):
-    """All steps were read."""
+def _trial_of(setup: StudySetup, batch_size: int, params: Mapping[str, Value]) -> Trial:
+    """Return the trial of the dense network, trained as one network.
+
+    Workers of local SGD would measure gradients on parts of the batch.
+    """
+    axes = []
+    for key, value in setup.study.cells[0].axes:
+        if not key.startswith(("pruning.", "local.")):
+            axes.append((key, value))
+    params = {key: value for key, value in params.items() if not key.startswith("local.")}
+    return Trial(Cell(batch_size, 0.0, tuple(axes)), 0, params, setup.study.seed)
 
 
-class _Watch(Callback):
-    """Ends a run after so many steps or seconds."""
+class _RunEnded(Exception):
+    """The run has reached its steps or seconds."""
 
-    def __init__(self, steps: int, seconds: float, go_on: Callable[[], None]):
-        self.steps, self.end, self.go_on = steps, time.monotonic() + seconds, go_on
+
+class _EndRun(Callback):
+    """Ends a run after a number of steps or seconds."""
+
+    def __init__(self, steps: int, seconds: float, at_step: Callable[[], None]):
+        self.steps = steps
+        self.end = time.monotonic() + seconds
+        self.at_step = at_step
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, *args: object
     ) -> None:
-        self.go_on()
+        self.at_step()
         if trainer.global_step >= self.steps or time.monotonic() > self.end:
-            raise _Read
+            raise _RunEnded

@@ -1,5 +1,4 @@
-"""What workers tell of the trials that they train, now and then, for whoever watches a study at a
-terminal."""
+"""The progress of running trials, which workers report to the display of a study."""
 
 from __future__ import annotations
 
@@ -12,23 +11,23 @@ from dataclasses import dataclass
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.trial import Trial
 
-EVERY = 0.5  # seconds between two sightings of a trial: a check may take a millisecond
+# A validation may take a millisecond, and a terminal shows few changes a second.
+SECONDS_BETWEEN_EVENTS = 0.5
 
 
 @dataclass(frozen=True)
 class ProgressEvent:
-    """How far a trial has come.
+    """The progress of one trial.
 
     Attributes:
-        worker: Process that trains it.
-        trial: The trial; None where that process was lost, with whatever it trained.
+        worker: Number of the process that trains it.
+        trial: The trial; None if this process was killed, with its trial.
         step: Optimizer steps so far.
-        best: The best value of the goal's metric so far; None before the first check.
-        exact: Whether that is no bound: a check that stops early knows the least mistakes that
-            there are.
+        best: The best value of the goal's metric so far; None before the first validation.
+        exact: False if `best` is a bound, because a validation stopped early.
     """
 
-    worker: int
+    worker: int | None
     trial: Trial | None = None
     step: int = 0
     best: float | None = None
@@ -36,36 +35,49 @@ class ProgressEvent:
 
 
 class ProgressReporter:
-    """Tells how the runs of this process do: when they are handed out, and at their checks, each
-    now and then.
+    """Reports the progress of the runs of this process.
 
     Args:
-        tell: Takes what is seen.
-        every: Seconds between two sightings of a run.
+        on_event: Is called when a run begins, and after its validations.
+        seconds: Least time between two reports of one run after validations.
     """
 
-    def __init__(self, tell: Callable[[ProgressEvent], None], every: float = EVERY):
-        self._tell, self._every, self._told = tell, every, dict[tuple, float]()
+    def __init__(
+        self,
+        on_event: Callable[[ProgressEvent], None],
+        seconds: float = SECONDS_BETWEEN_EVENTS,
+    ):
+        self._on_event = on_event
+        self._seconds = seconds
+        self._last_report: dict[tuple, float] = {}  # time by trial
 
-    def begins(self, run: Attempt) -> None:
-        """Takes a run that was handed out."""
-        run.watch = self.checked
-        self._tell(ProgressEvent(os.getpid(), run.trial))
+    def watch(self, run: Attempt) -> None:
+        """Report the begin of a run, and its progress from now on."""
+        run.watch = self.on_validation
+        self._on_event(ProgressEvent(os.getpid(), run.trial))
 
-    def checked(self, run: Attempt) -> None:
-        """Takes a run that was checked."""
-        where = run.trial.cell, run.trial.point, run.trial.repeat
-        if time.monotonic() - self._told.get(where, -math.inf) < self._every:
+    def on_validation(self, run: Attempt) -> None:
+        """Report the progress of a run, unless its last report is recent."""
+        key = (run.trial.cell, run.trial.point, run.trial.repeat)
+        now = time.monotonic()
+        if now - self._last_report.get(key, -math.inf) < self._seconds:
             return
-        self._told[where] = time.monotonic()
-        values = run.curve[run.goal.metric]
-        exact = run.curve.get("exact", [1] * len(values))
-        found = [
-            (value, bool(known))
-            for value, known in zip(values, exact, strict=True)
-            if math.isfinite(value)
-        ]
-        best = (max if run.goal.at_least else min)(
-            found, key=lambda pair: pair[0], default=(None, True)
-        )
-        self._tell(ProgressEvent(os.getpid(), run.trial, int(run.curve["step"][-1]), *best))
+        self._last_report[key] = now
+        best, exact = _best_value(run)
+        step = int(run.curve["step"][-1])
+        self._on_event(ProgressEvent(os.getpid(), run.trial, step, best, exact))
+
+
+def _best_value(run: Attempt) -> tuple[float | None, bool]:
+    """Return the best finite value of the goal's metric, and whether it is exact."""
+    values = run.curve[run.goal.metric]
+    exact = run.curve.get("exact", [1] * len(values))
+    best = None
+    is_exact = True
+    for value, value_is_exact in zip(values, exact, strict=True):
+        if not math.isfinite(value):
+            continue
+        if best is None or (value > best if run.goal.at_least else value < best):
+            best = value
+            is_exact = bool(value_is_exact)
+    return best, is_exact

@@ -1,7 +1,7 @@
-"""Workers: processes that ask a study for trials, train them and tell the results.
+"""Workers: processes that take trials from a study, train them and store the results.
 
-Where several ranks train each trial, a worker is the first of them: it asks and tells, the others
-train with it.
+If several ranks train each trial, a worker is the first rank. It takes the trials and stores the
+results; the other ranks follow it.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from multiprocessing.synchronize import Event
 from typing import Any
 
 import torch
 
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.errors import Unguarded, UserError
-from lit_dps.core.trial import Status, Trial, TrialResult
+from lit_dps.core.trial import Status, TrialResult
 from lit_dps.engines.engine import Engine
 from lit_dps.parallel import fork_server as processes
 from lit_dps.parallel import launch, ranks
@@ -45,7 +46,9 @@ from lit_dps.study.sources import (
 from lit_dps.study.worker_events import ProgressEvent, ProgressReporter
 
 SIGNAL_SECONDS = 0.2  # a signal to several processes reaches all of them within this time
-GRACE = 20  # seconds that a worker has to finish its check and stop when another one failed
+GRACE_SECONDS = 20  # that a worker has to finish its validation when another worker failed
+RECEIVE_SECONDS = 1  # between two looks at the request to stop
+EventListener = Callable[[ProgressEvent], None]
 
 
 class WorkerError(RuntimeError):
@@ -66,50 +69,42 @@ class WorkerDied(UserError):
         self.pid, self.exit_code = pid, exit_code
 
 
-Saw = (
-    Callable[[ProgressEvent], None] | None
-)  # takes what is seen of the trials that run; None where nobody watches
+def work(
+    setup: StudySetup, stop: StopRequest, on_event: EventListener | None = None
+) -> Iterator[TrialResult]:
+    """Run trials of the study in this process until none remains.
 
+    Each result is stored before it is yielded.
 
-def work(setup: StudySetup, stop: StopRequest, on_event: Saw = None) -> Iterator[TrialResult]:
-    """Runs trials of the study in this process until none is left, storing each result before it is
-    yielded.
+    Args:
+        setup: The study.
+        stop: A request to stop.
+        on_event: Is called with the progress of the running trials.
 
     Raises:
-        Interrupted: at the end of a check or a trial, if `stop` says so. The trial is given back.
-        RankLost: if another rank died. Likewise.
+        Interrupted: after a validation or a trial, if `stop` was requested. The trial is released.
+        RankLost: if another rank died. The trial is released.
     """
     prepare_process()
     torch.set_num_threads(setup.study.threads)
-    config = setup.study
-    sampler = sampler_of(config, setup.goal_of_trials, setup.boxes)
-    url = setup.storage.optuna_url
-    seed = seed_of_trials(url, config)
-    what = (
-        config.name,
-        setup.cells,
-        config.trials,
-        sampler,
-        seed,
-        setup.goal_of_trials,
-        config.goals,
-    )
-    asked = {"run_on": config.run_on, "metrics": config.metrics, "plan": config.repeat_plan}
-    asked["environment"] = setup.environment
-    store = Store(url, *what, config.slack, uid=setup.uid, run_number=setup.run_number, **asked)
-    lookout = None if on_event is None else ProgressReporter(on_event)
+    store = _open_store(setup)
+    reporter = None
+    if on_event is not None:
+        reporter = ProgressReporter(on_event)
 
     def next_run() -> Attempt | None:
         run = store.next_run()
-        if lookout is not None and run is not None:
-            lookout.begins(run)
+        if reporter is not None and run is not None:
+            reporter.watch(run)
         return run
 
+    checkpoints = setup.checkpoints()
+    at_check = raise_if_any_rank_interrupted(stop)
     try:
         with first_of_ranks(setup) as train:
-            checkpoints, at_check = setup.checkpoints(), raise_if_any_rank_interrupted(stop)
             for result in train(setup.engine(checkpoints), next_run, at_check):
                 if result.status == Status.FAILED and is_lost_loader_worker(result.failure):
+                    # The signal that ended the loader's process may be on its way to this one.
                     time.sleep(SIGNAL_SECONDS)
                     stop.check()
                 result = store.tell(result)
@@ -121,69 +116,102 @@ def work(setup: StudySetup, stop: StopRequest, on_event: Saw = None) -> Iterator
         store.leave()
 
 
+def _open_store(setup: StudySetup) -> Store:
+    """Return the queue of a study's trials in its storage."""
+    study = setup.study
+    url = setup.storage.optuna_url
+    return Store(
+        url,
+        study.name,
+        setup.cells,
+        study.trials,
+        sampler_of(study, setup.goal_of_trials, setup.boxes),
+        seed_of_trials(url, study),
+        setup.goal_of_trials,
+        study.goals,
+        study.slack,
+        uid=setup.uid,
+        run_number=setup.run_number,
+        run_on=study.run_on,
+        metrics=study.metrics,
+        plan=study.repeat_plan,
+        environment=setup.environment,
+    )
+
+
 def warm_up() -> None:
-    """Lets what `work_in_processes` needs be imported while this process does something else."""
+    """Begin to import what `work_in_processes` needs, in the process that starts workers."""
     processes.start_server(_worker)
 
 
 def work_in_processes(
-    setup: StudySetup, workers: int, stop: StopRequest, on_event: Saw = None
+    setup: StudySetup, workers: int, stop: StopRequest, on_event: EventListener | None = None
 ) -> Iterator[TrialResult]:
-    """The same by several processes at a time; yields their results as they come.
+    """Run trials in several processes, and yield their results as they come.
 
-    A worker that is killed, by the system's want of memory perhaps, or asked to leave, leaves the
-    rest to the others.
+    If a worker is killed, for example because memory is short, the others run the remaining trials.
+
+    Args:
+        setup: The study.
+        workers: The number of processes.
+        stop: A request to stop.
+        on_event: Is called with the progress of the running trials.
 
     Raises:
-        Interrupted: if this process or all of them were asked to leave.
-        UserError: that a worker met.
-        WorkerDied: if the last of them was killed.
-        WorkerError: if a worker failed otherwise. The others finish their checks and give their
-            trials back.
+        Interrupted: if this process or all workers were asked to stop.
+        UserError: if a worker raised it.
+        WorkerDied: if the last worker was killed.
+        WorkerError: if a worker failed otherwise. The others finish their validation and release
+            their trials.
     """
     context = processes.context()
     leaving = context.Event()
-    started: dict[
-        Connection, BaseProcess
-    ] = {}  # a pipe each: a queue's lock dies with whoever was killed at it
-    ended: set[type] = set()
+    # A pipe for each worker: if a worker is killed, it cannot hold the lock of a shared queue.
+    started: dict[Connection, BaseProcess] = {}
+    last_message: Any = None
+    nothing_remains = False
     try:
         for number in range(workers):
-            results, sent = context.Pipe(duplex=False)
-            args = setup, sent, leaving, on_event is not None
-            started[results] = processes.start(_worker, f"worker {number}", args)
-            sent.close()  # else its end would never be seen
+            receiver, sender = context.Pipe(duplex=False)
+            arguments = (setup, sender, leaving, on_event is not None)
+            started[receiver] = processes.start(_worker, f"worker {number}", arguments)
+            sender.close()  # otherwise the end of the worker would not be seen
         living = dict(started)
         while living:
             if stop:
                 leaving.set()
-            for results in wait(list(living), timeout=1):
-                message = _received(results, living[results])
+            for receiver in wait(list(living), timeout=RECEIVE_SECONDS):
+                message = _receive(receiver, living[receiver])
                 if isinstance(message, TrialResult):
                     yield message
                     continue
                 if isinstance(message, ProgressEvent):
-                    on_event(message)
+                    if on_event is not None:
+                        on_event(message)
                     continue
-                worker = living.pop(results).pid
-                ended.add(type(message))
-                if isinstance(message, WorkerDied):
+                # Any other message is the last one of its worker.
+                worker = living.pop(receiver)
+                last_message = message
+                if message is None:
+                    nothing_remains = True
+                elif isinstance(message, WorkerDied):
                     print(f"\nwarning: {message}", file=sys.stderr)
                     if on_event is not None:
-                        on_event(ProgressEvent(worker))
-                elif message is not None and not isinstance(message, Interrupted):
+                        on_event(ProgressEvent(worker.pid))
+                elif not isinstance(message, Interrupted):
                     raise message
         stop.check()
-        if type(None) not in ended:  # nobody found that nothing is left
-            raise message
+        if not nothing_remains:
+            raise last_message
     finally:
         leaving.set()
-        _end(started.values(), 0.0 if stop.now else GRACE)
+        _end(started.values(), 0.0 if stop.now else GRACE_SECONDS)
 
 
-def _received(results: Connection, worker: BaseProcess) -> Any:
+def _receive(receiver: Connection, worker: BaseProcess) -> Any:
+    """Return the next message of a worker; an error if the worker has ended without one."""
     try:
-        return results.recv()
+        return receiver.recv()
     except (EOFError, OSError):
         worker.join()
         if worker.exitcode == Unguarded.EXIT_CODE:
@@ -191,76 +219,83 @@ def _received(results: Connection, worker: BaseProcess) -> Any:
         return WorkerDied(worker.pid, worker.exitcode)
 
 
-def _worker(setup: StudySetup, results: Connection, leaving, watched: bool) -> None:
+def _worker(setup: StudySetup, sender: Connection, leaving: Event, reports_progress: bool) -> None:
+    """Run trials in a process, and send results, then None or the error that ended it."""
     stop = StopRequest(leaving.is_set)
 
     def send(message: Any) -> None:
         try:
-            results.send(message)
+            sender.send(message)
         except BrokenPipeError:  # the parent was killed
             os._exit(1)
 
     with interruptible(stop):
         try:
             _import_sources(setup)
-            for result in work(setup, stop, send if watched else None):
+            for result in work(setup, stop, send if reports_progress else None):
                 send(result)
             send(None)
         except (UserError, Interrupted) as error:
             send(error)
-        except Exception:  # not swallowed: the parent raises it, with this traceback
+        except Exception:  # the parent raises it, with this traceback
             send(WorkerError(traceback.format_exc()))
 
 
-def _end(started: Iterable[BaseProcess], grace: float) -> None:
-    end = time.monotonic() + grace
-    for process in started:
+def _end(workers: Iterable[BaseProcess], grace_seconds: float) -> None:
+    """Wait for processes to end, and kill those that need longer than `grace_seconds`."""
+    end = time.monotonic() + grace_seconds
+    for process in workers:
         process.join(max(0.0, end - time.monotonic()))
         process.kill()
 
 
 @contextmanager
 def first_of_ranks(setup: StudySetup) -> Iterator[Callable[..., Iterator[TrialResult]]]:
-    """In here this process is the first of the ranks that train the trials of a study; it may be
-    the only one.
+    """Make this process the first of the ranks that train the trials of a study.
 
-    Starts the others on this machine, unless torchrun has started them. Gives what trains as
-    `Engine.train` does, with the engine as the first argument, each run by all ranks.
+    It may be the only one. The other ranks are started on this machine, unless torchrun has started
+    them.
+
+    Yields:
+        A function like `Engine.train` with the engine as its first argument; all ranks train each
+        run.
 
     Raises:
-        RankLost: if one of them died.
+        RankLost: if a rank died.
     """
-    told = False  # whether the others train a trial; else they wait to be told one
+    # Whether the others train a trial. Otherwise they wait for a message.
+    others_train = False
 
     def train(
         engine: Engine, next_run: Callable[[], Attempt | None], at_check: Callable[[], None]
     ) -> Iterator[TrialResult]:
-        nonlocal told
+        nonlocal others_train
 
-        def next_told() -> Attempt | None:
-            nonlocal told
-            if (run := next_run()) is not None:
+        def next_run_of_all() -> Attempt | None:
+            nonlocal others_train
+            run = next_run()
+            if run is not None:
                 ranks.broadcast((run.trial, dict(setup.sources)))
-                told = True
+                others_train = True
             return run
 
-        for result in engine.train(next_told, at_check):
-            told = False
+        for result in engine.train(next_run_of_all, at_check):
+            others_train = False
             yield result
 
     with launch.group_of(setup.ranks, setup.on_gpu, _follow_parent, setup):
         try:
             yield train
         finally:
-            if not told:  # within a trial they find out there that there is none any more
+            if not others_train:  # within a trial, they notice the end of this rank there
                 ranks.broadcast(None)
 
 
 def follow_torchrun(setup: StudySetup) -> int:
-    """Trains what the first rank says, as another of torchrun's ranks. Returns the exit code."""
+    """Train the trials of the first rank, as another rank of torchrun. Return the exit code."""
     stop = StopRequest()
-    # a signal while it waits for the first rank, which may have refused the command, ends it at
-    # once
+    # A signal ends the process at once while it waits for the first rank, which may have refused
+    # the command.
     with launch.joined_by_torchrun(setup.on_gpu), interruptible(stop):
         try:
             _follow(setup, stop)
@@ -270,8 +305,10 @@ def follow_torchrun(setup: StudySetup) -> int:
 
 
 def raise_if_any_rank_interrupted(stop: StopRequest) -> Callable[[], None]:
-    """Raises Interrupted on all ranks if one of them was asked to stop; all ask at the same
-    checks."""
+    """Return a function that raises Interrupted on all ranks if one of them was asked to stop.
+
+    All ranks call it after the same validations.
+    """
 
     def check() -> None:
         if int(ranks.all_reduce_sum(torch.tensor(int(bool(stop))))):
@@ -281,8 +318,7 @@ def raise_if_any_rank_interrupted(stop: StopRequest) -> Callable[[], None]:
 
 
 def _import_sources(setup: StudySetup) -> None:
-    """Import the user's code. Raises UserError if it is not the code of the environment of this
-    run."""
+    """Import the user's code. Raise UserError if it differs from the code of this run."""
     import_sources(setup.config(), setup.sources)
     refuse_changed_sources(setup.sources, source_hashes(setup.config()))
 
@@ -298,10 +334,11 @@ def _refuse_other_sources(setup: StudySetup, sources: Mapping[str, Any]) -> None
 
 
 def _follow_parent(setup: StudySetup) -> None:
+    """Train the trials of the first rank, in a process that the first rank started."""
     stop = StopRequest()
     try:
         _import_sources(setup)
-    except UserError as error:  # the first rank finds this one lost, and does not know why
+    except UserError as error:  # the first rank only notices that this one ended
         print(f"lit-dps: error: {error}", file=sys.stderr, flush=True)
         raise SystemExit(2) from None
     with interruptible(stop), suppress(Interrupted):
@@ -309,22 +346,28 @@ def _follow_parent(setup: StudySetup) -> None:
 
 
 def _follow(setup: StudySetup, stop: StopRequest) -> None:
+    """Train the trials that the first rank broadcasts, until it broadcasts None."""
     prepare_process()
     torch.set_num_threads(setup.study.threads)
-    trials: list[Trial] = []
+    is_first_trial = True
 
     def next_run() -> Attempt | None:
+        nonlocal is_first_trial
         message = ranks.broadcast(None)
         if message is None:
             return None
         trial, sources = message
-        if not trials and ranks.started_by_torchrun():
+        if is_first_trial and ranks.started_by_torchrun():
             _refuse_other_sources(setup, sources)
-        trials.append(trial)
-        own = setup.goal_of_trials, setup.study.goals
+        is_first_trial = False
         return Attempt(
-            trial, *own, run_on=setup.study.run_on and not trial.repeat, metrics=setup.study.metrics
+            trial,
+            setup.goal_of_trials,
+            setup.study.goals,
+            run_on=setup.study.run_on and not trial.repeat,
+            metrics=setup.study.metrics,
         )
 
-    for _ in setup.engine(setup.checkpoints()).train(next_run, raise_if_any_rank_interrupted(stop)):
+    engine = setup.engine(setup.checkpoints())
+    for _ in engine.train(next_run, raise_if_any_rank_interrupted(stop)):
         pass

@@ -149,28 +149,26 @@ def test_a_signal_that_cannot_be_raised_ends_the_process_with_one_line(kind, rep
 def test_a_second_signal_while_the_first_is_counted_is_one_line(tmp_path, monkeypatch, when):
     """The first comes while trials are trained; the second while what is left is counted, or its
     line is printed."""
-    counted = run._left
+    read_study = run.read_study
 
-    def train(setup, record, workers, stop, *listeners):
+    def work(setup, stop, on_event):
         send(signal.SIGINT)
-        monkeypatch.setattr(run, "_left", left)
-        stop.check()
-
-    def left(setup, record):
         if when == "counting":
-            send(signal.SIGINT)
-        return counted(setup, record)
+            monkeypatch.setattr(run, "read_study", read_while_signalled)
+            stop.check()
+        yield from ()
 
-    def read(*args):
+    def read_while_signalled(url, name):
+        send(signal.SIGINT)
+        return read_study(url, name)
+
+    def publish(*args):
         send(signal.SIGINT)
         raise AssertionError("the signal was lost")
 
-    monkeypatch.setattr(run, "_train", train)
+    monkeypatch.setattr(run, "work", work)
     if when == "reporting":
-        monkeypatch.setattr(
-            run, "_train", lambda setup, record, workers, stop, *listeners: send(signal.SIGINT)
-        )
-        monkeypatch.setattr(run, "publish", read)
+        monkeypatch.setattr(run, "publish", publish)
     done = run_here(tmp_path, "study", "--config", FAST, "--study.workers", 1)
     assert done.returncode == INTERRUPTED, done.stderr
     assert done.stdout.count("interrupted by SIGINT") == 1

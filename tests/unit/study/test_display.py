@@ -130,11 +130,11 @@ def test_k_star_at_the_first_check_is_a_bound():
     assert "S=0  <=16" in "\n".join(lines(shown))
 
 
-def test_a_lookout_tells_the_best_so_far_now_and_then():
+def test_a_reporter_tells_the_best_so_far_now_and_then():
     seen: list[ProgressEvent] = []
     run = Attempt(Trial(Cell(8), 3), GOAL)
     run.stop_early()
-    ProgressReporter(seen.append, every=0.0).begins(run)
+    ProgressReporter(seen.append, seconds=0.0).watch(run)
     for step, (found, exact) in enumerate(
         [(0.5, True), (0.3, False), (0.4, True), (float("nan"), True)], 1
     ):
@@ -148,9 +148,9 @@ def test_a_lookout_tells_the_best_so_far_now_and_then():
     ]
     assert {s.worker for s in seen} == {os.getpid()} and all(s.trial == run.trial for s in seen)
     rare: list[ProgressEvent] = []
-    lookout = ProgressReporter(rare.append, every=3600.0)
+    reporter = ProgressReporter(rare.append, seconds=3600.0)
     run = Attempt(Trial(Cell(8), 3), Goal(0.9, 16, 4000, "val/accuracy", at_least=True))
-    lookout.begins(run)
+    reporter.watch(run)
     for step in (16, 32):
         run.record(step, step / 100, True, None, True)
     assert [(s.step, s.best) for s in rare] == [(0, None), (16, 0.16)]
