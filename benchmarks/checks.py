@@ -189,13 +189,13 @@ class BothChecks(Callback):
             time.perf_counter() - self._begin,
             float(trainer.callback_metrics[self.monitor]),
         )
-        self._images, allowed = 0, self.goal.allowed(self.check.size)
+        self._images, allowed = 0, self.goal.max_mistakes(self.check.size)
         count = pl_module.register_forward_pre_hook(self._count)
         begin = time.perf_counter()
         mistakes = self.check(allowed).mistakes
         early = time.perf_counter() - begin
         count.remove()
-        same = (mistakes <= allowed) == self.goal.reached(error)
+        same = (mistakes <= allowed) == self.goal.is_reached(error)
         self.checks.append(Checked(trainer.global_step, error, full, early, self._images, same))
 
     def _count(self, module: LightningModule, arguments: tuple) -> None:

@@ -41,7 +41,7 @@ def run_branches(
         UserError: for a module that cannot be forked.
         Interrupted: if the user asked to leave.
     """
-    known = [Fork.of_stored(each) for each in store.read().get("branches", [])]
+    known = [Fork.from_dict(each) for each in store.read().get("branches", [])]
     most, size = setup.goal_of_trials.max_steps, own_batch_size(setup.workload)
     at = sorted({max(1, most >> (FORKS - i)) for i in range(FORKS)})
     callback = BranchCallback(at, (1, *_affordable(step_seconds, clock.left / (len(at) + 1))))
@@ -55,7 +55,7 @@ def run_branches(
             branch_adaptive=callback.adaptive,
             branch_scaled=callback.scaling is not None and was_scaled,
         )
-        store.append("branches", fork.stored())
+        store.append("branches", fork.to_dict())
         say(f"  {_line(fork)}")
 
     callback.on_fork = on_fork
@@ -66,7 +66,7 @@ def run_branches(
         stop.check()
         clock.tick()
         done = all(any(f.step == step for f in callback.forks) for step in at)
-        if time.monotonic() > end or (done and any(map(goal.reached, run.curve[goal.metric]))):
+        if time.monotonic() > end or (done and any(map(goal.is_reached, run.curve[goal.metric]))):
             raise Interrupted("the budget")
 
     if clock.left <= 0 or all(any(f.step == step for f in known) for step in at):
@@ -75,7 +75,8 @@ def run_branches(
     torch.set_num_threads(setup.study.threads)
     trial = Trial(Cell(size), 0, setup.middle, setup.study.seed)
     goal = setup.goal_of_trials
-    run = Attempt(trial, goal, run_on=True)  # a goal that it meets tells how many steps it takes
+    # The step at which the run meets its goal is an estimate of K.
+    run = Attempt(trial, goal, train_past_goal=True)
     engine = TrainerEngine(of_one_device(setup).training(), (callback,))
     try:
         engine.train_one(run, at_check)
@@ -95,7 +96,7 @@ def run_branches(
 def branched(kept: Mapping[str, Any], setup: StudySetup) -> Branched | None:
     """What the forks that are stored say of the steps of other batch sizes; None without any."""
     forks = sorted(
-        (Fork.of_stored(each) for each in kept.get("branches", [])), key=lambda fork: fork.step
+        (Fork.from_dict(each) for each in kept.get("branches", [])), key=lambda fork: fork.step
     )
     if not forks:
         return None
@@ -108,7 +109,7 @@ def branched(kept: Mapping[str, Any], setup: StudySetup) -> Branched | None:
 
 def described(stored: list[dict[str, Any]]) -> list[str]:
     """What all forks say, a line each, and what follows."""
-    forks = sorted((Fork.of_stored(each) for each in stored), key=lambda fork: fork.step)
+    forks = sorted((Fork.from_dict(each) for each in stored), key=lambda fork: fork.step)
     if not forks:
         return ["branches: no fork was reached within the time"]
     last = forks[-1]

@@ -162,7 +162,7 @@ def expected_steps(run: ShortRun, goal: Goal) -> float | None:
         if math.isfinite(value)
     ]
     for step, value in checks:
-        if goal.reached(value):
+        if goal.is_reached(value):
             return step
     if len(checks) < MIN_CHECKS:
         return None

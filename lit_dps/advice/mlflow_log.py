@@ -30,7 +30,7 @@ def show(case: Question) -> None:
     for number, each in enumerate(kept.get("confirmed", []), start=1):
         name = "advice/run_steps" if each["steps"] else "advice/run_steps_without_goal"
         curves.setdefault(name, {})[number] = each["steps"] or each["most"]
-    for fork in map(Fork.of_stored, kept.get("branches", [])):
+    for fork in map(Fork.from_dict, kept.get("branches", [])):
         low, high = fork.critical
         curves.setdefault("advice/critical_at_least", {})[fork.step] = low
         if math.isfinite(high):

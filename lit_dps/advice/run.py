@@ -343,7 +343,7 @@ def _noise(
     stop: StopRequest,
 ) -> NoiseScale | None:
     if "noise" in known:
-        return None if known["noise"] is None else NoiseScale.of_stored(known["noise"])
+        return None if known["noise"] is None else NoiseScale.from_dict(known["noise"])
     size = min(NOISE_BATCH, times.largest) * setup.workload.accumulated
     seconds = min(NOISE * clock.budget, max(clock.left, 1.0))
 
@@ -357,7 +357,7 @@ def _noise(
         store.keep(noise=None)
         return None
     say(found.sentence)
-    store.keep(noise=found.stored())
+    store.keep(noise=found.to_dict())
     return found
 
 

@@ -34,7 +34,7 @@ import pandas as pd
 
 from lit_dps.analysis.summary import CellSummary
 from lit_dps.analysis.tables import columns_of, frame
-from lit_dps.core.goal import ERROR, Goal
+from lit_dps.core.goal import Goal
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.search_space import short_names
 from lit_dps.core.trial import Status, TrialResult
@@ -121,7 +121,7 @@ def best_within(seen: Iterable[Seen], goal: Goal, step: float) -> Best | None:
     sign = -1 if goal.at_least else 1
     (value, at), result = min(known, key=lambda one: (sign * one[0][0], one[1].trial.point))
     lowest = min(of.floor(step) for of in seen)
-    perfect = goal.metric == ERROR and not goal.at_least and value <= 0  # no error is below 0
+    perfect = goal.is_validation_error and value <= 0  # no error is below 0
     return Best(
         value, at, result, perfect or sign * value <= lowest, sum(step > of.until for of in seen)
     )

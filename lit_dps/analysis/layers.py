@@ -130,15 +130,15 @@ def jacobian_rows(record: StudyRecord) -> pd.DataFrame:
     rows = []
     for cell in record.cells:
         for result in record.results[cell]:
-            if RESIDUAL.format("after") not in result.observed:
+            if RESIDUAL.format("after") not in result.flags:
                 continue
             found = {
-                f"distance_{when}": result.observed[RESIDUAL.format(when)]
+                f"distance_{when}": result.flags[RESIDUAL.format(when)]
                 for when in ("before", "after")
             }
             for name in SPECTRUM:
                 for when in ("before", "after"):
-                    found[f"{name}_{when}"] = result.observed.get(JACOBIAN.format(name, when))
+                    found[f"{name}_{when}"] = result.flags.get(JACOBIAN.format(name, when))
             names = {
                 **columns_of(cell.series),
                 "batch_size": cell.batch_size,
@@ -153,8 +153,8 @@ def jacobian_notes(record: StudyRecord) -> list[str]:
     told, unknown = [], 0
     for series in record.series:
         trials = [r for cell in record.cells if cell.series == series for r in record.results[cell]]
-        moved = [r for r in trials if RESIDUAL.format("after") in r.observed]
-        known = [r for r in moved if JACOBIAN.format("mean", "after") in r.observed]
+        moved = [r for r in trials if RESIDUAL.format("after") in r.flags]
+        known = [r for r in moved if JACOBIAN.format("mean", "after") in r.flags]
         unknown += len(moved) - len(known)
         if known:
             told.append(f"{series}: {_spectrum(known, 'before')} to {_spectrum(known, 'after')}")
@@ -175,9 +175,9 @@ def jacobian_notes(record: StudyRecord) -> list[str]:
 
 def _spectrum(results: list[TrialResult], when: str) -> str:
     mean, spread = (
-        fmean(r.observed[JACOBIAN.format(name, when)] for r in results) for name in SPECTRUM[:2]
+        fmean(r.flags[JACOBIAN.format(name, when)] for r in results) for name in SPECTRUM[:2]
     )
-    conditions = sorted(r.observed[JACOBIAN.format("condition", when)] for r in results)
+    conditions = sorted(r.flags[JACOBIAN.format("condition", when)] for r in results)
     return (
         f"{three_digits(mean)} +- {three_digits(spread)} "
         f"({three_digits(conditions[len(conditions) // 2])})"

@@ -28,13 +28,13 @@ def at_goal(record: StudyRecord, value: float) -> StudyRecord:
         ConfigError: for a goal harder than the study's own, whose trials stopped too early to tell.
     """
     own = record.goal
-    beyond = value != own.value and not own.easier(value)
+    beyond = value != own.value and not own.is_easier(value)
     if beyond and not record.run_on:
         side = "at most" if own.at_least else "at least"
         raise ConfigError(
             "goals", value, f"{side} {own.value:g}, the goal that the trials stopped at"
         )
-    goal = own.at(value)
+    goal = own.with_value(value)
     results, undetermined_points, repeats = {}, {}, {}
     for cell, ended in record.results.items():
         seen = {result.trial.point: _at(result, goal, record.run_on) for result in ended}
@@ -60,7 +60,7 @@ def _at(result: TrialResult, goal: Goal, run_on: bool) -> TrialResult | int:
     """How a trial would have ended, or the first check at which it may have met the goal, where
     nobody can tell."""
     steps, errors = result.curve.get("step", []), result.curve.get(goal.metric, [])
-    first = next((i for i, error in enumerate(errors) if goal.reached(error)), None)
+    first = next((i for i, error in enumerate(errors) if goal.is_reached(error)), None)
     if first is None:
         return _missed(result, goal) if run_on and result.steps is not None else result
     stop = int(steps[first])

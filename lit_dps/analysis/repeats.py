@@ -241,7 +241,7 @@ def repeat_notes(
         return []
     lines, every = [], [result for results in record.repeats.values() for result in results]
     own = record.goal if whole is None else whole.goal
-    if record.goal.value != own.value and not own.easier(record.goal.value):
+    if record.goal.value != own.value and not own.is_easier(record.goal.value):
         return [f"no repeats here: they end at {own}, the study's own"]
     if others := sum(not each.asked for each in repeats):
         why = f"repeated are those of {own}, the study's own"

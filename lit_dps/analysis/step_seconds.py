@@ -94,7 +94,7 @@ def _of_whole_trials(record: StudyRecord, among: set[Cell]) -> dict[Cell, StepSe
         for cell, results in record.results.items()
         for result in results
         if cell in among and result.status in WHOLE and result.seconds > 0 and result.steps_run
-        if not (result.observed.keys() & {STACKED, SPARSE_KERNELS} or result.smoothness.get("step"))
+        if not (result.flags.keys() & {STACKED, SPARSE_KERNELS} or result.smoothness.get("step"))
     ]
     if not rows:
         return {}

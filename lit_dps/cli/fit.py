@@ -234,14 +234,14 @@ def _tell_end(trainer: Trainer, error: BaseException | None) -> None:
     if saved and not any(saved):
         print("checkpoint: none was written")
     for callback in trainer.callbacks:
-        if isinstance(callback, PruningCallback) and (note := unmasked_note(callback.observed)):
+        if isinstance(callback, PruningCallback) and (note := unmasked_note(callback.flags)):
             print(f"note: {note}")
     if goal.status is not None:
         print(goal.run.outcome)
     elif isinstance(error, (SystemExit, KeyboardInterrupt)):  # Lightning exits at a signal
-        print(f"interrupted after {steps}: {goal.run.last or 'before its first check'}")
+        print(f"interrupted after {steps}: {goal.run.last_check or 'before its first check'}")
     elif error is not None:
         print(f"failed after {steps}: {type(error).__name__}: {one_line(error)}")
     else:
-        known = f"goal ({goal.run.last})" if goal.run.last else "first check"
+        known = f"goal ({goal.run.last_check})" if goal.run.last_check else "first check"
         print(f"no result: the trainer stopped after {steps}, before its {known}")

@@ -1,5 +1,4 @@
-"""Run: one attempt at a trial, what its checks have found so far and what they decide. No torch, no
-database."""
+"""Attempt: one attempt at a trial, its checks and what they decide. No torch, no database."""
 
 from __future__ import annotations
 
@@ -14,35 +13,33 @@ from lit_dps.core.trial import Status, Trial, TrialResult
 
 @dataclass(eq=False)
 class Attempt:
-    """A network on the way to its goal. Every engine asks this at each check how its run goes on.
+    """One network on the way to its goal. Every engine reports each check to it, by `record`.
 
     Attributes:
-        trial: What is run; None outside of a study.
-        goal: The goal, its check interval and its budget.
-        further: Further values of the goal's metric, easier to meet, whose checks must be exact
-            too.
-        stop_at: Racing: a run that is not complete by this step cannot beat the cell's best. Asked
-            at each check.
-        rung: This attempt pauses here while its cell has no complete trial
+        trial: The trial; None outside of a study.
+        goal: The goal, its check interval and its step budget.
+        other_goals: Easier values of the goal's metric. Checks must be exact for them too.
+        stop_at: Returns the step of the race: a trial that needs more steps cannot improve K*. It
+            is called at each check.
+        pause_at: The attempt pauses at this step if its cell has no complete trial
             (`lit_dps.core.racing.rungs`).
-        run_on: Whether it goes on to the budget after its goal.
-        metrics: Further metrics of validation that its curve keeps.
-        watch: Is given the run after each check.
-        status: How the run ended; None while it goes on.
-        curve: As `lit_dps.core.trial.TrialResult.curve`; with "exact" once `stop_early` was called.
-        kept, seconds, timed, smoothness, theory, observed, failure, traceback, engine: As in
-            `TrialResult`; engines
-            fill them.
+        train_past_goal: Whether the attempt continues to `max_steps` after it has met the goal.
+        metrics: Further validation metrics that the curve keeps.
+        on_check: Called with the attempt after each check.
+        status: How the attempt ended; None while it runs.
+        curve: As `TrialResult.curve`; with "exact" after `enable_early_checks`.
+        kept, seconds, timed, smoothness, theory, flags, failure, traceback, engine: As in
+            `TrialResult`. Engines set them.
     """
 
     trial: Trial | None
     goal: Goal
-    further: Sequence[float] = ()
+    other_goals: Sequence[float] = ()
     stop_at: Callable[[], float] = lambda: math.inf
-    rung: float = math.inf
-    run_on: bool = False
+    pause_at: float = math.inf
+    train_past_goal: bool = False
     metrics: Sequence[str] = ()
-    watch: Callable[[Attempt], None] = lambda run: None
+    on_check: Callable[[Attempt], None] = lambda attempt: None
     status: Status | None = None
     curve: dict[str, list[float]] = field(default_factory=dict)
     kept: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -50,135 +47,178 @@ class Attempt:
     timed: dict[str, float] = field(default_factory=dict)
     smoothness: dict[str, list[float]] = field(default_factory=dict)
     theory: dict[str, float] = field(default_factory=dict)
-    observed: dict[str, float] = field(default_factory=dict)
+    flags: dict[str, float] = field(default_factory=dict)
     failure: str = ""
     traceback: str = ""
     engine: str = ""
 
     def __post_init__(self):
-        self.curve = self.curve or {
-            key: [] for key in ("step", self.goal.metric, "train_loss", *self.metrics)
-        }
+        if not self.curve:
+            for key in ("step", self.goal.metric, "train_loss", *self.metrics):
+                self.curve[key] = []
 
-    def stop_early(self) -> None:
-        """To be called before the first check if checks may stop early: the curve then says which
-        points are exact."""
+    def enable_early_checks(self) -> None:
+        """Record for each check whether it is exact. Call this before the first check.
+
+        A check that stops early yields a bound of the metric instead of its value.
+        """
         self.curve["exact"] = []
 
     @property
     def steps_to_result(self) -> int | None:
-        """The step of the first check that met the goal, of a run that is complete; else None."""
-        return self._met if self.status is Status.COMPLETE else None
+        """The step of the first check that met the goal; None unless the attempt is complete."""
+        return self._first_met_step if self.status is Status.COMPLETE else None
 
     @property
-    def _met(self) -> int | None:
-        """The step of the first check that met the goal: known from the curve, so that nothing else
-        is saved of it."""
-        pairs = zip(self.curve["step"], self.curve[self.goal.metric], strict=True)
-        return next((int(step) for step, found in pairs if self.goal.reached(found)), None)
+    def _first_met_step(self) -> int | None:
+        # The curve alone decides, so that a checkpoint needs no other state.
+        for step, value in zip(self.curve["step"], self.curve[self.goal.metric], strict=True):
+            if self.goal.is_reached(value):
+                return int(step)
+        return None
 
-    def allowed(self, size: int) -> int:
-        """The mistakes among so many examples after which the next check may stop: those of the
-        highest unmet goal."""
-        errors = self.curve[self.goal.metric]
-        exact = [
-            e
-            for e, known in zip(errors, self.curve.get("exact", [1] * len(errors)), strict=True)
-            if known
-        ]
-        exact = [error for error in exact if math.isfinite(error)]
-        goals = [self.goal, *map(self.goal.at, self.further)]
-        unmet = [goal for goal in goals if not exact or not goal.reached(min(exact))]
-        return max(unmet, key=lambda goal: goal.value).allowed(size)
+    def max_mistakes(self, examples: int) -> int:
+        """Return the most mistakes that may still matter: those of the easiest unmet goal.
+
+        The next check may stop early once it has made more mistakes.
+
+        Args:
+            examples: Size of the validation split.
+        """
+        errors = self._exact_errors()
+        unmet = []
+        for goal in (self.goal, *map(self.goal.with_value, self.other_goals)):
+            if not errors or not goal.is_reached(min(errors)):
+                unmet.append(goal)
+        easiest = max(unmet, key=lambda goal: goal.value)
+        return easiest.max_mistakes(examples)
+
+    def _exact_errors(self) -> list[float]:
+        """Return the finite values of the goal's metric that are not bounds."""
+        values = self.curve[self.goal.metric]
+        exact = self.curve.get("exact", [1] * len(values))
+        errors = []
+        for value, is_exact in zip(values, exact, strict=True):
+            if is_exact and math.isfinite(value):
+                errors.append(value)
+        return errors
 
     def record(
         self,
         step: int,
-        found: float,
-        exact: bool,
+        value: float,
+        is_exact: bool,
         loss: float | None,
-        finite: bool,
+        weights_finite: bool,
         metrics: Mapping[str, float] | None = None,
     ) -> Status | None:
-        """Takes in a check and decides: the run ends, pauses or goes on.
+        """Record a check and decide whether the attempt ends, pauses or continues.
 
         Args:
             step: Optimizer steps so far.
-            found: The goal's metric over the entire validation split, or a lower bound of an error.
-            exact: Whether it is no bound.
-            loss: Training loss of that step's batch before its update; None if the run knows none.
-            finite: Whether every parameter is finite.
-            metrics: Values of the further metrics of the run.
+            value: The goal's metric over the entire validation split, or a lower bound of an error.
+            is_exact: Whether the value is no bound.
+            loss: Training loss of that step's batch before its update; None if unknown.
+            weights_finite: Whether every parameter is finite.
+            metrics: Values of the attempt's further metrics.
 
         Returns:
-            The new status; None if the run goes on.
+            The new status; None if the attempt continues.
         """
-        met = self.run_on and self._met is not None
+        met_before = self.train_past_goal and self._first_met_step is not None
         point: dict[str, Any] = {
             **(metrics or {}),
             "step": step,
-            self.goal.metric: found,
-            "exact": int(exact),
+            self.goal.metric: value,
+            "exact": int(is_exact),
+            "train_loss": math.nan if loss is None else loss,
         }
-        point["train_loss"] = math.nan if loss is None else loss
         for key, values in self.curve.items():
             values.append(point[key])
         self.status = self.goal.judge(
-            step, found, 0.0 if loss is None else loss, finite, self.run_on, met
+            step,
+            value,
+            loss=0.0 if loss is None else loss,
+            weights_finite=weights_finite,
+            train_past_goal=self.train_past_goal,
+            met_before=met_before,
         )
-        if self.status is None and step >= (limit := self.stop_at()):
-            self.status = Status.OUTRACED
-        elif self.status is None and step >= self.rung and limit == math.inf:
-            self.status = Status.PAUSED
-        self.watch(self)
+        if self.status is None:
+            self.status = self._race(step)
+        self.on_check(self)
         return self.status
 
-    @property
-    def last(self) -> str:
-        """What the last check found, in words; empty before the first."""
-        return self._found(-1) if self.curve["step"] else ""
+    def _race(self, step: int) -> Status | None:
+        """Return OUTRACED or PAUSED if the race stops the attempt at a step; else None."""
+        limit = self.stop_at()
+        if step >= limit:
+            return Status.OUTRACED
+        has_complete_trial = limit < math.inf
+        if step >= self.pause_at and not has_complete_trial:
+            return Status.PAUSED
+        return None
 
-    def _found(self, i: int) -> str:
-        curve, metric = self.curve, self.goal.metric
-        bounds = not curve.get("exact", curve["step"])[i] and math.isfinite(curve[metric][i])
-        bound = "at least " * bounds
-        return f"{metric} {bound}{curve[metric][i]:.4f} at step {int(curve['step'][i])}"
+    @property
+    def last_check(self) -> str:
+        """The last check in words; empty before the first check."""
+        return self._check_text(-1) if self.curve["step"] else ""
+
+    def _check_text(self, i: int) -> str:
+        """Return the i-th check in words, such as "val_error at least 0.2500 at step 8"."""
+        step = int(self.curve["step"][i])
+        value = self.curve[self.goal.metric][i]
+        is_exact = self.curve["exact"][i] if "exact" in self.curve else True
+        bound = "" if is_exact or not math.isfinite(value) else "at least "
+        return f"{self.goal.metric} {bound}{value:.4f} at step {step}"
 
     @property
     def outcome(self) -> str:
         """How the attempt ended, in a line that begins with its status."""
         steps = int(self.curve["step"][-1]) if self.curve["step"] else 0
         if self.status is Status.COMPLETE:
-            at = self.curve["step"].index(self._met)
-            on = f"; then it ran on to step {steps}, {self.last}" if steps > self._met else ""
-            return f"complete after {self._met} steps: the goal is met, {self._found(at)}{on}"
+            return self._complete_text(steps)
         if self.status is Status.INCOMPLETE:
-            return f"incomplete: the budget of {self.goal.max_steps} steps is spent, {self.last}"
+            budget = self.goal.max_steps
+            return f"incomplete: the budget of {budget} steps is spent, {self.last_check}"
         if self.status is Status.INFEASIBLE:
-            return f"infeasible: diverged after {steps} steps, {self.last}"
-        how = "interrupted" if self.status is None else str(self.status)
-        why = [why for why in (self.failure, self.last or "before its first check") if why]
-        return f"{how}: {'; '.join(why)}"
+            return f"infeasible: diverged after {steps} steps, {self.last_check}"
+        status = "interrupted" if self.status is None else str(self.status)
+        reasons = [self.failure] if self.failure else []
+        reasons.append(self.last_check or "before its first check")
+        return f"{status}: {'; '.join(reasons)}"
+
+    def _complete_text(self, last_step: int) -> str:
+        met_step = self._first_met_step
+        assert met_step is not None
+        at_goal = self._check_text(self.curve["step"].index(met_step))
+        text = f"complete after {met_step} steps: the goal is met, {at_goal}"
+        if last_step > met_step:
+            text += f"; then it ran on to step {last_step}, {self.last_check}"
+        return text
 
     def restart(self) -> None:
-        """Forgets all checks: the attempt begins anew, by another engine."""
+        """Forget all checks, so that another engine can begin the attempt again."""
         fresh = Attempt(
-            self.trial,
-            self.goal,
-            self.further,
-            self.stop_at,
-            self.rung,
-            self.run_on,
-            self.metrics,
-            self.watch,
+            trial=self.trial,
+            goal=self.goal,
+            other_goals=self.other_goals,
+            stop_at=self.stop_at,
+            pause_at=self.pause_at,
+            train_past_goal=self.train_past_goal,
+            metrics=self.metrics,
+            on_check=self.on_check,
         )
         vars(self).update(vars(fresh))
 
     def result(self) -> TrialResult:
-        """What is kept of the attempt. One that was stopped after it had met its goal is
-        complete."""
+        """Return what is stored of the attempt, and end it if it still runs.
+
+        An attempt that is stopped after it has met its goal is complete.
+        """
         if self.status is None:
-            self.status = Status.STOPPED if self._met is None else Status.COMPLETE
+            is_met = self._first_met_step is not None
+            self.status = Status.COMPLETE if is_met else Status.STOPPED
+        assert self.trial is not None, "an attempt outside of a study has no result"
         return TrialResult(
             trial=self.trial,
             status=self.status,
@@ -189,7 +229,7 @@ class Attempt:
             timed=self.timed,
             smoothness=self.smoothness,
             theory=self.theory,
-            observed=self.observed,
+            flags=self.flags,
             failure=self.failure,
             traceback=self.traceback,
             engine=self.engine,

@@ -1,4 +1,4 @@
-"""The goal of a trial: the one place that says what "reached" and "diverged" mean."""
+"""Goal: the one place that decides when a trial has reached its goal and when it has diverged."""
 
 from __future__ import annotations
 
@@ -10,40 +10,47 @@ from typing import Any
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.trial import Status
 
-# A validation error arrives as a float32 mean, in which 840 mistakes of 6000 read 0.14000000060 and
-# 720 read 0.12000000477. The tolerance, a share of the goal, is a few roundings of float32: it
-# makes the comparison one of integers, mistakes <= error x N, for every N below a million, and of
-# any other metric one of float32 numbers. The authors' TensorFlow code compares the rounded floats:
-# there 720 mistakes of 6000 do *not* meet the goal 0.12. Shallue et al. (2019, batch_science) ask
-# for a value strictly below the goal: at a goal of whole mistakes, theirs is met by one mistake
-# fewer. Ties of steps they break by the trial's number, as `analysis.summary` does by the point.
+# A share of the goal's value, a few roundings of float32. A validation error arrives as a float32
+# mean: 840 mistakes of 6000 read 0.14000000060, and 720 read 0.12000000477. With the tolerance the
+# comparison is one of integers, mistakes <= error x N, for every N below a million. Other metrics
+# are compared as float32 numbers.
+#
+# The authors' TensorFlow code compares the rounded floats: there 720 mistakes of 6000 do *not* meet
+# the goal 0.12. Shallue et al. (2019, batch_science) require a value strictly below the goal: if
+# the goal is a whole number of mistakes, they require one mistake fewer.
 TOLERANCE = 4e-7
-ERROR = "val_error"  # what a goal is of where nothing else is said: a share of the validation split
-TAKEN = ("step", "train_loss", "exact")  # what else stands in a run's curve
+
+VALIDATION_ERROR = "val_error"  # default metric: share of the validation split that is wrong
+RESERVED_NAMES = ("step", "train_loss", "exact")  # keys of a curve that no metric can have
 
 
-def value_given(
+def resolve_value(
     error: float | None, at_most: float | None, at_least: float | None, metric: str | None
 ) -> float:
-    """The value of a goal, which is given in one of three ways. Raises ConfigError if it is not.
+    """Return the value of a goal, which the user sets in exactly one of three ways.
 
     Args:
-        error, at_most, at_least: The ways; None for those that are not taken.
-        metric: What it is a value of, where that is no validation error: then it cannot be an
-            `error`.
+        error: A validation error; only if the metric is one.
+        at_most: An upper limit of the metric.
+        at_least: A lower limit of the metric.
+        metric: Name of the metric; None for the validation error.
+
+    Raises:
+        ConfigError: if not exactly one way is used, or an error is set for another metric.
     """
-    named = {"error": error, "at_most": at_most, "at_least": at_least}
-    given = {key: value for key, value in named.items() if value is not None}
-    if len(given) != 1:
-        raise ConfigError("goal", given, "one of goal.error, goal.at_most and goal.at_least")
-    if error is not None and metric not in (None, ERROR):
-        allowed = (
-            f"goal.at_most or goal.at_least of goal.metric {metric}; of an error of "
-            "another name "
-            "set goal.monitor"
+    ways = {"error": error, "at_most": at_most, "at_least": at_least}
+    values = {key: value for key, value in ways.items() if value is not None}
+    if len(values) != 1:
+        raise ConfigError("goal", values, "one of goal.error, goal.at_most and goal.at_least")
+    if error is not None and metric not in (None, VALIDATION_ERROR):
+        raise ConfigError(
+            "goal.error",
+            error,
+            f"goal.at_most or goal.at_least of goal.metric {metric}; of an error of another name "
+            "set goal.monitor",
         )
-        raise ConfigError("goal.error", error, allowed)
-    return next(iter(given.values()))
+    (value,) = values.values()
+    return value
 
 
 @dataclass(frozen=True)
@@ -54,8 +61,8 @@ class Goal:
         value: Value of the metric that ends a trial, finite.
         check_interval: Optimizer steps between two checks of the entire validation split.
         max_steps: Step budget, a multiple of `check_interval`.
-        metric: What it is a value of.
-        at_least: Whether the metric has to be at least so large; else at most.
+        metric: Name of the metric.
+        at_least: Whether the metric must be at least `value`; otherwise at most.
 
     Raises:
         ConfigError: for a value out of its range.
@@ -64,99 +71,125 @@ class Goal:
     value: float
     check_interval: int = 16
     max_steps: int = 40_000
-    metric: str = ERROR
+    metric: str = VALIDATION_ERROR
     at_least: bool = False
 
     def __post_init__(self):
-        if self.metric == ERROR and not self.at_least and not 0 < self.value < 1:
-            raise ConfigError(
-                "goal.error", self.value, "a validation error strictly between 0 and 1"
-            )
-        if not math.isfinite(self.value):
-            raise ConfigError(
-                f"goal.{'at_least' if self.at_least else 'at_most'}", self.value, "a finite number"
-            )
-        if self.metric in TAKEN:
-            raise ConfigError("goal.metric", self.metric, f"another name than {', '.join(TAKEN)}")
+        self._check_value()
+        if self.metric in RESERVED_NAMES:
+            names = ", ".join(RESERVED_NAMES)
+            raise ConfigError("goal.metric", self.metric, f"another name than {names}")
         if self.check_interval < 1:
             raise ConfigError("goal.check_interval", self.check_interval, "at least 1 step")
-        if self.max_steps < 1 or self.max_steps % self.check_interval:
+        if self.max_steps < 1 or self.max_steps % self.check_interval != 0:
             below = self.max_steps // self.check_interval * self.check_interval
+            example = max(below, self.check_interval)
             raise ConfigError(
                 "goal.max_steps",
                 self.max_steps,
                 f"a positive multiple of goal.check_interval = {self.check_interval}, such as "
-                f"{max(below, self.check_interval)}: a budget that ends between two checks ends "
-                "unchecked",
+                f"{example}: a budget that ends between two checks ends unchecked",
             )
 
-    @classmethod
-    def of_stored(cls, stored: Mapping[str, Any]) -> Goal:
-        """The inverse of `stored`; the goals of earlier versions are validation errors."""
-        plain = dict(stored)
-        return cls(plain.pop("error"), **plain) if "error" in plain else cls(**plain)
+    def _check_value(self) -> None:
+        if self.is_validation_error and not 0 < self.value < 1:
+            allowed = "a validation error strictly between 0 and 1"
+            raise ConfigError("goal.error", self.value, allowed)
+        if not math.isfinite(self.value):
+            key = "goal.at_least" if self.at_least else "goal.at_most"
+            raise ConfigError(key, self.value, "a finite number")
 
-    def stored(self) -> dict[str, Any]:
-        """The goal as plain JSON."""
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> Goal:
+        """Return the goal that `to_dict` stored."""
+        values = dict(stored)
+        if "error" in values:
+            values["value"] = values.pop("error")
+        return cls(**values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the goal as plain JSON."""
         steps = {"check_interval": self.check_interval, "max_steps": self.max_steps}
-        if self.metric == ERROR and not self.at_least:
+        if self.is_validation_error:
             return {"error": self.value, **steps}
         return {"value": self.value, **steps, "metric": self.metric, "at_least": self.at_least}
 
     def __str__(self) -> str:
-        if self.metric == ERROR and not self.at_least:
+        if self.is_validation_error:
             return f"goal error {self.value:g}"
-        return f"goal {self.metric} {'>=' if self.at_least else '<='} {self.value:g}"
+        sign = ">=" if self.at_least else "<="
+        return f"goal {self.metric} {sign} {self.value:g}"
 
-    def at(self, value: float) -> Goal:
-        """The same at another value of the metric."""
+    @property
+    def is_validation_error(self) -> bool:
+        """Whether the goal is a validation error, which must be small enough."""
+        return self.metric == VALIDATION_ERROR and not self.at_least
+
+    def with_value(self, value: float) -> Goal:
+        """Return the same goal at another value of the metric."""
         return replace(self, value=value)
 
-    def easier(self, value: float) -> bool:
-        """Whether another value is met sooner than this one by every run."""
-        return value < self.value if self.at_least else value > self.value
+    def is_easier(self, value: float) -> bool:
+        """Return True if every run meets another value of the metric before this goal."""
+        if self.at_least:
+            return value < self.value
+        return value > self.value
 
-    def reached(self, found: float) -> bool:
-        """Whether a value of the metric (of the entire validation split) meets the goal; one not
-        finite does not."""
-        room = TOLERANCE * abs(self.value)
-        return math.isfinite(found) and (
-            found >= self.value - room if self.at_least else found <= self.value + room
-        )
+    def is_reached(self, value: float) -> bool:
+        """Return True if a value of the metric meets the goal; False if it is not finite.
 
-    def allowed(self, examples: int) -> int:
-        """The most mistakes among so many examples that meet the goal, of one that is a validation
-        error."""
-        mistakes = min(int((self.value + TOLERANCE * abs(self.value)) * examples), examples)
-        while mistakes < examples and self.reached((mistakes + 1) / examples):
+        Args:
+            value: The metric over the entire validation split.
+        """
+        if not math.isfinite(value):
+            return False
+        tolerance = TOLERANCE * abs(self.value)
+        if self.at_least:
+            return value >= self.value - tolerance
+        return value <= self.value + tolerance
+
+    def max_mistakes(self, examples: int) -> int:
+        """Return the most mistakes among `examples` that meet the goal, a validation error.
+
+        Returns:
+            -1 if not even 0 mistakes meet the goal.
+        """
+        limit = (self.value + TOLERANCE * abs(self.value)) * examples
+        mistakes = min(int(limit), examples)
+        # `is_reached` decides, because the product above may be rounded across an integer.
+        while mistakes < examples and self.is_reached((mistakes + 1) / examples):
             mistakes += 1
-        while mistakes >= 0 and not self.reached(mistakes / examples):
+        while mistakes >= 0 and not self.is_reached(mistakes / examples):
             mistakes -= 1
         return mistakes
 
     def judge(
         self,
         step: int,
-        found: float,
+        value: float,
         loss: float,
         weights_finite: bool,
-        run_on: bool = False,
-        met: bool = False,
+        train_past_goal: bool = False,
+        met_before: bool = False,
     ) -> Status | None:
-        """How a trial ends at the check of this step, or None if it goes on.
+        """Return how a trial ends at the check of a step; None if the trial continues.
 
-        As in the authors' code the goal is asked first, then divergence. With `run_on` a trial that
-        meets its goal ends as complete too, but goes on to the budget or its divergence; `met` says
-        whether an earlier check met it.
+        The goal is judged before divergence, as in the authors' code. A trial diverges if its loss
+        or its weights are not finite. A metric can be undefined without divergence, such as a
+        correlation of equal predictions. Such a check does not meet the goal.
 
-        A trial diverges when its loss or its weights are not finite. A metric can lack a finite
-        value without divergence, such as a correlation of equal predictions: that check does not
-        meet the goal.
+        Args:
+            step: Optimizer steps so far.
+            value: The metric over the entire validation split.
+            loss: Training loss of the last step's batch.
+            weights_finite: Whether all weights are finite.
+            train_past_goal: Whether the trial continues to `max_steps` after it has met the goal.
+            met_before: Whether an earlier check met the goal.
         """
-        diverged = not (math.isfinite(loss) and weights_finite)
-        goes_on = not diverged and step < self.max_steps
-        if met or self.reached(found):
-            return None if run_on and goes_on else Status.COMPLETE
-        if diverged:
+        has_diverged = not (math.isfinite(loss) and weights_finite)
+        can_continue = not has_diverged and step < self.max_steps
+        if met_before or self.is_reached(value):
+            return None if train_past_goal and can_continue else Status.COMPLETE
+        if has_diverged:
             return Status.INFEASIBLE
-        return None if goes_on else Status.INCOMPLETE
+        return None if can_continue else Status.INCOMPLETE

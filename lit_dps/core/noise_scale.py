@@ -69,7 +69,7 @@ class NoiseScale:
         """tr(Sigma) / |G|^2, in examples; nan where it is not resolved."""
         return self.variance / self.squared_gradient if self.resolved else math.nan
 
-    def stored(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The fields as plain JSON; without a finite upper limit that is null."""
         return asdict(self) | {"high": self.high if self.resolved else None}
 
@@ -82,7 +82,7 @@ class NoiseScale:
         )
 
     @classmethod
-    def of_stored(cls, stored: Mapping[str, Any]) -> NoiseScale:
+    def from_dict(cls, stored: Mapping[str, Any]) -> NoiseScale:
         """The inverse of `stored`."""
         return cls(**{**stored, "high": math.inf if stored["high"] is None else stored["high"]})
 

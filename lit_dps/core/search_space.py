@@ -209,13 +209,13 @@ def extremes(space: Space) -> list[dict[str, Value]]:
     ]
 
 
-def stored(space: Space) -> dict[str, dict[str, Any]]:
+def space_to_dict(space: Space) -> dict[str, dict[str, Any]]:
     """A space as plain JSON."""
     return {key: asdict(box) for key, box in space.items()}
 
 
-def of_stored(space: Mapping[str, Mapping[str, Any]]) -> dict[str, Box]:
-    """The inverse of `stored`."""
+def space_from_dict(space: Mapping[str, Mapping[str, Any]]) -> dict[str, Box]:
+    """The inverse of `space_to_dict`."""
     return {
         key: (Choices if "choices" in fields else Range)(**fields) for key, fields in space.items()
     }

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from lit_dps.core.search_space import Range, Space, of_stored, stored
+from lit_dps.core.search_space import Range, Space, space_from_dict, space_to_dict
 
 FACTOR = 0.5  # of a range's width, on its scale, by which an end moves outward
 
@@ -33,14 +33,14 @@ class ExpandedSpace:
     end: int
     space: Space
 
-    def stored(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As plain JSON."""
-        return {"first": self.first, "end": self.end, "space": stored(self.space)}
+        return {"first": self.first, "end": self.end, "space": space_to_dict(self.space)}
 
     @classmethod
-    def of_stored(cls, given: Mapping[str, Any]) -> ExpandedSpace:
+    def from_dict(cls, given: Mapping[str, Any]) -> ExpandedSpace:
         """The inverse of `stored`."""
-        return cls(given["first"], given["end"], of_stored(given["space"]))
+        return cls(given["first"], given["end"], space_from_dict(given["space"]))
 
 
 def widened(box: Range, ends: Collection[str]) -> Range:

@@ -62,7 +62,7 @@ class StepTiming:
         """Return True if each of the cells was measured."""
         return set(cells) <= self.by_cell.keys()
 
-    def stored(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain JSON."""
         cells = []
         for timing in self.cells:
@@ -85,7 +85,7 @@ class StepTiming:
         }
 
     @classmethod
-    def of_stored(cls, stored: Mapping[str, Any]) -> StepTiming:
+    def from_dict(cls, stored: Mapping[str, Any]) -> StepTiming:
         """Return the times whose `stored` form this is.
 
         Raises:

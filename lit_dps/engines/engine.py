@@ -163,7 +163,7 @@ class Training:
         rounds = self.local_of(run.trial).rounds
         given |= {"local": asdict(rounds)} if rounds.on else {}
         given |= {"metrics": list(self.metrics)} if self.metrics else {}
-        given |= {"goals": run.further, "engine": engine, "workload": asdict(self.workload)}
+        given |= {"goals": run.other_goals, "engine": engine, "workload": asdict(self.workload)}
         return self.checkpoints.file(run.trial, given)
 
     def attempt(self, run: Attempt, train: Callable[[Attempt], None]) -> TrialResult:

@@ -114,7 +114,7 @@ class NetworkRun:
         else:
             member._prune(training, PASS if stacked and device.type == "cuda" else 0)
             shape = training.schedule_of(run.trial, partial(member._schedule_shape, training))
-            run.observed = {**run.observed, **shape}
+            run.flags = {**run.flags, **shape}
         run.kept = member.mask.kept() if member.mask is not None else {}
         return member
 
@@ -139,7 +139,7 @@ class NetworkRun:
             p.numel() for p in self.module.parameters() if p.requires_grad and id(p) in held
         )
         found = start(pruning.init, self.module, self.mask, copy, pruning.redraw)
-        self.run.observed = mask_flags(self.mask, pruning.pruner, trained) | found
+        self.run.flags = mask_flags(self.mask, pruning.pruner, trained) | found
 
     def _schedule_shape(self, training: Training) -> dict[str, float]:
         """Return the shape as `ScheduleCallback` measures it. The schedule is stepped once a
@@ -196,7 +196,7 @@ class NetworkRun:
             "global_step": self.steps,
             "seconds": self.took(),
             "paused": self.run.status is not None,
-            "run": {"curve": self.run.curve, "observed": self.run.observed},
+            "run": {"curve": self.run.curve, "observed": self.run.flags},
             "mask": None if self.mask is None else dict(self.mask),
             "module": self.module.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -229,7 +229,7 @@ class NetworkRun:
             state["seconds"],
             state["priority"],
         )
-        self.run.curve, self.run.observed = state["run"]["curve"], state["run"]["observed"]
+        self.run.curve, self.run.flags = state["run"]["curve"], state["run"]["observed"]
         restore(state["generators"], self.module, self.data)
         next(islice(self.batches, skip := self.steps // self.run.goal.check_interval, skip), None)
         restore_attributes(state.get("kept", [None, None]), self.module, self.data)

@@ -79,10 +79,10 @@ class RunGroup:
     def begin(self, run: Attempt, built: Built) -> NetworkRun:
         """Puts a run on its way."""
         if self.early:
-            run.stop_early()
+            run.enable_early_checks()
         member = NetworkRun.begin(run, built, self.training, self.device, stacked=self.size > 1)
         if self.size > 1:
-            run.observed = {**run.observed, STACKED: 1}
+            run.flags = {**run.flags, STACKED: 1}
         return member
 
     def index(self, members: Sequence[NetworkRun | None]) -> Tensor:
@@ -107,7 +107,7 @@ class RunGroup:
         """What a check finds of each run that is on its way."""
         rows, (x, y), size = networks.live, self.validation, check.size
         if self.early:
-            allowed = [networks.members[row].run.allowed(size) for row in rows]
+            allowed = [networks.members[row].run.max_mistakes(size) for row in rows]
             return check(lambda rows, index: networks.wrongness(rows, x, y, index), rows, allowed)
         of_batch = (
             (networks.wrongness(live, x, y, index) >= 1).sum(1)

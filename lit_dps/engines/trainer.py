@@ -211,10 +211,10 @@ class TrainerEngine:
         )
         run.engine = LIGHTNING
         together = {RANKS: ranks.world()} if ranks.world() > 1 else {}
-        run.observed = {
-            **pruning.observed,
-            **fit.examples.observed,
-            **fit.schedule.observed,
+        run.flags = {
+            **pruning.flags,
+            **fit.examples.flags,
+            **fit.schedule.flags,
             **together,
         }
 
@@ -223,12 +223,12 @@ class ScheduleCallback(Callback):
     """Measures the shape of the learning rate's schedule over the budget.
 
     Attributes:
-        observed: The shape, as in `TrialResult.observed`; empty if the rate is constant or unknown.
+        flags: The shape, as in `TrialResult.flags`; empty if the rate is constant or unknown.
     """
 
     def __init__(self, training: Training, trial: Trial, goal: GoalErrorCallback):
         self.training, self.trial, self.goal = training, trial, goal
-        self.observed: dict[str, float] = {}
+        self.flags: dict[str, float] = {}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if (
@@ -242,13 +242,13 @@ class ScheduleCallback(Callback):
                 rate_curve(trainer, pl_module, budget, self.goal.steps_of_epoch), budget
             )
 
-        self.observed = self.training.schedule_of(self.trial, evaluate)
+        self.flags = self.training.schedule_of(self.trial, evaluate)
 
     def state_dict(self) -> dict[str, float]:
-        return self.observed
+        return self.flags
 
     def load_state_dict(self, state_dict: dict[str, float]) -> None:
-        self.observed = state_dict
+        self.flags = state_dict
 
 
 class _OwnSignals(Callback):

@@ -176,7 +176,7 @@ def top_k(scores: Scores, sparsity: float) -> Mask:
 
 
 def mask_flags(mask: Mask, pruner: Pruner, trained: int) -> dict[str, float]:
-    """What a reader of the table should know of a mask, as in `TrialResult.observed`; mostly
+    """What a reader of the table should know of a mask, as in `TrialResult.flags`; mostly
     nothing.
 
     Args:

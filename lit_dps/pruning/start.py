@@ -56,7 +56,7 @@ def start(
         steps: Of the descent towards isometry, at most.
 
     Returns:
-        What was found, as in `TrialResult.observed`.
+        What was found, as in `TrialResult.flags`.
 
     Raises:
         ConfigError: where the network cannot start so.

@@ -73,13 +73,13 @@ class Fork:
         larger = [factor for factor in self.factors if factor > self.factor]
         return self.factor * self.batch_size, min(larger, default=math.inf) * self.batch_size
 
-    def stored(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain JSON; a loss that is not finite is null."""
         losses = [loss if math.isfinite(loss) else None for loss in self.losses]
         return {**asdict(self), "losses": losses}
 
     @classmethod
-    def of_stored(cls, stored: dict[str, Any]) -> Fork:
+    def from_dict(cls, stored: dict[str, Any]) -> Fork:
         """Return a fork from the output of `stored`."""
         losses = tuple(math.nan if loss is None else loss for loss in stored["losses"])
         return cls(**{**stored, "factors": tuple(stored["factors"]), "losses": losses})

@@ -80,12 +80,12 @@ class Part:
         Without those in lockstep (`stacked`): each has the time of all that were beside it.
         """
         runs = [r for r in self._every if not core or self.core is None or self.core.has(r)]
-        return sum(r.seconds for r in runs if not r.observed.get(STACKED)) / 3600
+        return sum(r.seconds for r in runs if not r.flags.get(STACKED)) / 3600
 
     @property
     def stacked(self) -> int:
         """Its trials and repeats that were trained in lockstep."""
-        return sum(bool(run.observed.get(STACKED)) for run in self._every)
+        return sum(bool(run.flags.get(STACKED)) for run in self._every)
 
     @property
     def _every(self) -> list[TrialResult]:

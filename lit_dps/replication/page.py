@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from lit_dps.analysis.critical import DEFINITIONS
-from lit_dps.core.goal import ERROR
+from lit_dps.core.goal import VALIDATION_ERROR
 from lit_dps.core.paper_protocol import BATCH_SIZES, TRIALS, WORKLOADS, classes
 from lit_dps.core.trial import Status, TrialResult
 from lit_dps.replication.appendix import Image, Machine, Part, escaped, judge_parts, progress, table
@@ -128,8 +128,8 @@ def scale(part: Part) -> tuple[bool, bool, int]:
     finished trials."""
     record = part.study.record
     paper = WORKLOADS.get(classes(record.config))
-    own = paper is not None and record.goal.metric == ERROR and not record.goal.at_least
-    own = own and not record.goal.at(paper.error).easier(record.goal.value)
+    own = paper is not None and record.goal.metric == VALIDATION_ERROR and not record.goal.at_least
+    own = own and not record.goal.with_value(paper.error).is_easier(record.goal.value)
     own = own and any(result.status is Status.COMPLETE for result in part.runs("results"))
     return own, part.whole, progress(part.study)[0]
 

@@ -130,7 +130,7 @@ def kept_without_score(results: Sequence[TrialResult], goal: Goal) -> Iterator[s
         return
     counts = []
     for series, group in groupby(unscored, lambda result: result.trial.cell.series):
-        most = max(group, key=lambda result: result.observed[UNSCORED]).observed
+        most = max(group, key=lambda result: result.flags[UNSCORED]).flags
         counts.append(f"{series}: up to {most[UNSCORED]:.0f} of {most[KEPT]:.0f}")
     yield (
         f"Some kept weights have pruning score 0 ({', '.join(counts)}). They were kept by their "
@@ -154,7 +154,7 @@ def kept_shares(results: Sequence[TrialResult]) -> dict[str, dict[Series, list[f
     """Return the shares of weights that trials keep, by what their sparsity counts and series."""
     shares: dict[str, dict[Series, list[float]]] = {}
     for result in results:
-        units = [flag for flag in result.observed if flag.startswith(BY)]
+        units = [flag for flag in result.flags if flag.startswith(BY)]
         if not units:
             continue
         kept = sum(count for count, _ in result.kept.values())
@@ -170,9 +170,9 @@ def few_prunable_weights(results: Sequence[TrialResult], goal: Goal) -> Iterator
     few = with_flag(results, TRAINED)
     if not few:
         return
-    least = min(few, key=lambda result: result.observed[PRUNABLE] / result.observed[TRAINED])
-    prunable = least.observed[PRUNABLE]
-    trained = least.observed[TRAINED]
+    least = min(few, key=lambda result: result.flags[PRUNABLE] / result.flags[TRAINED])
+    prunable = least.flags[PRUNABLE]
+    trained = least.flags[TRAINED]
     yield (
         f"Only {prunable:.0f} of {trained:.0f} trained weights ({percent(prunable / trained)}) can "
         f"be pruned, in {', '.join(first_names(list(least.kept)))}. Sparsity refers to these alone."
@@ -184,17 +184,15 @@ def weights_without_mask(results: Sequence[TrialResult], goal: Goal) -> Iterator
     joined = with_flag(results, IN_NO_MASK)
     if not joined:
         return
-    most = max(
-        joined, key=lambda result: result.observed[IN_NO_MASK] / result.observed[TRAINED_THEN]
-    )
-    yield (f"{most.trial.cell}: {unmasked_note(most.observed)} ({count_trials(joined)} affected)")
+    most = max(joined, key=lambda result: result.flags[IN_NO_MASK] / result.flags[TRAINED_THEN])
+    yield (f"{most.trial.cell}: {unmasked_note(most.flags)} ({count_trials(joined)} affected)")
 
 
 def unmasked_note(observed: Mapping[str, float]) -> str:
     """Return the sentence about trained weights in no mask; empty if the mask covers all.
 
     Args:
-        observed: As `TrialResult.observed`.
+        observed: As `TrialResult.flags`.
     """
     if not observed.get(IN_NO_MASK):
         return ""
@@ -211,7 +209,7 @@ def pruned_copies(results: Sequence[TrialResult], goal: Goal) -> Iterator[str]:
     """Note copies of the network that were pruned with it."""
     copied = with_flag(results, COPIES)
     if copied:
-        most = max(result.observed[COPIES] for result in copied)
+        most = max(result.flags[COPIES] for result in copied)
         yield (
             f"{most:.0f} weights in copies of the pruned network, such as a momentum teacher, were "
             "pruned too. Name the copies in pruning.exclude to keep them dense."
@@ -242,7 +240,7 @@ def several_ranks(results: Sequence[TrialResult], goal: Goal) -> Iterator[str]:
     """Note trials that several processes trained together."""
     shared = with_flag(results, RANKS)
     if shared:
-        counts = sorted({result.observed[RANKS] for result in shared})
+        counts = sorted({result.flags[RANKS] for result in shared})
         ranks = " or ".join(f"{count:.0f}" for count in counts)
         yield (
             f"{were(shared)} trained on {ranks} ranks, which equals one process {IN_DISTRIBUTION}."
@@ -273,10 +271,10 @@ def schedule_notes(cells: Sequence[CellSummary]) -> list[str]:
     """Return notes on goals met within the warm-up, or early in the schedule, of the rate."""
     within, early = [], []
     for cell in cells:
-        if cell.best is None or cell.k_star is None or SCHEDULE not in cell.best.observed:
+        if cell.best is None or cell.k_star is None or SCHEDULE not in cell.best.flags:
             continue
-        warm_up = int(cell.best.observed[WARM_UP])
-        length = int(cell.best.observed[SCHEDULE])
+        warm_up = int(cell.best.flags[WARM_UP])
+        length = int(cell.best.flags[SCHEDULE])
         if cell.k_star <= warm_up:
             within.append(f"{cell.cell} (step {cell.k_star:g} of {warm_up})")
         elif cell.k_star < EARLY_SHARE * length and length > warm_up + 1:
@@ -304,7 +302,7 @@ def warm_up_notes(results: Sequence[TrialResult], k_of: Mapping[int, float]) -> 
         results: Trials of the study; nothing is noted where their warm-ups differ.
         k_of: Predicted K by batch size.
     """
-    warm_ups = {result.observed[WARM_UP] for result in results if WARM_UP in result.observed}
+    warm_ups = {result.flags[WARM_UP] for result in results if WARM_UP in result.flags}
     if len(warm_ups) != 1:
         return []
     warm_up = warm_ups.pop()
@@ -322,12 +320,12 @@ def warm_up_notes(results: Sequence[TrialResult], k_of: Mapping[int, float]) -> 
 
 def with_flag(results: Sequence[TrialResult], flag: str) -> list[TrialResult]:
     """Return the trials for which a count or flag was observed."""
-    return [result for result in results if result.observed.get(flag)]
+    return [result for result in results if result.flags.get(flag)]
 
 
 def largest_share_of_steps(results: Sequence[TrialResult], flag: str) -> str:
     """Return the largest share of the steps of a trial that a count has, in percent."""
-    return percent(max(result.observed[flag] / max(result.steps_run, 1) for result in results))
+    return percent(max(result.flags[flag] / max(result.steps_run, 1) for result in results))
 
 
 def first_names(names: list[str]) -> list[str]:

@@ -16,7 +16,7 @@ from optuna.storages import BaseStorage, RDBStorage
 from optuna.trial import TrialState
 
 from lit_dps.core.errors import StorageError
-from lit_dps.core.goal import TAKEN
+from lit_dps.core.goal import RESERVED_NAMES
 from lit_dps.core.racing import best_steps, last_step, needs_no_rerun
 from lit_dps.core.trial import Cell, Status, TrialResult
 from lit_dps.storage.foreign_studies import refuse_foreign_cell
@@ -172,7 +172,7 @@ def report(trial: optuna.Trial, result: TrialResult) -> None:
     The curve is thinned to `REPORTED_VALUES`; its first and last values are kept.
     """
     steps = result.curve.get("step", ())
-    metric = next((key for key in result.curve if key not in TAKEN), None)
+    metric = next((key for key in result.curve if key not in RESERVED_NAMES), None)
     if metric is None or not steps:
         return
     chosen = {round(i * (len(steps) - 1) / (REPORTED_VALUES - 1)) for i in range(REPORTED_VALUES)}

@@ -17,7 +17,7 @@ from lit_dps.core.environment import DATA
 from lit_dps.core.goal import Goal
 from lit_dps.core.noise_scale import NoiseScale
 from lit_dps.core.repeats import RepeatPlan
-from lit_dps.core.search_space import stored
+from lit_dps.core.search_space import space_to_dict
 from lit_dps.core.space_history import ExpandedSpace
 from lit_dps.core.step_timing import StepTiming
 from lit_dps.core.trial import derive_seed
@@ -97,7 +97,7 @@ def _grid(study: StudyConfig, boxes: Sequence[ExpandedSpace]) -> dict[str, Any]:
         AXES: study.axes,
         "trials": study.trials,
     }
-    return grid | {BOXES: [box.stored() for box in boxes]}
+    return grid | {BOXES: [box.to_dict() for box in boxes]}
 
 
 def _refuse_changed(storage: BaseStorage, name: str, identity: Mapping[str, Any]) -> None:
@@ -163,9 +163,9 @@ def declare(
         "about": f"study {study.name}: K* of each cell; the trials of a cell are in {study.name} "
         "| B=...",
         "workload": workload,
-        "goal": goal.stored(),
+        "goal": goal.to_dict(),
         "seed": study.seed,
-        "space": stored(study.space),
+        "space": space_to_dict(study.space),
         IDENTITY: dict(identity),
         "config": dict(config),
         **_grid(study, boxes),
@@ -260,7 +260,7 @@ def keep_noise_scale(url: str, name: str, noise: NoiseScale) -> None:
     """Stores the noise scale of a declared study, beside what it declares. StorageError if that
     cannot be."""
     with storage_errors(url), storage_for_now(url) as storage, storage_lock(url):
-        optuna.load_study(study_name=name, storage=storage).set_user_attr(NOISE, noise.stored())
+        optuna.load_study(study_name=name, storage=storage).set_user_attr(NOISE, noise.to_dict())
 
 
 def keep_step_timing(url: str, name: str, timing: StepTiming) -> None:
@@ -271,7 +271,7 @@ def keep_step_timing(url: str, name: str, timing: StepTiming) -> None:
     """
     with storage_errors(url), storage_for_now(url) as storage, storage_lock(url):
         optuna.load_study(study_name=name, storage=storage).set_user_attr(
-            STEP_TIMING, timing.stored()
+            STEP_TIMING, timing.to_dict()
         )
 
 

@@ -20,7 +20,7 @@ from lit_dps.core.progress_line import with_progress
 from lit_dps.core.racing import longest_attempt, truncate_at_race_limit
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.repeats import RepeatPlan
-from lit_dps.core.search_space import of_stored
+from lit_dps.core.search_space import space_from_dict
 from lit_dps.core.space_history import ExpandedSpace
 from lit_dps.core.step_timing import StepTiming
 from lit_dps.core.text import escape_json
@@ -84,12 +84,12 @@ def read_study(storage: BaseStorage | str, name: str) -> StudyRecord:
                 repeats[cell], running_repeats = _read_cell(next(repeated), cell, seed)
                 running[cell] = running_searches + running_repeats
                 results[cell] = truncate_at_race_limit(found, header.get("slack"))
-            space = of_stored(header["space"])
-            boxes = tuple(map(ExpandedSpace.of_stored, header.get(schema.BOXES, ())))
+            space = space_from_dict(header["space"])
+            boxes = tuple(map(ExpandedSpace.from_dict, header.get(schema.BOXES, ())))
             return StudyRecord(
                 name=name,
                 workload=header["workload"],
-                goal=Goal.of_stored(header["goal"]),
+                goal=Goal.from_dict(header["goal"]),
                 space=dict(boxes[-1].space) if boxes else space,
                 boxes=(ExpandedSpace(0, boxes[0].first, space), *boxes) if boxes else (),
                 batch_sizes=tuple(sorted(header["batch_sizes"])),
@@ -105,7 +105,7 @@ def read_study(storage: BaseStorage | str, name: str) -> StudyRecord:
                 config=header["config"],
                 results=results,
                 running=running,
-                noise=NoiseScale.of_stored(header[schema.NOISE])
+                noise=NoiseScale.from_dict(header[schema.NOISE])
                 if schema.NOISE in header
                 else None,
                 step_timing=_read_timing(header),
@@ -128,7 +128,7 @@ def _read_timing(header: dict) -> StepTiming | None:
     """Return the step times in a header; None if there are none."""
     if schema.STEP_TIMING not in header:
         return None
-    return StepTiming.of_stored(header[schema.STEP_TIMING])
+    return StepTiming.from_dict(header[schema.STEP_TIMING])
 
 
 def study_uid(url: str, name: str) -> str | None:

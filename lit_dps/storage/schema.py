@@ -239,7 +239,7 @@ def encode_result(result: TrialResult) -> dict:
             key: [_encode(x) for x in values] for key, values in result.smoothness.items()
         },
         "theory": {key: _encode(x) for key, x in result.theory.items()},
-        "observed": {key: _encode(x) for key, x in result.observed.items()},
+        "observed": {key: _encode(x) for key, x in result.flags.items()},
         **({"engine": result.engine} if result.engine else {}),
         **({"timed": {key: _encode(x) for key, x in result.timed.items()}} if result.timed else {}),
         **({"failure": result.failure, "traceback": result.traceback} if result.failure else {}),
@@ -281,7 +281,7 @@ def decode_result(
             key: _decode_list(values) for key, values in stored.get("smoothness", {}).items()
         },
         theory={key: _decode(x) for key, x in stored.get("theory", {}).items()},
-        observed={key: _decode(x) for key, x in stored.get("observed", {}).items()},
+        flags={key: _decode(x) for key, x in stored.get("observed", {}).items()},
         failure=stored.get("failure", ""),
         traceback=stored.get("traceback", ""),
         attempt=attempt,

@@ -11,7 +11,7 @@ from typing import Any
 from lightning.pytorch import LightningDataModule, Trainer
 
 from lit_dps.core.config import StudyConfig
-from lit_dps.core.goal import ERROR
+from lit_dps.core.goal import VALIDATION_ERROR
 from lit_dps.core.search_space import Choices
 from lit_dps.data import ImageData
 from lit_dps.models import MLP, SimpleCNN
@@ -50,7 +50,7 @@ def goal_of(given: Mapping[str, Any]) -> dict[str, Any]:
     }
     if "metric" in found:
         found["monitor"] = found.pop("metric")
-    if 0 < found.get("at_most", 0) < 1 and found["monitor"] == ERROR:
+    if 0 < found.get("at_most", 0) < 1 and found["monitor"] == VALIDATION_ERROR:
         found["error"] = found.pop("at_most")
     return found
 

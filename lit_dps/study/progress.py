@@ -86,7 +86,7 @@ class Progress:
             self.repeats[result.trial.cell].append(_end(result))
         else:
             done[result.trial.point] = longest_attempt(done.get(result.trial.point), _end(result))
-        self._stacked += result.seconds if result.observed.get(STACKED) else 0.0
+        self._stacked += result.seconds if result.flags.get(STACKED) else 0.0
 
     def show(self, cell: Cell | None = None) -> None:
         """Shows the line, if none was shown for a while; `cell` is the one whose best K is told."""

@@ -107,9 +107,13 @@ def train_again(
     if note := _changed_since(setup, data, record, stored):
         print(f"note: {note}", file=sys.stderr, flush=True)
     torch.set_num_threads(setup.study.threads)
-    goes_on = record.run_on and not stored.trial.repeat
+    train_past_goal = record.run_on and not stored.trial.repeat
     run = Attempt(
-        stored.trial, record.goal, record.goals, run_on=goes_on, metrics=setup.study.metrics
+        stored.trial,
+        record.goal,
+        record.goals,
+        train_past_goal=train_past_goal,
+        metrics=setup.study.metrics,
     )
     model = setup.workload.specs(stored.trial)["model"]
     engine = TrainerEngine(setup.training(), () if keep is None else (KeepWeights(keep, model),))
@@ -120,7 +124,7 @@ def train_again(
         def at_check() -> None:
             leave()
             if sys.stderr.isatty():
-                print(f"\r{run.last}\033[K", end="", file=sys.stderr, flush=True)
+                print(f"\r{run.last_check}\033[K", end="", file=sys.stderr, flush=True)
 
         try:
             with first_of_ranks(setup) as train:
@@ -157,17 +161,17 @@ def compared(run: Attempt, stored: TrialResult) -> str:
     if (run.status, run.steps_to_result) == (stored.status, stored.steps):
         return "as the study stored it"
     why = "the machine, a version or code that the study does not see is another one"
-    if stored.observed.get(STACKED):
+    if stored.flags.get(STACKED):
         why = "it was trained stacked with others, which is equal in distribution, not to the bit"
-    elif stored.observed.get(SPARSE_KERNELS):
+    elif stored.flags.get(SPARSE_KERNELS):
         why = (
             "its convolutions skipped pruned weights, which is equal in distribution, not to "
             "the "
             "bit"
         )
-    elif stored.observed.get(RANKS, 1) != ranks.world():
+    elif stored.flags.get(RANKS, 1) != ranks.world():
         why = (
-            f"{stored.observed.get(RANKS, 1):.0f} ranks trained it, equal in distribution, not "
+            f"{stored.flags.get(RANKS, 1):.0f} ranks trained it, equal in distribution, not "
             "to "
             "the bit"
         )

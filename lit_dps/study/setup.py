@@ -17,7 +17,7 @@ from lit_dps.core.goal import Goal
 from lit_dps.core.local_sgd import LocalSGDSchedule
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.repeats import repeats_left
-from lit_dps.core.search_space import Space, stored
+from lit_dps.core.search_space import Space, space_to_dict
 from lit_dps.core.space_history import ExpandedSpace
 from lit_dps.core.trial import Cell, Status, TrialResult
 from lit_dps.engines.engine import NO_NOISE, Engine, Training
@@ -249,7 +249,7 @@ class StudySetup:
             "study": {
                 "seed": study.seed,
                 "scramble": study.scramble,
-                "space": stored(study.space),
+                "space": space_to_dict(study.space),
             },
             "data_digest": getattr(data, "digest", None),
         }

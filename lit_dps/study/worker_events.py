@@ -53,7 +53,7 @@ class ProgressReporter:
 
     def watch(self, run: Attempt) -> None:
         """Report the begin of a run, and its progress from now on."""
-        run.watch = self.on_validation
+        run.on_check = self.on_validation
         self._on_event(ProgressEvent(os.getpid(), run.trial))
 
     def on_validation(self, run: Attempt) -> None:

@@ -364,7 +364,7 @@ def _follow(setup: StudySetup, stop: StopRequest) -> None:
             trial,
             setup.goal_of_trials,
             setup.study.goals,
-            run_on=setup.study.run_on and not trial.repeat,
+            train_past_goal=setup.study.run_on and not trial.repeat,
             metrics=setup.study.metrics,
         )
 

@@ -25,7 +25,7 @@ from lit_dps.core.config import StorageConfig
 from lit_dps.core.errors import StorageError
 from lit_dps.core.progress_line import ProgressLine
 from lit_dps.core.record import StudyRecord
-from lit_dps.core.trial import ENDS, Series, TrialResult
+from lit_dps.core.trial import FINAL_STATUSES, Series, TrialResult
 from lit_dps.storage.locks import peers
 from lit_dps.tracking.description import constants, markdown
 from lit_dps.tracking.places import Logged, Place, place
@@ -194,7 +194,7 @@ def _log_outcome(tracker: Tracker, study: Analysis, files: Sequence[Path]) -> No
     and its cells."""
     record, scaling, answers = study.record, {}, iter(records(study.answer))
     for cell, terms in zip(study.cells, records(study.theory), strict=True):
-        counts = {status: cell.counts[status] for status in ENDS}
+        counts = {status: cell.counts[status] for status in FINAL_STATUSES}
         if cell.at_first_check:  # then K* is no more than an upper bound
             counts["K_star_at_first_check"] = 1
         for each in (each for each in study.repeats if each.cell == cell.cell and each.rank == 1):
@@ -224,7 +224,7 @@ def _log_outcome(tracker: Tracker, study: Analysis, files: Sequence[Path]) -> No
     if record.noise is not None:
         named = {"noise_scale": record.noise.value, "noise_scale_low": record.noise.low}
         metrics |= named if record.noise.resolved else {"noise_scale_low": record.noise.low}
-    params = {f"goal.{key}": value for key, value in record.goal.stored().items()} | {
+    params = {f"goal.{key}": value for key, value in record.goal.to_dict().items()} | {
         "seed": record.seed
     }
     params = (

@@ -148,7 +148,7 @@ class Tracker:
         metrics |= {f"theory/{name}": value for name, value in result.theory.items()}
         metrics |= {
             f"observed/{name}": value
-            for name, value in result.observed.items()
+            for name, value in result.flags.items()
             if math.isfinite(value)
         }
         params = _params(cell) | {"point": trial.point, **trial.params}

@@ -56,7 +56,7 @@ class Check(NamedTuple):
 
 def min_evaluated_share(goal: Goal, size: int) -> float:
     """Return the least share of a validation split that shows that a network misses the goal."""
-    return min(1.0, max(CHUNK, goal.allowed(size) + 1) / size)
+    return min(1.0, max(CHUNK, goal.max_mistakes(size) + 1) / size)
 
 
 class HardestFirst:

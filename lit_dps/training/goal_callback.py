@@ -12,7 +12,7 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule, Tr
 import lit_dps.training.lightning_private as lightning_private
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.errors import ConfigError
-from lit_dps.core.goal import ERROR, Goal, value_given
+from lit_dps.core.goal import VALIDATION_ERROR, Goal, resolve_value
 from lit_dps.core.trial import Status
 from lit_dps.module import weights_finite
 from lit_dps.parallel import ranks
@@ -107,13 +107,13 @@ class GoalErrorCallback(Callback):
         error: float | None = None,
         check_interval: int = 16,
         max_steps: int = 40_000,
-        monitor: str = ERROR,
+        monitor: str = VALIDATION_ERROR,
         early_reject: bool = False,
         metric: str | None = None,
         at_most: float | None = None,
         at_least: float | None = None,
     ):
-        value = value_given(error, at_most, at_least, metric)
+        value = resolve_value(error, at_most, at_least, metric)
         self.monitor = metric or monitor
         self._monitor_key = "goal.monitor" if metric is None else "goal.metric"
         if is_rising(self.monitor) and at_least is None:
@@ -126,7 +126,7 @@ class GoalErrorCallback(Callback):
             value,
             check_interval,
             max_steps,
-            metric=self.monitor if error is None else ERROR,
+            metric=self.monitor if error is None else VALIDATION_ERROR,
             at_least=at_least is not None,
         )
         self.early_reject = early_reject and at_least is None
@@ -212,7 +212,7 @@ class GoalErrorCallback(Callback):
         record_batches(trainer)
         self._reset()
         if self.early_reject and EarlyCheck.supports(trainer, pl_module, self.monitor):
-            self.run.stop_early()
+            self.run.enable_early_checks()
             trainer.limit_val_batches = 0  # turns off Lightning's validation
         length = self._set_length(trainer)
         length.fix_at_optimizers(pl_module, lambda: self._epochs)
@@ -296,7 +296,7 @@ class GoalErrorCallback(Callback):
         self.stopwatch.switch_to("checking", pl_module.device)
         show_mean(trainer)
         if self._early is not None and self.status is None:
-            check = self._early(self.run.allowed(self._early.size))
+            check = self._early(self.run.max_mistakes(self._early.size))
             self._judge(trainer, pl_module, check.error(self._early.size), check.exact)
 
     def _schedule_validation(self, trainer: Trainer, is_due: bool) -> None:

@@ -68,8 +68,8 @@ class PruningCallback(Callback):
         is_short: Whether to compute the scores from a few batches only, to test that this works.
             Set it before a run.
         redraw: Builds the module again, for "reinit"; None outside of a study. Set it before a run.
-        observed: Facts about the mask that a reader of results should know, as in
-            `TrialResult.observed`.
+        flags: Facts about the mask that a reader of results should know, as in
+            `TrialResult.flags`.
 
     Raises:
         ConfigError: if a value is out of its range; when training starts, if the method cannot
@@ -116,7 +116,7 @@ class PruningCallback(Callback):
     def _reset(self) -> None:
         self.mask: Mask | None = None
         self.scores: Scores | None = None
-        self.observed: dict[str, float] = {}
+        self.flags: dict[str, float] = {}
         self.key: tuple[int, ...] | None = None
         self._copies: dict[str, str] = {}  # name of a copy -> name of its parameter
         # Parameters that the method considered but did not mask, such as those of kept nodes.
@@ -158,7 +158,7 @@ class PruningCallback(Callback):
         if reason is not None:
             raise self._sparsity_error(pl_module, reason)
         self._unmasked = UnmaskedWeights(self.biases, self.exclude, self._is_masked)
-        self._unmasked.observed = self.observed  # set already in a run from a checkpoint
+        self._unmasked.flags = self.flags  # set already in a run from a checkpoint
         self._hook_optimizers(trainer, pl_module)
 
     def _hook_optimizers(self, trainer: Trainer, module: LightningModule) -> None:
@@ -192,11 +192,11 @@ class PruningCallback(Callback):
             if not any(fnmatchcase(name, pattern) for pattern in self.exclude):
                 self._copies[name] = parameter
         trained = [p for p in module.parameters() if p.requires_grad and id(p) in held]
-        self.observed = mask_flags(mask, self.pruner, sum(p.numel() for p in trained))
+        self.flags = mask_flags(mask, self.pruner, sum(p.numel() for p in trained))
         steps = 1 if self.is_short else STEPS
-        self.observed |= start(self.init, module, mask, copy, self.redraw, steps)
+        self.flags |= start(self.init, module, mask, copy, self.redraw, steps)
         if self._copies:
-            self.observed[COPIES] = sum(mask[name].numel() for name in self._copies.values())
+            self.flags[COPIES] = sum(mask[name].numel() for name in self._copies.values())
 
     def _make_mask(self, module: LightningModule, copy: Any) -> Mask:
         """Return the method's mask, from scores of an earlier run if they are of the same pass.
@@ -356,7 +356,7 @@ class PruningCallback(Callback):
             "mask": None if self.mask is None else dict(self.mask),
             "copies": self._copies,
             "left_dense": sorted(self._left_dense),
-            "observed": self.observed,
+            "observed": self.flags,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -364,7 +364,7 @@ class PruningCallback(Callback):
         self.mask = None if mask is None else Mask(mask)
         self._copies = state_dict.get("copies", {})
         self._left_dense = set(state_dict.get("left_dense", ()))
-        self.observed = state_dict.get("observed", {})
+        self.flags = state_dict.get("observed", {})
 
 
 def masks_of(trainer: Trainer, module: LightningModule) -> dict[str, Tensor]:

@@ -92,8 +92,8 @@ class ExamplesCallback(Callback):
         key: Configuration key of the batch size, for errors.
 
     Attributes:
-        observed: Short steps and steps with an unknown number of examples, as in
-            `TrialResult.observed`.
+        flags: Short steps and steps with an unknown number of examples, as in
+            `TrialResult.flags`.
         waits: Whether only `settle` refuses a run without a full step. Set it before a run with
             shortened epochs.
         can_be_cut: Whether the first batch can be divided among ranks; None before the first batch.
@@ -116,7 +116,7 @@ class ExamplesCallback(Callback):
         self._is_begun = False  # whether a batch has begun and not ended
 
     @property
-    def observed(self) -> dict[str, float]:
+    def flags(self) -> dict[str, float]:
         counts = {SHORT_STEPS: self._short, UNCOUNTED_STEPS: self._uncounted}
         return {name: count for name, count in counts.items() if count}
 

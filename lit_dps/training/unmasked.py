@@ -30,9 +30,9 @@ class UnmaskedWeights:
         is_masked: Returns whether the tensor of this name is masked. It may mask the tensor first.
 
     Attributes:
-        observed: The number of trained elements without a mask, the number of all trained elements,
+        flags: The number of trained elements without a mask, the number of all trained elements,
             and the step at which the last elements without a mask joined. The keys are those of
-            `TrialResult.observed`. Empty if the mask covers all.
+            `TrialResult.flags`. Empty if the mask covers all.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class UnmaskedWeights:
         self.biases: Biases = biases
         self.exclude = tuple(exclude)
         self.is_masked = is_masked
-        self.observed: dict[str, float] = {}
+        self.flags: dict[str, float] = {}
         # Tensors by id. A reference to the tensor ensures that its id is not reused.
         self._trained: dict[int, Tensor] = {}
         self._step = 1
@@ -74,10 +74,10 @@ class UnmaskedWeights:
         for name, tensor in candidates.items():
             if not self.is_masked(name, tensor):
                 count += tensor.numel()
-        if count > self.observed.get(IN_NO_MASK, 0):
-            self.observed[IN_NO_MASK] = count
-            self.observed[TRAINED_THEN] = sum(p.numel() for p in held.values() if p.requires_grad)
-            self.observed[JOINED_AT] = self._step
+        if count > self.flags.get(IN_NO_MASK, 0):
+            self.flags[IN_NO_MASK] = count
+            self.flags[TRAINED_THEN] = sum(p.numel() for p in held.values() if p.requires_grad)
+            self.flags[JOINED_AT] = self._step
 
     def _unregistered(self, module: LightningModule) -> dict[str, Tensor]:
         """Return the trained matrices in lists and dicts of the module, by path."""
@@ -89,7 +89,7 @@ class UnmaskedWeights:
         return matrices
 
 
-def later_weights_note(trainer: Trainer, observed: Mapping[str, float]) -> str:
+def later_weights_note(trainer: Trainer, flags: Mapping[str, float]) -> str:
     """Return a note if weights join the training after pruning; "" if none are known to join.
 
     A short run shows the weights that join within its steps. A finetuning callback may unfreeze
@@ -97,13 +97,13 @@ def later_weights_note(trainer: Trainer, observed: Mapping[str, float]) -> str:
 
     Args:
         trainer: The trainer of a pruned run that has ended.
-        observed: The `observed` of its pruning callback.
+        flags: The `flags` of its pruning callback.
     """
     finetuning = []
     for callback in lightning_private.callbacks_of(trainer):
         if isinstance(callback, BaseFinetuning):
             finetuning.append(type(callback).__name__)
-    if not finetuning and not observed.get(IN_NO_MASK):
+    if not finetuning and not flags.get(IN_NO_MASK):
         return ""
     by = f" by {', '.join(finetuning)}" if finetuning else ""
     return (

@@ -101,4 +101,4 @@ def test_its_rule_is_trained_alike_by_all_engines(project, monkeypatch):
     )
     assert_conform(alone, lightning, Goal(0.2, 8, 64), 150)
     assert_conform(stacked, lightning, Goal(0.2, 8, 64), 150)
-    assert all("stacked" in result.observed for result in stacked)
+    assert all("stacked" in result.flags for result in stacked)

@@ -78,4 +78,4 @@ def _assert_straddling(
     assert abs(errors[0] - errors[1]) * examples <= STRADDLE + 0.01, (
         f"{key}: {errors} do not straddle {goal.value}"
     )
-    assert goal.reached(min(errors)) and not goal.reached(max(errors)), key
+    assert goal.is_reached(min(errors)) and not goal.is_reached(max(errors)), key

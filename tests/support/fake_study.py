@@ -213,7 +213,7 @@ def write_study(
         "trials": max((len(r) for r in results.values()), default=0) if trials is None else trials,
         "seed": 0,
         "goals": [],
-        "goal": goal.stored(),
+        "goal": goal.to_dict(),
         "space": {key: vars(box) for key, box in space.items()},
         "config": {"study": {"name": name}},
     }

@@ -15,7 +15,13 @@ from lit_dps.storage.trial_queue import Store
 from lit_dps.training import GoalErrorCallback
 from lit_dps.training.workload import Workload
 
-ASKED = ("further", "limit", "pause", "run_on", "metrics")  # of the runs, all else is of the engine
+ASKED = (
+    "further",
+    "limit",
+    "pause",
+    "train_past_goal",
+    "metrics",
+)  # of the runs, all else is of the engine
 
 
 def engine(

@@ -47,7 +47,7 @@ def test_short_last_batches_are_counted_and_told(zoo):
     outcome = zoo(data=spec("data.Clouds", n=170), goal=NEVER)
     assert_works(outcome, ["incomplete"])
     short = {
-        result.trial.cell.batch_size: result.observed["short_steps"] for result in outcome.results
+        result.trial.cell.batch_size: result.flags["short_steps"] for result in outcome.results
     }
     assert short == {8: 1, 32: 6}  # of 40 steps: one epoch of 22, six of 6
     notes = [line for line in outcome.out.splitlines() if line.startswith("note: ")]
@@ -57,7 +57,7 @@ def test_short_last_batches_are_counted_and_told(zoo):
 def test_full_batches_alone_are_not_told(zoo):
     outcome = zoo(data=spec("data.Clouds", n=170, drop_last=True), goal=NEVER)
     assert_works(outcome, ["incomplete"])
-    assert not any("short_steps" in result.observed for result in outcome.results)
+    assert not any("short_steps" in result.flags for result in outcome.results)
     assert "fewer than B examples" not in outcome.out
 
 

@@ -45,7 +45,7 @@ def test_a_frozen_copy_is_pruned_with_the_network_unless_it_is_excluded(zoo, exc
     (result,) = outcome.results
     assert not any(name.startswith("model_of_old") for name in result.kept)
     copied = sum(total for _, total in result.kept.values())
-    assert result.observed.get("copies", 0) == (0 if exclude else copied)
+    assert result.flags.get("copies", 0) == (0 if exclude else copied)
     assert ("copies of the pruned network" in outcome.out) is (exclude == [])
 
 
@@ -53,7 +53,7 @@ def test_layers_that_begin_equal_have_masks_of_their_own(zoo):
     outcome = zoo("edges.Twins", pruning={"exclude": ["body.1.*"]}, **ONE, **NEVER)
     assert_works(outcome, ["incomplete"])
     (result,) = outcome.results
-    assert "copies" not in result.observed
+    assert "copies" not in result.flags
     weights = outcome.audit(result).start.tensors
     assert (weights["body.1.weight"] != 0).all() and (weights["body.3.weight"] == 0).any()
 
@@ -72,4 +72,4 @@ def test_examples_in_another_dimension(zoo):
     outcome = zoo("edges.OnFeaturesFirst", "edges.TimeFirst", **NEVER)
     assert outcome.code == NO_RESULT, outcome.err
     assert {result.status for result in outcome.results} == {"incomplete"}
-    assert all(result.observed == {} for result in outcome.results)
+    assert all(result.flags == {} for result in outcome.results)

@@ -22,8 +22,8 @@ def test_a_backbone_that_is_unfrozen_later_is_noted_by_study_and_fit(zoo):
     outcome = zoo("later.Backbone", trainer=trainer, goal=goal, batch_sizes=[16])
     assert_works(outcome)
     dense, sparse = outcome.results
-    assert IN_NO_MASK not in dense.observed
-    counts = [sparse.observed[key] for key in (IN_NO_MASK, TRAINED_THEN, JOINED_AT)]
+    assert IN_NO_MASK not in dense.flags
+    counts = [sparse.flags[key] for key in (IN_NO_MASK, TRAINED_THEN, JOINED_AT)]
     assert counts == [BODY, BODY + HEAD, 11]  # an epoch has ten steps
     said = f"{BODY} of {BODY + HEAD} weights trained at step 11 are in no mask"
     assert [

@@ -18,7 +18,7 @@ def test_a_residual_network(zoo, zero_init_last):
     assert_works(outcome)
     dense, sparse = outcome.results
     assert not any("bn" in name for name in sparse.kept)
-    assert ("kept_with_score_0" in sparse.observed) == zero_init_last
+    assert ("kept_with_score_0" in sparse.flags) == zero_init_last
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])

@@ -98,11 +98,11 @@ def test_what_is_kept_without_a_score_is_told(zoo):
     (result,) = outcome.results
     left = sum(n for n, _ in result.kept.values())
     scored = sum(total for name, (_, total) in result.kept.items() if "branch" not in name)
-    assert 0 < left - scored <= result.observed["kept_with_score_0"] < left
+    assert 0 < left - scored <= result.flags["kept_with_score_0"] < left
     assert any("score 0" in line for line in outcome.out.splitlines() if line.startswith("note: "))
 
 
 def test_where_all_have_a_score_nothing_is_told(zoo):
     outcome = zoo(**SPARSE)
     assert_works(outcome)
-    assert "kept_with_score_0" not in outcome.results[0].observed and "score 0" not in outcome.out
+    assert "kept_with_score_0" not in outcome.results[0].flags and "score 0" not in outcome.out

@@ -71,7 +71,7 @@ def test_two_ranks_do_what_one_process_does(zoo, animal):
             one.curve["step"],
         )
         assert other.curve["val_error"] == pytest.approx(one.curve["val_error"], rel=1e-3)
-        assert other.observed == {
+        assert other.flags == {
             "ranks": 2,
-            **{k: v for k, v in one.observed.items() if k != "short_steps"},
+            **{k: v for k, v in one.flags.items() if k != "short_steps"},
         }

@@ -128,4 +128,4 @@ def test_a_rate_of_zero_for_a_stretch_of_the_budget_is_named(zoo):
 def test_the_shape_of_a_schedule_is_stored_with_its_trials(zoo):
     outcome = zoo(scheduled("one_cycle"), goal=NEVER, batch_sizes=[32], sparsities=[0.0], trials=2)
     for result in outcome.results:
-        assert (result.observed["warm_up_steps"], result.observed["schedule_steps"]) == (11, STEPS)
+        assert (result.flags["warm_up_steps"], result.flags["schedule_steps"]) == (11, STEPS)

@@ -58,7 +58,7 @@ def _batches(audit: Audit, result: TrialResult) -> None:
         f"{result.trial.cell} took steps of {sorted(set(steps))} examples"
     )
     short = [examples for examples in steps if examples < batch_size]
-    assert len(short) == result.observed.get("short_steps", 0), (
+    assert len(short) == result.flags.get("short_steps", 0), (
         f"steps of {sorted(set(short))} examples are not told"
     )
 

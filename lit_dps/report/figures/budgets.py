@@ -15,7 +15,7 @@ import lit_dps.report.figures.style as look
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.budgets import EXAMPLES, STEPS, goes_on
 from lit_dps.analysis.tables import legend, numbers, rows_of
-from lit_dps.core.goal import ERROR
+from lit_dps.core.goal import VALIDATION_ERROR
 from lit_dps.core.record import StudyRecord
 
 NAME, PAPER = "budgets", ""
@@ -58,7 +58,9 @@ def notes(study: Analysis) -> list[str]:
 
 def metric_label(record: StudyRecord) -> str:
     """The label of an axis of the best value of the goal's metric."""
-    return f"best {'validation error' if record.goal.metric == ERROR else record.goal.metric}"
+    metric = record.goal.metric
+    name = "validation error" if metric == VALIDATION_ERROR else metric
+    return f"best {name}"
 
 
 def metric_axis(ax: Axes, record: StudyRecord, values: np.ndarray) -> Line2D:
@@ -69,7 +71,7 @@ def metric_axis(ax: Axes, record: StudyRecord, values: np.ndarray) -> Line2D:
     """
     goal = record.goal
     line = look.goal_line(ax, goal.value, str(goal))
-    if goal.metric == ERROR and len(values) and min(values) > 0:
+    if goal.metric == VALIDATION_ERROR and len(values) and min(values) > 0:
         look.log_values_axis(ax, [*values, goal.value], 1.3, 1.3)
     return line
 

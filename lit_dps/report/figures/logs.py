@@ -13,13 +13,13 @@ from matplotlib.figure import Figure
 import lit_dps.report.figures.style as look
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.tables import cell_columns, columns_of, frame, legend, numbers, rows_of
-from lit_dps.core.goal import ERROR
+from lit_dps.core.goal import VALIDATION_ERROR
 from lit_dps.core.racing import to_goal
 
 NAME, PAPER = "logs", "6"
 CAPTION = "training loss and validation error of the K* trials (Figure 6)"
 PANELS = 6  # as many columns as stay legible on a page
-LABELS = {"train_loss": "training loss of the batch", ERROR: "validation error"}
+LABELS = {"train_loss": "training loss of the batch", VALIDATION_ERROR: "validation error"}
 
 
 def rows(study: Analysis) -> pd.DataFrame:
@@ -121,7 +121,7 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
         ]
         look.log_values_axis(line[0], shown, 1.3, 1.3)
         for ax in line if name == goal.metric else ():
-            label = "goal error" if name == ERROR else "goal"
+            label = "goal error" if name == VALIDATION_ERROR else "goal"
             look.goal_line(ax, goal.value, label)
     figure.supxlabel(look.STEPS, fontsize=8)
     look.legend_above(figure, panels[-1, 0].get_legend_handles_labels()[0])

@@ -168,7 +168,7 @@ def _refuse_ignored_batch_size(training: Training, short: Short, last: Short) ->
 def _refuse_goal_met_untrained(short: Short) -> None:
     """Raise ConfigError if the untrained network meets the goal."""
     goal, untrained = short.goal.goal, short.untrained
-    if untrained is None or not goal.reached(untrained[short.goal.monitor]):
+    if untrained is None or not goal.is_reached(untrained[short.goal.monitor]):
         return
     side, hint = "below", "; of a metric that is to be maximised set goal.at_least"
     if goal.at_least:

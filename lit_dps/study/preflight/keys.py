@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from lit_dps.core.errors import ConfigError
-from lit_dps.core.goal import TAKEN
+from lit_dps.core.goal import RESERVED_NAMES
 from lit_dps.core.local_sgd import LocalSGDSchedule
 from lit_dps.core.search_space import Choices
 from lit_dps.core.trial import Cell, Trial
@@ -26,17 +26,17 @@ DELAY = "optim.delay"
 def check_goals(setup: StudySetup) -> None:
     own = setup.goal_of_trials
     for name in setup.study.metrics:
-        if name in (own.metric, *TAKEN):
+        if name in (own.metric, *RESERVED_NAMES):
             raise ConfigError("study.metrics", name, "another one: this is kept anyway")
     for value in setup.study.goals:
-        if not own.easier(value) and not setup.study.run_on:
+        if not own.is_easier(value) and not setup.study.run_on:
             key = next(k for k in ("error", "at_most", "at_least") if setup.goal.get(k) is not None)
             side = "below" if own.at_least else "above"
             raise ConfigError(
                 "study.goals", value, f"{side} goal.{key} = {own.value:g}, which stops the runs"
             )
         try:
-            own.at(value)
+            own.with_value(value)
         except ConfigError as error:
             raise ConfigError("study.goals", value, error.allowed) from None
 

@@ -88,7 +88,11 @@ def build_short(
     """
     goal = ShortGoal(**training.goal)
     run = Attempt(
-        trial, goal.goal, stop_at=lambda: goal.last_step, run_on=True, metrics=training.metrics
+        trial,
+        goal.goal,
+        stop_at=lambda: goal.last_step,
+        train_past_goal=True,
+        metrics=training.metrics,
     )
     fit = TrialFit.of(training, run, goal, file, at_check)
     fit.examples.waits = True
@@ -160,7 +164,7 @@ def run_short(training: Training, trial: Trial, watchers: Sequence[Callback] = (
     )
     for remark in epochs.remarks:
         short.notes.append(f"at B = {trial.cell.batch_size} {remark} steps of the budget")
-    later = later_weights_note(trainer, fit.pruning.observed) if trial.cell.sparsity else ""
+    later = later_weights_note(trainer, fit.pruning.flags) if trial.cell.sparsity else ""
     if later:
         short.notes.append(f"{trial.cell}: {later}")
     return short

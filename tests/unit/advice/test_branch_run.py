@@ -23,7 +23,7 @@ from lit_dps.storage.advice_store import AdviceStore
 from tests.unit.advice.test_step_probe import Net, setup
 
 OPTIONS = Options(600, "branch")
-FORK = Fork(2, 4, (1, 2, 4), (1.0, 1.0, 1.0), 0.1).stored()
+FORK = Fork(2, 4, (1, 2, 4), (1.0, 1.0, 1.0), 0.1).to_dict()
 
 
 class Adam(Net):

@@ -115,8 +115,8 @@ def test_times_of_several_machines_are_told():
 
 
 def test_trials_that_say_nothing_of_a_step_are_left_out():
-    assert step_seconds(study(observed={STACKED: 1})) == {}
-    assert step_seconds(study(observed={SPARSE_KERNELS: 1})) == {}
+    assert step_seconds(study(flags={STACKED: 1})) == {}
+    assert step_seconds(study(flags={SPARSE_KERNELS: 1})) == {}
     assert step_seconds(record({8: [trial(8, 0, None, 5.0, Status.OUTRACED, run=100)]})) == {}
     assert step_seconds(record({8: [trial(8, 0, 100, 0.0)]})) == {}
 

@@ -12,7 +12,7 @@ import pytest
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.core.config import StudyConfig
 from lit_dps.core.errors import ConfigError
-from lit_dps.core.search_space import Choices, Range, extremes, of_stored, stored
+from lit_dps.core.search_space import Choices, Range, extremes, space_from_dict, space_to_dict
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.models import MLP, SimpleCNN
 from lit_dps.report.figures import drawn, metaparameters
@@ -119,9 +119,9 @@ def test_extremes_have_both_ends_and_every_choice():
 
 
 def test_a_space_is_stored_as_plain_fields():
-    assert of_stored(stored(SPACE)) == SPACE
-    assert stored(SPACE)["model.momentum"] == {"choices": [0.0, 0.01, 0.1]}
-    assert stored(SPACE)["model.learning_rate"] == {
+    assert space_from_dict(space_to_dict(SPACE)) == SPACE
+    assert space_to_dict(SPACE)["model.momentum"] == {"choices": [0.0, 0.01, 0.1]}
+    assert space_to_dict(SPACE)["model.learning_rate"] == {
         "low": 1e-3,
         "high": 1.0,
         "scale": "log",

@@ -25,7 +25,7 @@ def allowed_mistakes(goal: str, n: int) -> int:
 def test_reached_is_a_comparison_of_integers_for_every_count(goal, n):
     errors = torch.arange(n + 1) / n  # float32, as `mistakes / seen` of the module
     assert errors.dtype is torch.float32
-    reached = [Goal(float(goal)).reached(float(error)) for error in errors]
+    reached = [Goal(float(goal)).is_reached(float(error)) for error in errors]
     limit = allowed_mistakes(goal, n)
     assert reached == [True] * (limit + 1) + [False] * (n - limit)
 
@@ -44,14 +44,14 @@ def test_reached_is_exact_for_float32_means_of_batch_means(goal, n):
             wrong, range(37, n, 37)
         ):  # a size that rounds, and a short last batch
             total += np.float32(batch.mean()) * np.float32(len(batch))
-        assert Goal(float(goal)).reached(float(total / np.float32(n))) is (mistakes <= limit), (
+        assert Goal(float(goal)).is_reached(float(total / np.float32(n))) is (mistakes <= limit), (
             mistakes
         )
 
 
 def test_nan_and_infinite_errors_do_not_reach_the_goal():
-    assert not Goal(0.5).reached(math.nan)
-    assert not Goal(0.5).reached(math.inf)
+    assert not Goal(0.5).is_reached(math.nan)
+    assert not Goal(0.5).is_reached(math.inf)
 
 
 GOAL = Goal(0.1, check_interval=16, max_steps=48)

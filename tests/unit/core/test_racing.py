@@ -256,7 +256,7 @@ def test_workers_who_come_later_pause_too(url):
         for _ in range(2)
     ]
     claims = [s.next_run() for s in monitor]
-    assert [run.rung for run in claims] == [32, 32], "the second found all points enqueued"
+    assert [run.pause_at for run in claims] == [32, 32], "the second found all points enqueued"
     for s, run in zip(monitor, claims, strict=True):
         s.tell(TrialResult(run.trial, Status.PAUSED, None, curve(32)))
     again = Store(
@@ -264,9 +264,9 @@ def test_workers_who_come_later_pause_too(url):
     )
     points = []
     while (run := again.next_run()) is not None and len(points) < 5:
-        points.append((run.trial.point, run.rung))
-        status = Status.PAUSED if run.rung < math.inf else Status.INCOMPLETE
-        again.tell(TrialResult(run.trial, status, None, curve(int(min(run.rung, 512)))))
+        points.append((run.trial.point, run.pause_at))
+        status = Status.PAUSED if run.pause_at < math.inf else Status.INCOMPLETE
+        again.tell(TrialResult(run.trial, status, None, curve(int(min(run.pause_at, 512)))))
     rest = [p for p in (2, 3)]
     assert [rung for point, rung in points if point in rest][:2] == [32, 32]
     assert (claims[0].trial.point, 128) in points, (

@@ -170,12 +170,12 @@ def test_histories_merge_where_one_goes_on_from_the_other(tmp_path):
     assert record.boxes[1:] == (box,) and len(record.results[Cell(4)]) == 12
     with pytest.raises(StudyChanged, match="was widened in another way"):
         merged(urls[0], urls[2])
-    rounded = [ExpandedSpace.of_stored(box.stored()).stored()]
+    rounded = [ExpandedSpace.from_dict(box.to_dict()).to_dict()]
     rounded[0]["space"][RATE]["high"] *= 1 + 1e-14
     assert (
-        continued(rounded, [box.stored()])
+        continued(rounded, [box.to_dict()])
         and continued([], rounded)
-        and not continued(rounded, [other.stored()])
+        and not continued(rounded, [other.to_dict()])
     )
 
 

@@ -48,7 +48,7 @@ class Frozen(ImageClassifier):
 def test_a_module_of_the_users_is_stacked(name):
     used = workload(class_path=f"tests.unit.engines.test_eligible.{name}")
     ours, reference = both(used, trials(Cell(16, 0.0), Cell(16, 0.5), rates=[0.02, 0.05, 0.002]))
-    assert assert_conform(ours, reference, Goal.of_stored(GOAL), EXAMPLES) == []
+    assert assert_conform(ours, reference, Goal.from_dict(GOAL), EXAMPLES) == []
 
 
 class Drawing(nn.Module):
@@ -169,7 +169,7 @@ def test_trials_that_differ_in_more_than_tensors_are_trained_by_themselves():
     params = [{"model.learning_rate": 0.05, "model.smoothing": s} for s in (0.0, 0.5, 0.0)]
     asked = [Trial(Cell(16, 0.0), i, p) for i, p in enumerate(params)]
     ours, reference = both(used, asked, {**GOAL, "max_steps": 16})
-    assert assert_conform(ours, reference, Goal.of_stored(GOAL), EXAMPLES) == []
+    assert assert_conform(ours, reference, Goal.from_dict(GOAL), EXAMPLES) == []
 
 
 def network(name: str, **init_args) -> dict:

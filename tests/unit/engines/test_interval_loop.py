@@ -90,8 +90,8 @@ def test_every_loop_stores_the_shape_of_the_schedule(module, own, shape, how):
     results = train_all(trials, workload, goal, **how)
     assert len(results) == 2
     for result in results:
-        assert (result.observed.get(WARM_UP), result.observed.get(SCHEDULE)) == shape
-        assert (STACKED in result.observed) is ("size" in how)
+        assert (result.flags.get(WARM_UP), result.flags.get(SCHEDULE)) == shape
+        assert (STACKED in result.flags) is ("size" in how)
 
 
 class Everything(nn.Module):

@@ -74,5 +74,5 @@ def test_trials_end_as_alone_where_batches_are_small_enough_for_products(
     ours, reference = both(
         workload(network=RESNET, optimizer="nesterov"), asked, {**GOAL, "max_steps": 8}
     )
-    assert assert_conform(ours, reference, Goal.of_stored(GOAL), EXAMPLES) == []
+    assert assert_conform(ours, reference, Goal.from_dict(GOAL), EXAMPLES) == []
     assert bool(taken) is at_all

@@ -67,7 +67,7 @@ def test_every_trial_ends_as_alone(rule, schedule, early):
     )
     goal = {**GOAL, "early_reject": early}
     ours, reference = both(used, asked, goal, further=(0.4,))
-    assert assert_conform(ours, reference, Goal.of_stored(GOAL), EXAMPLES) == []
+    assert assert_conform(ours, reference, Goal.from_dict(GOAL), EXAMPLES) == []
     assert {r.status for r in ours} == {Status.COMPLETE, Status.INCOMPLETE, Status.INFEASIBLE}
 
 
@@ -84,7 +84,7 @@ FILLED = {("authors", 4), ("per_trial", 1)}  # the others are long forms
 def test_a_slot_that_is_filled_again_changes_nothing(order, slots):
     asked = trials(Cell(16, 0.0), Cell(16, 0.9))
     ours, reference = both(workload(data={"order": order}), asked, slots=slots)
-    assert assert_conform(ours, reference, Goal.of_stored(GOAL), EXAMPLES) == []
+    assert assert_conform(ours, reference, Goal.from_dict(GOAL), EXAMPLES) == []
     assert len({r.steps_run for r in ours}) > 3, "slots became free at different checks"
 
 
@@ -93,13 +93,13 @@ def test_convolutions_and_residual_blocks():
     ours, reference = both(
         workload(network=RESNET, optimizer="nesterov"), asked, {**GOAL, "max_steps": 8}
     )
-    assert assert_conform(ours, reference, Goal.of_stored(GOAL), EXAMPLES) == []
+    assert assert_conform(ours, reference, Goal.from_dict(GOAL), EXAMPLES) == []
 
 
 def test_a_batch_in_parts_is_the_same_batch(monkeypatch):
     monkeypatch.setattr(StackedNetworks.__init__, "__defaults__", (7, None))
     ours, reference = both(workload(), trials(Cell(50, 0.5)))
-    assert assert_conform(ours, reference, Goal.of_stored(GOAL), EXAMPLES) == []
+    assert assert_conform(ours, reference, Goal.from_dict(GOAL), EXAMPLES) == []
 
 
 def test_methods_and_biases_of_pruning():
@@ -111,7 +111,7 @@ def test_methods_and_biases_of_pruning():
         ours, reference = both(
             workload(), trials(Cell(16, 0.7), rates=[0.03, 0.05]), pruning=pruning
         )
-        assert assert_conform(ours, reference, Goal.of_stored(GOAL), EXAMPLES) == []
+        assert assert_conform(ours, reference, Goal.from_dict(GOAL), EXAMPLES) == []
         assert all(r.kept for r in ours)
 
 

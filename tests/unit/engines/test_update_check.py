@@ -138,14 +138,14 @@ def results(name: str, used: Rule, monkeypatch) -> tuple[list, list[str]]:
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_rule_that_is_its_optimizers_is_stacked(name, monkeypatch):
     done, said = results(name + " of mine", RIGHT[name], monkeypatch)
-    assert said == [] and all("stacked" in result.observed for result in done)
+    assert said == [] and all("stacked" in result.flags for result in done)
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_rule_that_is_not_its_optimizers_is_trained_alone(name, monkeypatch):
     done, said = results(name, WRONG[name], monkeypatch)
     assert len(said) == 1 and "differs from that of its optimizer" in said[0]
-    assert not any("stacked" in result.observed for result in done)
+    assert not any("stacked" in result.flags for result in done)
     lightning = train(
         [r.trial for r in done], workload(optimizer=name), {**GOAL, "max_steps": 8}, lean=False
     )
@@ -158,7 +158,7 @@ def test_our_rules_agree(name):
     asked = trials(Cell(16, 0.0), rates=[0.002, 0.004])
     used = workload(optimizer=name, weight_decay=0.01, schedule="linear", decay_steps=8)
     done = train(asked, used, {**GOAL, "max_steps": 8}, size=2, say=said.append)
-    assert said == [] and all("stacked" in result.observed for result in done)
+    assert said == [] and all("stacked" in result.flags for result in done)
 
 
 class Counting(ImageClassifier):

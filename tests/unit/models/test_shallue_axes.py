@@ -203,7 +203,7 @@ def test_stacked_trials_have_each_its_own_smoothing():
         assert stacked[point].curve["train_loss"] == pytest.approx(
             result.curve["train_loss"], rel=1e-3
         )
-    assert any(r.observed.get(STACKED) for r in stacked.values())
+    assert any(r.flags.get(STACKED) for r in stacked.values())
 
 
 def identity(model: dict, data: dict, space: dict | None = None) -> dict:

@@ -241,7 +241,7 @@ def test_a_short_first_batch_is_a_short_step_and_no_error():
     examples = ExamplesCallback(4)
     data = DataLoader(rows(), batch_sampler=Buckets(), collate_fn=ragged)
     fit(Ragged(), data, callbacks=[examples], max_steps=6)
-    assert examples.observed == {"short_steps": 4}
+    assert examples.flags == {"short_steps": 4}
 
 
 @pytest.mark.parametrize("batch_size", [3, 8])
@@ -269,7 +269,7 @@ def test_steps_whose_examples_nobody_knows_are_noted():
     examples, module = ExamplesCallback(5), Ragged()
     module.training_step = lambda batch, batch_idx: module.network(batch["x"]).mean()
     fit(module, own, callbacks=[examples], max_steps=4)
-    assert examples.observed == {"uncounted_steps": 4} and examples.volume == 96
+    assert examples.flags == {"uncounted_steps": 4} and examples.volume == 96
 
 
 def test_a_short_first_batch_does_not_scale_adam():
@@ -282,7 +282,7 @@ def test_a_short_first_batch_does_not_scale_adam():
 def shared() -> dict:
     examples = ExamplesCallback(4)
     fit(Plain(), loader(10, 4), callbacks=[examples], max_steps=6, **arguments(QUIET))
-    return examples.observed
+    return examples.flags
 
 
 def graphs_on_ranks() -> None:

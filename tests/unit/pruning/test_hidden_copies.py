@@ -70,9 +70,7 @@ def test_they_are_zero_where_the_parameters_are(kind):
         0.7, module=kind(), steps=7, val_check_interval=5, num_sanity_val_steps=0, val=loader()
     )
     checks = module.found
-    assert checks and callback.observed[COPIES] == sum(
-        p.numel() for p in module.network.parameters()
-    )
+    assert checks and callback.flags[COPIES] == sum(p.numel() for p in module.network.parameters())
     for average in checks:
         for tensor, name in zip(average, weights(module), strict=True):
             keep = callback.mask[name]
@@ -81,8 +79,8 @@ def test_they_are_zero_where_the_parameters_are(kind):
 
 def test_one_that_is_excluded_stays_dense():
     _, callback = pruned(0.7, module=InList(), more={"exclude": ["teacher.*"]})
-    assert COPIES not in callback.observed
+    assert COPIES not in callback.flags
 
 
 def test_what_training_holds_elsewhere_is_none():
-    assert not hidden_tensors(Plain()) and pruned(0.7)[1].observed.get(COPIES) is None
+    assert not hidden_tensors(Plain()) and pruned(0.7)[1].flags.get(COPIES) is None

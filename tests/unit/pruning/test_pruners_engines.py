@@ -46,7 +46,7 @@ def test_stacked_trials_may_be_pruned_by_different_methods():
     stacked = train(trials, WORKLOAD, GOAL, size=len(methods))
     alone = [train_one(trial, WORKLOAD, GOAL) for trial in trials]
     by_cell = {result.trial.cell: result for result in stacked}
-    assert all("stacked" in result.observed for result in stacked)
+    assert all("stacked" in result.flags for result in stacked)
     for result in alone:
         other = by_cell[result.trial.cell]
         assert other.kept == result.kept

@@ -52,7 +52,7 @@ def test_a_start_is_the_same_to_the_bit_in_both_engines_and_keeps_the_mask(init,
     assert same(ours, theirs)
     plain = train_one(trial, WORKLOAD, GOAL, pruning={"method": method})
     assert ours.kept == plain.kept and (ours.curve == plain.curve) is (init == "original")
-    assert (set(SPECTRUM) <= set(ours.observed)) is (init == "isometry")
+    assert (set(SPECTRUM) <= set(ours.flags)) is (init == "isometry")
 
 
 def test_stacked_trials_may_start_differently():
@@ -60,7 +60,7 @@ def test_stacked_trials_may_start_differently():
     stacked = {result.trial.cell: result for result in train(trials, WORKLOAD, GOAL, size=3)}
     for trial in trials:
         alone, other = train_one(trial, WORKLOAD, GOAL), stacked[trial.cell]
-        assert "stacked" in other.observed and alone.observed.items() <= other.observed.items()
+        assert "stacked" in other.flags and alone.flags.items() <= other.flags.items()
         assert other.curve["train_loss"] == pytest.approx(alone.curve["train_loss"], rel=1e-4)
 
 
@@ -215,14 +215,14 @@ def test_a_run_goes_on_with_the_weights_that_it_started_from(tmp_path, init, lea
     study.run(trial, interrupt=2)
     result, steps = study.run(trial)
     assert study.said and result == whole and torch.equal(steps.weights, reference.weights)
-    assert result.observed == whole.observed
+    assert result.flags == whole.flags
 
 
 def on_a_rank(init: str) -> tuple:
     result = train_one(
         Trial(Cell(16, 0.8), 1, RATES), WORKLOAD, GOAL, lean=False, pruning={"init": init}
     )
-    return result.kept, result.curve["train_loss"], result.observed
+    return result.kept, result.curve["train_loss"], result.flags
 
 
 @pytest.mark.parametrize("init", ["reinit", "isometry"])

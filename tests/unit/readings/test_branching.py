@@ -103,7 +103,7 @@ def test_the_critical_factor_is_the_largest_before_a_loss_rises():
     assert factor(1.0, 1.0, math.inf, math.nan).critical == (8, 16)
     assert factor(1.0, 1.0, 1.0, 1.0).critical == (32, math.inf)
     fork = factor(1.0, 1.0, 1.0, math.inf)
-    assert Fork.of_stored(fork.stored()).critical == fork.critical
+    assert Fork.from_dict(fork.to_dict()).critical == fork.critical
 
 
 @pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Adam])

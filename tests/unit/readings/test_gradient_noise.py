@@ -154,8 +154,8 @@ def test_it_is_stored_whole():
             {"variance": rng.normal(10, 1, 64), "squared_gradient": rng.normal(gradient, 0.1, 64)},
             16,
         )
-        stored = json.loads(json.dumps(found.stored(), allow_nan=False))
-        assert NoiseScale.of_stored(stored) == found and (stored["high"] is None) == (gradient == 0)
+        stored = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+        assert NoiseScale.from_dict(stored) == found and (stored["high"] is None) == (gradient == 0)
 
 
 def test_without_a_gradient_it_is_not_resolved_but_bounded():

@@ -89,9 +89,7 @@ def test_trials_in_lockstep_have_no_hours_since_each_has_the_time_of_all():
     study = part("first")
     record = study.study.record
     cell = Cell(4, record.sparsities[0])
-    stacked = [
-        dataclasses.replace(r, observed={**r.observed, STACKED: 1}) for r in record.results[cell]
-    ]
+    stacked = [dataclasses.replace(r, flags={**r.flags, STACKED: 1}) for r in record.results[cell]]
     others = [r for c, results in record.results.items() if c != cell for r in results]
     mixed = dataclasses.replace(record, results={**record.results, cell: stacked})
     found = dataclasses.replace(study, study=Analysis(mixed))

@@ -135,7 +135,7 @@ def noted_study() -> Analysis:
     first, second = (each["key"] for each in environments)
     results = {
         dense: [
-            result(dense, 0, 320, params=params, observed=flags, kept=parts, environment=first),
+            result(dense, 0, 320, params=params, flags=flags, kept=parts, environment=first),
             result(dense, 1, None, "failed", params=params, failure="ValueError: some shape"),
             result(dense, 2, None, "stopped", params=params, failure="EarlyStopping: no gain"),
         ],
@@ -145,7 +145,7 @@ def noted_study() -> Analysis:
                 0,
                 16,
                 params=params,
-                observed={BY_WEIGHTS: 1, SCHEDULE: 1000, WARM_UP: 10},
+                flags={BY_WEIGHTS: 1, SCHEDULE: 1000, WARM_UP: 10},
                 kept=parts,
                 environment=second,
                 engine=LIGHTNING,

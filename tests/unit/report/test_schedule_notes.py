@@ -16,7 +16,7 @@ def cells(**observed):
 
 
 def test_a_goal_within_the_warm_up_is_named():
-    study = cells(observed={WARM_UP: 48, SCHEDULE: 400})
+    study = cells(flags={WARM_UP: 48, SCHEDULE: 400})
     (line,) = schedule_notes(study.cells)
     assert "B=64 S=0 " in line and "B=8 " not in line and numbers_in(line) == [48, 48]
     assert line in notes(study.record, study.cells)
@@ -24,22 +24,22 @@ def test_a_goal_within_the_warm_up_is_named():
 
 def test_a_warm_up_that_is_longer_than_a_predicted_k_is_named():
     trials = [
-        result(Cell(8), point, 320, observed={WARM_UP: 100, SCHEDULE: 400}) for point in range(2)
+        result(Cell(8), point, 320, flags={WARM_UP: 100, SCHEDULE: 400}) for point in range(2)
     ]
     (line,) = warm_up_notes(trials, {8: 320.0, 64: 100.0, 32: 140.0, 128: 60.0})
     assert numbers_in(line) == [64, 128, 100]
     assert warm_up_notes(trials, {8: 320.0}) == [] == warm_up_notes(trials, {})
     assert warm_up_notes([result(Cell(8), 0, 320)], {64: 1.0}) == []
-    other = result(Cell(8), 2, 320, observed={WARM_UP: 50, SCHEDULE: 400})
+    other = result(Cell(8), 2, 320, flags={WARM_UP: 50, SCHEDULE: 400})
     assert warm_up_notes([*trials, other], {64: 60.0}) == [], "a warm-up that is searched"
 
 
 def test_a_goal_early_in_the_schedule_is_named():
-    (line,) = schedule_notes(cells(observed={WARM_UP: 10, SCHEDULE: 1000}).cells)
+    (line,) = schedule_notes(cells(flags={WARM_UP: 10, SCHEDULE: 1000}).cells)
     assert "B=64 S=0 " in line and "B=8 " not in line and numbers_in(line) == [4.8, 1000]
 
 
 def test_nothing_is_said_of_constant_rates_and_of_a_warm_up_that_is_over():
     assert schedule_notes(cells().cells) == []
-    assert schedule_notes(cells(observed={WARM_UP: 40, SCHEDULE: 41}).cells) == []
-    assert schedule_notes(cells(observed={WARM_UP: 0, SCHEDULE: 400}).cells) == []
+    assert schedule_notes(cells(flags={WARM_UP: 40, SCHEDULE: 41}).cells) == []
+    assert schedule_notes(cells(flags={WARM_UP: 0, SCHEDULE: 400}).cells) == []

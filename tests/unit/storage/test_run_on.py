@@ -46,7 +46,7 @@ WHOLE = {**GOAL, "error": 0.3, "max_steps": 60}
 
 def ended(errors: list[float], losses: list[float] | None = None, run_on: bool = True) -> Attempt:
     """A run with these validation errors, checked every 4 steps, of 16 at most."""
-    run = Attempt(Trial(CELL, 0), Goal(0.1, 4, 16), run_on=run_on)
+    run = Attempt(Trial(CELL, 0), Goal(0.1, 4, 16), train_past_goal=run_on)
     for i, (error, loss) in enumerate(zip(errors, losses or [1.0] * len(errors), strict=True)):
         assert run.status is None
         run.record(4 + 4 * i, error, True, loss, math.isfinite(loss))
@@ -95,7 +95,7 @@ def test_a_run_that_is_stopped_after_its_goal_is_complete():
 def test_a_run_that_begins_anew_still_goes_on():
     run = ended([0.5, 0.1])
     run.restart()
-    assert run.run_on and run.record(4, 0.1, True, 1.0, True) is None
+    assert run.train_past_goal and run.record(4, 0.1, True, 1.0, True) is None
 
 
 def trials(rates=(0.02, 0.05, 0.002, 1e4)) -> list[Trial]:
@@ -132,7 +132,7 @@ def test_k_is_the_same_and_the_curve_goes_on(engine):
 
 def test_both_engines_have_the_same_curve():
     one, other = (
-        train(trials(), WORKLOAD, WHOLE, run_on=True, lean=lean) for lean in (True, False)
+        train(trials(), WORKLOAD, WHOLE, train_past_goal=True, lean=lean) for lean in (True, False)
     )
     assert [str(r.curve) for r in one] == [str(r.curve) for r in other]
 
@@ -146,7 +146,9 @@ def test_it_goes_on_from_a_checkpoint_after_its_goal(tmp_path, lean):
 
 
 def together() -> dict:
-    found = train_one(trials()[0], WORKLOAD, {**WHOLE, "max_steps": 40}, run_on=True, lean=False)
+    found = train_one(
+        trials()[0], WORKLOAD, {**WHOLE, "max_steps": 40}, train_past_goal=True, lean=False
+    )
     return {"status": found.status, "steps": found.steps, "errors": found.curve["val_error"]}
 
 
@@ -159,7 +161,11 @@ def test_several_ranks_go_on_together():
 def test_any_goal_is_answered_as_if_it_had_been_the_studys(tmp_path):
     cells, storage = [Cell(16, s) for s in (0.0, 0.9)], f"sqlite:///{tmp_path}/study.db"
     found = {
-        cell: [r for r in train(trials(), WORKLOAD, WHOLE, run_on=True) if r.trial.cell == cell]
+        cell: [
+            r
+            for r in train(trials(), WORKLOAD, WHOLE, train_past_goal=True)
+            if r.trial.cell == cell
+        ]
         for cell in cells
     }
     goal, space = Goal(0.3, 4, 60), {key: Range(1e-9, 1e9) for key in PARAMS}
@@ -171,7 +177,7 @@ def test_any_goal_is_answered_as_if_it_had_been_the_studys(tmp_path):
         for cell, there in at_goal(record, error).results.items():
             own = [
                 r
-                for r in train(trials(), WORKLOAD, {**WHOLE, "error": error}, run_on=True)
+                for r in train(trials(), WORKLOAD, {**WHOLE, "error": error}, train_past_goal=True)
                 if r.trial.cell == cell
             ]
             assert [(r.status, r.steps, str(r.curve)) for r in there] == [
@@ -266,7 +272,7 @@ def test_a_store_hands_out_runs_that_go_on(tmp_path):
     url = f"sqlite:///{tmp_path}/study.db"
     store = Store(url, "s", [CELL], 1, SobolSampler(SPACE, 0), 0, Goal(0.1, 4, 16), run_on=True)
     run = store.next_run()
-    assert run.run_on and run.rung == math.inf
+    assert run.train_past_goal and run.pause_at == math.inf
 
 
 @pytest.mark.parametrize(

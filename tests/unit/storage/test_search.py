@@ -122,7 +122,7 @@ def test_a_point_that_runs_again_keeps_its_metaparameters(tmp_path):
     seen: dict[int, list] = {}
     while (run := worker.next_run()) is not None:  # all pause at the first rung
         seen.setdefault(run.trial.point, []).append(dict(run.trial.params))
-        paused = run.rung == 4
+        paused = run.pause_at == 4
         curve = {"step": [4 if paused else GOAL.max_steps], "val_error": [0.5]}
         worker.tell(
             TrialResult(run.trial, Status.PAUSED if paused else Status.INCOMPLETE, None, curve)

@@ -14,7 +14,7 @@ import lit_dps.storage.trial_queue as store_module
 from lit_dps.core.config import StudyConfig
 from lit_dps.core.goal import Goal
 from lit_dps.core.search_space import Range
-from lit_dps.core.trial import ENDS, Cell, Status, Trial, TrialResult
+from lit_dps.core.trial import FINAL_STATUSES, Cell, Status, Trial, TrialResult
 from lit_dps.storage.compatibility import StudyChanged, compare
 from lit_dps.storage.database import open_storage
 from lit_dps.storage.header import check_unchanged, declare
@@ -91,7 +91,7 @@ def test_a_trial_of_an_earlier_cell_can_still_be_told(url):
 
 def test_states_and_values_in_optuna(url):
     s = store(url, points=6, cells=CELLS[:1], slack=1)
-    for trial, status in zip(trials_of(s), ENDS, strict=True):
+    for trial, status in zip(trials_of(s), FINAL_STATUSES, strict=True):
         s.tell(ended(trial, status))
     states = [
         (t.state.name, t.values, t.user_attrs["result"]["status"])

@@ -143,7 +143,7 @@ def test_what_is_stored_is_what_was_measured(tmp_path, study):
         CellTiming(Cell(4), (0.03,), 1.5),
     )
     timing = StepTiming("Xeon, 2 cores", "2026-11-27", 2, 1, cells)
-    assert StepTiming.of_stored(json.loads(json.dumps(timing.stored()))) == timing
+    assert StepTiming.from_dict(json.loads(json.dumps(timing.to_dict()))) == timing
     keep_step_timing(url, "quiet", timing)
     assert read_study(url, "quiet").step_timing == timing
 

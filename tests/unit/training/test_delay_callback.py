@@ -145,7 +145,7 @@ def test_stacked_trials_train_as_single_ones(rule, schedule):
     ]
     used = workload(rule, schedule=schedule, decay_steps=40, weight_decay=0.1)
     stacked = train(trials, used, GOAL, size=4)  # later ones begin in rows of earlier ones
-    assert len(stacked) == len(trials) and all("stacked" in result.observed for result in stacked)
+    assert len(stacked) == len(trials) and all("stacked" in result.flags for result in stacked)
     for ours in stacked:
         alone = train_one(ours.trial, used, GOAL)
         assert ours.curve["train_loss"] == pytest.approx(alone.curve["train_loss"], rel=2e-3), (

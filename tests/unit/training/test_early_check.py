@@ -85,7 +85,7 @@ def test_further_goals_are_met_at_the_same_steps():
 
     def first(check, goal):
         points = zip(check.curve["step"], check.curve["val_error"], strict=True)
-        return next((step for step, error in points if Goal(goal, 2, 60).reached(error)), None)
+        return next((step for step, error in points if Goal(goal, 2, 60).is_reached(error)), None)
 
     met = [first(full, goal) for goal in goals]
     assert None not in met and len(set(met)) == 2, "the goals are met one after the other"
@@ -135,9 +135,9 @@ def test_without_what_it_needs_full_passes_are_taken():
 @pytest.mark.parametrize("examples", [150, 5000, 6000, 7])
 def test_allowed_mistakes_are_the_most_that_meet_the_goal(error, examples):
     goal = Goal(error)
-    allowed = goal.allowed(examples)
+    allowed = goal.max_mistakes(examples)
     as_logged = torch.tensor([allowed, allowed + 1]).float() / examples
-    assert [goal.reached(float(e)) for e in as_logged] == [True, False]
+    assert [goal.is_reached(float(e)) for e in as_logged] == [True, False]
 
 
 @pytest.mark.parametrize(

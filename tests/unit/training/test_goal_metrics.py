@@ -91,10 +91,10 @@ def test_a_metric_that_is_not_logged_is_named_under_the_key_that_names_it(goal, 
 
 def test_a_goal_is_stored_and_read_and_one_of_earlier_versions_is_a_validation_error():
     goals = [Goal(0.1, 4, 16), Goal(0.98, 4, 16, "val/acc", True), Goal(-3.5, 4, 16, "ppl")]
-    assert [Goal.of_stored(goal.stored()) for goal in goals] == goals
-    assert goals[0].stored() == {"error": 0.1, "check_interval": 4, "max_steps": 16}
+    assert [Goal.from_dict(goal.to_dict()) for goal in goals] == goals
+    assert goals[0].to_dict() == {"error": 0.1, "check_interval": 4, "max_steps": 16}
     assert list(map(str, goals)) == ["goal error 0.1", "goal val/acc >= 0.98", "goal ppl <= -3.5"]
-    assert [goal.easier(goal.value + 0.1) for goal in goals] == [True, False, True]
+    assert [goal.is_easier(goal.value + 0.1) for goal in goals] == [True, False, True]
 
 
 def test_all_ways_to_write_a_validation_error_are_one_identity():

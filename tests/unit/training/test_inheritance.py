@@ -109,7 +109,7 @@ def test_a_method_of_the_instance_is_taken_by_all_engines(model, data, size):
     lightning = train(asked, used, BRIEF, lean=False)
     ours = train(asked, used, BRIEF, size=size, say=lambda text: None)
     assert [r.curve for r in lightning] != [r.curve for r in usual], "the method decides on results"
-    if not any("stacked" in r.observed for r in ours):
+    if not any("stacked" in r.flags for r in ours):
         assert [replace(r, seconds=0) for r in ours] == [replace(r, seconds=0) for r in lightning]
         return
     for one, other in zip(sorted(ours, key=str), sorted(lightning, key=str), strict=True):

@@ -175,7 +175,7 @@ def test_a_batch_that_is_none_is_no_step_and_no_check(kind, interval):
     assert (
         goal.curve["step"] == list(range(interval, 9, interval)) and module.checks == 8 // interval
     )
-    assert examples.observed == {}
+    assert examples.flags == {}
 
 
 class EndsEpochs(Plain):
@@ -189,7 +189,7 @@ def test_a_batch_that_is_skipped_with_the_rest_of_its_epoch_is_no_part_of_a_step
     goal, examples, module = GoalErrorCallback(0.2, 4, 8), ExamplesCallback(4), EndsEpochs()
     fit(module, loader(48), loader(), callbacks=[goal, examples])
     assert module.taken == goal.steps == 8
-    assert goal.curve["step"] == [4, 8] and examples.observed == {}
+    assert goal.curve["step"] == [4, 8] and examples.flags == {}
 
 
 def test_batches_accumulated_before_the_rest_of_an_epoch_is_skipped_are_counted_once():

@@ -96,7 +96,7 @@ def test_weights_that_were_swapped_for_a_check_stay_pruned(swaps):
     for seen in module.seen:
         for name, keep in pruning.mask.items():
             assert not seen[name][~keep].any()
-    assert pruning.observed.keys() == {COPIES}
+    assert pruning.flags.keys() == {COPIES}
 
 
 class Averages(SwapsNetwork):
@@ -133,7 +133,7 @@ def test_a_copy_that_a_callback_keeps_is_pruned(averages):
     fit(Plain(), val=loader(), callbacks=[callback, pruning], **CHECKS)
     for name, average in tensors_of(callback.average).items():
         assert not average[~pruning.mask[name]].any()
-    assert pruning.observed == {COPIES: sum(keep.numel() for keep in pruning.mask.values())}
+    assert pruning.flags == {COPIES: sum(keep.numel() for keep in pruning.mask.values())}
 
 
 def test_a_copy_that_a_callback_keeps_can_stay_dense():
@@ -143,4 +143,4 @@ def test_a_copy_that_a_callback_keeps_can_stay_dense():
     )
     fit(Plain(), callbacks=[callback, pruning], max_steps=4)
     assert callback.average[0].weight.all()
-    assert pruning.observed == {}
+    assert pruning.flags == {}

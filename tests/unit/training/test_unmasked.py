@@ -158,7 +158,7 @@ def observed(module, sparsity=0.7, callbacks=(), steps=12, method="magnitude", *
     """What the pruning callback observed of a run of so many steps."""
     pruning = PruningCallback(sparsity, method, **arguments)
     fit(module, callbacks=[*callbacks, pruning], max_steps=steps)
-    return pruning.observed
+    return pruning.flags
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_a_tensor_in_the_place_of_a_pruned_one_has_its_mask(module):
     fit(module, callbacks=[pruning], max_steps=12)
     weight, keep = module.network[0].weight.detach(), pruning.mask["network.0.weight"]
     assert not weight[~keep].any() and weight[keep].all()
-    assert pruning.observed == {}
+    assert pruning.flags == {}
 
 
 def test_a_wrapped_layer_keeps_its_mask():
