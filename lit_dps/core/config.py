@@ -13,7 +13,7 @@ from typing import Any, Literal
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.record import grid
 from lit_dps.core.repeats import RepeatPlan
-from lit_dps.core.search_space import box_of
+from lit_dps.core.search_space import parse_box
 from lit_dps.core.trial import Cell, Value, check_names, check_sparsity
 
 EngineName = Literal["auto", "lightning", "fused"]
@@ -139,7 +139,7 @@ class StudyConfig:
                         raise ConfigError(f"study.grid.{key}", value, "a number")
                     values.append(kind(value) if kind(value) == value else value)
                 setattr(self, name, values)
-        self.space = {key: box_of(f"study.space.{key}", box) for key, box in self.space.items()}
+        self.space = {key: parse_box(f"study.space.{key}", box) for key, box in self.space.items()}
         if self.run_on and self.slack == SLACK:
             self.slack = None
 

@@ -1,5 +1,4 @@
-"""Where metaparameters are searched, ranges and choices: from the unit interval to a value and
-back."""
+"""Where metaparameters are searched: ranges and choices, and their map from the unit interval."""
 
 from __future__ import annotations
 
@@ -13,9 +12,9 @@ from lit_dps.core.trial import Value, short_name, text_of
 
 Scale = Literal["linear", "log", "reverse_log"]
 
-# Share of a range's width, on its scale, within which a best value counts as on the boundary: the
-# optimum may lie outside and the box should be widened (Godbole et al. 2023, "Deep Learning Tuning
-# Playbook", the boundary check).
+# Share of a range's width, on its scale, within which a best value counts as on the boundary. Then
+# the optimum may lie outside, and the range should be expanded (Godbole et al. 2023, "Deep Learning
+# Tuning Playbook", the boundary check).
 BOUNDARY = 0.05
 
 RATE_NAMES = ("learning_rate", "lr")  # arguments that are the learning rate
@@ -23,7 +22,7 @@ RATE_NAMES = ("learning_rate", "lr")  # arguments that are the learning rate
 
 @dataclass(frozen=True)
 class Range:
-    """A range [low, high] searched on a scale.
+    """A range [low, high] that is searched on a scale.
 
     Attributes:
         low: Lower end, included.
@@ -43,11 +42,11 @@ class Range:
 
     @property
     def extremes(self) -> list[float | int]:
-        """Values that together show whether all of them are accepted: both ends."""
+        """Both ends: if a module accepts them, it accepts all values between."""
         return [self.at(0.0), self.at(1.0)]
 
     def check(self, key: str) -> None:
-        """Raises ConfigError, naming `key`, if the range is empty, inverted or off its scale."""
+        """Raise ConfigError about `key` if the range is empty, inverted or outside its scale."""
         shown = f"[{self.low:g}, {self.high:g}]"
         if not (math.isfinite(self.low) and math.isfinite(self.high)):
             raise ConfigError(key, shown, "both ends must be finite")
@@ -63,56 +62,66 @@ class Range:
             raise ConfigError(key, shown, "an integer range must have whole ends")
 
     def at(self, u: float) -> float | int:
-        """The value at u in [0, 1): 0 is `low` (for reverse_log too), 1 is `high`."""
-        if self.integer:  # each whole number owns half a unit on both sides, on the scale
-            low, high = self._warp(self.low - 0.5), self._warp(self.high + 0.5)
-            value = math.floor(
-                self._unwarp(low + u * (high - low)) + 0.5
-            )  # round() goes to even at Sobol's own points
+        """Return the value at u in [0, 1], where 0 is `low` (also for reverse_log) and 1 `high`."""
+        if self.integer:
+            # Each whole number has half a unit on both sides, on the scale.
+            low = self._warp(self.low - 0.5)
+            high = self._warp(self.high + 0.5)
+            # round() would round Sobol's points at .5 to even numbers.
+            value = math.floor(self._unwarp(low + u * (high - low)) + 0.5)
             return min(max(value, int(self.low)), int(self.high))
-        low, high = self._warp(self.low), self._warp(self.high)
-        return min(max(self._unwarp(low + u * (high - low)), self.low), self.high)
+        return min(max(self.value(u), self.low), self.high)
 
     @property
     def width(self) -> float:
-        """What `at` spreads the unit interval over, on the scale."""
-        half = 0.5 * self.integer
+        """The width, on the scale, of the interval that `at` maps to."""
+        half = 0.5 if self.integer else 0.0
         return self._warp(self.high + half) - self._warp(self.low - half)
 
     def value(self, u: float) -> float:
-        """The value at u on the scale, 0 at `low` and 1 at `high`; beyond them outside of the
-        range. Not rounded."""
-        low, high = self._warp(self.low), self._warp(self.high)
+        """Return the value at u on the scale, not rounded and not limited to the range."""
+        low = self._warp(self.low)
+        high = self._warp(self.high)
         return self._unwarp(low + u * (high - low))
 
     def unit(self, value: float) -> float:
-        """Where a value lies on the scale, 0 at `low` and 1 at `high`."""
-        low, high = self._warp(self.low), self._warp(self.high)
+        """Return the position of a value on the scale, 0 at `low` and 1 at `high`."""
+        low = self._warp(self.low)
+        high = self._warp(self.high)
         return (self._warp(value) - low) / (high - low)
 
     def boundary(self, value: float) -> Literal["low", "high"] | None:
-        """The end that a value lies on, within `BOUNDARY` of the width, or None."""
+        """Return the end that a value lies on, within `BOUNDARY` of the width; None if neither."""
         u = self.unit(value)
-        return "low" if u < BOUNDARY else "high" if u > 1 - BOUNDARY else None
+        if u < BOUNDARY:
+            return "low"
+        if u > 1 - BOUNDARY:
+            return "high"
+        return None
 
     def _warp(self, x: float) -> float:
         if self.scale == "log":
             return math.log(x)
-        return -math.log1p(-x) if self.scale == "reverse_log" else x
+        if self.scale == "reverse_log":
+            return -math.log1p(-x)
+        return x
 
     def _unwarp(self, w: float) -> float:
         if self.scale == "log":
             return math.exp(w)
-        return -math.expm1(-w) if self.scale == "reverse_log" else w
+        if self.scale == "reverse_log":
+            return -math.expm1(-w)
+        return w
 
 
 @dataclass(frozen=True)
 class Choices:
-    """A few values, each as likely as the others: a discrete metaparameter (Shallue et al. 2019
-    search label smoothing in 0, 0.01 and 0.1 so).
+    """A few equally likely values of a discrete metaparameter.
+
+    Shallue et al. 2019 search label smoothing in 0, 0.01 and 0.1 this way.
 
     Attributes:
-        choices: Numbers alone, or names and class paths alone.
+        choices: Only numbers, or only names and class paths.
     """
 
     choices: list[int | float | str]
@@ -122,109 +131,132 @@ class Choices:
 
     @property
     def extremes(self) -> list[Value]:
-        """Values that together show whether all of them are accepted: each of them."""
+        """All values: a module may reject any of them."""
         return list(self.choices)
 
     def check(self, key: str) -> None:
-        """Raises ConfigError, naming `key`, for fewer than two values, equal ones, mixed kinds, and
-        none finite."""
+        """Raise ConfigError about `key` unless there are two or more distinct values of one kind.
+
+        Numbers must be finite.
+        """
+        key = f"{key}.choices"
         if len(self.choices) < 2:
-            raise ConfigError(f"{key}.choices", self.choices, "at least two values")
+            raise ConfigError(key, self.choices, "at least two values")
         if len({isinstance(value, str) for value in self.choices}) > 1:
-            raise ConfigError(
-                f"{key}.choices", self.choices, "numbers alone, or names and class paths alone"
-            )
+            raise ConfigError(key, self.choices, "numbers alone, or names and class paths alone")
         if not all(isinstance(value, str) or math.isfinite(value) for value in self.choices):
-            raise ConfigError(f"{key}.choices", self.choices, "finite numbers")
+            raise ConfigError(key, self.choices, "finite numbers")
         if len(set(map(text_of, self.choices))) < len(self.choices):
-            raise ConfigError(
-                f"{key}.choices", self.choices, "values that differ, names in their last part"
-            )
+            raise ConfigError(key, self.choices, "values that differ, names in their last part")
 
     def at(self, u: float) -> Value:
-        """The value at u in [0, 1): each owns an equal part, in their order; 1 is the last one."""
-        return self.choices[min(int(u * len(self.choices)), len(self.choices) - 1)]
+        """Return the value at u in [0, 1]. Each value has an equal part, in their order."""
+        index = int(u * len(self.choices))
+        return self.choices[min(index, len(self.choices) - 1)]
 
     def unit(self, value: Value) -> float:
-        """The middle of a value's part."""
+        """Return the middle of a value's part of [0, 1]."""
         return (self.choices.index(value) + 0.5) / len(self.choices)
 
     def boundary(self, value: Value) -> None:
-        """Nothing: choices have no ends."""
+        """Return None: choices have no ends."""
 
 
 Box = Range | Choices
 Space = Mapping[str, Box]  # by configuration key, e.g. "model.learning_rate"
 
 
-def box_of(key: str, given: Any) -> Box:
-    """A range or choices as a configuration has it, {low: 1e-4, high: 1, scale: log} or {choices:
-    [0, 0.1]}.
+def parse_box(key: str, value: Any) -> Box:
+    """Return the range or the choices that a configuration defines.
+
+    Args:
+        key: Configuration key of the value.
+        value: {low: 1e-4, high: 1, scale: log} or {choices: [0, 0.1]}, or a `Box`.
 
     Raises:
-        ConfigError: naming `key`, for anything else.
+        ConfigError: for any other value.
     """
-    if isinstance(given, Box):
-        return given
-    if not isinstance(given, Mapping) or not given:
-        raise ConfigError(
-            key, given, "a range, such as {low: 1e-4, high: 1}, or {choices: [0, 0.1]}"
-        )
-    kind, plain = (Choices if "choices" in given else Range), dict(given)
+    if isinstance(value, Box):
+        return value
+    if not isinstance(value, Mapping) or not value:
+        allowed = "a range, such as {low: 1e-4, high: 1}, or {choices: [0, 0.1]}"
+        raise ConfigError(key, value, allowed)
+    if "choices" in value:
+        _check_names(key, value, Choices, required=("choices",))
+        return _parse_choices(key, value)
+    _check_names(key, value, Range, required=("low", "high"))
+    return _parse_range(key, value)
+
+
+def _check_names(
+    key: str, value: Mapping[str, Any], kind: type[Range | Choices], required: tuple[str, ...]
+) -> None:
+    """Raise ConfigError for an unknown field, or if a required field is missing."""
     names = [field.name for field in fields(kind)]
-    for name, value in plain.items():
+    for name in value:
         if name not in names:
-            raise ConfigError(f"{key}.{name}", value, f"left out: there are {', '.join(names)}")
-    for name in ("low", "high") if kind is Range else ("choices",):
-        if name not in plain:
-            raise ConfigError(key, plain, f"{name} is needed too")
-    if kind is Range:
-        for name in ("low", "high"):
-            if not _is(plain[name], int, float):
-                raise ConfigError(f"{key}.{name}", plain[name], "a number")
-            plain[name] = float(plain[name])
-        if not isinstance(plain.get("integer", False), bool):
-            raise ConfigError(f"{key}.integer", plain["integer"], "true or false")
-    elif not (
-        isinstance(plain["choices"], list)
-        and all(_is(value, int, float, str) for value in plain["choices"])
-    ):
-        raise ConfigError(
-            f"{key}.choices", plain["choices"], "a list of numbers, or of names and class paths"
-        )
-    return kind(**plain)
+            allowed = f"left out: there are {', '.join(names)}"
+            raise ConfigError(f"{key}.{name}", value[name], allowed)
+    for name in required:
+        if name not in value:
+            raise ConfigError(key, dict(value), f"{name} is needed too")
+
+
+def _parse_range(key: str, value: Mapping[str, Any]) -> Range:
+    values = dict(value)
+    for name in ("low", "high"):
+        if not _is(values[name], int, float):
+            raise ConfigError(f"{key}.{name}", values[name], "a number")
+        values[name] = float(values[name])
+    if not isinstance(values.get("integer", False), bool):
+        raise ConfigError(f"{key}.integer", values["integer"], "true or false")
+    return Range(**values)
+
+
+def _parse_choices(key: str, value: Mapping[str, Any]) -> Choices:
+    choices = value["choices"]
+    is_valid = isinstance(choices, list) and all(_is(x, int, float, str) for x in choices)
+    if not is_valid:
+        allowed = "a list of numbers, or of names and class paths"
+        raise ConfigError(f"{key}.choices", choices, allowed)
+    return Choices(choices)
 
 
 def _is(value: Any, *types: type) -> bool:
+    """Return True if a value has one of the types; a bool does not count as an int."""
     return isinstance(value, types) and not isinstance(value, bool)
 
 
-def extremes(space: Space) -> list[dict[str, Value]]:
-    """Points that together have both ends of every range and each of the choices, as few as that
-    takes."""
-    ends = {key: box.extremes for key, box in space.items()}
-    return [
-        {key: e[min(i, len(e) - 1)] for key, e in ends.items()}
-        for i in range(max(map(len, ends.values())))
-    ]
+def extreme_points(space: Space) -> list[dict[str, Value]]:
+    """Return as few points as contain both ends of every range and all choices."""
+    extremes = {key: box.extremes for key, box in space.items()}
+    points = []
+    for i in range(max(map(len, extremes.values()))):
+        point = {}
+        for key, values in extremes.items():
+            point[key] = values[min(i, len(values) - 1)]
+        points.append(point)
+    return points
 
 
 def space_to_dict(space: Space) -> dict[str, dict[str, Any]]:
-    """A space as plain JSON."""
+    """Return a space as plain JSON."""
     return {key: asdict(box) for key, box in space.items()}
 
 
-def space_from_dict(space: Mapping[str, Mapping[str, Any]]) -> dict[str, Box]:
-    """The inverse of `space_to_dict`."""
-    return {
-        key: (Choices if "choices" in fields else Range)(**fields) for key, fields in space.items()
-    }
+def space_from_dict(stored: Mapping[str, Mapping[str, Any]]) -> dict[str, Box]:
+    """Return the space that `space_to_dict` stored."""
+    space: dict[str, Box] = {}
+    for key, values in stored.items():
+        space[key] = Choices(**values) if "choices" in values else Range(**values)
+    return space
 
 
 def short_names(keys: list[str]) -> dict[str, str]:
-    """The shortest unambiguous name of each dotted key, for tables and axes: model.learning_rate ->
-    learning_rate."""
-    last = [short_name(key) for key in keys]
-    return {
-        key: name if last.count(name) == 1 else key for key, name in zip(keys, last, strict=True)
-    }
+    """Return the shortest unambiguous name of each key: model.learning_rate -> learning_rate."""
+    last_names = [short_name(key) for key in keys]
+    names = {}
+    for key, name in zip(keys, last_names, strict=True):
+        is_unique = last_names.count(name) == 1
+        names[key] = name if is_unique else key
+    return names

@@ -1,9 +1,9 @@
-"""Boxes: the history of a search space that was widened, and where its points lie.
+"""The history of a search space that was expanded, and where its points lie.
 
-A best value near an end of its range says that better ones may lie beyond (`Range.boundary`). Then
-the range is widened on that side, all trials stay, and new ones fill the added part alone, as
-densely as the old box was filled: so all of the widened box is searched alike, and every cell has
-the same points.
+A best value near an end of its range suggests that better values lie beyond (`Range.boundary`).
+Then the range is expanded on that side. All trials stay, and new points fill the added part alone,
+as densely as the old part. So the expanded space is searched evenly, and all cells have the same
+points.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from lit_dps.core.search_space import Range, Space, space_from_dict, space_to_dict
+from lit_dps.core.search_space import Box, Range, Space, space_from_dict, space_to_dict
 
-FACTOR = 0.5  # of a range's width, on its scale, by which an end moves outward
+EXPANSION_SHARE = 0.5  # of a range's width, on its scale, by which an end moves outward
 
 
 @dataclass(frozen=True)
 class ExpandedSpace:
-    """A box that took the place of a smaller one.
+    """A search space that replaced a smaller one.
 
     Attributes:
-        first, end: Points first to end - 1 lie in the added part; those from `end` on anywhere in
-            the box.
-        space: The box.
+        first: The first point in the added part.
+        end: The first point after those. Points from `end` on lie anywhere in the space.
+        space: The expanded space.
     """
 
     first: int
@@ -34,89 +34,119 @@ class ExpandedSpace:
     space: Space
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain JSON."""
+        """Return the fields as plain JSON."""
         return {"first": self.first, "end": self.end, "space": space_to_dict(self.space)}
 
     @classmethod
-    def from_dict(cls, given: Mapping[str, Any]) -> ExpandedSpace:
-        """The inverse of `stored`."""
-        return cls(given["first"], given["end"], space_from_dict(given["space"]))
+    def from_dict(cls, stored: Mapping[str, Any]) -> ExpandedSpace:
+        """Return the space that `to_dict` stored."""
+        return cls(stored["first"], stored["end"], space_from_dict(stored["space"]))
 
 
-def widened(box: Range, ends: Collection[str]) -> Range:
-    """A range with some of its ends moved outward by `FACTOR` of its width, on its scale, as far as
-    its kind allows.
+def expand_range(box: Range, ends: Collection[str]) -> Range:
+    """Return a range with some of its ends moved outward, by `EXPANSION_SHARE` of its width.
 
-    A log range stays above 0 and a reverse_log one below 1 by their scales. One that begins at 0 or
-    above stays there, and a linear one that ends below 1 goes at most half of what is left to 1: it
-    may be a rate, or a share. An integer one has whole ends, and stays at 1 or above if it was.
-    """
-    low, high = (box.value(u) for u in (-FACTOR * ("low" in ends), 1 + FACTOR * ("high" in ends)))
-    if box.integer:
-        low, high = math.floor(low), math.ceil(high)
-    elif box.scale == "linear" and box.high < 1:
-        high = min(high, (box.high + 1) / 2)
-    if box.low >= 0:
-        low = max(low, min(box.low, 1) if box.integer else 0.0)
-    return replace(
-        box, low=low if "low" in ends else box.low, high=high if "high" in ends else box.high
-    )
+    The width is measured on the range's scale. Limits of the new range:
 
-
-def extended(
-    space: Space, ends: Mapping[str, Collection[str]], points: int
-) -> ExpandedSpace | None:
-    """The box that takes the place of one with so many points; None where no end can move.
+    - A log range stays above 0, and a reverse_log range below 1, because of their scales.
+    - A range that begins at 0 or above does not go below 0.
+    - A linear range that ends below 1 moves at most half of the way to 1: the value may be a rate
+      or a share.
+    - An integer range keeps whole ends, and does not go below 1 if it began at 1 or above.
 
     Args:
-        space: The box.
-        ends: The ends that best values lie on, by key.
-        points: Points that fill it.
+        box: The range.
+        ends: "low", "high" or both.
     """
-    new = {
-        key: widened(box, ends[key]) if key in ends and isinstance(box, Range) else box
-        for key, box in space.items()
-    }
+    low = box.low
+    if "low" in ends:
+        low = _lower_end(box)
+    high = box.high
+    if "high" in ends:
+        high = _upper_end(box)
+    return replace(box, low=low, high=high)
+
+
+def _lower_end(box: Range) -> float:
+    low = box.value(-EXPANSION_SHARE)
+    if box.integer:
+        low = math.floor(low)
+    if box.low < 0:
+        return low
+    smallest = min(box.low, 1) if box.integer else 0.0
+    return max(low, smallest)
+
+
+def _upper_end(box: Range) -> float:
+    high = box.value(1 + EXPANSION_SHARE)
+    if box.integer:
+        return math.ceil(high)
+    if box.scale == "linear" and box.high < 1:
+        return min(high, (box.high + 1) / 2)
+    return high
+
+
+def expand_space(
+    space: Space, ends: Mapping[str, Collection[str]], points: int
+) -> ExpandedSpace | None:
+    """Return the space that replaces a searched one; None if no end can move.
+
+    Args:
+        space: The searched space.
+        ends: The ends that best values lie on, by key.
+        points: Number of points that fill the searched space.
+    """
+    new: dict[str, Box] = {}
+    growth = 1.0
+    for key, box in space.items():
+        new[key] = box
+        if isinstance(box, Range):
+            expanded = expand_range(box, ends.get(key, ()))
+            new[key] = expanded
+            growth *= expanded.width / box.width
     if new == dict(space):
         return None
-    growth = math.prod(
-        new[key].width / box.width for key, box in space.items() if isinstance(box, Range)
-    )
-    return ExpandedSpace(points, points + max(1, round(points * (growth - 1))), new)
+    new_points = max(1, round(points * (growth - 1)))
+    return ExpandedSpace(points, points + new_points, new)
 
 
-def inside(space: Space, values: Mapping[str, Any]) -> bool:
-    """Whether a point lies in a box."""
-    ranges = ((values[key], box) for key, box in space.items() if isinstance(box, Range))
-    return all(box.low <= value <= box.high for value, box in ranges)
+def is_inside(space: Space, params: Mapping[str, Any]) -> bool:
+    """Return True if a point lies within all ranges of a space."""
+    for key, box in space.items():
+        if isinstance(box, Range) and not box.low <= params[key] <= box.high:
+            return False
+    return True
 
 
-def told(boxes: Sequence[ExpandedSpace], names: Mapping[str, str]) -> list[str]:
-    """A line for each time that a box was widened; the first is the box as it was."""
+def describe_expansions(history: Sequence[ExpandedSpace], names: Mapping[str, str]) -> list[str]:
+    """Return one line for each expansion.
+
+    Args:
+        history: The first space, then each expanded one.
+        names: The short name of each key.
+    """
     lines = []
-    for before, box in pairwise(boxes):
-        moved = [
-            f"{names[key]} from {before.space[key]} to {new}" for key, new in box.space.items()
-        ]
-        moved = [
-            line
-            for line, key in zip(moved, box.space, strict=True)
-            if box.space[key] != before.space[key]
-        ]
-        where = f"points {box.first} to {box.end - 1} lie in the added part"
+    for before, after in pairwise(history):
+        moved = []
+        for key, box in after.space.items():
+            if box != before.space[key]:
+                moved.append(f"{names[key]} from {before.space[key]} to {box}")
+        where = f"points {after.first} to {after.end - 1} lie in the added part"
         lines.append(f"the box was widened, {', '.join(moved)}; {where}")
     return lines
 
 
-def continued(one: Sequence[Mapping], other: Sequence[Mapping]) -> bool:
-    """Whether of two stored histories one goes on from the other, but for how a machine rounds its
-    logarithms."""
-    return all(map(_alike, one, other))
+def is_continuation(one: Sequence[Mapping], other: Sequence[Mapping]) -> bool:
+    """Return True if one of two stored histories is the beginning of the other.
+
+    Numbers may differ by the rounding of logarithms on another machine.
+    """
+    return all(map(_is_equal, one, other))
 
 
-def _alike(one: Any, other: Any) -> bool:
+def _is_equal(one: Any, other: Any) -> bool:
     if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return one.keys() == other.keys() and all(_alike(one[key], other[key]) for key in one)
+        return one.keys() == other.keys() and all(_is_equal(one[key], other[key]) for key in one)
     if isinstance(one, float) and isinstance(other, (int, float)):
         return math.isclose(one, other, rel_tol=1e-9)
     return one == other

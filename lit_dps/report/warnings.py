@@ -15,7 +15,7 @@ from lit_dps.analysis.repeats import median_notes, repeat_notes
 from lit_dps.analysis.summary import CellSummary, at_first_check
 from lit_dps.core.record import StudyRecord, setting
 from lit_dps.core.search_space import short_names
-from lit_dps.core.space_history import told, widened
+from lit_dps.core.space_history import describe_expansions, expand_range
 from lit_dps.core.trial import Status, TrialResult
 from lit_dps.report.environment_notes import environment_notes
 from lit_dps.report.no_result import missed_text
@@ -47,7 +47,7 @@ def notes(record: StudyRecord, cells: Sequence[CellSummary]) -> list[str]:
     lines += observed_notes(record)
     lines += schedule_notes(cells)
     names = short_names(list(record.space))
-    lines += told(record.boxes, names)
+    lines += describe_expansions(record.boxes, names)
     lines += range_edge_notes(record, cells)
     return lines
 
@@ -195,7 +195,7 @@ def range_edge_notes(record: StudyRecord, cells: Sequence[CellSummary]) -> list[
     for (key, end), count in sorted(ends.items()):
         box = record.space[key]
         advice = "Widen it with lit-dps study --extend-space."
-        if widened(box, [end]) == box:
+        if expand_range(box, [end]) == box:
             advice = "No wider range is possible."
         lines.append(
             f"The best {names[key]} is at the {end} end of its range in {count} of {len(cells)} "

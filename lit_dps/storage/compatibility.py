@@ -8,7 +8,7 @@ from typing import Any
 
 from lit_dps.core.config import folder_name
 from lit_dps.core.errors import ConfigError, UserError
-from lit_dps.core.space_history import continued
+from lit_dps.core.space_history import is_continuation
 from lit_dps.core.trial import check_names
 from lit_dps.storage.schema import AXES, BOXES, FORMAT_ATTR, TRIAL_SEED, UNREAD
 
@@ -105,7 +105,7 @@ def check_seeds(name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -
 
 def _check_boxes(name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
     one, other = ours.get(BOXES, []), theirs.get(BOXES, [])
-    if not continued(one, other):
+    if not is_continuation(one, other):
         raise StudyChanged(
             f"the box of study {name!r} was widened in another way there: its points are others"
         )

@@ -76,7 +76,7 @@ HEADER_ATTRS = {
     REPEATS: "The fields of `lit_dps.core.repeats.RepeatPlan`, the largest asked for. Absent "
     "where nothing is repeated.",
     BOXES: "The history of a box that was widened: "
-    "`lit_dps.core.space_history.ExpandedSpace.stored` of "
+    "`lit_dps.core.space_history.ExpandedSpace.to_dict` of "
     "each, beside space. Else absent.",
     ENVIRONMENTS: "Environments of the trials, the oldest first (`lit_dps.core.environment`). "
     "Absent in the oldest studies.",

@@ -20,7 +20,7 @@ from optuna.trial import FrozenTrial
 from scipy.stats import qmc
 
 from lit_dps.core.search_space import Box, Choices, Space
-from lit_dps.core.space_history import ExpandedSpace, inside
+from lit_dps.core.space_history import ExpandedSpace, is_inside
 from lit_dps.core.trial import Value
 from lit_dps.storage.schema import POINT_ATTR
 
@@ -55,7 +55,9 @@ def boxed_point(
     if at is None:
         return sobol_point(space, seed, index, scramble)
     box, before = history[at], history[at - 1].space if at else space
-    outside = (i for i in count() if not inside(before, sobol_point(box.space, seed, i, scramble)))
+    outside = (
+        i for i in count() if not is_inside(before, sobol_point(box.space, seed, i, scramble))
+    )
     found = next(islice(outside, min(index, box.end - 1) - box.first, None))
     return sobol_point(box.space, seed, found + max(0, index - box.end + 1), scramble)
 

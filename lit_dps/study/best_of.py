@@ -5,7 +5,7 @@ from __future__ import annotations
 from lit_dps.analysis.summary import summarize
 from lit_dps.core.errors import ConfigError, StorageError
 from lit_dps.core.record import StudyRecord
-from lit_dps.core.space_history import inside
+from lit_dps.core.space_history import is_inside
 from lit_dps.core.trial import Cell, Value
 from lit_dps.storage.read import read_study
 from lit_dps.study.setup import StudySetup
@@ -55,6 +55,6 @@ def _stored(setup: StudySetup) -> StudyRecord | None:
 
 def _check_ranges(setup: StudySetup, cell: Cell, params: dict[str, Value]) -> None:
     for key, box in setup.study.space.items():
-        if not inside({key: box}, params):
+        if not is_inside({key: box}, params):
             allowed = f"a range that holds {params[key]:g}, its best value at {cell}"
             raise ConfigError(f"study.space.{key}", str(box), allowed)

@@ -9,7 +9,7 @@ import sys
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.core.errors import StorageError, UserError
 from lit_dps.core.record import StudyRecord
-from lit_dps.core.space_history import ExpandedSpace, extended
+from lit_dps.core.space_history import ExpandedSpace, expand_space
 from lit_dps.core.trial import Status
 from lit_dps.storage.read import read_study
 from lit_dps.storage.urls import check_place
@@ -77,6 +77,6 @@ def _wider(setup: StudySetup, record: StudyRecord) -> ExpandedSpace:
         raise UserError(
             f"{OPTION}: no best value of study {record.name!r} lies near an end of its range"
         )
-    if (box := extended(record.space, ends, record.trials)) is None:
+    if (box := expand_space(record.space, ends, record.trials)) is None:
         raise UserError(f"{OPTION}: {', '.join(ends)} cannot go beyond the ends that they have")
     return box

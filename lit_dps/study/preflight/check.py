@@ -8,7 +8,7 @@ from dataclasses import replace
 from lightning.pytorch import LightningDataModule
 
 from lit_dps.core.errors import ConfigError
-from lit_dps.core.search_space import extremes
+from lit_dps.core.search_space import extreme_points
 from lit_dps.core.trial import Trial
 from lit_dps.engines.eligible import standard_data
 from lit_dps.parallel import ranks
@@ -97,7 +97,7 @@ def _build_at_ends(setup: StudySetup) -> LightningDataModule:
     for cell in cells:
         setup.training().pruning_of(Trial(cell, 0))
         setup.training().delay_of(Trial(cell, 0))
-        for params in extremes(setup.space):
+        for params in extreme_points(setup.space):
             data = setup.workload.build(Trial(cell, 0, params)).data
             check_workers(setup, cell, params)
     assert data is not None  # a grid has a cell, a search space an end

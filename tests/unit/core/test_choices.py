@@ -12,7 +12,7 @@ import pytest
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.core.config import StudyConfig
 from lit_dps.core.errors import ConfigError
-from lit_dps.core.search_space import Choices, Range, extremes, space_from_dict, space_to_dict
+from lit_dps.core.search_space import Choices, Range, extreme_points, space_from_dict, space_to_dict
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.models import MLP, SimpleCNN
 from lit_dps.report.figures import drawn, metaparameters
@@ -111,7 +111,7 @@ def test_boxes_as_a_configuration_has_them():
 
 
 def test_extremes_have_both_ends_and_every_choice():
-    assert extremes({"a": Range(1, 3), "b": DECAY}) == [
+    assert extreme_points({"a": Range(1, 3), "b": DECAY}) == [
         {"a": 1, "b": 0.0},
         {"a": 3, "b": 0.01},
         {"a": 3, "b": 0.1},

@@ -12,7 +12,13 @@ from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.core.errors import UserError
 from lit_dps.core.goal import Goal
 from lit_dps.core.search_space import Range
-from lit_dps.core.space_history import ExpandedSpace, continued, extended, inside, widened
+from lit_dps.core.space_history import (
+    ExpandedSpace,
+    expand_range,
+    expand_space,
+    is_continuation,
+    is_inside,
+)
 from lit_dps.core.trial import Cell, Status, TrialResult
 from lit_dps.report.text import render
 from lit_dps.storage.compatibility import StudyChanged
@@ -48,31 +54,31 @@ GOAL = Goal(0.1, check_interval=16, max_steps=960)
     ],
 )
 def test_an_end_moves_by_half_of_the_width_on_its_scale(box, ends, low, high):
-    found = widened(box, ends)
+    found = expand_range(box, ends)
     assert (found.low, found.high) == pytest.approx((low, high))
     found.check("study.space.x")
 
 
 def test_new_points_are_as_dense_as_the_old_ones_and_outside_of_them():
     assert (
-        extended(SPACE, {}, 20) is None
-        and extended({RATE: Range(0.0, 2.0)}, {RATE: {"low"}}, 20) is None
+        expand_space(SPACE, {}, 20) is None
+        and expand_space({RATE: Range(0.0, 2.0)}, {RATE: {"low"}}, 20) is None
     )
-    one = extended(SPACE, {RATE: {"high"}}, 20)
+    one = expand_space(SPACE, {RATE: {"high"}}, 20)
     assert (one.first, one.end) == (20, 30), "half of the width, half of the points"
-    two = extended(one.space, {MOMENTUM: {"low"}, RATE: {"high"}}, 30)
+    two = expand_space(one.space, {MOMENTUM: {"low"}, RATE: {"high"}}, 30)
     assert two.space[RATE].high == pytest.approx(10 ** (1 + 1.5)) and two.space[MOMENTUM].low < 0.5
     points = [boxed_point(SPACE, [one, two], 3, i) for i in range(two.end + 40)]
     assert points[:20] == [sobol_point(SPACE, 3, i) for i in range(20)], (
         "those that were there stay"
     )
-    assert not any(inside(SPACE, p) for p in points[20:30]) and all(
-        inside(one.space, p) for p in points[:30]
+    assert not any(is_inside(SPACE, p) for p in points[20:30]) and all(
+        is_inside(one.space, p) for p in points[:30]
     )
-    assert not any(inside(one.space, p) for p in points[30 : two.end]) and all(
-        inside(two.space, p) for p in points
+    assert not any(is_inside(one.space, p) for p in points[30 : two.end]) and all(
+        is_inside(two.space, p) for p in points
     )
-    assert 8 <= sum(inside(one.space, p) for p in points[two.end :]) <= 32, "then all of the box"
+    assert 8 <= sum(is_inside(one.space, p) for p in points[two.end :]) <= 32, "then all of the box"
     assert len({p[RATE] for p in points}) == len(points), "no point twice"
 
 
@@ -132,7 +138,7 @@ def test_a_study_is_widened_gone_on_with_and_widened_again(tmp_path, capsys):
     assert {(t.cell, t.point) for t in ran} == {(Cell(b), p) for b in (4, 8) for p in new} and len(
         new
     ) >= 8
-    assert all(not inside(SPACE, t.params) for t in ran)
+    assert all(not is_inside(SPACE, t.params) for t in ran)
     record = read_study(url, "s")
     assert record.space == wider.space and record.results[Cell(4)][:16] == before.results[Cell(4)]
     assert (
@@ -161,7 +167,7 @@ def test_an_adaptive_sampler_has_no_box_to_fill(tmp_path):
 def test_histories_merge_where_one_goes_on_from_the_other(tmp_path):
     urls = [f"sqlite:///{tmp_path}/{name}.db" for name in ("one", "two", "three")]
     box, other = (
-        extended(SPACE, {key: {end}}, 8) for key, end in ((RATE, "high"), (MOMENTUM, "low"))
+        expand_space(SPACE, {key: {end}}, 8) for key, end in ((RATE, "high"), (MOMENTUM, "low"))
     )
     for url, boxes in zip(urls, ((), (box,), (other,)), strict=True):
         run(url, config(trials=boxes[-1].end if boxes else 8, batch_sizes=[4]), boxes)
@@ -173,15 +179,15 @@ def test_histories_merge_where_one_goes_on_from_the_other(tmp_path):
     rounded = [ExpandedSpace.from_dict(box.to_dict()).to_dict()]
     rounded[0]["space"][RATE]["high"] *= 1 + 1e-14
     assert (
-        continued(rounded, [box.to_dict()])
-        and continued([], rounded)
-        and not continued(rounded, [other.to_dict()])
+        is_continuation(rounded, [box.to_dict()])
+        and is_continuation([], rounded)
+        and not is_continuation(rounded, [other.to_dict()])
     )
 
 
 def test_a_side_with_points_of_the_old_box_where_the_other_widened_it_is_refused(tmp_path):
     urls = [f"sqlite:///{tmp_path}/{name}.db" for name in ("one", "two")]
-    box = extended(SPACE, {RATE: {"high"}}, 8)
+    box = expand_space(SPACE, {RATE: {"high"}}, 8)
     run(urls[0], config(trials=9, batch_sizes=[4]))
     run(urls[1], config(trials=box.end, batch_sizes=[4]), (box,))
     said = "was widened after 8 trials a cell, and one side has 9 in the box as it was before"

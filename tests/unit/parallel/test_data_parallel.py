@@ -210,7 +210,7 @@ def test_a_trial_is_the_same_and_ends_on_all_ranks_by_the_first_ones_limit(
         trial(batch_size, sparsity, goal, limit),
     )
     curve, theirs = together.pop("curve"), alone.pop("curve")
-    assert (together.pop("observed"), alone.pop("observed")) == ({"ranks": world}, {})
+    assert (together.pop("flags"), alone.pop("flags")) == ({"ranks": world}, {})
     assert together == alone
     assert curve.pop("train_loss") == pytest.approx(theirs.pop("train_loss"), rel=1e-4)
     assert curve == theirs
