@@ -53,7 +53,7 @@ def record_batches(trainer: Trainer, batch_size: int | None = None) -> None:
             record_examples(whole(processed))
             return processed
 
-        trainer.strategy.process_dataloader = process_dataloader
+        vars(trainer.strategy)["process_dataloader"] = process_dataloader
     recorded = _recorded[trainer]
     recorded.training.place = None
     recorded.validation.clear()
@@ -62,8 +62,7 @@ def record_batches(trainer: Trainer, batch_size: int | None = None) -> None:
 
 
 def examples_of(trainer: Trainer, batch: Any) -> int | None:
-    """Return the number of examples of the current training batch, over all ranks; None if
-    unknown."""
+    """Return the examples of the current training batch, over all ranks; None if unknown."""
     number, _ = _counts_of(*lightning_private.train_loaders(trainer))
     if number is None:
         return training_sizes(trainer).examples_in(batch, _declared_batch_size(trainer))
@@ -109,10 +108,12 @@ def _counts_of(loaders: Any, ahead: int, number: int = 0) -> tuple[int | None, i
     if loaders is None:
         return None, None
     loader = loaders.flattened[number]
-    if isinstance(loader, ShardLoader):
-        return loader.counts[-1 - ahead] if len(loader.counts) > ahead else (None, None)
-    drawn = examples_drawn(first_iterator(loaders), ahead)
-    return drawn, drawn
+    if not isinstance(loader, ShardLoader):
+        drawn = examples_drawn(first_iterator(loaders), ahead)
+        return drawn, drawn
+    if len(loader.counts) <= ahead:
+        return None, None
+    return loader.counts[-1 - ahead]
 
 
 def training_sizes(trainer: Trainer) -> Sizes:

@@ -17,8 +17,8 @@ import torch
 
 import lit_dps
 
-_PACKAGES = tuple(
-    str(Path(package.__file__).parent) + os.sep for package in (lit_dps, lightning, torch)
+_FOLDERS = tuple(
+    f"{Path(str(package.__file__)).parent}{os.sep}" for package in (lit_dps, lightning, torch)
 )
 
 
@@ -60,4 +60,4 @@ def is_patched(kind: type, name: str) -> bool:
         method = method.fget
     # functools.wraps copies name and module of the original method, but not the file of its code.
     code = getattr(getattr(method, "__func__", method), "__code__", None)
-    return code is None or not code.co_filename.startswith(_PACKAGES)
+    return code is None or not code.co_filename.startswith(_FOLDERS)

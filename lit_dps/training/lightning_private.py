@@ -42,25 +42,25 @@ def set_max_steps(trainer: Trainer, steps: int) -> None:
     trainer.fit_loop.epoch_loop.max_steps = steps
 
 
-def put_steps_right(trainer: Trainer, steps: int) -> None:
+def set_global_step(trainer: Trainer, steps: int) -> None:
     """Set `trainer.global_step`."""
     loop = trainer.fit_loop.epoch_loop
-    automatic = trainer.lightning_module.automatic_optimization
-    progress = loop.automatic_optimization.optim_progress.optimizer.step if automatic else None
-    total = (progress or loop.manual_optimization.optim_step_progress).total
-    total.ready = total.completed = steps
+    if trainer.lightning_module.automatic_optimization:
+        progress = loop.automatic_optimization.optim_progress.optimizer.step
+    else:
+        progress = loop.manual_optimization.optim_step_progress
+    progress.total.ready = steps
+    progress.total.completed = steps
 
 
 def set_up_data(trainer: Trainer) -> float:
-    """Request the train dataloader now, and return the batches of an epoch; infinity without an
-    end."""
+    """Request the train dataloader now, and return the batches of an epoch, which may be inf."""
     trainer.fit_loop.setup_data()
     return batches_of_epoch(trainer)
 
 
 def error_of_fit(error: Exception) -> Exception:
-    """Return the error for which a fit ended, instead of an error of the teardown that followed
-    it."""
+    """Return the error that ended a fit, instead of an error of the teardown that followed."""
     first = error.__context__
     while isinstance(first, Exception):
         functions = [frame.f_code for frame, _ in traceback.walk_tb(first.__traceback__)]
@@ -99,20 +99,20 @@ def set_batches_of_epoch(trainer: Trainer, number: float) -> None:
 _OF_LENGTHS = {"max_size_cycle": max, "max_size": max, "min_size": min, "sequential": sum}
 
 
-def epochs(trainer: Trainer) -> int | None:
-    """Return the limit of epochs that stops training; -1 without a limit."""
+def max_epochs(trainer: Trainer) -> int | None:
+    """Return the number of epochs that stops training; -1 without a limit."""
     return trainer.fit_loop.max_epochs
 
 
 def has_epoch_limit(trainer: Trainer) -> bool:
-    """Return True if epochs are limited, or if `compute_epochs` was called."""
+    """Return True if epochs are limited, or if `compute_max_epochs` was called."""
     return (
         trainer.fit_loop.__dict__.get("max_epochs") != -1 or type(trainer.fit_loop) is not _FitLoop
     )
 
 
-def compute_epochs(trainer: Trainer, compute: Callable[[], int]) -> None:
-    """Call `compute` whenever the limit of epochs is read, until `set_epochs` sets it."""
+def compute_max_epochs(trainer: Trainer, compute: Callable[[], int]) -> None:
+    """Call `compute` whenever the limit of epochs is read, until `set_max_epochs` sets it."""
     loop = trainer.fit_loop
     original = type(loop)
 
@@ -123,20 +123,21 @@ def compute_epochs(trainer: Trainer, compute: Callable[[], int]) -> None:
 
         @max_epochs.setter
         def max_epochs(self, number: int) -> None:
-            self.__class__ = original
+            self.__class__ = original  # pyright: ignore[reportAttributeAccessIssue]
             self.max_epochs = number
 
     loop.__class__ = ComputedEpochs
 
 
-def set_epochs(trainer: Trainer, number: int) -> None:
-    """Set the limit of epochs."""
+def set_max_epochs(trainer: Trainer, number: int) -> None:
+    """Set `trainer.max_epochs` after the trainer was made."""
     trainer.fit_loop.max_epochs = number
 
 
 def epochs_with_next(trainer: Trainer) -> int:
     """Return the number of ended epochs plus one. Call this at the end of an epoch."""
-    return trainer.fit_loop.epoch_progress.current.processed + 1
+    epochs: Any = trainer.fit_loop.epoch_progress.current
+    return epochs.processed + 1
 
 
 def replace_dataloader(trainer: Trainer, wrap: Callable[[Any], Any]) -> None:
@@ -158,11 +159,13 @@ def replace_train_loaders(trainer: Trainer, replace: Callable[[Any], tuple[Any, 
     """
     loop = trainer.fit_loop
     combined = loop._combined_loader
+    fetcher = loop._data_fetcher
+    assert combined is not None and fetcher is not None
     loaders, limits = zip(*map(replace, combined.flattened), strict=True)
     combined.flattened = list(loaders)
     combined.limits = list(limits)
-    loop._data_fetcher.setup(combined)
-    iter(loop._data_fetcher)
+    fetcher.setup(combined)
+    iter(fetcher)
     length = fabric_data.sized_len(combined)
     loop.max_batches = math.inf if length is None else length
 
@@ -193,8 +196,7 @@ def validate_now(trainer: Trainer) -> None:
 
 
 def logged_metrics(trainer: Trainer) -> Iterable[Any]:
-    """Return the logged results of the running loop, with `meta` and counts of updates and
-    examples."""
+    """Return the logged results of the running loop, with `meta` and counts of updates."""
     return (trainer._results or {}).values()
 
 

@@ -21,7 +21,7 @@ from lit_dps.parallel.ddp import SharedBatchDDP, whole
 from lit_dps.parallel.example_count import can_be_cut, cut
 from lit_dps.training.delay_callback import DelayCallback, requires_closure
 from lit_dps.training.example_count import examples_of, examples_of_part, record_batches
-from lit_dps.training.step_count import split_of
+from lit_dps.training.step_count import sizes_of_loader
 
 KEY = "local.workers"
 
@@ -145,7 +145,7 @@ class LocalSGDCallback(Callback):
 
     def _check_last_batch(self, loader: Any) -> None:
         """Raise ConfigError if the last batch of an epoch is short and cannot be divided."""
-        batch_size, examples = split_of(loader)
+        batch_size, examples = sizes_of_loader(loader)
         if not batch_size or examples is None or getattr(loader, "drop_last", False):
             return
         self._check_divides(

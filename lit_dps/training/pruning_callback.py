@@ -120,7 +120,7 @@ class PruningCallback(Callback):
         self.key: tuple[int, ...] | None = None
         self._copies: dict[str, str] = {}  # name of a copy -> name of its parameter
         # Parameters that the method considered but did not mask, such as those of kept nodes.
-        self._left_dense: set[str] = set()
+        self._kept_dense: set[str] = set()
         # The user's callbacks, which may hold copies of the network, by the name of their class.
         self._callbacks: dict[str, list[Callback]] = {}
         self._hooked_optimizers: list[Optimizer] = []
@@ -170,8 +170,8 @@ class PruningCallback(Callback):
                 self._hooked_optimizers.append(optimizer)
 
     def _is_masked(self, name: str, tensor: Tensor) -> bool:
-        """Return True if a tensor is masked, or was left dense by the method."""
-        if name in self._left_dense:
+        """Return True if a tensor is masked, or is kept dense by the method."""
+        if name in self._kept_dense:
             return True
         return self._masked is not None and self._masked.includes(name, tensor)
 
@@ -187,7 +187,7 @@ class PruningCallback(Callback):
         self.mask = mask
         # An exact method masks all parameters that the loss depends on; the others may join later.
         if not self.pruner.exact:
-            self._left_dense = parameters.keys() - mask.keys()
+            self._kept_dense = parameters.keys() - mask.keys()
         for name, parameter in copies_of(module, mask, held, self._callbacks).items():
             if not any(fnmatchcase(name, pattern) for pattern in self.exclude):
                 self._copies[name] = parameter
@@ -355,7 +355,7 @@ class PruningCallback(Callback):
         return {
             "mask": None if self.mask is None else dict(self.mask),
             "copies": self._copies,
-            "left_dense": sorted(self._left_dense),
+            "left_dense": sorted(self._kept_dense),
             "observed": self.flags,
         }
 
@@ -363,7 +363,7 @@ class PruningCallback(Callback):
         mask = state_dict["mask"]
         self.mask = None if mask is None else Mask(mask)
         self._copies = state_dict.get("copies", {})
-        self._left_dense = set(state_dict.get("left_dense", ()))
+        self._kept_dense = set(state_dict.get("left_dense", ()))
         self.flags = state_dict.get("observed", {})
 
 

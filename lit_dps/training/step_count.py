@@ -1,9 +1,9 @@
-"""The optimizer steps of a run: how many there were, and on how many examples each."""
+"""The optimizer steps of a run: how many there are, and how many examples each uses."""
 
 from __future__ import annotations
 
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
@@ -23,64 +23,74 @@ FIRST_STEPS = 64  # a run without a full step among these is refused
 
 
 class StepCount:
-    """Counts optimizer steps as the paper does: one update of the network each, and lets Lightning
-    count so too.
+    """Counts optimizer steps as the paper does, where each step is one update of the network.
 
-    Of a module that steps its optimizers itself (manual optimization) a step is a batch in which
-    one of them stepped, however many did, where Lightning counts each. A batch without a loss, or
-    whose optimizer was not called, makes no step. `trainer.global_step` is put right after each
-    batch, so that limits, schedules and checkpoints go by it.
+    With manual optimization, one step is one batch in which at least one optimizer stepped.
+    Lightning counts every optimizer's step. A batch without a loss, or whose optimizer was not
+    called, makes no step. `trainer.global_step` is corrected after each batch, so that limits,
+    schedules and checkpoints use the same count.
 
     Attributes:
-        steps: Steps so far; None before a run, unless it goes on from there.
+        steps: Steps so far; None before training, unless a checkpoint restored them.
     """
 
     def __init__(self):
         self.steps: int | None = None
-        self._before = self._fired = 0
-        self._hooked = False
-        self._optimizers: list[Optimizer] = []
+        self._lightning_steps_before = 0
+        self._calls = 0  # of optimizers in this batch
+        self._counts_calls = False  # whether all optimizers can be hooked
+        self._hooked_optimizers: list[Optimizer] = []
 
     def begin(self, trainer: Trainer) -> None:
-        """To be called when training starts."""
+        """Prepare the count. Call this when training starts."""
         if self.steps is None:
             self.steps = trainer.global_step
-        self._hook(trainer)
+        self._hook_optimizers(trainer)
 
-    def _hook(self, trainer: Trainer) -> None:
-        """Count the steps of the trainer's optimizers, also of one that a hook has replaced."""
-        self._hooked = all(
-            hasattr(optimizer, "register_step_post_hook") for optimizer in trainer.optimizers
-        )
-        for optimizer in trainer.optimizers if self._hooked else ():
-            if not any(optimizer is other for other in self._optimizers):
-                optimizer.register_step_post_hook(self._fire)
-                self._optimizers.append(optimizer)
+    def _hook_optimizers(self, trainer: Trainer) -> None:
+        """Count the calls of the trainer's optimizers, also of one that a hook has replaced."""
+        optimizers = trainer.optimizers
+        self._counts_calls = all(hasattr(o, "register_step_post_hook") for o in optimizers)
+        if not self._counts_calls:
+            return
+        for optimizer in optimizers:
+            if not any(optimizer is hooked for hooked in self._hooked_optimizers):
+                optimizer.register_step_post_hook(self._count_call)
+                self._hooked_optimizers.append(optimizer)
+
+    def _count_call(self, *args: Any) -> None:
+        self._calls += 1
 
     def before_batch(self, trainer: Trainer) -> None:
-        self._hook(trainer)
-        self._before, self._fired = trainer.global_step, 0
+        """Begin to count the steps of a batch."""
+        self._hook_optimizers(trainer)
+        self._lightning_steps_before = trainer.global_step
+        self._calls = 0
 
     def after_batch(self, trainer: Trainer, skipped: bool) -> bool:
-        """Counts the steps of a batch, unless it was `skipped`: without a loss. Returns whether
-        there were any."""
-        lightnings = trainer.global_step - self._before
-        fired = self._fired if self._hooked else lightnings
-        if trainer.lightning_module.automatic_optimization:
-            made = 0 if skipped else min(fired, lightnings)
-        else:
-            made = min(fired, 1)
-        self.steps += made
-        if trainer.global_step != self.steps:
-            lightning_private.put_steps_right(trainer, self.steps)
-        return made > 0
+        """Count the steps of a batch, and return True if there are any.
 
-    def _fire(self, *args: Any) -> None:
-        self._fired += 1
+        Args:
+            trainer: The trainer of the fit.
+            skipped: Whether no batch since the last step had a loss.
+        """
+        assert self.steps is not None
+        lightning_steps = trainer.global_step - self._lightning_steps_before
+        calls = self._calls if self._counts_calls else lightning_steps
+        if not trainer.lightning_module.automatic_optimization:
+            steps = min(calls, 1)
+        elif skipped:
+            steps = 0
+        else:
+            steps = min(calls, lightning_steps)
+        self.steps += steps
+        if trainer.global_step != self.steps:
+            lightning_private.set_global_step(trainer, self.steps)
+        return steps > 0
 
 
 class ExamplesCallback(Callback):
-    """Checks that an optimizer step uses as many examples as the batch size says.
+    """Check that an optimizer step uses as many examples as the batch size says.
 
     Any step may have fewer examples, such as the last step of an epoch; short steps are counted.
     The largest step of the first epoch must have all examples. `lit_dps.parallel.example_count`
@@ -94,30 +104,34 @@ class ExamplesCallback(Callback):
     Attributes:
         flags: Short steps and steps with an unknown number of examples, as in
             `TrialResult.flags`.
-        waits: Whether only `settle` refuses a run without a full step. Set it before a run with
-            shortened epochs.
+        waits: Whether only `find_full_batch` refuses a run without a full step. Set it before a run
+            with shortened epochs.
         can_be_cut: Whether the first batch can be divided among ranks; None before the first batch.
         volume: The most numbers in a batch with an unknown number of examples; 0 without such a
             batch.
 
     Raises:
-        ConfigError: for a training split of fewer examples, and a step on others than the batch
-            size.
+        ConfigError: if the training split has fewer examples than a step, or if no step has as many
+            examples as the batch size.
     """
 
     def __init__(self, batch_size: int, key: str = "data.batch_size"):
-        self.batch_size, self.key = batch_size, key
+        self.batch_size = batch_size
+        self.key = key
         self.waits = False
         self.can_be_cut: bool | None = None
         self.volume = 0
-        self._short = self._steps = self._uncounted = 0
-        self._largest = 0
-        self._seen: list[int | None] = []  # examples of the batches since the last step
-        self._is_begun = False  # whether a batch has begun and not ended
+        self._steps = 0
+        self._short_steps = 0
+        self._uncounted_steps = 0
+        self._largest_step = 0
+        self._batch_examples: list[int | None] = []  # of the batches since the last step
+        self._step_before_batch = 0
+        self._is_in_batch = False
 
     @property
     def flags(self) -> dict[str, float]:
-        counts = {SHORT_STEPS: self._short, UNCOUNTED_STEPS: self._uncounted}
+        counts = {SHORT_STEPS: self._short_steps, UNCOUNTED_STEPS: self._uncounted_steps}
         return {name: count for name, count in counts.items() if count}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -127,56 +141,62 @@ class ExamplesCallback(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         refuse_too_large(trainer, self.batch_size)
 
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if pl_module.automatic_optimization:
+            # Lightning drops accumulated gradients if a hook skipped the rest of the epoch.
+            self._batch_examples = []
+            self._is_in_batch = False
+
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        self._step, number = trainer.global_step, examples_of(trainer, batch)
+        self._step_before_batch = trainer.global_step
+        examples = examples_of(trainer, batch)
         if self.can_be_cut is None:
-            self.can_be_cut = can_be_cut(batch, number)
-        if number is None:
+            self.can_be_cut = can_be_cut(batch, examples)
+        if examples is None:
             self.volume = max(self.volume, _volume(batch))
-        if self._is_begun:  # the last batch was skipped, with the rest of its epoch
-            self._seen.pop()
-        self._seen.append(number)
-        self._is_begun = True
+        if self._is_in_batch:
+            # The last batch was skipped, with the rest of its epoch.
+            self._batch_examples.pop()
+        self._batch_examples.append(examples)
+        self._is_in_batch = True
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *args: Any
     ) -> None:
-        if not self._is_begun:  # the loader gave None
+        if not self._is_in_batch:
+            # The dataloader gave None, and no `on_train_batch_start` was called.
             return
-        self._is_begun = False
-        if trainer.global_step == self._step:
+        self._is_in_batch = False
+        if trainer.global_step == self._step_before_batch:
+            # Gradients are accumulated, but not of a batch without a loss.
             loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
             if pl_module.automatic_optimization and loss is None:
-                self._seen.pop()  # a batch without a loss is no part of a step
-            return  # gradients are accumulated
-        batches, self._seen = self._seen, []
-        if None in batches:
-            self._uncounted += 1
+                self._batch_examples.pop()
             return
-        self._count(sum(batches))
+        examples = [number for number in self._batch_examples if number is not None]
+        is_counted = len(examples) == len(self._batch_examples)
+        self._batch_examples = []
+        if is_counted:
+            self._count_step(sum(examples))
+        else:
+            self._uncounted_steps += 1
 
-    def _count(self, examples: int) -> None:
+    def _count_step(self, examples: int) -> None:
         self._steps += 1
-        self._largest = max(self._largest, examples)
+        self._largest_step = max(self._largest_step, examples)
         if examples > self.batch_size:
-            self._refuse()
-        self._short += examples < self.batch_size
+            raise self._error()
+        if examples < self.batch_size:
+            self._short_steps += 1
         if self._steps >= FIRST_STEPS:
-            self._refuse_without_full_step()
-
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if (
-            pl_module.automatic_optimization
-        ):  # Lightning drops gradients of an epoch that was skipped before a step
-            self._seen = []
-            self._is_begun = False
+            self._check_full_step()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._refuse_without_full_step()
+        self._check_full_step()
 
-    def settle(self, trainer: Trainer) -> None:
+    def find_full_batch(self, trainer: Trainer) -> None:
         """Look for a full batch among the next batches of the data, if no step was full.
 
         Call this after a run that ended early.
@@ -185,61 +205,77 @@ class ExamplesCallback(Callback):
             ConfigError: if there is no full batch.
         """
         self.waits = False
-        if not self._steps or self._largest == self.batch_size:
+        if not self._steps or self._largest_step == self.batch_size:
             return
-        parts = trainer.accumulate_grad_batches
+        batches_per_step = trainer.accumulate_grad_batches
         loader = next(iter(tree_leaves(whole(trainer.train_dataloader))))
-        sizes = Sizes(self.batch_size // parts)
-        for _, number in islice(counted(fresh(loader), sizes), FIRST_STEPS):
-            self._largest = max(self._largest, parts * (number or 0))
-            if self._largest >= self.batch_size:
+        sizes = Sizes(self.batch_size // batches_per_step)
+        for _, examples in islice(counted(fresh(loader), sizes), FIRST_STEPS):
+            self._largest_step = max(self._largest_step, batches_per_step * (examples or 0))
+            if self._largest_step >= self.batch_size:
                 break
-        self._refuse_without_full_step()
+        self._check_full_step()
 
-    def _refuse_without_full_step(self) -> None:
-        if self._steps and self._largest != self.batch_size and not self.waits:
-            self._refuse()
+    def _check_full_step(self) -> None:
+        if self._steps and self._largest_step != self.batch_size and not self.waits:
+            raise self._error()
 
-    def _refuse(self) -> None:
-        steps = f"at {self.batch_size} a step is on {self._largest} examples"
-        expected = f"the key that the train dataloader takes its batch size from: {steps}"
-        raise ConfigError("study.batch_size_key", self.key, expected)
+    def _error(self) -> ConfigError:
+        return ConfigError(
+            "study.batch_size_key",
+            self.key,
+            "the key that the train dataloader takes its batch size from: at "
+            f"{self.batch_size} a step is on {self._largest_step} examples",
+        )
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "short": self._short,
+            "short": self._short_steps,
             "steps": self._steps,
-            "uncounted": self._uncounted,
-            "largest": self._largest,
+            "uncounted": self._uncounted_steps,
+            "largest": self._largest_step,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._short, self._steps = state_dict["short"], state_dict["steps"]
+        self._short_steps = state_dict["short"]
+        self._steps = state_dict["steps"]
         # An earlier version refused a first step that was not full.
-        self._largest = state_dict.get("largest", self.batch_size)
-        self._uncounted = state_dict.get("uncounted", 0)
+        self._largest_step = state_dict.get("largest", self.batch_size)
+        self._uncounted_steps = state_dict.get("uncounted", 0)
 
 
 def _volume(batch: Any) -> int:
+    """Return how many numbers the tensors of a batch have."""
     return sum(leaf.numel() for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
+
+
+class LoaderSizes(NamedTuple):
+    """The batch size of a dataloader and the examples of one pass; None if unknown."""
+
+    batch_size: int | None
+    examples: int | None
+
+
+def sizes_of_loader(loader: Any) -> LoaderSizes:
+    """Return the batch size of a dataloader, and the number of examples of one pass."""
+    if not isinstance(loader, DataLoader):
+        return LoaderSizes(None, None)
+    sampler: Any = loader.sampler
+    try:
+        examples = len(sampler)
+    except TypeError:
+        examples = None
+    return LoaderSizes(batch_size_of(loader), examples)
 
 
 def refuse_too_large(trainer: Trainer, batch_size: int) -> None:
     """Raise ConfigError if a batch size is above the size of the training split, if it is known."""
-    size, n = split_of(whole(trainer.train_dataloader))
-    if size is not None and n is not None and n < batch_size:
+    sizes = sizes_of_loader(whole(trainer.train_dataloader))
+    if sizes.batch_size is None or sizes.examples is None:
+        return
+    if sizes.examples < batch_size:
         raise ConfigError(
-            "study.batch_sizes", batch_size, f"at most {n}, the examples of the training split"
+            "study.batch_sizes",
+            batch_size,
+            f"at most {sizes.examples}, the examples of the training split",
         )
-
-
-def split_of(loader: Any) -> tuple[int | None, int | None]:
-    """The batch size of a loader and the number of examples that it draws in a pass, where it knows
-    them."""
-    if not isinstance(loader, DataLoader):
-        return None, None
-    size = batch_size_of(loader)
-    try:
-        return size, len(loader.sampler)
-    except TypeError:
-        return size, None

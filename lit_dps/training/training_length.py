@@ -67,7 +67,7 @@ class TrainingLength:
         if lightning_private.has_epoch_limit(self.trainer):
             return
         self.sets_epochs = True
-        lightning_private.compute_epochs(self.trainer, self._epochs)
+        lightning_private.compute_max_epochs(self.trainer, self._epochs)
 
     def fix_at_optimizers(self, module: LightningModule, epochs_begun: Callable[[], int]) -> None:
         """Fix `trainer.max_epochs` when the module configures its optimizers.
@@ -84,12 +84,12 @@ class TrainingLength:
         def configure_optimizers() -> Any:
             vars(module).pop("configure_optimizers", None)
             epochs = self._epochs()
-            lightning_private.set_epochs(self.trainer, epochs)
+            lightning_private.set_max_epochs(self.trainer, epochs)
             configured = configure()
             if epochs != -1:
                 # A schedule sees the same length after a resume. The run itself may need more
                 # epochs.
-                lightning_private.set_epochs(self.trainer, max(epochs, epochs_begun() + 1))
+                lightning_private.set_max_epochs(self.trainer, max(epochs, epochs_begun() + 1))
             return configured
 
         vars(module)["configure_optimizers"] = configure_optimizers
@@ -157,7 +157,7 @@ def extend_max_epochs(trainer: Trainer) -> None:
 
     Call this at the end of an epoch, if `TrainingLength` set the limit.
     """
-    limit = lightning_private.epochs(trainer)
+    limit = lightning_private.max_epochs(trainer)
     if limit is not None and limit != -1:
         epochs = max(limit, lightning_private.epochs_with_next(trainer))
-        lightning_private.set_epochs(trainer, epochs)
+        lightning_private.set_max_epochs(trainer, epochs)

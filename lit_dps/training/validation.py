@@ -19,7 +19,7 @@ from lit_dps.core.errors import ConfigError
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import SharedBatchDDP, whole
 from lit_dps.training.example_count import validation_examples_of
-from lit_dps.training.step_count import split_of
+from lit_dps.training.step_count import sizes_of_loader
 
 
 class ValidationCount:
@@ -121,7 +121,7 @@ def refuse_drop_last(trainer: Trainer) -> None:
     for loader in map(whole, tree_leaves(trainer.val_dataloaders)):
         if not getattr(loader, "drop_last", False):
             continue
-        batch_size, examples = split_of(loader)
+        batch_size, examples = sizes_of_loader(loader)
         if batch_size and examples is not None and examples % batch_size:
             dropped = f"it leaves out {examples % batch_size} of {examples} examples"
             raise ConfigError(

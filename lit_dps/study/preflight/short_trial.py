@@ -131,7 +131,7 @@ def run_short(training: Training, trial: Trial, watchers: Sequence[Callback] = (
             except (ValueError, TypeError, MisconfigurationException) as error:
                 raise UserError(f"trainer: {error}") from error
             trainer.fit(module, datamodule=fit.built.data)
-            fit.examples.settle(trainer)
+            fit.examples.find_full_batch(trainer)
         except Exception as raised:
             error = lightning_private.error_of_fit(raised)
             hint = _hint(error, goal)

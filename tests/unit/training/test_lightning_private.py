@@ -26,8 +26,8 @@ class Uses(Callback):
         private.set_max_steps(trainer, 7)
         private.replace_dataloader(trainer, lambda made: self.seen.setdefault("wrapped", made))
         self.seen["anomalies"] = private.detects_anomalies(trainer)
-        self.seen["epochs"] = private.epochs(trainer)
-        private.set_epochs(trainer, 9)
+        self.seen["epochs"] = private.max_epochs(trainer)
+        private.set_max_epochs(trainer, 9)
 
     def on_fit_start(self, trainer, pl_module):
         private.leave_signals_alone(trainer)
@@ -46,7 +46,7 @@ class Uses(Callback):
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         self.seen["trained"] = private.batches_trained(trainer)
         if trainer.global_step == 3:
-            private.put_steps_right(trainer, 4)
+            private.set_global_step(trainer, 4)
 
     def on_validation_end(self, trainer, pl_module):
         self.seen["metrics"] = [metric.meta.name for metric in private.logged_metrics(trainer)]
