@@ -3,6 +3,7 @@ for certain."""
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from dataclasses import dataclass
 
@@ -99,15 +100,13 @@ def measure(options: Options) -> Checks:
     """Trains one trial with full checks, and after each of them makes the early one too."""
     setup = on_cpu(paper_setup(options.quick))
     trial = Trial(Cell(BATCH_SIZE, 0.0), 0, {"model.learning_rate": RATE}, setup.study.seed)
-    goal = {
-        **setup.goal,
-        "error": options.goal_error,
-        "max_steps": options.max_steps,
-        "early_reject": False,
-    }
-    watch = BothChecks(
-        Goal(goal["error"], goal["check_interval"], goal["max_steps"]), goal["monitor"]
+    goal = dataclasses.replace(
+        setup.goal,
+        error=options.goal_error,
+        max_steps=options.max_steps,
+        early_reject=False,
     )
+    watch = BothChecks(goal.build(), goal.monitor)
     with threads(1):
         result = run_trial(setup, trial, goal, callbacks=(watch,))
     checks, size = tuple(watch.checks), watch.check.size

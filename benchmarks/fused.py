@@ -21,7 +21,6 @@ from lit_dps.core.trial import Cell, Trial
 from lit_dps.engines.engine import Engine, Training
 from lit_dps.engines.interval_loop import IntervalLoop
 from lit_dps.study.setup import StudySetup
-from lit_dps.training import GoalErrorCallback
 
 TITLE = "Trials in lockstep"
 NETWORKS = ("SimpleCNN", "MLP")
@@ -139,17 +138,17 @@ def with_network(setup: StudySetup, network: str) -> StudySetup:
 def _row(
     setup: StudySetup, device: str, network: str, batch_size: int, slots: int, options: Options
 ) -> Row:
-    goal = {
-        **setup.goal,
-        "error": UNREACHABLE,
-        "check_interval": 16,
-        "max_steps": STEPS,
-        "early_reject": True,
-    }
-    training = Training(setup.workload, goal, {**setup.pruning, "method": "magnitude"})
+    goal = replace(
+        setup.goal,
+        error=UNREACHABLE,
+        check_interval=16,
+        max_steps=STEPS,
+        early_reject=True,
+    )
+    training = Training(setup.workload, goal, replace(setup.pruning, method="magnitude"))
     one, fused = IntervalLoop(training), IntervalLoop(training, slots, refuse)
     cells = [Cell(batch_size, 0.9 if i % 2 else 0.0) for i in range(slots)]
-    stop = GoalErrorCallback(**goal).goal
+    stop = goal.build()
     trials = [(middle_trial(setup, cell, point), stop) for point, cell in enumerate(cells)]
     for engine in (one, fused):
         rate(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import resource
 import sys
@@ -138,13 +139,13 @@ def worker(setup: StudySetup, cell: Cell) -> tuple[float, float, float]:
     imports, trial = peak(), middle_trial(setup, cell)
     setup.workload.build(trial).data.setup("fit")
     data = peak()
-    goal = {
-        **setup.goal,
-        "error": UNREACHABLE,
-        "check_interval": STEPS,
-        "max_steps": STEPS,
-        "early_reject": False,
-    }
+    goal = dataclasses.replace(
+        setup.goal,
+        error=UNREACHABLE,
+        check_interval=STEPS,
+        max_steps=STEPS,
+        early_reject=False,
+    )
     run_trial(setup, trial, goal, setup.study.lean)
     return imports, data, peak()
 

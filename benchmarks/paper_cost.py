@@ -7,6 +7,7 @@ from what is known of each trial.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -126,13 +127,13 @@ def time_trial(setup: StudySetup, trial: Trial, checks: int) -> tuple[float, flo
     Steps and checks are those after the first check, which waits for what is needed once.
     """
     setup.workload.build(trial).data.setup("fit")  # a worker reads the data set once
-    watch, interval = CheckWatch(), setup.goal["check_interval"]
-    goal = {
-        **setup.goal,
-        "error": UNREACHABLE,
-        "max_steps": checks * interval,
-        "early_reject": False,
-    }
+    watch, interval = CheckWatch(), setup.goal.check_interval
+    goal = dataclasses.replace(
+        setup.goal,
+        error=UNREACHABLE,
+        max_steps=checks * interval,
+        early_reject=False,
+    )
     result = run_trial(setup, trial, goal, callbacks=(watch,))
     training = [
         begun - ended for begun, ended in zip(watch.begun[1:], watch.ended[:-1], strict=True)
@@ -146,14 +147,14 @@ def time_trial(setup: StudySetup, trial: Trial, checks: int) -> tuple[float, flo
 
 def run_as_paper(setup: StudySetup, trial: Trial, max_steps: int) -> TrialResult:
     """A trial under the paper's protocol, with that budget."""
-    goal = {**setup.goal, "max_steps": max_steps, "early_reject": False}
+    goal = dataclasses.replace(setup.goal, max_steps=max_steps, early_reject=False)
     return run_trial(setup, trial, goal, lean=False)
 
 
 def run_to_end(setup: StudySetup, trial: Trial) -> TrialResult:
     """A trial to its goal or its budget by the quickest way that ends the same: no race, early
     checks, own loop."""
-    return run_trial(setup, trial, {**setup.goal, "early_reject": True})
+    return run_trial(setup, trial, dataclasses.replace(setup.goal, early_reject=True))
 
 
 def same_end(raced: TrialResult, whole: TrialResult) -> bool:

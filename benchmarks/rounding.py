@@ -14,18 +14,18 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.trial import Cell, Trial
+from lit_dps.core.trial_config import GoalConfig
 from lit_dps.engines.engine import Training
 from lit_dps.engines.trainer import TrainerEngine
 from lit_dps.parallel.process import prepare_process
 from lit_dps.study.hardware import cpu_model
-from lit_dps.training import GoalErrorCallback
 from lit_dps.training.workload import Built, Workload
 
 MODEL = {
     "class_path": "lit_dps.module.ImageClassifier",
     "init_args": {"network": {"class_path": "lit_dps.models.SimpleCNN"}, "optimizer": "momentum"},
 }
-GOAL = {"error": 0.02, "check_interval": 16, "max_steps": 4000, "early_reject": True}
+GOAL = GoalConfig(error=0.02, check_interval=16, max_steps=4000, early_reject=True)
 PARAMS = {"model.learning_rate": 0.02, "model.momentum": 0.9}
 
 
@@ -61,7 +61,7 @@ def main() -> None:
     data = {"class_path": "lit_dps.data.MNIST", "init_args": {"root": options.root}}
     workloads = [kind(MODEL, data, {"accelerator": "cpu"}) for kind in (Workload, Nudged)]
     engines = [TrainerEngine(Training(workload, GOAL)) for workload in workloads]
-    goal = GoalErrorCallback(**GOAL).goal
+    goal = GOAL.build()
     cell, found = Cell(options.batch_size, 0.0), []
     for point in range(options.trials):
         runs = [Attempt(Trial(cell, point, PARAMS), goal) for _ in engines]

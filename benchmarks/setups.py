@@ -15,12 +15,12 @@ from lightning.pytorch import Callback
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.config import StorageConfig
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult
+from lit_dps.core.trial_config import GoalConfig
 from lit_dps.engines.engine import Training
 from lit_dps.engines.interval_loop import IntervalLoop
 from lit_dps.engines.trainer import TrainerEngine
 from lit_dps.parallel.process import prepare_process
 from lit_dps.study.setup import StudySetup
-from lit_dps.training import GoalErrorCallback
 
 CONFIG = Path(__file__).parents[1] / "configs" / "mnist-simple-cnn-sgd.yaml"
 UNREACHABLE = 1e-6  # a goal error below one mistake of any validation split here
@@ -57,7 +57,7 @@ def varied(
     return dataclasses.replace(
         setup,
         study=dataclasses.replace(setup.study, **study),
-        goal={**setup.goal, **(goal or {})},
+        goal=dataclasses.replace(setup.goal, **(goal or {})),
         storage=setup.storage if folder is None else StorageConfig(folder=folder),
     )
 
@@ -91,7 +91,7 @@ def middle_trial(setup: StudySetup, cell: Cell, point: int = 0) -> Trial:
 def run_trial(
     setup: StudySetup,
     trial: Trial,
-    goal: dict[str, Any],
+    goal: GoalConfig,
     lean: bool = True,
     callbacks: tuple[Callback, ...] = (),
 ) -> TrialResult:
@@ -101,7 +101,7 @@ def run_trial(
     engine = (
         IntervalLoop(training) if lean and not callbacks else TrainerEngine(training, callbacks)
     )
-    run = Attempt(trial, GoalErrorCallback(**goal).goal)
+    run = Attempt(trial, goal.build())
     (result,) = engine.train(iter([run, None]).__next__)
     if result.status is Status.FAILED:
         raise RuntimeError(result.traceback)

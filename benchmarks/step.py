@@ -173,7 +173,7 @@ def bare(setup: StudySetup, trial: Trial, steps: int, device: str) -> tuple[floa
     pairs: list[tuple[Tensor, Tensor]] = []
     if trial.cell.sparsity > 0:
         magnitudes = {
-            name: p.detach().abs() for name, p in prunable(module, setup.pruning["biases"]).items()
+            name: p.detach().abs() for name, p in prunable(module, setup.pruning.biases).items()
         }
         mask = top_k(magnitudes, trial.cell.sparsity)
         mask.apply_to_weights(module)
@@ -203,18 +203,16 @@ def engine(setup: StudySetup, trial: Trial, steps: int, lean: bool) -> tuple[flo
     Returns:
         As `bare`.
     """
-    goal = {
-        **setup.goal,
-        "error": UNREACHABLE,
-        "check_interval": steps,
-        "max_steps": steps,
-        "early_reject": True,
-    }
+    goal = dataclasses.replace(
+        setup.goal,
+        error=UNREACHABLE,
+        check_interval=steps,
+        max_steps=steps,
+        early_reject=True,
+    )
     kept = Kept(**vars(setup.workload))
-    pruning = {
-        **setup.pruning,
-        "method": "magnitude",
-    }  # the masks of the bare loop, and no pass to wait for
+    # The masks of the bare loop, and no pass to wait for.
+    pruning = dataclasses.replace(setup.pruning, method="magnitude")
     stamps: list[float] = []
     device = "cuda" if setup.workload.trainer.get("accelerator") == "gpu" else "cpu"
 

@@ -27,8 +27,9 @@ import lit_dps.cli as cli
 import lit_dps.data as data
 import lit_dps.models as models
 import lit_dps.module as module
-from lit_dps.cli.fit import CALLBACKS, SETTINGS
+from lit_dps.cli.fit import SETTINGS
 from lit_dps.cli.parser import OneLineErrors
+from lit_dps.core.trial_config import TRIAL_SECTIONS
 from lit_dps.pruning import PRUNERS
 
 DOCS = Path(__file__).parent
@@ -36,7 +37,6 @@ MADE = "<!-- made by docs/reference.py from docstrings: change these, then run i
 ORDER = ("study", "goal", "pruning", "optim", "local", "smoothness", "storage")
 CHANGED = {  # by the commands
     "study.name": "of the file: `mine` of `mine.yaml`",
-    "smoothness.interval": None,
     "goal.early_reject": "`true` in a study, else `false`",
 }
 OTHERS = {
@@ -75,7 +75,7 @@ interfaces of plug-ins. Modules are imported when a name is first asked for: `li
 def keys_page() -> str:
     """The page of all keys of the configuration, of the classes that it names, and of the options
     of the verbs."""
-    classes = {**SETTINGS, **CALLBACKS}
+    classes = {**SETTINGS, **TRIAL_SECTIONS}
     parts = [KEYS.format(made=MADE)]
     for section in (*ORDER, *(set(classes) - set(ORDER))):
         parts.append(

@@ -192,7 +192,7 @@ def run_short(setup: StudySetup, seconds: float, stop: StopRequest) -> ShortRun:
     interval = setup.goal_of_trials.check_interval
     step, check = look
     most = max(int(seconds / (step + check / interval)) // interval, 1) * interval
-    goal = {**setup.goal, "max_steps": most, "early_reject": False}
+    goal = dataclasses.replace(setup.goal, max_steps=most, early_reject=False)
     timed = dataclasses.replace(one, goal=goal)
     run = Attempt(Trial(Cell(size), 0, setup.middle, setup.study.seed), timed.goal_of_trials)
     watch = _TimeLimit(seconds, stop)

@@ -13,8 +13,8 @@ from lit_dps.advice.answer import Answer
 from lit_dps.advice.probe_study import best_rates
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.rates import RATE_NAMES
-from lit_dps.core.local_sgd import LocalSGDSchedule
 from lit_dps.core.record import StudyRecord
+from lit_dps.core.trial_config import plain
 from lit_dps.storage.advice_store import AdviceStore
 from lit_dps.storage.urls import without_password
 from lit_dps.study.setup import StudySetup
@@ -117,12 +117,15 @@ def _configuration(
         }
         callbacks.append(told)
     trainer |= {"callbacks": callbacks} if callbacks else {}
-    others = {"optim": dict(setup.optim)} if setup.optim.get("delay") else {}
-    others |= {"local": dict(setup.local)} if LocalSGDSchedule(**setup.local).on else {}
+    others = {}
+    if setup.optim.delay:
+        others["optim"] = plain(setup.optim)
+    if setup.local.on:
+        others["local"] = plain(setup.local)
     # whole checks: those are predicted, and `fit` is to show what a check finds
     goal = {
         key: value
-        for key, value in setup.goal.items()
+        for key, value in plain(setup.goal).items()
         if value is not None and key != "early_reject"
     }
     return {**specs, "trainer": trainer, "goal": goal, **others}

@@ -105,7 +105,8 @@ def run_advice(
             print(f"\ninterrupted by {signal}: nothing was stored")
             return INTERRUPTED
     if proposal is not None:
-        setup = dataclasses.replace(setup, goal={**setup.goal, "max_steps": proposal.max_steps})
+        goal = dataclasses.replace(setup.goal, max_steps=proposal.max_steps)
+        setup = dataclasses.replace(setup, goal=goal)
     probe_setup, adaptive, notes = _study_of(setup, options)
     if proposal is not None:
         notes.append(proposal.note)

@@ -110,7 +110,10 @@ def probing(setup: StudySetup, trials: int, adaptive: AdamScales | None) -> Stud
         trainer["callbacks"] = [*as_list(trainer.get("callbacks")), scaling]
     workload = dataclasses.replace(setup.workload, trainer=trainer)
     return dataclasses.replace(
-        setup, study=study, workload=workload, smoothness={**setup.smoothness, "interval": None}
+        setup,
+        study=study,
+        workload=workload,
+        smoothness=dataclasses.replace(setup.smoothness, interval=None),
     )
 
 

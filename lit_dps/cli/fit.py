@@ -21,12 +21,14 @@ from lit_dps.cli.parser import OneLineErrors, refuse_nulls
 from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.core.errors import ConfigError, DataError
 from lit_dps.core.parse_errors import one_line
+from lit_dps.core.trial_config import TRIAL_SECTIONS
 from lit_dps.parallel import launch, ranks, settings
 from lit_dps.parallel.process import defer_interrupt, keep_freed_memory
 from lit_dps.readings import SmoothnessCallback
 from lit_dps.report.trial_notes import unmasked_note
 from lit_dps.storage.urls import is_http, without_password
 from lit_dps.training import DelayCallback, GoalErrorCallback, LocalSGDCallback, PruningCallback
+from lit_dps.training.trainer_rules import listed
 
 CALLBACKS = {  # in the order in which they are asked
     "local": LocalSGDCallback,
@@ -111,11 +113,8 @@ class DPSCLI(LightningCLI):
         }
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        for key, callback in CALLBACKS.items():
-            parser.add_lightning_class_args(callback, key)
-        parser.set_defaults(
-            {"smoothness.interval": None}
-        )  # it costs more than the training that it watches
+        for key, cls in TRIAL_SECTIONS.items():
+            parser.add_class_arguments(cls, key, sub_configs=True)
         for key, cls in SETTINGS.items():
             parser.add_class_arguments(cls, key)
 
@@ -136,13 +135,12 @@ class DPSCLI(LightningCLI):
             raise ConfigError(
                 "trainer", config.trainer, "arguments of Lightning's Trainer by name, or left out"
             )
-        refuse_nulls(config, CALLBACKS | SETTINGS)
+        refuse_nulls(config, TRIAL_SECTIONS | SETTINGS)
         if self.subcommand is None:
             return
+        # Sections and callbacks refuse values that are not allowed before anything is created.
         for key, callback in CALLBACKS.items():
-            callback(
-                **config[key].as_dict()
-            )  # refuses what is not allowed before anything is created
+            callback.of(TRIAL_SECTIONS[key](**config[key].as_dict()))
         if (
             config.weights_only is None
         ):  # Lightning would execute what stands in a checkpoint from the web
@@ -183,10 +181,11 @@ class DPSCLI(LightningCLI):
                 _tell_end(self.trainer, error)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        trainer = self.config_init[self.subcommand].trainer
-        return super().instantiate_trainer(
-            **{**settings.arguments(dict(trainer.items())), **kwargs}
-        )
+        config = self.config_init[self.subcommand]
+        arguments = {**settings.arguments(dict(config.trainer.items())), **kwargs}
+        callbacks = listed(arguments.get("callbacks"))
+        callbacks += [callback.of(config[key]) for key, callback in CALLBACKS.items()]
+        return super().instantiate_trainer(**{**arguments, "callbacks": callbacks})
 
 
 def main(argv: list[str]) -> int:

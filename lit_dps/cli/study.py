@@ -10,12 +10,13 @@ import yaml
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lit_dps.cli.analyze import SHOW, VALIDATE_EVERY, validation_interval
-from lit_dps.cli.fit import CALLBACKS, DPSCLI
+from lit_dps.cli.fit import DPSCLI
 from lit_dps.cli.parser import CommandError
 from lit_dps.core.config import NO_RACE, EngineName, StudyConfig
 from lit_dps.core.error_origin import find_user_error
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.parse_errors import one_line
+from lit_dps.core.trial_config import TRIAL_SECTIONS
 from lit_dps.forecast.forecast import forecast
 from lit_dps.parallel.ranks import follows_torchrun
 from lit_dps.report.text import parts_of
@@ -90,9 +91,8 @@ class StudyCLI(DPSCLI):
         workload = Workload(
             plain["model"], plain["data"], plain["trainer"], init.study.batch_size_key
         )
-        return StudySetup(
-            init.study, init.storage, workload, **{key: plain[key] for key in CALLBACKS}
-        )
+        sections = {name: cls(**plain[name]) for name, cls in TRIAL_SECTIONS.items()}
+        return StudySetup(init.study, init.storage, workload, **sections)
 
     def _check_asked(self, study: StudyConfig) -> None:
         """Refuses what was asked for and is not to be had: where whole curves are kept, defaults

@@ -20,17 +20,16 @@ from lit_dps.core.errors import ConfigError
 
 @dataclass(frozen=True)
 class LocalSGDSchedule:
-    """The section `local` of a configuration.
+    """Local SGD: workers train separately, and meet after every `steps` steps.
 
     Attributes:
-        workers: n, the networks that are trained apart, each on its n-th part of every batch.
-        steps: H, the local steps from one meeting to the next.
-        start: t0, the synchronous steps before the first local one.
-        outer_learning_rate: Rate of the outer optimizer, which takes the way of the mean in a round
-            for a gradient (`lit_dps.optim.local_sgd`); at 1, without momentum, workers go on from
-            their mean.
-        outer_momentum: Its momentum.
-        outer_nesterov: Whether that is Nesterov's.
+        workers: Number of workers n; 1 is the usual training.
+        steps: Local steps H between two meetings of the workers.
+        start: Synchronous steps t0 before the first local step.
+        outer_learning_rate: Learning rate of the outer optimizer. With 1, and without momentum,
+            workers continue from their mean.
+        outer_momentum: Momentum of the outer optimizer, in [0, 1).
+        outer_nesterov: Whether the outer momentum is Nesterov's.
 
     Raises:
         ConfigError: for a value out of its range.

@@ -84,9 +84,7 @@ def ineligibility_reason(
         with preserve_rng_state(built.module, built.data):
             reason = _why_not_alone(built, trainer, training)
             if reason is None and side_by_side:
-                reason = _why_not_side_by_side(
-                    built, GoalErrorCallback(**training.goal).goal.max_steps
-                )
+                reason = _why_not_side_by_side(built, training.goal.max_steps)
             return reason
     except (
         Exception
@@ -98,9 +96,9 @@ def _why_not_alone(built: Built, trainer: Trainer, training: Training) -> str | 
     module, name, goal = (
         built.module,
         type(built.module).__name__,
-        GoalErrorCallback(**training.goal),
+        GoalErrorCallback.of(training.goal),
     )
-    if training.smoothness["interval"] is not None:
+    if training.smoothness.interval is not None:
         return "smoothness is measured in Lightning's loop"
     if trainer.callbacks or not _standard_trainer(trainer):
         return "the trainer's arguments or callbacks are for Lightning's own loop"

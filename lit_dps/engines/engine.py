@@ -4,8 +4,8 @@ common."""
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -14,8 +14,16 @@ from torch import Tensor
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.error_origin import error_text
 from lit_dps.core.errors import StorageError, UserError
+from lit_dps.core.local_sgd import LocalSGDSchedule
 from lit_dps.core.search_space import RATE_NAMES
 from lit_dps.core.trial import Status, Trial, TrialResult
+from lit_dps.core.trial_config import (
+    GoalConfig,
+    OptimConfig,
+    PruningConfig,
+    SmoothnessConfig,
+    plain,
+)
 from lit_dps.parallel import ranks
 from lit_dps.training import DelayCallback, LocalSGDCallback, PruningCallback
 from lit_dps.training.checkpoint_files import CheckpointFile, Checkpoints
@@ -26,10 +34,6 @@ OPTIONS = "pruning.options."  # an axis may be an argument of the pruning method
 SCORES_KEPT = (
     2**26
 )  # elements: 256 MiB in float32, all 100 points of the paper's networks many times over
-NO_NOISE = (
-    "noise",
-    False,
-)  # of smoothness, which had no such key before: studies and checkpoints of then stay equal
 Key = tuple[int, ...]  # of the pass that scores were taken over: `TrainingPass.key`
 
 
@@ -54,11 +58,11 @@ class Training:
 
     Attributes:
         workload: What a trial trains.
-        goal: Arguments of `GoalErrorCallback`.
-        pruning: Arguments of `PruningCallback` but the sparsity, which is the cell's.
-        smoothness: Arguments of `SmoothnessCallback`.
-        optim: Arguments of `DelayCallback`.
-        local: Arguments of `LocalSGDCallback`.
+        goal: When a trial stops.
+        pruning: How it is pruned; the sparsity is the cell's, the seed the point's.
+        smoothness: What is measured along it.
+        optim: How stale its gradients are.
+        local: Its workers of local SGD.
         checkpoints: Where long runs are saved and go on from; None begins each anew.
         metrics: Further metrics of validation that their runs keep.
         budget: The trainer's steps that module and schedules see, for runs that end earlier; None
@@ -66,11 +70,11 @@ class Training:
     """
 
     workload: Workload
-    goal: Mapping[str, Any]
-    pruning: Mapping[str, Any] = field(default_factory=dict)
-    smoothness: Mapping[str, Any] = field(default_factory=lambda: {"interval": None})
-    optim: Mapping[str, Any] = field(default_factory=dict)
-    local: Mapping[str, Any] = field(default_factory=dict)
+    goal: GoalConfig
+    pruning: PruningConfig = PruningConfig()
+    smoothness: SmoothnessConfig = SmoothnessConfig()
+    optim: OptimConfig = OptimConfig()
+    local: LocalSGDSchedule = LocalSGDSchedule()
     checkpoints: Checkpoints | None = None
     metrics: tuple[str, ...] = ()
     budget: int | None = None
@@ -81,41 +85,27 @@ class Training:
 
     def pruning_of(self, trial: Trial) -> PruningCallback:
         """How a trial is pruned."""
-        others = [(key, value) for key, value in trial.cell.axes if key.startswith("pruning.")]
-        own = {
-            key.removeprefix("pruning."): value
-            for key, value in others
-            if not key.startswith(OPTIONS)
-        }
-        if options := {
-            key.removeprefix(OPTIONS): value for key, value in others if key.startswith(OPTIONS)
-        }:
-            own["options"] = {**(self.pruning.get("options") or {}), **options}
-        seed = trial.seed_for("prune")
-        found = PruningCallback(
-            **{**self.pruning, **own, "sparsity": trial.cell.sparsity, "seed": seed}
-        )
-        found.redraw = partial(self.workload.module, trial)
-        return found
+        own = _values_below("pruning.", trial.cell.axes)
+        options = dict(self.pruning.options or {})
+        for name in [*own]:
+            if name.startswith("options."):
+                options[name.removeprefix("options.")] = own.pop(name)
+        if options:
+            own["options"] = options
+        own |= {"sparsity": trial.cell.sparsity, "seed": trial.seed_for("prune")}
+        callback = PruningCallback.of(replace(self.pruning, **own))
+        callback.redraw = partial(self.workload.module, trial)
+        return callback
 
     def delay_of(self, trial: Trial) -> DelayCallback:
         """How stale the gradients of a trial are."""
-        own = {
-            key.removeprefix("optim."): value
-            for key, value in trial.cell.axes
-            if key.startswith("optim.")
-        }
-        return DelayCallback(**{**self.optim, **own})
+        own = _values_below("optim.", trial.cell.axes)
+        return DelayCallback.of(replace(self.optim, **own))
 
     def local_of(self, trial: Trial) -> LocalSGDCallback:
         """The workers that a trial is trained by; its cell and its point may say their numbers."""
-        own = {**dict(trial.cell.axes), **trial.params}
-        own = {
-            key.removeprefix("local."): value
-            for key, value in own.items()
-            if key.startswith("local.")
-        }
-        return LocalSGDCallback(**{**self.local, **own})
+        own = _values_below("local.", [*trial.cell.axes, *trial.params.items()])
+        return LocalSGDCallback.of(replace(self.local, **own))
 
     def known_scores(self, trial: Trial) -> tuple[Key, dict[str, Tensor]] | None:
         """The pruning scores of the trial's point, if they were kept, and the key of the pass they
@@ -154,14 +144,21 @@ class Training:
         """Where a run is saved by an engine of this name; None without checkpoints."""
         if self.checkpoints is None:
             return None
-        given = {"goal": self.goal}
-        given["pruning"] = {
-            k: v for k, v in self.pruning.items() if (k, v) != ("init", "original")
-        }  # as before
-        given["smoothness"] = {k: v for k, v in self.smoothness.items() if (k, v) != NO_NOISE}
-        given |= {"optim": self.optim} if self.optim.get("delay") else {}
+        given: dict[str, Any] = {
+            "goal": plain(self.goal),
+            "pruning": plain(self.pruning),
+            "smoothness": plain(self.smoothness),
+        }
+        # Checkpoints without these keys remain valid.
+        if self.pruning.init == "original":
+            del given["pruning"]["init"]
+        if not self.smoothness.noise:
+            del given["smoothness"]["noise"]
+        if self.optim.delay:
+            given["optim"] = plain(self.optim)
         rounds = self.local_of(run.trial).rounds
-        given |= {"local": asdict(rounds)} if rounds.on else {}
+        if rounds.on:
+            given["local"] = plain(rounds)
         given |= {"metrics": list(self.metrics)} if self.metrics else {}
         given |= {"goals": run.other_goals, "engine": engine, "workload": asdict(self.workload)}
         return self.checkpoints.file(run.trial, given)
@@ -191,6 +188,11 @@ class Training:
             run.status, run.failure = Status.FAILED, line.strip().splitlines()[0].removesuffix(":")
             run.traceback = "".join(traceback.format_exception(error))
         return run.result()
+
+
+def _values_below(prefix: str, values: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the values whose keys have a prefix, by the rest of their keys."""
+    return {key.removeprefix(prefix): value for key, value in values if key.startswith(prefix)}
 
 
 def _scored(trial: Trial) -> tuple:

@@ -25,7 +25,6 @@ from lit_dps.module import ImageClassifier
 from lit_dps.optim.local_sgd import LocalSGD
 from lit_dps.pruning import Mask, Network, mask_flags, prunable, prune
 from lit_dps.pruning.start import start
-from lit_dps.training import GoalErrorCallback
 from lit_dps.training.checkpoint_files import CheckpointFile, Checkpoints
 from lit_dps.training.hidden_state import capture_attributes, restore_attributes
 from lit_dps.training.pruning_callback import PruningCallback
@@ -147,7 +146,7 @@ class NetworkRun:
         if self.schedule is None:
             return {}
         config = LRSchedulerConfig(self.schedule, interval="step")
-        budget = training.budget or GoalErrorCallback(**training.goal).goal.max_steps
+        budget = training.budget or training.goal.max_steps
         return schedule_shape(
             rates_of_steps(self.optimizer, [config], budget, shared=(self.module,)), budget
         )

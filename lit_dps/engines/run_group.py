@@ -15,7 +15,6 @@ from lit_dps.engines.eligible import Functional, optimizer_of, tensors_of
 from lit_dps.engines.engine import Training
 from lit_dps.engines.network_run import NetworkRun
 from lit_dps.optim import rule_of
-from lit_dps.training import GoalErrorCallback
 from lit_dps.training.early_check import Check, HardestFirst
 from lit_dps.training.hidden_state import unchanged_attributes
 from lit_dps.training.stopwatch import Stopwatch
@@ -51,7 +50,7 @@ class RunGroup:
     def __init__(self, training: Training, built: Built, device: torch.device, size: int):
         self.training, self.device, self.size = training, device, size
         self.early, self.data, self.module = (
-            GoalErrorCallback(**training.goal).early_reject,
+            training.goal.stops_checks_early,
             built.data,
             built.module,
         )
@@ -59,7 +58,7 @@ class RunGroup:
         self.validation = built.data.on_device("val", device)
         self._kind = _kind_of(built)
         self.interval, self.watch = (
-            GoalErrorCallback(**training.goal).goal.check_interval,
+            training.goal.check_interval,
             Stopwatch(),
         )
 

@@ -72,7 +72,7 @@ class TrialFit:
         trial = run.trial
         built = training.workload.build(trial)
         if goal is None:
-            goal = GoalErrorCallback(**training.goal)
+            goal = GoalErrorCallback.of(training.goal)
             goal.budget = training.budget
         goal.record_in(run)
         goal.at_check, checkpoint = at_check, None
@@ -80,7 +80,7 @@ class TrialFit:
             checkpoint = CheckpointCallback(file, training.checkpoints.seconds, run, at_check)
             goal.at_check, goal.saves_pause = checkpoint.checked, lambda: checkpoint.can_save
         pruning = training.pruning_of(trial)
-        smoothness = SmoothnessCallback(**training.smoothness)
+        smoothness = SmoothnessCallback.of(training.smoothness)
         examples = ExamplesCallback(trial.cell.batch_size, training.workload.batch_size_key)
         delay = training.delay_of(trial)
         local = training.local_of(trial)  # before the goal, which asks for the loss of all workers

@@ -108,7 +108,7 @@ def _remarks(setup: StudySetup, timing: Timing) -> list[str]:
 
 def _smoothness_remark(setup: StudySetup, points: Points, timing: Timing) -> list[str]:
     """What measuring the smoothness takes on top, at the cost of an example in training."""
-    measured = SmoothnessCallback(**setup.smoothness)
+    measured = SmoothnessCallback.of(setup.smoothness)
     if measured.interval is None:
         return []
     each, passes = setup.goal_of_trials.max_steps // measured.interval, len(measured.gammas) + 1

@@ -12,17 +12,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lit_dps.core.errors import ConfigError
-
 KEY = (
     "stale_gradients"  # in the state of a torch optimizer, which saves and restores it with its own
 )
-
-
-def check_delay(delay: int) -> None:
-    """Raises ConfigError unless a delay is a whole number of steps."""
-    if not isinstance(delay, int) or isinstance(delay, bool) or delay < 0:
-        raise ConfigError("optim.delay", delay, "a whole number of steps, 0 or more")
 
 
 def delay_gradients(optimizer: torch.optim.Optimizer, delay: int) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-Biases = Literal["paper", "keep"]
+from lit_dps.core.trial_config import Biases
 
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 _NORM = re.compile(

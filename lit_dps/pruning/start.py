@@ -5,31 +5,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.trial import JACOBIAN, RESIDUAL
+from lit_dps.core.trial_config import Init
 from lit_dps.parallel import ranks
 from lit_dps.pruning.isometry import STEPS, distances, jacobian_singular_values, restore_isometry
 from lit_dps.pruning.mask import Mask
 from lit_dps.pruning.network import Network
 from lit_dps.pruning.network_copies import same
 
-Init = Literal["original", "reinit", "isometry"]
 Redraw = Callable[
     [str], nn.Module
 ]  # the network as it was built ("init"), or under another seed ("reinit")
 EXAMPLES = 100  # that the Jacobian is taken at, the first ones of the pass
 OUTPUTS = 100  # of a network whose Jacobian is taken, at most
-
-
-def check_init(init: str) -> None:
-    """Raises ConfigError for a start that there is not."""
-    if init not in get_args(Init):
-        raise ConfigError("pruning.init", init, f"one of {', '.join(get_args(Init))}")
 
 
 def start(

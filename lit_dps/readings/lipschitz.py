@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -19,6 +19,7 @@ from torch.func import functional_call, grad, vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
 from lit_dps.core.errors import ConfigError
+from lit_dps.core.trial_config import SmoothnessConfig
 from lit_dps.parallel import ranks
 from lit_dps.training.pruning_callback import masks_of
 from lit_dps.training.stopwatch import stopwatch_of
@@ -72,15 +73,9 @@ class SmoothnessCallback(Callback):
     the passes.
 
     Args:
-        interval: Optimizer steps between measurements; null measures nothing. The paper uses 100.
-        delta: Distance of the gammas delta, 2 delta, ..., in (0, 1].
-        last: Largest gamma, at least `delta`. The paper uses 1, its code 0.9.
-        examples: Training examples of the gradients: the first ones of the pass for pruning. By
-            default the whole training split.
-        batch_size: Examples per batch of the passes. It changes results by rounding only.
-        floor: Lower bound f_inf of the training loss: 0 for a cross-entropy.
-        noise: Whether each measurement also computes the variance of the per-example gradient
-            before the step. The extra pass takes 2 to 100 times as long as a pass in batches.
+        interval, delta, last, examples, batch_size, floor, noise:
+            Keys of the section `smoothness` (`lit_dps.core.trial_config.SmoothnessConfig`). The
+            default interval is the paper's.
 
     Attributes:
         curve: "step", "lipschitz", "squared_gradient" and with `noise` "noise" of every
@@ -102,16 +97,7 @@ class SmoothnessCallback(Callback):
         floor: float = 0.0,
         noise: bool = False,
     ):
-        counts = {"interval": interval, "examples": examples, "batch_size": batch_size}
-        for key, value in counts.items():
-            if value is not None and value < 1:
-                raise ConfigError(f"smoothness.{key}", value, "at least 1")
-        if not 0 < delta <= 1:
-            raise ConfigError("smoothness.delta", delta, "a number in (0, 1]")
-        if not delta <= last:
-            raise ConfigError("smoothness.last", last, f"at least smoothness.delta = {delta:g}")
-        if not math.isfinite(floor):
-            raise ConfigError("smoothness.floor", floor, "a finite lower bound of the loss")
+        SmoothnessConfig(interval, delta, last, examples, batch_size, floor, noise)  # checks
         self.interval = interval
         self.gammas = gammas(delta, last)
         self.examples = examples
@@ -119,6 +105,11 @@ class SmoothnessCallback(Callback):
         self.floor = floor
         self.noise = noise
         self._reset()
+
+    @classmethod
+    def of(cls, config: SmoothnessConfig) -> Self:
+        """Return the callback of a configuration."""
+        return cls(**vars(config))
 
     @property
     def measures_one_network(self) -> bool:

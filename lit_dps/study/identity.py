@@ -3,21 +3,24 @@ same, are equal."""
 
 from __future__ import annotations
 
+import copy
 import importlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lightning.pytorch import LightningDataModule, Trainer
 
 from lit_dps.core.config import StudyConfig
 from lit_dps.core.goal import VALIDATION_ERROR
-from lit_dps.core.search_space import Choices
+from lit_dps.core.search_space import Choices, space_to_dict
+from lit_dps.core.trial_config import GoalConfig, identity_of
 from lit_dps.data import ImageData
 from lit_dps.models import MLP, SimpleCNN
 from lit_dps.module import ImageClassifier
+from lit_dps.storage.schema import UNREAD
 from lit_dps.training.trainer_rules import STUDY_TRAINER
-from lit_dps.training.workload import Workload, class_paths, classes_in, place_of
+from lit_dps.training.workload import Workload, class_paths, classes_in, locate, place_of
 
 # How trials of other people's modules are seeded, pruned and accumulated; 1 was never written down
 PROTOCOL = 2
@@ -42,17 +45,99 @@ _ADDED = {
 }
 
 
-def goal_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The goal, alike for all ways to write it; a validation error as before there were other
-    metrics."""
-    found = {
-        key: value for key, value in given.items() if key != "early_reject" and value is not None
+def identity_of_study(
+    study: StudyConfig,
+    workload: Workload,
+    sections: Mapping[str, Any],
+    data: LightningDataModule | None,
+) -> dict[str, Any]:
+    """Return the configuration that decides results, as plain JSON.
+
+    Equal identities give equal tables. Keys that were added to the package later are recorded only
+    where they differ from their defaults, so that stored studies keep their identity.
+
+    Args:
+        study: Grid and search.
+        workload: What a trial trains.
+        sections: The sections of `TRIAL_SECTIONS`, by name.
+        data: The data module, set up.
+    """
+    specs, free = _specs(study, workload)
+    identity = {
+        **specs,
+        "trainer": trainer_of(workload.trainer),
+        "goal": goal_of(sections["goal"]),
+        "pruning": identity_of(sections["pruning"], _names_below("pruning.", study.axes)),
+        "study": study_of(study, workload.batch_size_key),
+        "data_digest": getattr(data, "digest", None),
     }
-    if "metric" in found:
-        found["monitor"] = found.pop("metric")
-    if 0 < found.get("at_most", 0) < 1 and found["monitor"] == VALIDATION_ERROR:
-        found["error"] = found.pop("at_most")
-    return found
+    unread = {name: free[name] for name in UNREAD_DATA if name in free}
+    if unread and is_unread(data):
+        identity[UNREAD] = unread
+    if not is_ours(study, workload) or workload.accumulated > 1:
+        identity["protocol"] = PROTOCOL
+    optim = identity_of(sections["optim"], _names_below("optim.", study.axes))
+    if optim:
+        identity["optim"] = optim
+    set_by_trials = _names_below("local.", [*study.space, *study.axes])
+    if set_by_trials or sections["local"].on:
+        identity["local"] = identity_of(sections["local"], set_by_trials)
+    # Smoothness changes no result, but all trials of a study are measured in the same way.
+    if sections["smoothness"].interval is not None:
+        identity["smoothness"] = identity_of(sections["smoothness"])
+    return identity
+
+
+def _specs(study: StudyConfig, workload: Workload) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return model and data without the keys that trials set, and the data's `FREE_DATA`."""
+    specs = copy.deepcopy({"model": dict(workload.model), "data": dict(workload.data)})
+    arguments = specs["data"].get("init_args", {})
+    free = {name: arguments.pop(name) for name in FREE_DATA if name in arguments}
+    forget_added(specs)
+    keys = [workload.batch_size_key]
+    keys += [key for key in study.space if not key.startswith("local.")]
+    keys += [key for key in study.axes if key.startswith(("model.", "data."))]
+    # Keys below a class come before the class.
+    for key in sorted(keys, key=place_of, reverse=True):
+        node, name = locate(specs, key, "study.grid", classes=True)
+        node.pop(name, None)
+    return specs, free
+
+
+def _names_below(prefix: str, keys: Iterable[str]) -> set[str]:
+    """Return the rest of each key that has a prefix."""
+    return {key.removeprefix(prefix) for key in keys if key.startswith(prefix)}
+
+
+def study_of(study: StudyConfig, batch_size_key: str) -> dict[str, Any]:
+    """Return what of a study's grid and search decides results."""
+    identity: dict[str, Any] = {
+        "seed": study.seed,
+        "scramble": study.scramble,
+        "space": space_to_dict(study.space),
+    }
+    if study.sampler != "sobol":
+        identity["sampler"] = study.sampler
+    if once_lost(study, batch_size_key):
+        identity["below_classes"] = True
+    if study.best_of is not None:
+        identity["best_of"] = study.best_of
+    if study.run_on:
+        identity["run_on"] = True
+    # Metrics change no result, but all trials of a study keep the same metrics.
+    if study.metrics:
+        identity["metrics"] = sorted(study.metrics)
+    return identity
+
+
+def goal_of(goal: GoalConfig) -> dict[str, Any]:
+    """Return the identity of a goal, the same for all ways to write it."""
+    identity = identity_of(goal)
+    if goal.metric is not None:
+        identity["monitor"] = identity.pop("metric")
+    if 0 < identity.get("at_most", 0) < 1 and identity["monitor"] == VALIDATION_ERROR:
+        identity["error"] = identity.pop("at_most")
+    return identity
 
 
 def trainer_of(given: Mapping[str, Any]) -> dict[str, Any]:

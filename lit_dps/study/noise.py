@@ -14,6 +14,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.errors import UserError
+from lit_dps.core.local_sgd import LocalSGDSchedule
 from lit_dps.core.noise_scale import NoiseScale, read_at
 from lit_dps.core.trial import Cell, Trial, Value
 from lit_dps.engines.trainer import TrainerEngine
@@ -68,7 +69,8 @@ def short_run(
     measured = NoiseScaleCallback()
     try:
         with setup.workload.without_side_effects() as workload:
-            training = dataclasses.replace(setup.training(), workload=workload, local={})
+            one_worker = LocalSGDSchedule()
+            training = dataclasses.replace(setup.training(), workload=workload, local=one_worker)
             limit = _EndRun(steps, seconds, at_step)
             TrainerEngine(training, (measured, limit)).train_one(run)
     except _RunEnded:

@@ -13,6 +13,7 @@ from lightning.pytorch import LightningModule, Trainer
 
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.trial import Trial
+from lit_dps.core.trial_config import SmoothnessConfig
 from lit_dps.engines.trainer import TrainerEngine
 from lit_dps.readings import SmoothnessCallback
 from lit_dps.readings.lipschitz import flatten
@@ -48,7 +49,7 @@ class NoiseStopwatch(SmoothnessCallback):
 def single_gradient(setup: StudySetup) -> float:
     """Seconds of the gradient of one example, in the study's first cell; 0 where its noise is not
     measured."""
-    if setup.smoothness["interval"] is None or not setup.smoothness.get("noise"):
+    if setup.smoothness.interval is None or not setup.smoothness.noise:
         return 0.0
     trial = Trial(
         dataclasses.replace(setup.study.cells[0], sparsity=0.0), 0, setup.middle, setup.study.seed
@@ -56,7 +57,7 @@ def single_gradient(setup: StudySetup) -> float:
     watch = NoiseStopwatch()
     with suppress(Looked), setup.workload.without_side_effects() as workload:
         training = dataclasses.replace(
-            setup.training(), workload=workload, smoothness={"interval": None}
+            setup.training(), workload=workload, smoothness=SmoothnessConfig()
         )
         TrainerEngine(training, (watch,)).train_one(Attempt(trial, setup.unreached(0)))
     return watch.seconds

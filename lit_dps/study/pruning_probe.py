@@ -16,7 +16,7 @@ from lit_dps.engines.engine import SCORES_KEPT, network_is_shared
 from lit_dps.pruning import Mask, Network, OneShot, prunable
 from lit_dps.pruning.isometry import STEPS, restore_isometry
 from lit_dps.study.setup import StudySetup
-from lit_dps.training import GoalErrorCallback, PruningCallback
+from lit_dps.training import PruningCallback
 from lit_dps.training.early_check import EarlyCheck, min_evaluated_share
 from lit_dps.training.stopwatch import now
 from lit_dps.training.training_pass import TrainingPass
@@ -36,7 +36,7 @@ class PassStopwatch(Callback):
         self.setup, self.pruning, self.reused, self.refusal = setup, 0.0, False, 1.0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        setup, run = self.setup, TrainingPass(trainer, pl_module, self.setup.pruning["batch_size"])
+        setup, run = self.setup, TrainingPass(trainer, pl_module, self.setup.pruning.batch_size)
         ways = {
             tuple(p for p in cell.axes if p[0].startswith("pruning.")): cell
             for cell in setup.study.cells
@@ -44,7 +44,7 @@ class PassStopwatch(Callback):
         found = [setup.training().pruning_of(Trial(cell, 0)) for cell in ways.values()]
         # as `Training.keep_scores` decides it, of all the points of the study
         scores = (
-            sum(p.numel() for p in prunable(pl_module, setup.pruning["biases"]).values())
+            sum(p.numel() for p in prunable(pl_module, setup.pruning.biases).values())
             * setup.study.trials
         )
         shared = run.key is not None and network_is_shared(setup.workload) and scores <= SCORES_KEPT
@@ -54,7 +54,7 @@ class PassStopwatch(Callback):
         self.reused = shared and all(
             isinstance(p.pruner, OneShot) and p.init != "isometry" for p in found
         )
-        if GoalErrorCallback(**setup.goal).early_reject and EarlyCheck.supports(trainer, pl_module):
+        if setup.goal.stops_checks_early and EarlyCheck.supports(trainer, pl_module):
             self.refusal = min_evaluated_share(
                 setup.goal_of_trials, trainer.datamodule.validation_size
             )

@@ -110,7 +110,9 @@ def measure_steps(
     """
     torch.set_num_threads(setup.study.threads)
     # Measuring smoothness would take longer than the steps themselves.
-    setup = dataclasses.replace(setup, smoothness={**setup.smoothness, "interval": None})
+    setup = dataclasses.replace(
+        setup, smoothness=dataclasses.replace(setup.smoothness, interval=None)
+    )
     known = step_seconds(record)
     limit = max(MAX_SECONDS, MAX_SHARE * _seconds_of_trials(record))
     has_ranks = setup.ranks > 1

@@ -3,7 +3,6 @@ results."""
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
@@ -17,29 +16,25 @@ from lit_dps.core.goal import Goal
 from lit_dps.core.local_sgd import LocalSGDSchedule
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.repeats import repeats_left
-from lit_dps.core.search_space import Space, space_to_dict
+from lit_dps.core.search_space import Space
 from lit_dps.core.space_history import ExpandedSpace
 from lit_dps.core.trial import Cell, Status, TrialResult
-from lit_dps.engines.engine import NO_NOISE, Engine, Training
+from lit_dps.core.trial_config import (
+    TRIAL_SECTIONS,
+    GoalConfig,
+    OptimConfig,
+    PruningConfig,
+    SmoothnessConfig,
+    plain,
+)
+from lit_dps.engines.engine import Engine, Training
 from lit_dps.engines.interval_loop import IntervalLoop
 from lit_dps.engines.trainer import TrainerEngine
 from lit_dps.parallel import settings
 from lit_dps.parallel.ranks import started_by_torchrun
-from lit_dps.storage.schema import UNREAD
-from lit_dps.study.identity import (
-    FREE_DATA,
-    PROTOCOL,
-    UNREAD_DATA,
-    forget_added,
-    goal_of,
-    is_ours,
-    is_unread,
-    once_lost,
-    trainer_of,
-)
-from lit_dps.training import GoalErrorCallback
+from lit_dps.study.identity import identity_of_study
 from lit_dps.training.checkpoint_files import Checkpoints
-from lit_dps.training.workload import Workload, locate, place_of
+from lit_dps.training.workload import Workload
 
 # Trials in lockstep where study.slots does not say: beyond 16 a core's cache holds nothing of the
 # next network. An H200 trains 25 and 100 about as fast a network at B = 256, and the more the
@@ -55,11 +50,11 @@ class StudySetup:
         study: Grid and search.
         storage: Where it is kept.
         workload: What a trial trains.
-        goal: Arguments of `GoalErrorCallback`.
-        pruning: Arguments of `PruningCallback`.
-        smoothness: Arguments of `SmoothnessCallback`.
-        optim: Arguments of `DelayCallback`.
-        local: Arguments of `LocalSGDCallback`.
+        goal: When a trial stops.
+        pruning: How the trials are pruned.
+        smoothness: What is measured along the trials.
+        optim: How stale their gradients are.
+        local: Their workers of local SGD.
         uid: Of the study as declared; see `lit_dps.storage.header.declare`.
         boxes: How its box was widened (`lit_dps.study.expand_space`).
         run_number: Of this run of the study; see `lit_dps.storage.header.begin_run`.
@@ -73,11 +68,11 @@ class StudySetup:
     study: StudyConfig
     storage: StorageConfig
     workload: Workload
-    goal: Mapping[str, Any]
-    pruning: Mapping[str, Any]
-    smoothness: Mapping[str, Any]
-    optim: Mapping[str, Any] = field(default_factory=dict)
-    local: Mapping[str, Any] = field(default_factory=dict)
+    goal: GoalConfig
+    pruning: PruningConfig = PruningConfig()
+    smoothness: SmoothnessConfig = SmoothnessConfig()
+    optim: OptimConfig = OptimConfig()
+    local: LocalSGDSchedule = LocalSGDSchedule()
     uid: str | None = None
     run_number: int = 0
     boxes: tuple[ExpandedSpace, ...] = ()
@@ -86,8 +81,8 @@ class StudySetup:
     sources: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self):
-        if self.study.whole_curves and self.goal.get("early_reject"):
-            object.__setattr__(self, "goal", {**self.goal, "early_reject": False})
+        if self.study.whole_curves and self.goal.early_reject:
+            object.__setattr__(self, "goal", dataclasses.replace(self.goal, early_reject=False))
 
     @property
     def space(self) -> Space:
@@ -121,7 +116,7 @@ class StudySetup:
 
     @property
     def goal_of_trials(self) -> Goal:
-        return GoalErrorCallback(**self.goal).goal
+        return self.goal.build()
 
     @property
     def middle(self) -> dict[str, Any]:
@@ -191,11 +186,11 @@ class StudySetup:
             "model": dict(self.workload.model),
             "data": dict(self.workload.data),
             "trainer": dict(self.workload.trainer),
-            "goal": dict(self.goal),
-            "pruning": dict(self.pruning),
-            "smoothness": dict(self.smoothness),
-            "optim": dict(self.optim),
-            "local": dict(self.local),
+            "goal": plain(self.goal),
+            "pruning": plain(self.pruning),
+            "smoothness": plain(self.smoothness),
+            "optim": plain(self.optim),
+            "local": plain(self.local),
             "study": dataclasses.asdict(self.study),
         }
 
@@ -221,70 +216,10 @@ class StudySetup:
         return "-".join(names)
 
     def identity(self, data: LightningDataModule | None) -> dict[str, Any]:
-        """All of the configuration that decides results, as plain JSON: equal identities give equal
-        tables.
+        """Return the configuration that decides results, as plain JSON; see `study.identity`.
 
         Args:
             data: The data module, set up.
         """
-        study, workload = self.study, self.workload
-        specs = copy.deepcopy({"model": dict(workload.model), "data": dict(workload.data)})
-        arguments = specs["data"].get("init_args", {})
-        free = {name: arguments.pop(name) for name in FREE_DATA if name in arguments}
-        forget_added(specs)
-        varied = [key for key in study.axes if key.startswith(("model.", "data."))]
-        searched = [key for key in study.space if not key.startswith("local.")]
-        set_by_trials = [*searched, *varied, workload.batch_size_key]
-        for key in sorted(
-            set_by_trials, key=place_of, reverse=True
-        ):  # what is below a class before the class
-            node, name = locate(specs, key, "study.grid", classes=True)
-            node.pop(name, None)
-        pruned = {"sparsity", "seed", *(key.removeprefix("pruning.") for key in study.axes)}
-        found = {
-            **specs,
-            "trainer": trainer_of(workload.trainer),
-            "goal": goal_of(self.goal),
-            "pruning": {key: value for key, value in self.pruning.items() if key not in pruned},
-            "study": {
-                "seed": study.seed,
-                "scramble": study.scramble,
-                "space": space_to_dict(study.space),
-            },
-            "data_digest": getattr(data, "digest", None),
-        }
-        if study.sampler != "sobol":  # as before there were others
-            found["study"]["sampler"] = study.sampler
-        if unread := {name: free[name] for name in UNREAD_DATA if name in free and is_unread(data)}:
-            found[UNREAD] = unread
-        if once_lost(study, workload.batch_size_key):
-            found["study"]["below_classes"] = True
-        if study.best_of is not None:
-            found["study"]["best_of"] = study.best_of
-        if study.run_on:
-            found["study"]["run_on"] = True
-        if study.metrics:  # change no result, but every trial of a study keeps the same
-            found["study"]["metrics"] = sorted(study.metrics)
-        for key in ("exclude", "options"):  # where they are empty, as before there were such
-            if not found["pruning"].get(key):
-                found["pruning"].pop(key, None)
-        if found["pruning"].get("init") == "original":
-            found["pruning"].pop("init")
-        if not is_ours(study, workload) or workload.accumulated > 1:
-            found["protocol"] = PROTOCOL
-        if self.optim.get("delay") and "optim.delay" not in study.axes:  # as before there was one
-            found["optim"] = dict(self.optim)
-        varied = {
-            key.removeprefix("local.")
-            for key in (*study.space, *study.axes)
-            if key.startswith("local.")
-        }
-        if varied or LocalSGDSchedule(**self.local).on:  # as before there was such
-            found["local"] = {key: value for key, value in self.local.items() if key not in varied}
-        if (
-            self.smoothness["interval"] is not None
-        ):  # changes no result, but every trial of a study is measured alike
-            found["smoothness"] = {
-                k: v for k, v in self.smoothness.items() if k != "batch_size" and (k, v) != NO_NOISE
-            }
-        return found
+        sections = {name: getattr(self, name) for name in TRIAL_SECTIONS}
+        return identity_of_study(self.study, self.workload, sections, data)

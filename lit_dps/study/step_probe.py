@@ -188,7 +188,7 @@ def _measure_trial(setup: StudySetup, batch_size: int, steps: int) -> Measured:
         Cell(batch_size, max(setup.study.sparsities), others), 0, setup.middle, setup.study.seed
     )
     run = Attempt(trial, setup.unreached(steps))
-    passes, pruning = PassStopwatch(setup), {**setup.pruning, **PLAIN}
+    passes, pruning = PassStopwatch(setup), dataclasses.replace(setup.pruning, **PLAIN)
     with suppress(Looked), setup.workload.without_side_effects() as workload:
         TrainerEngine(
             dataclasses.replace(setup.training(), workload=workload, pruning=pruning), (passes,)
@@ -224,7 +224,9 @@ def timed_run(
     warm_up = min(warm_up, budget - 1)
     steps = min(steps, budget - warm_up)
     total = warm_up + steps
-    goal = {**setup.goal, "check_interval": total, "max_steps": total, "early_reject": False}
+    goal = dataclasses.replace(
+        setup.goal, check_interval=total, max_steps=total, early_reject=False
+    )
     # the other ranks would wait for a checkpoint, of which this one knows nothing
     study = dataclasses.replace(setup.study, engine="lightning", checkpoint_minutes=None)
     timed, trial = _apart(dataclasses.replace(setup, goal=goal, study=study, budget=budget), trial)
@@ -261,7 +263,7 @@ def _apart(setup: StudySetup, trial: Trial) -> tuple[StudySetup, Trial]:
     others = tuple(pair for pair in trial.cell.axes if pair[0] != _START)
     params = {key: value for key, value in trial.params.items() if key != _START}
     cell = dataclasses.replace(trial.cell, axes=others)
-    local = dataclasses.replace(setup, local={**setup.local, "start": 0})
+    local = dataclasses.replace(setup, local=dataclasses.replace(setup.local, start=0))
     return local, dataclasses.replace(trial, cell=cell, params=params)
 
 

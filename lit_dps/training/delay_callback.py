@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+from typing import Self
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.optim import Optimizer
 
 from lit_dps.core.errors import ConfigError
-from lit_dps.optim.delay import check_delay, delay_gradients
+from lit_dps.core.trial_config import OptimConfig
+from lit_dps.optim.delay import delay_gradients
 
 
 class DelayCallback(Callback):
@@ -17,7 +19,8 @@ class DelayCallback(Callback):
     A gradient is clipped when it is computed, before the delay.
 
     Args:
-        delay: The delay tau in optimizer steps; 0 is the usual update.
+        delay:
+            Keys of the section `optim` (`lit_dps.core.trial_config.OptimConfig`).
 
     Raises:
         ConfigError: if the delay is no whole number of at least 0. When training starts: for manual
@@ -25,8 +28,13 @@ class DelayCallback(Callback):
     """
 
     def __init__(self, delay: int = 0):
-        check_delay(delay)
+        OptimConfig(delay)  # checks
         self.delay = delay
+
+    @classmethod
+    def of(cls, config: OptimConfig) -> Self:
+        """Return the callback of a configuration."""
+        return cls(**vars(config))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.delay == 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
@@ -12,8 +12,9 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule, Tr
 import lit_dps.training.lightning_private as lightning_private
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.errors import ConfigError
-from lit_dps.core.goal import VALIDATION_ERROR, Goal, resolve_value
+from lit_dps.core.goal import VALIDATION_ERROR
 from lit_dps.core.trial import Status
+from lit_dps.core.trial_config import GoalConfig
 from lit_dps.module import weights_finite
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import SharedBatchDDP
@@ -26,7 +27,6 @@ from lit_dps.training.trainer_rules import forget_followed_metrics, prepare_sche
 from lit_dps.training.training_length import TrainingLength, extend_max_epochs
 from lit_dps.training.validation import (
     ValidationCount,
-    is_rising,
     logged_metric,
     refuse_drop_last,
 )
@@ -60,17 +60,8 @@ class GoalErrorCallback(Callback):
     value.
 
     Args:
-        error: Goal validation error, between 0 and 1. It is short for `at_most`, with the metric
-            `monitor`. It cannot be combined with `metric`.
-        check_interval: Optimizer steps between two validations.
-        max_steps: Most optimizer steps of a run, a multiple of `check_interval`.
-        monitor: Name of the validation error that the module logs, as a fraction.
-        early_reject: Whether a validation may stop as soon as it certainly misses the goal. This
-            needs support by module and data (`EarlyCheck`). The number of steps to the goal stays
-            the same. Errors in the curve become lower bounds, and nothing is logged.
-        metric: Name of another metric that the module logs in validation, such as "val/accuracy".
-        at_most: Goal value of a metric that falls.
-        at_least: Goal value of a metric that rises.
+        error, check_interval, max_steps, monitor, early_reject, metric, at_most, at_least:
+            Keys of the section `goal` (`lit_dps.core.trial_config.GoalConfig`).
 
     Attributes:
         run: The attempt that records the validations and decides when the run ends.
@@ -113,23 +104,13 @@ class GoalErrorCallback(Callback):
         at_most: float | None = None,
         at_least: float | None = None,
     ):
-        value = resolve_value(error, at_most, at_least, metric)
-        self.monitor = metric or monitor
-        self._monitor_key = "goal.monitor" if metric is None else "goal.metric"
-        if is_rising(self.monitor) and at_least is None:
-            raise ConfigError(
-                self._monitor_key,
-                self.monitor,
-                "a metric that falls; of one that rises set goal.at_least",
-            )
-        self.goal = Goal(
-            value,
-            check_interval,
-            max_steps,
-            metric=self.monitor if error is None else VALIDATION_ERROR,
-            at_least=at_least is not None,
+        config = GoalConfig(
+            error, check_interval, max_steps, monitor, early_reject, metric, at_most, at_least
         )
-        self.early_reject = early_reject and at_least is None
+        self.goal = config.build()
+        self.monitor = config.monitored
+        self.early_reject = config.stops_checks_early
+        self._monitor_key = config.metric_key
         self.at_check: Callable[[], None] = lambda: None
         self.saves_pause: Callable[[], bool] = lambda: False
         self.budget: int | None = None
@@ -137,6 +118,11 @@ class GoalErrorCallback(Callback):
         self._next_attempt: Attempt | None = None
         self._length: TrainingLength | None = None
         self._reset()
+
+    @classmethod
+    def of(cls, config: GoalConfig) -> Self:
+        """Return the callback of a configuration."""
+        return cls(**vars(config))
 
     def _reset(self) -> None:
         self.run = self._next_attempt or Attempt(None, self.goal)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -44,13 +44,8 @@ class LocalSGDCallback(Callback):
     after training (`LocalSGD.show`).
 
     Args:
-        workers: Number of workers n; 1 is the usual training.
-        steps: Local steps H between two meetings of the workers.
-        start: Synchronous steps t0 before the first local step.
-        outer_learning_rate: Learning rate of the outer optimizer. With 1, and without momentum,
-            workers continue from their mean.
-        outer_momentum: Momentum of the outer optimizer, in [0, 1).
-        outer_nesterov: Whether the outer momentum is Nesterov's.
+        workers, steps, start, outer_learning_rate, outer_momentum, outer_nesterov:
+            Keys of the section `local` (`lit_dps.core.local_sgd.LocalSGDSchedule`).
 
     Raises:
         ConfigError: if a value is out of its range. When training starts, or at the first steps: if
@@ -73,6 +68,11 @@ class LocalSGDCallback(Callback):
             workers, steps, start, outer_learning_rate, outer_momentum, outer_nesterov
         )
         self._reset()
+
+    @classmethod
+    def of(cls, schedule: LocalSGDSchedule) -> Self:
+        """Return the callback of a schedule."""
+        return cls(**vars(schedule))
 
     def _reset(self) -> None:
         self._workers: LocalSGD | None = None

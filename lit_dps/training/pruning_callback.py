@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any, get_args
+from typing import Any, Self
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -16,13 +16,13 @@ from torch.optim import Optimizer
 import lit_dps.training.lightning_private as lightning_private
 from lit_dps.core.error_origin import error_text, place_in_user_code
 from lit_dps.core.errors import ConfigError, UserError
-from lit_dps.core.trial import COPIES, check_sparsity
+from lit_dps.core.trial import COPIES
+from lit_dps.core.trial_config import Biases, Init, PruningConfig
 from lit_dps.pruning import PRUNERS, Mask, Network, mask_flags, prunable, prune, pruner_of
 from lit_dps.pruning.isometry import STEPS
-from lit_dps.pruning.mask import Biases
 from lit_dps.pruning.network_copies import copies_of, why_pruned_weights_return, why_unprunable
 from lit_dps.pruning.pruner import Scores
-from lit_dps.pruning.start import Init, Redraw, check_init, start
+from lit_dps.pruning.start import Redraw, start
 from lit_dps.training.masked_tensors import MaskedTensors
 from lit_dps.training.trainer_state import user_callbacks
 from lit_dps.training.training_pass import TrainingPass
@@ -42,22 +42,8 @@ class PruningCallback(Callback):
     because a module, an optimizer or a hook may have changed them.
 
     Args:
-        sparsity: Share of the parameters to prune, in [0, 1); 0 prunes nothing.
-        method: "snip" (as in the paper), "magnitude", "random", "snip_it", "iterative_snip",
-            "force", "grasp", "synflow", "snap", "snap_it", "random_layerwise", "smart_ratio",
-            "shuffle", or the class path of a `lit_dps.pruning.Pruner`.
-        biases: "paper" prunes weights and biases, as the authors' code does; "keep" prunes only
-            weights.
-        batch_size: Examples of a batch of the pruning pass. Each batch is weighted by its size, so
-            that the scores are sums over the examples.
-        seed: Seed of the "random" scores.
-        exclude: Patterns of parameter names that stay dense, such as "head.*", "*.cls_token", or
-            "teacher.*" for a copy of the pruned network.
-        options: Arguments of the method's constructor.
-        init: The weights under the mask at the start of training (`lit_dps.pruning.start`).
-            "original": the weights that were scored. "reinit": new weights of the network's own
-            initialization, in a study. "isometry": the original weights, moved towards orthogonal
-            layers (Lee et al. 2020). Sparsity 0 always uses the original weights.
+        sparsity, method, biases, batch_size, seed, exclude, options, init:
+            Keys of the section `pruning` (`lit_dps.core.trial_config.PruningConfig`).
 
     Attributes:
         mask: The mask; None before pruning, and at sparsity 0.
@@ -93,13 +79,8 @@ class PruningCallback(Callback):
         options: dict[str, Any] | None = None,
         init: Init = "original",
     ):
-        check_sparsity("pruning.sparsity", sparsity)
+        PruningConfig(sparsity, method, biases, batch_size, seed, exclude, options, init)  # checks
         self.pruner = pruner_of(method, options)
-        if biases not in get_args(Biases):
-            raise ConfigError("pruning.biases", biases, f"one of {', '.join(get_args(Biases))}")
-        if batch_size < 1:
-            raise ConfigError("pruning.batch_size", batch_size, "at least 1 example")
-        check_init(init)
         self.sparsity = sparsity
         self.method = method
         self.biases: Biases = biases
@@ -112,6 +93,11 @@ class PruningCallback(Callback):
         self._reusable: tuple[tuple[int, ...], Scores] | None = None
         self._masked: MaskedTensors | None = None
         self._reset()
+
+    @classmethod
+    def of(cls, config: PruningConfig) -> Self:
+        """Return the callback of a configuration."""
+        return cls(**vars(config))
 
     def _reset(self) -> None:
         self.mask: Mask | None = None

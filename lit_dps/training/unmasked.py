@@ -12,9 +12,9 @@ from torch.optim import Optimizer
 
 import lit_dps.training.lightning_private as lightning_private
 from lit_dps.core.trial import IN_NO_MASK, JOINED_AT, TRAINED_THEN
+from lit_dps.core.trial_config import Biases
 from lit_dps.pruning import prunable
 from lit_dps.pruning.attributes import hidden_tensors
-from lit_dps.pruning.mask import Biases
 
 
 class UnmaskedWeights:

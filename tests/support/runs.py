@@ -8,12 +8,13 @@ from typing import Any
 
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.trial import Cell, Trial, TrialResult
-from lit_dps.engines.engine import Engine, Training
+from lit_dps.engines.engine import Engine
 from lit_dps.engines.interval_loop import IntervalLoop
 from lit_dps.engines.trainer import TrainerEngine
 from lit_dps.storage.trial_queue import Store
 from lit_dps.training import GoalErrorCallback
 from lit_dps.training.workload import Workload
+from tests.support.setups import training_of
 
 ASKED = (
     "further",
@@ -33,7 +34,7 @@ def engine(
     **common: Any,
 ) -> Engine:
     """The interval loop, or Lightning's; `common` are further arguments of `Training`."""
-    training = Training(workload, goal, **common)
+    training = training_of(workload, goal, **common)
     return IntervalLoop(training, size, say) if lean else TrainerEngine(training)
 
 

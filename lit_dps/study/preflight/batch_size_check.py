@@ -52,7 +52,6 @@ def compare_metrics(training: Training, trial: Trial, setup: StudySetup) -> list
     Raises:
         ConfigError: if the goal's metric differs by more than rounding.
     """
-    goal = GoalErrorCallback(**training.goal)
     own_precision = training
     training = _in_full_precision(training)
     rounding = ROUNDING
@@ -62,7 +61,7 @@ def compare_metrics(training: Training, trial: Trial, setup: StudySetup) -> list
         rounding = _rounding(setup)
         smallest, examples = look_at(training, trial)
     sizes = setup.study.batch_sizes
-    name = goal.monitor
+    name = training.goal.monitored
     notes: list[str] = []
     if not smallest:
         return [
@@ -82,10 +81,11 @@ def compare_metrics(training: Training, trial: Trial, setup: StudySetup) -> list
                     f"{shown}"
                 )
                 continue
-            key = "goal.monitor" if training.goal.get("metric") is None else "goal.metric"
             what = f"of the same network it is {shown}: give validation a fixed batch size"
             raise ConfigError(
-                key, name, f"a metric that does not depend on the validation batch size; {what}"
+                training.goal.metric_key,
+                name,
+                f"a metric that does not depend on the validation batch size; {what}",
             )
     return list(dict.fromkeys(notes))
 
@@ -207,7 +207,7 @@ def look_at(
         The metrics of both networks by name, and the examples of a validation by data loader. Both
         are empty if validation fails.
     """
-    goal = GoalErrorCallback(**{**training.goal, "early_reject": False})
+    goal = GoalErrorCallback.of(replace(training.goal, early_reject=False))
     run = Attempt(trial, goal.goal, metrics=training.metrics)
     fit = TrialFit.of(training, run, goal)
     look = _Look(goal)

@@ -16,7 +16,7 @@ from lit_dps.storage.samplers import sampler_of
 from lit_dps.study.preflight.dry_run import dry_run
 from lit_dps.study.preflight.keys import check_goals, check_keys, check_workers
 from lit_dps.study.setup import StudySetup
-from lit_dps.training import DelayCallback, PruningCallback
+from lit_dps.training import PruningCallback
 from lit_dps.training.trainer_rules import check_trainer, overridden_arguments
 
 
@@ -44,8 +44,7 @@ def check_configuration(setup: StudySetup) -> LightningDataModule:
         ConfigError: naming the key, the value and what is allowed.
     """
     setup.study.check()
-    PruningCallback(**setup.pruning)
-    DelayCallback(**setup.optim)
+    PruningCallback.of(setup.pruning)
     check_goals(setup)
     sampler_of(setup.study, setup.goal_of_trials)
     check_trainer(setup.workload.trainer)

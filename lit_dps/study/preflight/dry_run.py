@@ -126,7 +126,7 @@ def _equal_weights_note(training: Training, trial: Trial) -> list[str]:
     for point in range(2):
         weights = _InitialWeights()
         at_point = replace(dense, point=point)
-        goal = GoalErrorCallback(**training.goal)
+        goal = GoalErrorCallback.of(training.goal)
         fit = TrialFit.of(training, Attempt(at_point, goal.goal, metrics=training.metrics), goal)
         with (
             preserve_rng_state(seed=at_point.seed_for("order")),

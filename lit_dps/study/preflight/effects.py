@@ -33,7 +33,7 @@ def check_effects(setup: StudySetup) -> list[str]:
             node, name = locate(specs, key, source, classes=True)
             if isinstance(node.get(name), dict):
                 _check_arguments(source, key, node[name])
-    asked = setup.pruning.get("sparsity", 0.0)  # which is that of `fit`
+    asked = setup.pruning.sparsity  # which is that of `fit`
     if asked and asked not in study.sparsities:
         raise ConfigError(
             "pruning.sparsity", asked, f"one of study.sparsities {study.sparsities}, or left out"

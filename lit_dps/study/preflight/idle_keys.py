@@ -17,6 +17,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.search_space import Box, Choices
 from lit_dps.core.trial import Cell, Trial, Value, text_of
+from lit_dps.core.trial_config import plain
 from lit_dps.engines.engine import Training
 from lit_dps.engines.trainer import TrialFit
 from lit_dps.optim import RULES
@@ -139,7 +140,7 @@ def _section(setup: StudySetup, name: str) -> Any:
     return {
         "model": setup.workload.model,
         "data": setup.workload.data,
-        "pruning": setup.pruning,
+        "pruning": plain(setup.pruning),
     }.get(name)
 
 
@@ -252,7 +253,7 @@ class _Runs:
         return self._known[name]
 
     def _first_steps(self, trial: Trial) -> _Recorder:
-        goal = GoalErrorCallback(**self.training.goal)
+        goal = GoalErrorCallback.of(self.training.goal)
         run = Attempt(trial, goal.goal, metrics=self.training.metrics)
         fit = TrialFit.of(self.training, run, goal)
         fit.pruning.is_short = True

@@ -30,11 +30,9 @@ def check_goals(setup: StudySetup) -> None:
             raise ConfigError("study.metrics", name, "another one: this is kept anyway")
     for value in setup.study.goals:
         if not own.is_easier(value) and not setup.study.run_on:
-            key = next(k for k in ("error", "at_most", "at_least") if setup.goal.get(k) is not None)
             side = "below" if own.at_least else "above"
-            raise ConfigError(
-                "study.goals", value, f"{side} goal.{key} = {own.value:g}, which stops the runs"
-            )
+            allowed = f"{side} {setup.goal.value_key} = {own.value:g}, which stops the runs"
+            raise ConfigError("study.goals", value, allowed)
         try:
             own.with_value(value)
         except ConfigError as error:

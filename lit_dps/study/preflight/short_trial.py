@@ -86,7 +86,7 @@ def build_short(
         trial: The trial.
         file, at_check: As in `TrialFit.of`.
     """
-    goal = ShortGoal(**training.goal)
+    goal = ShortGoal.of(training.goal)
     run = Attempt(
         trial,
         goal.goal,

@@ -55,7 +55,7 @@ def probed(folder) -> Probes:
         work.setup.workload, model={"class_path": f"{__name__}.WarmedUp"}
     )
     work.setup = dataclasses.replace(
-        work.setup, workload=workload, goal={**work.setup.goal, "max_steps": 40}
+        work.setup, workload=workload, goal=dataclasses.replace(work.setup.goal, max_steps=40)
     )
     return work
 

@@ -22,6 +22,7 @@ from lit_dps.core.errors import ConfigError, UserError
 from lit_dps.core.search_space import Range
 from lit_dps.study.setup import StudySetup
 from lit_dps.training.workload import Workload
+from tests.support.setups import setup_of
 from tests.support.tiny import Plain, points
 
 GIB = 2.0**30
@@ -69,7 +70,7 @@ def setup(devices: int = 1, room: int = 10**9, examples: int = 64) -> StudySetup
         "data.batch_size",
     )
     goal = {"error": 0.01, "check_interval": 1, "max_steps": 4}
-    return StudySetup(study, StorageConfig(), workload, goal, {}, {"interval": None})
+    return setup_of(study, StorageConfig(), workload, goal, {}, {"interval": None})
 
 
 class Estimated(Memory):
@@ -145,7 +146,9 @@ class BrokenAtEight(Net):
 def with_module(name: str, **goal) -> StudySetup:
     given = setup()
     workload = dataclasses.replace(given.workload, model={"class_path": f"{__name__}.{name}"})
-    return dataclasses.replace(given, workload=workload, goal={**given.goal, **goal})
+    return dataclasses.replace(
+        given, workload=workload, goal=dataclasses.replace(given.goal, **goal)
+    )
 
 
 def test_steps_are_timed_under_the_budget_of_the_study():

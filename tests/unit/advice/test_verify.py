@@ -17,7 +17,7 @@ from lit_dps.core.search_space import Range
 from lit_dps.core.trial import Cell
 from lit_dps.parallel.process import StopRequest
 from lit_dps.storage.advice_store import AdviceStore
-from lit_dps.study.setup import StudySetup
+from tests.support.setups import setup_of
 from tests.unit.analysis.test_answer import GOAL as OTHER_GOAL
 from tests.unit.analysis.test_answer import trial
 from tests.unit.engines.test_engine import GOAL, WORKLOAD, quiet  # noqa: F401
@@ -30,7 +30,7 @@ SPACE = {"model.learning_rate": Range(1e-3, 1.0, "log")}
 @pytest.fixture
 def setup(tmp_path):
     study = StudyConfig("mine", [32], [0.0], trials=2, workers=1, space=dict(SPACE))
-    return StudySetup(
+    return setup_of(
         study, StorageConfig(str(tmp_path)), WORKLOAD, GOAL, PRUNING, {"interval": None}
     )
 

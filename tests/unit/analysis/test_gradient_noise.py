@@ -24,6 +24,7 @@ from lit_dps.study.noise_probe import single_gradient
 from lit_dps.study.setup import StudySetup
 from lit_dps.training.workload import Workload
 from tests.support.fake_study import analysis_of, result
+from tests.support.setups import setup_of
 from tests.support.tiny import fit
 
 pytestmark = pytest.mark.pictures
@@ -163,7 +164,7 @@ def nqm(**smoothness) -> StudySetup:
     goal = {"metric": "val_loss", "at_most": 0.1, "check_interval": 1, "max_steps": 10}
     trainer = {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False}
     study = StudyConfig(batch_sizes=[4], sparsities=[0.0])
-    return StudySetup(study, StorageConfig(), Workload(model, data, trainer), goal, {}, smoothness)
+    return setup_of(study, StorageConfig(), Workload(model, data, trainer), goal, {}, smoothness)
 
 
 def test_the_identity_of_studies_without_it_is_as_before():

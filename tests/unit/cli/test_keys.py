@@ -13,6 +13,7 @@ from lightning.pytorch import Trainer
 from lit_dps.cli.fit import CALLBACKS
 from lit_dps.cli.keys import refuse_unknown, sections
 from lit_dps.core.errors import UserError
+from lit_dps.core.trial_config import TRIAL_SECTIONS
 from tests.e2e.commands import FAST, ROOT
 
 
@@ -20,6 +21,16 @@ def test_keys_read_from_source_are_the_arguments():
     found = sections()
     for section, cls in {**CALLBACKS, "trainer": Trainer}.items():
         assert found[section] == set(inspect.signature(cls).parameters), section
+
+
+def test_callbacks_take_the_keys_of_their_sections():
+    for section, callback in CALLBACKS.items():
+        arguments = inspect.signature(callback).parameters.values()
+        keys = inspect.signature(TRIAL_SECTIONS[section]).parameters.values()
+        assert [each.name for each in arguments] == [each.name for each in keys]
+        for argument, key in zip(arguments, keys, strict=True):
+            if (section, key.name) != ("smoothness", "interval"):  # a study measures it on request
+                assert argument.default == key.default, f"{section}.{key.name}"
 
 
 @pytest.mark.parametrize(

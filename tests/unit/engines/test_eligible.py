@@ -12,11 +12,11 @@ from torch import nn
 
 from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell, Trial
-from lit_dps.engines.engine import Training
 from lit_dps.engines.interval_loop import IntervalLoop
 from lit_dps.module import ImageClassifier
 from tests.support.conformance import assert_conform
 from tests.support.runs import train
+from tests.support.setups import training_of
 from tests.unit.engines.test_engine import quiet  # noqa: F401
 from tests.unit.engines.test_stack_lockstep import EXAMPLES, GOAL, both, trials, workload
 
@@ -233,7 +233,7 @@ def test_a_wrongness_of_its_own_is_asked_early_checks_alone():
         (False, "Fickle validates in a way of its own, more than wrongness"),
     ):
         assert (
-            IntervalLoop(Training(used, {**GOAL, "early_reject": early})).ineligibility_reason(
+            IntervalLoop(training_of(used, {**GOAL, "early_reject": early})).ineligibility_reason(
                 trial
             )
             == why

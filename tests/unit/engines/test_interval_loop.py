@@ -12,12 +12,12 @@ from torch import nn
 
 from lit_dps.core.trial import SCHEDULE, STACKED, WARM_UP, Cell, Status, Trial
 from lit_dps.data import Digits
-from lit_dps.engines.engine import Training
 from lit_dps.engines.interval_loop import IntervalLoop
 from lit_dps.module import ImageClassifier
 from lit_dps.training.workload import Workload
 from tests.support.runs import train as train_all
 from tests.support.runs import train_one
+from tests.support.setups import training_of
 from tests.unit.engines.test_engine import DATA, GOAL, MODEL, PARAMS, WORKLOAD, quiet  # noqa: F401
 
 CPU = {"accelerator": "cpu"}
@@ -173,7 +173,9 @@ class Watcher(Callback):
 
 
 def eligible(workload: Workload) -> str | None:
-    return IntervalLoop(Training(workload, GOAL)).ineligibility_reason(Trial(Cell(16, 0.5), 0, {}))
+    return IntervalLoop(training_of(workload, GOAL)).ineligibility_reason(
+        Trial(Cell(16, 0.5), 0, {})
+    )
 
 
 def of(

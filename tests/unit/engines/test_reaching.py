@@ -13,7 +13,6 @@ from lit_dps.core.errors import ConfigError
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.engines.trainer import TrialFit
 from lit_dps.study.preflight.dry_run import dry_run
-from lit_dps.training import GoalErrorCallback
 from tests.unit.engines.test_engine import quiet  # noqa: F401
 from tests.unit.study.test_dry_run import of, setup
 
@@ -36,7 +35,7 @@ def begin(model: str, sparsity: float) -> tuple:
     with made.workload.without_side_effects() as workload:
         training = replace(made.training(), workload=workload)
         trial = Trial(Cell(16, sparsity), 0, {"model.lr": 0.01})
-        fit = TrialFit.of(training, Attempt(trial, GoalErrorCallback(**training.goal).goal))
+        fit = TrialFit.of(training, Attempt(trial, training.goal.build()))
         seen = Begin()
         fit.trainer(last=[seen]).fit(fit.built.module, datamodule=fit.built.data)
         return seen.found

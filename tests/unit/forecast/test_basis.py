@@ -14,9 +14,9 @@ from lit_dps.forecast.basis import along_laws, laws_of, nearest_record, stored_r
 from lit_dps.forecast.forecast import study_table
 from lit_dps.forecast.remaining import Work, expected, not_above
 from lit_dps.storage.advice_store import AdviceStore
-from lit_dps.study.setup import StudySetup
 from lit_dps.training.workload import Workload
 from tests.support.fake_study import SPACE, analysis_of, law_results, write_study
+from tests.support.setups import setup_of
 from tests.unit.forecast.test_forecast import TIMING
 
 C1, C2 = 4000.0, 100.0
@@ -92,7 +92,7 @@ def asked(tmp_path):
         workers=1,
         space=dict(SPACE),
     )
-    setup = StudySetup(study, StorageConfig(str(tmp_path)), workload, goal, {}, {"interval": None})
+    setup = setup_of(study, StorageConfig(str(tmp_path)), workload, goal, {}, {"interval": None})
     write_study(
         setup.storage.optuna_url,
         results(),
@@ -128,7 +128,7 @@ def test_the_probes_of_another_module_goal_or_race_tell_nothing(asked):
     wide = Workload(
         {"class_path": "mine.Net", "init_args": {"width": 9}}, {"class_path": "mine.Data"}, {}
     )
-    goal = {**asked.goal, "error": 0.2}
+    goal = dataclasses.replace(asked.goal, error=0.2)
     study = dataclasses.replace(asked.study, slack=None)
     for changed in ({"workload": wide}, {"goal": goal}, {"study": study}):
         assert nearest_record(dataclasses.replace(asked, **changed), None) is None

@@ -28,10 +28,10 @@ from lit_dps.forecast.remaining import (
     repeats_at_most,
     repeats_expected,
 )
-from lit_dps.study.setup import StudySetup
 from lit_dps.study.step_probe import Line, Timing
 from lit_dps.training.workload import Workload
 from tests.support.fake_study import analysis_of, result
+from tests.support.setups import setup_of
 
 POINTS = {Cell(2, 0.0): {0, 1, 2}, Cell(8, 0.0): {2}, Cell(2, 0.9): {0, 1, 2}, Cell(8, 0.9): {1, 2}}
 TIMING = Timing(
@@ -141,7 +141,7 @@ def test_checks_that_refuse_early_cost_their_share():
 
 def test_what_is_left_of_a_study():
     study = StudyConfig(batch_sizes=[2, 8], sparsities=[0.0], trials=3)
-    setup = StudySetup(study, StorageConfig(), Workload({}, {}, {}), {}, {}, {})
+    setup = setup_of(study, StorageConfig(), Workload({}, {}, {}), {}, {}, {})
     other = Cell(4, 0.0)
     results = {
         Cell(2, 0.0): [
@@ -221,7 +221,7 @@ def test_each_sparse_repeat_is_pruned_by_itself():
 
 def table(record=None, **asked) -> tuple[dict[str, list[str]], list[str]]:
     study = StudyConfig(batch_sizes=[2, 64], sparsities=[0.0], trials=3, workers=1, **asked)
-    setup = StudySetup(study, StorageConfig(), Workload({}, {}, {}), GOAL, {}, {})
+    setup = setup_of(study, StorageConfig(), Workload({}, {}, {}), GOAL, {}, {})
     lines = study_table(setup, setup.left({} if record is None else record.results), record, TIMING)
     end = lines.index("")
     return {
@@ -248,7 +248,7 @@ def test_the_table_counts_repeats_and_the_run_that_reads_the_noise_scale():
 
 def test_a_slow_noise_run_is_left_early():
     slow = dataclasses.replace(TIMING, step=Line(10.0, 0.0))
-    setup = StudySetup(
+    setup = setup_of(
         StudyConfig(batch_sizes=[64]), StorageConfig(), Workload({}, {}, {}), {}, {}, {}
     )
     assert noise_seconds(setup, slow) == 20.5

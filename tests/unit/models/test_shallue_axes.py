@@ -18,9 +18,9 @@ from lit_dps.core.trial import STACKED, Cell, Trial
 from lit_dps.data import Digits
 from lit_dps.models import MLP, ResNet, ResNet8, SimpleCNN
 from lit_dps.module import ImageClassifier
-from lit_dps.study.setup import StudySetup
 from lit_dps.training.workload import Workload
 from tests.support.runs import train
+from tests.support.setups import setup_of
 from tests.support.tiny import assert_equal, weights
 from tests.unit.engines.test_engine import DATA, GOAL, MODEL, PARAMS, WORKLOAD, quiet  # noqa: F401
 
@@ -210,7 +210,7 @@ def identity(model: dict, data: dict, space: dict | None = None) -> dict:
     study = StudyConfig(space={"model.learning_rate": Range(1e-3, 1.0), **(space or {})})
     pruning = {"method": "snip", "biases": "paper", "batch_size": 100}
     workload = Workload(model, data, {"accelerator": "cpu"})
-    return StudySetup(study, StorageConfig(), workload, GOAL, pruning, {"interval": None}).identity(
+    return setup_of(study, StorageConfig(), workload, GOAL, pruning, {"interval": None}).identity(
         None
     )
 

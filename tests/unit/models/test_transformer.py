@@ -19,11 +19,11 @@ from lit_dps.models.transformer import Attention
 from lit_dps.module import LanguageModel
 from lit_dps.pruning import Network, prunable, pruner_of
 from lit_dps.study.preflight.check import check
-from lit_dps.study.setup import StudySetup
 from lit_dps.training.workload import Workload
 from tests.support.ranks import same_on_ranks
 from tests.support.runs import train, train_one
 from tests.support.saved_study import Study
+from tests.support.setups import setup_of
 from tests.support.tiny import QUIET, fit
 from tests.unit.engines.test_engine import quiet  # noqa: F401
 from tests.unit.training.test_checkpoint_callback import assert_goes_on
@@ -261,7 +261,7 @@ def test_synflow_is_refused_before_anything_is_created(tmp_path, monkeypatch):
     space = {"model.learning_rate": Range(1e-3, 0.1, "log")}
     study = StudyConfig(space=space, trials=1, batch_sizes=[16], sparsities=[0.5])
     pruning = {"method": "synflow", "biases": "paper", "batch_size": 100}
-    setup = StudySetup(study, StorageConfig(), WORKLOAD, GOAL, pruning, {"interval": None})
+    setup = setup_of(study, StorageConfig(), WORKLOAD, GOAL, pruning, {"interval": None})
     said = (
         "pruning.method: 'synflow' is not allowed; another method for inputs that are no real "
         "numbers: its input of "

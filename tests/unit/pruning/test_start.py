@@ -14,7 +14,6 @@ from torch import nn
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.data import Digits
-from lit_dps.engines.engine import Training
 from lit_dps.models import MLP
 from lit_dps.module import ImageClassifier
 from lit_dps.pruning import Mask, prunable
@@ -26,6 +25,7 @@ from tests.support.pruners import mask, network, small
 from tests.support.ranks import same_on_ranks
 from tests.support.runs import train, train_one
 from tests.support.saved_study import Study
+from tests.support.setups import training_of
 from tests.unit.engines.test_engine import PARAMS, quiet  # noqa: F401
 from tests.unit.pruning.test_pruners_engines import GOAL, WORKLOAD
 from tests.unit.pruning.test_pruners_engines import PARAMS as RATES
@@ -65,7 +65,7 @@ def test_stacked_trials_may_start_differently():
 
 
 def test_new_weights_are_those_of_the_same_class_under_another_seed_and_the_point_decides():
-    training = Training(WORKLOAD, GOAL, {"init": "reinit"})
+    training = training_of(WORKLOAD, GOAL, {"init": "reinit"})
     trial, other = Trial(Cell(16, 0.8), 1, RATES), Trial(Cell(32, 0.5), 1, RATES)
     built = training.workload.build(trial)
     found = Mask({name: torch.rand(p.shape) < 0.3 for name, p in prunable(built.module).items()})

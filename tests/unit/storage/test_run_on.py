@@ -35,6 +35,7 @@ from tests.support.fake_study import result, theory_terms, write_study
 from tests.support.ranks import same_on_ranks
 from tests.support.runs import train, train_one
 from tests.support.saved_study import Study
+from tests.support.setups import setup_of
 from tests.unit.engines.test_engine import DATA, GOAL, MODEL, PARAMS, WORKLOAD, quiet  # noqa: F401
 from tests.unit.training.test_checkpoint_callback import assert_goes_on
 
@@ -230,15 +231,15 @@ def setup(goal=None, **study) -> StudySetup:
     config = StudyConfig(space=SPACE, trials=1, batch_sizes=[16], sparsities=[0.5], **study)
     pruning = {"method": "snip", "biases": "paper", "batch_size": 100}
     workload = Workload(MODEL, DATA, {"accelerator": "cpu"})
-    return StudySetup(
+    return setup_of(
         config, StorageConfig(), workload, {**GOAL, **(goal or {})}, pruning, {"interval": None}
     )
 
 
 def test_nothing_is_raced_and_every_check_is_full():
     whole = setup({"early_reject": True}, run_on=True)
-    assert whole.study.slack is None and whole.goal["early_reject"] is False
-    assert setup({"early_reject": True}).goal["early_reject"] is True and setup().study.slack == 2
+    assert whole.study.slack is None and whole.goal.early_reject is False
+    assert setup({"early_reject": True}).goal.early_reject is True and setup().study.slack == 2
     with pytest.raises(
         ConfigError, match="study.slack: 3 is not allowed; null, or left out, where study.run_on"
     ):
@@ -307,6 +308,4 @@ def test_what_cuts_curves_short_is_refused_where_it_was_asked_for(monkeypatch, a
         return
     setup = cli.setup()
     whole = "run_on=true" in asked
-    assert (setup.study.slack, setup.goal["early_reject"]) == (
-        (None, False) if whole else (2.0, True)
-    )
+    assert (setup.study.slack, setup.goal.early_reject) == ((None, False) if whole else (2.0, True))

@@ -13,8 +13,8 @@ from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.core.environment import DATA, UNKNOWN, changed_parts, is_same_data
 from lit_dps.data import Digits
 from lit_dps.study.data_hashes import data_hashes
-from lit_dps.study.setup import StudySetup
 from lit_dps.training.workload import Workload
+from tests.support.setups import setup_of
 from tests.unit.engines.test_engine import quiet  # noqa: F401
 
 FILE = None  # of the arrays: a test sets it
@@ -112,9 +112,7 @@ def hashes(kind: str, sizes=(8, 16), grid=None) -> dict[str, list[str]]:
     model = {"class_path": "tests.zoo.animals.models.Net", "init_args": {}}
     data = {"class_path": f"tests.unit.study.test_data_hashes.{kind}", "init_args": {}}
     return data_hashes(
-        StudySetup(
-            study, StorageConfig(), Workload(model, data, {"accelerator": "cpu"}), {}, {}, {}
-        )
+        setup_of(study, StorageConfig(), Workload(model, data, {"accelerator": "cpu"}), {}, {}, {})
     )
 
 
@@ -190,7 +188,7 @@ def test_our_own_data_give_their_digest():
     study = StudyConfig(batch_sizes=[8], space={"model.lr": {"low": 0.1, "high": 1.0}})
     data = Digits(batch_size=8)
     data.setup()
-    assert data_hashes(StudySetup(study, StorageConfig(), workload, {}, {}, {})) == {
+    assert data_hashes(setup_of(study, StorageConfig(), workload, {}, {}, {})) == {
         "": [data.digest[:16]]
     }
 

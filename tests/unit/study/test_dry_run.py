@@ -13,6 +13,7 @@ from lit_dps.core.search_space import Range
 from lit_dps.study.preflight.dry_run import dry_run
 from lit_dps.study.setup import StudySetup
 from lit_dps.training.workload import Workload
+from tests.support.setups import setup_of
 from tests.unit.engines.test_engine import quiet  # noqa: F401
 
 ANIMALS = "tests.zoo.animals."
@@ -37,7 +38,7 @@ def setup(
     )
     pruning = {"method": "snip", "biases": "paper", "batch_size": 50}
     workload = Workload(*specs, {"accelerator": "cpu"})
-    return StudySetup(config, StorageConfig(), workload, goal or GOAL, pruning, {"interval": None})
+    return setup_of(config, StorageConfig(), workload, goal or GOAL, pruning, {"interval": None})
 
 
 def of(metric: str, **more: Any) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def test_arguments_that_no_class_of_an_axis_would_have_are_refused():
 )
 def test_the_sparsity_of_fit_is_told_apart_from_those_of_a_study(sparsity, grid):
     made = setup({}, batch_sizes=[16], sparsities=grid)
-    made = dataclasses.replace(made, pruning={**made.pruning, "sparsity": sparsity})
+    made = dataclasses.replace(made, pruning=dataclasses.replace(made.pruning, sparsity=sparsity))
     if sparsity and sparsity not in grid:
         with pytest.raises(
             ConfigError,

@@ -19,6 +19,7 @@ from lit_dps.study.setup import StudySetup
 from lit_dps.training.checkpoint_files import Checkpoints
 from lit_dps.training.workload import Workload
 from tests.support.runs import train
+from tests.support.setups import setup_of
 from tests.unit.engines.test_engine import DATA, GOAL, MODEL, PARAMS, WORKLOAD, quiet  # noqa: F401
 
 SPACE = {"model.learning_rate": Range(1e-3, 1.0, "log")}
@@ -30,7 +31,7 @@ def setup(grid: dict, model: dict = MODEL, **study) -> StudySetup:
     config = StudyConfig(grid=grid, space=SPACE, trials=1, **study)
     pruning = {"method": "snip", "biases": "paper", "batch_size": 100}
     workload = Workload(model, DATA, {"accelerator": "cpu"})
-    return StudySetup(config, StorageConfig(), workload, GOAL, pruning, {"interval": None})
+    return setup_of(config, StorageConfig(), workload, GOAL, pruning, {"interval": None})
 
 
 def test_batch_sizes_and_sparsities_may_stand_in_the_grid():
@@ -203,7 +204,7 @@ def test_the_original_start_is_that_of_studies_without_the_key():
     data = plain.workload.build(Trial(Cell(16), 0, {})).data
     data.setup("fit")
     starts = [
-        dataclasses.replace(plain, pruning={**plain.pruning, "init": init})
+        dataclasses.replace(plain, pruning=dataclasses.replace(plain.pruning, init=init))
         for init in ("original", "reinit")
     ]
     assert starts[0].identity(data) == plain.identity(data) != starts[1].identity(data)

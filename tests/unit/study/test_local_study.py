@@ -10,9 +10,9 @@ from lit_dps.core.errors import ConfigError
 from lit_dps.core.local_sgd import LocalSGDSchedule
 from lit_dps.core.search_space import Range
 from lit_dps.core.trial import Cell, Series, Trial
-from lit_dps.engines.engine import Training
 from lit_dps.study.preflight.keys import check_keys, check_workers
 from lit_dps.study.setup import StudySetup
+from tests.support.setups import setup_of, training_of
 from tests.unit.optim.test_local_sgd import workload
 
 DEFAULTS = {
@@ -25,19 +25,18 @@ DEFAULTS = {
 }
 RATES = {"model.learning_rate": Range(0.1, 1.0)}
 
+SHORT_GOAL = {"error": 0.1, "check_interval": 4, "max_steps": 60}
+
 
 def setup(batch_sizes=(16, 64), space=RATES, grid=None, **local) -> StudySetup:
     study = StudyConfig(
         batch_sizes=list(batch_sizes), sparsities=[0.0], space=space, grid=grid or {}
     )
-    goal = {"error": 0.1, "check_interval": 4, "max_steps": 60}
-    return StudySetup(
+    return setup_of(
         study,
         StorageConfig(),
         workload("sgd"),
-        goal,
-        {},
-        {"interval": None},
+        SHORT_GOAL,
         local={**DEFAULTS, **local},
     )
 
@@ -51,7 +50,7 @@ def check(setup: StudySetup) -> None:
 
 
 def test_a_trial_has_the_numbers_of_the_section_its_cell_and_its_point():
-    training = Training(workload("sgd"), {}, local={**DEFAULTS, "workers": 2, "steps": 8})
+    training = training_of(workload("sgd"), {}, local={**DEFAULTS, "workers": 2, "steps": 8})
     cell, params = (
         Cell(16, 0.0, (("local.steps", 3), ("model.momentum", 0.5))),
         {"local.outer_momentum": 0.4},
@@ -103,10 +102,8 @@ def test_what_fits_is_not():
 
 
 def test_the_identity_of_a_study_without_local_sgd_is_as_before_there_was_such():
-    plain = StudySetup(
-        *(getattr(setup(), name) for name in ("study", "storage", "workload", "goal")),
-        {},
-        {"interval": None},
+    plain = setup_of(
+        *(getattr(setup(), name) for name in ("study", "storage", "workload")), SHORT_GOAL
     )
     assert setup().identity(None) == plain.identity(None) == setup(steps=9).identity(None)
     assert "local" not in setup().identity(None)

@@ -16,6 +16,7 @@ from lit_dps.training.workload import Workload
 from tests.support.ranks import same_on_ranks
 from tests.support.runs import train
 from tests.support.saved_study import Study
+from tests.support.setups import setup_of
 from tests.unit.engines.test_engine import DATA, GOAL, MODEL, PARAMS, WORKLOAD, quiet  # noqa: F401
 from tests.unit.training.test_checkpoint_callback import assert_goes_on
 
@@ -101,7 +102,7 @@ def setup(**study) -> StudySetup:
     space = {"model.learning_rate": Range(1e-3, 1.0, "log")}
     config = StudyConfig(space=space, trials=1, batch_sizes=[16], sparsities=[0.5], **study)
     pruning = {"method": "snip", "biases": "paper", "batch_size": 100}
-    return StudySetup(
+    return setup_of(
         config,
         StorageConfig(),
         WORKLOAD,
@@ -113,7 +114,7 @@ def setup(**study) -> StudySetup:
 
 def test_a_study_says_which_and_looks_at_the_whole_split():
     check(setup(metrics=["val_loss"]))
-    assert setup(metrics=["val_loss"]).goal["early_reject"] is False
+    assert setup(metrics=["val_loss"]).goal.early_reject is False
     assert setup(metrics=["val_loss"]).identity(None)["study"]["metrics"] == ["val_loss"]
     assert "metrics" not in setup().identity(None)["study"]
 

@@ -13,6 +13,7 @@ from lit_dps.core.errors import StorageError
 from lit_dps.core.goal import Goal
 from lit_dps.core.step_timing import CellTiming, StepTiming
 from lit_dps.core.trial import Cell, Trial
+from lit_dps.core.trial_config import SmoothnessConfig
 from lit_dps.parallel.process import Interrupted, StopRequest
 from lit_dps.storage.header import keep_step_timing
 from lit_dps.storage.read import read_study
@@ -51,7 +52,9 @@ def study(tmp_path):
     write_study(url, cells, "quiet", goal=GOAL, space=SPACE)
     given = SimpleNamespace(threads=1, name="quiet", seed=0)
     storage = SimpleNamespace(optuna_url=url)
-    return SimpleNamespace(study=given, storage=storage, ranks=1, smoothness={}, middle=params), url
+    return SimpleNamespace(
+        study=given, storage=storage, ranks=1, smoothness=SmoothnessConfig(), middle=params
+    ), url
 
 
 @pytest.fixture(autouse=True)

@@ -14,10 +14,10 @@ from lit_dps.module import ImageClassifier
 from lit_dps.study.noise import first_guess
 from lit_dps.study.noise_probe import single_gradient
 from lit_dps.study.preflight.check import check
-from lit_dps.study.setup import StudySetup
 from lit_dps.study.step_probe import measure
 from lit_dps.training.workload import Workload
 from tests.support.runs import train_one
+from tests.support.setups import setup_of
 from tests.unit.engines.test_engine import DATA, GOAL, MODEL, PARAMS, quiet  # noqa: F401
 
 
@@ -31,7 +31,7 @@ class Scribe(ImageClassifier):
 
 
 WORKLOAD = Workload({**MODEL, "class_path": f"{__name__}.Scribe"}, DATA, {"accelerator": "cpu"})
-SETUP = StudySetup(
+SETUP = setup_of(
     StudyConfig(
         batch_sizes=[16, 32],
         sparsities=[0.5],

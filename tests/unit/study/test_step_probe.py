@@ -16,9 +16,9 @@ from torch.utils.data import DataLoader, IterableDataset
 from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.search_space import Range
-from lit_dps.study.setup import StudySetup
 from lit_dps.study.step_probe import Line, Measured, Timing, fit_line, measure
 from lit_dps.training.workload import Workload
+from tests.support.setups import setup_of
 from tests.support.tiny import points
 
 STEP, CHECK = 0.010, 0.050
@@ -122,7 +122,7 @@ def study(
         {"accelerator": "cpu"},
         key,
     )
-    return StudySetup(
+    return setup_of(
         StudyConfig(
             batch_sizes=list(batch_sizes),
             sparsities=list(sparsities),
@@ -171,7 +171,7 @@ def test_neither_the_goal_nor_the_first_step_counts():
     """The goal is met at the first check, which ends a run; the first step waits for what it
     needs."""
     setup = study(first=1.0)
-    setup.goal["error"] = 0.95
+    setup = dataclasses.replace(setup, goal=dataclasses.replace(setup.goal, error=0.95))
     for m in measure(setup).measured:
         assert STEP <= m.step < SLOWER * STEP, "1 s in about 20 steps would add 50 ms to each"
         assert CHECK <= m.check < SLOWER * CHECK

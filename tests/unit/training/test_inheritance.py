@@ -14,11 +14,11 @@ from lit_dps.core.trial import Cell
 from lit_dps.data import Digits, ImageData
 from lit_dps.data.loaders import EndlessLoader
 from lit_dps.data.order import batches
-from lit_dps.engines.engine import Training
 from lit_dps.engines.interval_loop import IntervalLoop
 from lit_dps.module import ImageClassifier
 from lit_dps.training.inheritance import decides, inherits
 from tests.support.runs import train
+from tests.support.setups import training_of
 from tests.unit.engines.test_engine import quiet  # noqa: F401
 from tests.unit.engines.test_stack_lockstep import GOAL, trials, workload
 
@@ -127,7 +127,7 @@ PATCHES = [
 @pytest.mark.parametrize(("owner", "name", "method"), PATCHES, ids=[name for _, name, _ in PATCHES])
 def test_a_patch_of_our_own_class_is_left_to_lightning(owner, name, method, monkeypatch):
     trial = trials(Cell(16, 0.0), rates=[0.02])[0]
-    loop = IntervalLoop(Training(workload(), {**BRIEF, "early_reject": False}))
+    loop = IntervalLoop(training_of(workload(), {**BRIEF, "early_reject": False}))
     assert loop.ineligibility_reason(trial) is None
     original = getattr(owner, name)
 

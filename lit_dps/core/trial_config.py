@@ -1,0 +1,261 @@
+"""Configuration that all trials of a study have in common: goal, pruning, optim, smoothness.
+
+Each class is one section of a configuration. Its fields are the keys: their types, defaults, help
+and allowed values are here. `LocalSGDSchedule` (`lit_dps.core.local_sgd`) is the section `local`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from lit_dps.core.errors import ConfigError
+from lit_dps.core.goal import VALIDATION_ERROR, Goal, is_rising, resolve_value
+from lit_dps.core.local_sgd import LocalSGDSchedule
+from lit_dps.core.trial import check_sparsity
+
+Biases = Literal["paper", "keep"]
+Init = Literal["original", "reinit", "isometry"]
+
+# Metadata of a field, for `identity_of`. Other fields decide results and are always recorded.
+FREE = {"identity": False}  # does not decide results, or each trial sets it
+UNLESS_DEFAULT = {"identity": "unless default"}  # studies without the key keep their identity
+
+
+@dataclass(frozen=True)
+class GoalConfig:
+    """When a trial stops: at the first check that meets the goal, or at the step budget.
+
+    Attributes:
+        error: Goal validation error, between 0 and 1. It is short for `at_most`, with the metric
+            `monitor`. It cannot be combined with `metric`.
+        check_interval: Optimizer steps between two validations.
+        max_steps: Most optimizer steps of a run, a multiple of `check_interval`.
+        monitor: Name of the validation error that the module logs, as a fraction.
+        early_reject: Whether a validation may stop as soon as it certainly misses the goal. This
+            needs support by module and data (`EarlyCheck`). The number of steps to the goal stays
+            the same. Errors in the curve become lower bounds, and nothing is logged.
+        metric: Name of another metric that the module logs in validation, such as "val/accuracy".
+        at_most: Goal value of a metric that falls.
+        at_least: Goal value of a metric that rises.
+
+    Raises:
+        ConfigError: for a value out of its range.
+    """
+
+    error: float | None = field(default=None, metadata=UNLESS_DEFAULT)
+    check_interval: int = 16
+    max_steps: int = 40_000
+    monitor: str = VALIDATION_ERROR
+    early_reject: bool = field(default=False, metadata=FREE)
+    metric: str | None = field(default=None, metadata=UNLESS_DEFAULT)
+    at_most: float | None = field(default=None, metadata=UNLESS_DEFAULT)
+    at_least: float | None = field(default=None, metadata=UNLESS_DEFAULT)
+
+    def __post_init__(self):
+        self.check()
+
+    def check(self) -> None:
+        """Raise ConfigError for a value that is not allowed."""
+        resolve_value(self.error, self.at_most, self.at_least, self.metric)
+        if is_rising(self.monitored) and self.at_least is None:
+            allowed = "a metric that falls; of one that rises set goal.at_least"
+            raise ConfigError(self.metric_key, self.monitored, allowed)
+        self.build()
+
+    def build(self) -> Goal:
+        """Return the goal that judges the checks of a trial."""
+        value = resolve_value(self.error, self.at_most, self.at_least, self.metric)
+        metric = self.monitored
+        if self.error is not None:
+            metric = VALIDATION_ERROR
+        return Goal(value, self.check_interval, self.max_steps, metric, self.at_least is not None)
+
+    @property
+    def monitored(self) -> str:
+        """The name of the metric, as the module logs it."""
+        return self.metric or self.monitor
+
+    @property
+    def metric_key(self) -> str:
+        """The configuration key that names the metric."""
+        if self.metric is None:
+            return "goal.monitor"
+        return "goal.metric"
+
+    @property
+    def value_key(self) -> str:
+        """The configuration key of the goal's value."""
+        for name in ("error", "at_most", "at_least"):
+            if getattr(self, name) is not None:
+                return f"goal.{name}"
+        raise AssertionError("a goal has a value")
+
+    @property
+    def stops_checks_early(self) -> bool:
+        """Whether a check may stop before it has seen the entire validation split."""
+        # A metric that rises has no lower bound of mistakes.
+        return self.early_reject and self.at_least is None
+
+
+@dataclass(frozen=True)
+class PruningConfig:
+    """Pruning before the first step.
+
+    Attributes:
+        sparsity: Share of the parameters to prune, in [0, 1); 0 prunes nothing.
+        method: "snip" (as in the paper), "magnitude", "random", "snip_it", "iterative_snip",
+            "force", "grasp", "synflow", "snap", "snap_it", "random_layerwise", "smart_ratio",
+            "shuffle", or the class path of a `lit_dps.pruning.Pruner`.
+        biases: "paper" prunes weights and biases, as the authors' code does; "keep" prunes only
+            weights.
+        batch_size: Examples of a batch of the pruning pass. Each batch is weighted by its size, so
+            that the scores are sums over the examples.
+        seed: Seed of the "random" scores.
+        exclude: Patterns of parameter names that stay dense, such as "head.*", "*.cls_token", or
+            "teacher.*" for a copy of the pruned network.
+        options: Arguments of the method's constructor.
+        init: The weights under the mask at the start of training (`lit_dps.pruning.start`).
+            "original": the weights that were scored. "reinit": new weights of the network's own
+            initialization, in a study. "isometry": the original weights, moved towards orthogonal
+            layers (Lee et al. 2020). Sparsity 0 always uses the original weights.
+
+    Raises:
+        ConfigError: for a value out of its range.
+    """
+
+    sparsity: float = field(default=0.0, metadata=FREE)
+    method: str = "snip"
+    biases: Biases = "paper"
+    batch_size: int = 100
+    seed: int = field(default=0, metadata=FREE)
+    exclude: Sequence[str] = field(default=(), metadata=UNLESS_DEFAULT)
+    options: dict[str, Any] | None = field(default=None, metadata=UNLESS_DEFAULT)
+    init: Init = field(default="original", metadata=UNLESS_DEFAULT)
+
+    def __post_init__(self):
+        self.check()
+
+    def check(self) -> None:
+        """Raise ConfigError for a value that is not allowed. The callback checks the method."""
+        check_sparsity("pruning.sparsity", self.sparsity)
+        _check_choice("pruning.biases", self.biases, get_args(Biases))
+        if self.batch_size < 1:
+            raise ConfigError("pruning.batch_size", self.batch_size, "at least 1 example")
+        _check_choice("pruning.init", self.init, get_args(Init))
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """Stale gradients.
+
+    Attributes:
+        delay: The delay tau in optimizer steps; 0 is the usual update.
+
+    Raises:
+        ConfigError: for a value out of its range.
+    """
+
+    delay: int = field(default=0, metadata=UNLESS_DEFAULT)
+
+    def __post_init__(self):
+        self.check()
+
+    def check(self) -> None:
+        """Raise ConfigError for a value that is not allowed."""
+        delay = self.delay
+        if not isinstance(delay, int) or isinstance(delay, bool) or delay < 0:
+            raise ConfigError("optim.delay", delay, "a whole number of steps, 0 or more")
+
+
+@dataclass(frozen=True)
+class SmoothnessConfig:
+    """Measurements of the terms of the convergence theory along a trial.
+
+    Attributes:
+        interval: Optimizer steps between measurements; null measures nothing. The paper uses 100.
+        delta: Distance of the gammas delta, 2 delta, ..., in (0, 1].
+        last: Largest gamma, at least `delta`. The paper uses 1, its code 0.9.
+        examples: Training examples of the gradients: the first ones of the pass for pruning. By
+            default the whole training split.
+        batch_size: Examples per batch of the passes. It changes results by rounding only.
+        floor: Lower bound f_inf of the training loss: 0 for a cross-entropy.
+        noise: Whether each measurement also computes the variance of the per-example gradient
+            before the step. The extra pass takes 2 to 100 times as long as a pass in batches.
+
+    Raises:
+        ConfigError: for a value out of its range.
+    """
+
+    # A measurement costs more than the training that it watches, so none is the default.
+    interval: int | None = None
+    delta: float = 0.1
+    last: float = 1.0
+    examples: int | None = None
+    batch_size: int = field(default=1000, metadata=FREE)
+    floor: float = 0.0
+    noise: bool = field(default=False, metadata=UNLESS_DEFAULT)
+
+    def __post_init__(self):
+        self.check()
+
+    def check(self) -> None:
+        """Raise ConfigError for a value that is not allowed."""
+        for key in ("interval", "examples", "batch_size"):
+            value = getattr(self, key)
+            if value is not None and value < 1:
+                raise ConfigError(f"smoothness.{key}", value, "at least 1")
+        if not 0 < self.delta <= 1:
+            raise ConfigError("smoothness.delta", self.delta, "a number in (0, 1]")
+        if not self.delta <= self.last:
+            allowed = f"at least smoothness.delta = {self.delta:g}"
+            raise ConfigError("smoothness.last", self.last, allowed)
+        if not math.isfinite(self.floor):
+            raise ConfigError("smoothness.floor", self.floor, "a finite lower bound of the loss")
+
+
+# The sections of a configuration that all trials have in common, by name.
+TRIAL_SECTIONS: dict[str, type] = {
+    "local": LocalSGDSchedule,
+    "goal": GoalConfig,
+    "pruning": PruningConfig,
+    "optim": OptimConfig,
+    "smoothness": SmoothnessConfig,
+}
+
+
+def plain(config: Any) -> dict[str, Any]:
+    """Return a section as plain JSON, by key."""
+    values = dataclasses.asdict(config)
+    for key, value in values.items():
+        if isinstance(value, tuple):
+            values[key] = list(value)
+    return values
+
+
+def identity_of(config: Any, without: Container[str] = ()) -> dict[str, Any]:
+    """Return the keys of a section that decide results, as plain JSON.
+
+    Args:
+        config: The section.
+        without: Keys that the trials set, so that they decide no result of the study.
+    """
+    identity = {}
+    values = plain(config)
+    for each in dataclasses.fields(config):
+        rule = each.metadata.get("identity")
+        value = values[each.name]
+        if rule is False or each.name in without:
+            continue
+        if rule == "unless default" and (value == each.default or value in ([], {})):
+            continue
+        identity[each.name] = value
+    return identity
+
+
+def _check_choice(key: str, value: Any, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise ConfigError(key, value, f"one of {', '.join(choices)}")

@@ -1,0 +1,46 @@
+"""Identities of shipped and stored studies are as recorded, so that these studies can go on."""
+
+from __future__ import annotations
+
+import json
+import lzma
+from pathlib import Path
+
+import pytest
+
+from lit_dps.cli.study import StudyCLI
+from lit_dps.core.config import StorageConfig, StudyConfig
+from lit_dps.study.setup import StudySetup
+from lit_dps.training.workload import Workload
+from tests.e2e.commands import ROOT
+from tests.support.setups import sections
+
+# Configurations and identities of the files in configs/ and of the studies in docs/replication/.
+# Recorded once; a recorded identity must never change.
+RECORDED = json.loads(lzma.decompress(Path(__file__).with_name("identities.json.xz").read_bytes()))
+SECTIONS = ("goal", "pruning", "smoothness", "optim", "local")
+
+
+def rebuilt(config: dict) -> StudySetup:
+    study = StudyConfig(**config["study"])
+    workload = Workload(config["model"], config["data"], config["trainer"], study.batch_size_key)
+    common = {name: config[name] for name in SECTIONS if name in config}
+    return StudySetup(study, StorageConfig(), workload, **sections(**common))
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_the_identity_is_as_recorded(name):
+    recorded = RECORDED[name]
+    assert (
+        json.loads(json.dumps(rebuilt(recorded["config"]).identity(None))) == (recorded["identity"])
+    )
+
+
+@pytest.mark.parametrize(
+    "file", ["configs/quickstart.yaml", "configs/mnist-simple-cnn-momentum-linear.yaml"]
+)
+def test_the_command_reads_a_file_as_recorded(file, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["lit-dps"])
+    arguments = ["--config", str(ROOT / file)]
+    setup = StudyCLI(run=False, seed_everything_default=False, args=arguments).setup()
+    assert json.loads(json.dumps(setup.config())) == RECORDED[file]["config"]
