@@ -10,6 +10,7 @@ import pytest
 from lit_dps.cli.fit import CALLBACKS
 from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell, Status
+from lit_dps.core.trial_config import GoalConfig
 from lit_dps.report import figures
 from lit_dps.training import GoalErrorCallback
 from tests.support.errors import refuses
@@ -103,7 +104,9 @@ def test_all_ways_to_write_a_validation_error_are_one_identity():
     empty = {"error": None, "metric": None, "at_most": None, "at_least": None}
 
     def of(**goal):
-        return dataclasses.replace(made, goal=base | empty | goal).identity(None)["goal"]
+        return dataclasses.replace(made, goal=GoalConfig(**(base | empty | goal))).identity(None)[
+            "goal"
+        ]
 
     assert of(error=0.1) == of(at_most=0.1) == of(metric="val_error", at_most=0.1)
     assert of(error=0.1) == {
