@@ -70,7 +70,7 @@ def main() -> None:
         found.append([run.steps_to_result for run in runs])
         print(f"point {point}: K = {found[-1][0]}, nudged {found[-1][1]}", flush=True)
     both = [pair for pair in found if None not in pair]
-    moved = sum(abs(a - b) > GOAL["check_interval"] for a, b in both)
+    moved = sum(abs(a - b) > GOAL.check_interval for a, b in both)
     print(
         f"of {len(both)} trials that reached the goal both times, {moved} moved by more than one "
         f"check ({cpu_model()})"
