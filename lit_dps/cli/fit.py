@@ -28,7 +28,7 @@ from lit_dps.readings import SmoothnessCallback
 from lit_dps.report.trial_notes import unmasked_note
 from lit_dps.storage.urls import is_http, without_password
 from lit_dps.training import DelayCallback, GoalErrorCallback, LocalSGDCallback, PruningCallback
-from lit_dps.training.trainer_rules import listed
+from lit_dps.training.trainer_rules import as_list
 
 CALLBACKS = {  # in the order in which they are asked
     "local": LocalSGDCallback,
@@ -183,7 +183,7 @@ class DPSCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         config = self.config_init[self.subcommand]
         arguments = {**settings.arguments(dict(config.trainer.items())), **kwargs}
-        callbacks = listed(arguments.get("callbacks"))
+        callbacks = as_list(arguments.get("callbacks"))
         callbacks += [callback.of(config[key]) for key, callback in CALLBACKS.items()]
         return super().instantiate_trainer(**{**arguments, "callbacks": callbacks})
 
