@@ -1,66 +1,82 @@
-"""What a module keeps beside its parameters, buffers and submodules: values of attributes, however
-deep."""
+"""Walks through the attributes of objects: the values that a module keeps, at any depth.
+
+For example, `self.teacher = [network]` hides the parameters of a network in a list, where
+`module.parameters()` does not find them.
+"""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Mapping
 from types import FunctionType, ModuleType
 from typing import Any
 
+import numpy as np
+import torch
 from lightning.pytorch import Trainer
 from torch import Tensor, nn
 
-LONG = 1000  # a longer list is one of examples
-_PARTS = ("_parameters", "_buffers", "_modules")
+GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+MAX_LENGTH = 1000  # a longer list or dict contains examples, not settings
+MODULE_PARTS = ("_parameters", "_buffers", "_modules")
+_IGNORED = (Trainer, type, ModuleType, FunctionType)
+_LEAVES = (Tensor, np.ndarray, *GENERATORS)
 
 
-def attributes_of(*owners: Any) -> Iterator[tuple[str, Any]]:
-    """The values that objects keep as attributes, in lists and dicts, or in such objects in turn,
-    each with its path.
+def walk_attributes(*owners: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Yield the values that objects keep as attributes, in lists and dicts, at any depth.
 
-    A list of networks goes as `teacher.0.weight`, a dict of tensors as `shadow.0.weight`. The
-    parameters of modules are among the values, the trainer is not.
+    Values are numbers, texts, tensors (also parameters and buffers), arrays, generators and all
+    other objects without attributes. Trainers, classes, modules of Python and functions are left
+    out. Objects come breadth first, each once.
+
+    Yields:
+        The path of names to a value, such as ("teacher", 0, "weight"), and the value.
     """
-    queue: list[tuple[str, Any]] = [("", owner) for owner in owners]
-    seen: dict[int, Any] = {}  # by id, which keeps them alive meanwhile
-    for path, item in queue:  # grows on the way
-        if id(item) in seen or isinstance(item, (Trainer, type, ModuleType, FunctionType)):
+    queue: list[tuple[tuple[Any, ...], Any]] = [((), owner) for owner in owners]
+    seen: set[int] = set()
+    for path, item in queue:  # the queue grows meanwhile
+        if id(item) in seen or isinstance(item, _IGNORED):
             continue
-        seen[id(item)] = item
-        if isinstance(item, dict):
-            inner = item
-        elif isinstance(item, (list, tuple)):
-            inner = dict(enumerate(item))
-        elif isinstance(item, nn.Module):
-            own = {name: value for name, value in vars(item).items() if name not in _PARTS}
-            inner = own | {
-                name: value for part in _PARTS for name, value in vars(item)[part].items()
-            }
-        elif isinstance(item, Tensor) or not hasattr(item, "__dict__"):
+        seen.add(id(item))
+        parts = _parts_of(item)
+        if parts is None:
             yield path, item
-            continue
         else:
-            inner = vars(item)
-        if len(inner) <= LONG:
-            queue.extend(
-                (f"{path}.{name}" if path else str(name), value) for name, value in inner.items()
-            )
+            queue.extend(((*path, name), value) for name, value in parts.items())
+
+
+def _parts_of(item: Any) -> dict[Any, Any] | None:
+    """Return the parts of a list, a dict or an object by name; None if it has no parts."""
+    if isinstance(item, (list, tuple, dict)):
+        if len(item) > MAX_LENGTH:
+            return {}
+        return item if isinstance(item, dict) else dict(enumerate(item))
+    if isinstance(item, _LEAVES) or not hasattr(item, "__dict__"):
+        return None
+    parts = dict(vars(item))
+    if isinstance(item, nn.Module):
+        for kind in MODULE_PARTS:
+            parts.update(parts.pop(kind, {}))
+    return parts
 
 
 def hidden_tensors(
     network: nn.Module, keepers: Mapping[str, Any] | None = None
 ) -> dict[str, Tensor]:
-    """Tensors of real numbers that a network keeps, which are none of its parameters and buffers,
-    by their path.
+    """Return tensors of real numbers that a network keeps beside parameters and buffers.
 
     Args:
         network: The network.
         keepers: Further objects that may keep tensors, by the name that their paths begin with.
+
+    Returns:
+        The tensors by path, such as `teacher.0.weight`.
     """
-    registered = {id(t) for t in (*network.parameters(), *network.buffers())}
-    found = (
-        (path, value)
-        for path, value in attributes_of(network, keepers or {})
-        if isinstance(value, Tensor)
-    )
-    return {path: t for path, t in found if id(t) not in registered and t.is_floating_point()}
+    registered = {id(tensor) for tensor in (*network.parameters(), *network.buffers())}
+    hidden = {}
+    for path, value in walk_attributes(network, keepers or {}):
+        is_hidden = isinstance(value, Tensor) and id(value) not in registered
+        if is_hidden and value.is_floating_point():
+            hidden[".".join(map(str, path))] = value
+    return hidden

@@ -1,9 +1,15 @@
-"""What modules and data keep beside what a checkpoint has of them, and put back: counters,
-averages, hidden networks.
+"""Saves and restores attributes of modules and data that Lightning's checkpoint leaves out.
 
-Lightning saves parameters and persistent buffers. A loss weight in a Python number, a mean teacher
-in a list, the sums of a metric in training would begin from nothing where a run goes on, and its
-steps would not be an unbroken one's.
+Lightning saves parameters and persistent buffers. But a module may keep `self.loss_weight = 0.9`
+and multiply it by 0.99 after each epoch, or keep a mean teacher in `self.teachers = [network]`.
+After a resume, both would begin with their initial values, and the run would differ from an
+uninterrupted one.
+
+`capture_attributes` walks through the attributes of such owners and returns a tree of pairs
+(kind, content), made of plain numbers and tensors only: `{"loss_weight": 0.5}` becomes
+`("dict", [("loss_weight", ("value", 0.5))])`. Reading a file with it executes no code.
+`restore_attributes` walks through the attributes of new owners in the same order. It changes
+objects in place where it can, because other objects may refer to them.
 """
 
 from __future__ import annotations
@@ -26,59 +32,59 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from lit_dps.training.rng_state import KINDS
+from lit_dps.pruning.attributes import GENERATORS, MAX_LENGTH, MODULE_PARTS
 
-LONG = 1000  # a longer list is one of examples
-PLAIN = (bool, int, float, complex, str, type(None))
-METHODS = (FunctionType, MethodType, partial)  # strategies put some on a module
-LEFT = (
-    *METHODS,
-    Trainer,
-    Optimizer,
-    LRScheduler,
-    *KINDS,
-    type,
-    ModuleType,
-)  # fixed, or saved by those who own them
-HOLDERS = (nn.Module, LightningDataModule, SimpleNamespace, Namespace)
-LIBRARIES = {
-    *sys.stdlib_module_names,
-    "torch",
-    "lightning",
-    "numpy",
-}  # loggers, threads, loaders: not to be moved
-PARTS = ("_parameters", "_buffers", "_modules")
-_OF_THE_BASE = {
+PLAIN_TYPES = (bool, int, float, complex, str, type(None))
+
+# Objects that do not change, or whose owners save them.
+_METHODS = (FunctionType, MethodType, partial)  # strategies add some to a module
+_IGNORED = (*_METHODS, Trainer, Optimizer, LRScheduler, *GENERATORS, type, ModuleType)
+
+# Objects of libraries are loggers, threads and loaders, whose attributes must not be changed.
+_LIBRARIES = {*sys.stdlib_module_names, "torch", "lightning", "numpy"}
+_CONTAINERS_OF_LIBRARIES = (nn.Module, LightningDataModule, SimpleNamespace, Namespace)
+
+# Attributes that the base classes of Lightning manage themselves.
+_BASE_ATTRIBUTES = {
     *vars(LightningModule()),
     *vars(LightningDataModule()),
     "_hparams",
     "_hparams_initial",
 } - {"training"}
+
+_KINDS: tuple[tuple[Any, str], ...] = (
+    (tuple, "tuple"),
+    ((list, deque), "list"),
+    (dict, "dict"),
+    (set, "set"),
+    (frozenset, "frozenset"),
+)
 _ABSENT = object()
 
 
 def capture_attributes(*owners: Any) -> list[Any]:
-    """The state of attributes, in lists, dicts and objects in turn, as plain numbers and tensors.
+    """Return the attributes of owners, at any depth, as plain numbers and tensors.
 
-    That are numbers, texts, members of an Enum, and of all but data modules tensors and arrays too,
-    as data are long. What `state_dict` has of a module is left out. Attributes of other kinds,
-    which nobody can save, are left alone, and those of the standard library, of torch and of
-    Lightning (loggers, threads, loaders).
+    Captured are numbers, texts and members of an Enum, in lists, tuples, dicts, sets and objects.
+    Tensors and arrays are captured too, except in data modules, where they are examples. Left out
+    are tensors in the `state_dict` of a module, objects of libraries, and what cannot be saved.
+
+    Returns:
+        The state of each owner: a pair (kind, content), or None if it is left out.
     """
-    walk = _Walk(owners)
-    return [walk.of(owner).capture(owner) for owner in owners]
+    walk = _Capture(owners)
+    return [walk.capture_owner(owner) for owner in owners]
 
 
 def restore_attributes(state: list[Any], *owners: Any) -> None:
-    """Sets the attributes as they were when `capture_attributes` was asked of owners alike; tensors
-    in place.
+    """Set attributes to a state from `capture_attributes`; tensors are changed in place.
 
     Raises:
-        ValueError: if an object is missing, or another one than it was, or one is an iterator.
+        ValueError: if an object is missing, is not the object that it was, or is an iterator.
     """
-    walk = _Walk(owners)
+    walk = _Restore()
     for owner, saved in zip(owners, state, strict=True):
-        walk.of(owner).restore(owner, saved, type(owner).__name__)
+        walk.restore(owner, saved, type(owner).__name__)
 
 
 @contextmanager
@@ -89,30 +95,26 @@ def unchanged_attributes(*owners: Any) -> Iterator[None]:
         ValueError: as `restore_attributes`.
     """
     before = capture_attributes(*owners)
-    names = [set(vars(owner)) for owner in owners]
+    names_before = [set(vars(owner)) for owner in owners]
     try:
         yield
     finally:
-        for owner, known in zip(owners, names, strict=True):
-            for name in vars(owner).keys() - known:
+        for owner, names in zip(owners, names_before, strict=True):
+            for name in vars(owner).keys() - names:
                 del vars(owner)[name]
         if not equal_states(capture_attributes(*owners), before):
             restore_attributes(before, *owners)
 
 
 def equal_states(first: Any, second: Any) -> bool:
-    """Return True if two captured states are equal. NaN equals NaN; tensors are compared by
-    element."""
+    """Return True if two captured states are equal. NaN equals NaN; tensors compare by element."""
     try:
-        if first == second:  # fast for lists of thousands of numbers
+        # Fast for lists of thousands of numbers.
+        if first == second:
             return True
-    except (RuntimeError, ValueError):  # a comparison of several elements has no truth value
+    except (RuntimeError, ValueError):
+        # A comparison of several elements has no truth value.
         pass
-    return _equal(first, second)
-
-
-def _equal(first: Any, second: Any) -> bool:
-    """Return True if two captured states are equal, compared by element."""
     if isinstance(first, Tensor) and isinstance(second, Tensor):
         return first.shape == second.shape and torch.equal(first, second)
     if isinstance(first, np.ndarray) and isinstance(second, np.ndarray):
@@ -120,9 +122,9 @@ def _equal(first: Any, second: Any) -> bool:
     if type(first) is not type(second):
         return False
     if isinstance(first, dict):
-        return first.keys() == second.keys() and all(
-            equal_states(first[key], second[key]) for key in first
-        )
+        if first.keys() != second.keys():
+            return False
+        return all(equal_states(first[key], second[key]) for key in first)
     if isinstance(first, (list, tuple)):
         return len(first) == len(second) and all(map(equal_states, first, second))
     if isinstance(first, float) and first != first:
@@ -130,170 +132,209 @@ def _equal(first: Any, second: Any) -> bool:
     return bool(first == second)
 
 
-class _Walk:
-    """One way through all that owners keep, the same to save it and to put it back."""
+class _Capture:
+    """Captures all attributes of some owners. An object that is met again becomes a reference."""
 
     def __init__(self, owners: tuple[Any, ...]):
-        saved = [o.state_dict(keep_vars=True).values() for o in owners if isinstance(o, nn.Module)]
-        self.elsewhere = {
-            id(value) for values in saved for value in values if isinstance(value, Tensor)
-        }
-        self.numbers: dict[int, int] = {}  # of objects, by id
-        self.met: list[Any] = []  # in the order of their numbers
-        self.tensors = True
+        self._saved_by_lightning: set[int] = set()
+        for owner in owners:
+            if isinstance(owner, nn.Module):
+                values = owner.state_dict(keep_vars=True).values()
+                tensors = [value for value in values if isinstance(value, Tensor)]
+                self._saved_by_lightning.update(map(id, tensors))
+        self._numbers: dict[int, int] = {}  # of objects by id, in the order of the walk
+        self._objects: list[Any] = []  # an id is unique only as long as its object lives
+        self._is_data = False
 
-    def of(self, owner: Any) -> _Walk:
-        """The walk, on its way through an owner; tensors of data are examples, and left alone."""
-        self.tensors = not isinstance(owner, LightningDataModule)
-        return self
+    def capture_owner(self, owner: Any) -> Any:
+        self._is_data = isinstance(owner, LightningDataModule)
+        return self._capture(owner)
 
-    def capture(self, item: Any) -> Any:
-        """A kind and what belongs to it; None for what is left alone."""
+    def _capture(self, item: Any) -> Any:
+        """Return the kind of an item and its content; None if the item is left out."""
         if isinstance(item, Enum):
             return "enum", item.name
-        item = item.item() if isinstance(item, np.generic) else item
-        if type(item) in PLAIN:
+        if isinstance(item, np.generic):
+            item = item.item()
+        if type(item) in PLAIN_TYPES:
             return "value", item
         if isinstance(item, (Tensor, np.ndarray)):
-            return self._tensor(item)
-        if (
-            isinstance(item, Iterator) and not isinstance(item, IOBase) and self.tensors
-        ):  # data's go on by the pass
+            return self._capture_tensor(item)
+        # An iterator over data continues by the pass over the data.
+        if isinstance(item, Iterator) and not isinstance(item, IOBase) and not self._is_data:
             return "iterator", None
-        kind = _kind(item)
-        if kind is None or not self._short(item):
+        kind = _kind_of(item)
+        if kind is None or self._is_long(item):
             return None
         if kind in ("set", "frozenset"):
-            return (kind, list(item)) if all(type(value) in PLAIN for value in item) else None
-        if id(item) in self.numbers:
-            return "again", self.numbers[id(item)]
-        self._meet(item)
-        if kind == "list" and all(
-            type(value) in PLAIN for value in item
-        ):  # thousands of numbers are common
+            return (kind, list(item)) if _are_plain(item) else None
+        if id(item) in self._numbers:
+            return "again", self._numbers[id(item)]
+        self._numbers[id(item)] = len(self._objects)
+        self._objects.append(item)
+        if kind == "list" and _are_plain(item):
+            # Lists of thousands of numbers are common, so they have a fast path.
             return kind, [(i, ("value", value)) for i, value in enumerate(item)]
-        return kind, [(name, self.capture(value)) for name, value in _parts(item)]
+        return kind, [(name, self._capture(value)) for name, value in _parts_of(item)]
 
-    def _tensor(self, item: Tensor | np.ndarray) -> Any:
-        if not self.tensors or id(item) in self.elsewhere:
+    def _capture_tensor(self, item: Tensor | np.ndarray) -> Any:
+        if self._is_data or id(item) in self._saved_by_lightning:
             return None
         if isinstance(item, Tensor):
             return "tensor", item.detach().clone()
-        return ("array", torch.from_numpy(item.copy())) if item.dtype.kind in "biufc" else None
+        if item.dtype.kind not in "biufc":
+            return None
+        return "array", torch.from_numpy(item.copy())
 
-    def _short(self, item: Any) -> bool:
-        if not isinstance(item, (list, tuple, deque, dict, set, frozenset)) or len(item) <= LONG:
-            return True
-        return self.tensors and all(
-            type(v) in PLAIN for v in (item.values() if isinstance(item, dict) else item)
-        )
+    def _is_long(self, item: Any) -> bool:
+        """Return True for a long collection, unless a module keeps it and it contains numbers."""
+        is_collection = isinstance(item, (list, tuple, deque, dict, set, frozenset))
+        if not is_collection or len(item) <= MAX_LENGTH:
+            return False
+        values = item.values() if isinstance(item, dict) else item
+        return self._is_data or not _are_plain(values)
 
-    def _meet(self, item: Any) -> None:
-        self.numbers[id(item)] = len(self.met)
-        self.met.append(item)
+
+class _Restore:
+    """Restores what `_Capture` has captured, in the same order."""
+
+    def __init__(self):
+        self._restored: list[Any] = []  # objects by their number
+        self._ids: set[int] = set()
 
     def restore(self, item: Any, saved: Any, path: str) -> Any:
-        """What is to stand in the place of `item`, which is mostly itself."""
+        """Return an item with its saved content: mostly the item itself, changed in place.
+
+        Args:
+            item: The current item; `_ABSENT` if there is none.
+            saved: The captured pair, or None.
+            path: Name of the item in messages, such as "Net.teachers.0".
+        """
         if saved is None:
             if item is _ABSENT:
                 raise ValueError(f"{path} is not there, and cannot be saved")
             return item
         kind, content = saved
         if kind == "iterator":
-            raise ValueError(f"{path} is an iterator, whose place is in no checkpoint")
+            raise ValueError(f"{path} is an iterator, whose position no checkpoint contains")
         if kind == "value":
             return content
         if kind == "enum":
-            return type(item)[content]
-        if kind in ("set", "frozenset"):
-            return set(content) if kind == "set" else frozenset(content)
-        if kind in ("tensor", "array"):
-            return _filled(item, content, kind)
+            enum_class: Any = type(item)
+            return enum_class[content]
+        if kind == "set":
+            return set(content)
+        if kind == "frozenset":
+            return frozenset(content)
+        if kind == "tensor":
+            return _filled_tensor(item, content)
+        if kind == "array":
+            return _filled_array(item, content.numpy())
         if kind == "again":
-            return self.met[content]
-        if _kind(item) != kind:
-            item = {"list": list, "tuple": tuple, "dict": dict}.get(kind, object)()
-        if id(item) in self.numbers or _kind(item) != kind:
-            raise ValueError(f"{path} is another object than it was")
-        self._meet(item)
-        return self._put(item, content, path)
+            return self._restored[content]
+        return self._restore_parts(item, kind, content, path)
 
-    def _put(self, item: Any, saved: list[tuple[Any, Any]], path: str) -> Any:
-        """Puts the parts that were saved into a list, a dict or an object."""
-        now = dict(_parts(item))
-        parts = {
-            name: self.restore(now.get(name, _ABSENT), part, f"{path}.{name}")
-            for name, part in saved
-        }
+    def _restore_parts(
+        self, item: Any, kind: str, content: list[tuple[Any, Any]], path: str
+    ) -> Any:
+        """Return a list, tuple, dict or object with its saved parts."""
+        if _kind_of(item) != kind:
+            if kind == "object":
+                raise ValueError(f"{path} is another object than it was")
+            item = {"list": list, "tuple": tuple, "dict": dict}[kind]()
+        if id(item) in self._ids:
+            raise ValueError(f"{path} is another object than it was")
+        self._ids.add(id(item))
+        self._restored.append(item)
+        current = dict(_parts_of(item))
+        parts = {}
+        for name, part in content:
+            parts[name] = self.restore(current.get(name, _ABSENT), part, f"{path}.{name}")
         if isinstance(item, tuple):
-            if len(parts) == len(now) and all(part is now[name] for name, part in parts.items()):
-                return item
-            return (
-                type(item)(*parts.values()) if hasattr(item, "_fields") else tuple(parts.values())
-            )
+            return _tuple_with(item, list(parts.values()))
         if isinstance(item, (list, deque)):
             item.clear()
             item.extend(parts.values())
         elif isinstance(item, dict):
-            for name in now.keys() - parts.keys():
+            for name in current.keys() - parts.keys():
                 del item[name]
             item.update(parts)
         else:
             for name, part in parts.items():
-                _home(item, name)[name] = part
+                _dict_of_attribute(item, name)[name] = part
         return item
 
 
-def _kind(item: Any) -> str | None:
-    kinds = {
-        tuple: "tuple",
-        (list, deque): "list",
-        dict: "dict",
-        set: "set",
-        frozenset: "frozenset",
-    }
-    found = next((kind for types, kind in kinds.items() if isinstance(item, types)), None)
-    if found or isinstance(item, LEFT) or not hasattr(item, "__dict__"):
-        return found
-    return (
-        "object"
-        if isinstance(item, HOLDERS) or type(item).__module__.split(".")[0] not in LIBRARIES
-        else None
-    )
+def _kind_of(item: Any) -> str | None:
+    """Return the kind of an item that has parts; None for other items."""
+    for types, kind in _KINDS:
+        if isinstance(item, types):
+            return kind
+    if isinstance(item, _IGNORED) or not hasattr(item, "__dict__"):
+        return None
+    is_of_library = type(item).__module__.split(".")[0] in _LIBRARIES
+    if is_of_library and not isinstance(item, _CONTAINERS_OF_LIBRARIES):
+        return None
+    return "object"
 
 
-def _parts(item: Any) -> Iterator[tuple[Any, Any]]:
-    """The parts of a list, a dict or an object, each with its name."""
+def _parts_of(item: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield the parts of a list, a dict or an object, each with its name."""
     if isinstance(item, (list, tuple, deque)):
         yield from enumerate(item)
-    elif isinstance(item, dict):
-        yield from ((name, value) for name, value in item.items() if isinstance(name, (str, int)))
-    else:
-        for part in PARTS if isinstance(item, nn.Module) else ():
+        return
+    if isinstance(item, dict):
+        for name, value in item.items():
+            if isinstance(name, (str, int)):
+                yield name, value
+        return
+    if isinstance(item, nn.Module):
+        for part in MODULE_PARTS:
             yield from vars(item).get(part, {}).items()
-        own = ((name, value) for name, value in vars(item).items() if name not in _OF_THE_BASE)
-        yield from ((name, value) for name, value in own if not isinstance(value, METHODS))
+    for name, value in vars(item).items():
+        if name not in _BASE_ATTRIBUTES and not isinstance(value, _METHODS):
+            yield name, value
 
 
-def _home(item: Any, name: str) -> dict[str, Any]:
-    """Where an object keeps an attribute."""
-    parts = [vars(item).get(part, {}) for part in PARTS] if isinstance(item, nn.Module) else []
-    return next((part for part in parts if name in part), vars(item))
+def _are_plain(values: Any) -> bool:
+    """Return True if all values are numbers, texts or None."""
+    return all(type(value) in PLAIN_TYPES for value in values)
+
+
+def _dict_of_attribute(item: Any, name: str) -> dict[str, Any]:
+    """Return the dict in which an object keeps an attribute."""
+    if isinstance(item, nn.Module):
+        for part in MODULE_PARTS:
+            attributes = vars(item).get(part, {})
+            if name in attributes:
+                return attributes
+    return vars(item)
+
+
+def _tuple_with(item: tuple, values: list[Any]) -> tuple:
+    """Return a tuple of the same class with these values; the tuple itself if it has them."""
+    has_values = len(values) == len(item)
+    if has_values and all(new is old for new, old in zip(values, item, strict=True)):
+        return item
+    if hasattr(item, "_fields"):
+        return type(item)(*values)
+    return tuple(values)
 
 
 @torch.no_grad()
-def _filled(item: Any, saved: Tensor, kind: str) -> Any:
-    """The tensor or array in whose place another one was saved, with its values; a new one if it
-    has another shape."""
-    if kind == "array":
-        saved = saved.numpy()
-        if not (
-            isinstance(item, np.ndarray) and item.flags.writeable and item.shape == saved.shape
-        ):
-            return saved
-        item[...] = saved
-        return item
+def _filled_tensor(item: Any, saved: Tensor) -> Tensor:
+    """Return a tensor with the saved values: the item itself if shape and type are the same."""
     if not isinstance(item, Tensor):
         return saved
-    alike = (item.shape, item.dtype) == (saved.shape, saved.dtype) and not item.is_inference()
-    return item.copy_(saved) if alike else saved.to(item.device)
+    is_same_kind = item.shape == saved.shape and item.dtype == saved.dtype
+    if is_same_kind and not item.is_inference():
+        return item.copy_(saved)
+    return saved.to(item.device)
+
+
+def _filled_array(item: Any, saved: np.ndarray) -> np.ndarray:
+    """Return an array with the saved values: the item itself if it has the same shape."""
+    if isinstance(item, np.ndarray) and item.flags.writeable and item.shape == saved.shape:
+        item[...] = saved
+        return item
+    return saved

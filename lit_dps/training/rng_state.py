@@ -1,31 +1,34 @@
-"""States of random number generators: the global ones of torch, NumPy and Python, and those that
-objects keep.
+"""Saves and restores the states of random number generators, so that a run draws the same again.
 
-As plain numbers and tensors, so that a file of them can be read without executing anything.
+For example, a data set that augments images may keep `self.rng = np.random.default_rng(0)`. After a
+resume it has to draw the numbers that follow the last saved ones. Lightning's checkpoint contains
+no generator. The functions below handle the global generators of torch, NumPy and Python, and
+those that objects keep in attributes.
+
+A state consists of plain numbers, lists and tensors, so that reading a file executes no code.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch import Trainer
 
-KINDS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
-LEAVES = (torch.Tensor, np.ndarray, Trainer, type, ModuleType, FunctionType, random.SystemRandom)
-LONG = 1000  # a longer list is one of examples
+from lit_dps.pruning.attributes import GENERATORS, walk_attributes
 
 
 def capture(*owners: Any) -> dict[str, Any]:
-    """The states of the global generators, and of those that the owners keep."""
+    """Return the states of the global generators, and of the generators that the owners keep."""
+    cuda_states = []
+    if torch.cuda.is_initialized():
+        cuda_states = torch.cuda.get_rng_state_all()
     return {
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
+        "cuda": cuda_states,
         "numpy": _plain(np.random.get_state(legacy=False)),
         "python": random.getstate(),
         "kept": [_state(generator) for generator in generators_in(*owners)],
@@ -33,31 +36,31 @@ def capture(*owners: Any) -> dict[str, Any]:
 
 
 def restore(state: dict[str, Any], *owners: Any) -> None:
-    """Sets all generators as they were when `capture` was asked of owners alike.
+    """Set all generators to a state from `capture`.
 
     Raises:
-        ValueError: if the owners keep more or fewer generators, or others.
+        ValueError: if the owners keep other generators than at the time of `capture`.
     """
-    torch.set_rng_state(
-        state["torch"].cpu()
-    )  # a file may have been read onto a GPU, with all that is in it
+    # A file may have been read onto a GPU, with all its tensors.
+    torch.set_rng_state(state["torch"].cpu())
     if state["cuda"]:
-        torch.cuda.set_rng_state_all([each.cpu() for each in state["cuda"]])
+        torch.cuda.set_rng_state_all([cuda_state.cpu() for cuda_state in state["cuda"]])
     np.random.set_state(state["numpy"])
     random.setstate(state["python"])
     for generator, kept in zip(generators_in(*owners), state["kept"], strict=True):
-        _set(generator, kept)
+        _set_state(generator, kept)
 
 
 @contextmanager
 def preserve_rng_state(*owners: Any, seed: int | None = None) -> Iterator[None]:
-    """In here what is drawn leaves no trace in the global generators, nor in those that the owners
-    keep.
+    """Restore, at the end of the block, the global generators and those that the owners keep.
 
-    With a seed the global generators begin from it: torch's, NumPy's and Python's.
+    Args:
+        owners: Objects that may keep generators.
+        seed: Seed of the global generators within the block; by default they keep their states.
     """
-    kept = [(generator, _state(generator)) for generator in generators_in(*owners)]
-    state = capture()
+    states_before = [(generator, _state(generator)) for generator in generators_in(*owners)]
+    global_before = capture()
     try:
         if seed is not None:
             torch.manual_seed(seed)
@@ -65,52 +68,19 @@ def preserve_rng_state(*owners: Any, seed: int | None = None) -> Iterator[None]:
             random.seed(seed)
         yield
     finally:
-        restore(state)
-        for generator, before in kept:
-            _set(generator, before)
+        restore(global_before)
+        for generator, state in states_before:
+            _set_state(generator, state)
 
 
 def generators_in(*owners: Any) -> list[Any]:
-    """The generators that objects keep among their attributes, lists and dicts, or those of such
-    objects in turn."""
-    return _kept(KINDS, owners)
-
-
-def tensors_in(*owners: Any) -> list[torch.Tensor]:
-    """Return the tensors of some objects, found as by `generators_in`."""
-    return _kept((torch.Tensor, torch.nn.Parameter), owners)
-
-
-def numeric_arrays_in(*owners: Any) -> list[np.ndarray]:
-    """Return the NumPy arrays of numbers of some objects, and contiguous tensors as bytes.
-
-    They are found as by `generators_in`.
-    """
-    arrays = [array for array in _kept((np.ndarray,), owners) if array.dtype.kind in "biufc"]
-    for tensor in tensors_in(*owners):
-        if (
-            tensor.device.type == "cpu"
-            and tensor.layout is torch.strided
-            and tensor.is_contiguous()
-        ):
-            arrays.append(tensor.detach().view(-1).view(torch.uint8).numpy())
-    return arrays
-
-
-def _kept(kinds: tuple[type, ...], owners: Sequence[Any]) -> list[Any]:
-    found, seen, queue = [], set(), list(owners)
-    for item in queue:  # grows on the way
-        if id(item) in seen or (isinstance(item, LEAVES) and type(item) not in kinds):
-            continue
-        seen.add(id(item))
-        if isinstance(item, kinds):
-            found.append(item)
-        elif isinstance(item, (list, tuple, dict)):
-            if len(item) <= LONG:
-                queue.extend(item.values() if isinstance(item, dict) else item)
-        else:
-            queue.extend(getattr(item, "__dict__", {}).values())
-    return found
+    """Return the generators that objects keep in attributes, lists and dicts, at any depth."""
+    generators = []
+    for _, value in walk_attributes(*owners):
+        # The operating system's generator has no state.
+        if isinstance(value, GENERATORS) and not isinstance(value, random.SystemRandom):
+            generators.append(value)
+    return generators
 
 
 def _state(generator: Any) -> Any:
@@ -123,17 +93,21 @@ def _state(generator: Any) -> Any:
     return generator.getstate()
 
 
-def _set(generator: Any, state: Any) -> None:
+def _set_state(generator: Any, state: Any) -> None:
     if isinstance(generator, np.random.Generator):
         generator.bit_generator.state = state
     elif isinstance(generator, random.Random):
         generator.setstate(state)
+    elif isinstance(state, torch.Tensor):
+        generator.set_state(state.cpu())
     else:
-        generator.set_state(state.cpu() if isinstance(state, torch.Tensor) else state)
+        generator.set_state(state)
 
 
 def _plain(state: Any) -> Any:
-    """NumPy's arrays as lists."""
+    """Return a state of NumPy with lists in place of arrays."""
     if isinstance(state, dict):
         return {key: _plain(value) for key, value in state.items()}
-    return state.tolist() if isinstance(state, (np.ndarray, np.generic)) else state
+    if isinstance(state, (np.ndarray, np.generic)):
+        return state.tolist()
+    return state

@@ -1,4 +1,10 @@
-"""Restores the state that a training step changes through its trainer, after a pruning pass."""
+"""Restores the state that a training step changes through its trainer.
+
+Pruning methods and readings run `training_step` outside of training, on a copy of the module. The
+copy still shares the trainer: a training step that calls `self.trainer.optimizers[0]` or counts in
+`self.trainer.datamodule.seen` changes the run itself. `unmoved` restores such values, and
+`DataTensors` detects changes of tensors that are too large to copy.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +16,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import torch
 from lightning.pytorch import Callback, Trainer
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lit_dps.core.errors import ConfigError
+from lit_dps.pruning.attributes import walk_attributes
 from lit_dps.training.hidden_state import (
-    PLAIN,
+    PLAIN_TYPES,
     capture_attributes,
     equal_states,
     restore_attributes,
 )
-from lit_dps.training.rng_state import numeric_arrays_in, tensors_in
 
 LARGEST = 1 << 30  # bytes of an array; its checksum takes a second
 
@@ -51,7 +59,7 @@ def unmoved(trainer: Trainer) -> Iterator[None]:
     owners = _owners(trainer)
     attributes = capture_attributes(*owners)
     holders = [*owners, *trainer.loggers, *trainer.optimizers]
-    names = [set(vars(holder)) for holder in holders]
+    names_before = [set(vars(holder)) for holder in holders]
     optimizers = [SimpleNamespace(**_attributes_of(optimizer)) for optimizer in trainer.optimizers]
     optimizer_attributes = capture_attributes(*optimizers)
     try:
@@ -70,8 +78,8 @@ def unmoved(trainer: Trainer) -> Iterator[None]:
                 del optimizer.state[parameter]
         for name in _plain_attributes(trainer).keys() - plain.keys():
             delattr(trainer, name)
-        for holder, known in zip(holders, names, strict=True):
-            for name in vars(holder).keys() - known:
+        for holder, names in zip(holders, names_before, strict=True):
+            for name in vars(holder).keys() - names:
                 del vars(holder)[name]
         restore_attributes(optimizer_attributes, *optimizers)
         for optimizer, values in zip(trainer.optimizers, optimizers, strict=True):
@@ -87,9 +95,8 @@ def unmoved(trainer: Trainer) -> Iterator[None]:
             name = type(trainer.lightning_module).__name__
             allowed = (
                 "a module whose training_step changes no attributes of callbacks or of the data "
-                "module: it also runs "
-                "outside of training, on a copy of the module, and this change cannot be undone: "
-                f"{error}"
+                "module: it also runs outside of training, on a copy of the module, and this "
+                f"change cannot be undone: {error}"
             )
             raise ConfigError("model", name, allowed) from error
 
@@ -110,13 +117,13 @@ class DataTensors:
         self._trainer = trainer
         data = [getattr(trainer, "datamodule", None), trainer.train_dataloader]
         states = [list(optimizer.state.values()) for optimizer in trainer.optimizers]
-        tensors = tensors_in(*data, *states)
+        # An inference tensor has no version.
+        tensors = _tensors_in(*data, *states)
         self._tensors = [tensor for tensor in tensors if not tensor.is_inference()]
-        self._contents = []
+        self._contents: list[np.ndarray] = []
         if contents:
-            self._contents = [
-                array for array in numeric_arrays_in(*data) if array.nbytes <= LARGEST
-            ]
+            arrays = _numeric_arrays_in(*data)
+            self._contents = [array for array in arrays if array.nbytes <= LARGEST]
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
@@ -129,36 +136,62 @@ class DataTensors:
         if before != self._state():
             allowed = (
                 "a module whose training_step changes no tensor or array of the data or of an "
-                "optimizer's state in "
-                "place: it also runs outside of training, on a copy of the module, and this "
-                "change cannot be undone"
+                "optimizer's state in place: it also runs outside of training, on a copy of the "
+                "module, and this change cannot be undone"
             )
             raise ConfigError("model", type(self._trainer.lightning_module).__name__, allowed)
 
     def _state(self) -> list[int]:
         versions = [tensor._version for tensor in self._tensors]
-        checksums = [
-            zlib.crc32(np.ascontiguousarray(array).view(np.uint8)) for array in self._contents
-        ]
+        checksums = []
+        for array in self._contents:
+            content = np.ascontiguousarray(array).view(np.uint8)
+            checksums.append(zlib.crc32(content))  # pyright: ignore[reportArgumentType]
         return versions + checksums
 
 
 def user_callbacks(trainer: Trainer) -> list[Callback]:
     """Return the callbacks of the user, which are neither ours nor Lightning's."""
-    return [
-        c
-        for c in trainer.callbacks
-        if type(c).__module__.split(".")[0] not in ("lit_dps", "lightning")
-    ]
+    callbacks = []
+    for callback in trainer.callbacks:  # pyright: ignore[reportAttributeAccessIssue]
+        if is_of_user(callback):
+            callbacks.append(callback)
+    return callbacks
+
+
+def is_of_user(callback: Callback) -> bool:
+    """Return True if the class of a callback is neither ours nor Lightning's."""
+    return type(callback).__module__.split(".")[0] not in ("lit_dps", "lightning")
+
+
+def _tensors_in(*owners: Any) -> list[Tensor]:
+    """Return the tensors that objects keep in attributes, lists and dicts, at any depth."""
+    tensors = []
+    for _, value in walk_attributes(*owners):
+        if type(value) in (Tensor, nn.Parameter):
+            tensors.append(value)
+    return tensors
+
+
+def _numeric_arrays_in(*owners: Any) -> list[np.ndarray]:
+    """Return the NumPy arrays of numbers that objects keep, and contiguous tensors as bytes."""
+    arrays = []
+    for _, value in walk_attributes(*owners):
+        if type(value) is np.ndarray and value.dtype.kind in "biufc":
+            arrays.append(value)
+    for tensor in _tensors_in(*owners):
+        has_plain_memory = tensor.device.type == "cpu" and tensor.layout is torch.strided
+        if has_plain_memory and tensor.is_contiguous():
+            arrays.append(tensor.detach().view(-1).view(torch.uint8).numpy())
+    return arrays
 
 
 def _attributes_of(optimizer: Optimizer) -> dict[str, Any]:
     """Return the attributes of an optimizer without its state and its groups."""
-    return {
-        name: value
-        for name, value in vars(optimizer).items()
-        if name not in ("state", "param_groups")
-    }
+    attributes = dict(vars(optimizer))
+    for name in ("state", "param_groups"):
+        attributes.pop(name, None)
+    return attributes
 
 
 def _owners(trainer: Trainer) -> list[Any]:
@@ -169,7 +202,8 @@ def _owners(trainer: Trainer) -> list[Any]:
 
 
 def _plain_attributes(trainer: Trainer) -> dict[str, Any]:
-    return {name: value for name, value in vars(trainer).items() if type(value) in PLAIN}
+    """Return the numbers and texts among the attributes of a trainer."""
+    return {name: value for name, value in vars(trainer).items() if type(value) in PLAIN_TYPES}
 
 
 def _group_values(optimizer: Optimizer) -> list[dict[str, Any]]:
