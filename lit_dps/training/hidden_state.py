@@ -242,16 +242,19 @@ class _Restore:
             if kind == "object":
                 raise ValueError(f"{path} is another object than it was")
             item = {"list": list, "tuple": tuple, "dict": dict}[kind]()
-        if id(item) in self._ids:
+        # Attributes may share a constant tuple and differ later. Tuples have no identity.
+        if id(item) in self._ids and kind != "tuple":
             raise ValueError(f"{path} is another object than it was")
         self._ids.add(id(item))
+        number = len(self._restored)
         self._restored.append(item)
         current = dict(_parts_of(item))
         parts = {}
         for name, part in content:
             parts[name] = self.restore(current.get(name, _ABSENT), part, f"{path}.{name}")
         if isinstance(item, tuple):
-            return _tuple_with(item, list(parts.values()))
+            self._restored[number] = _tuple_with(item, list(parts.values()))
+            return self._restored[number]
         if isinstance(item, (list, deque)):
             item.clear()
             item.extend(parts.values())

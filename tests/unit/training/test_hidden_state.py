@@ -126,6 +126,22 @@ def test_one_object_of_two_names_is_one_again(tmp_path):
     there_and_back(tmp_path, change, check)
 
 
+@pytest.mark.parametrize("pairs", [((1, 2), (3, 4)), ((1, 2),) * 2], ids=["two", "one"])
+def test_tuples_of_one_object_are_restored_by_value(tmp_path, pairs):
+    """A fresh module may use one constant for two attributes that differ later, and vice versa."""
+
+    def change(net):
+        net.first, net.second = pairs
+
+    def fresh(net):
+        net.first = net.second = (0, 0)
+
+    def check(net):
+        assert (net.first, net.second) == pairs
+
+    there_and_back(tmp_path, change, check, fresh=fresh)
+
+
 def test_loggers_are_left_alone(tmp_path):
     saved = capture_attributes(Net())
     logging.getLogger("net").setLevel(logging.ERROR)
