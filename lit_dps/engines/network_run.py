@@ -233,4 +233,4 @@ class NetworkRun:
         next(islice(self.batches, skip := self.steps // self.run.goal.check_interval, skip), None)
         restore_attributes(state.get("kept", [None, None]), self.module, self.data)
         if not state["paused"]:  # a pause is no news
-            checkpoints.say(f"{self.file.about['name']} goes on from step {self.steps}")
+            checkpoints.say(f"{self.file.about['name']} resumes from step {self.steps}")

@@ -162,7 +162,7 @@ class TrainerEngine:
                     raise
                 why = str(error).split("\n")[0]
                 checkpoints.say(
-                    f"{file.about['name']} begins anew: it cannot go on from its checkpoint ({why})"
+                    f"{file.about['name']} restarts: it cannot resume from its checkpoint ({why})"
                 )
                 run.restart()
                 anew = True

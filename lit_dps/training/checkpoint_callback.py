@@ -1,5 +1,15 @@
-"""CheckpointCallback: saves a run now and then, so that it can go on from there as if it had not
-stopped."""
+"""CheckpointCallback: saves a run from time to time, so that it can resume exactly.
+
+A resumed run equals an uninterrupted run to the last bit. Lightning's checkpoint alone does not
+achieve this. For example, a run is interrupted at step 1000, after batch 37 of a shuffled epoch.
+Lightning would restore the weights and then shuffle again, so batch 38 would differ. This file
+therefore saves, in addition:
+
+- the position in the training data (`ResumableLoader`, below);
+- the states of all random number generators (`rng_state`);
+- which parameters are trained, and the modes of submodules (`trainable_state`);
+- attributes of module, data module and callbacks (`hidden_state`).
+"""
 
 from __future__ import annotations
 
@@ -19,41 +29,40 @@ from lit_dps.core.trial import Status
 from lit_dps.data.loaders import EndlessLoader
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import SharedBatchDDP
+from lit_dps.training import rng_state
 from lit_dps.training.checkpoint_files import MIN_SECONDS_WORTH_SAVING, CheckpointFile
 from lit_dps.training.hidden_state import capture_attributes, restore_attributes
-from lit_dps.training.rng_state import capture, restore
 from lit_dps.training.trainable_state import capture_trainable, prepare_trainable, restore_trainable
+from lit_dps.training.trainer_state import user_callbacks
+
+Position = dict[str, Any]
 
 
 class Paused(Exception):
-    """The run was left where it pauses."""
+    """Ends a fit because the run pauses."""
 
 
 class CheckpointCallback(Callback):
-    """Saves the trainer's checkpoint after a check, when everything of that step is done.
+    """Saves the trainer's checkpoint after a validation, when all hooks of that step are done.
 
-    With what Lightning saves (weights, optimizer, schedule, steps, the states of module, data
-    module and callbacks) go the position in the training data, the states of all random number
-    generators, which weights are trained in which groups and modes (`capture_trainable`), and what
-    module, data module and callbacks keep beside what Lightning saves of them
-    (`capture_attributes`). `Trainer.fit` with the file as `ckpt_path` and a new callback goes on,
-    equal to the last bit. Several ranks save together, into rank 0's file.
+    To resume, call `Trainer.fit` with the file as `ckpt_path` and a new callback. Several ranks
+    save together, into the file of rank 0.
 
-    Not saved are runs of loaders that `ResumableLoader` does not serve, with a schedule that
-    follows a metric, with train dataloaders that are made anew, or of several devices in another
-    way than `SharedBatchDDP`: they begin anew.
+    These runs are not saved, and restart: runs of loaders that `ResumableLoader` does not support,
+    with a schedule that follows a metric, with train dataloaders that are reloaded, or on several
+    devices with another strategy than `SharedBatchDDP`.
 
     Args:
-        file: Where the run is saved.
+        file: The file of the run.
         every: Seconds of training between two files.
-        run: Where it pauses, it is saved and left, by `Paused`.
-        at_check: Called after each check that the run goes on from. If it raises, on all ranks, the
-            run is saved and left. What raises on one alone, anywhere, says so by an attribute `now`
-            that is true.
+        run: The run. When it pauses, it is saved, and the fit ends with `Paused`.
+        at_check: Called after each validation after which the run continues. If it raises an
+            error, on all ranks, the run is saved and the fit ends. If only one rank raises, the
+            error must have a true attribute `now`.
 
     Attributes:
-        can_save: Whether the run can be saved, once it has begun.
-        seconds: What the run took before it was taken up; 0 for a new one.
+        can_save: Whether the run can be saved, after it has begun.
+        seconds: Seconds that the run took before it resumed; 0 for a new run.
     """
 
     def __init__(
@@ -63,153 +72,177 @@ class CheckpointCallback(Callback):
         run: Attempt,
         at_check: Callable[[], None] = lambda: None,
     ):
-        self.file, self.every, self.run, self.at_check = file, every, run, at_check
-        self.seconds, self._began, self._saved = 0.0, time.monotonic(), time.monotonic()
+        self.file = file
+        self.every = every
+        self.run = run
+        self.at_check = at_check
+        self.seconds = 0.0
+        self._began = time.monotonic()
+        self._last_saved = self._began
         self._loader: ResumableLoader | None = None
-        self._position: dict[str, Any] | None = None
+        # The state to resume from, between loading and the first step.
+        self._position: Position | None = None
         self._trainable: dict[str, Any] = {}
-        self._checked = self._saving = self._paused = False
+        self._is_after_check = False
+        self._is_saving = False
+        self._is_paused = False
 
     @property
     def can_save(self) -> bool:
         return self._loader is not None
 
     def checked(self) -> None:
-        """To be called at the end of a check that the run goes on, or pauses, from."""
+        """Take note of a validation after which the run continues or pauses. Call this at its end.
+
+        Other hooks of this step are still to come, so the run is saved before the next batch.
+        """
         if self.can_save:
-            self._checked = True  # other hooks of this step are still to come
+            self._is_after_check = True
         else:
             self.at_check()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":
             self._trainer = trainer
-            lightning_private.replace_dataloader(
-                trainer, lambda loader: self._resumable(trainer, loader)
-            )
+            lightning_private.replace_dataloader(trainer, self._resumable)
 
-    def _resumable(self, trainer: Trainer, loader: Any) -> Any:
-        ours = trainer.world_size == 1 or isinstance(trainer.strategy, SharedBatchDDP)
-        once = not (trainer.overfit_batches or trainer.reload_dataloaders_every_n_epochs)
-        follows = any(
-            config.reduce_on_plateau for config in trainer.lr_scheduler_configs
-        )  # its metrics are not saved
-        if ours and once and not follows and ResumableLoader.supports(loader):
-            owners = (
-                trainer.lightning_module,
-                trainer.datamodule,
-                *filter(_users, trainer.callbacks),
-            )
-            self._loader = ResumableLoader(
-                loader,
-                owners,
-                lambda: self._between(trainer),
-                self._position,
-                lambda: self._put_back(trainer),
-            )
-            return self._loader
-        if self._position is not None:
-            raise ValueError("the position in the training data cannot be set")
-        return loader
+    def _resumable(self, loader: Any) -> Any:
+        """Return a loader that can resume; the loader itself if the run cannot be saved."""
+        trainer = self._trainer
+        if not _can_resume(trainer, loader):
+            if self._position is not None:
+                raise ValueError("the position in the training data cannot be set")
+            return loader
+        data = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
+        self._loader = ResumableLoader(
+            loader,
+            (trainer.lightning_module, data, *user_callbacks(trainer)),
+            self._between_batches,
+            self._position,
+            self._restore_trainable,
+        )
+        return self._loader
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._position is not None:
             prepare_trainable(self._trainable, trainer, pl_module)
 
-    def _put_back(self, trainer: Trainer) -> None:
-        """Restore the trained parameters, groups and modes, before the first step of a resumed
-        run."""
-        restore_trainable(self._trainable, trainer, trainer.lightning_module)
+    def _restore_trainable(self) -> None:
+        """Restore trained parameters, groups and modes, before the first step after a resume."""
+        restore_trainable(self._trainable, self._trainer, self._trainer.lightning_module)
 
-    def _between(self, trainer: Trainer) -> None:
-        if not self._checked:
+    def _between_batches(self) -> None:
+        """Save the run if it is time, or if it ends here. Called between two batches."""
+        if not self._is_after_check:
             return
-        self._checked = False
-        since = ranks.on_rank_zero(lambda: time.monotonic() - self._saved)
+        self._is_after_check = False
+        seconds = ranks.on_rank_zero(lambda: time.monotonic() - self._last_saved)
         try:
             self.at_check()
             if self.run.status is Status.PAUSED:
                 raise Paused
-        except BaseException as left:
-            self._paused = isinstance(left, Paused)
-            if since >= min(MIN_SECONDS_WORTH_SAVING, self.every) and not getattr(
-                left, "now", False
-            ):
-                self._save(trainer)
+        except BaseException as error:
+            self._is_paused = isinstance(error, Paused)
+            is_worth_saving = seconds >= min(MIN_SECONDS_WORTH_SAVING, self.every)
+            # With `now`, the other ranks do not take part in saving.
+            if is_worth_saving and not getattr(error, "now", False):
+                self._save()
             raise
-        if since >= self.every:
-            self._save(trainer)
+        if seconds >= self.every:
+            self._save()
 
-    def _save(self, trainer: Trainer) -> None:
-        self._saving = True
+    def _save(self) -> None:
+        self._is_saving = True
         try:
-            self.file.write(
-                lambda part: self._write(trainer, part), type(trainer.lightning_module).__name__
-            )
+            self.file.write(self._write, type(self._trainer.lightning_module).__name__)
         finally:
-            self._saving, self._saved = False, time.monotonic()
+            self._is_saving = False
+            self._last_saved = time.monotonic()
 
-    def _write(self, trainer: Trainer, path: Path) -> None:
-        begun, completed = lightning_private.batches_trained(trainer)
+    def _write(self, path: Path) -> None:
+        assert self._loader is not None
+        begun, completed = lightning_private.batches_trained(self._trainer)
         if not begun == completed == self._loader.taken:
             raise RuntimeError(f"batch {begun} is not the loader's {self._loader.taken}")
-        trainer.save_checkpoint(path, weights_only=False)
+        self._trainer.save_checkpoint(path, weights_only=False)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._position is not None and not self._paused:  # a pause is no news
-            self.file.say(f"{self.file.about['name']} goes on from step {trainer.global_step}")
-        self._position, self._paused = None, False
+        # The end of a pause is not reported.
+        if self._position is not None and not self._is_paused:
+            self.file.say(f"{self.file.about['name']} resumes from step {trainer.global_step}")
+        self._position = None
+        self._is_paused = False
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Leaves out the arguments of module and data module: any objects, and given anew."""
-        for owner in (pl_module, trainer.datamodule) if self._saving else ():
-            for key in ("NAME", "KEY", "TYPE"):
-                checkpoint.pop(getattr(owner, f"CHECKPOINT_HYPER_PARAMS_{key}", None), None)
+        """Leave out the arguments of module and data module.
+
+        They may be any objects, and a resumed run gets them from its configuration.
+        """
+        if not self._is_saving:
+            return
+        data = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
+        for owner in (pl_module, data):
+            for attribute in ("NAME", "KEY", "TYPE"):
+                key = getattr(owner, f"CHECKPOINT_HYPER_PARAMS_{attribute}", None)
+                if key is not None:
+                    checkpoint.pop(key, None)
 
     def state_dict(self) -> dict[str, Any]:
-        if not self._saving:  # a checkpoint of somebody else's
+        # Another callback may save a checkpoint too, which this state does not belong to.
+        if not self._is_saving:
             return {}
-        seconds = self.seconds + time.monotonic() - self._began
-        positions = ranks.all_gather(self._loader.position())
-        trainer = self._trainer
-        trainable = capture_trainable(trainer, trainer.lightning_module)
-        state = {"about": self.file.about, "seconds": seconds, "positions": positions}
-        return state | {"paused": self._paused, "trainable": trainable}
+        assert self._loader is not None
+        return {
+            "about": self.file.about,
+            "seconds": self.seconds + time.monotonic() - self._began,
+            "positions": ranks.all_gather(self._loader.position()),
+            "paused": self._is_paused,
+            "trainable": capture_trainable(self._trainer, self._trainer.lightning_module),
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._position, self.seconds = state_dict["positions"][ranks.rank()], state_dict["seconds"]
-        self._paused = state_dict["paused"]
+        position = state_dict["positions"][ranks.rank()]
+        self._position = position
+        self.seconds = state_dict["seconds"]
+        self._is_paused = state_dict["paused"]
         if "trainable" not in state_dict:
             raise ValueError("an earlier version did not save which weights are trained")
         self._trainable = state_dict["trainable"]
         if self._loader is not None:
-            # A module or callback that reads the length of training causes the loader to be made
-            # before this.
-            self._loader.continue_at(self._position)
+            # A module or callback has read the length of training, so the loader exists already.
+            self._loader.continue_at(position)
 
 
-def _users(callback: Callback) -> bool:
-    """Whether a callback is neither ours, which all save what they need, nor Lightning's."""
-    return type(callback).__module__.split(".")[0] not in ("lit_dps", "lightning")
+def _can_resume(trainer: Trainer, loader: Any) -> bool:
+    """Return True if the position in a loader can be saved, and everything else of the run."""
+    if trainer.world_size > 1 and not isinstance(trainer.strategy, SharedBatchDDP):
+        return False
+    options: Any = trainer  # Lightning's stubs lack these attributes
+    if options.overfit_batches or options.reload_dataloaders_every_n_epochs:
+        return False
+    # The metrics that a schedule follows are not saved.
+    if any(config.reduce_on_plateau for config in trainer.lr_scheduler_configs):
+        return False
+    return ResumableLoader.supports(loader)
 
 
 class ResumableLoader(CombinedLoader):
-    """Stands around a training loader in Lightning's loop, tells when that is between two batches,
-    and goes on there.
+    """Wraps a training loader in Lightning's loop, and can resume between any two batches.
 
-    A position is reached by repeating the pass over the data from the states that the random number
-    generators had when it began, without training on what comes. Of an `EndlessLoader` these are
-    indices alone.
+    To reach a position, the loader repeats the pass over the data from the states that the random
+    number generators had at its beginning, without training. With an `EndlessLoader`, this repeats
+    indices only.
 
     Args:
-        loader: The loader; `supports` says which.
-        owners: Objects whose generators and attributes belong to the position, beside the loader's
-            own generators.
-        between: Called when all of the last batch is done and nothing of the next one has begun.
-        position: Where to go on, from an earlier `position()` of a loader alike.
-        put_back: Called once, before the first batch of a resumed loader.
+        loader: A loader that `supports` accepts.
+        owners: Objects whose generators and attributes belong to the position. The generators of
+            the loader belong to it too.
+        between: Called between two batches: after all hooks of the last batch, and before the next
+            batch is fetched.
+        position: Where to resume, from `position()` of an equal loader.
+        put_back: Called once, before the first batch after a resume.
     """
 
     def __init__(
@@ -217,91 +250,121 @@ class ResumableLoader(CombinedLoader):
         loader: Any,
         owners: tuple[Any, ...] = (),
         between: Callable[[], None] = lambda: None,
-        position: dict[str, Any] | None = None,
+        position: Position | None = None,
         put_back: Callable[[], None] = lambda: None,
     ):
-        super().__init__(loader, "max_size_cycle")  # as Lightning's own
-        self.owners, self.between, self._goal = owners, between, position
+        super().__init__(loader, "max_size_cycle")  # Lightning's default
+        self.owners = owners
+        self.between = between
         self.put_back = put_back
-        self._now: dict[str, Any] | None = None
-        self._given = self._fetched = 0
+        # The position to resume from. First the loader goes to its batch (`_target`); right before
+        # training it restores generators and attributes (`_pending`).
+        self._target = position
+        self._pending: Position | None = None
+        self._yielded = 0  # batches since the beginning of the pass
+        self._fetched = 0  # batches that this object has fetched for the loop
+        self._ahead = 0
 
     @staticmethod
     def supports(loader: Any) -> bool:
-        """Whether a loader gives the same batches from the same states: ours, and a DataLoader that
-        keeps no more."""
-        return isinstance(loader, EndlessLoader) or (
+        """Return True if a loader repeats its batches from the same states of the generators.
+
+        Our `EndlessLoader` does, and a `DataLoader` without other state.
+        """
+        if isinstance(loader, EndlessLoader):
+            return True
+        return (
             isinstance(loader, DataLoader)
             and not isinstance(loader.dataset, IterableDataset)
             and not loader.persistent_workers
-            and not hasattr(loader, "state_dict")  # Lightning takes these up itself
+            and not hasattr(loader, "state_dict")  # Lightning restores such loaders itself
         )
 
     @property
     def taken(self) -> int:
-        """Batches of this pass that were trained on, between two batches."""
-        return self._given - self._ahead
+        """Batches of this pass that were trained on. Valid between two batches."""
+        return self._yielded - self._ahead
 
-    def continue_at(self, position: dict[str, Any]) -> None:
+    def continue_at(self, position: Position) -> None:
         """Set the position to resume from. Raises ValueError if a batch was yielded already."""
         if self._fetched:
             raise ValueError(
                 "the position in the training data cannot be set: a batch was taken before"
             )
-        self._goal = position
+        self._target = position
 
-    def position(self) -> dict[str, Any]:
-        """Where the run stands between two batches: plain numbers and tensors."""
-        now = {"now": capture(*self._keepers), "kept": capture_attributes(*self.owners)}
-        return {"start": self._start, "first": self._first, "taken": self.taken, **now}
+    def position(self) -> Position:
+        """Return the position between two batches, as plain numbers and tensors.
+
+        Returns:
+            "start" and "first": states of the generators at the beginning of the pass and before
+            its first batch. "taken": batches of the pass. "now" and "kept": states of the
+            generators and attributes of the owners at the position.
+        """
+        return {
+            "start": self._start,
+            "first": self._first,
+            "taken": self.taken,
+            "now": rng_state.capture(*self._keepers),
+            "kept": capture_attributes(*self.owners),
+        }
 
     @property
     def _keepers(self) -> tuple[Any, ...]:
-        return (*self.owners, self.iterables)  # Lightning may put another loader in place
+        """The objects with generators. Lightning may replace the loader meanwhile."""
+        return (*self.owners, self.iterables)
 
     def __iter__(self) -> ResumableLoader:
-        if self._now is not None:
-            # The loader restarts before its first batch after a resume. That batch was prefetched
-            # and is dropped.
-            self._goal, self._now = self._now, None
-        self._start = capture(*self._keepers)
+        if self._pending is not None:
+            # The loop begins another pass before its first batch after a resume. It has fetched
+            # that batch already and drops it.
+            self._target = self._pending
+            self._pending = None
+        self._start = rng_state.capture(*self._keepers)
         super().__iter__()
-        self._given = self._fetched = 0
-        self._ahead = (
-            1 if sized_len(self) is None else 0
-        )  # Lightning fetches one ahead to find an end
+        self._yielded = 0
+        self._fetched = 0
+        # Lightning fetches one batch ahead to find the end of a loader without a length.
+        self._ahead = 1 if sized_len(self) is None else 0
         return self
 
     def __next__(self) -> tuple[Any, int, int]:
-        if (
-            self._goal is not None
-        ):  # not before: a sampler is told its epoch after the loader was begun
-            self._go_on(self._goal)
-        if self._given == 0:
-            self._first = capture(*self._keepers)  # a sampler draws its order here
+        # Not in `__iter__`, because a sampler is told its epoch after the pass was begun.
+        if self._target is not None:
+            self._go_to(self._target)
+        if self._yielded == 0:
+            # A sampler draws its order with the first batch.
+            self._first = rng_state.capture(*self._keepers)
         if self._fetched >= self._ahead:
-            if (
-                self._now is not None
-            ):  # not before: what is drawn when training starts was drawn before
-                restore(self._now["now"], *self._keepers)
-                restore_attributes(self._now["kept"], *self.owners)
-                self.put_back()
-                self._now = None
+            # Not earlier, because hooks that draw when training starts have drawn before the saved
+            # state, too.
+            if self._pending is not None:
+                self._restore(self._pending)
             self.between()
         batch = super().__next__()
-        self._fetched, self._given = self._fetched + 1, self._given + 1
+        self._fetched += 1
+        self._yielded += 1
         return batch
 
-    def _go_on(self, position: dict[str, Any]) -> None:
-        self._goal = None
-        restore(position["start"], *self._keepers)
+    def _go_to(self, position: Position) -> None:
+        """Repeat the pass up to a position."""
+        self._target = None
+        rng_state.restore(position["start"], *self._keepers)
         iter(self)
-        restore(position["first"], *self._keepers)
+        rng_state.restore(position["first"], *self._keepers)
         for _ in range(position["taken"]):
             try:
                 super().__next__()
             except StopIteration:
-                raise ValueError(
-                    f"the training data end before batch {position['taken']}"
-                ) from None
-        self._given, self._first, self._now = position["taken"], position["first"], position
+                message = f"the training data end before batch {position['taken']}"
+                raise ValueError(message) from None
+        self._yielded = position["taken"]
+        self._first = position["first"]
+        self._pending = position
+
+    def _restore(self, position: Position) -> None:
+        """Restore the generators and attributes of a position."""
+        rng_state.restore(position["now"], *self._keepers)
+        restore_attributes(position["kept"], *self.owners)
+        self.put_back()
+        self._pending = None

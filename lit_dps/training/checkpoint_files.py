@@ -1,4 +1,11 @@
-"""Checkpoints: where the trials of a study are saved, and what a file has to be to be used."""
+"""Checkpoint files of a study: where they are, when they are valid, and when they are removed.
+
+For example, trial 3 of the cell B=16 S=0.5 is saved every 10 minutes to
+`<folder>/B=16 S=0.5/point-3.ckpt`. After an interruption the trial resumes from this file, but only
+if the file is complete and belongs to the same study, with the same settings and versions.
+Otherwise the trial restarts. A checkpoint never changes a result, so an error while writing it is
+reported and training continues.
+"""
 
 from __future__ import annotations
 
@@ -20,31 +27,31 @@ from lit_dps.core.racing import needs_no_rerun
 from lit_dps.core.trial import Status, Trial, TrialResult
 from lit_dps.parallel import ranks
 
-MIN_SECONDS_WORTH_SAVING = 0.5  # when a run is left; a file of a small network takes 10 ms
+# A shorter run is not saved when it is interrupted. A file of a small network takes 10 ms.
+MIN_SECONDS_WORTH_SAVING = 0.5
 
 
-def _tell(text: str) -> None:
+def _print_on_rank_zero(text: str) -> None:
     if ranks.rank() == 0:
         print(text, file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """The checkpoints of one study: a folder a cell, a file a trial.
+    """The checkpoint files of one study: a folder per cell, a file per trial.
 
     Attributes:
-        folder: The study's folder; others of the same name, deleted since, may have left files
-            there.
-        study: What tells the study from all others; only the first of several ranks has to know.
+        folder: The study's folder. A deleted study of the same name may have left files there.
+        study: Identifies the study among all others. With several ranks, only rank 0 needs it.
         minutes: Minutes of training between two files of a trial.
-        say: Takes notices, in a line; all ranks give them.
+        say: Takes messages of one line; all ranks call it.
     """
 
     folder: Path
     study: str | None
     minutes: float
-    say: Callable[[str], None] = _tell
-    _said: set[str] = field(default_factory=set, init=False, repr=False)
+    say: Callable[[str], None] = _print_on_rank_zero
+    _messages: set[str] = field(default_factory=set, init=False, repr=False)
 
     @property
     def seconds(self) -> float:
@@ -54,20 +61,19 @@ class Checkpoints:
         return self.folder / str(trial.cell) / f"{trial.file_name}.ckpt"
 
     def file(self, trial: Trial, settings: Mapping[str, Any]) -> CheckpointFile:
-        """The file of a run of this trial, and what it tells of the run: equal runs alone go on
-        from it.
+        """Return the file of a trial, with a record of the run. Only equal runs resume from it.
 
-        The settings are all that the engine was given, also what changes no result but what is in
-        the file.
+        Args:
+            trial: The trial.
+            settings: All settings of the engine, including those that change the file only.
         """
-        versions = {"torch": torch.__version__, "lightning": lightning.__version__}
-        everything = {
-            **settings,
-            **versions,
+        environment = {
+            "torch": torch.__version__,
+            "lightning": lightning.__version__,
             "threads": torch.get_num_threads(),
             "ranks": ranks.world(),
         }
-        text = json.dumps(everything, sort_keys=True, default=str)
+        text = json.dumps({**settings, **environment}, sort_keys=True, default=str)
         about = {
             "name": str(trial),
             "study": self.study,
@@ -78,116 +84,139 @@ class Checkpoints:
         return CheckpointFile(self.path(trial), about, self.say_once)
 
     def find(self, trial: Trial, about: Mapping[str, Any]) -> Path | None:
-        """The file that a trial can go on from. One that does not serve is told of and removed."""
+        """Return the file that a trial can resume from; None if there is none.
+
+        An invalid file is reported and removed.
+        """
         path = self.path(trial)
         if not path.exists():
             return None
-        if not (found := why_unusable(path, about)):
+        reason = why_unusable(path, about)
+        if reason is None:
             return path
-        self.say(f"{about['name']} begins anew: its checkpoint {found}")
+        self.say(f"{about['name']} restarts: its checkpoint {reason}")
         self.remove(trial)
         return None
 
     def say_once(self, text: str) -> None:
-        """A notice that is not repeated by this process."""
-        if text not in self._said:
-            self._said.add(text)
+        """Report a message, unless this process has already reported it."""
+        if text not in self._messages:
+            self._messages.add(text)
             self.say(text)
 
     def on_result_stored(self, result: TrialResult, limit: float) -> None:
-        """Removes what nobody needs any more, now that a result is stored.
+        """Remove files that no trial needs any more, after a result was stored.
 
-        `limit` is the step that trials of its cell have to reach; one that paused before has to go
-        on.
+        Args:
+            result: The stored result.
+            limit: The step that trials of its cell have to reach. A trial that paused earlier keeps
+                its file.
         """
         if needs_no_rerun(result.status, result.steps_run, limit):
             self.remove(result.trial)
-        if result.status is Status.COMPLETE and not result.trial.repeat:  # repeats do not race
-            for path in self.path(result.trial).parent.glob("point-*.ckpt"):
-                if (steps_saved(path) or 0) >= limit:
-                    _remove(path)
+        # Repeats do not race, so they keep no trial from running.
+        if result.status is not Status.COMPLETE or result.trial.repeat:
+            return
+        for path in self.path(result.trial).parent.glob("point-*.ckpt"):
+            if (steps_saved(path) or 0) >= limit:
+                _remove(path)
 
     def remove(self, trial: Trial) -> None:
-        """Removes what there is of a trial."""
+        """Remove the files of a trial, if there are any."""
         _remove(self.path(trial))
 
 
 class CheckpointFile:
-    """The file of one run: written whole or not at all, and read back once. Of several ranks the
-    first one's.
+    """The checkpoint file of one run. It is written completely or not at all, by rank 0.
 
-    `about` tells what the run is (see `why_unusable`), `say` takes notices, in a line.
+    Args:
+        path: The file.
+        about: Identifies the run (see `why_unusable`).
+        say: Takes messages of one line.
     """
 
     def __init__(self, path: Path, about: Mapping[str, Any], say: Callable[[str], None]):
-        self.path, self.about, self.say, self._read_back = path, about, say, False
+        self.path = path
+        self.about = about
+        self.say = say
+        self._is_readable = False
 
     def write(self, save: Callable[[Path], None], owner: str) -> None:
-        """Replaces the file by what `save` writes to a path, on all ranks; a notice names the
-        state's owner.
+        """Replace the file. Call this on all ranks.
 
-        What goes wrong is told, and nothing is raised but that a rank is lost.
+        Errors are reported and do not stop training, such as a full disk or a state that cannot be
+        pickled. Only the loss of a rank is raised.
+
+        Args:
+            save: Writes a file to a path.
+            owner: Name of the module, for messages.
         """
         part = self.path.with_suffix(".part")
         try:
             save(part)
-            ranks.on_rank_zero(lambda: self._keep(part, owner), Exception)
-        # whatever it is (a full disk, a state that cannot be pickled): no reason to stop
+            ranks.on_rank_zero(lambda: self._replace_by(part, owner), Exception)
         except Exception as error:
             if ranks.is_rank_loss(error):
                 raise
-            why = (
-                error.strerror
-                if isinstance(error, OSError) and error.strerror
-                else str(error).split("\n")[0]
-            )
-            self.say(f"warning: cannot save a checkpoint ({why}); training goes on")
+            reason = str(error).split("\n")[0]
+            if isinstance(error, OSError) and error.strerror:
+                reason = error.strerror
+            self.say(f"warning: cannot save a checkpoint ({reason}); training continues")
             with suppress(OSError):
                 part.unlink(missing_ok=True)
 
-    def _keep(self, part: Path, owner: str) -> None:
-        if not self._read_back:  # once a run: a module may save what cannot be loaded safely
-            if found := why_unusable(part, self.about):
-                raise RuntimeError(f"what {owner} saves {found}")
-            self._read_back = True
+    def _replace_by(self, part: Path, owner: str) -> None:
+        """Replace the file by a new one. The first file of a run is read back to check it."""
+        if not self._is_readable:
+            # A module may save objects that cannot be loaded safely.
+            reason = why_unusable(part, self.about)
+            if reason is not None:
+                raise RuntimeError(f"what {owner} saves {reason}")
+            self._is_readable = True
+        # Without this, a power failure may replace the last file by an empty one.
         with part.open("rb") as file:
-            os.fsync(
-                file.fileno()
-            )  # else a power failure may leave an empty file in place of the last one
+            os.fsync(file.fileno())
         os.replace(part, self.path)
 
 
 def why_unusable(path: Path, about: Mapping[str, Any]) -> str | None:
-    """Why a file is no checkpoint of the run that `about` tells of; None if it is one. Nothing in
-    it is executed."""
+    """Return why a file is no checkpoint of a run; None if it is one. No code in it is executed.
+
+    Args:
+        path: The file.
+        about: Identifies the run: name, study, seed, parameters and settings of the trial.
+    """
     try:
-        with zipfile.ZipFile(path) as archive:  # torch itself does not compare checksums
-            whole = archive.testzip() is None
-        saved = torch.load(path, map_location="cpu", weights_only=True) if whole else {}
-        found = (
-            saved["about"]
-            if "about" in saved
-            else saved["callbacks"]["CheckpointCallback"]["about"]
-        )
-    except Exception:  # whatever a file that is none, or half of one, makes of it
+        # torch itself does not compare checksums.
+        with zipfile.ZipFile(path) as archive:
+            if archive.testzip() is not None:
+                return "cannot be read"
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+        if "about" not in saved:
+            # Lightning's trainer wrote the file, with the state of `CheckpointCallback`.
+            saved = saved["callbacks"]["CheckpointCallback"]
+        saved_about = saved["about"]
+    # A damaged or foreign file may raise any error.
+    except Exception:
         return "cannot be read"
-    return None if found == dict(about) else "is of another study or configuration"
+    if saved_about != dict(about):
+        return "is of another study or configuration"
+    return None
 
 
 def steps_saved(path: Path) -> int | None:
-    """The optimizer steps after which a file was written; None if it cannot be read."""
+    """Return the optimizer steps after which a file was written; None if it cannot be read."""
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)["global_step"]
-    # as in `why_unusable`, which says so where the file would be used; until then it is left alone
+    # As in `why_unusable`, which reports the error when a trial is about to use the file.
     except Exception:
         return None
 
 
 def clear(folder: Path) -> None:
-    """Removes all that `Checkpoints` wrote into a study's folder, and the folder if it is empty
-    then."""
-    for name in ("point-*.*", "repeat-*.*"):
-        for path in folder.glob(f"B=* S=*/{name}"):
+    """Remove all checkpoint files from a study's folder, and the folder if it is empty then."""
+    for pattern in ("point-*.*", "repeat-*.*"):
+        for path in folder.glob(f"B=* S=*/{pattern}"):
             _remove(path)
     with suppress(OSError):
         folder.rmdir()
@@ -195,7 +224,8 @@ def clear(folder: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    with suppress(OSError):  # a file more or less changes no result
+    """Remove a checkpoint and its unfinished part. An error is ignored: it changes no result."""
+    with suppress(OSError):
         for file in (path.with_suffix(".ckpt"), path.with_suffix(".part")):
             file.unlink(missing_ok=True)
         path.parent.rmdir()

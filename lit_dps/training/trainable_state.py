@@ -1,8 +1,9 @@
-"""Saves which parameters a run trains, in which optimizer groups, and the modes of submodules.
+"""Saves and restores which parameters a run trains, in which groups, and the modes of submodules.
 
-Lightning's checkpoint contains none of these (Lightning issue 21901). Without them, a run that
-unfreezes a backbone, adds a parameter group or sets a submodule to evaluation mode would resume in
-its initial configuration.
+For example, a callback that unfreezes a backbone in epoch 5 sets `requires_grad` and adds a
+parameter group to the optimizer. Lightning's checkpoint contains neither (Lightning issue 21901).
+A run that resumes in epoch 6 would train the head only, or fail to load the optimizer. The same
+holds for a submodule that was set to evaluation mode.
 """
 
 from __future__ import annotations
@@ -46,12 +47,13 @@ def prepare_trainable(state: State, trainer: Trainer, module: LightningModule) -
     if len(saved) != len(trainer.optimizers):
         raise ValueError(f"it has {len(trainer.optimizers)} optimizers, and had {len(saved)}")
     parameters = _parameters(module)
-    for optimizer, known in zip(trainer.optimizers, saved, strict=True):
-        now = _groups(optimizer, module)
-        if now["class"] != known["class"]:
-            raise ValueError(f"its optimizer is {now['class']}, and was {known['class']}")
-        if now["groups"] != known["groups"]:
-            optimizer.param_groups = _rebuilt(optimizer, known["groups"], parameters)
+    for optimizer, saved_optimizer in zip(trainer.optimizers, saved, strict=True):
+        current = _groups(optimizer, module)
+        if current["class"] != saved_optimizer["class"]:
+            saved_class = saved_optimizer["class"]
+            raise ValueError(f"its optimizer is {current['class']}, and was {saved_class}")
+        if current["groups"] != saved_optimizer["groups"]:
+            optimizer.param_groups = _rebuilt(optimizer, saved_optimizer["groups"], parameters)
     for name, requires_grad in state["requires_grad"].items():
         if name in parameters:
             parameters[name].requires_grad_(requires_grad)
@@ -66,23 +68,27 @@ def restore_trainable(state: State, trainer: Trainer, module: LightningModule) -
         ValueError: if parameters, submodules or groups of optimizers differ from the saved ones.
     """
     parameters = dict(module.named_parameters(remove_duplicate=False))
-    if parameters.keys() != state["requires_grad"].keys():
-        names = ", ".join(sorted(parameters.keys() ^ state["requires_grad"].keys()))
-        raise ValueError(f"it has other parameters than it had: {names}")
+    _check_names(parameters, state["requires_grad"], "parameters")
     for name, parameter in parameters.items():
         if parameter.requires_grad != state["requires_grad"][name]:
             parameter.requires_grad_(state["requires_grad"][name])
-    parts = dict(module.named_modules())
-    if parts.keys() != state["modules"].keys():
-        names = ", ".join(sorted(parts.keys() ^ state["modules"].keys()))
-        raise ValueError(f"it has other submodules than it had: {names}")
-    for name, part in parts.items():
-        kind, training = state["modules"][name]
-        if type(part).__qualname__ != kind:
-            raise ValueError(f"its {name} is {type(part).__qualname__}, and was {kind}")
-        part.training = training
+    submodules = dict(module.named_modules())
+    _check_names(submodules, state["modules"], "submodules")
+    for name, submodule in submodules.items():
+        saved_class, training = state["modules"][name]
+        current_class = type(submodule).__qualname__
+        if current_class != saved_class:
+            raise ValueError(f"its {name} is {current_class}, and was {saved_class}")
+        submodule.training = training
     if [_groups(optimizer, module) for optimizer in trainer.optimizers] != state["optimizers"]:
         raise ValueError("its optimizers have other parameter groups than they had")
+
+
+def _check_names(current: dict[str, Any], saved: dict[str, Any], kind: str) -> None:
+    """Raise ValueError if the names differ."""
+    if current.keys() != saved.keys():
+        names = ", ".join(sorted(current.keys() ^ saved.keys()))
+        raise ValueError(f"it has other {kind} than it had: {names}")
 
 
 def _class_and_mode(part: Any) -> tuple[str, bool]:
@@ -96,10 +102,13 @@ def _parameters(module: LightningModule) -> dict[str, Tensor]:
 
 
 def _groups(optimizer: Optimizer, module: LightningModule) -> dict[str, Any]:
+    """Return the class of an optimizer, and the names of the parameters of each group."""
     names: dict[int, str] = {}
     for name, tensor in _parameters(module).items():
         names.setdefault(id(tensor), name)
-    groups = [[names.get(id(p)) for p in group["params"]] for group in optimizer.param_groups]
+    groups = []
+    for group in optimizer.param_groups:
+        groups.append([names.get(id(parameter)) for parameter in group["params"]])
     return {"class": type(optimizer).__qualname__, "groups": groups}
 
 
@@ -112,10 +121,11 @@ def _rebuilt(
     """
     rebuilt = []
     for i, names in enumerate(groups):
-        missing = [name for name in names if name not in parameters]
-        if missing:
-            raise ValueError(f"a parameter of its optimizer is missing: {missing[0]}")
+        group = []
+        for name in names:
+            if name is None or name not in parameters:
+                raise ValueError(f"a parameter of its optimizer is missing: {name}")
+            group.append(parameters[name])
         number = i if i < len(optimizer.param_groups) else 0
-        options = optimizer.param_groups[number]
-        rebuilt.append({**options, "params": [parameters[name] for name in names]})
+        rebuilt.append({**optimizer.param_groups[number], "params": group})
     return rebuilt

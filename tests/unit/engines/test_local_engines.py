@@ -61,7 +61,7 @@ def test_a_checkpoint_of_other_rounds_is_none(tmp_path):
     study.run(one, interrupt=2)
     other = Study(tmp_path, local={"workers": 2, "steps": 4})
     other.run(one)
-    assert len(other.said) == 1 and "begins anew" in other.said[0]
+    assert len(other.said) == 1 and "restarts" in other.said[0]
 
 
 def together(trial: Trial, rule: str) -> dict[str, list[float]]:

@@ -29,7 +29,7 @@ def assert_goes_on(study: Study, trial: Trial, checks: tuple[int, ...] = (2, 5))
     result, steps = study.run(trial)
     steps_before = [4 * sum(checks[: i + 1]) for i in range(len(checks))]
     assert study.said == [
-        f"{trial.cell} point {trial.point} goes on from step {step}" for step in steps_before
+        f"{trial.cell} point {trial.point} resumes from step {step}" for step in steps_before
     ]
     assert result == whole
     assert torch.equal(steps.weights, reference.weights)
@@ -128,7 +128,7 @@ def test_a_module_that_forgets_begins_anew(tmp_path):
     whole, _ = study.run(trial, saved=False)
     study.run(trial, interrupt=2)
     assert study.run(trial)[0] == whole
-    assert "begins anew: it cannot go on from its checkpoint" in study.said[-1]
+    assert "restarts: it cannot resume from its checkpoint" in study.said[-1]
 
 
 def test_a_trial_that_pauses_goes_on_from_there(tmp_path):
@@ -147,7 +147,7 @@ def test_an_interruption_after_a_pause_is_told(tmp_path):
     study.run(trial, pause=lambda cell: 12)
     study.run(trial, interrupt=2)
     study.run(trial)
-    assert study.said == ["B=16 S=0.5 point 1 goes on from step 20"]
+    assert study.said == ["B=16 S=0.5 point 1 resumes from step 20"]
 
 
 @pytest.mark.parametrize(("worth", "steps"), [(0.0, [12]), (600.0, [])])

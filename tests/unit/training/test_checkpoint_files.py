@@ -49,7 +49,7 @@ def test_a_damaged_file_is_not_used(tmp_path, harm, said):
     harm(study.checkpoints().path(trial))
     result, steps = study.run(trial)
     assert (result, steps.taken) == (whole, reference.taken)
-    assert study.said == [f"B=16 S=0.5 point 1 begins anew: its checkpoint {said}"]
+    assert study.said == [f"B=16 S=0.5 point 1 restarts: its checkpoint {said}"]
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_a_foreign_file_is_not_used(tmp_path, change, params):
     result, steps = other.run(trial)
     assert (result, steps.taken) == (whole, reference.taken)
     assert other.said == [
-        "B=16 S=0.5 point 1 begins anew: its checkpoint is of another study or configuration"
+        "B=16 S=0.5 point 1 restarts: its checkpoint is of another study or configuration"
     ]
 
 
@@ -84,7 +84,7 @@ def test_a_full_disk_is_told_once_and_stops_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr("os.fsync", full)
     assert study.run(trial)[0] == whole
     assert study.said == [
-        "warning: cannot save a checkpoint (No space left on device); training goes on"
+        "warning: cannot save a checkpoint (No space left on device); training continues"
     ]
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
@@ -100,7 +100,7 @@ def test_a_state_that_is_no_plain_data_is_told_and_stops_nothing(tmp_path, monke
     trial = Trial(Cell(8, 0.0), 0, {"model.rate": 0.01})
     assert study.run(trial)[0] == study.run(trial, saved=False)[0]
     assert study.said == [
-        "warning: cannot save a checkpoint (what Dropping saves cannot be read); training goes on"
+        "warning: cannot save a checkpoint (what Dropping saves cannot be read); training continues"
     ]
 
 

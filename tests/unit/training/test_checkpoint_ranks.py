@@ -36,7 +36,7 @@ def taken_up(folder: Path, trial: Trial, checks: tuple[int, ...], options: dict)
 
 def expected(trial: Trial, checks: tuple[int, ...]) -> dict:
     steps = [4 * sum(checks[: i + 1]) for i in range(len(checks))]
-    said = [f"{trial.cell} point {trial.point} goes on from step {step}" for step in steps]
+    said = [f"{trial.cell} point {trial.point} resumes from step {step}" for step in steps]
     none = [None] * len(checks)
     return {"broken": none, "said": said, "same result": True, "same weights": True, "repeated": 0}
 
@@ -95,7 +95,7 @@ def test_another_number_of_ranks_begins_anew(tmp_path):
     same_on_ranks(2, interrupted, tmp_path, trial)
     for other in on_ranks(1, resumed, tmp_path, trial):
         assert other == [
-            "B=16 S=0.5 point 1 begins anew: its checkpoint is of another study or configuration"
+            "B=16 S=0.5 point 1 restarts: its checkpoint is of another study or configuration"
         ]
 
 
