@@ -19,7 +19,7 @@ from torch.func import functional_call, vmap
 from benchmarks.numbers import Sample, interleaved
 from benchmarks.step import now
 from benchmarks.text import spread, table, times
-from lit_dps.engines.matrix_products import AsProducts
+from lit_dps.engines.stack import ConvolutionsAsProducts
 from lit_dps.models import SimpleCNN
 from lit_dps.study.hardware import hardware
 
@@ -70,7 +70,7 @@ def _row(networks: int, batch_size: int, device: str, options: argparse.Namespac
     def rate(products: bool) -> float:
         begin, steps = now(device), 0
         while now(device) - begin < options.seconds:
-            with AsProducts() if products else nullcontext():
+            with ConvolutionsAsProducts() if products else nullcontext():
                 loss = each(stacked).sum()
             torch.autograd.grad(loss, list(stacked.values()))
             steps += 1

@@ -1,5 +1,4 @@
-"""Which runs are alike, so that one loop trains them, and side by side; and the queue that finds
-them."""
+"""Which attempts may train in one stack, and the queue that finds them."""
 
 from __future__ import annotations
 
@@ -9,70 +8,93 @@ from typing import NamedTuple
 from lit_dps.core.attempt import Attempt
 from lit_dps.optim import RULES
 
-OF_THE_RATE = {"model.learning_rate", "model.decay_steps", "model.end_factor"}
+# Parameters of the learning rate and its schedule, which each network of a stack has of its own.
+RATE_KEYS = frozenset({"model.learning_rate", "model.decay_steps", "model.end_factor"})
 
 
-class Alike(NamedTuple):
-    """What runs in lockstep have in common: of their cell all but how it is pruned, and what their
-    networks are."""
+class BatchingKey(NamedTuple):
+    """What the attempts of a stack have in common. Attempts with equal keys may train together.
 
-    cells: tuple
+    Attributes:
+        cell: The batch size and the values of all axes except those of pruning.
+        kind: The values that decide which loop can train the attempt.
+        numbers: The other values, all of them numbers.
+    """
+
+    cell: tuple
     kind: tuple
     numbers: tuple
 
+    @property
+    def loop_key(self) -> tuple:
+        """What decides which loop can train the attempt."""
+        return self.cell, self.kind
 
-def alike_of(run: Attempt) -> Alike:
-    """What a run has in common with those that can be trained beside it; `cells` and `kind` say by
-    which loop.
 
-    A network in lockstep has its own weights, mask, rate and update. All else that the module and
-    the data are given is one for all of them, be it of a loss, where its effect may be small. Of a
-    number only whether it is zero decides on the loop: that turns things off, as in `dropout: 0.0`.
+def batching_key(attempt: Attempt) -> BatchingKey:
+    """Return the batching key of an attempt.
+
+    Each network of a stack has its own weights, mask, learning rate and hyperparameters. All other
+    arguments of the module and the data must be equal, for example those of a loss. Of a float only
+    whether it is zero decides on the loop, because zero turns a feature off, as in `dropout: 0.0`.
     """
-    cell, own = (
-        run.trial.cell,
-        {f"model.{name}" for rule in RULES.values() for name in rule.hyperparameters},
-    )
-    cells = (
-        cell.batch_size,
-        tuple(pair for pair in cell.axes if not pair[0].startswith("pruning.")),
-    )
-    kind, numbers = [], []
-    for key, value in sorted(run.trial.params.items()):
-        if key not in own | OF_THE_RATE:
-            counts = isinstance(value, float) and not key.startswith("local.")
-            kind.append((key, value != 0 if counts else repr(value)))
-            numbers += [(key, value)] if counts else []
-    return Alike(cells, tuple(kind), tuple(numbers))
+    trial = attempt.trial
+    assert trial is not None
+    network_keys = set(RATE_KEYS)
+    for rule in RULES.values():
+        network_keys.update(f"model.{name}" for name in rule.hyperparameters)
+    axes = tuple(pair for pair in trial.cell.axes if not pair[0].startswith("pruning."))
+    kind: list[tuple[str, bool | str]] = []
+    numbers: list[tuple[str, float]] = []
+    for key, value in sorted(trial.params.items()):
+        if key in network_keys:
+            continue
+        if isinstance(value, float) and not key.startswith("local."):
+            kind.append((key, value != 0))
+            numbers.append((key, value))
+        else:
+            kind.append((key, repr(value)))
+    return BatchingKey((trial.cell.batch_size, axes), tuple(kind), tuple(numbers))
 
 
-class Queue:
-    """Runs that are asked for one at a time, when there is room; at most so many wait for others
-    than those alike."""
+class AttemptQueue:
+    """Attempts in the order in which the study gives them, with a look ahead for equal keys.
 
-    def __init__(self, next_run: Callable[[], Attempt | None], ahead: int):
-        self._next_run, self._ahead = next_run, ahead
+    Args:
+        next_attempt: Returns the next attempt of the study, or None if there is none at present.
+        max_waiting: Attempts that may wait while an attempt with another key is sought.
+    """
+
+    def __init__(self, next_attempt: Callable[[], Attempt | None], max_waiting: int):
+        self._next_attempt = next_attempt
+        self._max_waiting = max_waiting
         self._waiting: list[Attempt] = []
 
     def next(self) -> Attempt | None:
-        return self._waiting.pop(0) if self._waiting else self._next_run()
+        """Return the next attempt, or None if there is none at present."""
+        if self._waiting:
+            return self._waiting.pop(0)
+        return self._next_attempt()
 
-    def next_of(self, alike: Alike) -> Attempt | None:
-        """The next run that is like this, if it is one of the next ones of the cells that are
-        trained together."""
-        return None if (i := self._place(alike)) is None else self._waiting.pop(i)
+    def next_with(self, key: BatchingKey) -> Attempt | None:
+        """Return the next attempt with this key, unless one of another cell comes first."""
+        index = self._index(key)
+        return None if index is None else self._waiting.pop(index)
 
-    def has(self, alike: Alike) -> bool:
-        """Whether `next_of` has one."""
-        return self._place(alike) is not None
+    def has(self, key: BatchingKey) -> bool:
+        """Return True if `next_with` has an attempt."""
+        return self._index(key) is not None
 
-    def _place(self, alike: Alike) -> int | None:
-        for i in range(self._ahead):
-            if i == len(self._waiting):
-                if (run := self._next_run()) is None:
+    def _index(self, key: BatchingKey) -> int | None:
+        for index in range(self._max_waiting):
+            if index == len(self._waiting):
+                attempt = self._next_attempt()
+                if attempt is None:
                     return None
-                self._waiting.append(run)
-            found = alike_of(self._waiting[i])
-            if found == alike or found.cells != alike.cells:
-                return i if found == alike else None
+                self._waiting.append(attempt)
+            candidate = batching_key(self._waiting[index])
+            if candidate == key:
+                return index
+            if candidate.cell != key.cell:
+                return None
         return None

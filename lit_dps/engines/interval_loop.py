@@ -1,8 +1,9 @@
-"""The interval loop: n >= 1 runs, trained from check to check, in place of Lightning's loop.
+"""The interval loop: trains runs from one check to the next, without Lightning's loop.
 
-One network at a time is equal to Lightning's to the bit (`SingleNetwork`). Many in lockstep
-(`StackedNetworks`), of one batch size and of all sparsities together, differ by rounding, which
-training amplifies: a trial's K is another draw from the same distribution.
+A single network trains with the same result as in Lightning's loop, to the bit (`SingleNetwork`).
+A stack trains many networks of one batch size at once, of all sparsities (`StackedNetworks`). Their
+gradients differ by rounding, which training amplifies. The K of a stacked trial is therefore
+another draw from the same distribution.
 """
 
 from __future__ import annotations
@@ -10,230 +11,472 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
 import torch
 from lightning.pytorch import Trainer
+from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from lit_dps.core.attempt import Attempt
-from lit_dps.core.trial import (
-    INTERVAL_LOOP,
-    STACK,
-    Status,
-    Trial,
-    TrialResult,
-)
-from lit_dps.engines.batching_key import Queue, alike_of
-from lit_dps.engines.eligible import ineligibility_reason
+from lit_dps.core.trial import INTERVAL_LOOP, STACK, STACKED, Status, Trial, TrialResult
+from lit_dps.data import ImageData
+from lit_dps.engines.batching_key import AttemptQueue, BatchingKey, batching_key
+from lit_dps.engines.eligible import Functional, ineligibility_reason, optimizer_of, tensors_of
 from lit_dps.engines.engine import Training
-from lit_dps.engines.network_run import NetworkRun
-from lit_dps.engines.run_group import RunGroup
-from lit_dps.engines.single import SingleNetwork
+from lit_dps.engines.network_run import CheckOutcome, NetworkRun, SingleNetwork
 from lit_dps.engines.stack import StackedNetworks
 from lit_dps.engines.trainer import TrainerEngine
+from lit_dps.module import ImageClassifier
+from lit_dps.optim import rule_of
+from lit_dps.training import GoalErrorCallback
 from lit_dps.training.checkpoint_files import MIN_SECONDS_WORTH_SAVING
-from lit_dps.training.early_check import HardestFirst
+from lit_dps.training.early_check import Check, HardestFirst
+from lit_dps.training.hidden_state import unchanged_attributes
 from lit_dps.training.rng_state import preserve_rng_state
+from lit_dps.training.stopwatch import Stopwatch
 from lit_dps.training.workload import Built
 
+# Examples whose loss shows whether two modules differ in more than their weights.
+COMPARED_EXAMPLES = 64
+# Relative tolerance of that loss in float64. A penalty of weight 1e-6 changes it by 1e-5.
+LOSS_TOLERANCE = 1e-9
+ERROR_LENGTH = 200  # characters of an error message in a notice
 
-def say(text: str) -> None:
-    """Prints a line where errors and progress are printed."""
+
+def print_to_stderr(text: str) -> None:
+    """Print a line to the stream of errors and progress."""
     print(text, file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True)
 class IntervalLoop:
-    """Trains the runs that it can (`eligible.why_not`), and leaves the others to Lightning's loop.
+    """Trains the attempts that it supports, and the others by Lightning's loop.
 
-    Each run has its own initial weights, mask, rate, momentum, schedule, place in the order of
-    examples, and end. A row of a stack whose run ended is filled by the next one at the same check.
-    Networks, masks, rules, schedules, batches and the goal are those of `TrainerEngine`.
+    `eligible.ineligibility_reason` decides which trials it supports. Each run has its own initial
+    weights, mask, learning rate, momentum, schedule, position in the order of examples, and end.
+    When a run of a stack ends, the next attempt takes its row at the same check. Networks, masks,
+    update rules, schedules, batches and the goal are those of `TrainerEngine`.
 
     Attributes:
-        training: What the trials have in common.
-        size: Runs that are trained in lockstep, where they are alike; 1 trains one after another.
-        say: Takes why runs are not trained in lockstep.
+        training: The settings that the trials share.
+        stack_size: Networks in a stack, at most; 1 trains one run after another.
+        report: Prints why runs are not stacked.
     """
 
     training: Training
-    size: int = 1
-    say: Callable[[str], None] = say
+    stack_size: int = 1
+    report: Callable[[str], None] = print_to_stderr
 
     def train(
-        self, next_run: Callable[[], Attempt | None], at_check: Callable[[], None] = lambda: None
+        self,
+        next_attempt: Callable[[], Attempt | None],
+        at_check: Callable[[], None] = lambda: None,
     ) -> Iterator[TrialResult]:
-        queue, sizes, told = Queue(next_run, self.size), {}, set()
-        while (run := queue.next()) is not None:
-            alike = alike_of(run)
-            if (kind := alike[:2]) not in sizes:
-                sizes[kind] = self._size_for(run.trial, told)
-            if sizes[kind] == 0:
-                yield from TrainerEngine(self.training).train(iter([run, None]).__next__, at_check)
-            elif sizes[kind] == 1 or not queue.has(alike):
-                yield self._alone(run, at_check)
+        """Train attempts until none remains, and yield each result; see `Engine.train`."""
+        lightning = TrainerEngine(self.training)
+        queue = AttemptQueue(next_attempt, self.stack_size)
+        stack_sizes: dict[tuple, int] = {}
+        reported: set[str] = set()
+        while True:
+            attempt = queue.next()
+            if attempt is None:
+                return
+            key = batching_key(attempt)
+            if key.loop_key not in stack_sizes:
+                stack_sizes[key.loop_key] = self._stack_size_for(attempt, reported)
+            stack_size = stack_sizes[key.loop_key]
+            if stack_size == 0:
+                train_one = partial(lightning.train_one, at_check=at_check)
+                yield self.training.run_attempt(attempt, train_one)
+            elif stack_size == 1 or not queue.has(key):
+                yield self._train_single(attempt, at_check)
             else:
-                yield from self._together(run, queue, at_check)
+                yield from self._train_stack(attempt, queue, at_check)
 
-    def _size_for(self, trial: Trial, told: set[str]) -> int:
-        """How many runs like this one are trained together; 0 where Lightning's loop has to train
-        them.
+    def _stack_size_for(self, attempt: Attempt, reported: set[str]) -> int:
+        """Return how many attempts of this kind train together; 0 if Lightning's loop must train.
 
-        Why they are not trained together is told once, and added to `told`.
+        Args:
+            attempt: The attempt.
+            reported: Reasons against stacking that were printed before. A new one is printed and
+                added.
         """
-        if self.size > 1:
-            if (reason := self.ineligibility_reason(trial, side_by_side=True)) is None:
-                return self.size
-            if reason not in told:
-                self.say(f"one trial at a time: {reason}")
-            told.add(reason)
-        return int(self.ineligibility_reason(trial) is None)
+        trial = attempt.trial
+        assert trial is not None
+        if self.stack_size > 1:
+            reason = self.ineligibility_reason(trial, stacked=True)
+            if reason is None:
+                return self.stack_size
+            if reason not in reported:
+                self.report(f"one trial at a time: {reason}")
+                reported.add(reason)
+        return 1 if self.ineligibility_reason(trial) is None else 0
 
-    def ineligibility_reason(self, trial: Trial, side_by_side: bool = False) -> str | None:
-        """Why a trial has to be trained by Lightning's loop, or by itself; None if it is trained
-        here."""
-        if side_by_side and self.training.local_of(trial).rounds.on:
+    def ineligibility_reason(self, trial: Trial, stacked: bool = False) -> str | None:
+        """Return why the interval loop cannot train a trial, or cannot stack it; None if it can."""
+        if stacked and self.training.local_sgd_callback(trial).rounds.on:
             return "the workers of local SGD take the place of one network in turn"
         try:
             built, _ = self._build(trial)
-        except Exception as error:  # told as a failed trial
-            return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        return ineligibility_reason(built, self.training, side_by_side)
+        except Exception as error:  # the trial fails with this error in Lightning's loop
+            return f"{type(error).__name__}: {' '.join(str(error).split())[:ERROR_LENGTH]}"
+        return ineligibility_reason(built, self.training, stacked)
 
-    def _build(self, trial: Trial) -> tuple[Built, torch.device]:
-        """A trial, its data set up, and where it is trained."""
+    def _build(self, trial: Trial | None) -> tuple[Built, torch.device]:
+        """Return a trial with its data set up, and the device on which it trains."""
+        assert trial is not None
         built = self.training.workload.build(trial)
         trainer = Trainer(**built.trainer)
-        built.data.trainer = trainer  # other people's setup may ask it
+        built.data.trainer = trainer  # the setup of a user's data module may read it
         built.data.prepare_data()
         built.data.setup("fit")
         return built, trainer.strategy.root_device
 
-    def _alone(self, run: Attempt, at_check: Callable[[], None]) -> TrialResult:
-        def train(run: Attempt) -> None:
-            with preserve_rng_state(
-                seed=run.trial.seed_for("order")
-            ):  # what dropout draws, say, is the point's
-                built, device = self._build(run.trial)
-                group = RunGroup(self.training, built, device, 1)
-                member = group.begin(run, built)
-                networks, check = SingleNetwork(member), group.checks([member])
-                while run.status is None:
-                    ((_, *found),) = self._advance(group, networks, check)
-                    member.judge(*found)
-                    if run.status in (None, Status.PAUSED):
-                        self._leave_or_save(networks, check, at_check)
-                run.seconds = member.took()
-                run.engine = INTERVAL_LOOP
-                run.timed = group.watch.timed
+    def _train_single(self, attempt: Attempt, at_check: Callable[[], None]) -> TrialResult:
+        """Train an attempt by itself and return its result."""
+        return self.training.run_attempt(attempt, partial(self._run_single, at_check=at_check))
 
-        return self.training.attempt(run, train)
+    def _run_single(self, attempt: Attempt, at_check: Callable[[], None]) -> None:
+        """Train an attempt by itself until it ends or pauses."""
+        assert attempt.trial is not None
+        # Random layers, such as dropout, draw from the seed of the point.
+        with preserve_rng_state(seed=attempt.trial.seed_for("order")):
+            built, device = self._build(attempt.trial)
+            group = RunGroup(self.training, built, device, stack_size=1)
+            run = group.begin(attempt, built)
+            networks = SingleNetwork(run)
+            hardest_first = group.hardest_first([run])
+            while attempt.status is None:
+                (outcome,) = self._train_interval(group, networks, hardest_first)
+                run.record(outcome)
+                if attempt.status in (None, Status.PAUSED):
+                    self._save_between_intervals(networks, hardest_first, at_check)
+            attempt.seconds = run.elapsed_seconds()
+            attempt.engine = INTERVAL_LOOP
+            attempt.timed = group.watch.timed
 
-    def _together(
-        self, first: Attempt, queue: Queue, at_check: Callable[[], None]
+    def _train_stack(
+        self, first: Attempt, queue: AttemptQueue, at_check: Callable[[], None]
     ) -> Iterator[TrialResult]:
-        """Trains a run and those alike in the queue."""
-        alone: list[Attempt] = []
+        """Train an attempt in a stack with those of the queue that have the same key."""
+        unstacked: list[Attempt] = []  # attempts that are trained by themselves afterwards
         with preserve_rng_state():
             built, device = self._build(first.trial)
-            group = RunGroup(self.training, built, device, self.size)
-            members = [group.begin(first, built)]
-
-            def another() -> NetworkRun | None:
-                while (run := queue.next_of(alike_of(first))) is not None:
-                    try:
-                        built, _ = self._build(run.trial)
-                        if group.takes(built):
-                            return group.begin(run, built)
-                    except Exception:  # trained alone it is a failed trial
-                        run.restart()
-                    alone.append(run)  # another update rule, say
-                return None
-
-            while len(members) < self.size and (member := another()) is not None:
-                members.append(member)
-            networks, check = StackedNetworks(members), group.checks(members)
+            group = RunGroup(self.training, built, device, self.stack_size)
+            next_run = partial(self._next_run, group, queue, batching_key(first), unstacked)
+            runs = [group.begin(first, built)]
+            while len(runs) < self.stack_size:
+                run = next_run()
+                if run is None:
+                    break
+                runs.append(run)
+            networks = StackedNetworks(runs)
+            hardest_first = group.hardest_first(runs)
             while networks.live:
                 try:
-                    advanced = self._advance(group, networks, check)
-                except Exception:  # of one of them: each alone tells whose it is
+                    outcomes = self._train_interval(group, networks, hardest_first)
+                except Exception:
+                    # One of the runs caused the error. Trained by themselves they show which.
                     for row in networks.live:
-                        networks.members[row].run.restart()
-                        alone.append(networks.members[row].run)
+                        attempt = networks.run_at(row).attempt
+                        attempt.restart()
+                        unstacked.append(attempt)
                     break
-                for row, *found in advanced:  # the best first: it may end the others
-                    member = networks.members[row]
-                    member.judge(*found)
-                    if member.run.status is Status.PAUSED:
-                        self._save(networks, check, row, MIN_SECONDS_WORTH_SAVING)
-                    if member.run.status is not None:
-                        member.run.seconds, networks.members[row] = member.took(), None
-                        member.run.engine = STACK
-                        yield member.run.result()
-                for row in sorted({*range(len(networks.members))} - {*networks.live}):
-                    if (new := another()) is None:
-                        break
-                    networks.put(row, new)
-                    check.begin(row, new.priority)
-                # an empty row costs as much as a full one, a new shape costs a little
-                if 0 < 2 * len(networks.live) <= len(networks.members):
-                    check.take(torch.tensor(networks.live, device=device))
-                    networks.take(networks.live)
+                for outcome in outcomes:
+                    result = self._record_stacked(networks, hardest_first, outcome)
+                    if result is not None:
+                        yield result
+                _fill_empty_rows(networks, hardest_first, next_run)
+                _drop_empty_rows(networks, hardest_first)
                 if networks.live:
-                    self._leave_or_save(networks, check, at_check)
-        for run in alone:
-            yield self._alone(run, at_check)
+                    self._save_between_intervals(networks, hardest_first, at_check)
+        for attempt in unstacked:
+            yield self._train_single(attempt, at_check)
 
-    def _advance(
-        self, group: RunGroup, networks: SingleNetwork | StackedNetworks, check: HardestFirst
-    ) -> list[tuple]:
-        """All steps to the next check, and it. Returns (row, error, exact, loss, finite, metrics),
-        the best first."""
+    def _next_run(
+        self, group: RunGroup, queue: AttemptQueue, key: BatchingKey, unstacked: list[Attempt]
+    ) -> NetworkRun | None:
+        """Begin the next attempt with this key; None if there is none.
+
+        Attempts that do not fit into the stack, for example with another update rule, are added to
+        `unstacked`. So are attempts that raise: by themselves they become failed trials.
+        """
+        while True:
+            attempt = queue.next_with(key)
+            if attempt is None:
+                return None
+            try:
+                built, _ = self._build(attempt.trial)
+                if group.accepts(built):
+                    return group.begin(attempt, built)
+            except Exception:
+                attempt.restart()
+            unstacked.append(attempt)
+
+    def _record_stacked(
+        self, networks: StackedNetworks, hardest_first: HardestFirst, outcome: CheckOutcome
+    ) -> TrialResult | None:
+        """Record a check of a stacked run; return its result and empty its row if it has ended."""
+        run = networks.run_at(outcome.row)
+        attempt = run.attempt
+        run.record(outcome)
+        if attempt.status is None:
+            return None
+        if attempt.status is Status.PAUSED:
+            self._save(networks, hardest_first, outcome.row, MIN_SECONDS_WORTH_SAVING)
+        attempt.seconds = run.elapsed_seconds()
+        attempt.engine = STACK
+        networks.runs[outcome.row] = None
+        return attempt.result()
+
+    def _train_interval(
+        self, group: RunGroup, networks: NetworkBatch, hardest_first: HardestFirst
+    ) -> list[CheckOutcome]:
+        """Train all networks to the next check and check them; return the best outcome first.
+
+        The best comes first because it may end the other runs of its cell.
+        """
         group.watch.switch_to("training")
-        losses = networks.train(group.x, group.y, group.index(networks.members)).tolist()
-        group.watch.switch_to("checking")  # the device is done: it has told the losses
-        finite, found = networks.finite(), group.check(networks, check)
-        metrics = group.metrics(networks) if self.training.metrics else [{}] * len(found)
+        losses = networks.train(group.x, group.y, group.next_batches(networks.runs)).tolist()
+        # The losses were copied from the device, so it has finished the steps.
+        group.watch.switch_to("checking")
+        finite = networks.finite()
+        checks = group.check(networks, hardest_first)
+        metrics: list[dict[str, float]] = [{}] * len(checks)
+        if self.training.metrics:
+            metrics = group.validation_losses(networks)
         group.watch.add_check(group.interval)
-        rows = sorted(
-            zip(networks.live, found, metrics, strict=True), key=lambda row: row[1].mistakes
-        )
-        return [
-            (r, answer.error(check.size), answer.exact, losses[r], finite[r], kept)
-            for r, answer, kept in rows
-        ]
+        found = list(zip(networks.live, checks, metrics, strict=True))
+        outcomes = []
+        for row, check, values in sorted(found, key=lambda item: item[1].mistakes):
+            error = check.error(hardest_first.size)
+            outcomes.append(CheckOutcome(row, error, check.exact, losses[row], finite[row], values))
+        return outcomes
 
-    def _leave_or_save(
-        self,
-        networks: SingleNetwork | StackedNetworks,
-        check: HardestFirst,
-        at_check: Callable[[], None],
+    def _save_between_intervals(
+        self, networks: NetworkBatch, hardest_first: HardestFirst, at_check: Callable[[], None]
     ) -> None:
-        """Between two intervals: saves what was not saved for long, or all of it where the process
-        has to leave."""
+        """Call `at_check`, and save the runs whose last checkpoint is old or that pause.
+
+        If `at_check` raises to end the process, save all runs that are worth a file, unless the
+        exception says that the process must end now.
+        """
         try:
             at_check()
-        except BaseException as left:
-            for row in networks.live if not getattr(left, "now", False) else ():
-                self._save(networks, check, row, MIN_SECONDS_WORTH_SAVING)
+        except BaseException as interruption:
+            if not getattr(interruption, "now", False):
+                for row in networks.live:
+                    self._save(networks, hardest_first, row, MIN_SECONDS_WORTH_SAVING)
             raise
         for row in networks.live:
-            pauses = networks.members[row].run.status is not None
-            self._save(networks, check, row, MIN_SECONDS_WORTH_SAVING if pauses else math.inf)
+            run = networks.runs[row]
+            assert run is not None
+            pauses = run.attempt.status is not None
+            self._save(
+                networks, hardest_first, row, MIN_SECONDS_WORTH_SAVING if pauses else math.inf
+            )
 
     def _save(
-        self,
-        networks: SingleNetwork | StackedNetworks,
-        check: HardestFirst,
-        row: int,
-        seconds: float,
+        self, networks: NetworkBatch, hardest_first: HardestFirst, row: int, min_seconds: float
     ) -> None:
-        """Saves a run that has trained for so many seconds, or as long as is allowed between two
-        files."""
-        member = networks.members[row]
-        if member.file is None:
+        """Save a run if its last file is older than `min_seconds` or the checkpoint interval."""
+        run = networks.runs[row]
+        checkpoints = self.training.checkpoints
+        if run is None or run.file is None or checkpoints is None:
             return
-        if time.monotonic() - member.saved >= min(seconds, self.training.checkpoints.seconds):
+        if time.monotonic() - run.saved_at >= min(min_seconds, checkpoints.seconds):
             networks.write_back(row)
-            member.save(check.priority[row])
+            run.save(hardest_first.priority[row])
+
+
+class NetworkBatch(Protocol):
+    """The networks that train together, one a row: `SingleNetwork` or `StackedNetworks`.
+
+    Attributes:
+        runs: The run of each row; None if the row is empty.
+        live: The rows that are not empty.
+    """
+
+    runs: list[NetworkRun | None]
+
+    @property
+    def live(self) -> Sequence[int]: ...
+
+    def train(self, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
+        """Take optimizer steps; return the loss of each row at the last step, before its update.
+
+        Args:
+            x, y: Images and classes of the training split.
+            index: Examples of each step: (steps, batch), or (steps, rows, batch) if rows differ.
+        """
+        ...
+
+    def finite(self) -> list[bool]:
+        """Return for each row whether all weights are finite."""
+        ...
+
+    def write_back(self, row: int) -> None:
+        """Copy the state of a row into the module, optimizer and schedule of its run."""
+        ...
+
+    def wrongness(self, rows: Tensor, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
+        """Return the module's `wrongness` of examples, shape (rows, examples) like `index`."""
+        ...
+
+    def losses(self, rows: Tensor, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
+        """Return the loss of each row summed over examples: float64, shape (rows,)."""
+        ...
+
+
+class RunGroup:
+    """What runs that train together share: data on the device, checks, and the order of batches.
+
+    Args:
+        training: The settings of the study.
+        built: The first trial of the group, with its data set up.
+        device: Where the networks are trained.
+        stack_size: Networks that train together, at most.
+
+    Attributes:
+        x, y: Images and classes of the training split, on the device.
+        interval: Optimizer steps between two checks.
+        watch: Seconds of steps and of checks.
+    """
+
+    def __init__(self, training: Training, built: Built, device: torch.device, stack_size: int):
+        assert isinstance(built.data, ImageData)
+        goal = GoalErrorCallback(**training.goal)
+        self.training = training
+        self.device = device
+        self.stack_size = stack_size
+        self.interval = goal.goal.check_interval
+        self.watch = Stopwatch()
+        self.x, self.y = built.data.on_device("train", device)
+        self._validation = built.data.on_device("val", device)
+        self._early_reject = goal.early_reject
+        self._data = built.data
+        self._module = built.module
+        self._kind = _kind_of(built)
+
+    @torch.no_grad()
+    def accepts(self, built: Built) -> bool:
+        """Return True if a trial's module equals the group's except for its weights."""
+        if _kind_of(built) != self._kind:
+            return False
+        module = built.module.to(self.device)
+        batch = self.x[:COMPARED_EXAMPLES], self.y[:COMPARED_EXAMPLES]
+        batch = tree_map(_to_double, batch)
+        tensors = tree_map(_to_double, tensors_of(module))
+        expected = Functional(self._module).call("loss", tensors, batch)
+        loss = Functional(module).call("loss", tensors, batch)
+        return torch.allclose(expected, loss, rtol=LOSS_TOLERANCE, atol=0)
+
+    def begin(self, attempt: Attempt, built: Built) -> NetworkRun:
+        """Begin or resume the run of an attempt."""
+        if self._early_reject:
+            attempt.enable_early_checks()
+        stacked = self.stack_size > 1
+        run = NetworkRun.begin(attempt, built, self.training, self.device, stacked)
+        if stacked:
+            attempt.flags = {**attempt.flags, STACKED: 1}
+        return run
+
+    def next_batches(self, runs: Sequence[NetworkRun | None]) -> Tensor:
+        """Return the batches of the next interval.
+
+        Their shape is (steps, batch) if all runs have the same batches, else (steps, rows, batch).
+        """
+        batches = [None if run is None else next(run.batches) for run in runs]
+        present = [each for each in batches if each is not None]
+        first = present[0]
+        if all(torch.equal(each, first) for each in present):
+            return first.to(self.device)
+        # The networks of empty rows are trained too, and nobody reads them.
+        filled = [first if each is None else each for each in batches]
+        return torch.stack(filled, dim=1).to(self.device)
+
+    def hardest_first(self, runs: Sequence[NetworkRun]) -> HardestFirst:
+        """Return the early check of these runs, with the priorities of resumed runs."""
+        hardest_first = HardestFirst(len(self._validation[1]), len(runs), self.device)
+        for row, run in enumerate(runs):
+            hardest_first.begin(row, run.priority)
+        return hardest_first
+
+    def check(self, networks: NetworkBatch, hardest_first: HardestFirst) -> list[Check]:
+        """Return the check of each live run. Early checks stop when the goal is surely missed."""
+        x, y = self._validation
+        if self._early_reject:
+            allowed = []
+            for row in networks.live:
+                run = networks.runs[row]
+                assert run is not None
+                allowed.append(run.attempt.max_mistakes(hardest_first.size))
+            return hardest_first(
+                lambda rows, index: networks.wrongness(rows, x, y, index), networks.live, allowed
+            )
+        mistakes = torch.zeros(len(networks.live), dtype=torch.int64, device=self.device)
+        for rows, index in self._validation_batches(networks.live):
+            mistakes += (networks.wrongness(rows, x, y, index) >= 1).sum(1)
+        return [Check(count, True) for count in mistakes.tolist()]
+
+    def validation_losses(self, networks: NetworkBatch) -> list[dict[str, float]]:
+        """Return `val_loss` of each live run, rounded to float32 as a logged value."""
+        x, y = self._validation
+        total = torch.zeros(len(networks.live), dtype=torch.float64, device=self.device)
+        for rows, index in self._validation_batches(networks.live):
+            total += networks.losses(rows, x, y, index)
+        means = (total.float() / len(y)).double()
+        return [{"val_loss": loss} for loss in means.tolist()]
+
+    def _validation_batches(self, live: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the live rows and the batches of the validation split, as in Lightning's loop."""
+        rows = torch.tensor(live, device=self.device)
+        examples = torch.arange(len(self._validation[1]), device=self.device)
+        for index in examples.split(self._data.eval_batch_size):
+            yield rows, index.expand(len(live), -1)
+
+
+def _fill_empty_rows(
+    networks: StackedNetworks,
+    hardest_first: HardestFirst,
+    next_run: Callable[[], NetworkRun | None],
+) -> None:
+    """Put the next runs into the empty rows of a stack."""
+    for row, run in enumerate(list(networks.runs)):
+        if run is None:
+            new = next_run()
+            if new is None:
+                return
+            networks.put(row, new)
+            hardest_first.begin(row, new.priority)
+
+
+def _drop_empty_rows(networks: StackedNetworks, hardest_first: HardestFirst) -> None:
+    """Make a stack smaller if at most half of its rows are live.
+
+    An empty row costs as much as a live one, and a new shape costs a little once.
+    """
+    live = networks.live
+    if 0 < 2 * len(live) <= len(networks.runs):
+        hardest_first.take(torch.tensor(live, device=hardest_first.priority.device))
+        networks.take(live)
+
+
+def _kind_of(built: Built) -> tuple:
+    """Return what the trials of a group must have in common: rule, shapes and images."""
+    module, data = built.module, built.data
+    assert isinstance(module, ImageClassifier) and isinstance(data, ImageData)
+    shapes = {}
+    for name, tensor in tensors_of(module).items():
+        shapes[name] = tensor.shape, tensor.requires_grad
+    with unchanged_attributes(module):  # the module is trained afterwards
+        optimizer, _ = optimizer_of(module.configure_optimizers())
+    return rule_of(optimizer), shapes, id(data.images)
+
+
+def _to_double(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor

@@ -1,62 +1,82 @@
-"""Member: a run of the interval loop, and what it has of its own."""
+"""One run of the interval loop: how it starts, trains by itself, is saved and resumes."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import torch
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from lit_dps.core.attempt import Attempt
 from lit_dps.data import ImageData
+from lit_dps.data.loaders import Steps
 from lit_dps.data.order import steps
 from lit_dps.engines.eligible import optimizer_of
 from lit_dps.engines.engine import Training
-from lit_dps.module import ImageClassifier
+from lit_dps.module import ImageClassifier, weights_finite
+from lit_dps.optim import OURS, rule_of
+from lit_dps.optim.delay import delay_gradients
 from lit_dps.optim.local_sgd import LocalSGD
 from lit_dps.pruning import Mask, Network, mask_flags, prunable, prune
+from lit_dps.pruning.mask import multiply
 from lit_dps.pruning.start import start
+from lit_dps.training import GoalErrorCallback
 from lit_dps.training.checkpoint_files import CheckpointFile, Checkpoints
+from lit_dps.training.early_check import evaluating
 from lit_dps.training.hidden_state import capture_attributes, restore_attributes
+from lit_dps.training.local_sgd_callback import SharedTensors, mean_of, part_of
 from lit_dps.training.pruning_callback import PruningCallback
 from lit_dps.training.rate_curve import rates_of_steps, schedule_shape
 from lit_dps.training.rng_state import capture, preserve_rng_state, restore
 from lit_dps.training.training_pass import copy_of
 from lit_dps.training.workload import Built
 
-# examples a batch of a pass on a GPU: up to 256 a step of Simple-CNN takes the same 1 ms there
-PASS = 1000
+# Examples in a batch of the scoring pass of stacked runs on a GPU. A step of Simple-CNN takes the
+# same 1 ms there for up to 256 examples.
+GPU_PASS_BATCH_SIZE = 1000
+
+
+class CheckOutcome(NamedTuple):
+    """What a check at the end of an interval found for one run; see `Attempt.record`."""
+
+    row: int
+    error: float
+    exact: bool
+    loss: float
+    finite: bool
+    metrics: Mapping[str, float]
 
 
 @dataclass
 class NetworkRun:
-    """A run in the interval loop.
+    """An attempt in the interval loop, with its network, data and optimizer.
 
     Attributes:
-        run: The run.
-        module: Its network, pruned, on its device.
-        data: Its data, set up.
+        attempt: The attempt, which records the checks and decides when the run ends.
+        module: The pruned network on its device.
+        data: The data module, set up.
         optimizer, schedule: As the module configures them.
-        mask: What is kept; None at sparsity 0.
-        file: Where it is saved; None if it is not.
-        batches: Its training batches, a check interval at a time: int64, shape (steps, batch).
+        mask: The pruning mask; None at sparsity 0.
+        file: The checkpoint file; None if the run is not saved.
+        batches: Training batches, one check interval at a time: int64, shape (steps, batch).
         steps: Optimizer steps so far.
-        seconds: What it took before it was taken up.
-        priority: Of its checks, as they were left (`HardestFirst.priority`); None for a new run.
-        delay: Of its gradients, in steps (`lit_dps.optim.delay`).
-        local: The workers that train it; None for the usual one.
+        seconds: Seconds that the run took before it was resumed.
+        priority: Priorities of the validation examples (`HardestFirst.priority`) of a resumed run;
+            None for a new run.
+        delay: Delay of the gradients in steps (`lit_dps.optim.delay`).
+        local: State of local SGD; None for ordinary training.
     """
 
-    run: Attempt
+    attempt: Attempt
     module: ImageClassifier
     data: ImageData
     optimizer: torch.optim.Optimizer
@@ -71,131 +91,169 @@ class NetworkRun:
     local: LocalSGD | None = None
 
     def __post_init__(self):
-        self._began = self.saved = time.monotonic()
+        self._begin_seconds = time.monotonic()
+        self.saved_at = self._begin_seconds
 
     @classmethod
     def begin(
         cls,
-        run: Attempt,
+        attempt: Attempt,
         built: Built,
         training: Training,
         device: torch.device,
         stacked: bool = False,
     ) -> NetworkRun:
-        """Prunes the network of a run and puts it on its way; where the run was saved, it goes on
-        from there.
+        """Return the run of an attempt: resumed from its checkpoint if there is one, else pruned.
 
-        One that is `stacked` need not be equal to Lightning's to the bit: on a GPU its pass takes
-        larger batches.
+        Args:
+            attempt: The attempt.
+            built: Its module and data, set up. The run takes them over.
+            training: The settings of the study.
+            device: Where the network is trained.
+            stacked: Whether the run is trained in a stack. Its scoring pass then takes larger
+                batches on a GPU, which Lightning's loop does not.
         """
-        file, checkpoints = training.file_of(run, "interval loop"), training.checkpoints
-        saved = None if file is None else checkpoints.find(run.trial, file.about)
+        trial = attempt.trial
+        assert trial is not None and isinstance(built.data, ImageData)
+        checkpoints = training.checkpoints
+        file = training.checkpoint_file(attempt, "interval loop")
+        checkpoint = None
+        if file is not None:
+            assert checkpoints is not None
+            checkpoint = checkpoints.find(trial, file.about)
         module = built.module.to(device)
+        assert isinstance(module, ImageClassifier)
         optimizer, schedule = optimizer_of(module.configure_optimizers())
         module.on_fit_start()
-        batches = steps(built.data.epochs(), built.data.batch_size, run.goal.check_interval)
-        delay, rounds = training.delay_of(run.trial).delay, training.local_of(run.trial).rounds
-        local = LocalSGD(rounds, optimizer) if rounds.on else None
-        member = cls(
-            run,
+        rounds = training.local_sgd_callback(trial).rounds
+        run = cls(
+            attempt,
             module,
             built.data,
             optimizer,
             schedule,
-            None,
-            file,
-            batches,
-            delay=delay,
-            local=local,
+            mask=None,
+            file=file,
+            batches=steps(built.data.epochs(), built.data.batch_size, attempt.goal.check_interval),
+            delay=training.delay_callback(trial).delay,
+            local=LocalSGD(rounds, optimizer) if rounds.on else None,
         )
-        if saved is not None:
-            member._go_on(torch.load(saved, map_location=device, weights_only=True), checkpoints)
+        if checkpoint is not None and checkpoints is not None:
+            state = torch.load(checkpoint, map_location=device, weights_only=True)
+            run._resume(state, checkpoints)
         else:
-            member._prune(training, PASS if stacked and device.type == "cuda" else 0)
-            shape = training.schedule_of(run.trial, partial(member._schedule_shape, training))
-            run.flags = {**run.flags, **shape}
-        run.kept = member.mask.kept() if member.mask is not None else {}
-        return member
+            run._prune(training, GPU_PASS_BATCH_SIZE if stacked and device.type == "cuda" else 0)
+            shape = training.schedule_shape(trial, partial(run._schedule_shape, training))
+            attempt.flags = {**attempt.flags, **shape}
+        attempt.kept = {} if run.mask is None else run.mask.kept()
+        return run
 
-    def _prune(self, training: Training, at_least: int) -> None:
-        """As `PruningCallback` does it, but for a pass in batches of so many examples, if any
-        do."""
-        trial, pruning = self.run.trial, training.pruning_of(self.run.trial)
+    def _prune(self, training: Training, min_batch_size: int) -> None:
+        """Prune the network as `PruningCallback` does.
+
+        A method whose mask does not depend on the batches of its scoring pass takes batches of at
+        least `min_batch_size` examples.
+        """
+        trial = self.attempt.trial
+        assert trial is not None
+        pruning = training.pruning_callback(trial)
         if pruning.sparsity == 0:
             return
-        held = {
-            id(p)
-            for group in self.optimizer.param_groups
-            for p in group["params"]
-            if p.requires_grad
-        }
-        _, known = training.known_scores(trial) or ((), None)
-        size = max(at_least, pruning.batch_size) if pruning.pruner.sums else pruning.batch_size
-        name, copy = type(self.module).__name__, partial(self._copy, pruning, held, size)
-        self.mask, scores = prune(pruning.pruner, copy, pruning.sparsity, pruning.seed, name, known)
-        training.keep_scores(trial, (), scores)  # the pass of the data module's own
-        trained = sum(
-            p.numel() for p in self.module.parameters() if p.requires_grad and id(p) in held
+        trained_ids = set()
+        for group in self.optimizer.param_groups:
+            trained_ids.update(id(p) for p in group["params"] if p.requires_grad)
+        batch_size = pruning.batch_size
+        if pruning.pruner.batch_invariant:
+            batch_size = max(min_batch_size, batch_size)
+        stored = training.stored_scores(trial)
+        make_copy = partial(self._copy, pruning, trained_ids, batch_size)
+        self.mask, scores = prune(
+            pruning.pruner,
+            make_copy,
+            pruning.sparsity,
+            pruning.seed,
+            name=type(self.module).__name__,
+            known=None if stored is None else stored[1],
         )
-        found = start(pruning.init, self.module, self.mask, copy, pruning.redraw)
-        self.run.flags = mask_flags(self.mask, pruning.pruner, trained) | found
+        # The data module makes the scoring pass, so the key of the pass is empty.
+        training.store_scores(trial, (), scores)
+        trained = 0
+        for parameter in self.module.parameters():
+            if parameter.requires_grad and id(parameter) in trained_ids:
+                trained += parameter.numel()
+        start_flags = start(pruning.init, self.module, self.mask, make_copy, pruning.redraw)
+        self.attempt.flags = mask_flags(self.mask, pruning.pruner, trained) | start_flags
 
     def _schedule_shape(self, training: Training) -> dict[str, float]:
-        """Return the shape as `ScheduleCallback` measures it. The schedule is stepped once a
-        step."""
+        """Return the shape of the schedule as `ScheduleCallback` measures it."""
         if self.schedule is None:
             return {}
         config = LRSchedulerConfig(self.schedule, interval="step")
-        budget = training.budget or training.goal.max_steps
-        return schedule_shape(
-            rates_of_steps(self.optimizer, [config], budget, shared=(self.module,)), budget
-        )
+        budget = training.budget or GoalErrorCallback(**training.goal).goal.max_steps
+        rates = rates_of_steps(self.optimizer, [config], budget, shared=(self.module,))
+        return schedule_shape(rates, budget)
 
     @contextmanager
-    def _copy(self, pruning: PruningCallback, held: Container[int], size: int) -> Iterator[Network]:
-        names = prunable(self.module, pruning.biases, pruning.exclude, held)
+    def _copy(
+        self, pruning: PruningCallback, trained_ids: Container[int], batch_size: int
+    ) -> Iterator[Network]:
+        """Provide a copy of the network for the pruning method."""
+        names = prunable(self.module, pruning.biases, pruning.exclude, trained_ids)
         with preserve_rng_state(self.data):
-            twin = copy_of(self.module)
-            found = dict(twin.named_parameters())
+            copy = cast(ImageClassifier, copy_of(self.module))
+            parameters = dict(copy.named_parameters())
             yield Network(
-                module=twin,
-                parameters={name: found[name] for name in names},
-                batch_size=size,
-                length=lambda: len(self.data.pruning_dataloader(size)),
-                batches=partial(self._pass, size),
-                loss_of=lambda batch, i: twin.loss(batch),
+                module=copy,
+                parameters={name: parameters[name] for name in names},
+                batch_size=batch_size,
+                length=lambda: len(self.data.pruning_dataloader(batch_size)),
+                batches=partial(self._pruning_batches, batch_size),
+                loss_of=lambda batch, i: copy.loss(batch),
             )
 
-    def _pass(self, batch_size: int) -> Iterator[tuple[tuple[Tensor, Tensor], int]]:
+    def _pruning_batches(self, batch_size: int) -> Iterator[tuple[Any, int]]:
+        """Yield the batches of a scoring pass on the device, each with its number of examples."""
         for batch in self.data.pruning_dataloader(batch_size):
-            yield self.data.transfer_batch_to_device(batch, self.module.device), len(batch[1])
+            images = self.data.transfer_batch_to_device(batch, self.module.device)
+            yield images, len(batch[1])
 
-    def judge(
-        self, error: float, exact: bool, loss: float, finite: bool, metrics: Mapping[str, float]
-    ) -> None:
-        """Takes in the check at the end of an interval; arguments as of `Attempt.record`."""
-        self.steps += self.run.goal.check_interval
-        self.run.record(self.steps, error, exact, loss, finite, metrics)
+    def record(self, outcome: CheckOutcome) -> None:
+        """Record the check at the end of an interval; the attempt decides how the run continues."""
+        self.steps += self.attempt.goal.check_interval
+        self.attempt.record(
+            self.steps,
+            outcome.error,
+            outcome.exact,
+            outcome.loss,
+            outcome.finite,
+            outcome.metrics,
+        )
 
-    def rate(self, step: int) -> float:
-        """The learning rate of update number `step`, counted from 0; of schedules a `LambdaLR`
-        alone."""
+    def learning_rate(self, step: int) -> float:
+        """Return the learning rate of step number `step`, from 0; a schedule must be a LambdaLR."""
         if self.schedule is None:
             return self.optimizer.param_groups[0]["lr"]
-        return self.schedule.base_lrs[0] * self.schedule.lr_lambdas[0](step)
+        assert isinstance(self.schedule, LambdaLR)
+        initial_rate: Any = self.schedule.base_lrs[0]
+        return initial_rate * self.schedule.lr_lambdas[0](step)
 
-    def took(self) -> float:
-        """Seconds since the run began, also before it was taken up."""
-        return self.seconds + time.monotonic() - self._began
+    def elapsed_seconds(self) -> float:
+        """Return the seconds since the run began, including those before it was resumed."""
+        return self.seconds + time.monotonic() - self._begin_seconds
 
     def save(self, priority: Tensor) -> None:
-        """Writes the run's checkpoint, to be gone on from exactly."""
+        """Write the checkpoint of the run, from which it can be resumed exactly.
+
+        Args:
+            priority: Priorities of the validation examples, shape (examples,).
+        """
+        assert self.file is not None
         state = {
             "about": self.file.about,
             "global_step": self.steps,
-            "seconds": self.took(),
-            "paused": self.run.status is not None,
-            "run": {"curve": self.run.curve, "observed": self.run.flags},
+            "seconds": self.elapsed_seconds(),
+            "paused": self.attempt.status is not None,
+            "run": {"curve": self.attempt.curve, "observed": self.attempt.flags},
             "mask": None if self.mask is None else dict(self.mask),
             "module": self.module.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -204,7 +262,6 @@ class NetworkRun:
             "generators": capture(self.module, self.data),
             "kept": capture_attributes(self.module, self.data),
         }
-
         if self.local is not None:
             state["local"] = self.local.state_dict()
 
@@ -213,24 +270,123 @@ class NetworkRun:
             torch.save(state, path)
 
         self.file.write(write, type(self.module).__name__)
-        self.saved = time.monotonic()
+        self.saved_at = time.monotonic()
 
-    def _go_on(self, state: Mapping[str, Any], checkpoints: Checkpoints) -> None:
+    def _resume(self, state: Mapping[str, Any], checkpoints: Checkpoints) -> None:
+        """Continue from the state that `save` wrote."""
         self.module.load_state_dict(state["module"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self.local is not None:
             self.local.load_state_dict(state["local"])
         if self.schedule is not None:
             self.schedule.load_state_dict(state["schedule"])
-        self.mask = None if state["mask"] is None else Mask(state["mask"])
-        self.steps, self.seconds, self.priority = (
-            state["global_step"],
-            state["seconds"],
-            state["priority"],
-        )
-        self.run.curve, self.run.flags = state["run"]["curve"], state["run"]["observed"]
+        if state["mask"] is not None:
+            self.mask = Mask(state["mask"])
+        self.steps = state["global_step"]
+        self.seconds = state["seconds"]
+        self.priority = state["priority"]
+        self.attempt.curve = state["run"]["curve"]
+        self.attempt.flags = state["run"]["observed"]
         restore(state["generators"], self.module, self.data)
-        next(islice(self.batches, skip := self.steps // self.run.goal.check_interval, skip), None)
+        past_intervals = self.steps // self.attempt.goal.check_interval
+        next(islice(self.batches, past_intervals, past_intervals), None)  # skips these batches
         restore_attributes(state.get("kept", [None, None]), self.module, self.data)
-        if not state["paused"]:  # a pause is no news
-            checkpoints.say(f"{self.file.about['name']} resumes from step {self.steps}")
+        if not state["paused"] and self.file is not None:  # pauses are part of every study
+            checkpoints.say(f"{self.file.about['name']} goes on from step {self.steps}")
+
+
+class SingleNetwork:
+    """Trains one network with the same result as Lightning's loop, to the bit.
+
+    It calls the module's loss and optimizer in the same order. Lightning also asks hooks, loggers
+    and counters after each batch, which takes 0.4 ms: nearly as long as a step of Simple-CNN at a
+    batch size of 2. This class has the interface of a `StackedNetworks` with one row.
+
+    Args:
+        run: The run to train.
+    """
+
+    live: Sequence[int] = (0,)
+
+    def __init__(self, run: NetworkRun):
+        self.runs: list[NetworkRun | None] = [run]
+        self.run = run
+        parameters = dict(run.module.named_parameters())
+        self._masked = []
+        for name, keep in (run.mask or {}).items():
+            parameter = parameters[name]
+            self._masked.append((parameter, keep.to(parameter)))
+        # Our own rules do not move weights with masked gradients. Another rule may move any weight,
+        # for example by noise.
+        self._rule_moves_pruned = rule_of(run.optimizer) not in OURS
+        self._local: tuple[LocalSGD, SharedTensors] | None = None
+        if run.local is not None:
+            self._local = run.local, SharedTensors(run.module, run.optimizer, run.local.rounds)
+
+    def train(self, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
+        """Take one optimizer step for each row of `index`; see `StackedNetworks.train`."""
+        schedule = self.run.schedule
+        loss = None
+        for batch in Steps(x, y, index):
+            if self._local is None:
+                loss = self._update(batch)
+            else:
+                loss = self._update_workers(batch, *self._local)
+            if schedule is not None:
+                schedule.step()
+        if self._local is not None:
+            local, shared = self._local
+            shared.check()
+            local.show()  # so that the check sees the average of the workers
+        assert loss is not None
+        return loss[None]
+
+    def _update_workers(
+        self, batch: tuple[Tensor, Tensor], local: LocalSGD, shared: SharedTensors
+    ) -> Tensor:
+        """Take a step of all workers of local SGD; return their mean loss before it."""
+        losses = []
+
+        def update(worker: int | None) -> None:
+            if worker is None:
+                part = batch
+            else:
+                part = part_of(batch, worker, local.rounds.workers, len(batch[0]))
+            losses.append(self._update(part))
+
+        local.step(update)
+        if local.steps == 1:
+            shared.check()
+        return mean_of(losses)
+
+    def _update(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        """Take an optimizer step; return the loss before it."""
+        module = self.run.module
+        optimizer = self.run.optimizer
+        optimizer.zero_grad()
+        loss = module.loss(batch)
+        loss.backward()
+        multiply([(p.grad, keep) for p, keep in self._masked if p.grad is not None])
+        delay_gradients(optimizer, self.run.delay)
+        optimizer.step()
+        if self._rule_moves_pruned:
+            with torch.no_grad():
+                multiply(self._masked)
+        return loss.detach()
+
+    def write_back(self, row: int) -> None:
+        """Do nothing: module and optimizer of the run are up to date."""
+
+    def finite(self) -> list[bool]:
+        """Return whether all weights are finite, in a list of one."""
+        return [weights_finite(self.run.module)]
+
+    def losses(self, rows: Tensor, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
+        """See `NetworkBatch.losses`."""
+        with evaluating(self.run.module):
+            return self.run.module.summed_loss((x[index[0]], y[index[0]])).double()[None]
+
+    def wrongness(self, rows: Tensor, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
+        """See `NetworkBatch.wrongness`."""
+        with evaluating(self.run.module):
+            return self.run.module.wrongness((x[index[0]], y[index[0]])).float()[None]

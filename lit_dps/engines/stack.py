@@ -1,4 +1,4 @@
-"""Stack: the networks of many trials as one tensor, trained in lockstep."""
+"""A stack: the networks of many trials as one tensor, trained at the same time."""
 
 from __future__ import annotations
 
@@ -7,292 +7,412 @@ from contextlib import nullcontext
 from typing import Any, Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vmap
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map, tree_map_
 
 from lit_dps.engines.eligible import Functional
-from lit_dps.engines.matrix_products import AsProducts
 from lit_dps.engines.network_run import NetworkRun
-from lit_dps.optim import OURS, rule_of
+from lit_dps.optim import OURS, Rule, rule_of
 from lit_dps.optim.delay import KEY
 from lit_dps.training.early_check import CHUNK, evaluating
 
-PART = 256  # examples that fill a device: more at a time are no faster, and hold more memory
-# Examples at a time up to which convolutions on a GPU are matrix products: 3.6 times as fast as
-# cuDNN's groups at 2 examples, 2.1 times at 16 and 1.1 times at 256 (forward and backward, 100
-# networks of Simple-CNN, H200, 2026-11-26)
-PRODUCTS = 64
-
-
-def _flat(tensors: Iterable[Tensor]) -> Tensor:
-    return torch.cat([tensor.flatten() for tensor in tensors])
+# Examples that fill a device. More at a time are not faster and need more memory.
+MICROBATCH = 256
+# Examples at a time up to which convolutions on a GPU are matrix products. They are 3.6 times as
+# fast as cuDNN's grouped convolutions at 2 examples, 2.1 times at 16 and 1.1 times at 256 (forward
+# and backward, 100 networks of Simple-CNN, H200, 2026-11-26).
+MATMUL_LIMIT = 64
 
 
 class _Rows(NamedTuple):
-    """What a network brings into a stack: flat tensors (parameters,), hyperparameters (1,), buffers
-    by name.
+    """The tensors of a network in a stack. In the stack, rows are their first dimension.
 
-    The untrained parameters are among the buffers. The gradients that wait, shape (delay,
-    parameters), stand at the number of their step modulo the delay. In the stack all have the rows
-    as first dimension.
+    Attributes:
+        weights: Trained parameters, flat: shape (parameters,).
+        keep: 1 for kept and 0 for pruned parameters: shape (parameters,).
+        hyperparameters: Hyperparameters of the update rule by name, each of shape (1,).
+        state: Tensors of the optimizer by name, each of shape (parameters,).
+        buffers: Buffers and untrained parameters, by name.
+        delayed: Gradients that are not applied yet, shape (delay, parameters). The gradient of a
+            step is at index step modulo delay.
     """
 
     weights: Tensor
     keep: Tensor
-    given: dict[str, Tensor]
+    hyperparameters: dict[str, Tensor]
     state: dict[str, Tensor]
     buffers: dict[str, Tensor]
-    waiting: Tensor
+    delayed: Tensor
 
 
 class StackedNetworks:
-    """Networks of one architecture under one update rule, each with its own weights, mask, rate and
-    momentum.
+    """Networks of one architecture under one update rule, trained at the same time.
 
-    The networks know nothing of each other and nothing of the stack: `torch.vmap` calls the
-    module's own `loss` and `wrongness` over the first dimension of its stacked parameters.
+    Each network has its own weights, mask, learning rate and hyperparameters. `torch.vmap` calls
+    the module's own `loss` and `wrongness` over the first dimension of the stacked parameters, so
+    that the module does not need to support stacks.
 
     Args:
-        members: The networks, one a row; the first one's module stands for all, its own weights are
-            not used.
-        part: Examples of a batch that are taken at a time, where it is larger; the gradients of the
-            parts are added up.
-        products: Examples at a time up to which convolutions are matrix products; by default
-            `PRODUCTS` on a GPU.
+        runs: The runs, one a row. The module of the first run computes the losses of all rows; its
+            own weights are not used.
+        microbatch: Examples of a batch that are computed at a time. The gradients of the parts of a
+            larger batch are added.
+        matmul_limit: Examples at a time up to which convolutions are matrix products; by default
+            `MATMUL_LIMIT` on a GPU and 0 on a CPU.
 
     Attributes:
-        tensors: What each network has of its own, one a row.
+        runs: The run of each row; None if the row is empty.
+        tensors: The tensors of all rows.
+        microbatch, eval_microbatch: Examples at a time in training and in checks. Both are halved
+            when they do not fit in memory.
     """
 
     def __init__(
-        self, members: Sequence[NetworkRun], part: int = PART, products: int | None = None
+        self,
+        runs: Sequence[NetworkRun],
+        microbatch: int = MICROBATCH,
+        matmul_limit: int | None = None,
     ):
-        self.members: list[NetworkRun | None] = list(members)
-        self.module, self.rule = members[0].module, rule_of(members[0].optimizer)
-        self.part, self.checked = part, CHUNK
-        self._shapes = {
-            name: p.shape for name, p in self.module.named_parameters() if p.requires_grad
-        }
+        first = runs[0]
+        rule = rule_of(first.optimizer)
+        assert rule is not None
+        self.rule: Rule = rule
+        self.runs: list[NetworkRun | None] = list(runs)
+        self.module = first.module
+        self.microbatch = microbatch
+        self.eval_microbatch = CHUNK
+        if matmul_limit is None:
+            matmul_limit = MATMUL_LIMIT if first.module.device.type == "cuda" else 0
+        self.matmul_limit = matmul_limit
+        self._functional = Functional(self.module)
+        self._shapes = {}
+        for name, parameter in self.module.named_parameters():
+            if parameter.requires_grad:
+                self._shapes[name] = parameter.shape
         self._sizes = [shape.numel() for shape in self._shapes.values()]
-        self._module = Functional(self.module)
-        if products is None:
-            products = PRODUCTS if members[0].module.device.type == "cuda" else 0
-        self.products = products
-        self.tensors = tree_map(lambda *tensors: torch.stack(tensors), *map(self._row_of, members))
+        rows = [self._rows_of(run) for run in runs]
+        self.tensors: _Rows = tree_map(lambda *tensors: torch.stack(tensors), *rows)
 
-    def _row_of(self, member: NetworkRun) -> _Rows:
-        parameters, mask, optimizer = (
-            dict(member.module.named_parameters()),
-            member.mask or {},
-            member.optimizer,
-        )
+    def _rows_of(self, run: NetworkRun) -> _Rows:
+        """Return the tensors of a run."""
+        parameters = dict(run.module.named_parameters())
         trained = {name: parameters[name].detach() for name in self._shapes}
-        others = {name: p.detach() for name, p in parameters.items() if name not in trained}
-        state = {name: optimizer.state.get(parameters[name], {}) for name in trained}
-        numbers = self.rule.hyperparameters_of(optimizer.param_groups[0])
-        given = zip(self.rule.hyperparameters, numbers, strict=True)
-        weights = _flat(trained.values())
-        return _Rows(
-            weights,
-            _flat(
-                mask[name].to(p) if name in mask else torch.ones_like(p)
-                for name, p in trained.items()
-            ),
-            {name: weights.new_tensor([number]) for name, number in given},
-            {
-                key: _flat(state[n].get(key, torch.zeros_like(p)) for n, p in trained.items())
-                for key in self.rule.state
-            },
-            {**others, **dict(member.module.named_buffers())},
-            self._waiting_of(member, trained),
-        )
+        buffers = dict(run.module.named_buffers())
+        for name, parameter in parameters.items():
+            if name not in trained:
+                buffers[name] = parameter.detach()
+        weights = _flatten(trained.values())
+        mask = run.mask or {}
+        keep = []
+        for name, parameter in trained.items():
+            keep.append(mask[name].to(parameter) if name in mask else torch.ones_like(parameter))
+        numbers = self.rule.hyperparameters_of(run.optimizer.param_groups[0])
+        hyperparameters = {}
+        for name, number in zip(self.rule.hyperparameters, numbers, strict=True):
+            hyperparameters[name] = weights.new_tensor([number])
+        state = {}
+        for key in self.rule.state:
+            tensors = []
+            for name, parameter in trained.items():
+                of_parameter = run.optimizer.state.get(parameters[name], {})
+                tensors.append(of_parameter.get(key, torch.zeros_like(parameter)))
+            state[key] = _flatten(tensors)
+        delayed = self._delayed_of(run, parameters, weights)
+        return _Rows(weights, _flatten(keep), hyperparameters, state, buffers, delayed)
 
-    def _waiting_of(self, member: NetworkRun, trained: Mapping[str, Tensor]) -> Tensor:
-        places = {id(p): i for i, p in enumerate(member.optimizer.param_groups[0]["params"])}
-        parameters, saved = (
-            dict(member.module.named_parameters()),
-            member.optimizer.state.get(KEY, []),
-        )
-        waiting = _flat(trained.values()).new_zeros(member.delay, sum(self._sizes))
-        for step, gradients in enumerate(saved, start=member.steps - len(saved)):
-            found = [(t, gradients[places[id(parameters[name])]]) for name, t in trained.items()]
-            waiting[step % member.delay] = _flat(
-                torch.zeros_like(t) if g is None else g for t, g in found
-            )
-        return waiting
+    def _delayed_of(
+        self, run: NetworkRun, parameters: Mapping[str, Tensor], weights: Tensor
+    ) -> Tensor:
+        """Return the delayed gradients of a run, with the type of its weights."""
+        positions = {id(p): i for i, p in enumerate(run.optimizer.param_groups[0]["params"])}
+        optimizer_state: Any = run.optimizer.state
+        saved = optimizer_state.get(KEY, [])
+        delayed = weights.new_zeros(run.delay, sum(self._sizes))
+        for step, gradients in enumerate(saved, start=run.steps - len(saved)):
+            parts = []
+            for name in self._shapes:
+                gradient = gradients[positions[id(parameters[name])]]
+                parts.append(torch.zeros_like(parameters[name]) if gradient is None else gradient)
+            delayed[step % run.delay] = _flatten(parts)
+        return delayed
 
     @property
     def weights(self) -> Tensor:
-        """The trained parameters of each network: shape (rows, parameters)."""
+        """The trained parameters of each network, shape (rows, parameters)."""
         return self.tensors.weights
 
     @property
     def live(self) -> list[int]:
-        """The rows whose networks are on their way; the others are trained on, and nobody looks at
-        them."""
-        return [row for row, member in enumerate(self.members) if member is not None]
+        """The rows with a run. The others are trained too, but nobody reads them."""
+        return [row for row, run in enumerate(self.runs) if run is not None]
 
-    def put(self, row: int, member: NetworkRun) -> None:
-        """Begins a network in the row of another, or goes on with one that was saved."""
-        self.members[row] = member
-        tree_map_(lambda ours, theirs: ours[row].copy_(theirs), self.tensors, self._row_of(member))
+    def run_at(self, row: int) -> NetworkRun:
+        """Return the run of a live row."""
+        run = self.runs[row]
+        assert run is not None
+        return run
+
+    def put(self, row: int, run: NetworkRun) -> None:
+        """Put a new or resumed run into a row, in place of another."""
+        self.runs[row] = run
+        tree_map_(lambda ours, new: ours[row].copy_(new), self.tensors, self._rows_of(run))
 
     def take(self, rows: Sequence[int]) -> None:
-        """Goes on with these rows alone, in this order."""
-        self.members = [self.members[row] for row in rows]
+        """Keep these rows only, in this order."""
+        self.runs = [self.runs[row] for row in rows]
         self.tensors = tree_map(lambda tensor: tensor[rows], self.tensors)
 
     def write_back(self, row: int) -> None:
-        """Gives the module, optimizer and schedule of a member the state of its row, to be
-        saved."""
-        member = self.members[row]
-        parameters = dict(member.module.named_parameters())
+        """Copy the state of a row into the module, optimizer and schedule of its run."""
+        run = self.run_at(row)
+        parameters = dict(run.module.named_parameters())
         with torch.no_grad():
             for name, weights in self._split(self.weights[row]).items():
                 parameters[name].copy_(weights)
-        group = member.optimizer.param_groups[0]
         for key, tensor in self.tensors.state.items():
             for name, part in self._split(tensor[row]).items():
-                state = member.optimizer.state[parameters[name]]
+                state = run.optimizer.state[parameters[name]]
                 state[key] = part.clone()
-                if self.rule.counts:
-                    state["step"] = torch.tensor(float(member.steps))
-        if member.delay:
-            known = range(max(0, member.steps - member.delay), member.steps)
-            rows = [
-                self._split(self.tensors.waiting[row, step % member.delay].clone())
-                for step in known
-            ]
-            names = {id(parameter): name for name, parameter in parameters.items()}
-            member.optimizer.state[KEY] = [
-                [part.get(names[id(p)]) for p in group["params"]] for part in rows
-            ]
-        group["lr"] = member.rate(member.steps)
-        if member.schedule is not None:
-            member.schedule.last_epoch, member.schedule._last_lr = member.steps, [group["lr"]]
-            member.schedule._step_count = member.steps + 1
+                if self.rule.has_step_counter:
+                    state["step"] = torch.tensor(float(run.steps))
+        group = run.optimizer.param_groups[0]
+        if run.delay:
+            optimizer_state: Any = run.optimizer.state
+            optimizer_state[KEY] = self._delayed_gradients(row, group["params"], parameters)
+        group["lr"] = run.learning_rate(run.steps)
+        if run.schedule is not None:
+            run.schedule.last_epoch = run.steps
+            run.schedule._last_lr = [group["lr"]]
+            run.schedule._step_count = run.steps + 1
+
+    def _delayed_gradients(
+        self, row: int, order: Sequence[Tensor], parameters: Mapping[str, Tensor]
+    ) -> list[list[Tensor | None]]:
+        """Return the delayed gradients of a row as `delay_gradients` keeps them, oldest first."""
+        run = self.run_at(row)
+        names = {id(parameter): name for name, parameter in parameters.items()}
+        steps = []
+        for step in range(max(0, run.steps - run.delay), run.steps):
+            parts = self._split(self.tensors.delayed[row, step % run.delay].clone())
+            steps.append([parts.get(names[id(parameter)]) for parameter in order])
+        return steps
 
     def _split(self, flat: Tensor) -> dict[str, Tensor]:
-        """Each parameter of flat tensors, shape (parameters,) or (rows, parameters)."""
-        parts = zip(self._shapes.items(), flat.split(self._sizes, dim=-1), strict=True)
-        return {name: part.view(*part.shape[:-1], *shape) for (name, shape), part in parts}
+        """Return each parameter of flat tensors, shape (parameters,) or (rows, parameters)."""
+        parts = flat.split(self._sizes, dim=-1)
+        named = zip(self._shapes.items(), parts, strict=True)
+        return {name: part.view(*part.shape[:-1], *shape) for (name, shape), part in named}
 
     def train(self, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
-        """Takes optimizer steps on images and classes of the training split.
+        """Take optimizer steps on images and classes of the training split.
 
         Args:
-            index: Examples of each step: (steps, batch), the same for all, or (steps, rows, batch).
+            x, y: Images and classes of the training split.
+            index: Examples of each step: (steps, batch), the same for all rows, or (steps, rows,
+                batch).
 
         Returns:
             The loss of each network at the last step, before its update: shape (rows,).
         """
-        weights, keep, given, state, _, waiting = self.tensors
-        delay = waiting.shape[1]
+        weights, keep, hyperparameters, state, _, delayed = self.tensors
+        delay = delayed.shape[1]
+        loss = None
         for step, batch in enumerate(index):
-            taken = [0 if m is None else m.steps + step for m in self.members]
-            rates = [
-                0.0 if m is None or t < delay else m.rate(t)
-                for m, t in zip(self.members, taken, strict=True)
-            ]
+            steps_before = [0 if run is None else run.steps + step for run in self.runs]
+            rates = []
+            for run, steps in zip(self.runs, steps_before, strict=True):
+                # The first delayed gradient is applied after `delay` steps.
+                if run is None or steps < delay:
+                    rates.append(0.0)
+                else:
+                    rates.append(run.learning_rate(steps))
             loss, gradients = self.gradients(x, y, batch)
             gradients.mul_(keep)
-            if (
-                delay
-            ):  # those that wait are zero, and the rates with them, until the first one is there
-                rows = torch.arange(len(taken), device=weights.device)
-                places = torch.tensor([t % delay for t in taken], device=weights.device)
-                stale = waiting[rows, places]
-                waiting[rows, places] = gradients
-                gradients = stale
-            updates = weights.new_tensor([[max(t - delay, 0) + 1.0] for t in taken])
-            self.rule.update_(
-                weights, gradients, state, weights.new_tensor(rates)[:, None], given, updates
-            )
-            if self.rule not in OURS:  # it may move pruned weights
+            if delay:
+                gradients = _exchange(delayed, gradients, steps_before)
+            updates = weights.new_tensor([[max(s - delay, 0) + 1.0] for s in steps_before])
+            learning_rates = weights.new_tensor(rates)[:, None]
+            self.rule.update_(weights, gradients, state, learning_rates, hyperparameters, updates)
+            if self.rule not in OURS:  # another rule may move pruned weights
                 weights.mul_(keep)
+        assert loss is not None
         return loss
 
     def gradients(self, x: Tensor, y: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss and gradient of each network: shapes (rows,) and (rows, parameters). `batch` as a
-        step in `train`.
+        """Return loss and gradient of each network, shapes (rows,) and (rows, parameters).
 
-        Raises torch.OutOfMemoryError if not even one example at a time fits.
+        Args:
+            x, y: Images and classes of the training split.
+            batch: Examples of the step: (batch,) or (rows, batch).
+
+        Raises:
+            torch.OutOfMemoryError: If not even one example at a time fits in memory.
         """
 
-        def in_parts() -> tuple[Tensor, Tensor]:
+        def compute() -> tuple[Tensor, Tensor]:
             weights = self.weights.detach().requires_grad_()
-            total = 0.0
-            for part in batch.split(self.part, dim=-1):
+            total = torch.zeros(())
+            for i, part in enumerate(batch.split(self.microbatch, dim=-1)):
                 share = part.shape[-1] / batch.shape[-1]
-                with AsProducts() if part.shape[-1] <= self.products else nullcontext():
-                    losses = (
-                        self._over("loss", weights, self.tensors.buffers, x[part], y[part]) * share
-                    )
+                as_products = part.shape[-1] <= self.matmul_limit
+                with ConvolutionsAsProducts() if as_products else nullcontext():
+                    buffers = self.tensors.buffers
+                    losses = self._over_rows("loss", weights, buffers, x[part], y[part]) * share
                 losses.sum().backward()
-                total = total + losses.detach()
+                total = losses.detach() if i == 0 else total + losses.detach()
+            assert weights.grad is not None
             return total, weights.grad
 
-        return self._fitting(in_parts, "part", batch.shape[-1])
+        return self._halve_until_fits(compute, "microbatch", batch.shape[-1])
 
     def wrongness(self, rows: Tensor, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
-        """As `Networks.wrongness`. Raises torch.OutOfMemoryError if not even one example at a time
-        fits."""
-        weights, buffers = (
-            self.weights[rows],
-            {name: buffer[rows] for name, buffer in self.tensors.buffers.items()},
+        """See `NetworkBatch.wrongness`.
+
+        Raises:
+            torch.OutOfMemoryError: If not even one example at a time fits in memory.
+        """
+        return self._halve_until_fits(
+            lambda: torch.cat(self._evaluate("wrongness", rows, x, y, index), 1),
+            "eval_microbatch",
+            index.shape[1],
         )
-
-        def in_parts() -> Tensor:
-            parts = index.split(self.checked, 1)
-            with evaluating(self.module):
-                return torch.cat(
-                    [self._over("wrongness", weights, buffers, x[i], y[i]) for i in parts], 1
-                )
-
-        return self._fitting(in_parts, "checked", index.shape[1])
 
     def losses(self, rows: Tensor, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
-        """As `Networks.losses`."""
-        weights, buffers = (
-            self.weights[rows],
-            {name: buffer[rows] for name, buffer in self.tensors.buffers.items()},
-        )
+        """See `NetworkBatch.losses`.
 
-        def in_parts() -> Tensor:
-            with evaluating(self.module):
-                parts = (
-                    self._over("summed_loss", weights, buffers, x[i], y[i])
-                    for i in index.split(self.checked, 1)
-                )
-                return torch.stack([part.double() for part in parts]).sum(0)
+        Raises:
+            torch.OutOfMemoryError: If not even one example at a time fits in memory.
+        """
 
-        return self._fitting(in_parts, "checked", index.shape[1])
+        def compute() -> Tensor:
+            parts = self._evaluate("summed_loss", rows, x, y, index)
+            return torch.stack([part.double() for part in parts]).sum(0)
 
-    def _fitting(
-        self, call: Callable[[], Any], limit: Literal["part", "checked"], size: int
+        return self._halve_until_fits(compute, "eval_microbatch", index.shape[1])
+
+    def _evaluate(
+        self, method: str, rows: Tensor, x: Tensor, y: Tensor, index: Tensor
+    ) -> list[Tensor]:
+        """Return the values of a method for each part of `eval_microbatch` examples."""
+        weights = self.weights[rows]
+        buffers = {name: buffer[rows] for name, buffer in self.tensors.buffers.items()}
+        values = []
+        with evaluating(self.module):
+            for part in index.split(self.eval_microbatch, 1):
+                values.append(self._over_rows(method, weights, buffers, x[part], y[part]))
+        return values
+
+    def _halve_until_fits(
+        self,
+        compute: Callable[[], Any],
+        limit: Literal["microbatch", "eval_microbatch"],
+        size: int,
     ) -> Any:
-        """What a call returns that takes examples in parts of `limit`; it is halved while they need
-        too much memory."""
+        """Return the value of a computation, halving its limit while memory is insufficient.
+
+        Args:
+            compute: Computes a value, with as many examples at a time as the limit allows.
+            limit: The attribute that is the limit.
+            size: Examples in total.
+        """
         while True:
             try:
-                return call()
+                return compute()
             except torch.OutOfMemoryError:
-                part = min(getattr(self, limit), size)
-                if part == 1:
+                examples = min(getattr(self, limit), size)
+                if examples == 1:
                     raise
-                setattr(self, limit, part // 2)
+                setattr(self, limit, examples // 2)
 
     def finite(self) -> list[bool]:
-        """Whether every weight of each network is finite."""
+        """Return for each row whether all weights are finite."""
         return self.weights.isfinite().all(1).tolist()
 
-    def _over(
+    def _over_rows(
         self, method: str, weights: Tensor, buffers: Mapping[str, Tensor], x: Tensor, y: Tensor
     ) -> Tensor:
-        over_batch = None if y.ndim == 1 else 0
+        """Call a method of the module for all rows; batches are shared if `y` has one dimension."""
+        batch_dim = None if y.ndim == 1 else 0
         call = vmap(
-            lambda tensors, x, y: self._module.call(method, tensors, (x, y)),
-            (0, over_batch, over_batch),
+            lambda tensors, x, y: self._functional.call(method, tensors, (x, y)),
+            (0, batch_dim, batch_dim),
         )
         return call({**self._split(weights), **buffers}, x, y)
+
+
+def _flatten(tensors: Iterable[Tensor]) -> Tensor:
+    return torch.cat([tensor.flatten() for tensor in tensors])
+
+
+def _exchange(delayed: Tensor, gradients: Tensor, steps: Sequence[int]) -> Tensor:
+    """Store new gradients, and return the delayed ones that are due; zeros if none is due yet.
+
+    Args:
+        delayed: Shape (rows, delay, parameters); changed in place.
+        gradients: Shape (rows, parameters).
+        steps: Number of the current step of each row.
+    """
+    rows = torch.arange(len(steps), device=delayed.device)
+    places = torch.tensor([step % delayed.shape[1] for step in steps], device=delayed.device)
+    due = delayed[rows, places]
+    delayed[rows, places] = gradients
+    return due
+
+
+class ConvolutionsAsProducts(TorchFunctionMode):
+    """Computes two-dimensional convolutions as matrix products, equal up to rounding.
+
+    Under `torch.vmap` the convolutions of a stack become one convolution with a group for each
+    network, and cuDNN computes groups nearly one after another. A product of matrices is one kernel
+    for all networks. It needs a copy of the input for each weight of a filter, so that it is faster
+    for small batches only. Convolutions with groups or dilation are not changed.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func is torch.conv2d:
+            return _conv2d(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _conv2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | str | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+) -> Tensor:
+    """Return what `torch.conv2d` returns for an input (batch, channels, height, width)."""
+    if groups != 1 or _pair(dilation) != (1, 1) or isinstance(padding, str) or input.ndim != 4:
+        return torch.conv2d(input, weight, bias, stride, padding, dilation, groups)  # pyright: ignore[reportCallIssue, reportArgumentType]
+    rows, columns = _pair(padding)
+    down, right = _pair(stride)
+    padded = input
+    if rows or columns:
+        padded = F.pad(input, (columns, columns, rows, rows))
+    windows = padded.unfold(2, weight.shape[2], down).unfold(3, weight.shape[3], right)
+    batch, _, height, width = windows.shape[:4]
+    flat = windows.permute(0, 2, 3, 1, 4, 5).reshape(batch * height * width, -1)
+    out = flat @ weight.flatten(1).T
+    if bias is not None:
+        out = out + bias
+    return out.view(batch, height, width, -1).permute(0, 3, 1, 2)
+
+
+def _pair(value: int | Sequence[int]) -> tuple[int, int]:
+    """Return a setting of convolutions as (vertical, horizontal)."""
+    if isinstance(value, int):
+        return value, value
+    if len(value) == 2:
+        return value[0], value[1]
+    return value[0], value[0]

@@ -1,5 +1,4 @@
-"""The Trainer engine: one run at a time, each by Lightning's `Trainer.fit`, of any module and data
-module."""
+"""The Trainer engine: trains any module and data module by Lightning's `Trainer.fit`."""
 
 from __future__ import annotations
 
@@ -7,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -55,50 +55,55 @@ class TrialFit:
     def of(
         cls,
         training: Training,
-        run: Attempt,
+        attempt: Attempt,
         goal: GoalErrorCallback | None = None,
         file: CheckpointFile | None = None,
         at_check: Callable[[], None] = lambda: None,
     ) -> TrialFit:
-        """Build the trial of a run.
+        """Build the trial of an attempt.
 
         Args:
-            training: What the trials of the study have in common.
-            run: The attempt at the trial.
+            training: The settings that the trials of the study share.
+            attempt: The attempt at the trial.
             goal: Validates the run instead of the study's callback.
             file: The file in which the run is saved; None saves nothing.
-            at_check: See `TrainerEngine.train`.
+            at_check: See `Engine.train`.
         """
-        trial = run.trial
+        trial = attempt.trial
+        assert trial is not None
         built = training.workload.build(trial)
         if goal is None:
-            goal = GoalErrorCallback.of(training.goal)
+            goal = GoalErrorCallback(**training.goal)
             goal.budget = training.budget
-        goal.record_in(run)
-        goal.at_check, checkpoint = at_check, None
-        if file is not None:
-            checkpoint = CheckpointCallback(file, training.checkpoints.seconds, run, at_check)
-            goal.at_check, goal.saves_pause = checkpoint.checked, lambda: checkpoint.can_save
-        pruning = training.pruning_of(trial)
-        smoothness = SmoothnessCallback.of(training.smoothness)
+        goal.record_in(attempt)
+        goal.at_check = at_check
+        checkpoint = None
+        if file is not None and training.checkpoints is not None:
+            checkpoint = CheckpointCallback(file, training.checkpoints.seconds, attempt, at_check)
+            goal.at_check = checkpoint.checked
+            goal.saves_pause = lambda: checkpoint.can_save
+        pruning = training.pruning_callback(trial)
+        smoothness = SmoothnessCallback(**training.smoothness)
         examples = ExamplesCallback(trial.cell.batch_size, training.workload.batch_size_key)
-        delay = training.delay_of(trial)
-        local = training.local_of(trial)  # before the goal, which asks for the loss of all workers
-        ours: list[Callback] = [_OwnSignals(), pruning]
-        if delay.delay:
-            ours.append(delay)
-        if smoothness.interval:
-            ours.append(smoothness)
-        if local.rounds.on:
-            ours.append(local)
+        delay = training.delay_callback(trial)
+        local = training.local_sgd_callback(trial)
         schedule = ScheduleCallback(training, trial, goal)
-        ours += [goal, schedule]
+        callbacks: list[Callback] = [_OwnSignals(), pruning]
+        if delay.delay:
+            callbacks.append(delay)
+        if smoothness.interval:
+            callbacks.append(smoothness)
+        if local.rounds.on:
+            callbacks.append(local)  # before the goal, which asks for the loss of all workers
+        callbacks += [goal, schedule]
         if not standard_data(built.data):
-            ours.append(examples)
+            callbacks.append(examples)
         if checkpoint is not None:
-            ours.append(checkpoint)
+            callbacks.append(checkpoint)
         filter_module_callbacks(built.module)
-        return cls(built, goal, pruning, smoothness, examples, schedule, checkpoint, tuple(ours))
+        return cls(
+            built, goal, pruning, smoothness, examples, schedule, checkpoint, tuple(callbacks)
+        )
 
     def trainer(self, further: Sequence[Callback] = (), last: Sequence[Callback] = ()) -> Trainer:
         """Return the trainer.
@@ -115,13 +120,13 @@ class TrialFit:
 
 @dataclass(frozen=True)
 class TrainerEngine:
-    """Runs trials of any LightningModule and LightningDataModule, one after another.
+    """Trains attempts of any LightningModule and LightningDataModule, one after another.
 
-    What a module, its data or a callback raises ends their trial alone, as failed; of several ranks
-    it ends them all.
+    An error of a module, its data or a callback makes its trial a failed one. With several ranks
+    the error is raised.
 
     Attributes:
-        training: What the trials have in common.
+        training: The settings that the trials share.
         callbacks: Further callbacks of every run, such as a stopwatch.
     """
 
@@ -129,94 +134,99 @@ class TrainerEngine:
     callbacks: tuple[Callback, ...] = ()
 
     def train(
-        self, next_run: Callable[[], Attempt | None], at_check: Callable[[], None] = lambda: None
+        self,
+        next_attempt: Callable[[], Attempt | None],
+        at_check: Callable[[], None] = lambda: None,
     ) -> Iterator[TrialResult]:
-        while (run := next_run()) is not None:
-            yield self.training.attempt(run, lambda run: self.train_one(run, at_check))
+        """Train attempts until none remains, and yield each result; see `Engine.train`."""
+        train_one = partial(self.train_one, at_check=at_check)
+        while (attempt := next_attempt()) is not None:
+            yield self.training.run_attempt(attempt, train_one)
 
-    def train_one(self, run: Attempt, at_check: Callable[[], None] = lambda: None) -> None:
-        """Trains one run to its goal, budget or divergence, from its checkpoint if there is one.
+    def train_one(self, attempt: Attempt, at_check: Callable[[], None] = lambda: None) -> None:
+        """Train an attempt until it ends or pauses, from its checkpoint if there is one.
 
         Raises:
-            Exception: what the module, its data or a callback raises.
+            Exception: An error of the module, its data or a callback.
         """
-        begin, checkpoints = time.perf_counter(), self.training.checkpoints
-        file = self.training.file_of(run, "Trainer")
-        saved = (
-            None
-            if file is None
-            else ranks.on_rank_zero(lambda: checkpoints.find(run.trial, file.about))
-        )
-        anew = saved is None
-        if not anew:
-            try:
-                self._train(run, at_check, file, saved)
-            except UserError:
+        begin = time.perf_counter()
+        file = self.training.checkpoint_file(attempt, "Trainer")
+        if file is None or not self._resume(attempt, at_check, file):
+            self._train(attempt, at_check, file)
+        attempt.seconds += time.perf_counter() - begin
+
+    def _resume(self, attempt: Attempt, at_check: Callable[[], None], file: CheckpointFile) -> bool:
+        """Train an attempt from its checkpoint; return False if it must begin from the start."""
+        checkpoints, trial = self.training.checkpoints, attempt.trial
+        assert checkpoints is not None and trial is not None
+        saved = ranks.on_rank_zero(lambda: checkpoints.find(trial, file.about))
+        if saved is None:
+            return False
+        try:
+            self._train(attempt, at_check, file, saved)
+        except UserError:
+            raise
+        except Exception as error:
+            # The module may keep a state that it does not save. If the error has another cause, the
+            # run from the start shows it.
+            if ranks.is_rank_loss(error):
                 raise
-            # of a module that keeps more than it saves, say; a new run tells whose it is
-            except Exception as error:
-                if ranks.is_rank_loss(error):
-                    raise
-                checkpoints.remove(run.trial)
-                if ranks.world() > 1:  # the others may be elsewhere
-                    raise
-                why = str(error).split("\n")[0]
-                checkpoints.say(
-                    f"{file.about['name']} restarts: it cannot resume from its checkpoint ({why})"
-                )
-                run.restart()
-                anew = True
-        if anew:
-            self._train(run, at_check, file)
-        run.seconds += time.perf_counter() - begin
+            checkpoints.remove(trial)
+            if ranks.world() > 1:  # the other ranks may be elsewhere in the code
+                raise
+            why = str(error).split("\n")[0]
+            checkpoints.say(
+                f"{file.about['name']} begins anew: it cannot go on from its checkpoint ({why})"
+            )
+            attempt.restart()
+            return False
+        return True
 
     def _train(
         self,
-        run: Attempt,
+        attempt: Attempt,
         at_check: Callable[[], None],
         file: CheckpointFile | None,
         saved: Path | None = None,
     ) -> None:
-        training, trial = self.training, run.trial
-        fit = TrialFit.of(training, run, file=file, at_check=at_check)
-        if (known := training.known_scores(trial)) is not None:
-            fit.pruning.reuse(*known)
-        with preserve_rng_state(
-            seed=trial.seed_for("order")
-        ):  # what a loader, an augmentation or dropout draws is the point's
+        """Train an attempt by `Trainer.fit`, and collect what the callbacks measured."""
+        training, trial = self.training, attempt.trial
+        assert trial is not None
+        fit = TrialFit.of(training, attempt, file=file, at_check=at_check)
+        stored = training.stored_scores(trial)
+        if stored is not None:
+            fit.pruning.reuse(*stored)
+        # Loaders, augmentations and dropout draw from the seed of the point.
+        with preserve_rng_state(seed=trial.seed_for("order")):
             trainer = fit.trainer(self.callbacks)
             with suppress(Paused):
                 trainer.fit(
                     fit.built.module, datamodule=fit.built.data, ckpt_path=saved, weights_only=True
                 )
-        goal, pruning, smoothness, checkpoint = (
-            fit.goal,
-            fit.pruning,
-            fit.smoothness,
-            fit.checkpoint,
-        )
-        if run.status is None:
+        if attempt.status is None:
             if lightning_private.batches_of_epoch(trainer) == 0:
-                refuse_too_large(
-                    trainer, trial.cell.batch_size
-                )  # Lightning has called no hook of training
-            run.failure = f"the module or a callback stopped it after {goal.steps} steps"
-        training.keep_scores(trial, pruning.key, pruning.scores)
-        run.kept = pruning.mask.kept() if pruning.mask is not None else {}
-        run.seconds = checkpoint.seconds if checkpoint is not None else 0.0
-        run.timed = goal.stopwatch.timed
-        run.smoothness, run.theory = (
-            (smoothness.curve if smoothness.interval else {}),
-            smoothness.terms,
-        )
-        run.engine = LIGHTNING
-        together = {RANKS: ranks.world()} if ranks.world() > 1 else {}
-        run.flags = {
-            **pruning.flags,
-            **fit.examples.flags,
-            **fit.schedule.flags,
-            **together,
-        }
+                # Lightning has called no hook of training.
+                refuse_too_large(trainer, trial.cell.batch_size)
+            attempt.failure = f"the module or a callback stopped it after {fit.goal.steps} steps"
+        training.store_scores(trial, fit.pruning.key, fit.pruning.scores)
+        _collect(fit, attempt)
+
+
+def _collect(fit: TrialFit, attempt: Attempt) -> None:
+    """Store in an attempt what the callbacks of its fit measured."""
+    attempt.engine = LIGHTNING
+    attempt.kept = {} if fit.pruning.mask is None else fit.pruning.mask.kept()
+    attempt.seconds = 0.0 if fit.checkpoint is None else fit.checkpoint.seconds
+    attempt.timed = fit.goal.stopwatch.timed
+    attempt.smoothness = fit.smoothness.curve if fit.smoothness.interval else {}
+    attempt.theory = fit.smoothness.terms
+    attempt.flags = {
+        **fit.pruning.flags,
+        **fit.examples.flags,
+        **fit.schedule.flags,
+    }
+    if ranks.world() > 1:
+        attempt.flags[RANKS] = ranks.world()
 
 
 class ScheduleCallback(Callback):
@@ -231,18 +241,16 @@ class ScheduleCallback(Callback):
         self.flags: dict[str, float] = {}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if (
-            trainer.global_step
-        ):  # a resumed run; its schedule has advanced, and the state has its shape
+        if trainer.global_step:
+            # The schedule of a resumed run has advanced. The checkpoint has its shape.
             return
 
-        def evaluate() -> dict[str, float]:
+        def measure() -> dict[str, float]:
             budget = trainer.max_steps
-            return schedule_shape(
-                rate_curve(trainer, pl_module, budget, self.goal.steps_of_epoch), budget
-            )
+            rates = rate_curve(trainer, pl_module, budget, self.goal.steps_of_epoch)
+            return schedule_shape(rates, budget)
 
-        self.flags = self.training.schedule_of(self.trial, evaluate)
+        self.flags = self.training.schedule_shape(self.trial, measure)
 
     def state_dict(self) -> dict[str, float]:
         return self.flags
@@ -252,7 +260,7 @@ class ScheduleCallback(Callback):
 
 
 class _OwnSignals(Callback):
-    """Leaves signals to whoever handles them outside of the run."""
+    """Keeps Lightning from handling signals, which the study does."""
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         lightning_private.leave_signals_alone(trainer)

@@ -81,7 +81,7 @@ ADAM = Rule(
     make=_make(torch.optim.Adam),
     is_of=lambda optimizer: _is_of(optimizer, decoupled=False),
     hyperparameters_of=_of,
-    counts=True,
+    has_step_counter=True,
     update_=_adam,
 )
 ADAMW = Rule(
@@ -91,6 +91,6 @@ ADAMW = Rule(
     make=_make(torch.optim.AdamW),
     is_of=lambda optimizer: _is_of(optimizer, decoupled=True),
     hyperparameters_of=_of,
-    counts=True,
+    has_step_counter=True,
     update_=_adamw,
 )

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-State = dict[str, Tensor]  # of many networks, by name: each of shape (networks, parameters)
+State = dict[str, Tensor]  # state of many networks by name, each of shape (networks, parameters)
 
 
 @dataclass(frozen=True)
@@ -17,19 +18,22 @@ class Rule:
     """An update rule.
 
     Attributes:
-        name: What `model.optimizer` calls it.
-        hyperparameters: Its numbers beside the learning rate, as the torch optimizer's parameter
-            group names them.
-        state: Names of the tensors that the torch optimizer keeps for each parameter, zero before
-            the first step.
-        make: (parameters, learning rate, hyperparameters by name) -> torch optimizer.
-        is_of: Whether a torch optimizer with one parameter group makes this update.
-        hyperparameters_of: A parameter group's hyperparameters, in the order of their names.
-        counts: Whether the torch optimizer counts its updates, as "step" of each parameter.
-        update_: One step, in place: (weights, gradients, state, rate, hyperparameters, step).
-            Weights, gradients (may be overwritten) and state have shape (networks, parameters),
-            rate and each hyperparameter (networks, 1); step is each network's number of this update
-            from 1, float, shape (networks, 1).
+        name: The value of `model.optimizer` that selects the rule.
+        hyperparameters: Names of its numbers except the learning rate, as the torch optimizer's
+            parameter group has them.
+        state: Names of the tensors that the torch optimizer keeps for each parameter. They are zero
+            before the first step.
+        make: Makes the torch optimizer: (parameters, learning rate, hyperparameters by name).
+        is_of: Returns True if a torch optimizer with one parameter group makes this update.
+        hyperparameters_of: Returns the hyperparameters of a parameter group, in the order of their
+            names.
+        update_: Makes one step in place: (weights, gradients, state, learning_rate,
+            hyperparameters, step). Weights, gradients (which may be overwritten) and state have
+            shape (networks, parameters), the learning rate and each hyperparameter (networks, 1).
+            `step` is each network's number of this update from 1, float, shape (networks, 1).
+        has_step_counter: Whether the torch optimizer counts its updates, as "step" of each
+            parameter.
+        counts: Earlier name of `has_step_counter`.
     """
 
     name: str
@@ -38,5 +42,15 @@ class Rule:
     make: Callable[[Iterable[nn.Parameter], float, Mapping[str, float]], torch.optim.Optimizer]
     is_of: Callable[[torch.optim.Optimizer], bool]
     hyperparameters_of: Callable[[Mapping[str, Any]], tuple[float, ...]]
-    counts: bool
     update_: Callable[[Tensor, Tensor, State, Tensor, Mapping[str, Tensor], Tensor], None]
+    has_step_counter: bool = False
+    counts: InitVar[bool | None] = None
+
+    def __post_init__(self, counts: bool | None) -> None:
+        if counts is not None:
+            warnings.warn(
+                f"Rule {self.name!r}: 'counts' is deprecated; use 'has_step_counter'",
+                FutureWarning,
+                stacklevel=3,
+            )
+            object.__setattr__(self, "has_step_counter", counts)

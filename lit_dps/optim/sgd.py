@@ -60,7 +60,7 @@ SGD = Rule(
     make=lambda parameters, rate, given: _make(parameters, rate, {}),
     is_of=lambda optimizer: _plain(optimizer, momentum=False, nesterov=False),
     hyperparameters_of=lambda group: (),
-    counts=False,
+    has_step_counter=False,
     update_=_sgd,
 )
 MOMENTUM = Rule(
@@ -70,7 +70,7 @@ MOMENTUM = Rule(
     make=_make,
     is_of=lambda optimizer: _plain(optimizer, momentum=True, nesterov=False),
     hyperparameters_of=lambda group: (group["momentum"],),
-    counts=False,
+    has_step_counter=False,
     update_=_momentum,
 )
 NESTEROV = Rule(
@@ -82,6 +82,6 @@ NESTEROV = Rule(
     ),
     is_of=lambda optimizer: _plain(optimizer, momentum=True, nesterov=True),
     hyperparameters_of=lambda group: (group["momentum"],),
-    counts=False,
+    has_step_counter=False,
     update_=_nesterov,
 )

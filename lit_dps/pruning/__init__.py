@@ -46,5 +46,5 @@ __all__ = [
         "prune",
         "pruner_of",
     ),
-    *("saliency", "top_k", "worth_knowing"),
+    *("saliency", "top_k", "mask_flags"),
 ]

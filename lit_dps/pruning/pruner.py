@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -20,23 +21,40 @@ from lit_dps.pruning.network import Network
 Scores = Mapping[str, Tensor]  # of each element of the parameters, by name: the highest are kept
 
 
+# Attributes of a pruner that were renamed. Plug-ins may use the earlier names for one more release.
+RENAMED = {"exact": "hits_count", "sums": "batch_invariant"}
+
+
 class Pruner(ABC):
     """A method that prunes at initialization. Its constructor takes `pruning.options`.
 
     Attributes:
-        passes: Passes over the training split that it takes, at most; 0 for a method without data.
-        sums: Whether a mask is the same, up to rounding, however the examples of a pass are divided
-            into batches, where the loss is a mean over them.
-        exact: Whether a mask keeps exactly round(m (1 - sparsity)) of its m elements. Where it
+        passes: Passes over the training split, at most; 0 for a method without data.
+        batch_invariant: Whether the mask does not depend, up to rounding, on how a pass is divided
+            into batches. The loss must be a mean over examples.
+        hits_count: Whether a mask keeps exactly round(m (1 - sparsity)) of its m elements. If it
             cannot, as with whole nodes, the table says what it keeps.
-        counts: What a sparsity is a share of, where the method is not exact, in one word such as
-            "nodes". A note below the table has it.
+        counts: What a sparsity is a share of if the method does not hit the count, in one word such
+            as "nodes". A note below the table uses it.
     """
 
     passes: int = 1
-    exact: bool = True
+    hits_count: bool = True
     counts: str = "weights"
-    sums: bool = False
+    batch_invariant: bool = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for old, new in RENAMED.items():
+            if old in cls.__dict__:
+                _warn_renamed(cls.__name__, old)
+                setattr(cls, new, cls.__dict__[old])
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in RENAMED:
+            _warn_renamed(type(self).__name__, name)
+            super().__setattr__(RENAMED[name], value)
+        super().__setattr__(name, value)
 
     @abstractmethod
     def mask(self, network: Network, sparsity: float, generator: torch.Generator) -> Mask:
@@ -50,7 +68,7 @@ class Pruner(ABC):
 
         Returns:
             A mask of the parameters that were scored; of their m elements it keeps exactly round(m
-            (1 - sparsity)), if the method is `exact`.
+            (1 - sparsity)), if the method has `hits_count`.
         """
 
 
@@ -64,6 +82,11 @@ class OneShot(Pruner):
 
     def mask(self, network: Network, sparsity: float, generator: torch.Generator) -> Mask:
         return top_k(self.scores(network, generator), sparsity)
+
+
+def _warn_renamed(name: str, old: str) -> None:
+    text = f"pruner {name}: {old!r} is deprecated; use {RENAMED[old]!r}"
+    warnings.warn(text, FutureWarning, stacklevel=3)
 
 
 PRUNERS: dict[str, type[Pruner]] = {}  # by name: `lit_dps.pruning` enters them
@@ -132,7 +155,7 @@ def prune(
 
 def _check(mask: Mask, network: Network, sparsity: float, pruner: Pruner) -> None:
     method, kept = type(pruner).__name__, mask.kept()
-    allowed = network.parameters if pruner.exact else dict(network.module.named_parameters())
+    allowed = network.parameters if pruner.hits_count else dict(network.module.named_parameters())
     for name, tensor in mask.items():
         if name not in allowed or tensor.shape != allowed[name].shape:
             raise ConfigError(
@@ -141,7 +164,7 @@ def _check(mask: Mask, network: Network, sparsity: float, pruner: Pruner) -> Non
     keep, total = (sum(counts) for counts in zip(*kept.values(), strict=True)) if kept else (0, 0)
     if keep == 0:
         raise ConfigError("pruning.method", method, "a mask that keeps something")
-    if pruner.exact and keep != round(total * (1 - sparsity)):
+    if pruner.hits_count and keep != round(total * (1 - sparsity)):
         raise ConfigError(
             "pruning.method",
             method,
@@ -186,6 +209,6 @@ def mask_flags(mask: Mask, pruner: Pruner, trained: int) -> dict[str, float]:
     """
     kept, total = (sum(counts) for counts in zip(*mask.kept().values(), strict=True))
     found = {UNSCORED: mask.by_place, KEPT: kept} if mask.by_place else {}
-    if not pruner.exact:
+    if not pruner.hits_count:
         found[BY + re.sub(r"\W", "_", pruner.counts)] = 1
     return found | ({PRUNABLE: total, TRAINED: trained} if 2 * total < trained else {})

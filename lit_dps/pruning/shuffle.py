@@ -29,7 +29,8 @@ class Shuffle(Pruner):
                 "pruning.options.of", of, "the method whose mask is permuted, such as snip"
             )
         self.of = pruner_of(of, options, "pruning.options.of")
-        self.passes, self.exact = self.of.passes, self.of.exact
+        self.passes = self.of.passes
+        self.hits_count = self.of.hits_count
         self.counts = self.of.counts
 
     def mask(self, network: Network, sparsity: float, generator: torch.Generator) -> Mask:

@@ -75,7 +75,7 @@ class Snap(Pruner):
         loss: "module", the training loss, or "nll_on_logits", that of the authors' code.
     """
 
-    exact = False
+    hits_count = False
     counts = "nodes"
     name = "snap"  # in messages
 

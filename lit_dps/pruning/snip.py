@@ -31,7 +31,7 @@ class Snip(OneShot):
         self.batches, self.abs_per_batch = batches, abs_per_batch
 
     @property
-    def sums(self) -> bool:
+    def batch_invariant(self) -> bool:
         return self.batches is None and not self.abs_per_batch and type(self).scores is Snip.scores
 
     def scores(self, network: Network, generator: torch.Generator) -> dict[str, Tensor]:

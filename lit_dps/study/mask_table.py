@@ -43,7 +43,7 @@ def masks(
             known: tuple[tuple[int, ...], Scores] | None = None
             for sparsity in (s for s in sparsities if s > 0):
                 trial = Trial(replace(cell, sparsity=sparsity), point, params, study.seed)
-                pruning = training.pruning_of(trial)
+                pruning = training.pruning_callback(trial)
                 pruning.init = "original"  # the mask does not know of it
                 if known is not None:
                     pruning.reuse(*known)

@@ -12,7 +12,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 
 from lit_dps.core.trial import Trial
-from lit_dps.engines.engine import SCORES_KEPT, network_is_shared
+from lit_dps.engines.engine import MAX_STORED_SCORES, network_is_shared
 from lit_dps.pruning import Mask, Network, OneShot, prunable
 from lit_dps.pruning.isometry import STEPS, restore_isometry
 from lit_dps.study.setup import StudySetup
@@ -41,13 +41,14 @@ class PassStopwatch(Callback):
             tuple(p for p in cell.axes if p[0].startswith("pruning.")): cell
             for cell in setup.study.cells
         }
-        found = [setup.training().pruning_of(Trial(cell, 0)) for cell in ways.values()]
-        # as `Training.keep_scores` decides it, of all the points of the study
+        found = [setup.training().pruning_callback(Trial(cell, 0)) for cell in ways.values()]
+        # as `Training.store_scores` decides it, of all the points of the study
         scores = (
             sum(p.numel() for p in prunable(pl_module, setup.pruning.biases).values())
             * setup.study.trials
         )
-        shared = run.key is not None and network_is_shared(setup.workload) and scores <= SCORES_KEPT
+        fits = scores <= MAX_STORED_SCORES
+        shared = run.key is not None and network_is_shared(setup.workload) and fits
         shared = (
             shared and setup.study.sampler == "sobol" and setup.study.best_of is None
         )  # else each cell has its own

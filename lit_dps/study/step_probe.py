@@ -269,7 +269,7 @@ def _apart(setup: StudySetup, trial: Trial) -> tuple[StudySetup, Trial]:
 
 def _workers(setup: StudySetup, trial: Trial) -> int:
     """The updates of a step of a trial; its batch is divisible by them."""
-    rounds = setup.training().local_of(trial).rounds
+    rounds = setup.training().local_sgd_callback(trial).rounds
     return rounds.workers if rounds.on else 1
 
 

@@ -172,7 +172,7 @@ class PruningCallback(Callback):
         mask = self._make_mask(module, copy)
         self.mask = mask
         # An exact method masks all parameters that the loss depends on; the others may join later.
-        if not self.pruner.exact:
+        if not self.pruner.hits_count:
             self._kept_dense = parameters.keys() - mask.keys()
         for name, parameter in copies_of(module, mask, held, self._callbacks).items():
             if not any(fnmatchcase(name, pattern) for pattern in self.exclude):

@@ -94,8 +94,8 @@ def _build_at_ends(setup: StudySetup) -> LightningDataModule:
     cells = {replace(cell, batch_size=smallest): None for cell in setup.study.cells}
     data = None
     for cell in cells:
-        setup.training().pruning_of(Trial(cell, 0))
-        setup.training().delay_of(Trial(cell, 0))
+        setup.training().pruning_callback(Trial(cell, 0))
+        setup.training().delay_callback(Trial(cell, 0))
         for params in extreme_points(setup.space):
             data = setup.workload.build(Trial(cell, 0, params)).data
             check_workers(setup, cell, params)

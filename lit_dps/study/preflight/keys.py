@@ -90,7 +90,7 @@ def check_keys(setup: StudySetup) -> None:
 def check_workers(setup: StudySetup, cell: Cell, params: Mapping[str, float]) -> None:
     """Raises ConfigError where the workers of local SGD cannot share a batch, or a value of theirs
     is not allowed."""
-    rounds, study = setup.training().local_of(Trial(cell, 0, params)).rounds, setup.study
+    rounds, study = setup.training().local_sgd_callback(Trial(cell, 0, params)).rounds, setup.study
     for batch_size in study.batch_sizes if rounds.on else ():
         if batch_size % rounds.workers:
             raise ConfigError(

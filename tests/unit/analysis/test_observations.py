@@ -119,7 +119,7 @@ def test_a_method_that_keeps_roughly_a_share_is_no_count_of_nodes():
 )
 def test_a_pruner_says_what_a_sparsity_counts(counts, unit):
     class Roughly(Pruner):
-        exact = False
+        hits_count = False
 
         def mask(self, network, sparsity, generator):
             raise AssertionError

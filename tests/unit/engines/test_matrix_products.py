@@ -9,8 +9,7 @@ from torch.func import vmap
 
 from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell
-from lit_dps.engines.matrix_products import AsProducts
-from lit_dps.engines.stack import StackedNetworks
+from lit_dps.engines.stack import ConvolutionsAsProducts, StackedNetworks
 from tests.support.conformance import assert_conform
 from tests.unit.engines.test_engine import quiet  # noqa: F401
 from tests.unit.engines.test_stack_lockstep import EXAMPLES, GOAL, RESNET, both, trials, workload
@@ -40,7 +39,7 @@ def test_values_and_gradients_of_stacked_convolutions(others, own_images, biased
         return out, *torch.autograd.grad((out * weights).sum(), given)
 
     plain = found()
-    with AsProducts():
+    with ConvolutionsAsProducts():
         ours = found()
     for theirs, mine in zip(plain, ours, strict=True):
         torch.testing.assert_close(mine, theirs)
@@ -49,14 +48,14 @@ def test_values_and_gradients_of_stacked_convolutions(others, own_images, biased
 @pytest.mark.parametrize("others", [{"groups": 2}, {"dilation": 2}, {"padding": "same"}], ids=str)
 def test_others_are_left_to_pytorch(others):
     x, w = drawn(2, 4, 8, 8), drawn(6, 4 // others.get("groups", 1), 3, 3)
-    with AsProducts():
+    with ConvolutionsAsProducts():
         ours = F.conv2d(x, w, **others)
     assert torch.equal(ours, F.conv2d(x, w, **others))
 
 
 def test_a_module_is_the_same_by_products():
     module, x = torch.nn.Conv2d(3, 5, 3, stride=2, padding=1), torch.randn(2, 3, 8, 8)
-    with AsProducts():
+    with ConvolutionsAsProducts():
         ours = module(x)
     torch.testing.assert_close(ours, module(x))
 
@@ -68,7 +67,9 @@ def test_trials_end_as_alone_where_batches_are_small_enough_for_products(
     taken = []
     monkeypatch.setattr(StackedNetworks.__init__, "__defaults__", (256, products))
     monkeypatch.setattr(
-        AsProducts, "__enter__", lambda self, was=AsProducts.__enter__: taken.append(1) or was(self)
+        ConvolutionsAsProducts,
+        "__enter__",
+        lambda self, was=ConvolutionsAsProducts.__enter__: taken.append(1) or was(self),
     )
     asked = trials(Cell(20, 0.0), Cell(20, 0.9), rates=[0.01, 0.05], momentum=0.8)
     ours, reference = both(

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lit_dps.core.trial import Cell
-from lit_dps.engines.single import SingleNetwork
+from lit_dps.engines.network_run import SingleNetwork
 from lit_dps.engines.stack import StackedNetworks
 from lit_dps.optim import RULES, Rule
 from lit_dps.training import goal_callback as goal_error
@@ -37,7 +37,7 @@ NOISY = Rule(
     make=lambda parameters, rate, given: Noisy(parameters, lr=rate),
     is_of=lambda optimizer: type(optimizer) is Noisy,
     hyperparameters_of=lambda group: (),
-    counts=False,
+    has_step_counter=False,
     update_=noisy,
 )
 
@@ -56,7 +56,7 @@ def test_pruned_weights_stay_zero(monkeypatch, options):
         share(module.parameters())
         return True
 
-    monkeypatch.setattr(SingleNetwork, "finite", lambda one: [of_module(one.member.module)])
+    monkeypatch.setattr(SingleNetwork, "finite", lambda one: [of_module(one.run.module)])
     monkeypatch.setattr(
         StackedNetworks, "finite", lambda stack: [share([row]) is None for row in stack.weights]
     )

@@ -151,7 +151,7 @@ def test_what_does_not_fit_is_taken_in_smaller_parts():
         cramped.gradients(x, y, index), roomy.gradients(x, y, index), strict=True
     ):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
-    assert cramped.part == 5
+    assert cramped.microbatch == 5
 
 
 class NarrowCheck(ImageClassifier):
@@ -174,7 +174,7 @@ def test_a_check_that_does_not_fit_is_taken_in_smaller_parts():
         found[kind] = stack.wrongness(torch.tensor([0]), x, y, index)
     assert 0 < (found[ImageClassifier] >= 1).sum() <= 20
     torch.testing.assert_close(*found.values())
-    assert stack.checked == 5
+    assert stack.eval_microbatch == 5
     with pytest.raises(torch.OutOfMemoryError, match="no room at all"):
         StackedNetworks([member(like(NoCheck, module()))], 60).wrongness(
             torch.tensor([0]), x, y, index
@@ -225,7 +225,7 @@ def test_a_row_that_is_written_back_and_put_again_goes_on_to_the_bit(rule):
     stack.train(x, y, index)
     for row in stack.live:
         stack.write_back(row)
-    saved = copy.deepcopy(stack.members)
+    saved = copy.deepcopy(stack.runs)
     again = StackedNetworks(saved[::-1], 60)
     again.take([1, 0])
     for each in (stack, again):

@@ -1,6 +1,8 @@
 """Update rules against TensorFlow's, written out by hand, and the schedule inside a real
 Trainer."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lit_dps.models import MLP
 from lit_dps.module import ImageClassifier
-from lit_dps.optim import RULES, make_scheduler
+from lit_dps.optim import RULES, SGD, make_scheduler
 from tests.support.tiny import Recorder, fit
 
 STEPS = 20
@@ -148,3 +150,9 @@ def _data(parameter):
 
 def _gradient(parameter):
     return parameter.grad.clone()
+
+
+def test_the_earlier_name_of_the_step_counter_works_with_a_warning():
+    with pytest.warns(FutureWarning, match="has_step_counter"):
+        rule = replace(SGD, name="counting", counts=True)
+    assert rule.has_step_counter and not SGD.has_step_counter

@@ -176,3 +176,20 @@ def test_a_method_that_is_none_is_refused(method, options, said):
 def test_a_mask_that_does_not_keep_what_it_should_is_refused(network, method, said):
     with pytest.raises(ConfigError, match=said):
         prune(pruner_of(f"{HERE}.{method}"), given(network), 0.9, 0, "Module")
+
+
+def test_earlier_names_of_attributes_work_with_a_warning():
+    with pytest.warns(FutureWarning, match="hits_count") as warned:
+
+        class Channels(Pruner):
+            exact = False
+            counts = "channels"
+
+            def mask(self, network, sparsity, generator):
+                raise NotImplementedError
+
+    assert len(warned) == 1 and not Channels().hits_count
+    pruner = Channels()
+    with pytest.warns(FutureWarning, match="batch_invariant"):
+        pruner.sums = True
+    assert pruner.batch_invariant and not Channels().batch_invariant

@@ -11,7 +11,7 @@ from lit_dps.core.errors import ConfigError
 from lit_dps.pruning import PRUNERS, prunable, pruner_of
 from tests.support.pruners import equal, kept, mask, network, small
 
-EXACT = [method for method, kind in PRUNERS.items() if kind.exact]
+EXACT = [method for method, kind in PRUNERS.items() if kind.hits_count]
 
 
 @pytest.mark.parametrize("method", EXACT)

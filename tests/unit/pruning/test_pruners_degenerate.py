@@ -23,7 +23,7 @@ from tests.support.runs import train_one
 from tests.unit.engines.test_engine import quiet  # noqa: F401
 from tests.unit.pruning.test_pruners_engines import GOAL, PARAMS, WORKLOAD
 
-EXACT = [method for method, kind in PRUNERS.items() if kind.exact]
+EXACT = [method for method, kind in PRUNERS.items() if kind.hits_count]
 
 
 @contextmanager

@@ -69,7 +69,7 @@ def test_new_weights_are_those_of_the_same_class_under_another_seed_and_the_poin
     trial, other = Trial(Cell(16, 0.8), 1, RATES), Trial(Cell(32, 0.5), 1, RATES)
     built = training.workload.build(trial)
     found = Mask({name: torch.rand(p.shape) < 0.3 for name, p in prunable(built.module).items()})
-    start("reinit", built.module, found, None, training.pruning_of(trial).redraw)
+    start("reinit", built.module, found, None, training.pruning_callback(trial).redraw)
     expected = training.workload.module(other, "reinit").state_dict()
     scored = training.workload.build(trial).module.state_dict()
     for name, weights in built.module.state_dict().items():
