@@ -142,7 +142,9 @@ def summarize_repeats(
 def _best(record: StudyRecord, cell: Cell) -> dict[int, int]:
     """Steps to result of a cell's best points, which are repeated, the best first."""
     steps = {r.trial.point: r.steps for r in record.resolved_results(cell) if r.steps is not None}
-    best = record.plan.best((k, point) for point, k in steps.items()) if record.plan.count else []
+    if record.plan.count == 0:
+        return {}
+    best = record.plan.best_points((k, point) for point, k in steps.items())
     return {point: steps[point] for point in best}
 
 

@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
         asked.checkpoint and Path(asked.checkpoint),
     )
     record = read_study(storage.optuna_url, asked.of)
-    stored = chosen(record, record.cell_named(asked.cell), asked.point)
+    stored = chosen(record, record.parse_cell(asked.cell), asked.point)
     if keep is not None and keep.exists():
         raise ConfigError("--checkpoint", str(keep), "a file that is not there yet")
     if not asked.trust:

@@ -1,4 +1,4 @@
-"""StudyRecord: all that is known of a study, as plain data. What reads it needs no database."""
+"""StudyRecord: everything that is known of a study, as plain data, without a database."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from lit_dps.core.space_history import ExpandedSpace
 from lit_dps.core.step_timing import StepTiming
 from lit_dps.core.trial import Cell, Series, Status, TrialResult, Value, short_name, text_of
 
-# of an environment: what its trials ran on, in words; absent in those of earlier versions
+# Entry of an environment: what its trials ran on, in words. Earlier versions did not store it.
 HARDWARE = "hardware"
 
 
 @dataclass(frozen=True)
 class StudyRecord:
-    """All that a study knows: what it set out to do and what has been found so far.
+    """A study: its configuration and its results so far.
 
     Attributes:
         name: Name of the study.
@@ -31,31 +31,30 @@ class StudyRecord:
         space: Range or choices of each metaparameter by configuration key.
         batch_sizes: Batch sizes of the grid, in examples.
         sparsities: Sparsities of the grid, in [0, 1).
-        trials: Trials declared for each cell: points 0 to trials - 1.
+        trials: Number of trials of each cell: points 0 to trials - 1.
         seed: The study's seed.
         goals: Further values of the goal's metric that the same runs answer
-            (`lit_dps.analysis.other_goals.at_goal`): easier ones; with run_on any.
-        slack: How far beyond K* trials run, as a multiple of it; None to the step budget
+            (`lit_dps.analysis.other_goals.at_goal`): easier ones; any, with `run_on`.
+        slack: Trials stop after this multiple of K*; None runs them to the step budget
             (`lit_dps.core.racing`).
-        config: The configuration it was started with.
-        results: Finished trials of every cell of the grid, by point, as they stood at step slack x
-            K*; an empty list where none has.
-        running: Trials and repeats of each cell that are started or queued and not yet finished.
-        repeats: Finished repeats of every cell of the grid, by point and number, also of points
-            that are not among its best any more.
-        plan: What was asked to be repeated.
-        boxes: Where the box was widened, its history: as it was at first, and each that followed;
-            `space` is the last.
+        config: The configuration of the study.
+        results: Finished trials of every cell of the grid, by point, truncated at slack x K*. The
+            list is empty for a cell without finished trials.
+        running: Number of trials and repeats of each cell that are started or queued.
         axes: Values of each further axis of the grid by configuration key.
-        noise: The noise scale of a short run before the first trial; None without one.
-        environments: What its trials were made of, the oldest first (`lit_dps.core.environment`);
-            empty where that was not kept.
-        run_on: Whether trials that met their goal went on to the step budget.
-        step_timing: Times of a step that were measured alone, at the end of the study; None without
-            them.
-        untold: At another goal than the study's own, of each cell the trials that are left out, as
-            nobody can tell when they met it: by point, the step of the first check at which it may
-            have.
+        noise: The noise scale of a short run before the first trial; None if not measured.
+        run_on: Whether trials continue to the step budget after they have met the goal.
+        repeats: Finished repeats of every cell of the grid, by point and number. They include
+            points that are not among the best any more.
+        plan: Which points are repeated.
+        boxes: If the search space was expanded: the first space, then each expanded one. The last
+            one is `space`.
+        environments: What the trials were made of, the oldest first (`lit_dps.core.environment`);
+            empty if that was not stored.
+        undetermined_points: Only for another goal than the study's: trials of each cell that are
+            left out, because the step at which they met that goal is unknown. By point, the step of
+            the first check that may have met it.
+        step_timing: Times of a step, measured alone at the end of the study; None if not measured.
     """
 
     name: str
@@ -83,13 +82,12 @@ class StudyRecord:
 
     @property
     def cells(self) -> list[Cell]:
-        """The grid, by series, then batch size."""
+        """All cells of the grid, by series, then batch size."""
         return grid(self.batch_sizes, self.sparsities, self.axes)
 
     @property
     def hardware(self) -> list[str | None]:
-        """What its trials ran on, each once, the first first; None for trials of a version that did
-        not keep it."""
+        """What the trials ran on, each once, the oldest first; None for trials without it."""
         return list(dict.fromkeys(each.get(HARDWARE) for each in self.environments))
 
     @property
@@ -98,14 +96,13 @@ class StudyRecord:
         return sorted({cell.series for cell in self.cells})
 
     def resolved_results(self, cell: Cell) -> list[TrialResult]:
-        """The results of a cell but for failed trials: how those would have ended is not known, and
-        they run again."""
+        """Return the results of a cell without failed trials, which will run again."""
         return [result for result in self.results[cell] if result.status is not Status.FAILED]
 
-    def cell_named(self, text: str) -> Cell:
-        """The cell of a text such as "B=32,S=0.9,delay=4", as `cell_text` and `str(Cell)` have it.
+    def parse_cell(self, text: str) -> Cell:
+        """Return the cell of a text such as "B=32,S=0.9,delay=4", as `cell_text` writes it.
 
-        Axes are named by their keys or by their last names; one of a single value may be left out.
+        Axes are named by their keys or by their last names. An axis with one value is optional.
 
         Raises:
             ConfigError: for a text that names no cell of the grid, or several.
@@ -115,37 +112,44 @@ class StudyRecord:
             "S": self.sparsities,
             **self.axes,
         }
-        named = {short_name(key): key for key in axes} | {key: key for key in axes}
-        allowed = "; ".join(
-            f"{short_name(key)}={'|'.join(map(text_of, values))}" for key, values in axes.items()
-        )
-        found = {key: values[0] for key, values in axes.items() if len(values) == 1}
+        allowed = "; ".join(_axis_text(key, values) for key, values in axes.items())
+        keys = {short_name(key): key for key in axes}
+        keys |= {key: key for key in axes}
+        chosen = {key: values[0] for key, values in axes.items() if len(values) == 1}
         for part in text.replace(",", " ").split():
-            name, _, value = part.partition("=")
-            key = named.get(name, "")
-            match = next(
-                (each for each in axes.get(key, ()) if value in (str(each), text_of(each))), None
-            )
-            if match is None:
-                match = next((each for each in axes.get(key, ()) if _number(value) == each), None)
-            if match is None:
+            name, _, value_text = part.partition("=")
+            key = keys.get(name, "")
+            value = _parse_value(value_text, axes.get(key, ()))
+            if value is None:
                 raise ConfigError("--cell", text, f"a cell of study {self.name}: {allowed}")
-            found[key] = match
-        if found.keys() != axes.keys():
+            chosen[key] = value
+        if chosen.keys() != axes.keys():
             raise ConfigError("--cell", text, f"one value each of {allowed}")
-        return Cell(found.pop("B"), found.pop("S"), tuple(sorted(found.items())))
+        batch_size = int(chosen.pop("B"))
+        sparsity = float(chosen.pop("S"))
+        return Cell(batch_size, sparsity, tuple(sorted(chosen.items())))
+
+
+def _axis_text(key: str, values: Iterable[Value]) -> str:
+    """Return an axis and its values, such as "delay=0|4"."""
+    return f"{short_name(key)}={'|'.join(map(text_of, values))}"
+
+
+def _parse_value(text: str, values: Iterable[Value]) -> Value | None:
+    """Return the value of an axis that a text means: by its text, else by its number."""
+    for value in values:
+        if text in (str(value), text_of(value)):
+            return value
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return next((value for value in values if value == number), None)
 
 
 def cell_text(cell: Cell) -> str:
-    """A cell as a command takes it: B=32,S=0.9,delay=4."""
+    """Return a cell as a command takes it: B=32,S=0.9,delay=4."""
     return str(cell).replace(" ", ",")
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
 
 
 def grid(
@@ -153,17 +157,15 @@ def grid(
     sparsities: Iterable[float],
     axes: Mapping[str, Iterable[Value]] | None = None,
 ) -> list[Cell]:
-    """All cells, by sparsity, values of the further axes, then batch size."""
+    """Return all cells, by sparsity, then values of the further axes, then batch size."""
     axes = dict(sorted((axes or {}).items()))
-    others = [
-        tuple(zip(axes, values, strict=True)) for values in product(*map(sorted, axes.values()))
-    ]
-    return [
-        Cell(b, s, other)
-        for s in sorted(sparsities)
-        for other in others
-        for b in sorted(batch_sizes)
-    ]
+    cells = []
+    for sparsity in sorted(sparsities):
+        for values in product(*map(sorted, axes.values())):
+            axis_values = tuple(zip(axes, values, strict=True))
+            for batch_size in sorted(batch_sizes):
+                cells.append(Cell(batch_size, sparsity, axis_values))
+    return cells
 
 
 def setting(config: Mapping, key: str) -> object:

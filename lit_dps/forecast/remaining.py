@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from lit_dps.core.racing import best_steps
 from lit_dps.core.record import StudyRecord
-from lit_dps.core.repeats import RepeatPlan, repeats_left
+from lit_dps.core.repeats import RepeatPlan, missing_repeats
 from lit_dps.core.trial import Cell, Status, TrialResult
 from lit_dps.study.progress import Along, as_many, mean_of_nearest_batch_size
 
@@ -181,4 +181,4 @@ def _steps_run(results: Mapping[Cell, Sequence[TrialResult]]) -> dict[Cell, list
 def _repeats_left(plan: RepeatPlan, cell: Cell, record: StudyRecord | None) -> int:
     if record is None:
         return 0
-    return len(repeats_left(plan, record.results.get(cell, ()), record.repeats.get(cell, ())))
+    return len(missing_repeats(plan, record.results.get(cell, ()), record.repeats.get(cell, ())))

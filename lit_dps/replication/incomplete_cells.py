@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from itertools import combinations
 
 from lit_dps.core.record import StudyRecord
-from lit_dps.core.repeats import repeats_left
+from lit_dps.core.repeats import missing_repeats
 from lit_dps.core.trial import Cell
 from lit_dps.replication.rules import FEWEST
 
@@ -36,7 +36,7 @@ def incomplete_cells(record: StudyRecord) -> list[Cell]:
             return True
         if not begun:
             return False
-        left = set(repeats_left(record.plan, results, record.repeats[cell]))
+        left = set(missing_repeats(record.plan, results, record.repeats[cell]))
         ran = {(result.trial.point, result.trial.repeat) for result in record.repeats[cell]}
         last = dict(sorted(ran)) or dict.fromkeys(
             (point for point, _ in left), 0

@@ -18,7 +18,7 @@ from lit_dps.core.config import check_name
 from lit_dps.core.errors import StorageError
 from lit_dps.core.noise_scale import read_at
 from lit_dps.core.racing import longest_attempt
-from lit_dps.core.repeats import Repeated
+from lit_dps.core.repeats import RepeatId
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult, Value
 from lit_dps.storage import schema
 from lit_dps.storage.bulk import add_trials
@@ -230,10 +230,10 @@ def _merge_cell(
         _withdraw(study, storage, header["slack"])
 
 
-def _attempts(storage: BaseStorage, study: str, cell: Cell) -> dict[Repeated, list[_Attempt]]:
+def _attempts(storage: BaseStorage, study: str, cell: Cell) -> dict[RepeatId, list[_Attempt]]:
     """The finished attempts in an Optuna study of a cell that have a result, by point and repeat,
     oldest first."""
-    found: dict[Repeated, list[_Attempt]] = {}
+    found: dict[RepeatId, list[_Attempt]] = {}
     if not _has_study(storage, study):
         return found
     for trial in storage.get_all_trials(storage.get_study_id_from_name(study), deepcopy=False):

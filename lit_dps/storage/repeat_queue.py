@@ -16,7 +16,7 @@ from optuna.distributions import BaseDistribution
 from optuna.storages import BaseStorage
 from optuna.trial import TrialState
 
-from lit_dps.core.repeats import Repeated, RepeatPlan
+from lit_dps.core.repeats import RepeatId, RepeatPlan
 from lit_dps.core.trial import Cell
 from lit_dps.storage.cells import give_up, open_cell, ran_to, steps_of
 from lit_dps.storage.locks import MachinePeers, ServerPeers
@@ -65,7 +65,7 @@ class Repeats:
         ):
             return None
         study = open_cell(self.storage, self.name, cell, self.uid, repeats=True)
-        left = self.plan.left(complete, self._known(study))
+        left = self.plan.missing(complete, self._known(study))
         if not left:
             return None
         point, number = left[0]
@@ -76,10 +76,10 @@ class Repeats:
         claimed.set_user_attr(OWNER, self.peers.owner)
         return claimed, self.plan.limit(min(complete)[0])
 
-    def _known(self, study: optuna.Study) -> dict[Repeated, float]:
+    def _known(self, study: optuna.Study) -> dict[RepeatId, float]:
         """Up to which step it is known how each repeat goes, infinite for those that are run; gives
         up dead ones."""
-        known: dict[Repeated, float] = {}
+        known: dict[RepeatId, float] = {}
         for trial in study.get_trials(deepcopy=False):
             if (
                 trial.state is TrialState.WAITING

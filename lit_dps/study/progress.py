@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TextIO
 
 from lit_dps.core.racing import longest_attempt, truncate_at_race_limit
-from lit_dps.core.repeats import RepeatPlan, repeats_left
+from lit_dps.core.repeats import RepeatPlan, missing_repeats
 from lit_dps.core.trial import STACKED, Cell, Status, TrialResult
 
 Along = Callable[[Cell, int], float]  # what a cell has over what the nearest batch size has
@@ -147,8 +147,8 @@ class Progress:
         if not complete:
             return 0, plan.count * plan.points * (len(self._ended(cell)) < self.points)
         ended = [r for r in repeats if r.status is not Status.FAILED]
-        left = len(repeats_left(plan, done, ended))
-        return plan.count * len(plan.best(complete)) - left, left
+        left = len(missing_repeats(plan, done, ended))
+        return plan.count * len(plan.best_points(complete)) - left, left
 
     def left(self, finished: Mapping[Cell, int]) -> TimeRemaining | None:
         """Mean seconds of a finished trial of the nearest batch size, summed over what is left,

@@ -15,7 +15,7 @@ from lit_dps.core.config import StorageConfig, StudyConfig, cores
 from lit_dps.core.goal import Goal
 from lit_dps.core.local_sgd import LocalSGDSchedule
 from lit_dps.core.record import StudyRecord
-from lit_dps.core.repeats import repeats_left
+from lit_dps.core.repeats import missing_repeats
 from lit_dps.core.search_space import Space
 from lit_dps.core.space_history import ExpandedSpace
 from lit_dps.core.trial import Cell, Status, TrialResult
@@ -112,7 +112,7 @@ class StudySetup:
         found = (
             (record.results.get(cell, ()), record.repeats.get(cell, ())) for cell in self.cells
         )
-        return sum(len(repeats_left(self.study.repeat_plan, *results)) for results in found)
+        return sum(len(missing_repeats(self.study.repeat_plan, *results)) for results in found)
 
     @property
     def goal_of_trials(self) -> Goal:

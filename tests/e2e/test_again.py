@@ -67,13 +67,13 @@ def test_a_trial_is_trained_again_to_its_k_and_its_weights_are_kept(call, unbrok
     ],
 )
 def test_a_cell_is_named_by_keys_or_last_names(text, others):
-    assert record().cell_named(text) == Cell(32, 0.0, others)
+    assert record().parse_cell(text) == Cell(32, 0.0, others)
 
 
 def test_the_name_of_a_cell_is_the_cell():
     for cell in record().cells:
-        assert record().cell_named(str(cell)) == cell
-    assert record(batch_sizes=(8,), axes={}).cell_named("S=0") == Cell(8, 0.0)
+        assert record().parse_cell(str(cell)) == cell
+    assert record(batch_sizes=(8,), axes={}).parse_cell("S=0") == Cell(8, 0.0)
 
 
 @pytest.mark.parametrize("text", ["B=9,S=0", "B=8", "", "b=8,S=0", "B=8,S=x,delay=0,network=MLP"])
@@ -81,7 +81,7 @@ def test_what_names_no_cell_is_refused_with_all_that_there_are(text):
     with pytest.raises(
         ValueError, match=r"--cell: .* B=8\|32; S=0\|0.998047; delay=0\|4; network=MLP\|Net$"
     ):
-        record().cell_named(text)
+        record().parse_cell(text)
 
 
 def test_the_command_is_of_the_cell_of_the_least_time():

@@ -58,7 +58,7 @@ def test_pruned_weights_that_come_back():
 def test_errors_that_are_not_what_was_seen():
     audit = fit(Net(lr=1e-3), Clouds(16))
     first, last = ({"step": check.step, "error": check.error} for check in audit.checks)
-    true = {"status": "incomplete", "steps": None, "observed": {}, "kept": {}}
+    true = {"status": "incomplete", "steps": None, "flags": {}, "kept": {}}
     goal = {"check_interval": 10, "max_steps": 20, "error": last["error"] / 2}
     cell = SimpleNamespace(batch_size=16, sparsity=0.0)
 
@@ -76,7 +76,7 @@ def test_errors_that_are_not_what_was_seen():
         ({}, {"check_interval": 5}, cell),
         ({}, {"max_steps": 40}, cell),
         ({"kept": {"head.weight": (1, 2)}}, {}, cell),
-        ({"observed": {"short_steps": 1}}, {}, cell),
+        ({"flags": {"short_steps": 1}}, {}, cell),
         ({}, {}, SimpleNamespace(batch_size=32, sparsity=0.0)),
         ({}, {}, SimpleNamespace(batch_size=16, sparsity=0.8)),
     ]:
