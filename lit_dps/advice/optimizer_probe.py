@@ -16,10 +16,10 @@ from lit_dps.study.pruning_probe import Looked
 from lit_dps.study.setup import StudySetup
 from lit_dps.training.adam_scaling import (
     AdamScales,
-    adaptive_of,
+    adam_scales_of,
     is_adaptive,
-    is_known,
     measured_adaptive,
+    needs_measurement,
 )
 
 
@@ -37,9 +37,9 @@ class OptimizerLook(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         for optimizer in trainer.optimizers:
-            if not is_known(optimizer):
+            if needs_measurement(optimizer):
                 self.notes.append(_measured(optimizer))
-        self.adaptive = adaptive_of(trainer.optimizers)
+        self.adaptive = adam_scales_of(trainer.optimizers)
         raise Looked
 
 

@@ -1,5 +1,4 @@
-"""Scales the settings of an optimizer with the batch size, for probes, forks and recommended
-runs."""
+"""Scales settings of Adam-like optimizers with the batch size (Malladi et al. 2022)."""
 
 from __future__ import annotations
 
@@ -36,31 +35,33 @@ _ADAPTIVE = (
     optim.Rprop,
     optim.SparseAdam,
 )
-_PLAIN = (optim.SGD, optim.ASGD, optim.LBFGS)
+# The update of these optimizers grows with the gradient.
+_NOT_ADAPTIVE = (optim.SGD, optim.ASGD, optim.LBFGS)
 # Optimizers of other packages that use the sign of the gradient. Their betas belong to the
 # momentum.
-_SIGN = ("Lion", "SignSGD")
-_OWN_DECAY = (optim.Muon, optim.Adafactor)  # decoupled weight decay, without betas
-# Steps before the measured step. RAdam divides by the second moment only after some steps.
-_STEPS = 12
+_SIGN_BASED = ("Lion", "SignSGD")
+# These have a decoupled weight decay, but no betas.
+_DECOUPLED_DECAY = (optim.Muon, optim.Adafactor)
+# RAdam divides by the second moment only after some steps.
+_STEPS_BEFORE_MEASUREMENT = 12
 _GRADIENT_FACTOR = 10.0
 
 
 class AdamScalingCallback(Callback):
-    """Keeps the time scales of an Adam-like rule in examples, when its batch size B is not that it
-    was tuned at, B0.
+    """Scale beta2 and weight decay of Adam-like optimizers from batch size B0 to batch size B.
 
-    `lit_dps.core.batch_scaling.scaled_beta2` scales the second moment, and
-    `lit_dps.core.batch_scaling.scaled_decay` weight decay. eta is the rate of the optimizer when
-    training starts, before its schedule. Optimizers whose update grows with the gradient are not
-    changed (`is_adaptive`). B is the size of a full batch (`full_batch_size`).
+    The averages of the optimizer then cover the same number of examples as at B0, where it was
+    tuned. `lit_dps.core.batch_scaling.scaled_beta2` scales the second moment, and
+    `lit_dps.core.batch_scaling.scaled_decay` the weight decay. eta is the rate of the optimizer
+    when training starts, before its schedule. Optimizers whose update grows with the gradient are
+    not changed (`is_adaptive`). B is the size of a full batch (`full_batch_size`).
 
     Args:
         reference: B0, in examples of an optimizer step.
         rate: eta0, the rate at which weight decay was tuned at B0; None assumes that eta = eta0.
 
     Attributes:
-        factor: B / B0, once the first batch was seen; 0 before.
+        factor: B / B0, after the first batch has begun; 0 before.
 
     Raises:
         ConfigError: if the reference is below 1, or if the rate is not positive.
@@ -86,7 +87,7 @@ class AdamScalingCallback(Callback):
             return
         size = full_batch_size(trainer, batch)
         if not isinstance(trainer.strategy, SharedBatchDDP):
-            size = sum(ranks.all_gather(size))  # each rank has batches of its own
+            size = sum(ranks.all_gather(size))  # each rank has different batches
         self.factor = size * trainer.accumulate_grad_batches / self.reference
         if not self.factor:
             return
@@ -133,7 +134,9 @@ def scale_groups(optimizer: Optimizer, factor: float, rate_ratio: float) -> None
         if _has_second_moment(optimizer, group):
             beta1, beta2 = group["betas"]
             group["betas"] = beta1, scaled_beta2(beta2, factor)
-        if group.get("weight_decay") and ("betas" in group or isinstance(optimizer, _OWN_DECAY)):
+        if group.get("weight_decay") and (
+            "betas" in group or isinstance(optimizer, _DECOUPLED_DECAY)
+        ):
             group["weight_decay"] = scaled_decay(group["weight_decay"], factor, rate_ratio)
 
 
@@ -153,7 +156,7 @@ def is_adaptive(optimizers: Sequence[Optimizer]) -> bool:
     return any(_is_adaptive(optimizer) for optimizer in optimizers)
 
 
-def adaptive_of(optimizers: Sequence[Optimizer]) -> AdamScales | None:
+def adam_scales_of(optimizers: Sequence[Optimizer]) -> AdamScales | None:
     """Return the settings that depend on the batch size; None if no optimizer is adaptive."""
     adaptive = [optimizer for optimizer in optimizers if _is_adaptive(optimizer)]
     if not adaptive:
@@ -164,20 +167,21 @@ def adaptive_of(optimizers: Sequence[Optimizer]) -> AdamScales | None:
         for group in optimizer.param_groups:
             if beta2 is None and _has_second_moment(optimizer, group):
                 beta2 = group["betas"][1]
-            if "betas" in group or isinstance(optimizer, _OWN_DECAY):
+            if _scales_decay(optimizer, group):
                 weight_decay = max(weight_decay, group.get("weight_decay") or 0.0)
     return AdamScales(beta2, weight_decay, initial_rate(adaptive))
 
 
-def is_known(optimizer: Optimizer) -> bool:
-    """Return True if `is_adaptive` knows the optimizer's class, and needs no measurement."""
-    return isinstance(optimizer, _ADAPTIVE + _PLAIN) or type(optimizer).__name__ in _SIGN
+def needs_measurement(optimizer: Optimizer) -> bool:
+    """Return True if `is_adaptive` has to measure an optimizer, because its class is not listed."""
+    is_listed = isinstance(optimizer, _ADAPTIVE + _NOT_ADAPTIVE)
+    return not is_listed and type(optimizer).__name__ not in _SIGN_BASED
 
 
 def _is_adaptive(optimizer: Optimizer) -> bool:
-    if isinstance(optimizer, _ADAPTIVE) or type(optimizer).__name__ in _SIGN:
+    if isinstance(optimizer, _ADAPTIVE) or type(optimizer).__name__ in _SIGN_BASED:
         return True
-    if isinstance(optimizer, _PLAIN):
+    if isinstance(optimizer, _NOT_ADAPTIVE):
         return False
     measured = measured_adaptive(optimizer)
     if measured is None:
@@ -195,8 +199,8 @@ def measured_adaptive(optimizer: Optimizer) -> bool | None:
         None if the copy fails or does not move the matrix.
     """
     try:
-        small = _update(optimizer, 1.0)
-        large = _update(optimizer, _GRADIENT_FACTOR)
+        small = _update_norm(optimizer, 1.0)
+        large = _update_norm(optimizer, _GRADIENT_FACTOR)
     except Exception:  # such as of an optimizer that needs a closure
         return None
     if not small > 0:
@@ -204,9 +208,8 @@ def measured_adaptive(optimizer: Optimizer) -> bool | None:
     return large / small < math.sqrt(_GRADIENT_FACTOR)
 
 
-def _update(optimizer: Optimizer, scale: float) -> float:
-    """Return how far one step moves a matrix, after `_STEPS` steps, with gradients of this
-    scale."""
+def _update_norm(optimizer: Optimizer, scale: float) -> float:
+    """Return how far a step moves a matrix with gradients of this scale, after some steps."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         start, gradient = torch.randn(4, 4), torch.randn(4, 4)
@@ -221,7 +224,7 @@ def _update(optimizer: Optimizer, scale: float) -> float:
     twin.param_groups = [{**settings, "params": [parameter]}]
     twin.state = defaultdict(dict)
     before = start
-    for _ in range(_STEPS + 1):
+    for _ in range(_STEPS_BEFORE_MEASUREMENT + 1):
         before = parameter.detach().clone()
         parameter.grad = scale * gradient
         # A schedule or a strategy may have wrapped the step of the instance, so call that of the
@@ -231,4 +234,8 @@ def _update(optimizer: Optimizer, scale: float) -> float:
 
 
 def _has_second_moment(optimizer: Optimizer, group: Mapping[str, Any]) -> bool:
-    return "betas" in group and type(optimizer).__name__ not in _SIGN
+    return "betas" in group and type(optimizer).__name__ not in _SIGN_BASED
+
+
+def _scales_decay(optimizer: Optimizer, group: Mapping[str, Any]) -> bool:
+    return "betas" in group or isinstance(optimizer, _DECOUPLED_DECAY)

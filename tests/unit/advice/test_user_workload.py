@@ -16,10 +16,10 @@ from lit_dps.parallel.process import waited_for_cpu
 from lit_dps.training import AdamScalingCallback
 from lit_dps.training.adam_scaling import (
     AdamScales,
-    adaptive_of,
+    adam_scales_of,
     is_adaptive,
-    is_known,
     measured_adaptive,
+    needs_measurement,
     scale_groups,
 )
 from lit_dps.training.workload import Workload
@@ -95,7 +95,9 @@ def test_beta2_and_weight_decay_are_told_at_the_recommended_batch_size():
         [torch.zeros(2, requires_grad=True)], lr=0.3, betas=(0.9, 0.99), weight_decay=0.01
     )
     sgd = torch.optim.SGD([torch.zeros(2, requires_grad=True)], lr=0.1, weight_decay=0.01)
-    assert adaptive_of([sgd]) is None and adaptive_of([sgd, adamw]) == AdamScales(0.99, 0.01, 0.3)
+    assert adam_scales_of([sgd]) is None and adam_scales_of([sgd, adamw]) == AdamScales(
+        0.99, 0.01, 0.3
+    )
     assert adaptive_advice(32, 128, 0.99, 0.01) == (
         "B = 128: beta2 0.960596, weight decay 0.04 (from 0.99 and 0.01 at B = 32)"
     )
@@ -155,14 +157,18 @@ class ByTheGradient(ByTheSign):
 )
 def test_adaptive_optimizers_are_known_and_a_measurement_agrees(name):
     optimizer = getattr(torch.optim, name)(matrix(), lr=0.01)
-    assert is_known(optimizer) and is_adaptive([optimizer]) and measured_adaptive(optimizer)
+    assert (
+        not needs_measurement(optimizer)
+        and is_adaptive([optimizer])
+        and measured_adaptive(optimizer)
+    )
 
 
 @pytest.mark.parametrize(("kind", "expected"), [(ByTheSign, True), (ByTheGradient, False)])
 def test_an_unknown_optimizer_is_measured(kind, expected):
     optimizer = kind(matrix())
     before = optimizer.param_groups[0]["params"][0].detach().clone()
-    assert not is_known(optimizer) and is_adaptive([optimizer]) is expected
+    assert needs_measurement(optimizer) and is_adaptive([optimizer]) is expected
     assert torch.equal(optimizer.param_groups[0]["params"][0], before)
 
 
