@@ -33,8 +33,8 @@ class LocalSGDCallback(Callback):
     """Train n networks on parts of every batch, and average them every H steps.
 
     This is local SGD (Stich 2019), and DiLoCo with an outer optimizer; see
-    `lit_dps.optim.local_sgd`. The batch size is that of a step over all workers: each worker takes
-    B / n examples, the same as a rank of its number would (`lit_dps.parallel.ddp.ShardLoader`). One
+    `lit_dps.optim.local_sgd`. The batch size B counts the examples of all workers: each takes B / n
+    examples, the same as a rank of its number would (`lit_dps.parallel.ddp.ShardLoader`). One
     step is one local step of all workers. Schedules, clipping and masks act on each of them. One
     process trains all workers in turn; with several ranks, each rank trains an equal number. Ranks
     communicate only when workers meet and at validations. The numbers are the same up to rounding.
@@ -287,7 +287,7 @@ class SharedTensors:
     """Checks that training changes none of the tensors that the workers of a network share.
 
     These are all tensors that no optimizer trains. One process holds them once, but each of several
-    ranks holds its own: if they changed, results would depend on the number of ranks.
+    ranks has a copy: if they changed, results would depend on the number of ranks.
 
     Args:
         module: The network.

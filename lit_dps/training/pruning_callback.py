@@ -105,7 +105,7 @@ class PruningCallback(Callback):
         self.flags: dict[str, float] = {}
         self.key: tuple[int, ...] | None = None
         self._copies: dict[str, str] = {}  # name of a copy -> name of its parameter
-        # Parameters that the method considered but did not mask, such as those of kept nodes.
+        # Parameters that the method considered but did not mask, such as biases of kept nodes.
         self._kept_dense: set[str] = set()
         # The user's callbacks, which may hold copies of the network, by the name of their class.
         self._callbacks: dict[str, list[Callback]] = {}
@@ -118,7 +118,7 @@ class PruningCallback(Callback):
         """Use these scores in the next run, because computing them costs as much as an epoch.
 
         Args:
-            key: Key of their pass. A run with another key computes its own scores.
+            key: Key of their pass. A run with another key ignores them.
             scores: Scores of a network with the same initial weights.
         """
         self._reusable = (key, scores)

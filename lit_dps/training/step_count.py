@@ -90,7 +90,7 @@ class StepCount:
 
 
 class ExamplesCallback(Callback):
-    """Check that an optimizer step uses as many examples as the batch size says.
+    """Check that optimizer steps use the number of examples that the batch size states.
 
     Any step may have fewer examples, such as the last step of an epoch; short steps are counted.
     The largest step of the first epoch must have all examples. `lit_dps.parallel.example_count`
@@ -111,8 +111,8 @@ class ExamplesCallback(Callback):
             batch.
 
     Raises:
-        ConfigError: if the training split has fewer examples than a step, or if no step has as many
-            examples as the batch size.
+        ConfigError: if the training split is smaller than the batch size, or if the largest step
+            has another number of examples.
     """
 
     def __init__(self, batch_size: int, key: str = "data.batch_size"):

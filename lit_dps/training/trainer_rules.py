@@ -1,7 +1,7 @@
 """Rules for the user's trainer arguments, callbacks and learning rate schedules in a study.
 
 A trial ends at its goal, after its maximum number of steps, or when it cannot win its race. Its
-batch size is that of its cell. Whatever would end or lengthen a trial otherwise, or change its
+cell determines its batch size. Whatever would end or lengthen a trial otherwise, or change its
 batch size, is refused. Whatever only displays or saves has no effect. Schedules that follow a
 metric are stepped by validations. `lit_dps.training.training_length` sets the length of training.
 """
@@ -39,9 +39,9 @@ class ArgumentRule(NamedTuple):
 
 
 _ENTIRE_SPLIT = "1.0: trials train on the entire training split"
-_GOAL_ENDS = "left out of a study: a trial ends at its goal or after goal.max_steps steps"
+_GOAL_ENDS = "remove it: a trial ends at its goal or after goal.max_steps steps"
 _REFUSED = {
-    "max_steps": ArgumentRule((-1, None), "left out of a study: set goal.max_steps"),
+    "max_steps": ArgumentRule((-1, None), "remove it, and set goal.max_steps"),
     "min_steps": ArgumentRule((None,), _GOAL_ENDS),
     "min_epochs": ArgumentRule((None,), _GOAL_ENDS),
     "max_time": ArgumentRule((None,), _GOAL_ENDS),
@@ -52,8 +52,10 @@ _REFUSED = {
     "limit_val_batches": ArgumentRule(
         (None, 1.0), "1.0: the goal needs the entire validation split"
     ),
-    "fast_dev_run": ArgumentRule((False, 0, None), "left out of a study"),
-    "barebones": ArgumentRule((False, None), "left out of a study: it validates nothing"),
+    "fast_dev_run": ArgumentRule(
+        (False, 0, None), "remove it: a study makes its own short run first"
+    ),
+    "barebones": ArgumentRule((False, None), "remove it: it turns off validation"),
 }
 _OVERRIDDEN = {
     "max_epochs": ArgumentRule(
@@ -63,8 +65,10 @@ _OVERRIDDEN = {
         (False, None), "a study keeps its results itself and shows them in MLflow"
     ),
     "enable_checkpointing": ArgumentRule((False, None), "a study saves its trials itself"),
-    "val_check_interval": ArgumentRule((1.0, None), "goal.check_interval says when to validate"),
-    "check_val_every_n_epoch": ArgumentRule((1, None), "goal.check_interval says when to validate"),
+    "val_check_interval": ArgumentRule((1.0, None), "goal.check_interval decides when to validate"),
+    "check_val_every_n_epoch": ArgumentRule(
+        (1, None), "goal.check_interval decides when to validate"
+    ),
 }
 _CALLBACKS_WITHOUT_EFFECT = (stock.Checkpoint, stock.ProgressBar, stock.ModelSummary)
 _REFUSED_CALLBACKS = {
@@ -107,7 +111,7 @@ def overridden_arguments(trainer: Mapping[str, Any]) -> list[str]:
 
 
 def filter_callbacks(callbacks: list[Callback], source: str) -> list[Callback]:
-    """Return the callbacks that run in a study; those that only save or display are left out.
+    """Return the callbacks that run in a study, without those that only save or display.
 
     Args:
         callbacks: The user's callbacks.
@@ -120,7 +124,7 @@ def filter_callbacks(callbacks: list[Callback], source: str) -> list[Callback]:
         for kind, reason in _REFUSED_CALLBACKS.items():
             if isinstance(callback, kind):
                 name = type(callback).__name__
-                raise ConfigError(source, name, f"left out of a study: {reason}")
+                raise ConfigError(source, name, f"remove it: {reason}")
     return [c for c in callbacks if not isinstance(c, _CALLBACKS_WITHOUT_EFFECT)]
 
 

@@ -56,7 +56,7 @@ class ValidationCount:
         """Check the counts of a validation that has ended.
 
         Raises:
-            ConfigError: if it had no examples, or not as many as the first validation.
+            ConfigError: if it had no examples, or another number than the first validation.
         """
         examples = dict(self._examples)
         name = _data_name(trainer)
