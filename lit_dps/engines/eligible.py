@@ -91,8 +91,7 @@ def ineligibility_reason(built: Built, training: Training, stacked: bool = False
         with preserve_rng_state(built.module, built.data):
             reason = _reason_against_loop(built, trainer, training)
             if reason is None and stacked:
-                max_steps = GoalErrorCallback(**training.goal).goal.max_steps
-                reason = _reason_against_stack(built, max_steps)
+                reason = _reason_against_stack(built, training.goal.max_steps)
             return reason
     except Exception as error:  # a user's module may raise here and not in Lightning's loop
         return f"{type(error).__name__}: {' '.join(str(error).split())[:ERROR_LENGTH]}"
@@ -102,7 +101,7 @@ def _reason_against_loop(built: Built, trainer: Trainer, training: Training) -> 
     """Return why a trial needs Lightning's loop; None if the interval loop can train it."""
     module, data = built.module, built.data
     name = type(module).__name__
-    if training.smoothness["interval"] is not None:
+    if training.smoothness.interval is not None:
         return "smoothness is measured in Lightning's loop"
     if trainer.callbacks or not _is_standard_trainer(trainer):  # pyright: ignore[reportAttributeAccessIssue]
         return "the trainer's arguments or callbacks are for Lightning's own loop"
@@ -112,7 +111,7 @@ def _reason_against_loop(built: Built, trainer: Trainer, training: Training) -> 
         return f"{type(data).__name__} does not keep its images in memory as ImageData does"
     if {*training.metrics} - {"val_loss"}:
         return "of further metrics val_loss alone is taken here"
-    goal = GoalErrorCallback(**training.goal)
+    goal = GoalErrorCallback.of(training.goal)
     standard_validation = inherits(module, ImageClassifier, ("wrongness", "validation_step"))
     if not (goal.early_reject or standard_validation) or not EarlyCheck.supports(
         trainer, module, goal.monitor

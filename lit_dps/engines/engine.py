@@ -7,16 +7,24 @@ trains any trial with it. Both ask `Attempt.record` at each check how a run cont
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.error_origin import error_text
 from lit_dps.core.errors import StorageError, UserError
+from lit_dps.core.local_sgd import LocalSGDSchedule
 from lit_dps.core.search_space import RATE_NAMES
 from lit_dps.core.trial import Status, Trial, TrialResult
+from lit_dps.core.trial_config import (
+    GoalConfig,
+    OptimConfig,
+    PruningConfig,
+    SmoothnessConfig,
+    plain,
+)
 from lit_dps.parallel import ranks
 from lit_dps.pruning.pruner import Scores
 from lit_dps.training import DelayCallback, LocalSGDCallback, PruningCallback
@@ -27,10 +35,6 @@ from lit_dps.training.workload import Workload
 OPTIONS = "pruning.options."  # an axis of the grid may be an argument of the pruning method
 # In elements: 256 MiB in float32, which is several times all 100 points of the paper's networks.
 MAX_STORED_SCORES = 2**26
-# The keys "noise" of smoothness and "init" of pruning were added later. Their defaults are left
-# out, so that checkpoints of earlier versions stay valid.
-NO_NOISE = ("noise", False)
-NO_INIT = ("init", "original")
 PassKey = tuple[int, ...]  # `TrainingPass.key` of the pass that took the scores
 
 
@@ -59,11 +63,11 @@ class Training:
 
     Attributes:
         workload: What a trial trains.
-        goal: Arguments of `GoalErrorCallback`.
-        pruning: Arguments of `PruningCallback` except the sparsity, which is the cell's.
-        smoothness: Arguments of `SmoothnessCallback`.
-        optim: Arguments of `DelayCallback`.
-        local: Arguments of `LocalSGDCallback`.
+        goal: When a trial stops.
+        pruning: How a trial is pruned. The sparsity is the cell's, and the seed the point's.
+        smoothness: What is measured along a trial.
+        optim: The delay of the gradients.
+        local: The workers of local SGD.
         checkpoints: Where long runs are saved and resumed from; None saves nothing.
         metrics: Further validation metrics to keep in the curve.
         budget: The trainer's steps that the module and its schedules see, if runs end earlier; None
@@ -71,11 +75,11 @@ class Training:
     """
 
     workload: Workload
-    goal: Mapping[str, Any]
-    pruning: Mapping[str, Any] = field(default_factory=dict)
-    smoothness: Mapping[str, Any] = field(default_factory=lambda: {"interval": None})
-    optim: Mapping[str, Any] = field(default_factory=dict)
-    local: Mapping[str, Any] = field(default_factory=dict)
+    goal: GoalConfig
+    pruning: PruningConfig = PruningConfig()
+    smoothness: SmoothnessConfig = SmoothnessConfig()
+    optim: OptimConfig = OptimConfig()
+    local: LocalSGDSchedule = LocalSGDSchedule()
     checkpoints: Checkpoints | None = None
     metrics: tuple[str, ...] = ()
     budget: int | None = None
@@ -86,7 +90,7 @@ class Training:
 
     def pruning_callback(self, trial: Trial) -> PruningCallback:
         """Return the callback that prunes a trial."""
-        arguments = dict(self.pruning)
+        arguments: dict[str, Any] = {}
         options = {}
         for key, value in trial.cell.axes:
             if key.startswith(OPTIONS):
@@ -94,22 +98,21 @@ class Training:
             elif key.startswith("pruning."):
                 arguments[key.removeprefix("pruning.")] = value
         if options:
-            arguments["options"] = {**(self.pruning.get("options") or {}), **options}
+            arguments["options"] = {**(self.pruning.options or {}), **options}
         arguments["sparsity"] = trial.cell.sparsity
         arguments["seed"] = trial.seed_for("prune")
-        callback = PruningCallback(**arguments)
+        callback = PruningCallback.of(replace(self.pruning, **arguments))
         callback.redraw = partial(self.workload.module, trial)
         return callback
 
     def delay_callback(self, trial: Trial) -> DelayCallback:
         """Return the callback that delays the gradients of a trial."""
-        return DelayCallback(**{**self.optim, **_values_below("optim.", trial.cell.axes)})
+        return DelayCallback.of(replace(self.optim, **_values_below("optim.", trial.cell.axes)))
 
     def local_sgd_callback(self, trial: Trial) -> LocalSGDCallback:
         """Return the callback for local SGD. The cell and the point may set its arguments."""
-        axes = _values_below("local.", trial.cell.axes)
-        searched = _values_below("local.", trial.params.items())
-        return LocalSGDCallback(**{**self.local, **axes, **searched})
+        values = _values_below("local.", [*trial.cell.axes, *trial.params.items()])
+        return LocalSGDCallback.of(replace(self.local, **values))
 
     def stored_scores(self, trial: Trial) -> tuple[PassKey, Scores] | None:
         """Return the key of the scoring pass and the pruning scores of a point; None if missing."""
@@ -160,18 +163,23 @@ class Training:
         if self.checkpoints is None or trial is None:
             return None
         settings: dict[str, Any] = {
-            "goal": self.goal,
-            "pruning": _without(self.pruning, NO_INIT),
-            "smoothness": _without(self.smoothness, NO_NOISE),
+            "goal": plain(self.goal),
+            "pruning": plain(self.pruning),
+            "smoothness": plain(self.smoothness),
             "goals": attempt.other_goals,
             "engine": engine,
             "workload": asdict(self.workload),
         }
-        if self.optim.get("delay"):
-            settings["optim"] = self.optim
+        # Checkpoints of earlier versions, which do not have these keys, stay valid.
+        if self.pruning.init == "original":
+            del settings["pruning"]["init"]
+        if not self.smoothness.noise:
+            del settings["smoothness"]["noise"]
+        if self.optim.delay:
+            settings["optim"] = plain(self.optim)
         rounds = self.local_sgd_callback(trial).rounds
         if rounds.on:
-            settings["local"] = asdict(rounds)
+            settings["local"] = plain(rounds)
         if self.metrics:
             settings["metrics"] = list(self.metrics)
         return self.checkpoints.file(trial, settings)
@@ -220,8 +228,3 @@ def _scores_key(trial: Trial) -> tuple:
 def _values_below(prefix: str, items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     """Return the values of keys with a prefix, by the rest of the key."""
     return {key.removeprefix(prefix): value for key, value in items if key.startswith(prefix)}
-
-
-def _without(arguments: Mapping[str, Any], default: tuple[str, Any]) -> dict[str, Any]:
-    """Return the arguments except one that has its default value."""
-    return {key: value for key, value in arguments.items() if (key, value) != default}

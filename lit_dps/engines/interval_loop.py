@@ -32,7 +32,6 @@ from lit_dps.engines.stack import StackedNetworks
 from lit_dps.engines.trainer import TrainerEngine
 from lit_dps.module import ImageClassifier
 from lit_dps.optim import rule_of
-from lit_dps.training import GoalErrorCallback
 from lit_dps.training.checkpoint_files import MIN_SECONDS_WORTH_SAVING
 from lit_dps.training.early_check import Check, HardestFirst
 from lit_dps.training.hidden_state import unchanged_attributes
@@ -349,15 +348,14 @@ class RunGroup:
 
     def __init__(self, training: Training, built: Built, device: torch.device, stack_size: int):
         assert isinstance(built.data, ImageData)
-        goal = GoalErrorCallback(**training.goal)
         self.training = training
         self.device = device
         self.stack_size = stack_size
-        self.interval = goal.goal.check_interval
+        self.interval = training.goal.check_interval
         self.watch = Stopwatch()
         self.x, self.y = built.data.on_device("train", device)
         self._validation = built.data.on_device("val", device)
-        self._early_reject = goal.early_reject
+        self._early_reject = training.goal.stops_checks_early
         self._data = built.data
         self._module = built.module
         self._kind = _kind_of(built)

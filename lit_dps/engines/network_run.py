@@ -29,7 +29,6 @@ from lit_dps.optim.local_sgd import LocalSGD
 from lit_dps.pruning import Mask, Network, mask_flags, prunable, prune
 from lit_dps.pruning.mask import multiply
 from lit_dps.pruning.start import start
-from lit_dps.training import GoalErrorCallback
 from lit_dps.training.checkpoint_files import CheckpointFile, Checkpoints
 from lit_dps.training.early_check import evaluating
 from lit_dps.training.hidden_state import capture_attributes, restore_attributes
@@ -189,7 +188,7 @@ class NetworkRun:
         if self.schedule is None:
             return {}
         config = LRSchedulerConfig(self.schedule, interval="step")
-        budget = training.budget or GoalErrorCallback(**training.goal).goal.max_steps
+        budget = training.budget or training.goal.max_steps
         rates = rates_of_steps(self.optimizer, [config], budget, shared=(self.module,))
         return schedule_shape(rates, budget)
 
@@ -292,7 +291,7 @@ class NetworkRun:
         next(islice(self.batches, past_intervals, past_intervals), None)  # skips these batches
         restore_attributes(state.get("kept", [None, None]), self.module, self.data)
         if not state["paused"] and self.file is not None:  # pauses are part of every study
-            checkpoints.say(f"{self.file.about['name']} goes on from step {self.steps}")
+            checkpoints.say(f"{self.file.about['name']} resumes from step {self.steps}")
 
 
 class SingleNetwork:

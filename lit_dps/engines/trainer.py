@@ -73,7 +73,7 @@ class TrialFit:
         assert trial is not None
         built = training.workload.build(trial)
         if goal is None:
-            goal = GoalErrorCallback(**training.goal)
+            goal = GoalErrorCallback.of(training.goal)
             goal.budget = training.budget
         goal.record_in(attempt)
         goal.at_check = at_check
@@ -83,7 +83,7 @@ class TrialFit:
             goal.at_check = checkpoint.checked
             goal.saves_pause = lambda: checkpoint.can_save
         pruning = training.pruning_callback(trial)
-        smoothness = SmoothnessCallback(**training.smoothness)
+        smoothness = SmoothnessCallback.of(training.smoothness)
         examples = ExamplesCallback(trial.cell.batch_size, training.workload.batch_size_key)
         delay = training.delay_callback(trial)
         local = training.local_sgd_callback(trial)
@@ -176,7 +176,7 @@ class TrainerEngine:
                 raise
             why = str(error).split("\n")[0]
             checkpoints.say(
-                f"{file.about['name']} begins anew: it cannot go on from its checkpoint ({why})"
+                f"{file.about['name']} restarts: it cannot resume from its checkpoint ({why})"
             )
             attempt.restart()
             return False
