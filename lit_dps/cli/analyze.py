@@ -18,7 +18,7 @@ from lit_dps.report.text import parts_of
 from lit_dps.storage.lost_study import refuse_lost
 from lit_dps.storage.read import read_study
 from lit_dps.storage.urls import check_place, sqlite_file, ui_command, without_password
-from lit_dps.study.retrain_command import again_text
+from lit_dps.study.retrain import retrain_hint
 
 SHOW = (
     "What to print too, with commas between, or all: critical (batch sizes by definition), "
@@ -80,7 +80,7 @@ def main(argv: list[str]) -> int:
         logged = sqlite_file(storage.mlflow_uri)
         seen = logged is None or logged.is_file()
         browse = f"browse it in MLflow: {ui_command(storage.mlflow_uri)}\n" if seen else ""
-        print(text, end=f"\n{again_text(study, storage)}{browse}")
+        print(text, end=f"\n{retrain_hint(study, storage)}{browse}")
         return NO_RESULT if ended_without_result(study.cells) else 0
 
     from lit_dps.tracking import sync as view
@@ -92,7 +92,7 @@ def main(argv: list[str]) -> int:
     text, files = publish(study, folder, show)
     view.sync(tracker, study.record, study, files, logged=logged)
     print(
-        f"{text}\n{again_text(study, storage)}in step with it: MLflow at "
+        f"{text}\n{retrain_hint(study, storage)}in step with it: MLflow at "
         f"{without_password(storage.mlflow_uri)}"
     )
     return NO_RESULT if ended_without_result(study.cells) else 0

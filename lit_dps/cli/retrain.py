@@ -27,7 +27,7 @@ from lit_dps.core.trial import Status, text_of
 from lit_dps.parallel.process import INTERRUPTED
 from lit_dps.storage.own_studies import foreign_modules, is_own
 from lit_dps.storage.read import read_study, study_uid
-from lit_dps.study.retrain import chosen, compared, train_again
+from lit_dps.study.retrain import compare_with_stored, retrain, stored_trial
 from lit_dps.study.setup import StudySetup
 
 TRUST = (
@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
         asked.checkpoint and Path(asked.checkpoint),
     )
     record = read_study(storage.optuna_url, asked.of)
-    stored = chosen(record, record.parse_cell(asked.cell), asked.point)
+    stored = stored_trial(record, record.parse_cell(asked.cell), asked.point)
     if keep is not None and keep.exists():
         raise ConfigError("--checkpoint", str(keep), "a file that is not there yet")
     if not asked.trust:
@@ -51,12 +51,12 @@ def main(argv: list[str]) -> int:
     setup = _rebuilt(record, storage)
     point = ", ".join(f"{key} {text_of(value)}" for key, value in stored.trial.params.items())
     print(f"study {record.name}, {stored.trial}: {point}", file=sys.stderr, flush=True)
-    run = train_again(setup, record, stored, keep)
+    run = retrain(setup, record, stored, keep)
     if run.traceback:
         print(run.traceback, file=sys.stderr)
     if keep is not None:
         print(f"checkpoint: {keep if keep.exists() else 'none was written'}")
-    print(f"{run.outcome}; {compared(run, stored)}")
+    print(f"{run.outcome}; {compare_with_stored(run, stored)}")
     return INTERRUPTED if run.status is None else int(run.status is Status.FAILED)
 
 

@@ -22,7 +22,7 @@ from lit_dps.parallel.ranks import follows_torchrun
 from lit_dps.report.text import parts_of
 from lit_dps.storage.take_over import TAKE_OVER
 from lit_dps.study.expand_space import OPTION as WIDEN
-from lit_dps.study.expand_space import as_stored
+from lit_dps.study.expand_space import with_stored_space
 from lit_dps.study.preflight.effects import check_effects
 from lit_dps.study.run import RunOptions, check_study, run_study
 from lit_dps.study.setup import StudySetup
@@ -131,7 +131,7 @@ def main(argv: list[str]) -> int:
     notes = check_effects(setup)
     if not follows_torchrun():
         print(*(f"note: {line}\n" for line in notes), sep="", end="", file=sys.stderr)
-        setup = as_stored(setup, cli.config.get("extend_space", False))
+        setup = with_stored_space(setup, cli.config.get("extend_space", False))
     if not cli.config.get("forecast"):
         options = RunOptions(
             parts_of(cli.config.get("show", "")),

@@ -1,5 +1,4 @@
-"""The box of a study as it is by now: widened by --extend-space, and gone on with by every command
-that follows."""
+"""Expands the search space of a study (--extend-space)."""
 
 from __future__ import annotations
 
@@ -18,56 +17,61 @@ from lit_dps.study.setup import StudySetup
 OPTION = "--extend-space"
 
 
-def as_stored(setup: StudySetup, widen: bool) -> StudySetup:
-    """A study with the box and the trials that it has by now, once more widened if that is asked
-    for.
+def with_stored_space(setup: StudySetup, expands: bool) -> StudySetup:
+    """Return a study with the search space and the number of trials that are stored.
 
-    The configuration, and with it the identity, keep the first box. Changes nothing in the storage.
+    The configuration, and with it the identity, keep the first search space. The storage is not
+    changed.
+
+    Args:
+        setup: The study as configured.
+        expands: Whether to expand the search space once more.
 
     Raises:
-        UserError: where there is nothing to widen, or trials are left.
+        UserError: if `expands` and there is nothing to expand, or trials remain.
     """
     url, name = setup.storage.optuna_url, setup.study.name
     check_place(url)
     try:
         record = read_study(url, name)
-    except StorageError as error:  # there is none yet; what else is wrong with it is told later
-        if widen:
+    except StorageError as error:  # there is no study yet; `declare` reports other errors
+        if expands:
             raise UserError(f"{OPTION}: {error}") from None
         return setup
-    boxes = record.boxes[1:]
-    if widen:
-        boxes = (*boxes, _wider(setup, record))
-    if not boxes:
+    spaces = record.boxes[1:]
+    if expands:
+        spaces = (*spaces, _expanded(setup, record))
+    if not spaces:
         return setup
-    trials = max(setup.study.trials, boxes[-1].end)
-    now = ", ".join(f"{key} {box}" for key, box in boxes[-1].space.items())
+    last = spaces[-1]
+    trials = max(setup.study.trials, last.end)
+    ranges = ", ".join(f"{key} {box}" for key, box in last.space.items())
     print(
-        f"study {name}: its box is the widened one, {now}; {trials} trials a cell", file=sys.stderr
+        f"study {name}: its search space was expanded to {ranges}; {trials} trials a cell",
+        file=sys.stderr,
     )
-    return dataclasses.replace(
-        setup, study=dataclasses.replace(setup.study, trials=trials), boxes=boxes
-    )
+    study = dataclasses.replace(setup.study, trials=trials)
+    return dataclasses.replace(setup, study=study, boxes=spaces)
 
 
-def _wider(setup: StudySetup, record: StudyRecord) -> ExpandedSpace:
-    if setup.study.sampler != "sobol":
+def _expanded(setup: StudySetup, record: StudyRecord) -> ExpandedSpace:
+    """Return the stored search space, expanded at each end that is near a best value."""
+    study = setup.study
+    if study.sampler != "sobol":
         raise UserError(
-            f"{OPTION}: study.sampler {setup.study.sampler} is not allowed; sobol, whose points "
-            "fill a box"
+            f"{OPTION}: study.sampler {study.sampler} is not allowed; sobol, whose points fill a "
+            "range"
         )
-    if setup.study.best_of is not None:
+    if study.best_of is not None:
         raise UserError(
-            f"{OPTION}: study.best_of {setup.study.best_of} is not allowed: widen the box of that "
-            "study"
+            f"{OPTION}: study.best_of {study.best_of} is not allowed: expand the search space of "
+            "that study"
         )
-    ended = [
-        r for cell in record.cells for r in record.results[cell] if r.status is not Status.FAILED
-    ]
-    left = len(record.cells) * record.trials - sum(r.trial.point < record.trials for r in ended)
-    if left > 0:
+    remaining = _count_remaining(record)
+    if remaining > 0:
         raise UserError(
-            f"{OPTION}: {left} trials of study {record.name!r} are left; run it without this first"
+            f"{OPTION}: {remaining} trials of study {record.name!r} remain; run it without this "
+            "option first"
         )
     ends: dict[str, set[str]] = {}
     for cell in Analysis(record).cells:
@@ -75,8 +79,19 @@ def _wider(setup: StudySetup, record: StudyRecord) -> ExpandedSpace:
             ends.setdefault(key, set()).add(end)
     if not ends:
         raise UserError(
-            f"{OPTION}: no best value of study {record.name!r} lies near an end of its range"
+            f"{OPTION}: no best value of study {record.name!r} is near an end of its range"
         )
-    if (box := expand_space(record.space, ends, record.trials)) is None:
+    expanded = expand_space(record.space, ends, record.trials)
+    if expanded is None:
         raise UserError(f"{OPTION}: {', '.join(ends)} cannot go beyond the ends that they have")
-    return box
+    return expanded
+
+
+def _count_remaining(record: StudyRecord) -> int:
+    """Return the number of trials without a result, or with a failure."""
+    finished = 0
+    for cell in record.cells:
+        for result in record.results[cell]:
+            if result.status is not Status.FAILED and result.trial.point < record.trials:
+                finished += 1
+    return len(record.cells) * record.trials - finished

@@ -1,5 +1,7 @@
-"""What each pruning method of a study keeps of each layer, at initialization: nothing is trained or
-stored."""
+"""Counts the weights of each layer that the pruning methods of a study keep at initialization.
+
+Nothing is trained or stored.
+"""
 
 from __future__ import annotations
 
@@ -13,53 +15,60 @@ from lit_dps.core.trial import Series, Trial
 from lit_dps.pruning.pruner import Scores
 from lit_dps.storage.sobol import sobol_point
 from lit_dps.study.setup import StudySetup
+from lit_dps.training import PruningCallback
 from lit_dps.training.rng_state import preserve_rng_state
 
 
 def masks(
     setup: StudySetup, sparsities: Sequence[float], points: int
 ) -> Iterator[tuple[Series, int, dict[str, tuple[int, int]]]]:
-    """Series, point, and kept and all elements of each tensor, as a trial of the study would have
-    them.
+    """Yield series, point, and the kept and all elements of each tensor.
 
-    Scores that serve every sparsity are taken once a point. At the smallest batch size: a mask does
-    not depend on it.
+    The masks are those of the study's trials at its smallest batch size; a mask does not depend on
+    the batch size. Scores that serve every sparsity are computed once a point.
 
     Args:
         setup: The study, checked.
-        sparsities: In place of its own.
-        points: How many of its points.
+        sparsities: Sparsities in place of the study's.
+        points: The number of points.
 
     Raises:
-        UserError: for what cannot be pruned so.
+        UserError: if a network cannot be pruned.
     """
     study, training = setup.study, setup.training()
-    least = dict.fromkeys(
-        replace(c, batch_size=min(study.batch_sizes), sparsity=0.0) for c in study.cells
-    )
-    for cell in least:
+    smallest = min(study.batch_sizes)
+    cells = {replace(cell, batch_size=smallest, sparsity=0.0): None for cell in study.cells}
+    for cell in cells:
         for point in range(points):
             params = sobol_point(study.space, study.seed, point, study.scramble)
-            known: tuple[tuple[int, ...], Scores] | None = None
-            for sparsity in (s for s in sparsities if s > 0):
+            scores: tuple[tuple[int, ...], Scores] | None = None
+            for sparsity in sparsities:
+                if sparsity <= 0:
+                    continue
                 trial = Trial(replace(cell, sparsity=sparsity), point, params, study.seed)
                 pruning = training.pruning_callback(trial)
-                pruning.init = "original"  # the mask does not know of it
-                if known is not None:
-                    pruning.reuse(*known)
-                built = training.workload.build(trial)
-                with preserve_rng_state(seed=trial.seed_for("order")), suppress(_Pruned):
-                    own = {"callbacks": [*built.trainer["callbacks"], pruning, _Stop()]}
-                    Trainer(**{**built.trainer, **own}).fit(built.module, datamodule=built.data)
+                pruning.init = "original"  # the mask does not depend on the initialization after it
+                if scores is not None:
+                    pruning.reuse(*scores)
+                _prune(setup, trial, pruning)
                 if pruning.key is not None and pruning.scores is not None:
-                    known = pruning.key, pruning.scores
+                    scores = (pruning.key, pruning.scores)
                 yield trial.cell.series, point, pruning.mask.kept()
+
+
+def _prune(setup: StudySetup, trial: Trial, pruning: PruningCallback) -> None:
+    """Begin a fit of a trial, and end it when the callback has made its mask."""
+    built = setup.workload.build(trial)
+    callbacks = [*built.trainer["callbacks"], pruning, _EndAfterPruning()]
+    with preserve_rng_state(seed=trial.seed_for("order")), suppress(_Pruned):
+        trainer = Trainer(**{**built.trainer, "callbacks": callbacks})
+        trainer.fit(built.module, datamodule=built.data)
 
 
 class _Pruned(Exception):
     """The mask is made."""
 
 
-class _Stop(Callback):
+class _EndAfterPruning(Callback):
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         raise _Pruned

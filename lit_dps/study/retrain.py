@@ -1,4 +1,4 @@
-"""A trial of a stored study once more, by itself: what `fit --of` does."""
+"""Retrains a trial of a stored study, outside of the study: what `fit --of` does."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 
+from lit_dps.analysis.analysis import Analysis
 from lit_dps.core.attempt import Attempt
+from lit_dps.core.config import StorageConfig
 from lit_dps.core.environment import KEY, changes_since
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.record import StudyRecord
@@ -19,30 +21,34 @@ from lit_dps.core.trial import RANKS, SPARSE_KERNELS, STACKED, Cell, Status, Tri
 from lit_dps.engines.trainer import TrainerEngine
 from lit_dps.parallel import ranks
 from lit_dps.parallel.process import Interrupted, StopRequest, interruptible, prepare_process
+from lit_dps.report.commands import again_command, fastest
 from lit_dps.storage.header import check_unchanged
+from lit_dps.storage.urls import without_password
 from lit_dps.study.environment import environment_of
 from lit_dps.study.preflight.check import check_configuration, set_up_data
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.workers import first_of_ranks, raise_if_any_rank_interrupted
 
-LEAVING = "\n{}: leaving at the next check; once more to leave now\n"
+STOPPING = "\n{}: stopping after the next validation. Signal again to stop now.\n"
+CLEAR_LINE = "\033[K"
 
 
 class KeepWeights(Callback):
-    """Saves a Lightning checkpoint when training ends of itself: of a trial that stops at its goal,
-    the weights there.
+    """Saves a Lightning checkpoint when training ends, for example at the goal.
 
     Args:
-        path: The file, in a folder that is made.
-        model: Class path and arguments that the module is made of, which `validate`, `test` and
-            `load_from_checkpoint` make it of again.
+        path: The file. Its folder is made.
+        model: Class path and arguments of the module. `validate`, `test` and
+            `load_from_checkpoint` build the module from them.
     """
 
     def __init__(self, path: Path, model: Mapping[str, Any]):
-        self.path, self.model = path, model
+        self.path = path
+        self.model = model
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if pl_module.hparams:  # as LightningCLI writes them; else the module chose to save none
+        # LightningCLI saves hyperparameters in this form. A module without any chose to save none.
+        if pl_module.hparams:
             pl_module.hparams.clear()
             pl_module.hparams.update(self.model.get("init_args", {}))
             pl_module.hparams["_class_path"] = self.model["class_path"]
@@ -50,11 +56,11 @@ class KeepWeights(Callback):
         trainer.save_checkpoint(self.path)
 
 
-def chosen(record: StudyRecord, cell: Cell, point: int | None) -> TrialResult:
-    """The stored trial of a point of a cell; without a point that of K*.
+def stored_trial(record: StudyRecord, cell: Cell, point: int | None) -> TrialResult:
+    """Return the stored trial of a point of a cell; without a point, the trial of K*.
 
     Raises:
-        ConfigError: where there is none.
+        ConfigError: if there is none.
     """
     results = record.results[cell]
     if point is None:
@@ -62,87 +68,99 @@ def chosen(record: StudyRecord, cell: Cell, point: int | None) -> TrialResult:
         if not complete:
             raise ConfigError("--cell", str(cell), "a cell that has a K*, or any with --point")
         return min(complete, key=lambda result: (result.steps, result.trial.point))
-    found = next((result for result in results if result.trial.point == point), None)
-    if found is None:
-        known = ", ".join(str(result.trial.point) for result in results) or "none yet"
-        raise ConfigError("--point", point, f"a finished one of {cell}: {known}")
-    return found
+    for result in results:
+        if result.trial.point == point:
+            return result
+    finished = ", ".join(str(result.trial.point) for result in results) or "none yet"
+    raise ConfigError("--point", point, f"a finished one of {cell}: {finished}")
 
 
-def train_again(
+def retrain(
     setup: StudySetup, record: StudyRecord, stored: TrialResult, keep: Path | None = None
 ) -> Attempt:
-    """Trains a stored trial to its goal, budget or divergence, as `TrainerEngine` does. Stores
-    nothing.
+    """Train a stored trial to its goal, its budget or divergence. Nothing is stored.
 
-    Seeds, data order, mask, schedule and threads are the trial's own, so that K is its K. A trial
-    that a race stopped goes on to its goal or budget: nothing races it here.
+    Seeds, data order, mask, schedule and threads are those of the trial, so K is equal. A trial
+    that a race stopped early runs to its goal or budget.
 
     Args:
-        setup: The study, of the configuration that is stored with it.
-        record: The study as it is stored.
+        setup: The study, with the configuration that is stored with it.
+        record: The stored study.
         stored: The trial.
-        keep: Where to save a checkpoint of the weights at the end.
+        keep: The file for a checkpoint of the final weights.
 
     Returns:
-        The run; its status is None where it was interrupted, and failed where the module or its
-        data raised.
+        The run. Its status is None if it was interrupted, and failed if the module or its data
+        raised an error.
 
     Raises:
-        UserError: for data or classes that are not the study's, before anything is trained.
+        UserError: if data or classes differ from those of the study, before anything is trained.
     """
     if keep is not None and setup.ranks > 1:
-        raise ConfigError(
-            "--checkpoint", str(keep), f"left out where {setup.ranks} ranks train each trial"
-        )
-    # a run of minutes to hours that is told nothing of the study's storage; and its checkpoints are
-    # the study's
-    setup = dataclasses.replace(
-        setup, study=dataclasses.replace(setup.study, checkpoint_minutes=None)
-    )
+        allowed = f"left out where {setup.ranks} ranks train each trial"
+        raise ConfigError("--checkpoint", str(keep), allowed)
+    # Checkpoints of trials belong to the study.
+    study = dataclasses.replace(setup.study, checkpoint_minutes=None)
+    setup = dataclasses.replace(setup, study=study)
     prepare_process()
     data = check_configuration(setup)  # without a dry run, because the trials have run
     set_up_data(data)
     check_unchanged(setup.storage.optuna_url, setup.study.name, setup.identity(data))
-    if note := _changed_since(setup, data, record, stored):
+    note = _changes_since(setup, data, record, stored)
+    if note:
         print(f"note: {note}", file=sys.stderr, flush=True)
     torch.set_num_threads(setup.study.threads)
-    train_past_goal = record.run_on and not stored.trial.repeat
     run = Attempt(
         stored.trial,
         record.goal,
         record.goals,
-        train_past_goal=train_past_goal,
+        train_past_goal=record.run_on and not stored.trial.repeat,
         metrics=setup.study.metrics,
     )
-    model = setup.workload.specs(stored.trial)["model"]
-    engine = TrainerEngine(setup.training(), () if keep is None else (KeepWeights(keep, model),))
-    left, stop = [run], StopRequest()
-    with interruptible(stop, LEAVING):
-        leave = raise_if_any_rank_interrupted(stop)
-
-        def at_check() -> None:
-            leave()
-            if sys.stderr.isatty():
-                print(f"\r{run.last_check}\033[K", end="", file=sys.stderr, flush=True)
-
-        try:
-            with first_of_ranks(setup) as train:
-                for _ in train(engine, lambda: left.pop() if left else None, at_check):
-                    pass
-        except Interrupted:
-            run.status = None
-    if sys.stderr.isatty():
-        print("\r\033[K", end="", file=sys.stderr, flush=True)
+    callbacks: list[Callback] = []
+    if keep is not None:
+        model = setup.workload.specs(stored.trial)["model"]
+        callbacks.append(KeepWeights(keep, model))
+    engine = TrainerEngine(setup.training(), tuple(callbacks))
+    _train(setup, engine, run)
     return run
 
 
-def _changed_since(setup: StudySetup, data, record: StudyRecord, stored: TrialResult) -> str | None:
+def _train(setup: StudySetup, engine: TrainerEngine, run: Attempt) -> None:
+    """Train one run on all ranks, and show its last validation at a terminal."""
+    shows = sys.stderr.isatty()
+    stop = StopRequest()
+    queue = [run]
+
+    def next_run() -> Attempt | None:
+        return queue.pop() if queue else None
+
+    with interruptible(stop, STOPPING):
+        raise_if_interrupted = raise_if_any_rank_interrupted(stop)
+
+        def at_check() -> None:
+            raise_if_interrupted()
+            if shows:
+                print(f"\r{run.last}{CLEAR_LINE}", end="", file=sys.stderr, flush=True)
+
+        try:
+            with first_of_ranks(setup) as train:
+                for _ in train(engine, next_run, at_check):
+                    pass
+        except Interrupted:
+            run.status = None
+    if shows:
+        print(f"\r{CLEAR_LINE}", end="", file=sys.stderr, flush=True)
+
+
+def _changes_since(
+    setup: StudySetup, data: LightningDataModule, record: StudyRecord, stored: TrialResult
+) -> str | None:
     """Return a sentence on code and data that differ from the stored trial; None if none differ."""
-    known = [each for each in record.environments if each.get(KEY) == stored.environment]
-    if not known or ranks.rank():
+    environments = [each for each in record.environments if each.get(KEY) == stored.environment]
+    if not environments or ranks.rank():
         return None
-    changes = changes_since(known, environment_of(setup, data))
+    changes = changes_since(environments, environment_of(setup, data))
     if not changes:
         return None
     verb = "is" if len(changes) == 1 else "are"
@@ -151,36 +169,45 @@ def _changed_since(setup: StudySetup, data, record: StudyRecord, stored: TrialRe
     )
 
 
-def compared(run: Attempt, stored: TrialResult) -> str:
-    """Whether a run ended as the stored trial did, in a line: the same K, or which, and why that
-    may be."""
+def compare_with_stored(run: Attempt, stored: TrialResult) -> str:
+    """Return a line that says whether a run ended like the stored trial, and if not, why."""
     if run.status is None:
-        return f"the study stored: {_ended(stored)}"
+        return f"the study stored: {_end_of(stored)}"
     if stored.status in (Status.OUTRACED, Status.STOPPED):
-        return f"the study stopped it before: {_ended(stored)}"
+        return f"the study stopped it before: {_end_of(stored)}"
     if (run.status, run.steps_to_result) == (stored.status, stored.steps):
         return "as the study stored it"
-    why = "the machine, a version or code that the study does not see is another one"
-    if stored.flags.get(STACKED):
-        why = "it was trained stacked with others, which is equal in distribution, not to the bit"
-    elif stored.flags.get(SPARSE_KERNELS):
-        why = (
-            "its convolutions skipped pruned weights, which is equal in distribution, not to "
-            "the "
+    return f"warning: the study stored: {_end_of(stored)}; {_reason_of_difference(stored)}"
+
+
+def _reason_of_difference(stored: TrialResult) -> str:
+    ranks_of_study = stored.observed.get(RANKS, 1)
+    if stored.observed.get(STACKED):
+        return "it was trained stacked with others, which is equal in distribution, not to the bit"
+    if stored.observed.get(SPARSE_KERNELS):
+        return (
+            "its convolutions skipped pruned weights, which is equal in distribution, not to the "
             "bit"
         )
-    elif stored.flags.get(RANKS, 1) != ranks.world():
-        why = (
-            f"{stored.flags.get(RANKS, 1):.0f} ranks trained it, equal in distribution, not "
-            "to "
-            "the bit"
-        )
-    return f"warning: the study stored: {_ended(stored)}; {why}"
+    if ranks_of_study != ranks.world():
+        return f"{ranks_of_study:.0f} ranks trained it, equal in distribution, not to the bit"
+    return "the machine, a version or code that the study does not see differs"
 
 
-def _ended(stored: TrialResult) -> str:
-    return (
-        f"{stored.status} after "
-        f"{stored.steps if stored.steps is not None else stored.steps_run} "
-        "steps"
-    )
+def _end_of(stored: TrialResult) -> str:
+    steps = stored.steps_run if stored.steps is None else stored.steps
+    return f"{stored.status} after {steps} steps"
+
+
+def retrain_hint(analysis: Analysis, storage: StorageConfig) -> str:
+    """Return a line with the command that retrains the fastest cell; "" without any K*."""
+    default = StorageConfig()
+    options: list[str] = []
+    for key in ("folder", "optuna"):
+        value = getattr(storage, key)
+        if value != getattr(default, key):
+            options += [f"--storage.{key}", without_password(value)]
+    command = again_command(analysis, options)
+    if command is None:
+        return ""
+    return f"train the trial of K* at {fastest(analysis)} again: {command}\n"

@@ -54,7 +54,7 @@ from lit_dps.study.preflight.check import (
 )
 from lit_dps.study.progress import Progress
 from lit_dps.study.quiet_timing import update_step_timing
-from lit_dps.study.retrain_command import again_text
+from lit_dps.study.retrain import retrain_hint
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.sources import refuse_changed_sources, source_hashes
 from lit_dps.study.workers import first_of_ranks, follow_torchrun, warm_up, work, work_in_processes
@@ -413,7 +413,7 @@ class _StudyRun:
         self.mlflow.sync(record, analysis, files)
         sys.stderr.flush()
         pages = _mlflow_pages(storage, self.mlflow.tracker, self.name)
-        print(f"\n{text}\n{again_text(analysis, storage)}{pages}", flush=True)
+        print(f"\n{text}\n{retrain_hint(analysis, storage)}{pages}", flush=True)
         return NO_RESULT if ended_without_result(analysis.cells) else 0
 
     def _report_interruption(self, signal: Interrupted) -> None:

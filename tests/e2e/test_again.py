@@ -14,7 +14,7 @@ from lit_dps.core.goal import Goal
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import Cell
 from lit_dps.storage.read import read_study
-from lit_dps.study.retrain_command import again_text
+from lit_dps.study.retrain import retrain_hint
 from tests.e2e.commands import FAST
 from tests.support.fake_study import SPACE, analysis_of, law_results
 
@@ -86,7 +86,7 @@ def test_what_names_no_cell_is_refused_with_all_that_there_are(text):
 
 def test_the_command_is_of_the_cell_of_the_least_time():
     cells = {cell: law_results(cell, 8, 4e4, 60) for cell in (Cell(4), Cell(64))}
-    text = again_text(
+    text = retrain_hint(
         analysis_of(cells, "my study"), StorageConfig(optuna="postgresql://me:secret@db/x")
     )
     # all trials of both take 2 seconds, so that the time is that of the fewest steps over those of

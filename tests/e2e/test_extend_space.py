@@ -46,6 +46,6 @@ def test_a_study_killed_in_its_wider_box_ends_as_one_in_one_go(tmp_path):
     process.wait(60)
     assert before <= results(database) < every
     done = run_here(killed, *study)
-    assert done.returncode == 0 and "its box is the widened one" in done.stderr, done.stderr
+    assert done.returncode == 0 and "its search space was expanded" in done.stderr, done.stderr
     assert results(database) == every
     assert table(killed) == table(whole)

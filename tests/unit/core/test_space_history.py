@@ -27,7 +27,7 @@ from lit_dps.storage.header import attributes, declare
 from lit_dps.storage.read import read_study
 from lit_dps.storage.sobol import SobolSampler, boxed_point, sobol_point
 from lit_dps.storage.trial_queue import Store
-from lit_dps.study.expand_space import as_stored
+from lit_dps.study.expand_space import with_stored_space
 from tests.support.runs import trials_of
 from tests.unit.storage.test_merge import merged
 from tests.unit.study.test_grid import setup
@@ -120,18 +120,18 @@ def of(tmp_path, study: StudyConfig):
 def test_a_study_is_widened_gone_on_with_and_widened_again(tmp_path, capsys):
     url, study = StorageConfig(folder=str(tmp_path)).optuna_url, config(trials=16)
     with pytest.raises(UserError, match="--extend-space: no study database"):
-        as_stored(of(tmp_path, study), True)
-    assert as_stored(of(tmp_path, study), False).boxes == ()
+        with_stored_space(of(tmp_path, study), True)
+    assert with_stored_space(of(tmp_path, study), False).boxes == ()
     run(url, study)
     before = read_study(url, "s")
     assert Analysis(before).cells[0].boundary[RATE] == "high"
     assert "boxes" not in attributes(open_storage(url), "s") and before.boxes == ()
-    wider = as_stored(of(tmp_path, study), True)
+    wider = with_stored_space(of(tmp_path, study), True)
     assert wider.identity(None) == of(tmp_path, study).identity(None), (
         "the first box is the identity's"
     )
     assert (
-        "its box is the widened one, model.learning_rate [0.01, 10] log" in capsys.readouterr().err
+        "expanded to model.learning_rate [0.01, 10] log" in capsys.readouterr().err
     )
     ran = run(url, wider.study, wider.boxes)
     new = range(16, wider.study.trials)
@@ -146,22 +146,22 @@ def test_a_study_is_widened_gone_on_with_and_widened_again(tmp_path, capsys):
         in render(Analysis(record))
     )
 
-    plain = as_stored(of(tmp_path, study), False)
+    plain = with_stored_space(of(tmp_path, study), False)
     assert (plain.boxes, plain.study.trials) == (wider.boxes, wider.study.trials)
     assert run(url, plain.study, plain.boxes) == [], "the plain command goes on with it"
-    more = as_stored(of(tmp_path, config(trials=40)), False)
+    more = with_stored_space(of(tmp_path, config(trials=40)), False)
     declare(url, more.study, "w", GOAL, {"a": 1}, {}, more.boxes)
-    with pytest.raises(UserError, match="trials of study 's' are left"):
-        as_stored(of(tmp_path, study), True)
+    with pytest.raises(UserError, match="trials of study 's' remain"):
+        with_stored_space(of(tmp_path, study), True)
     run(url, more.study, more.boxes)
-    again = as_stored(of(tmp_path, study), True)
+    again = with_stored_space(of(tmp_path, study), True)
     assert len(again.boxes) == 2 and again.boxes[1].first == 40
 
 
 def test_an_adaptive_sampler_has_no_box_to_fill(tmp_path):
     run(StorageConfig(folder=str(tmp_path)).optuna_url, config())
     with pytest.raises(UserError, match="study.sampler tpe is not allowed"):
-        as_stored(of(tmp_path, config(sampler="tpe")), True)
+        with_stored_space(of(tmp_path, config(sampler="tpe")), True)
 
 
 def test_histories_merge_where_one_goes_on_from_the_other(tmp_path):
