@@ -130,9 +130,7 @@ def test_a_study_is_widened_gone_on_with_and_widened_again(tmp_path, capsys):
     assert wider.identity(None) == of(tmp_path, study).identity(None), (
         "the first box is the identity's"
     )
-    assert (
-        "expanded to model.learning_rate [0.01, 10] log" in capsys.readouterr().err
-    )
+    assert "expanded to model.learning_rate [0.01, 10] log" in capsys.readouterr().err
     ran = run(url, wider.study, wider.boxes)
     new = range(16, wider.study.trials)
     assert {(t.cell, t.point) for t in ran} == {(Cell(b), p) for b in (4, 8) for p in new} and len(
