@@ -123,9 +123,9 @@ def table(folder: Path, study: str = "fast") -> str:
     """The table that a study ended with, but for the notes on who trained its trials."""
     lines = (folder / "mlruns" / "figures" / study / "table.txt").read_text().splitlines()
     on_training = (
-        "equal to single ones",
-        "equal to one process",
-        "compare step times of one loop alone",
+        "equals single training",
+        "equals one process",
+        "compare step times of one loop only",
     )
     kept = [line for line in lines if not any(words in line for words in on_training)]
     return "\n".join(kept).rstrip()

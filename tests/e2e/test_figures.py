@@ -69,13 +69,13 @@ def test_the_set_of_one_study_is_what_analyze_writes_and_needs_no_torch(storage)
     assert {path: path.read_bytes() for path in folder.iterdir() if path.name != STAMP} == written
     page = "mlruns/figures/digits-sgd/report.html"
     end = (
-        f"{done.stdout}\nreport: {page}, to open or to send; its figures and tables lie beside it\n"
+        f"{done.stdout}\nreport: {page} (one file, can be mailed); figures and tables are in the same folder\n"
     )
     assert end in analyzed.stdout and "theory (Lee" not in analyzed.stdout, (
         "the theory only if it is asked for"
     )
     assert (
-        "more of it: --show critical\n" in analyzed.stdout
+        "more sections: --show critical\n" in analyzed.stdout
     )  # no terms of the theory were measured
 
 

@@ -25,7 +25,7 @@ def test_a_backbone_that_is_unfrozen_later_is_noted_by_study_and_fit(zoo):
     assert IN_NO_MASK not in dense.flags
     counts = [sparse.flags[key] for key in (IN_NO_MASK, TRAINED_THEN, JOINED_AT)]
     assert counts == [BODY, BODY + HEAD, 11]  # an epoch has ten steps
-    said = f"{BODY} of {BODY + HEAD} weights trained at step 11 are in no mask"
+    said = f"{BODY} of {BODY + HEAD} weights trained at step 11 "
     assert [
         said in line for line in outcome.out.splitlines() if line.startswith("note: B=16 S=0.8")
     ] == [True]

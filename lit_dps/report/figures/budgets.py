@@ -19,8 +19,8 @@ from lit_dps.core.goal import VALIDATION_ERROR
 from lit_dps.core.record import StudyRecord
 
 NAME, PAPER = "budgets", ""
-CAPTION = "best validation error under a budget of steps, and of examples, against batch size"
-TITLES = {STEPS: "at most so many steps", EXAMPLES: "at most so many examples"}
+CAPTION = "best validation error within a number of steps, and of examples, against batch size"
+TITLES = {STEPS: "within a number of steps", EXAMPLES: "within a number of examples"}
 
 
 def by_default(study: Analysis) -> bool:
@@ -40,7 +40,7 @@ def missing(study: Analysis) -> str | None:
     return (
         None
         if study.budgets["batch_size"].nunique() > 1
-        else "no values of the metric at two batch sizes"
+        else "the metric is known at one batch size only"
     )
 
 
@@ -50,9 +50,8 @@ def notes(study: Analysis) -> list[str]:
     if not (bounds := int((table["exact"] == 0).sum())):
         return []
     return [
-        f"{bounds} of {len(table)} points of the budgets are bounds, drawn hollow: trials stopped "
-        "before the "
-        "budget, and might have found better"
+        f"{bounds} of {len(table)} points of the budgets figure are bounds, drawn hollow: their "
+        "trials stopped earlier and might have improved."
     ]
 
 

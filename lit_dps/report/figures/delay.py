@@ -27,8 +27,8 @@ def missing(study: Analysis) -> str | None:
 def notes(study: Analysis) -> list[str]:
     """How far the law misses the data where it does."""
     return [
-        f"{law.series}: the one law of batch size and delay misses K* by {100 * law.misfit:.0f} % "
-        "(root mean square)"
+        f"{law.series}: the joint law of batch size and delay misses K* by "
+        f"{100 * law.misfit:.0f} % (root mean square)."
         for law in study.delay_laws
         if law.fit and law.misfit > 0.1
     ]

@@ -18,7 +18,7 @@ from lit_dps.analysis.best_of_n import last_doubling, why_no_draws
 from lit_dps.analysis.tables import numbers, rows_of, title
 
 NAME, PAPER = "draws", ""
-CAPTION = "what the best of n trials is worth, at each batch size"
+CAPTION = "steps of the best of n trials against n, by batch size"
 
 
 def by_default(study: Analysis) -> bool:
@@ -37,12 +37,11 @@ def missing(study: Analysis) -> str | None:
         return why
     known = study.draws[np.isfinite(numbers(study.draws["median"]))]
     if not len(known) or known["draws"].max() <= 1:
-        return "no cell with complete trials to draw from"
+        return "no cell with trials that met the goal"
     if study.record.slack is not None and not last_doubling(study.cells):
         return (
             f"trials were stopped early (study.slack = {study.record.slack:g}), so too few met "
-            "the goal to tell "
-            "what more trials would bring; study.slack: null runs them on"
+            "the goal; study.slack: null lets all trials finish"
         )
     return None
 
@@ -50,15 +49,15 @@ def missing(study: Analysis) -> str | None:
 def notes(study: Analysis) -> list[str]:
     """Where curves begin, and what stands beside their ends."""
     told = [
-        "a curve of draws begins where at least half of all choices of n trials have a complete one"
+        "A curve of draws begins where at least half of all choices of n trials include one that "
+        "met the goal."
     ]
     if study.record.slack is not None:
         told.append(
-            f"trials were stopped early (study.slack = {study.record.slack:g}): curves of draws "
-            "lack their left part, "
-            "and a flat end does not mean that there are enough trials"
+            f"Trials were stopped early (study.slack = {study.record.slack:g}). Curves of draws "
+            "lack their left part, and a flat end does not mean that there are enough trials."
         )
-    dash = "a dash beside the end of a curve is the median of its last point over seeds"
+    dash = "A dash beside the end of a curve is the median of its best sample over seeds."
     return [*told, *([dash] if study.repeats else [])]
 
 

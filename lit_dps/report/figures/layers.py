@@ -18,7 +18,7 @@ from lit_dps.report.figures.pruners import by_default as by_default
 NAME, PAPER = "layers", ""
 EVEN = {"color": look.GREY, "linestyle": ":", "linewidth": 0.8, "zorder": 1}
 MOST = 6  # methods whose curves are told apart in one panel
-CAPTION = "The share of each layer that pruning keeps, and the least of them against the sparsity"
+CAPTION = "share of each layer that pruning keeps, and the smallest share against the sparsity"
 
 
 def missing(*studies: Analysis) -> str | None:
@@ -148,7 +148,7 @@ def draw_collapse(collapse: pd.DataFrame) -> Figure:
     ax.invert_xaxis()
     if (collapse["least"] == 0).any():
         ax.text(0.02, 0.02, "hollow: a layer is empty", transform=ax.transAxes, fontsize=7)
-    _legend(figure, ways, even="all alike")
+    _legend(figure, ways, even="equal shares")
     return figure
 
 

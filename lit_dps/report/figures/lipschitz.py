@@ -77,7 +77,7 @@ def missing(study: Analysis) -> str | None:
     why = (
         "is not set"
         if interval is None
-        else f"is {interval}: no feasible trial went on for as many steps"
+        else f"is {interval}: no trial ran as many steps without divergence"
     )
     return f"no Lipschitz measurements (smoothness.interval {why})"
 
@@ -90,12 +90,8 @@ def notes(study: Analysis) -> list[str]:
         for b in record.batch_sizes
         if not _common_points(record, b) and len(_points(record, b)) > 1
     ]
-    where = f"B = {', '.join(apart)}: the lines there rest on different points"
-    return (
-        [f"no point of the search has Lipschitz measurements at every sparsity at {where}"]
-        if apart
-        else []
-    )
+    where = f"B = {', '.join(apart)}. The lines there rest on different samples."
+    return [f"No sample has Lipschitz measurements at every sparsity at {where}"] if apart else []
 
 
 def tables(study: Analysis) -> dict[str, pd.DataFrame]:

@@ -25,7 +25,9 @@ def notes(study: Analysis) -> list[str]:
     """Cells that the figure lacks."""
     lacking = [f"B={c.batch_size} {c.series} H={h}" for c in study.local_curves for h in c.unmet]
     return (
-        [f"no complete trial, so not in the local figure: {', '.join(lacking)}"] if lacking else []
+        [f"The local figure lacks cells in which no trial met the goal: {', '.join(lacking)}."]
+        if lacking
+        else []
     )
 
 

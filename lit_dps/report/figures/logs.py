@@ -61,11 +61,11 @@ def missing(study: Analysis) -> str | None:
     """Why there is no training to draw, if so."""
     best = [summary.best for summary in study.cells if summary.best is not None]
     if not best:
-        return "no complete trial yet"
+        return "no trial has met the goal yet"
     return (
         None
         if any(len(trial.curve.get("step", ())) > 1 for trial in best)
-        else "K* of each cell is its first check"
+        else "K* of each cell is its first validation"
     )
 
 
@@ -80,8 +80,8 @@ def notes(study: Analysis) -> list[str]:
     if not (bounds := errors.isna().sum()):
         return []
     return [
-        f"{bounds} of {len(errors)} checks of the logs stopped early (goal.early_reject): no "
-        "validation error there"
+        f"{bounds} of {len(errors)} validations of the logs stopped early (goal.early_reject) and "
+        "have no validation error."
     ]
 
 

@@ -23,6 +23,7 @@ from lit_dps.core.record import StudyRecord
 from lit_dps.core.search_space import Box, Range, short_names
 from lit_dps.core.trial import Cell
 from lit_dps.report.figures.box_axes import axis_label, axis_values, draw_box, range_axis
+from lit_dps.report.no_result import COUNT_HEADS
 
 NAME, PAPER = "metaparameters", "3, 5, 13-18"
 CAPTION = "how the trials ended over the search space (Figure 3)"
@@ -175,13 +176,15 @@ def draw(rows: pd.DataFrame, study: Analysis, axes: Mapping[str, Box]) -> Figure
         labels[1], x=0.05 / figure.get_figwidth(), fontsize=8
     )  # left of the ticks, however wide it is
     plain = [(name, mark) for name, mark in marks.items() if name != "complete" or not shades]
-    handles = [first.scatter([], [], label=name, **mark) for name, mark in plain]
+    handles = [
+        first.scatter([], [], label=COUNT_HEADS.get(name, name), **mark) for name, mark in plain
+    ]
     common = {"loc": "upper center", "columnspacing": 1}
     figure.legend(handles=handles, ncols=len(handles), handletextpad=0.1, **common)
-    handles = [Patch(fill=False, edgecolor=look.GREY, linewidth=0.6, label="search box")]
+    handles = [Patch(fill=False, edgecolor=look.GREY, linewidth=0.6, label="search space")]
     dotted = {"color": look.GREY, "linestyle": ":"}
     if len(axes) == 1:
-        handles.append(Line2D([], [], label="step budget", linewidth=0.8, **dotted))
+        handles.append(Line2D([], [], label="max steps", linewidth=0.8, **dotted))
     elif any(_rate_of(axes, study, cell) for cell in panels):
         handles.append(Line2D([], [], label="equal eta / (1 - m)", linewidth=0.5, **dotted))
     if shades:
@@ -193,7 +196,11 @@ def draw(rows: pd.DataFrame, study: Analysis, axes: Mapping[str, Box]) -> Figure
                 "color": SHADES(shades(each)),
             }
             label = f"K = {look.tick(float(f'{each:.2g}'))}"
-            handles.append(Line2D([], [], label=f"complete, {label}" if i == 0 else label, **dot))
+            handles.append(
+                Line2D(
+                    [], [], label=f"{COUNT_HEADS['complete']}, {label}" if i == 0 else label, **dot
+                )
+            )
     second = 1 - SECOND / figure.get_figheight()
     figure.legend(
         handles=handles,

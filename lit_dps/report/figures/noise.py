@@ -34,7 +34,7 @@ def missing(study: Analysis) -> str | None:
     asked = setting(study.record.config, "smoothness.noise")
     return (
         "no noise along training "
-        f"({'no feasible trial was measured' if asked else 'smoothness.noise is not set'})"
+        f"({'no trial without divergence was measured' if asked else 'smoothness.noise is not set'})"
     )
 
 

@@ -79,7 +79,7 @@ def missing(*studies: Analysis) -> str | None:
         if s in study.scalings
         for b in study.scalings[s].k_star
     }
-    return "complete trials at one batch size only" if len(sizes) == 1 else None
+    return "K* at one batch size only" if len(sizes) == 1 else None
 
 
 def notes(*studies: Analysis) -> list[str]:
@@ -88,12 +88,12 @@ def notes(*studies: Analysis) -> list[str]:
     records = [study.record for study in studies]
     told = {
         "goal error": [str(record.goal).removeprefix("goal error ") for record in records],
-        "number of trials a cell": [f"{record.trials}" for record in records],
+        "number of trials per cell": [f"{record.trials}" for record in records],
     }
     for what, key in IN_COMMON.items():
         told[what] = [str(setting(record.config, key)).rsplit(".", 1)[-1] for record in records]
     differ = [
-        f"the studies differ in their {what}: {', '.join(dict.fromkeys(values))}"
+        f"The studies differ in their {what}: {', '.join(dict.fromkeys(values))}"
         for what, values in told.items()
         if len(set(values)) > 1
     ]

@@ -14,7 +14,7 @@ from lit_dps.analysis.tables import numbers, rows_of
 from lit_dps.report.figures.budgets import metric_axis, metric_label
 
 NAME, PAPER = "quality", ""
-CAPTION = "best validation error at the whole budget against batch size"
+CAPTION = "best validation error within max_steps against batch size"
 
 
 def by_default(study: Analysis) -> bool:
@@ -34,7 +34,7 @@ def missing(study: Analysis) -> str | None:
     return (
         None
         if study.quality["batch_size"].nunique() > 1
-        else "no values of the metric at two batch sizes"
+        else "the metric is known at one batch size only"
     )
 
 
@@ -43,15 +43,13 @@ def notes(study: Analysis) -> list[str]:
     table, told = study.quality, []
     if bounds := int((table["exact"] == 0).sum()):
         told.append(
-            f"the best value at the budget is a bound in {bounds} of {len(table)} cells, drawn "
-            "hollow: trials stopped "
-            "before it (study.run_on trains on)"
+            f"The best value within max_steps is a bound in {bounds} of {len(table)} cells, drawn "
+            "hollow: trials stopped earlier. Set study.run_on to train to max_steps."
         )
     if late := int(((table["late"] == 1) & (table["exact"] == 1)).sum()):
         told.append(
-            f"the best value came in the last tenth of the budget in {late} of {len(table)} "
-            "cells: a longer one may "
-            "find better"
+            f"The best value is in the last tenth of max_steps in {late} of {len(table)} cells. "
+            "Longer trials may improve it."
         )
     return told
 
@@ -87,8 +85,8 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
     goal = metric_axis(left, record, values)
     look.goal_line(right, record.goal.value)
     left.set_ylabel(metric_label(record))
-    left.set_title(f"at any check; bar: the best {TOP} trials")
-    right.set_title("at the last check")
+    left.set_title(f"best validation; bar: the best {TOP} trials")
+    right.set_title("last validation")
     for ax in (left, right):
         ax.set_xlabel(look.BATCH_SIZE)
     handles = look.series_handles(

@@ -22,9 +22,8 @@ NAME, PAPER = "rates", ""
 CAPTION = "best learning rate against batch size, and the price of scaling rules for it"
 PRICES = "rates-prices"  # the name of its second table
 NO_PRICE = (
-    "no price is known: no trial near\na rule's rate ran to the goal\n(study.slack: null "
-    "runs all "
-    "trials on)"
+    "no price is known: no trial near\na rule's rate ran to the goal\n(study.slack: null lets "
+    "all trials finish)"
 )
 MOST_LINES = 30  # of panels, two a line: half a minute of drawing
 LABELS = {EFFECTIVE: "effective rate eta / (1 - m)", PLAIN: "learning rate eta"}
@@ -42,11 +41,11 @@ def tables(study: Analysis) -> dict[str, pd.DataFrame]:
 def missing(study: Analysis) -> str | None:
     """Why there is nothing to draw, if so."""
     if not study.rate_curves:
-        return "no learning rate in the search space, or no complete trial"
+        return "no learning rate in the search space, or no trial that met the goal"
     return (
         None
         if any(len(curve.cells) > 1 for curve in study.rate_curves)
-        else "no best rate at two batch sizes"
+        else "a best rate at one batch size only"
     )
 
 
@@ -63,25 +62,23 @@ def notes(study: Analysis) -> list[str]:
     told, prices = [], study.prices
     if adam := [curve.series for curve in study.rate_curves if curve.source.optimizer in AVERAGING]:
         told.append(
-            f"rates at {listed(adam)}: of Adam, which averages gradients, the rate alone is "
-            "scaled; its beta2 and "
-            "weight decay are as the search drew them"
+            f"Only the rate is scaled at {listed(adam)}: Adam averages gradients. Its beta2 and "
+            "weight decay are those of the search."
         )
     if assumed := [curve.series for curve in study.rate_curves if curve.source.assumed]:
         told.append(
-            f"effective rates at {listed(assumed)} take the momentum for heavy-ball momentum: eta "
-            "/ (1 - m)"
+            f"Effective rates eta / (1 - m) at {listed(assumed)} assume heavy-ball momentum."
         )
     begun = [curve for curve in study.rate_curves if curve.first is not None]
     if edge := [c.series for c in begun if c.source.rate in c.cells[c.first].boundary]:
         told.append(
-            f"scaling rules at {listed(edge)} go on from a best rate on the end of its range: "
-            "widen it"
+            f"Scaling rules at {listed(edge)} start from a best rate at the end of its range. Widen "
+            "the range."
         )
     if len(prices) and (unknown := int(prices["price"].isna().sum())):
-        near = f"else no trial within {WINDOW:g} times the rate met the goal"
         told.append(
-            f"{len(prices) - unknown} of {len(prices)} prices of scaling rules are known: {near}"
+            f"{len(prices) - unknown} of {len(prices)} prices of scaling rules are known. For the "
+            f"others no trial within {WINDOW:g} times the rate met the goal."
         )
     return told + raced_notes(study)
 
@@ -92,22 +89,18 @@ def raced_notes(study: Analysis) -> list[str]:
     lines = []
     if slack is not None and slack < NEAR:
         lines.append(
-            f"trials were stopped early (study.slack = {slack:g}): bars of the rates within "
-            f"{NEAR:g} K* lack stopped "
-            "trials and may be too short"
+            f"Trials were stopped early (study.slack = {slack:g}). Bars of the rates within "
+            f"{NEAR:g} K* lack stopped trials and may be too short."
         )
     empty = int(is_empty_bound(prices).sum())
     if empty:
-        advice = (
-            ""
-            if slack is None
-            else f"; trials were stopped early (study.slack = {slack:g}), null runs them on"
+        line = (
+            f"{empty} of {len(prices)} prices of scaling rules are not drawn. They are only known "
+            "to be at least 1, as every price is."
         )
-        lines.append(
-            f"{empty} of {len(prices)} prices of scaling rules are only known to be at least 1, "
-            "as every price is: "
-            f"not drawn{advice}"
-        )
+        if slack is not None:
+            line += f" study.slack = {slack:g} stopped trials early; null lets all trials finish."
+        lines.append(line)
     return lines
 
 
@@ -157,7 +150,7 @@ def draw(rows: pd.DataFrame, prices: pd.DataFrame, study: Analysis) -> Figure:
         for i, rule in enumerate(RULES)
     ]
     bars = Line2D(
-        [], [], label="right, bar: 95 % limits; number: trials near", color=look.GREY, linewidth=0.8
+        [], [], label="right: 95 % interval; number: trials nearby", color=look.GREY, linewidth=0.8
     )
     verdicts = {*prices["verdict"][~is_empty_bound(prices)]} if len(prices) else set()
     known = look.bound_handles(

@@ -56,7 +56,7 @@ def missing(*studies: Analysis) -> str | None:
         return "one sparsity only"
     if any(study.ratio_bounds for study in studies):
         return (
-            "no batch size has a K* beyond the first check both at the smallest sparsity and "
+            "no batch size has a K* beyond the first validation both at the smallest sparsity and "
             "above it"
         )
     return "no batch size has a K* both at the smallest sparsity and above it"
@@ -67,14 +67,14 @@ def notes(*studies: Analysis) -> list[str]:
     bounds."""
     sparse = [(study.record.name, min(study.record.sparsities)) for study in studies]
     told = [
-        f"no dense cells in {name}: its ratios are to S = {base:g}"
+        f"{name} has no dense cells: its ratios are to S = {base:g}."
         for name, base in sparse
         if base > 0
     ]
     if left := sum(len(study.ratio_bounds) for study in studies):
         known = sum(len(study.ratios) for study in studies)
         told.append(
-            f"K* at the first check in {left} of {known + left} ratios: only bounds, not drawn"
+            f"{left} of {known + left} ratios are bounds and not drawn: K* is at the first validation."
         )
     return told
 
@@ -112,9 +112,9 @@ def draw(rows: pd.DataFrame, *studies: Analysis) -> Figure:
         1.15,
     )
     handles = look.series_handles((series, looks[series]) for series in sorted(shown))
-    handles.append(Line2D([], [], label="as many steps", **EQUAL))
+    handles.append(Line2D([], [], label="equal steps", **EQUAL))
     if rows["ratio_low"].notna().any():
-        handles.append(Line2D([], [], label="95 % limits", color=look.GREY, linewidth=0.8))
+        handles.append(Line2D([], [], label="95 % interval", color=look.GREY, linewidth=0.8))
     look.legend_above(figure, handles)
     return figure
 

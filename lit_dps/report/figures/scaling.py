@@ -59,10 +59,10 @@ def missing(study: Analysis) -> str | None:
     """Why there is no scaling curve to draw, if so."""
     sizes = set().union(*(scaling.k_star for scaling in study.scalings.values()))
     if not sizes:
-        return "no complete trial yet"
+        return "no trial has met the goal yet"
     if len(study.record.batch_sizes) == 1:
         return "one batch size only"
-    return "complete trials at one batch size only" if len(sizes) == 1 else None
+    return "K* at one batch size only" if len(sizes) == 1 else None
 
 
 def too_large(study: Analysis) -> str | None:
@@ -73,7 +73,7 @@ def too_large(study: Analysis) -> str | None:
 def notes(study: Analysis) -> list[str]:
     """Series that have no curve, and how limits and upper bounds of K* are drawn."""
     bare = [series for series, scaling in study.scalings.items() if not scaling.k_star]
-    told = [f"no complete trial at {listed(bare)}: no curve there"] if bare else []
+    told = [f"No trial met the goal at {listed(bare)}: no curve there."] if bare else []
     return told + limit_notes(study.scalings.values()) + bound_notes(study.scalings.values())
 
 
@@ -116,7 +116,7 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
     handles = line_handles([study.scalings[series] for _, series, _ in parts])
     if rows["k_star_low"].notna().any():
         handles.append(
-            Line2D([], [], label="K*, 95 % limits", color=look.GREY, marker="|", linestyle="none")
+            Line2D([], [], label="K*, 95 % interval", color=look.GREY, marker="|", linestyle="none")
         )
     if rows["median"].notna().any():
         handles.append(Line2D([], [], label="median over seeds", **MEDIAN))
@@ -173,7 +173,7 @@ def _words(study: Analysis, series: Series) -> str:
     if medians is not None:
         outside = outside_text(medians_outside(law, medians, study.record.goal.check_interval))
         if outside:
-            lines.append(textwrap.fill(f"medians leave the band: {outside}", WORDS))
+            lines.append(textwrap.fill(f"medians outside the band: {outside}", WORDS))
     return "\n".join(lines)
 
 
@@ -189,7 +189,7 @@ def _draw_words(ax: Axes, name: str, words: str, scaling: Scaling) -> None:
 
 
 def common_batch_size(scalings: Iterable[Scaling]) -> int | None:
-    """The smallest batch size with a K* beyond the first check in every curve that has any; None
+    """The smallest batch size with a K* beyond the first validation in every curve that has any; None
     without one."""
     measured = [set(scaling.resolved) for scaling in scalings if scaling.resolved]
     return min(set.intersection(*measured), default=None) if measured else None
@@ -246,12 +246,12 @@ def _curve_points(batch_sizes: Sequence[int]) -> np.ndarray:
 
 def bound_notes(scalings: Iterable[Scaling]) -> list[str]:
     """How upper bounds are drawn, where there are any."""
-    drawn = "drawn hollow, with an arrow, and left out where K* is normalised"
-    return (
-        [f"K* at the first check are upper bounds: {drawn}"]
-        if any(s.at_first_check for s in scalings)
-        else []
-    )
+    if not any(scaling.at_first_check for scaling in scalings):
+        return []
+    return [
+        "K* at the first validation are upper bounds. They are drawn hollow, with an arrow, and "
+        "not normalised."
+    ]
 
 
 def draw_curve(
@@ -282,12 +282,12 @@ def limit_notes(scalings: Iterable[Scaling]) -> list[str]:
     lines = []
     if any(np.isinf(limit.high) for limit in limits):
         lines.append(
-            "a bar to the top of its panel has no upper limit: repeats of that K* missed the goal"
+            "A bar to the top of its panel has no upper limit: repeats of that K* missed the goal."
         )
     if limits and len(limits) < every:
         lines.append(
             f"{every - len(limits)} of {every} K* have no bar: too few trials of the cell met the "
-            "goal"
+            "goal."
         )
     return lines
 
@@ -340,7 +340,7 @@ def label_normalised(ax: Axes, rows: pd.DataFrame) -> None:
     by = rows["normalised_by"].dropna()
     ax.set_ylabel(f"K* / K*(B = {by.iloc[0]})" if len(by) else "K*, normalised")
     if not len(by):
-        why = "no batch size has a K*\nbeyond the first check in every curve"
+        why = "no batch size has a K*\nbeyond the first validation in every curve"
         ax.text(0.5, 0.5, why, transform=ax.transAxes, ha="center", va="center", fontsize=7)
 
 

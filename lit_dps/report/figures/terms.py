@@ -45,8 +45,8 @@ def missing(study: Analysis) -> str | None:
 def notes(study: Analysis) -> list[str]:
     """What the correlations rest on."""
     return [
-        "rank correlations of terms and K*: their intervals are over points; the series are few "
-        "and no sample"
+        "Rank correlations of terms and K* have intervals over samples of the search. The few "
+        "series are not a random sample."
     ]
 
 

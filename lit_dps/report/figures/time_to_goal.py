@@ -37,9 +37,9 @@ def rows(study: Analysis) -> pd.DataFrame:
 def missing(study: Analysis) -> str | None:
     """Why there is nothing to draw, if so."""
     if not len(study.answer):
-        return "no complete trial yet"
+        return "no trial has met the goal yet"
     if study.answer["seconds"].isna().all():
-        return "no trial tells what a step takes"
+        return "no trial measured the time of a step"
     return None if study.answer["batch_size"].nunique() > 1 else "K* at one batch size only"
 
 

