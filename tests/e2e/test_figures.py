@@ -68,9 +68,7 @@ def test_the_set_of_one_study_is_what_analyze_writes_and_needs_no_torch(storage)
     assert analyzed.returncode == 0, analyzed.stderr
     assert {path: path.read_bytes() for path in folder.iterdir() if path.name != STAMP} == written
     page = "mlruns/figures/digits-sgd/report.html"
-    end = (
-        f"{done.stdout}\nreport: {page} (one file, can be mailed); figures and tables are in the same folder\n"
-    )
+    end = f"{done.stdout}\nreport: {page} (one file, can be mailed); figures and tables are in the same folder\n"
     assert end in analyzed.stdout and "theory (Lee" not in analyzed.stdout, (
         "the theory only if it is asked for"
     )
@@ -109,9 +107,8 @@ def test_another_goal_has_its_own_folder(figures, storage):
         0,
         "written:\n  "
         "mlruns/figures/compare-digits-sgd-momentum/goal-0.3/optimizers.{csv,png,pdf}\n\n"
-        "note: K* at the first check are upper bounds: drawn hollow, with an arrow, and left out "
-        "where K* is "
-        "normalised\n",
+        "note: K* at the first validation are upper bounds. They are drawn hollow, with an arrow, "
+        "and not normalised.\n",
     )
     at_own_goal = figures("digits-sgd", "digits-momentum", "--only", "optimizers")
     assert at_own_goal[0] == 0
@@ -168,7 +165,7 @@ def test_a_study_without_anything_to_draw_says_so(figures, storage, tmp_path):
         [
             "nothing written",
             "",
-            "note: no complete trial yet: no scaling or logs figure",
+            "note: no trial has met the goal yet: no scaling or logs figure",
             "note: no finished trial yet: no metaparameters figure",
         ],
     )

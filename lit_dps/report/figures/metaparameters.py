@@ -176,9 +176,9 @@ def draw(rows: pd.DataFrame, study: Analysis, axes: Mapping[str, Box]) -> Figure
         labels[1], x=0.05 / figure.get_figwidth(), fontsize=8
     )  # left of the ticks, however wide it is
     plain = [(name, mark) for name, mark in marks.items() if name != "complete" or not shades]
-    handles = [
-        first.scatter([], [], label=COUNT_HEADS.get(name, name), **mark) for name, mark in plain
-    ]
+    handles = []
+    for name, mark in plain:
+        handles.append(first.scatter([], [], label=COUNT_HEADS.get(name, name), **mark))
     common = {"loc": "upper center", "columnspacing": 1}
     figure.legend(handles=handles, ncols=len(handles), handletextpad=0.1, **common)
     handles = [Patch(fill=False, edgecolor=look.GREY, linewidth=0.6, label="search space")]
@@ -196,11 +196,9 @@ def draw(rows: pd.DataFrame, study: Analysis, axes: Mapping[str, Box]) -> Figure
                 "color": SHADES(shades(each)),
             }
             label = f"K = {look.tick(float(f'{each:.2g}'))}"
-            handles.append(
-                Line2D(
-                    [], [], label=f"{COUNT_HEADS['complete']}, {label}" if i == 0 else label, **dot
-                )
-            )
+            if i == 0:
+                label = f"{COUNT_HEADS['complete']}, {label}"
+            handles.append(Line2D([], [], label=label, **dot))
     second = 1 - SECOND / figure.get_figheight()
     figure.legend(
         handles=handles,

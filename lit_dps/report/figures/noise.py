@@ -31,11 +31,9 @@ def missing(study: Analysis) -> str | None:
     """Why there is nothing to draw, if so."""
     if any(readings_of(result) for results in study.record.results.values() for result in results):
         return None
-    asked = setting(study.record.config, "smoothness.noise")
-    return (
-        "no noise along training "
-        f"({'no trial without divergence was measured' if asked else 'smoothness.noise is not set'})"
-    )
+    if setting(study.record.config, "smoothness.noise"):
+        return "no noise along training (no trial without divergence was measured)"
+    return "no noise along training (smoothness.noise is not set)"
 
 
 def notes(study: Analysis) -> list[str]:

@@ -72,8 +72,8 @@ def notes(study: Analysis) -> list[str]:
     begun = [curve for curve in study.rate_curves if curve.first is not None]
     if edge := [c.series for c in begun if c.source.rate in c.cells[c.first].boundary]:
         told.append(
-            f"Scaling rules at {listed(edge)} start from a best rate at the end of its range. Widen "
-            "the range."
+            f"Scaling rules at {listed(edge)} start from a best rate at the end of its range. "
+            "Widen the range."
         )
     if len(prices) and (unknown := int(prices["price"].isna().sum())):
         told.append(

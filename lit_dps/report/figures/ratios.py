@@ -74,7 +74,8 @@ def notes(*studies: Analysis) -> list[str]:
     if left := sum(len(study.ratio_bounds) for study in studies):
         known = sum(len(study.ratios) for study in studies)
         told.append(
-            f"{left} of {known + left} ratios are bounds and not drawn: K* is at the first validation."
+            f"{left} of {known + left} ratios are bounds and not drawn: K* is at the first "
+            "validation."
         )
     return told
 

@@ -189,8 +189,10 @@ def _draw_words(ax: Axes, name: str, words: str, scaling: Scaling) -> None:
 
 
 def common_batch_size(scalings: Iterable[Scaling]) -> int | None:
-    """The smallest batch size with a K* beyond the first validation in every curve that has any; None
-    without one."""
+    """Return the smallest batch size at which curves can be normalised; None without one.
+
+    Every curve that has a K* beyond the first validation has one there.
+    """
     measured = [set(scaling.resolved) for scaling in scalings if scaling.resolved]
     return min(set.intersection(*measured), default=None) if measured else None
 

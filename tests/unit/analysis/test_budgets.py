@@ -196,11 +196,7 @@ def test_bounds_are_hollow_and_told(tmp_path):
     assert not FIGURE.by_default(study)
     assert write_figures([FIGURE], [study], tmp_path) == ([], [])
     files, notes = write_figures([FIGURE], [study], tmp_path, ["budgets"])
-    assert (
-        len(files) == 3
-        and len(notes) == 1
-        and notes[0].startswith("6 of 12 points of the budgets are bounds")
-    )
+    assert len(files) == 3 and len(notes) == 1 and notes[0].startswith("6 of 12 points ")
     hollow = [
         line for line in drawn(FIGURE, study).axes[0].lines if line.get_markerfacecolor() == "white"
     ]

@@ -214,9 +214,8 @@ def test_rules_that_begin_on_the_end_of_the_range_are_told():
     edge = dataclasses.replace(
         record, space={**SPACE, "model.learning_rate": Range(0.05, 10, "log")}
     )
-    assert FIGURE.notes(Analysis(edge)) == [
-        "scaling rules at S = 0 go on from a best rate on the end of its range: widen it"
-    ]
+    (note,) = FIGURE.notes(Analysis(edge))
+    assert "S = 0 " in note and "end of its range" in note
 
 
 def test_a_window_of_another_width(monkeypatch):

@@ -86,7 +86,7 @@ def cells(done):
             cells(lambda cell: []),
             [],
             [
-                "no complete trial yet: no scaling or logs figure",
+                "no trial has met the goal yet: no scaling or logs figure",
                 "no finished trial yet: no metaparameters figure",
                 NO_SMOOTHNESS,
                 "no batch size has a K* both at the smallest sparsity and above it: no ratios "
@@ -97,7 +97,7 @@ def cells(done):
             cells(lambda cell: [result(cell, 0, None, params=MIDDLE)]),
             ["metaparameters"],
             [
-                "no complete trial yet: no scaling or logs figure",
+                "no trial has met the goal yet: no scaling or logs figure",
                 NO_SMOOTHNESS,
                 "no batch size has a K* both at the smallest sparsity and above it: no ratios "
                 "figure",
@@ -113,14 +113,13 @@ def cells(done):
             ["scaling", "metaparameters", "rates", "rates-prices"],
             [
                 NO_SMOOTHNESS,
-                "K* of each cell is its first check: no logs figure",
+                "K* of each cell is its first validation: no logs figure",
                 "no batch size has a K* both at the smallest sparsity and above it: no ratios "
                 "figure",
-                "no complete trial at S = 0: no curve there",
-                "effective rates at S = 0.9 take the momentum for heavy-ball momentum: eta / (1 - "
-                "m)",
-                "0 of 4 prices of scaling rules are known: else no trial within 1.25 times the "
-                "rate met the goal",
+                "No trial met the goal at S = 0: no curve there.",
+                "Effective rates eta / (1 - m) at S = 0.9 assume heavy-ball momentum.",
+                "0 of 4 prices of scaling rules are known. For the others no trial within 1.25 "
+                "times the rate met the goal.",
             ],
         ),
         (
@@ -129,9 +128,9 @@ def cells(done):
             ),
             ["metaparameters", "ratios"],
             [
-                "complete trials at one batch size only: no scaling figure",
+                "K* at one batch size only: no scaling figure",
                 NO_SMOOTHNESS,
-                "K* of each cell is its first check: no logs figure",
+                "K* of each cell is its first validation: no logs figure",
             ],
         ),
     ],

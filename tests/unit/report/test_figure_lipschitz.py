@@ -84,9 +84,7 @@ def test_without_common_points_all_are_drawn_and_that_is_said(one):
     apart = study({DENSE: [trial(DENSE, 0, 2.0)], SPARSE: [trial(SPARSE, 1, 5.0)]})
     assert list(lipschitz.rows(apart)["drawn"]) == [True, True]
     (note,) = lipschitz.notes(apart)
-    assert note.startswith(
-        "no point of the search has Lipschitz measurements at every sparsity at B = 8: "
-    )
+    assert "B = 8." in note
     assert lipschitz.notes(one) == []  # a sparsity without any measurement does not count
 
 
@@ -95,7 +93,7 @@ def test_without_common_points_all_are_drawn_and_that_is_said(one):
     [
         (None, "is not set"),
         ({"interval": None}, "is not set"),
-        ({"interval": 100}, "is 100: no feasible trial went on for as many steps"),
+        ({"interval": 100}, "is 100: no trial ran as many steps without divergence"),
     ],
 )
 def test_missing_measurements_are_told_with_their_reason(smoothness, why):

@@ -106,7 +106,9 @@ def test_what_is_missing():
     def missing(*trials):
         return logs.missing(Analysis(read({DENSE: list(trials)}, space={})))
 
-    assert missing(result(DENSE, 0, None, curve=curve(0.5, 0.4))) == "no complete trial yet"
-    assert missing(result(DENSE, 0, 16, curve=curve(0.1))) == "K* of each cell is its first check"
+    assert missing(result(DENSE, 0, None, curve=curve(0.5, 0.4))) == "no trial has met the goal yet"
+    assert (
+        missing(result(DENSE, 0, 16, curve=curve(0.1))) == "K* of each cell is its first validation"
+    )
     assert missing(result(DENSE, 0, 32, curve=curve(0.2, 0.1))) is None
     assert logs.notes(Analysis(read(RESULTS, space={}))) == []

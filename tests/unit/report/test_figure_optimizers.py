@@ -91,16 +91,16 @@ def test_studies_are_compared_where_two_have_a_k_star():
     assert optimizers.missing(wide, apart) == "no sparsity at which two of the studies have a K*"
     assert optimizers.missing(wide, narrow) is None
     one = [study(name, scaled(1, (8,))) for name in "xy"]
-    assert optimizers.missing(*one) == "complete trials at one batch size only"
+    assert optimizers.missing(*one) == "K* at one batch size only"
 
 
 def test_what_else_differs_is_told(rules):
     assert optimizers.notes(*rules) == []
     other = study("d", scaled(1), "sgd", data="CIFAR10", goal=Goal(0.2), trials=9)
     assert optimizers.notes(rules[0], other) == [
-        "the studies differ in their goal error: 0.1, 0.2",
-        "the studies differ in their number of trials a cell: 1, 9",
-        "the studies differ in their data set: MNIST, CIFAR10",
+        "The studies differ in their goal error: 0.1, 0.2",
+        "The studies differ in their number of trials per cell: 1, 9",
+        "The studies differ in their data set: MNIST, CIFAR10",
     ]
 
 
@@ -145,7 +145,7 @@ def test_curves_without_a_common_batch_size_are_not_normalised_and_the_panel_say
     steps, normalised = optimizers.draw(drawn, *apart).axes
     assert ([8, 80], [12600, 1350]) in lines_of(steps)
     assert [text.get_text().replace("\n", " ") for text in normalised.texts] == [
-        "no batch size has a K* beyond the first check in every curve"
+        "no batch size has a K* beyond the first validation in every curve"
     ]
     assert normalised.get_ylabel() == "K*, normalised"
 

@@ -14,6 +14,7 @@ from lit_dps.core.search_space import Range
 from lit_dps.core.trial import Cell, Series
 from lit_dps.report.figures import metaparameters, scaling
 from lit_dps.report.figures.box_axes import range_axis
+from lit_dps.report.no_result import COUNT_HEADS
 from lit_dps.report.warnings import study_notes
 from lit_dps.storage.read import read_study
 from tests.support.fake_study import SPACE, law_study, result, write_study
@@ -107,7 +108,7 @@ def test_k_star_has_bars_and_a_panel_names_medians_that_leave_the_law():
     assert [bar[1, 1] for bar in bars] == [row["k_star_high"] for row in known[:3]]
     (words,) = [text.get_text() for text in dense.texts]
     assert "above at B = 8, 80, 2000" in " ".join(words.split())
-    assert "K*, 95 % limits" in [text.get_text() for text in figure.legends[-1].get_texts()]
+    assert "K*, 95 % interval" in [text.get_text() for text in figure.legends[-1].get_texts()]
     assert any("S=0 above at B = 8, 80, 2000; S=0.9 above" in note for note in study_notes(study))
     assert scaling.notes(study) == []
 
@@ -324,9 +325,10 @@ def test_outraced_trials_have_a_mark_of_their_own():
             strict=False,
         )
     )
-    assert list(marks) == ["complete", "incomplete", "infeasible", "outraced", "K*"]
-    assert np.asarray(marks["outraced"].get_offsets()).tolist() == [
+    counted = ["complete", "incomplete", "infeasible", "outraced"]
+    assert list(marks) == [*(COUNT_HEADS[status] for status in counted), "K*"]
+    assert np.asarray(marks[COUNT_HEADS["outraced"]].get_offsets()).tolist() == [
         [2, 320]
     ]  # where it was stopped
     without = drawn(read({a: done[:1]}, space=space)).legends[0]
-    assert "outraced" not in [text.get_text() for text in without.get_texts()]
+    assert COUNT_HEADS["outraced"] not in [text.get_text() for text in without.get_texts()]

@@ -47,5 +47,5 @@ def test_further_goals_have_a_folder_each(tmp_path):
     assert said == [  # each once; with its goal where the study's own goal does not share it
         f"note: {NO_SMOOTHNESS}",
         "note: one sparsity only: no ratios figure",
-        "note: goal error 0.4: K* of each cell is its first check: no logs figure",
+        "note: goal error 0.4: K* of each cell is its first validation: no logs figure",
     ]
