@@ -36,8 +36,8 @@ from lit_dps.storage.bulk import add_trials
 from lit_dps.storage.database import open_storage
 from lit_dps.storage.header import declare
 from lit_dps.storage.read import read_study
+from lit_dps.storage.samplers import distributions
 from lit_dps.storage.schema import POINT_ATTR, RESULT_ATTR, STATES, cell_study_name, encode_result
-from lit_dps.storage.sobol import distributions
 
 TITLE = "CPU seconds of `analyze`"
 ROOT = Path(__file__).parents[1]

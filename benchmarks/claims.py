@@ -18,12 +18,12 @@ from lit_dps.core.errors import StorageError
 from lit_dps.core.goal import Goal
 from lit_dps.core.search_space import Range
 from lit_dps.core.trial import Cell, Status, TrialResult
-from lit_dps.storage.cells import end, report
+from lit_dps.storage.cells import end_trial, report_curve
 from lit_dps.storage.header import declare
 from lit_dps.storage.locks import peers
+from lit_dps.storage.samplers import SobolSampler
 from lit_dps.storage.schema import OWNER, POINT_ATTR
-from lit_dps.storage.sobol import SobolSampler
-from lit_dps.storage.trial_queue import Store
+from lit_dps.storage.trial_queue import TrialQueue
 
 TITLE = "Claims of many workers on PostgreSQL"
 WORKERS = 64
@@ -36,11 +36,11 @@ SPACE = {
 CURVE = {"step": list(range(16, 656, 16)), "val_error": [0.1] * 40, "train_loss": [1.0] * 40}
 
 
-class OneLock(Store):
+class OneLock(TrialQueue):
     """As until 2026-11: one lock for all, under which each claim reads all trials that wait."""
 
     def _claim(self, cell: Cell) -> Attempt | None:
-        with self._alone():
+        with self._locked():
             study = self._study(cell)
             waiting = study.get_trials(deepcopy=False)
             if not any(not t.state.is_finished() and OWNER not in t.user_attrs for t in waiting):
@@ -48,14 +48,14 @@ class OneLock(Store):
             claimed = study.ask(fixed_distributions=self.distributions)
             claimed.set_user_attr(OWNER, self.peers.owner)
             rung = self._next_rung(study, claimed.user_attrs[POINT_ATTR])
-        return self._run(cell, claimed, partial(self.limit, cell), rung, self.run_on)
+        return self._attempt(cell, claimed, partial(self.cell_limit, cell), rung, self.run_on)
 
-    def tell(self, result: TrialResult) -> TrialResult:
+    def store_result(self, result: TrialResult) -> TrialResult:
         trial = self._claims.pop((result.trial.cell, result.trial.point, result.trial.repeat))
-        with self._alone():
-            if self._still_mine(trial):
-                report(trial, result)
-                end(trial, result, 0)
+        with self._locked():
+            if self._is_still_claimed(trial):
+                report_curve(trial, result)
+                end_trial(trial, result, 0)
         return result
 
 
@@ -94,7 +94,7 @@ def measure(options: Options) -> Claims:
     workers, seconds = (4, 2.0) if options.quick else (WORKERS, SECONDS)
     try:
         with server(connections=4 * workers + 20) as running:
-            ways = {"rows of their own": Store, "one lock (before)": OneLock}
+            ways = {"rows of their own": TrialQueue, "one lock (before)": OneLock}
             urls = {way: running.new_database(f"claims_{i}") for i, way in enumerate(ways)}
             rows = [
                 _measured(way, store, urls[way], workers, seconds) for way, store in ways.items()
@@ -144,7 +144,7 @@ def at(sample: Sample, quantile: float) -> float:
     return ordered[min(len(ordered) - 1, int(quantile * len(ordered)))]
 
 
-def _measured(way: str, store: type[Store], url: str, workers: int, seconds: float) -> Row:
+def _measured(way: str, store: type[TrialQueue], url: str, workers: int, seconds: float) -> Row:
     config = StudyConfig(name="s", space=SPACE, batch_sizes=[4], sparsities=[0.0], trials=POINTS)
     _, uid = declare(url, config, "claims", Goal(0.1), {}, {})
     claims, results, points = [], [], []
@@ -161,9 +161,9 @@ def _measured(way: str, store: type[Store], url: str, workers: int, seconds: flo
             end_of_all = time.monotonic() + seconds
             while time.monotonic() < end_of_all:
                 start = time.monotonic()
-                trial = mine.next_run().trial
+                trial = mine.claim_next().trial
                 claimed = time.monotonic()
-                mine.tell(TrialResult(trial, Status.INCOMPLETE, None, CURVE))
+                mine.store_result(TrialResult(trial, Status.INCOMPLETE, None, CURVE))
                 claims.append(claimed - start)
                 results.append(time.monotonic() - claimed)
                 points.append(trial.point)

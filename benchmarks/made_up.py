@@ -10,9 +10,9 @@ import optuna
 from lit_dps.core.goal import Goal
 from lit_dps.core.search_space import Range
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult
+from lit_dps.storage.samplers import SobolSampler
 from lit_dps.storage.schema import POINT_ATTR, RESULT_ATTR, STATES, cell_study_name, encode_result
-from lit_dps.storage.sobol import SobolSampler
-from lit_dps.storage.trial_queue import Store
+from lit_dps.storage.trial_queue import TrialQueue
 
 SPACE = {
     "model.learning_rate": Range(1e-4, 1.0, "log"),
@@ -49,9 +49,9 @@ def trial(cell: Cell, point: int, points: int) -> Trial:
     return Trial(cell, point, {key: box.at(point / points) for key, box in SPACE.items()})
 
 
-def store(folder: str, points: int, cells: Sequence[Cell]) -> Store:
+def store(folder: str, points: int, cells: Sequence[Cell]) -> TrialQueue:
     """The trials of a raced study with so many points a cell, in a file of the folder."""
-    return Store(
+    return TrialQueue(
         f"sqlite:///{folder}/study.db",
         "s",
         cells,
@@ -63,7 +63,7 @@ def store(folder: str, points: int, cells: Sequence[Cell]) -> Store:
     )
 
 
-def fill(kept: Store, cell: Cell, points: int, checks: int = CHECKS) -> None:
+def fill(kept: TrialQueue, cell: Cell, points: int, checks: int = CHECKS) -> None:
     """Stores so many finished trials of a cell, with so many checks each, as ask and tell leave
     them."""
     study = optuna.create_study(study_name=cell_study_name(kept.name, cell), storage=kept.storage)

@@ -13,7 +13,7 @@ from benchmarks.numbers import Sample, growth
 from benchmarks.options import Options
 from benchmarks.text import seconds, table
 from lit_dps.core.trial import Cell
-from lit_dps.storage.trial_queue import MAX_QUEUED, Store
+from lit_dps.storage.trial_queue import MAX_QUEUED, TrialQueue
 from lit_dps.tracking.tracker import Tracker
 
 TITLE = "Cost of keeping a trial, by how much is kept already"
@@ -176,23 +176,25 @@ def _by_checks(checks: tuple[int, ...], timed: int) -> tuple[Sample, ...]:
     return tuple(found)
 
 
-def _ask_and_tell(store: Store, trials: int, checks: int = made_up.CHECKS) -> tuple[Sample, Sample]:
+def _ask_and_tell(
+    store: TrialQueue, trials: int, checks: int = made_up.CHECKS
+) -> tuple[Sample, Sample]:
     """Seconds until the first trial is there, and of each tell with the ask after it."""
     begin, laps = time.perf_counter(), []
-    trial = store.next_run().trial
+    trial = store.claim_next().trial
     first = time.perf_counter() - begin
     for _ in range(trials):
         result, begin = made_up.result(trial, checks), time.perf_counter()
-        store.tell(result)
-        trial = store.next_run().trial
+        store.store_result(result)
+        trial = store.claim_next().trial
         laps.append(time.perf_counter() - begin)
     return Sample((first,)), Sample(tuple(laps))
 
 
-def _look(store: Store) -> float:
+def _look(store: TrialQueue) -> float:
     """Seconds to learn the step that trials have to reach."""
     store._limits.clear()  # as if the second had passed in which the last answer serves
-    return _seconds(lambda: store.limit(CELL))
+    return _seconds(lambda: store.cell_limit(CELL))
 
 
 def _logging(

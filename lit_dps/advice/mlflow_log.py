@@ -39,7 +39,7 @@ def show(case: Question) -> None:
     if case.noise is not None:
         metrics["noise_scale_low"] = case.noise.low
         metrics |= {"noise_scale": case.noise.value} if case.noise.resolved else {}
-    case.work.view.further(metrics, curves)
+    case.work.view.log_outcome(metrics, curves)
 
 
 def show_answer(
@@ -55,6 +55,6 @@ def show_answer(
         view.sync(record, study, files)  # `analyze` draws the probes, which takes seconds
         said += f"\n\n{markdown(study)}"
     best = {} if found.best is None else {f"advice/{key}": float(found.best[key]) for key in SHOWN}
-    view.further(best, files=files, note=said, ended=True)
+    view.log_outcome(best, files=files, note=said, ended=True)
     if view.tracker is not None:
         print(f"the stages and this answer are in MLflow, study {case.work.name}", file=sys.stderr)

@@ -28,9 +28,9 @@ from lit_dps.core.errors import StorageError, UserError
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import Status, TrialResult
 from lit_dps.parallel.process import Interrupted, StopRequest
-from lit_dps.storage.environments import keep_environment
-from lit_dps.storage.header import begin_run, declare
+from lit_dps.storage.header import declare
 from lit_dps.storage.read import read_study
+from lit_dps.storage.run_records import begin_run, store_environment
 from lit_dps.study.failures import AllFail, Failures
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.workers import WorkerDied, warm_up, work, work_in_processes
@@ -117,12 +117,12 @@ class Probes:
             return True
         setup = dataclasses.replace(setup, run_number=begin_run(self.url, self.name))
         if self.environment is not None:
-            keep_environment(self.url, self.name, self.environment)
+            store_environment(self.url, self.name, self.environment)
             environment = self.environment
             setup = dataclasses.replace(
                 setup, environment=environment[KEY], sources=environment[SOURCES]
             )
-        self.view.sync(record, goes_on=True)
+        self.view.sync(record, is_running=True)
 
         def over() -> bool:
             clock.tick()

@@ -51,7 +51,7 @@ from lit_dps.parallel.process import (
     waited_for_cpu,
 )
 from lit_dps.storage.advice_store import AdviceStore
-from lit_dps.storage.compatibility import changed
+from lit_dps.storage.header import identity_changes
 from lit_dps.study.environment import environment_of
 from lit_dps.study.failures import FAILED, AllFail
 from lit_dps.study.noise import short_run
@@ -115,7 +115,7 @@ def run_advice(
         say(f"note: {note}")
     configuration = probe_setup.identity(data)
     stored = known.get("configuration", configuration)
-    if changed(stored, configuration) and (
+    if identity_changes(stored, configuration) and (
         before := _begun_before(setup, options, adaptive, data, stored)
     ):
         probe_setup, adaptive = before
@@ -124,10 +124,10 @@ def run_advice(
             "note: these probes began under an earlier version: weight decay follows the batch "
             "size as it did there"
         )
-    if differences := changed(stored, configuration):
+    if differences := identity_changes(stored, configuration):
         raise UserError(
             f"advice on {setup.study.name!r} was asked for with another configuration: "
-            f"{'; '.join(differences)}; "
+            f"{'; '.join(map(str, differences))}; "
             "restore it, or give the new one another study.name"
         )
     environment = environment_of(probe_setup, data)
@@ -290,7 +290,7 @@ def _begun_before(
         return None
     for earlier in (dataclasses.replace(adaptive, rate=None), None):
         found = probing(setup, options.trials, earlier)
-        if not changed(stored, found.identity(data)):
+        if not identity_changes(stored, found.identity(data)):
             return found, earlier
     return None
 

@@ -15,7 +15,7 @@ from lit_dps.core.errors import ConfigError
 from lit_dps.report.no_result import NO_RESULT, ended_without_result
 from lit_dps.report.publish import figures_folder, publish
 from lit_dps.report.text import parts_of
-from lit_dps.storage.lost_study import refuse_lost
+from lit_dps.storage.database import refuse_lost
 from lit_dps.storage.read import read_study
 from lit_dps.storage.urls import check_place, sqlite_file, ui_command, without_password
 from lit_dps.study.retrain import retrain_hint

@@ -58,7 +58,7 @@ def lines(name: str, study: Merged) -> list[str]:
     """What became of a study: a line, and one for each cell with trials that ended otherwise."""
     conflicts = sum(map(len, study.conflicts.values()))
     told = (
-        f"{_count(study.taken, 'trial')} taken over, {study.known} known already, "
+        f"{_count(study.added, 'trial')} taken over, {study.unchanged} known already, "
         f"{_count(conflicts, 'conflict')}"
     )
     return [f"study {name}: {told}", *(_conflict_line(study, cell) for cell in study.conflicts)]

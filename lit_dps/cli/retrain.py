@@ -25,7 +25,7 @@ from lit_dps.core.record import StudyRecord
 from lit_dps.core.text import shorten
 from lit_dps.core.trial import Status, text_of
 from lit_dps.parallel.process import INTERRUPTED
-from lit_dps.storage.own_studies import foreign_modules, is_own
+from lit_dps.storage.ownership import foreign_modules, is_own
 from lit_dps.storage.read import read_study, study_uid
 from lit_dps.study.retrain import compare_with_stored, retrain, stored_trial
 from lit_dps.study.setup import StudySetup

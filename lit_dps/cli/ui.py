@@ -24,7 +24,8 @@ def main(argv: list[str]) -> int:
     uri = config.storage.mlflow_uri
     _check_port(config.port, free=not is_http(uri))
 
-    from lit_dps.tracking.client import experiments, page_address
+    from lit_dps.tracking.client import experiments
+    from lit_dps.tracking.pages import page_address
 
     for experiment in experiments(uri):
         print(

@@ -1,27 +1,30 @@
-"""What is stored of advice, beside the study that it probes: one Optuna study without trials, "NAME
-(advice)"."""
+"""Stores the measurements of `advise` beside the study that it probes.
+
+They are the user attributes of an Optuna study without trials, "NAME (advice)"
+(`lit_dps.storage.schema.ADVICE_ATTRS`).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import optuna
-from optuna.storages import RDBStorage
 
-from lit_dps.storage.database import storage_errors, storage_for_now
-from lit_dps.storage.foreign_studies import refuse_foreign_advice
-from lit_dps.storage.header import attributes
+from lit_dps.storage.database import storage_errors, temporary_storage
+from lit_dps.storage.header import study_attributes
 from lit_dps.storage.locks import storage_lock
+from lit_dps.storage.ownership import refuse_foreign_advice
 from lit_dps.storage.read import open_to_read
 from lit_dps.storage.schema import ADVICE_SUFFIX
 from lit_dps.storage.urls import sqlite_file
 
 
 class AdviceStore:
-    """Named values of plain JSON that advice on a study goes on from.
-    `lit_dps.storage.schema.ADVICE_ATTRS` names them.
+    """Named values of plain JSON, with which `advise` on a study continues.
 
-    All methods raise StorageError where the storage cannot be used.
+    All methods raise StorageError if the storage cannot be used.
 
     Args:
         url: Optuna storage URL.
@@ -29,41 +32,48 @@ class AdviceStore:
     """
 
     def __init__(self, url: str, name: str):
-        self.url, self.name = url, f"{name}{ADVICE_SUFFIX}"
+        self.url = url
+        self.name = f"{name}{ADVICE_SUFFIX}"
 
     def read(self) -> dict[str, Any]:
         """Return all stored values by name; empty if no advice is stored. Creates nothing."""
         file = sqlite_file(self.url)
         if file is not None and not file.exists():
             return {}
-        with storage_errors(self.url), storage_for_now(self.url) as storage:
+        with storage_errors(self.url), temporary_storage(self.url) as storage:
             refuse_foreign_advice(storage, self.name)
-            return attributes(storage, self.name)
+            return study_attributes(storage, self.name)
 
     def keep(self, **values: Any) -> None:
         """Store values by name; a value replaces an earlier one of the same name."""
-        with storage_errors(self.url), storage_for_now(self.url) as storage, storage_lock(self.url):
-            study = self._open(storage)
+        with self._open() as study:
             for key, value in values.items():
                 study.set_user_attr(key, value)
 
     def append(self, key: str, value: Any) -> None:
         """Append a value to the list of a key; the first value creates the list."""
-        with storage_errors(self.url), storage_for_now(self.url) as storage, storage_lock(self.url):
-            study = self._open(storage)
+        with self._open() as study:
             study.set_user_attr(key, [*study.user_attrs.get(key, []), value])
 
-    def _open(self, storage: RDBStorage) -> optuna.Study:
-        """Return the Optuna study of the advice; create it if it does not exist."""
-        refuse_foreign_advice(storage, self.name)
-        return optuna.create_study(study_name=self.name, storage=storage, load_if_exists=True)
+    @contextmanager
+    def _open(self) -> Iterator[optuna.Study]:
+        """Give the Optuna study of the advice under the storage's lock; create it if needed."""
+        url = self.url
+        with storage_errors(url), temporary_storage(url) as storage, storage_lock(url):
+            refuse_foreign_advice(storage, self.name)
+            yield optuna.create_study(study_name=self.name, storage=storage, load_if_exists=True)
 
 
 def list_advice(url: str) -> dict[str, dict[str, Any]]:
-    """All advice of a storage: its values by the name of the study. StorageError if there is no
-    such storage."""
+    """Return all advice of a storage: its values by the name of the study, sorted.
+
+    Raises:
+        StorageError: if the storage does not exist, or if it cannot be read.
+    """
+    advice = {}
     with storage_errors(url), open_to_read(url) as storage:
-        advice = (s for s in storage.get_all_studies() if s.study_name.endswith(ADVICE_SUFFIX))
-        return dict(
-            sorted((s.study_name.removesuffix(ADVICE_SUFFIX), dict(s.user_attrs)) for s in advice)
-        )
+        for study in storage.get_all_studies():
+            if study.study_name.endswith(ADVICE_SUFFIX):
+                name = study.study_name.removesuffix(ADVICE_SUFFIX)
+                advice[name] = dict(study.user_attrs)
+    return dict(sorted(advice.items()))

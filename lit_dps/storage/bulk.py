@@ -130,7 +130,7 @@ def _check_distributions(session: Session, study_id: int, trials: Sequence[Froze
                 record = stored.filter(models.TrialParamModel.param_name == name).first()
                 first[name] = distribution
                 if record is not None:
-                    first[name] = json_to_distribution(record.distribution_json)
+                    first[name] = json_to_distribution(str(record.distribution_json))
             check_distribution_compatibility(first[name], distribution)
 
 

@@ -1,42 +1,56 @@
-"""The cells of a study in an Optuna storage: whom they belong to, and the attempts at their
-points."""
+"""One cell of a study in Optuna: how its trials are opened, claimed, counted and ended.
+
+The queries are single statements, because Optuna's public API would read all trials of the cell.
+They use Optuna's private models: the public API cannot claim a waiting trial and store its owner in
+one transaction, and it cannot skip the rows that other workers have locked.
+"""
 
 from __future__ import annotations
 
+import datetime
+import json
 import math
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import optuna
 from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage, RDBStorage
+from optuna.storages._rdb.models import TrialModel, TrialUserAttributeModel, TrialValueModel
 from optuna.trial import TrialState
+from sqlalchemy import Integer, Select, cast, func, select
+from sqlalchemy.orm import Session, aliased
 
 from lit_dps.core.errors import StorageError
 from lit_dps.core.goal import RESERVED_NAMES
 from lit_dps.core.racing import best_steps, last_step, needs_no_rerun
 from lit_dps.core.trial import Cell, Status, TrialResult
-from lit_dps.storage.foreign_studies import refuse_foreign_cell
-from lit_dps.storage.schema import (
-    AXES,
-    FAILED_AT,
-    FAILED_IN,
-    POINT_ATTR,
-    RESULT_ATTR,
-    STATES,
-    STATUS_ATTR,
-    UID,
-    cell_study_name,
-    encode_result,
-    repeats_study_name,
-)
+from lit_dps.storage import schema
+from lit_dps.storage.ownership import refuse_foreign_cell
+from lit_dps.storage.schema import cell_study_name, encode_result, repeats_study_name
 
-OBJECTIVE = "steps to result"  # what Optuna's plots call the value of a trial
-# intermediate values of a trial at most: each is a transaction of its own, 1 to 2 ms in SQLite
+OBJECTIVE = "steps to result"  # the name of a trial's value in Optuna's plots
+# The most intermediate values of a trial. Each is a transaction of 1 to 2 ms in SQLite.
 REPORTED_VALUES = 32
+
+
+class WrongCell(StorageError):
+    """An Optuna study has the name of a cell, but holds another cell.
+
+    Attributes:
+        name: The name of the Optuna study.
+        keys: Its user attributes that differ from those of the cell.
+    """
+
+    def __init__(self, message: str, name: str = "", keys: Sequence[str] = ()):
+        super().__init__(message)
+        self.name, self.keys = name, tuple(keys)
+
+
+# ---- Opening ----
 
 
 def open_cell(
@@ -47,8 +61,12 @@ def open_cell(
     sampler: BaseSampler | None = None,
     repeats: bool = False,
 ) -> optuna.Study:
-    """The Optuna study of a cell of study `name`, or that of its repeats, made where there is none;
-    as `check_cell`."""
+    """Return the Optuna study of a cell, or of its repeats; create it if it does not exist.
+
+    Raises:
+        WrongCell: as `check_cell`.
+        ForeignStudy: if another program made the Optuna study.
+    """
     study_name = repeats_study_name(name, cell) if repeats else cell_study_name(name, cell)
     refuse_foreign_cell(storage, study_name)
     study = optuna.create_study(
@@ -58,19 +76,24 @@ def open_cell(
         direction="minimize",
         load_if_exists=True,
     )
-    known = study.user_attrs
-    check_cell(known, name, cell, uid)
-    name_value(study, OBJECTIVE)
-    attrs = {"batch_size": cell.batch_size, "sparsity": cell.sparsity, UID: uid}
-    attrs |= {AXES: dict(cell.axes)} if cell.axes else {}
+    stored = study.user_attrs
+    check_cell(stored, name, cell, uid)
+    set_metric_name(study, OBJECTIVE)
+    attrs: dict[str, Any] = {
+        schema.BATCH_SIZE: cell.batch_size,
+        schema.SPARSITY: cell.sparsity,
+        schema.UID: uid,
+    }
+    if cell.axes:
+        attrs[schema.AXES] = dict(cell.axes)
     for key, value in attrs.items():
-        if known.get(key) != value:
+        if stored.get(key) != value:
             study.set_user_attr(key, value)
     return study
 
 
-def name_value(study: optuna.Study, name: str) -> None:
-    """Says what Optuna's plots call the value of a study's trials, unless that was said."""
+def set_metric_name(study: optuna.Study, name: str) -> None:
+    """Set the name of the trials' values in Optuna's plots, unless it is set."""
     if study.metric_names is None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)
@@ -78,96 +101,181 @@ def name_value(study: optuna.Study, name: str) -> None:
 
 
 def check_cell(attrs: Mapping[str, Any], name: str, cell: Cell, uid: str | None) -> None:
-    """Raises StorageError if a cell, by its user attributes, is not this one, or is an earlier
-    study's than `uid`."""
-    stood = {"sparsity": cell.sparsity, AXES: dict(cell.axes)}
-    if held := {key: attrs[key] for key, value in stood.items() if attrs.get(key, value) != value}:
-        asked = {key: stood[key] for key in held}
-        raise StorageError(
-            f"{cell_study_name(name, cell)!r} holds trials of {held}, not of {asked}, which is "
-            "called the same: "
-            "give one of the two another study.name"
+    """Check that the user attributes of an Optuna study are those of a cell.
+
+    Raises:
+        WrongCell: if the study holds another cell of this name, or a deleted study's cell.
+    """
+    study_name = cell_study_name(name, cell)
+    stored, expected = {}, {}
+    for key, value in ((schema.SPARSITY, cell.sparsity), (schema.AXES, dict(cell.axes))):
+        if attrs.get(key, value) != value:
+            stored[key], expected[key] = attrs[key], value
+    if stored:
+        raise WrongCell(
+            f"{study_name!r} holds trials of {stored}, not of {expected}, which has the same name: "
+            "choose another study.name for one of the two",
+            study_name,
+            sorted(stored),
         )
-    if None not in (uid, attrs.get(UID)) and attrs[UID] != uid:
-        raise StorageError(
-            f"{cell_study_name(name, cell)!r} belongs to an earlier study {name!r}, which was "
-            "deleted without it: "
-            "delete it too, or give the new one another study.name"
+    # format 1: cells of earlier versions have no uid.
+    stored_uid = attrs.get(schema.UID)
+    if uid is not None and stored_uid is not None and stored_uid != uid:
+        raise WrongCell(
+            f"{study_name!r} belongs to an earlier study {name!r}, which was deleted without it: "
+            "delete it too, or choose another study.name",
+            study_name,
+            [schema.UID],
         )
 
 
-def steps_of(study: optuna.Study) -> dict[int, int]:
-    """Steps to result of a cell's complete trials, by point."""
-    complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-    return {trial.user_attrs[POINT_ATTR]: int(trial.value) for trial in complete}
+# ---- Reading ----
 
 
-def stored_steps(storage: BaseStorage, name: str, cell: Cell) -> dict[int, int]:
-    """Steps to result of the complete trials of a cell of study `name`, by point; none of a cell
-    that has not begun."""
+def steps_by_point(study: optuna.Study) -> dict[int, int]:
+    """Return the steps to result of a cell's complete trials by point."""
+    steps = {}
+    for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
+        steps[trial.user_attrs[schema.POINT_ATTR]] = int(trial.values[0])
+    return steps
+
+
+def stored_steps_by_point(storage: BaseStorage, name: str, cell: Cell) -> dict[int, int]:
+    """Return the `steps_by_point` of a cell by its name; empty if there is no such cell."""
     try:
-        return steps_of(optuna.load_study(study_name=cell_study_name(name, cell), storage=storage))
+        study = optuna.load_study(study_name=cell_study_name(name, cell), storage=storage)
     except KeyError:
         return {}
+    return steps_by_point(study)
 
 
 def race_limit(study: optuna.Study, slack: float | None) -> float:
-    """The step that the trials of a cell have to reach by its complete ones; infinite where nothing
-    is raced yet."""
-    return last_step(best_steps(steps_of(study).values()), slack)
+    """Return the step that all trials of a cell must reach; infinity while K* is unknown."""
+    return last_step(best_steps(steps_by_point(study).values()), slack)
 
 
-def ran_to(user_attrs: Mapping[str, Any], run_number: float = 0) -> float:
-    """Return the step up to which the result of an attempt is known; infinity if it is final.
+def covered_steps(user_attrs: Mapping[str, Any], run_number: float = 0) -> float:
+    """Return the step up to which an attempt's result is known; infinity if it is final.
 
     An interrupted attempt has no result: minus infinity. A failed attempt is retried by the runs of
     the study that began after it failed.
 
     Args:
         user_attrs: The user attributes of the attempt.
-        run_number: The number of the current run (`lit_dps.storage.header.begin_run`). With 0, no
-            failed attempt is retried.
+        run_number: The number of the current run (`lit_dps.storage.run_records.begin_run`). With 0,
+            no failed attempt is retried.
     """
-    result = user_attrs.get(RESULT_ATTR)
+    result = user_attrs.get(schema.RESULT_ATTR)
     if result is None:
         return -math.inf
-    run = max(result["curve"].get("step", ()), default=-math.inf)
-    # Failures of earlier versions have no number; they count as older than every run.
+    last_validation = max(result["curve"].get("step", ()), default=-math.inf)
+    # format 1: failures of earlier versions have no number; they count as older than every run.
     has_failed = result["status"] == Status.FAILED
-    has_failed_before = has_failed and user_attrs.get(FAILED_IN, 0) < run_number
-    if has_failed_before or not needs_no_rerun(Status(result["status"]), run, math.inf):
-        return run
-    return math.inf
+    has_failed_before = has_failed and user_attrs.get(schema.FAILED_IN, 0) < run_number
+    if has_failed_before:
+        return last_validation
+    if needs_no_rerun(Status(result["status"]), last_validation, math.inf):
+        return math.inf
+    return last_validation
 
 
-def end(trial: optuna.Trial, result: TrialResult, last_run: int) -> None:
-    """Store a result and end its trial; `last_run` is the number of the study's last run."""
-    if result.status is Status.FAILED:
-        # Before the result, so that every failed result has both attributes.
-        trial.set_user_attr(FAILED_AT, time.time())
-        trial.set_user_attr(FAILED_IN, last_run)
-    trial.set_user_attr(RESULT_ATTR, encode_result(result))
-    trial.set_user_attr(STATUS_ATTR, str(result.status))
-    finish(trial.study, trial.number, result.status, result.steps)
-
-
-def finish(study: optuna.Study, number: int, status: Status, steps: int | None) -> None:
-    """Ends a trial whose result is stored."""
-    if STATES[status] is not TrialState.PRUNED:
-        study.tell(number, values=steps, state=STATES[status], skip_if_finished=True)
-        return
-    # `tell` would make its last intermediate value, an error, the value of a study whose values are
-    # steps
-    storage = study._storage
-    trial = storage.get_trial(
-        storage.get_trial_id_from_study_id_trial_number(study._study_id, number)
+def has_waiting(storage: RDBStorage, study: int, points: int) -> bool:
+    """Return True if a trial at one of the first `points` points is waiting."""
+    waiting = (
+        _first_waiting(study)
+        .join(TrialUserAttributeModel, TrialUserAttributeModel.trial_id == TrialModel.trial_id)
+        .where(
+            TrialUserAttributeModel.key == schema.POINT_ATTR,
+            cast(TrialUserAttributeModel.value_json, Integer) < points,
+        )
     )
-    if not trial.state.is_finished():
-        storage.set_trial_state_values(trial._trial_id, TrialState.PRUNED)
+    with Session(storage.engine) as session:
+        return session.scalars(waiting).first() is not None
 
 
-def report(trial: optuna.Trial, result: TrialResult) -> None:
-    """Report the finite values of the goal's metric to Optuna.
+def fewest_steps(storage: RDBStorage, study: int) -> int | None:
+    """Return K* of an Optuna study, the smallest value of its complete trials; None without any."""
+    least = (
+        select(func.min(TrialValueModel.value))
+        .join(TrialModel, TrialModel.trial_id == TrialValueModel.trial_id)
+        .where(TrialModel.study_id == study, TrialModel.state == TrialState.COMPLETE)
+    )
+    with Session(storage.engine) as session:
+        steps = session.scalar(least)
+    return None if steps is None else int(steps)
+
+
+def pruned_results(storage: RDBStorage, study: int, point: int) -> list[dict[str, Any]]:
+    """Return the stored results of a point's attempts in Optuna's state PRUNED."""
+    result = aliased(TrialUserAttributeModel)
+    results = (
+        select(result.value_json)
+        .join(TrialModel, TrialModel.trial_id == result.trial_id)
+        .join(TrialUserAttributeModel, TrialUserAttributeModel.trial_id == TrialModel.trial_id)
+        .where(
+            TrialModel.study_id == study,
+            TrialModel.state == TrialState.PRUNED,
+            TrialUserAttributeModel.key == schema.POINT_ATTR,
+            TrialUserAttributeModel.value_json == json.dumps(point),
+            result.key == schema.RESULT_ATTR,
+        )
+    )
+    with Session(storage.engine) as session:
+        return [json.loads(text) for text in session.scalars(results)]
+
+
+def cell_distance(cell: Cell, other: Cell) -> float:
+    """Return how much two cells differ.
+
+    A factor of 2 in batch size counts 1, as much as a quarter of the weights. A different value on
+    a further axis counts as much as all of the weights.
+    """
+    octaves = abs(math.log2(cell.batch_size / other.batch_size))
+    weights = abs(cell.sparsity - other.sparsity)
+    other_axes = len(set(cell.axes) - set(other.axes))
+    return octaves + 4 * weights + 4 * other_axes
+
+
+# ---- Claiming and ending ----
+
+
+def claim_waiting(storage: RDBStorage, study: int, owner: str) -> int | None:
+    """Claim the first waiting trial of an Optuna study, and return its id; None if none waits.
+
+    State and owner are written in one transaction. On a server, workers claim different trials
+    without waiting for each other (SELECT ... FOR UPDATE SKIP LOCKED). SQLite cannot lock rows, so
+    the caller must hold the storage's lock.
+
+    Args:
+        storage: The storage.
+        study: Id of the Optuna study.
+        owner: The name of the process that claims the trial.
+    """
+    with Session(storage.engine) as session, session.begin():
+        first = _first_waiting(study).with_for_update(of=TrialModel, skip_locked=True)
+        trial = session.scalars(first).first()
+        if trial is None:
+            return None
+        trial.state = TrialState.RUNNING
+        trial.datetime_start = datetime.datetime.now()
+        attribute = TrialUserAttributeModel(
+            trial_id=trial.trial_id, key=schema.OWNER, value_json=json.dumps(owner)
+        )
+        session.add(attribute)
+        return trial.trial_id
+
+
+def _first_waiting(study: int) -> Select[Any]:
+    return (
+        select(TrialModel)
+        .where(TrialModel.study_id == study, TrialModel.state == TrialState.WAITING)
+        .order_by(TrialModel.trial_id)
+        .limit(1)
+    )
+
+
+def report_curve(trial: optuna.Trial, result: TrialResult) -> None:
+    """Report the finite values of the goal's metric to Optuna as intermediate values.
 
     The curve is thinned to `REPORTED_VALUES`; its first and last values are kept.
     """
@@ -177,25 +285,47 @@ def report(trial: optuna.Trial, result: TrialResult) -> None:
         return
     chosen = {round(i * (len(steps) - 1) / (REPORTED_VALUES - 1)) for i in range(REPORTED_VALUES)}
     for i in sorted(chosen):
-        if math.isfinite(result.curve[metric][i]):
-            trial.report(result.curve[metric][i], int(steps[i]))
+        value = result.curve[metric][i]
+        if math.isfinite(value):
+            trial.report(value, int(steps[i]))
 
 
-def give_up(study: optuna.Study, number: int, user_attrs: Mapping[str, Any]) -> None:
-    """Ends a trial that was cut short: with its result if that was stored already, else as failed
-    without one."""
-    result = user_attrs.get(RESULT_ATTR)
-    if result is not None:
-        finish(study, number, Status(result["status"]), result["steps"])
-    else:
-        study.tell(number, state=TrialState.FAIL, skip_if_finished=True)
+def end_trial(trial: optuna.Trial, result: TrialResult, last_run: int) -> None:
+    """Store a result and end its trial.
 
-
-def distance(one: Cell, other: Cell) -> float:
-    """How much two cells differ: a factor of 2 in batch size counts as much as a quarter of the
-    weights.
-
-    Another value on any further axis counts as much as all of the weights.
+    Args:
+        trial: The trial.
+        result: Its result.
+        last_run: The number of the study's last run, which a failure stores.
     """
-    sizes, weights = math.log2(one.batch_size / other.batch_size), one.sparsity - other.sparsity
-    return abs(sizes) + 4 * abs(weights) + 4 * len(set(one.axes) - set(other.axes))
+    if result.status is Status.FAILED:
+        # Before the result, so that every failed result has both attributes.
+        trial.set_user_attr(schema.FAILED_AT, time.time())
+        trial.set_user_attr(schema.FAILED_IN, last_run)
+    # If the process is killed after the next line, `end_interrupted` ends the trial.
+    trial.set_user_attr(schema.RESULT_ATTR, encode_result(result))
+    trial.set_user_attr(schema.STATUS_ATTR, str(result.status))
+    _set_final_state(trial.study, trial.number, result.status, result.steps)
+
+
+def end_interrupted(study: optuna.Study, number: int, user_attrs: Mapping[str, Any]) -> None:
+    """End a trial whose process ended. Without a result it fails, and its point runs again."""
+    result = user_attrs.get(schema.RESULT_ATTR)
+    if result is None:
+        study.tell(number, state=TrialState.FAIL, skip_if_finished=True)
+    else:
+        _set_final_state(study, number, Status(result["status"]), result["steps"])
+
+
+def _set_final_state(study: optuna.Study, number: int, status: Status, steps: int | None) -> None:
+    """Set the state of a trial whose result is stored, unless it has ended."""
+    state = schema.STATES[status]
+    if state is not TrialState.PRUNED:
+        study.tell(number, values=steps, state=state, skip_if_finished=True)
+        return
+    # For pruned trials, Optuna's `tell` would store the last intermediate value, which is an error
+    # rate, as the value of the trial, which is a number of steps.
+    storage = study._storage
+    trial_id = storage.get_trial_id_from_study_id_trial_number(study._study_id, number)
+    if not storage.get_trial(trial_id).state.is_finished():
+        storage.set_trial_state_values(trial_id, TrialState.PRUNED)

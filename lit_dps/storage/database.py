@@ -1,4 +1,4 @@
-"""The database of a study, opened by one process at a time, and what is said where that fails."""
+"""Opens Optuna storages, and turns the errors of databases into messages for users."""
 
 from __future__ import annotations
 
@@ -6,35 +6,45 @@ import json
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import optuna
 from optuna.exceptions import StorageInternalError
-from optuna.storages import BaseStorage
+from optuna.storages import BaseStorage, RDBStorage
 from optuna.storages._rdb import models
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 
+from lit_dps.core.config import StorageConfig
 from lit_dps.core.errors import StorageError, UserError
 from lit_dps.core.text import shorten
 from lit_dps.storage.locks import CONNECT, storage_lock
-from lit_dps.storage.lost_study import RESTORE
+from lit_dps.storage.schema import KIND_TAG, NAME_TAG
 from lit_dps.storage.urls import is_postgresql, scrubbed, sqlite_file, without_password
 
-LOCKED_TIMEOUT = 20  # seconds to wait for a database that another process writes to
+LOCKED_TIMEOUT_SECONDS = 20  # how long to wait for a database that another process writes to
+RESTORE = (
+    "restore the file from a copy; trials stored after the copy are run again. Without a copy the "
+    "trials are lost: figures and MLflow show them, but a study cannot be resumed from these"
+)
 
 
-def open_storage(url: str, make: bool = True) -> optuna.storages.RDBStorage:
-    """Opens an Optuna storage; safe for several processes at once. Raises StorageError if that
-    cannot be.
+# ---- Opening ----
+
+
+def open_storage(url: str, make: bool = True) -> RDBStorage:
+    """Open an Optuna storage; several processes may do so at once.
 
     Args:
-        url: Where it is.
-        make: Whether to make it where there is none. Reading must not turn somebody else's database
-            into an Optuna one; but even so Optuna writes versions into a new one, hence the lock.
+        url: Optuna storage URL.
+        make: Whether to create the database if it does not exist. Reading must not turn a database
+            of another program into an Optuna database.
+
+    Raises:
+        StorageError: if the storage cannot be used.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     engine: dict[str, Any] = {}
@@ -44,20 +54,25 @@ def open_storage(url: str, make: bool = True) -> optuna.storages.RDBStorage:
             if make:
                 _refuse_other_tables(file)
                 file.parent.mkdir(parents=True, exist_ok=True)
-            engine = {"connect_args": {"timeout": LOCKED_TIMEOUT}}
-        elif is_postgresql(url):  # a connection may lie idle for the hours of a trial
-            engine = {"connect_args": CONNECT, "pool_pre_ping": True}
-        # who makes a file has locked it before: where no lock lies, as beside a copy, none is left
-        # either
-        made = (
-            file is not None
-            and not make
-            and not (os.access(file.parent, os.W_OK) and Path(f"{file}.lock").exists())
-        )
-        with nullcontext() if made else storage_lock(url):
-            return optuna.storages.RDBStorage(
-                url, engine_kwargs=engine, skip_table_creation=not make
-            )
+            engine["connect_args"] = {"timeout": LOCKED_TIMEOUT_SECONDS}
+        elif is_postgresql(url):
+            engine["connect_args"] = CONNECT
+            # A connection may be idle for the hours of a trial.
+            engine["pool_pre_ping"] = True
+        if file is not None and not make and not _may_be_written(file):
+            return RDBStorage(url, engine_kwargs=engine, skip_table_creation=True)
+        # Optuna writes version rows into a new database, even without creating its tables.
+        with storage_lock(url):
+            return RDBStorage(url, engine_kwargs=engine, skip_table_creation=not make)
+
+
+def _may_be_written(file: Path) -> bool:
+    """Return True if a process of lit_dps may be writing to a SQLite file.
+
+    Each process that creates a file has locked it before. So a file without a lock file, such as a
+    copy, is only read. Reading must not create a lock file beside it.
+    """
+    return os.access(file.parent, os.W_OK) and Path(f"{file}.lock").exists()
 
 
 def _refuse_other_tables(file: Path) -> None:
@@ -66,13 +81,13 @@ def _refuse_other_tables(file: Path) -> None:
         return
     with closing(sqlite3.connect(f"file:{quote(str(file))}?mode=ro", uri=True)) as connection:
         try:
-            rows = connection.execute(
-                "select name from sqlite_master where type = 'table'"
-            ).fetchall()
-        except sqlite3.Error:  # Optuna's own attempt names the cause
+            rows = connection.execute("select name from sqlite_master where type = 'table'")
+            tables = sorted(name for (name,) in rows.fetchall())
+        except sqlite3.Error:
+            # Optuna's own attempt to open the file names the cause.
             return
-    tables = sorted(name for (name,) in rows)
-    if tables and not set(tables) & models.BaseModel.metadata.tables.keys() - {"alembic_version"}:
+    optuna_tables = models.BaseModel.metadata.tables.keys() - {"alembic_version"}
+    if tables and optuna_tables.isdisjoint(tables):
         names = shorten(", ".join(tables))
         raise StorageError(
             f"{file} is a database of another program, with the tables {names}: set storage.optuna"
@@ -80,8 +95,8 @@ def _refuse_other_tables(file: Path) -> None:
 
 
 @contextmanager
-def storage_for_now(url: str) -> Iterator[optuna.storages.RDBStorage]:
-    """The same, for the time of the body: a server has so many connections."""
+def temporary_storage(url: str) -> Iterator[RDBStorage]:
+    """Open an Optuna storage, and close its connections at the end, because servers limit them."""
     storage = open_storage(url)
     try:
         yield storage
@@ -90,7 +105,9 @@ def storage_for_now(url: str) -> Iterator[optuna.storages.RDBStorage]:
         storage.engine.dispose()
 
 
-# What they raise where a storage cannot be used, and what to make of what they say.
+# ---- Errors ----
+
+# What the libraries raise if a storage cannot be used.
 UNUSABLE = (
     SQLAlchemyError,
     StorageInternalError,
@@ -99,13 +116,14 @@ UNUSABLE = (
     RuntimeError,
     json.JSONDecodeError,
 )
+# Words in their messages -> what the user can do.
 HINTS = {
     "version_info": "it is not an Optuna database",
     "malformed": f"the file is damaged or cut short: {RESTORE}",
     "file is not a database": f"if it was one, the file is damaged: {RESTORE}",
     "readonly database": "make the file and its folder writable, or copy the file to a writable "
     "folder",
-    "unable to open database file": "the file and its folder have to be readable and writable",
+    "unable to open database file": "make the file and its folder readable and writable",
     "disk is full": "free some space; the same command resumes the study",
     "disk I/O error": "the disk may be full: free some space; the same command resumes the study",
     "Expecting value": f"a stored value is damaged: {RESTORE}",
@@ -113,62 +131,130 @@ HINTS = {
     "No module named 'psycopg": "pip install 'lit_dps[postgres]', and begin the URL with "
     "postgresql+psycopg://",
 }
-GONE = "Record does not exist."  # Optuna's KeyError for a study or a trial that it does not find
+# Optuna's KeyError for a study or a trial that does not exist.
+MISSING_RECORD = "Record does not exist."
 
 
 @contextmanager
 def storage_errors(storage: BaseStorage | str) -> Iterator[None]:
-    """Raises StorageError for whatever goes wrong with an Optuna storage, or with the one at a URL,
-    in the body."""
-    no_url = f"{place(storage)!r} is not a storage URL such as sqlite:///mlruns/study.db"
+    """Raise StorageError for all errors of an Optuna storage, or of the storage at a URL."""
+    no_url = f"{storage_name(storage)!r} is not a storage URL such as sqlite:///mlruns/study.db"
     if isinstance(storage, str):
         try:
             make_url(storage)
-        except (ArgumentError, ValueError) as error:  # ValueError: a port that is no number
+        except (ArgumentError, ValueError) as error:
+            # SQLAlchemy raises ValueError for a port that is no number.
             raise StorageError(no_url) from error
     try:
         yield
     except UserError:
         raise
-    except ArgumentError as error:  # no such kind of database
+    except ArgumentError as error:
+        # There is no database of this kind.
         raise StorageError(no_url) from error
     except KeyError as error:
-        if error.args != (GONE,):
+        if error.args != (MISSING_RECORD,):
             raise
         raise StorageError(
-            f"{place(storage)}: what was there is gone, deleted or put back from a copy"
+            f"{storage_name(storage)}: what was there is gone, deleted or put back from a copy"
         ) from error
     except UNUSABLE as error:
-        said = scrubbed(first_line(error), _url(storage))
-        hint = next((f" ({hint})" for sign, hint in HINTS.items() if sign in said), "")
-        raise StorageError(f"cannot use {place(storage)}: {said}{hint}") from error
+        message = scrubbed(first_line(error), _url(storage))
+        hint = ""
+        for words, remedy in HINTS.items():
+            if words in message:
+                hint = f" ({remedy})"
+                break
+        raise StorageError(f"cannot use {storage_name(storage)}: {message}{hint}") from error
 
 
-def place(storage: BaseStorage | str) -> str:
-    """The URL of a storage, without its secrets."""
+def storage_name(storage: BaseStorage | str) -> str:
+    """Return the URL of a storage without its secrets; "the storage" if it has no URL."""
     return without_password(_url(storage)) or "the storage"
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what an error says, named where it would say too little.
+    """Return the first line of an error's message, after the error's type if it says too little.
 
-    Optuna calls any trouble with a database one of committing; what the database itself said is the
-    cause of that.
+    Optuna reports every database error as a failure to commit. Its cause is the real message.
     """
     if isinstance(error, StorageInternalError):
         error = error.__cause__ or error
-    if isinstance(error, DBAPIError):
+    if isinstance(error, DBAPIError) and error.orig is not None:
         error = error.orig
     text = next(iter(str(error).splitlines()), "")
-    tells = text and not isinstance(error, (KeyError, AttributeError))
-    return text if tells else f"{type(error).__name__} {text}".strip()
+    if text and not isinstance(error, (KeyError, AttributeError)):
+        return text
+    return f"{type(error).__name__} {text}".strip()
 
 
 def _url(storage: BaseStorage | str) -> str:
     if isinstance(storage, str):
         return storage
-    return (
-        getattr(storage, "url", None)
-        or getattr(getattr(storage, "_backend", None), "url", None)
-        or ""
-    )
+    backend = getattr(storage, "_backend", None)
+    return getattr(storage, "url", None) or getattr(backend, "url", None) or ""
+
+
+# ---- Lost databases ----
+
+_COUNT_TRIALS = """
+    select count(*) from runs r
+    join tags n on n.run_uuid = r.run_uuid and n.key = ? and n.value = ?
+    join tags k on k.run_uuid = r.run_uuid and k.key = ? and k.value = 'trial'
+    where r.lifecycle_stage = 'active'"""
+
+
+class StudyLost(StorageError):
+    """The database of a study is missing or empty, but there are traces of the study.
+
+    Attributes:
+        file: The database.
+        traces: The folders and databases that show the study.
+    """
+
+    def __init__(self, file: Path, name: str, state: str, traces: list[str]):
+        places = " and ".join(traces)
+        super().__init__(
+            f"{file} is {state}, but study {name!r} is known to {places}: {RESTORE}. "
+            f"To start again, choose another study.name, or move {file.parent} away"
+        )
+        self.file = file
+        self.traces = traces
+
+
+def refuse_lost(storage: StorageConfig, name: str, figures: Path) -> None:
+    """Raise StudyLost if the database of a study is lost, but traces of the study exist.
+
+    A lost database is an sqlite file that is missing or empty. Traces are figures and MLflow runs.
+
+    Args:
+        storage: The storage of the study. Databases on servers are not checked.
+        name: The study's name.
+        figures: The folder of its figures.
+    """
+    file = sqlite_file(storage.optuna_url)
+    if file is None or (file.exists() and (not file.is_file() or file.stat().st_size > 0)):
+        return
+    traces = []
+    if figures.is_dir() and any(figures.iterdir()):
+        traces.append(str(figures))
+    trials = _count_trials_in_mlflow(storage.mlflow_uri, name)
+    if trials:
+        traces.append(f"MLflow ({sqlite_file(storage.mlflow_uri)}, trials: {trials})")
+    if traces:
+        state = "empty" if file.exists() else "missing"
+        raise StudyLost(file, name, state, traces)
+
+
+def _count_trials_in_mlflow(uri: str, name: str) -> int:
+    """Return the number of a study's trials in a local MLflow database; 0 if it is unreadable."""
+    file = sqlite_file(uri)
+    if file is None or not file.is_file():
+        return 0
+    try:
+        address = f"file:{file.absolute()}?mode=ro"
+        with closing(sqlite3.connect(address, uri=True)) as connection:
+            row = connection.execute(_COUNT_TRIALS, (NAME_TAG, name, KIND_TAG)).fetchone()
+            return row[0]
+    except sqlite3.Error:
+        return 0

@@ -1,5 +1,8 @@
-"""The header of a study: what it set out to do. Written once; afterwards a study can be extended,
-not changed."""
+"""The header of a study: what it intends to run. It can be extended, but not changed.
+
+`declare` writes the header at the start of a study. When the study resumes, the same function
+checks that the identity is the same, and extends the grid. `run_records` adds what runs measure.
+"""
 
 from __future__ import annotations
 
@@ -7,54 +10,70 @@ import dataclasses
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 import optuna
 from optuna.storages import BaseStorage, RDBStorage
 
-from lit_dps.core.config import StudyConfig
+from lit_dps.core.config import StudyConfig, folder_name
 from lit_dps.core.environment import DATA
+from lit_dps.core.errors import ConfigError, UserError
 from lit_dps.core.goal import Goal
-from lit_dps.core.noise_scale import NoiseScale
 from lit_dps.core.repeats import RepeatPlan
 from lit_dps.core.search_space import space_to_dict
-from lit_dps.core.space_history import ExpandedSpace
-from lit_dps.core.step_timing import StepTiming
-from lit_dps.core.trial import derive_seed
-from lit_dps.storage.compatibility import StudyChanged, changed, check_apart, check_joint
-from lit_dps.storage.database import storage_errors, storage_for_now
-from lit_dps.storage.foreign_studies import refuse_foreign_cells, refuse_foreign_header
+from lit_dps.core.space_history import ExpandedSpace, is_continuation
+from lit_dps.core.trial import check_names, derive_seed
+from lit_dps.storage import schema
+from lit_dps.storage.database import storage_errors, temporary_storage
 from lit_dps.storage.locks import storage_lock
-from lit_dps.storage.schema import (
-    AXES,
-    BOXES,
-    ENVIRONMENTS,
-    FORMAT,
-    FORMAT_ATTR,
-    IDENTITY,
-    MADE_BY,
-    NOISE,
-    REPEATS,
-    RUN_ON,
-    RUNS,
-    STEP_TIMING,
-    TRIAL_SEED,
-    UID,
-)
+from lit_dps.storage.ownership import refuse_foreign_cells, refuse_foreign_header
 from lit_dps.storage.urls import sqlite_file
 
 
-def attributes(storage: BaseStorage, name: str) -> dict[str, Any]:
-    """The user attributes of a study in Optuna; none where there is no such study."""
+class StudyChanged(UserError):
+    """A study cannot be resumed or merged, because its configuration, code or data differ.
+
+    Attributes:
+        parts: The files and data that differ; empty if the configuration differs.
+        keys: The dotted configuration keys that differ; empty if code or data differ.
+    """
+
+    def __init__(self, message: str, parts: Sequence[str] = (), keys: Sequence[str] = ()):
+        super().__init__(message)
+        self.parts = tuple(parts)
+        self.keys = tuple(keys)
+
+
+class Difference(NamedTuple):
+    """A configuration key whose values differ; "(absent)" stands for a missing value."""
+
+    key: str
+    before: Any
+    now: Any
+
+    def __str__(self) -> str:
+        return f"{self.key} was {self.before!r} and is {self.now!r}"
+
+
+class Declared(NamedTuple):
+    """What a study's header holds after `declare`.
+
+    Attributes:
+        slack: The largest slack that the study was ever run with; None if it does not race.
+        uid: The study's id.
+    """
+
+    slack: float | None
+    uid: str
+
+
+def study_attributes(storage: BaseStorage, name: str) -> dict[str, Any]:
+    """Return the user attributes of an Optuna study; empty if there is no such study."""
     try:
-        return storage.get_study_user_attrs(storage.get_study_id_from_name(name))
+        study_id = storage.get_study_id_from_name(name)
     except KeyError:
         return {}
-
-
-def uid_of(storage: BaseStorage, name: str) -> str | None:
-    """The uid of a study; None where there is no such study, or one of before there were uids."""
-    return attributes(storage, name).get(UID)
+    return storage.get_study_user_attrs(study_id)
 
 
 def check_unchanged(
@@ -64,66 +83,31 @@ def check_unchanged(
     study: StudyConfig | None = None,
     boxes: Sequence[ExpandedSpace] = (),
 ) -> None:
-    """Checks that a study of this name, if there is one, has this identity, and may be extended;
-    creates nothing.
+    """Check that a stored study has this identity and may be extended. Creates nothing.
 
     Args:
-        url, name: Optuna storage URL, and the study's name.
-        identity: All that decides results, nested, plain JSON.
-        study, boxes: What is to extend it; by default nothing.
+        url: Optuna storage URL.
+        name: The study's name. If there is no such study, only its names are checked.
+        identity: All that decides results, as nested plain JSON.
+        study: The configuration that is to extend the stored study; None for no extension.
+        boxes: The expansions of the search space.
 
     Raises:
-        StudyChanged: naming every key that differs, and as `check_joint`.
-        ConfigError: as `check_joint` and `check_apart`.
+        StudyChanged: if the identity differs, or as `check_extension`.
+        ConfigError: as `check_extension` and `_check_folder_name`.
         ForeignStudy: if another program made an Optuna study of this name, or of one of its cells.
     """
     file = sqlite_file(url)
     if file is not None and not file.exists():
         return
-    with storage_errors(url), storage_for_now(url) as storage:
+    with storage_errors(url), temporary_storage(url) as storage:
         refuse_foreign_header(storage, name)
         if study is not None:
             refuse_foreign_cells(storage, name, study.cells)
-        _refuse_changed(storage, name, identity)
-        if study is not None and FORMAT_ATTR in (known := attributes(storage, name)):
-            check_joint(name, known, _grid(study, boxes))
-
-
-def _grid(study: StudyConfig, boxes: Sequence[ExpandedSpace]) -> dict[str, Any]:
-    """What extends a study, as its header has it."""
-    grid = {
-        "batch_sizes": study.batch_sizes,
-        "sparsities": study.sparsities,
-        AXES: study.axes,
-        "trials": study.trials,
-    }
-    return grid | {BOXES: [box.to_dict() for box in boxes]}
-
-
-def _refuse_changed(storage: BaseStorage, name: str, identity: Mapping[str, Any]) -> None:
-    attrs = attributes(storage, name)
-    if FORMAT_ATTR not in attrs:
-        check_apart(
-            name, (s.study_name for s in storage.get_all_studies() if FORMAT_ATTR in s.user_attrs)
-        )
-    elif differences := changed(_comparable(attrs, identity), identity):
-        raise StudyChanged(
-            f"study {name!r} was made with another configuration: {'; '.join(differences)}; "
-            "restore it, or give the new one another study.name"
-        )
-
-
-def _comparable(attrs: Mapping[str, Any], identity: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the stored identity as it has to be compared with the identity of this run.
-
-    With a data axis, the digest in the identity belongs to the axis' largest value, so a new value
-    changes it. If the environments hold a digest of each value, these are compared instead.
-    """
-    has_axis = any(key.startswith("data.") for key in attrs.get(AXES, {}))
-    has_digests = any(each.get(DATA) for each in attrs.get(ENVIRONMENTS, []))
-    if has_axis and has_digests:
-        return {**attrs[IDENTITY], "data_digest": identity.get("data_digest")}
-    return attrs[IDENTITY]
+        _check_identity(storage, name, identity)
+        header = study_attributes(storage, name)
+        if study is not None and schema.FORMAT_ATTR in header:
+            check_extension(name, header, _grid_attributes(study, boxes))
 
 
 def declare(
@@ -134,152 +118,275 @@ def declare(
     identity: Mapping[str, Any],
     config: Mapping[str, Any],
     boxes: Sequence[ExpandedSpace] = (),
-) -> tuple[float | None, str]:
-    """Writes the header of a new study, or extends that of an existing one.
+) -> Declared:
+    """Write the header of a new study, or extend the header of a stored one.
 
-    More trials, values of the grid's axes and goals, and a larger slack, extend a study; nothing is
-    ever taken away.
+    More trials, more values of the grid's axes, more goals and a larger slack extend a study. The
+    header never loses a value.
 
     Args:
         url: Optuna storage URL.
         study: The grid and the search.
         workload: Name of the workload.
         goal: When trials stop.
-        identity: All that decides results, nested, plain JSON: must be equal when a study is taken
-            up again.
-        config: The whole configuration, for the record.
-        boxes: How the box was widened.
-
-    Returns:
-        The study's slack, the largest that it was ever run with, and its uid.
+        identity: All that decides results, as nested plain JSON.
+        config: The entire configuration, for the record.
+        boxes: The expansions of the search space.
 
     Raises:
-        StudyChanged: naming every key that differs.
-        ConfigError: as `check_joint` and `check_apart`.
+        StudyChanged: if the stored study has another identity, or as `check_extension`.
+        ConfigError: as `check_extension` and `_check_folder_name`.
         ForeignStudy: if another program made an Optuna study of this name, or of one of its cells.
         StorageError: if the storage cannot be used.
     """
     attrs = {
-        "about": f"study {study.name}: K* of each cell; the trials of a cell are in {study.name} "
-        "| B=...",
-        "workload": workload,
-        "goal": goal.to_dict(),
-        "seed": study.seed,
-        "space": space_to_dict(study.space),
-        IDENTITY: dict(identity),
-        "config": dict(config),
-        **_grid(study, boxes),
-        "goals": study.goals,
-        "slack": study.slack,
-        **({RUN_ON: True} if study.run_on else {}),
-        REPEATS: dataclasses.asdict(study.repeat_plan),
+        schema.ABOUT: f"study {study.name}: K* of each cell; the trials of a cell are in "
+        f"{study.name} | B=...",
+        schema.WORKLOAD: workload,
+        schema.GOAL: goal.to_dict(),
+        schema.SEED: study.seed,
+        schema.SPACE: space_to_dict(study.space),
+        schema.IDENTITY: dict(identity),
+        schema.CONFIG: dict(config),
+        **_grid_attributes(study, boxes),
+        schema.GOALS: study.goals,
+        schema.SLACK: study.slack,
+        schema.REPEATS: dataclasses.asdict(study.repeat_plan),
     }
-    with storage_errors(url), storage_for_now(url) as storage, storage_lock(url):
+    if study.run_on:
+        attrs[schema.RUN_ON] = True
+    with storage_errors(url), temporary_storage(url) as storage, storage_lock(url):
         refuse_foreign_header(storage, study.name)
         refuse_foreign_cells(storage, study.name, study.cells)
-        _refuse_changed(storage, study.name, identity)
-        if study.best_of is not None and FORMAT_ATTR not in attributes(storage, study.name):
-            # the seed of the other study may be the same: then one of these trials may be the very
-            # one that was best
-            attrs[TRIAL_SEED] = derive_seed(study.seed, f"best of {study.best_of}")
-        written = extend(storage, study.name, attrs)
-    return written["slack"], written[UID]
+        _check_identity(storage, study.name, identity)
+        is_new = schema.FORMAT_ATTR not in study_attributes(storage, study.name)
+        if study.best_of is not None and is_new:
+            # The other study may have the same seed. Then a trial could be identical to the best
+            # trial of the other study.
+            attrs[schema.TRIAL_SEED] = derive_seed(study.seed, f"best of {study.best_of}")
+        header = extend(storage, study.name, attrs)
+    return Declared(header[schema.SLACK], header[schema.UID])
 
 
 def extend(storage: RDBStorage, name: str, attrs: Mapping[str, Any]) -> dict[str, Any]:
-    """As `declare`, from the header's user attributes but for uid and format, under the storage's
-    lock.
+    """Extend a header by user attributes, and return the attributes of the extended header.
 
-    What of them neither extends nor is part of the identity takes the place of what was there.
-
-    Returns:
-        The header's user attributes.
+    Attributes that cannot be extended replace the stored ones. The caller holds the storage's lock.
     """
     refuse_foreign_header(storage, name)
-    check_joint(name, attributes(storage, name), attrs)
+    check_extension(name, study_attributes(storage, name), attrs)
     header = optuna.create_study(study_name=name, storage=storage, load_if_exists=True)
-    known = header.user_attrs
-    was = {"batch_sizes": [], "sparsities": [], "goals": [], "trials": 0, AXES: {}, **known}
-    axes = {
-        key: _union(was[AXES].get(key, ()), values) for key, values in attrs.get(AXES, {}).items()
-    }
-    new = {
-        **attrs,
-        UID: was.get(UID) or uuid.uuid4().hex,
-        **{key: _union(was[key], attrs[key]) for key in ("batch_sizes", "sparsities", "goals")},
-        AXES: was[AXES] | axes,
-        "trials": max(was["trials"], attrs["trials"]),
-        # a header of before there was racing has no slack: its trials ran to the budget
-        "slack": _larger(was.get("slack"), attrs["slack"])
-        if FORMAT_ATTR in was
-        else attrs["slack"],
-        FORMAT_ATTR: FORMAT,  # last: a header without it was cut short and is written anew
-    }
-    plans = [
-        RepeatPlan(**plan)
-        for plan in (was.get(REPEATS), new.pop(REPEATS, None))
-        if plan and plan["count"]
-    ]
-    if plans:
-        new = {REPEATS: dataclasses.asdict(reduce(RepeatPlan.extended, plans)), **new}
-    if boxes := max(was.get(BOXES, []), new.pop(BOXES, []), key=len):  # one goes on from the other
-        new = {BOXES: boxes, **new}
-    if not new[AXES]:
-        del new[AXES]
-    if FORMAT_ATTR not in known:
+    before = header.user_attrs
+    extended = _extended(before, attrs)
+    if schema.FORMAT_ATTR not in before:
         # First, so that an interrupted header is recognized as ours.
-        new = {MADE_BY: "lit_dps", **new}
-    for key, value in new.items():
-        if key not in known or known[key] != value:
+        extended = {schema.MADE_BY: "lit_dps", **extended}
+    for key, value in extended.items():
+        if key not in before or before[key] != value:
             header.set_user_attr(key, value)
-    return new
+    return extended
 
 
-def begin_run(url: str, name: str) -> int:
-    """Begin a new run of a declared study, and return its number, from 1.
+def _extended(before: Mapping[str, Any], attrs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the attributes of a header after its extension, in the order of writing."""
+    extended = dict(attrs)
+    extended[schema.UID] = before.get(schema.UID) or uuid.uuid4().hex
+    for key in (schema.BATCH_SIZES, schema.SPARSITIES, schema.GOALS):
+        extended[key] = _sorted_union(before.get(key, []), attrs[key])
+    extended[schema.TRIALS] = max(before.get(schema.TRIALS, 0), attrs[schema.TRIALS])
+    if schema.FORMAT_ATTR in before:
+        # format 1: a header without slack is of a version without racing, whose trials ran to
+        # max_steps.
+        extended[schema.SLACK] = _larger_slack(before.get(schema.SLACK), attrs[schema.SLACK])
 
-    Runs are ordered by this number, because clocks may be set back.
+    axes = dict(before.get(schema.AXES, {}))
+    for key, values in attrs.get(schema.AXES, {}).items():
+        axes[key] = _sorted_union(axes.get(key, ()), values)
+    plans = []
+    for plan in (before.get(schema.REPEATS), attrs.get(schema.REPEATS)):
+        if plan and plan["count"]:
+            plans.append(RepeatPlan(**plan))
+    # One list continues the other (`check_extension`).
+    boxes = max(before.get(schema.BOXES, []), attrs.get(schema.BOXES, []), key=len)
+    for key in (schema.AXES, schema.REPEATS, schema.BOXES):
+        extended.pop(key, None)
+    if axes:
+        extended[schema.AXES] = axes
+    if plans:
+        extended[schema.REPEATS] = dataclasses.asdict(reduce(RepeatPlan.extended, plans))
+    if boxes:
+        extended[schema.BOXES] = boxes
 
-    Raises:
-        StorageError: if the storage cannot be used.
-    """
-    with storage_errors(url), storage_for_now(url) as storage, storage_lock(url):
-        header = optuna.load_study(study_name=name, storage=storage)
-        number = header.user_attrs.get(RUNS, 0) + 1
-        header.set_user_attr(RUNS, number)
-    return number
+    # Last, because a header without it is incomplete and will be written again.
+    extended[schema.FORMAT_ATTR] = schema.FORMAT
+    return extended
+
+
+def _grid_attributes(study: StudyConfig, boxes: Sequence[ExpandedSpace]) -> dict[str, Any]:
+    return {
+        schema.BATCH_SIZES: study.batch_sizes,
+        schema.SPARSITIES: study.sparsities,
+        schema.AXES: study.axes,
+        schema.TRIALS: study.trials,
+        schema.BOXES: [box.to_dict() for box in boxes],
+    }
 
 
 def seed_of_trials(url: str, study: StudyConfig) -> int:
-    """What the seeds of a declared study's trials are derived from."""
-    with storage_errors(url), storage_for_now(url) as storage:
-        return attributes(storage, study.name).get(TRIAL_SEED, study.seed)
+    """Return the seed from which the seeds of a declared study's trials are derived."""
+    with storage_errors(url), temporary_storage(url) as storage:
+        return study_attributes(storage, study.name).get(schema.TRIAL_SEED, study.seed)
 
 
-def keep_noise_scale(url: str, name: str, noise: NoiseScale) -> None:
-    """Stores the noise scale of a declared study, beside what it declares. StorageError if that
-    cannot be."""
-    with storage_errors(url), storage_for_now(url) as storage, storage_lock(url):
-        optuna.load_study(study_name=name, storage=storage).set_user_attr(NOISE, noise.to_dict())
+# ---- Checks ----
 
 
-def keep_step_timing(url: str, name: str, timing: StepTiming) -> None:
-    """Store the step times of a declared study, in place of earlier ones.
-
-    Raises:
-        StorageError: if the storage cannot be used.
-    """
-    with storage_errors(url), storage_for_now(url) as storage, storage_lock(url):
-        optuna.load_study(study_name=name, storage=storage).set_user_attr(
-            STEP_TIMING, timing.to_dict()
+def _check_identity(storage: BaseStorage, name: str, identity: Mapping[str, Any]) -> None:
+    """Raise StudyChanged if the stored study of this name has another identity."""
+    header = study_attributes(storage, name)
+    if schema.FORMAT_ATTR not in header:
+        _check_folder_name(storage, name)
+        return
+    differences = identity_changes(_comparable_identity(header, identity), identity)
+    if differences:
+        raise StudyChanged(
+            f"study {name!r} was made with another configuration: "
+            f"{'; '.join(map(str, differences))}; "
+            "restore it, or choose another study.name for the new configuration",
+            keys=[difference.key for difference in differences],
         )
 
 
-def _union(one: Iterable, other: Iterable) -> list:
-    """The values of both, sorted, numbers before names."""
-    return sorted({*one, *other}, key=lambda value: (isinstance(value, str), value))
+def _comparable_identity(
+    header: Mapping[str, Any], identity: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """Return the stored identity in the form that can be compared with the identity of this run.
+
+    With a data axis, the digest in the identity belongs to the axis' largest value, so a new value
+    changes it. If the environments hold a digest of each value, these are compared instead.
+    """
+    stored_identity = header[schema.IDENTITY]
+    has_axis = any(key.startswith("data.") for key in header.get(schema.AXES, {}))
+    has_digests = any(each.get(DATA) for each in header.get(schema.ENVIRONMENTS, []))
+    if has_axis and has_digests:
+        return {**stored_identity, "data_digest": identity.get("data_digest")}
+    return stored_identity
 
 
-def _larger(one: float | None, other: float | None) -> float | None:
-    """The larger slack; None is the largest."""
-    return None if None in (one, other) else max(one, other)
+def identity_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
+    """Return the keys whose values differ between two identities."""
+    if schema.UNREAD in before and schema.UNREAD in now:
+        return compare(before, now)
+    # format 1: identities of earlier versions lack the arguments of data that nothing was read of.
+    before, now = dict(before), dict(now)
+    before.pop(schema.UNREAD, None)
+    now.pop(schema.UNREAD, None)
+    return compare(before, now)
+
+
+def compare(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
+    """Return the dotted keys whose values differ between two nested configurations, sorted."""
+    flat_before, flat_now = flatten(before), flatten(now)
+    differences = []
+    for key in sorted(flat_before | flat_now):
+        old, new = flat_before.get(key, "(absent)"), flat_now.get(key, "(absent)")
+        if old != new:
+            differences.append(Difference(key, old, new))
+    return differences
+
+
+def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested values by dotted key: {"a": {"b": 1}} -> {"a.b": 1}."""
+    flat: dict[str, Any] = {}
+    for key, value in nested.items():
+        if isinstance(value, Mapping) and value:
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _check_folder_name(storage: BaseStorage, name: str) -> None:
+    """Check that no other study of the storage has the same folder of files as a new study.
+
+    Raises:
+        ConfigError: if another study's name gives the same folder name.
+    """
+    for study in storage.get_all_studies():
+        other = study.study_name
+        if schema.FORMAT_ATTR not in study.user_attrs or other == name:
+            continue
+        if folder_name(other) == folder_name(name):
+            allowed = f"choose a name whose files are not in the folder of study {other!r}"
+            raise ConfigError("study.name", name, allowed)
+
+
+def check_extension(name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
+    """Check that one header of a study can be extended by another.
+
+    Args:
+        name: The study's name.
+        ours: The stored header.
+        theirs: Another header of the study, or what is to extend the stored one.
+
+    Raises:
+        ConfigError: if two values of an axis give cells of the same name, or if the axes differ.
+        StudyChanged: if the search space was expanded in two ways, or if one side has points of a
+            space that the other side has expanded.
+    """
+    axes, other_axes = ours.get(schema.AXES, {}), theirs.get(schema.AXES, {})
+    if schema.FORMAT_ATTR in ours and axes.keys() != other_axes.keys():
+        allowed = f"study {name!r} has the axes {sorted(axes)}: use these, or another study.name"
+        raise ConfigError("study.grid", sorted(other_axes), allowed)
+    sparsities = [*ours.get(schema.SPARSITIES, ()), *theirs.get(schema.SPARSITIES, ())]
+    check_names("study.sparsities", sparsities)
+    for key, values in other_axes.items():
+        check_names(f"study.grid.{key}", [*axes.get(key, ()), *values])
+    _check_boxes(name, ours, theirs)
+
+
+def check_seeds(name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
+    """Raise StudyChanged if the trials of two headers have different seeds."""
+    if ours.get(schema.TRIAL_SEED) != theirs.get(schema.TRIAL_SEED):
+        # format 1: earlier versions used the seeds of the study that study.best_of names.
+        raise StudyChanged(
+            f"the trials of study {name!r} have different seeds there: an earlier version began "
+            "one side, with the seeds of the study that study.best_of names",
+            keys=[schema.TRIAL_SEED],
+        )
+
+
+def _check_boxes(name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
+    """Raise StudyChanged if points of two headers differ because the space was expanded."""
+    boxes, other_boxes = ours.get(schema.BOXES, []), theirs.get(schema.BOXES, [])
+    if not is_continuation(boxes, other_boxes):
+        raise StudyChanged(
+            f"the search space of study {name!r} was expanded in another way there, so the points "
+            "differ",
+            keys=[schema.BOXES],
+        )
+    if len(boxes) == len(other_boxes):
+        return
+    if len(boxes) < len(other_boxes):
+        shorter, expansion = ours, other_boxes[len(boxes)]
+    else:
+        shorter, expansion = theirs, boxes[len(other_boxes)]
+    trials, first = shorter.get(schema.TRIALS, 0), expansion["first"]
+    if trials > first:
+        raise StudyChanged(
+            f"the search space of study {name!r} was expanded after {first} trials a cell, but one "
+            f"side has {trials} trials in the former space: points from {first} on differ",
+            keys=[schema.BOXES],
+        )
+
+
+def _sorted_union(values: Iterable, others: Iterable) -> list:
+    """Return the values of both, numbers before texts."""
+    return sorted({*values, *others}, key=lambda value: (isinstance(value, str), value))
+
+
+def _larger_slack(slack: float | None, other: float | None) -> float | None:
+    """Return the larger slack; None is the largest."""
+    if slack is None or other is None:
+        return None
+    return max(slack, other)

@@ -1,14 +1,21 @@
 """Locks between the processes that share a storage, and tests whether these processes are alive.
 
-On a PostgreSQL server, both use advisory locks of a session. The server releases them when the
-process ends, also after a kill, or when its machine has been silent for a minute. Beside a file
-storage, the processes lock files (`lit_dps.storage.liveness`). Neither needs host names or clocks.
+Both use locks that end with their process, also after a kill. They need no host names and clocks.
+
+- `MachinePeers`, beside a file storage: lock files. The storage's lock is FILE.lock. Each process
+  that runs trials holds a lock on a file in the folder FILE.workers. The owner that is stored with
+  a trial names this file.
+- `ServerPeers`, on a PostgreSQL server: advisory locks of a session. The server releases them when
+  the process ends, or when its machine has been silent for a minute.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import os
+import re
 import secrets
 import socket
 import sys
@@ -16,6 +23,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from enum import StrEnum
 from functools import cache
 from pathlib import Path
 
@@ -23,32 +31,39 @@ from filelock import FileLock, Timeout
 from sqlalchemy import Connection, NullPool, create_engine, text
 from sqlalchemy.exc import OperationalError
 
-from lit_dps.storage.liveness import Liveness, WorkerFile, liveness_without_token, token_of
 from lit_dps.storage.urls import is_postgresql, sqlite_file
 
-# Both ends detect that the other one has ended: they probe after 30 seconds of silence, and close
-# the connection 30 seconds later.
-CONNECT = {
-    "keepalives_idle": 30,
-    "keepalives_interval": 10,
-    "keepalives_count": 3,
-    "connect_timeout": 30,
-}
-_SERVER = (
-    "set tcp_keepalives_idle = 30; set tcp_keepalives_interval = 10; set tcp_keepalives_count = 3"
-)
 # Locks are held for milliseconds; for a second or two if many trials are stored at once.
 ANNOUNCE_SECONDS = 10
-_LOCK_NOT_AVAILABLE = "55P03"  # PostgreSQL's error code
-_HOLDER = """
-select application_name, pid from pg_locks join pg_stat_activity using (pid)
-where locktype = 'advisory' and granted and (classid::bigint << 32 | objid::bigint) = :key
-"""
 
 
-def _announce(holder: str, lock: str, remedy: str) -> None:
-    text = f"waiting for {holder}, which holds the lock {lock}; if it is suspended, {remedy}"
-    print(text, file=sys.stderr, flush=True)
+class Liveness(StrEnum):
+    """Whether a process that runs a trial is alive, as far as can be determined."""
+
+    ALIVE = "alive"
+    DEAD = "dead"
+    # The process runs an earlier version on another host, or the file system has no locks.
+    UNKNOWN = "unknown"
+
+
+@cache
+def peers(url: str) -> ServerPeers | MachinePeers:
+    """Return the processes that share a storage: by PostgreSQL, or by lock files beside a file."""
+    if is_postgresql(url):
+        return ServerPeers(url)
+    file = sqlite_file(url)
+    if file is None:
+        digest = hashlib.sha256(url.encode()).hexdigest()[:16]
+        file = Path(tempfile.gettempdir()) / f"lit_dps-{os.getuid()}-{digest}"
+    return MachinePeers(file)
+
+
+def storage_lock(url: str) -> AbstractContextManager:
+    """Return the lock of all processes that share a storage. Its holder may acquire it again."""
+    return peers(url).lock("storage")
+
+
+# ---- File storages ----
 
 
 class AnnouncedLock(FileLock):
@@ -83,113 +98,17 @@ class AnnouncedLock(FileLock):
             _announce("another process", self.lock_file, "let it continue or end it")
 
 
-class ServerPeers:
-    """The processes that share a PostgreSQL database, as one of them sees them.
-
-    Its session begins with its first use. Where that breaks off, whatever was asked raises
-    SQLAlchemy's OperationalError, and the next use begins another one.
-
-    Args:
-        url: SQLAlchemy URL of the database; a connection pooler in between must keep sessions
-            apart.
-
-    Attributes:
-        owner: The name of this process, which it has for itself alone.
-    """
-
-    def __init__(self, url: str):
-        self.owner = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(8)}"
-        self._url, self._connection = url, None
-        self._thread = threading.RLock()
-
-    @contextmanager
-    def lock(self, name: str) -> Iterator[None]:
-        """Wait for a lock, and hold it in the block. Its holder may take it again."""
-        with self._thread:  # threads share the session, and the server's lock with it
-            self._ask("pg_advisory_lock", name)
-            try:
-                yield
-            finally:
-                if self._connection is not None:  # else the server has freed it with the session
-                    self._ask("pg_advisory_unlock", name)
-
-    def liveness(self, owner: str | None) -> Liveness:
-        """Return whether the owner of a trial is alive: whether its session holds its lock."""
-        if owner is None:
-            return Liveness.DEAD
-        if owner == self.owner:
-            return Liveness.ALIVE
-        with self._thread:
-            free = self._ask("pg_try_advisory_xact_lock_shared", owner)
-        return Liveness.DEAD if free else Liveness.ALIVE
-
-    def alive(self, owner: str | None) -> bool:
-        """Return True if the owner is alive; False if there is no owner."""
-        return self.liveness(owner) is Liveness.ALIVE
-
-    def leave(self) -> None:
-        """Do nothing: the session ends with the process."""
-
-    def close(self) -> None:
-        """Ends the session: to all others this process has ended."""
-        with self._thread:
-            connection, self._connection = self._connection, None
-            if connection is not None:
-                connection.invalidate()  # whatever the state that it was left in
-                connection.close()
-
-    def _ask(self, function: str, name: str) -> bool | None:
-        try:
-            if self._connection is None:
-                self._connection = self._connected()
-                self._ask("pg_advisory_lock", self.owner)  # for as long as the session lasts
-            statement, key = text(f"select {function}(:key)"), {"key": _key(name)}
-            try:
-                return self._connection.execute(statement, key).scalar()
-            except OperationalError as error:
-                if getattr(error.orig, "sqlstate", None) != _LOCK_NOT_AVAILABLE:
-                    raise
-            self._announce(name)
-            self._connection.execute(text("set lock_timeout = 0"))
-            self._connection.execute(statement, key)
-            self._connection.execute(text(f"set lock_timeout = '{ANNOUNCE_SECONDS}s'"))
-            return None
-        except (
-            BaseException
-        ):  # also one of a signal's, which leaves the connection amid a statement
-            self.close()
-            raise
-
-    def _announce(self, name: str) -> None:
-        row = self._connection.execute(text(_HOLDER), {"key": _key(name)}).first()
-        if row is None:  # released in the meantime
-            return
-        remedy = f"let it continue, or end its session (select pg_terminate_backend({row.pid}))"
-        _announce(row.application_name or "another program", f"{name!r} of the server", remedy)
-
-    def _connected(self) -> Connection:
-        engine = create_engine(
-            self._url, poolclass=NullPool, isolation_level="AUTOCOMMIT", connect_args=CONNECT
-        )
-        connection = engine.connect()
-        for statement in _SERVER.split(";"):
-            connection.execute(text(statement))
-        connection.execute(text(f"set lock_timeout = '{ANNOUNCE_SECONDS}s'"))
-        # The server cuts names to 63 bytes.
-        name = f"process {os.getpid()} on {socket.gethostname()}"
-        connection.execute(
-            text("select set_config('application_name', :name, false)"), {"name": name}
-        )
-        return connection
-
-
-def _key(name: str) -> int:
-    """A lock's number: 64 bits, signed, as PostgreSQL has them."""
-    return int.from_bytes(hashlib.sha256(f"lit_dps {name}".encode()).digest()[:8], signed=True)
+def _announce(holder: str, lock: str, remedy: str) -> None:
+    text = f"waiting for {holder}, which holds the lock {lock}; if it is suspended, {remedy}"
+    print(text, file=sys.stderr, flush=True)
 
 
 class MachinePeers:
-    """Like `ServerPeers`, for a file storage: by lock files beside the file."""
+    """The processes that share a file storage, as one of them sees them, by files beside it.
+
+    Args:
+        file: The file of the storage.
+    """
 
     def __init__(self, file: Path):
         self._file = file
@@ -225,18 +144,294 @@ class MachinePeers:
                 self._worker.leave()
 
 
-@cache
-def peers(url: str) -> ServerPeers | MachinePeers:
-    """Return the processes that share a storage: by PostgreSQL, or by lock files beside a file."""
-    if is_postgresql(url):
-        return ServerPeers(url)
-    file = sqlite_file(url)
-    if file is None:
-        digest = hashlib.sha256(url.encode()).hexdigest()[:16]
-        file = Path(tempfile.gettempdir()) / f"lit_dps-{os.getuid()}-{digest}"
-    return MachinePeers(file)
+# (device, inode) of each file that a process has locked -> id of this process. The id is needed
+# because a fork inherits the dictionary, but not the locks.
+_held: dict[tuple[int, int], int] = {}
 
 
-def storage_lock(url: str) -> AbstractContextManager:
-    """The lock of all processes that share a storage; may be taken again by who holds it."""
-    return peers(url).lock("storage")
+class WorkerFile:
+    """The lock file of this process beside one storage. Also tests the files of other processes.
+
+    The caller of each method holds the storage's lock.
+
+    The locks are record locks (`fcntl.lockf`). The kernel releases them when the process ends, also
+    after a kill; a stopped process keeps them. A fork does not inherit them, unlike locks of
+    flock(2). So a DataLoader's worker that survives a killed trial holds no lock. A process loses
+    its record lock as soon as it closes any descriptor of the file. Therefore a process opens its
+    file only once, and never opens it for a test.
+
+    Args:
+        folder: The folder of the files. The first file creates it.
+    """
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+        self._token = ""
+        self._descriptor: int | None = None
+        self._process = 0
+
+    def owner(self) -> str:
+        """Return the name of this process, as trials store it; create its lock file if needed."""
+        # The file is missing if the working directory changed, or if a user deleted it.
+        if self._process != os.getpid() or not (self._folder / self._token).exists():
+            self.leave()
+            self._enter()
+        return f"{self._token}@{socket.gethostname()}:{self._process}"
+
+    @property
+    def is_held(self) -> bool:
+        """Return True if this process has a file."""
+        return self._descriptor is not None and self._process == os.getpid()
+
+    def leave(self) -> None:
+        """Remove the file of this process, which runs no more trials."""
+        if self._descriptor is None or not self.is_held:
+            return
+        stat = os.fstat(self._descriptor)
+        _held.pop((stat.st_dev, stat.st_ino), None)
+        _remove(self._folder / self._token)
+        os.close(self._descriptor)
+        self._descriptor = None
+        self._process = 0
+        with contextlib.suppress(OSError):
+            self._folder.rmdir()
+
+    def liveness(self, token: str) -> Liveness:
+        """Return whether the process of a token is alive; remove the file of a dead process."""
+        file = self._folder / token
+        try:
+            stat = file.stat()
+            if _held.get((stat.st_dev, stat.st_ino)) == os.getpid():
+                return Liveness.ALIVE
+            descriptor = os.open(file, os.O_RDWR)
+        except FileNotFoundError:
+            return Liveness.DEAD
+        except OSError:
+            return Liveness.UNKNOWN
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _remove(file)
+            return Liveness.DEAD
+        except (BlockingIOError, PermissionError):
+            return Liveness.ALIVE
+        except OSError:
+            return Liveness.UNKNOWN
+        finally:
+            os.close(descriptor)
+
+    def _enter(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for file in self._folder.iterdir():
+            self.liveness(file.name)
+        token = secrets.token_hex(8)
+        descriptor = os.open(self._folder / token, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        # Without locks in the file system, other processes get UNKNOWN, and the user decides by
+        # --take-over.
+        with contextlib.suppress(OSError):
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        stat = os.fstat(descriptor)
+        _held[stat.st_dev, stat.st_ino] = os.getpid()
+        self._token = token
+        self._descriptor = descriptor
+        self._process = os.getpid()
+
+
+def _remove(file: Path) -> None:
+    with contextlib.suppress(OSError):
+        file.unlink()
+
+
+# ---- Names of owners ----
+
+# TOKEN@host:pid. Only the token is compared; host and process id are for people.
+_OWNER = re.compile(r"([0-9a-f]{16})@(.*):(\d+)")
+# host:pid:rest, on PostgreSQL.
+# format 1: file storages of earlier versions have such owners, too.
+_UNTOKENED = re.compile(r"(.*):(\d+):(\w*)")
+
+
+def token_of(owner: str) -> str | None:
+    """Return the token of an owner; None for owners on servers and of earlier versions."""
+    match = _OWNER.fullmatch(owner)
+    return match[1] if match else None
+
+
+def describe_owner(owner: str) -> str:
+    """Return an owner in words: "process 123 on HOST"."""
+    match = _OWNER.fullmatch(owner)
+    if match:
+        return f"process {match[3]} on {match[2]}"
+    match = _UNTOKENED.fullmatch(owner)
+    if match:
+        return f"process {match[2]} on {match[1]}"
+    return f"{owner!r}"
+
+
+def liveness_without_token(owner: str) -> Liveness:
+    """Return whether an owner "host:pid:start" is alive, as earlier versions stored it.
+
+    A process of this host is alive if a process with the same number and start time exists. A
+    process of another host is UNKNOWN.
+    """
+    match = _UNTOKENED.fullmatch(owner)
+    if match is None or match[1] != socket.gethostname():
+        return Liveness.UNKNOWN
+    # format 1: owners of file storages without a token.
+    process = int(match[2])
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return Liveness.DEAD
+    except PermissionError:
+        pass
+    if start_of(process) == match[3]:
+        return Liveness.ALIVE
+    return Liveness.DEAD
+
+
+def start_of(process: int) -> str:
+    """Return the start time of a process in clock ticks; "" without /proc, "dead" for a zombie."""
+    try:
+        stat = Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return ""
+    state, *fields = stat.rsplit(")", 1)[1].split()
+    if state == "Z":
+        return "dead"
+    return fields[18]
+
+
+# ---- PostgreSQL servers ----
+
+# Both ends detect that the other one has ended: they probe after 30 seconds of silence, and close
+# the connection 30 seconds later.
+CONNECT = {
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "connect_timeout": 30,
+}
+_SERVER_SETTINGS = (
+    "set tcp_keepalives_idle = 30",
+    "set tcp_keepalives_interval = 10",
+    "set tcp_keepalives_count = 3",
+    f"set lock_timeout = '{ANNOUNCE_SECONDS}s'",
+)
+_LOCK_NOT_AVAILABLE = "55P03"  # PostgreSQL's error code
+_HOLDER = """
+select application_name, pid from pg_locks join pg_stat_activity using (pid)
+where locktype = 'advisory' and granted and (classid::bigint << 32 | objid::bigint) = :key
+"""
+
+
+class ServerPeers:
+    """The processes that share a PostgreSQL database, as one of them sees them.
+
+    The session begins with the first use. If the connection breaks, the methods raise SQLAlchemy's
+    OperationalError, and the next use begins another session.
+
+    Args:
+        url: SQLAlchemy URL of the database. A connection pooler in between must not mix sessions.
+
+    Attributes:
+        owner: The name of this process, which no other process has.
+    """
+
+    def __init__(self, url: str):
+        self.owner = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(8)}"
+        self._url = url
+        self._connection: Connection | None = None
+        self._thread = threading.RLock()
+
+    @contextmanager
+    def lock(self, name: str) -> Iterator[None]:
+        """Wait for a lock, and hold it in the block. Its holder may acquire it again."""
+        # Threads share the session, and therefore the locks of the server.
+        with self._thread:
+            self._ask("pg_advisory_lock", name)
+            try:
+                yield
+            finally:
+                # Without a session, the server has released the lock.
+                if self._connection is not None:
+                    self._ask("pg_advisory_unlock", name)
+
+    def liveness(self, owner: str | None) -> Liveness:
+        """Return whether the owner of a trial is alive: whether its session holds its lock."""
+        if owner is None:
+            return Liveness.DEAD
+        if owner == self.owner:
+            return Liveness.ALIVE
+        with self._thread:
+            free = self._ask("pg_try_advisory_xact_lock_shared", owner)
+        return Liveness.DEAD if free else Liveness.ALIVE
+
+    def alive(self, owner: str | None) -> bool:
+        """Return True if the owner is alive; False if there is no owner."""
+        return self.liveness(owner) is Liveness.ALIVE
+
+    def leave(self) -> None:
+        """Do nothing: the session ends with the process."""
+
+    def close(self) -> None:
+        """End the session. The other processes then regard this process as dead."""
+        with self._thread:
+            connection, self._connection = self._connection, None
+            if connection is not None:
+                # The connection may be within a statement.
+                connection.invalidate()
+                connection.close()
+
+    def _ask(self, function: str, name: str) -> bool | None:
+        """Call a lock function of the server; None for functions that only wait."""
+        try:
+            if self._connection is None:
+                self._connection = self._connect()
+                # This lock lasts as long as the session and shows that this process is alive.
+                self._ask("pg_advisory_lock", self.owner)
+            return self._call(self._connection, function, name)
+        except BaseException:
+            # Also for exceptions of signal handlers, after which the connection is within a
+            # statement.
+            self.close()
+            raise
+
+    def _call(self, connection: Connection, function: str, name: str) -> bool | None:
+        statement, key = text(f"select {function}(:key)"), {"key": _key(name)}
+        try:
+            return connection.execute(statement, key).scalar()
+        except OperationalError as error:
+            if getattr(error.orig, "sqlstate", None) != _LOCK_NOT_AVAILABLE:
+                raise
+        self._announce_holder(connection, name)
+        connection.execute(text("set lock_timeout = 0"))
+        connection.execute(statement, key)
+        connection.execute(text(f"set lock_timeout = '{ANNOUNCE_SECONDS}s'"))
+        return None
+
+    def _announce_holder(self, connection: Connection, name: str) -> None:
+        row = connection.execute(text(_HOLDER), {"key": _key(name)}).first()
+        if row is None:
+            # The lock was released in the meantime.
+            return
+        remedy = f"let it continue, or end its session (select pg_terminate_backend({row.pid}))"
+        _announce(row.application_name or "another program", f"{name!r} of the server", remedy)
+
+    def _connect(self) -> Connection:
+        engine = create_engine(
+            self._url, poolclass=NullPool, isolation_level="AUTOCOMMIT", connect_args=CONNECT
+        )
+        connection = engine.connect()
+        for statement in _SERVER_SETTINGS:
+            connection.execute(text(statement))
+        # The server cuts names to 63 bytes.
+        name = f"process {os.getpid()} on {socket.gethostname()}"
+        connection.execute(
+            text("select set_config('application_name', :name, false)"), {"name": name}
+        )
+        return connection
+
+
+def _key(name: str) -> int:
+    """Return the number of a lock, a signed integer of 64 bits as PostgreSQL requires."""
+    return int.from_bytes(hashlib.sha256(f"lit_dps {name}".encode()).digest()[:8], signed=True)

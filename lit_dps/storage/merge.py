@@ -1,5 +1,4 @@
-"""Takes over trials of the same studies that were run elsewhere, so that results of several
-machines join."""
+"""Merges studies: copies the results of other storages, so that several machines share a study."""
 
 from __future__ import annotations
 
@@ -7,11 +6,10 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 import optuna
-from optuna.storages import BaseStorage
+from optuna.storages import BaseStorage, RDBStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from lit_dps.core.config import check_name
@@ -22,24 +20,32 @@ from lit_dps.core.repeats import RepeatId
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult, Value
 from lit_dps.storage import schema
 from lit_dps.storage.bulk import add_trials
-from lit_dps.storage.cells import check_cell, open_cell, race_limit, ran_to
-from lit_dps.storage.compatibility import StudyChanged, changed, check_joint, check_seeds
-from lit_dps.storage.database import storage_errors, storage_for_now
-from lit_dps.storage.environments import add_environments
-from lit_dps.storage.foreign_studies import refuse_foreign_cells, refuse_foreign_header
-from lit_dps.storage.header import attributes, extend
+from lit_dps.storage.cells import check_cell, covered_steps, open_cell, race_limit
+from lit_dps.storage.database import storage_errors, temporary_storage
+from lit_dps.storage.header import (
+    StudyChanged,
+    check_extension,
+    check_seeds,
+    extend,
+    identity_changes,
+    study_attributes,
+)
 from lit_dps.storage.locks import storage_lock
-from lit_dps.storage.read import Elsewhere, list_studies, read_study
+from lit_dps.storage.ownership import refuse_foreign_cells, refuse_foreign_header
+from lit_dps.storage.read import OtherStorage, list_studies, read_study
+from lit_dps.storage.run_records import add_environments
 from lit_dps.storage.urls import without_password
 
-# What an existing study keeps of its own header
-_RECORDS = (
-    "workload",
-    "goal",
-    "seed",
-    "space",
+# Parameters are equal up to this relative difference: machines round logarithms differently.
+PARAM_TOLERANCE = 1e-9
+# Attributes of an existing header that a merge does not change.
+_KEPT_ATTRIBUTES = (
+    schema.WORKLOAD,
+    schema.GOAL,
+    schema.SEED,
+    schema.SPACE,
     schema.IDENTITY,
-    "config",
+    schema.CONFIG,
     schema.RUN_ON,
     schema.TRIAL_SEED,
 )
@@ -47,81 +53,112 @@ _RECORDS = (
 
 @dataclass(frozen=True)
 class Conflict:
-    """A trial that ended otherwise elsewhere."""
+    """A trial that ended differently in the other storage.
+
+    Attributes:
+        point: Its point.
+        place: The other storage.
+        repeat: The number of the repeat; 0 for a trial of the search.
+        k_differs: Whether its steps to result differ, or are missing on one side.
+    """
 
     point: int
     place: str
-    repeat: int  # 0 for a trial of the search
-    k_differs: (
-        bool  # whether its steps to result are others, or it has some in one of the two alone
-    )
+    repeat: int
+    k_differs: bool
 
 
 @dataclass
 class Merged:
-    """What became of the trials of a study."""
+    """What a merge did to the trials of a study.
 
-    taken: int = 0  # trials of which something was taken over
-    known: int = 0  # trials of which nothing was new
-    conflicts: dict[Cell, list[Conflict]] = field(
-        default_factory=dict
-    )  # that ended otherwise: what was there is kept
+    Attributes:
+        added: Number of trials of which an attempt was copied.
+        unchanged: Number of trials of which the other storage has nothing new.
+        conflicts: Trials that ended differently, by cell. The stored result was kept.
+    """
+
+    added: int = 0
+    unchanged: int = 0
+    conflicts: dict[Cell, list[Conflict]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class _Attempt:
+class _Attempt(NamedTuple):
     stored: FrozenTrial
     result: TrialResult
 
 
-def merge(url: str, others: Sequence[Elsewhere], only: str | None = None) -> dict[str, Merged]:
-    """Takes over what other storages know of their studies, of one or all. What is stored already
-    stays.
+class _Source(NamedTuple):
+    """A study in another storage."""
+
+    other: OtherStorage
+    name: str
+
+
+def merge(url: str, others: Sequence[OtherStorage], only: str | None = None) -> dict[str, Merged]:
+    """Copy the results of studies from other storages; stored results stay as they are.
+
+    Everything is checked before anything is created or changed.
 
     Args:
-        url: Optuna storage URL; the storage is made where there is none.
+        url: Optuna storage URL; the storage is created if it does not exist.
         others: The other storages.
-        only: The name of the one study to take over.
+        only: The name of the study to merge; None for all studies of the other storages.
 
     Returns:
-        What became of each study, by name.
+        What the merge did to each study, by name.
 
     Raises:
-        StudyChanged: if studies of the same name have different identities; then nothing was
-            changed.
-        StudyChanged or ConfigError: likewise, if their grids or boxes do not join (`check_joint`).
-        StorageError: if a storage cannot be used, or does not hold what it should.
+        StudyChanged: if studies of the same name have different identities, or as
+            `check_extension`.
+        ConfigError: as `check_extension`.
+        StorageError: if a storage cannot be used, or if a study in it is incomplete.
     """
-    wanted = [(other, name) for other in others for name in ([only] if only else _studies(other))]
-    found: dict[str, list[tuple[str, Mapping]]] = {name: [] for _, name in wanted}
-    for other, name in wanted:  # all that can be wrong is found before anything is made or changed
-        theirs = _header(other.storage, name)
-        for earlier in found[name]:
-            _check_same(name, *earlier, other.place, theirs)
-        found[name].append((other.place, theirs))
-    with storage_errors(url), storage_for_now(url) as storage, storage_lock(url):
-        for other, name in wanted:
-            _check_target(storage, without_password(url), other, name)
-        merged = {name: Merged() for _, name in wanted}
-        for other, name in wanted:
-            _merge_study(storage, other, name, merged[name])
+    sources = []
+    for other in others:
+        for name in [only] if only else _list_studies(other):
+            sources.append(_Source(other, name))
+    _check_sources(sources)
+    merged = {source.name: Merged() for source in sources}
+    with storage_errors(url), temporary_storage(url) as storage, storage_lock(url):
+        for source in sources:
+            _check_target(storage, without_password(url), source)
+        for source in sources:
+            _merge_study(storage, source, merged[source.name])
     return merged
 
 
-def _studies(other: Elsewhere) -> list[str]:
-    if not (names := list_studies(other.storage)):
+# ---- Checks ----
+
+
+def _list_studies(other: OtherStorage) -> list[str]:
+    names = list_studies(other.storage)
+    if not names:
         raise StorageError(f"no study in {other.place}")
     return names
 
 
-def _header(storage: BaseStorage, name: str) -> Mapping[str, Any]:
-    """The user attributes of a study. Raises StorageError if anything of it is missing or
-    damaged."""
+def _check_sources(sources: Sequence[_Source]) -> None:
+    """Check that every source is complete, and that sources of the same name can be merged."""
+    earlier: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
+    for other, name in sources:
+        header = _read_header(other.storage, name)
+        for earlier_place, earlier_header in earlier.setdefault(name, []):
+            _check_same_study(name, earlier_place, earlier_header, other.place, header)
+        earlier[name].append((other.place, header))
+
+
+def _read_header(storage: BaseStorage, name: str) -> Mapping[str, Any]:
+    """Return the header of a study.
+
+    Raises:
+        StorageError: if anything of the study is missing or damaged.
+    """
     record = read_study(storage, name)
     # Files and folders are named after both.
     check_name("study.name", name)
     check_name("study.workload", record.workload)
-    header = attributes(storage, name)
+    header = study_attributes(storage, name)
     if schema.IDENTITY not in header:
         raise StorageError(f"study {name!r} is damaged: it has no identity")
     _check_cells(storage, name, header, header.get(schema.UID))
@@ -133,192 +170,247 @@ def _check_cells(
 ) -> None:
     for cell in schema.cells_of(header):
         for study in (schema.cell_study_name(name, cell), schema.repeats_study_name(name, cell)):
-            check_cell(attributes(storage, study), name, cell, uid)
+            check_cell(study_attributes(storage, study), name, cell, uid)
 
 
-def _check_same(name: str, here: str, ours: Mapping, there: str, theirs: Mapping) -> None:
-    if differences := changed(ours[schema.IDENTITY], theirs[schema.IDENTITY]):
+def _check_same_study(
+    name: str, place: str, ours: Mapping[str, Any], other_place: str, theirs: Mapping[str, Any]
+) -> None:
+    differences = identity_changes(ours[schema.IDENTITY], theirs[schema.IDENTITY])
+    if differences:
         raise StudyChanged(
-            f"study {name!r} of {there} was made with another configuration than that of {here}: "
-            f"{'; '.join(differences)}"
+            f"study {name!r} of {other_place} was made with another configuration than that of "
+            f"{place}: {'; '.join(map(str, differences))}",
+            keys=[difference.key for difference in differences],
         )
-    check_joint(name, ours, theirs)
+    check_extension(name, ours, theirs)
     check_seeds(name, ours, theirs)
 
 
-def _check_target(storage: BaseStorage, place: str, other: Elsewhere, name: str) -> None:
+def _check_target(storage: RDBStorage, place: str, source: _Source) -> None:
+    """Check that a source can be merged into the target storage."""
+    other, name = source
+    theirs = study_attributes(other.storage, name)
     refuse_foreign_header(storage, name)
-    refuse_foreign_cells(storage, name, schema.cells_of(attributes(other.storage, name)))
-    ours, theirs = attributes(storage, name), attributes(other.storage, name)
-    whole = schema.FORMAT_ATTR in ours
-    if whole:
-        _check_same(name, place, _header(storage, name), other.place, theirs)
-    _check_cells(storage, name, theirs, ours.get(schema.UID, None if whole else "none yet"))
+    refuse_foreign_cells(storage, name, schema.cells_of(theirs))
+    ours = study_attributes(storage, name)
+    if schema.FORMAT_ATTR in ours:
+        _check_same_study(name, place, _read_header(storage, name), other.place, theirs)
+        # format 1: headers of earlier versions have no uid.
+        uid = ours.get(schema.UID)
+    else:
+        # The study is new here, so every cell that exists belongs to a deleted study.
+        uid = ours.get(schema.UID, "no uid yet")
+    _check_cells(storage, name, theirs, uid)
 
 
-def _merge_study(storage: BaseStorage, other: Elsewhere, name: str, merged: Merged) -> None:
-    ours, theirs = attributes(storage, name), attributes(other.storage, name)
-    kept = ours if schema.FORMAT_ATTR in ours else theirs
-    grown = {key: theirs[key] for key in ("batch_sizes", "sparsities", "trials")}
-    grown |= {
-        schema.REPEATS: theirs.get(schema.REPEATS),
-        schema.BOXES: theirs.get(schema.BOXES, []),
-    }
-    grown |= {
-        "goals": theirs.get("goals", []),
-        "slack": theirs.get("slack"),
-        schema.AXES: theirs.get(schema.AXES, {}),
-    }
-    header = extend(storage, name, {**{key: kept[key] for key in _RECORDS if key in kept}, **grown})
+# ---- Merging ----
+
+
+def _merge_study(storage: RDBStorage, source: _Source, merged: Merged) -> None:
+    other, name = source
+    ours, theirs = study_attributes(storage, name), study_attributes(other.storage, name)
+    header = extend(storage, name, _merged_attributes(ours, theirs))
     _merge_noise(storage, name, ours.get(schema.NOISE), theirs.get(schema.NOISE))
     add_environments(storage, name, theirs.get(schema.ENVIRONMENTS, []))
     for cell in schema.cells_of(theirs):
         for repeats in (False, True):
-            _merge_cell(storage, other, name, cell, header, merged, repeats)
+            _merge_cell(storage, source, cell, repeats, header, merged)
+
+
+def _merged_attributes(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what extends our header: their grid, and our other attributes if we have a header."""
+    kept = ours if schema.FORMAT_ATTR in ours else theirs
+    attrs = {key: kept[key] for key in _KEPT_ATTRIBUTES if key in kept}
+    for key in (schema.BATCH_SIZES, schema.SPARSITIES, schema.TRIALS):
+        attrs[key] = theirs[key]
+    # format 1: headers of earlier versions may have no goals and no slack.
+    attrs[schema.GOALS] = theirs.get(schema.GOALS, [])
+    attrs[schema.SLACK] = theirs.get(schema.SLACK)
+    attrs[schema.AXES] = theirs.get(schema.AXES, {})
+    attrs[schema.REPEATS] = theirs.get(schema.REPEATS)
+    attrs[schema.BOXES] = theirs.get(schema.BOXES, [])
+    return attrs
 
 
 def _merge_noise(
-    storage: BaseStorage, name: str, ours: Mapping | None, theirs: Mapping | None
+    storage: RDBStorage,
+    name: str,
+    ours: Mapping[str, Any] | None,
+    theirs: Mapping[str, Any] | None,
 ) -> None:
-    """Keeps the noise scale that was read where the whole study would have read it; of equals that
-    of more readings."""
+    """Keep the better of two noise scales.
+
+    It is the one that was measured at the batch size where the merged study would measure it. At
+    equal batch sizes it is the one with more readings.
+    """
     if not theirs:
         return
-    here, there = (ours and ours["batch_size"]), theirs["batch_size"]
-    if ours is None or (
-        ours["readings"] < theirs["readings"] if here == there else read_at((here, there)) == there
-    ):
+    if ours is None:
+        is_better = True
+    elif ours["batch_size"] == theirs["batch_size"]:
+        is_better = ours["readings"] < theirs["readings"]
+    else:
+        preferred = read_at((ours["batch_size"], theirs["batch_size"]))
+        is_better = preferred == theirs["batch_size"]
+    if is_better:
         optuna.load_study(study_name=name, storage=storage).set_user_attr(schema.NOISE, theirs)
 
 
 def _merge_cell(
-    storage: BaseStorage,
-    other: Elsewhere,
-    name: str,
+    storage: RDBStorage,
+    source: _Source,
     cell: Cell,
+    repeats: bool,
     header: Mapping[str, Any],
     merged: Merged,
-    repeats: bool,
 ) -> None:
-    studies = schema.repeats_study_name if repeats else schema.cell_study_name
-    there = _attempts(other.storage, studies(name, cell), cell)
-    if not there:
+    """Copy the new attempts at the trials of a cell, or at its repeats."""
+    other, name = source
+    if repeats:
+        study_name = schema.repeats_study_name(name, cell)
+    else:
+        study_name = schema.cell_study_name(name, cell)
+    theirs = _read_attempts(other.storage, study_name, cell)
+    if not theirs:
         return
-    is_new = not _has_study(storage, studies(name, cell))
-    here = _attempts(storage, studies(name, cell), cell)
+    is_new = not _has_study(storage, study_name)
+    ours = _read_attempts(storage, study_name, cell)
     study = open_cell(storage, name, cell, header[schema.UID], repeats=repeats)
-    added: list[FrozenTrial] = []
-    for each, attempts in sorted(there.items()):
-        new = _news(here.get(each, []), attempts)
-        if new is None:
-            k_differs = _telling(here[each]).result.steps != _telling(attempts).result.steps
-            merged.conflicts.setdefault(cell, []).append(
-                Conflict(each[0], other.place, each[1], k_differs)
-            )
+    copies: list[FrozenTrial] = []
+    for key, attempts in sorted(theirs.items()):
+        new_attempts = _new_attempts(ours.get(key, []), attempts)
+        if new_attempts is None:
+            conflict = _conflict(key, other.place, ours[key], attempts)
+            merged.conflicts.setdefault(cell, []).append(conflict)
             continue
-        for attempt in new:
-            trial = copy.copy(attempt.stored)
-            # the first place, if there are several
-            trial.user_attrs = {schema.MERGED_FROM: other.place, **trial.user_attrs}
-            # This number counts the runs of the other storage.
-            trial.user_attrs.pop(schema.FAILED_IN, None)
-            added.append(trial)
-        merged.taken += bool(new)
-        merged.known += not new
-    add_trials(storage, study, added)
-    if not (repeats or is_new):  # repeats never wait, and a new cell has no waiting trials
-        _withdraw(study, storage, header["slack"])
+        copies += [_copy_of(attempt.stored, other.place) for attempt in new_attempts]
+        if new_attempts:
+            merged.added += 1
+        else:
+            merged.unchanged += 1
+    add_trials(storage, study, copies)
+    # Repeats never wait, and a new cell has no waiting trials.
+    if not repeats and not is_new:
+        _end_unneeded_waiting(study, storage, header[schema.SLACK])
 
 
-def _attempts(storage: BaseStorage, study: str, cell: Cell) -> dict[RepeatId, list[_Attempt]]:
-    """The finished attempts in an Optuna study of a cell that have a result, by point and repeat,
-    oldest first."""
-    found: dict[RepeatId, list[_Attempt]] = {}
-    if not _has_study(storage, study):
-        return found
-    for trial in storage.get_all_trials(storage.get_study_id_from_name(study), deepcopy=False):
-        if trial.state.is_finished() and schema.RESULT_ATTR in trial.user_attrs:
-            point, repeat = (
-                trial.user_attrs[schema.POINT_ATTR],
-                trial.user_attrs.get(schema.REPEAT_ATTR, 0),
-            )
+def _copy_of(trial: FrozenTrial, place: str) -> FrozenTrial:
+    copied = copy.copy(trial)
+    # If the trial was merged before, the first storage remains.
+    copied.user_attrs = {schema.MERGED_FROM: place, **trial.user_attrs}
+    # This number counts the runs of the other storage.
+    copied.user_attrs.pop(schema.FAILED_IN, None)
+    return copied
+
+
+def _conflict(
+    key: RepeatId, place: str, ours: Sequence[_Attempt], theirs: Sequence[_Attempt]
+) -> Conflict:
+    point, repeat = key
+    k_differs = _longest(ours).result.steps != _longest(theirs).result.steps
+    return Conflict(point, place, repeat, k_differs)
+
+
+def _read_attempts(
+    storage: BaseStorage, study_name: str, cell: Cell
+) -> dict[RepeatId, list[_Attempt]]:
+    """Return the finished attempts with a result, by point and repeat, oldest first."""
+    attempts: dict[RepeatId, list[_Attempt]] = {}
+    if not _has_study(storage, study_name):
+        return attempts
+    study_id = storage.get_study_id_from_name(study_name)
+    for trial in storage.get_all_trials(study_id, deepcopy=False):
+        attrs = trial.user_attrs
+        if trial.state.is_finished() and schema.RESULT_ATTR in attrs:
+            point, repeat = attrs[schema.POINT_ATTR], attrs.get(schema.REPEAT_ATTR, 0)
             result = schema.decode_result(
-                trial.user_attrs[schema.RESULT_ATTR], Trial(cell, point, trial.params)
+                attrs[schema.RESULT_ATTR], Trial(cell, point, trial.params)
             )
-            found.setdefault((point, repeat), []).append(_Attempt(trial, result))
-    return found
+            attempts.setdefault((point, repeat), []).append(_Attempt(trial, result))
+    return attempts
 
 
-def _has_study(storage: BaseStorage, study: str) -> bool:
+def _has_study(storage: BaseStorage, study_name: str) -> bool:
     """Return True if the storage has an Optuna study of this name."""
     # Listing the names of all studies takes longer.
     try:
-        storage.get_study_id_from_name(study)
+        storage.get_study_id_from_name(study_name)
     except KeyError:
         return False
     return True
 
 
-def _news(here: Sequence[_Attempt], there: Sequence[_Attempt]) -> Sequence[_Attempt] | None:
-    """What other attempts at a point tell beyond those that are here; None where they contradict
-    them."""
-    if len(here) <= len(there) and all(
-        map(_equal, here, there)
-    ):  # the same and perhaps more, or nothing here
-        return there[len(here) :]
-    ours, theirs = _telling(here), _telling(there)
-    if not _alike(ours, theirs):
+# ---- Comparing attempts at one point ----
+
+
+def _new_attempts(
+    ours: Sequence[_Attempt], theirs: Sequence[_Attempt]
+) -> Sequence[_Attempt] | None:
+    """Return their attempts that add to ours; None if they contradict ours."""
+    if len(ours) <= len(theirs) and all(map(_has_same_result, ours, theirs)):
+        return theirs[len(ours) :]
+    our_longest, their_longest = _longest(ours), _longest(theirs)
+    if not _has_same_params(our_longest, their_longest):
         return None
-    if theirs.result.status is Status.FAILED or _equal(ours, theirs):
+    has_failed = their_longest.result.status is Status.FAILED
+    if has_failed or _has_same_result(our_longest, their_longest):
         return []
-    if longest_attempt(ours.result, theirs.result) is theirs.result:
-        return [theirs]
-    return [] if longest_attempt(theirs.result, ours.result) is ours.result else None
+    if longest_attempt(our_longest.result, their_longest.result) is their_longest.result:
+        return [their_longest]
+    if longest_attempt(their_longest.result, our_longest.result) is our_longest.result:
+        return []
+    return None
 
 
-def _telling(attempts: Sequence[_Attempt]) -> _Attempt:
-    """The attempt that tells most; a failed one only where there is nothing else."""
-    told = [each for each in attempts if each.result.status is not Status.FAILED] or attempts
-    return reduce(
-        lambda one, two: two if longest_attempt(one.result, two.result) is two.result else one, told
-    )
+def _longest(attempts: Sequence[_Attempt]) -> _Attempt:
+    """Return the longest attempt; a failed one only if all have failed."""
+    candidates = [each for each in attempts if each.result.status is not Status.FAILED] or attempts
+    longest = candidates[0]
+    for attempt in candidates[1:]:
+        if longest_attempt(longest.result, attempt.result) is attempt.result:
+            longest = attempt
+    return longest
 
 
-def _alike(one: _Attempt, other: _Attempt) -> bool:
-    """Whether two attempts have the same metaparameters, but for how a machine rounds its
-    logarithms."""
-    ours, theirs = one.stored.params, other.stored.params
-    return ours.keys() == theirs.keys() and all(_close(ours[key], theirs[key]) for key in ours)
+def _has_same_result(ours: _Attempt, theirs: _Attempt) -> bool:
+    our_result = ours.stored.user_attrs[schema.RESULT_ATTR]
+    their_result = theirs.stored.user_attrs[schema.RESULT_ATTR]
+    for key in ("status", "steps", "curve"):
+        if our_result[key] != their_result[key]:
+            return False
+    return _has_same_params(ours, theirs)
 
 
-def _close(one: Value, other: Value) -> bool:
-    return one == other or (not isinstance(one, str) and math.isclose(one, other, rel_tol=1e-9))
+def _has_same_params(ours: _Attempt, theirs: _Attempt) -> bool:
+    our_params, their_params = ours.stored.params, theirs.stored.params
+    if our_params.keys() != their_params.keys():
+        return False
+    return all(_is_close(our_params[key], their_params[key]) for key in our_params)
 
 
-def _equal(one: _Attempt, other: _Attempt) -> bool:
-    ours, theirs = (
-        one.stored.user_attrs[schema.RESULT_ATTR],
-        other.stored.user_attrs[schema.RESULT_ATTR],
-    )
-    return _alike(one, other) and all(
-        ours[key] == theirs[key] for key in ("status", "steps", "curve")
-    )
+def _is_close(value: Value, other: Value) -> bool:
+    if isinstance(value, str) or isinstance(other, str):
+        return value == other
+    return value == other or math.isclose(value, other, rel_tol=PARAM_TOLERANCE)
 
 
-def _withdraw(study: optuna.Study, storage: BaseStorage, slack: float | None) -> None:
-    """Ends trials that wait to be run and need not be any more; a worker declares anew what it
-    still needs."""
+def _end_unneeded_waiting(study: optuna.Study, storage: RDBStorage, slack: float | None) -> None:
+    """End waiting trials whose points need no run after the merge.
+
+    A worker enqueues again what it still needs.
+    """
     trials = study.get_trials(deepcopy=False)
     limit = race_limit(study, slack)
-    ran: dict[int, float] = {}
+    covered: dict[int, float] = {}
     for trial in trials:
         result = trial.user_attrs.get(schema.RESULT_ATTR)
         if trial.state.is_finished() and result is not None and result["status"] != Status.FAILED:
             point = trial.user_attrs[schema.POINT_ATTR]
-            ran[point] = max(ran.get(point, -math.inf), ran_to(trial.user_attrs))
+            steps = covered_steps(trial.user_attrs)
+            covered[point] = max(covered.get(point, -math.inf), steps)
     for trial in trials:
-        if (
-            trial.state is TrialState.WAITING
-            and ran.get(trial.user_attrs[schema.POINT_ATTR], -math.inf) >= limit
-        ):
-            storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
+        if trial.state is TrialState.WAITING:
+            point = trial.user_attrs[schema.POINT_ATTR]
+            if covered.get(point, -math.inf) >= limit:
+                storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)

@@ -1,13 +1,13 @@
-"""Reads studies back from Optuna storages, also from those of other machines, as `StudyRecord`s."""
+"""Reads studies back from Optuna storages as `StudyRecord`s, also from other storages."""
 
 from __future__ import annotations
 
 import lzma
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from optuna.storages import BaseStorage, RDBStorage
 from optuna.study._frozen import FrozenStudy
@@ -19,7 +19,7 @@ from lit_dps.core.noise_scale import NoiseScale
 from lit_dps.core.progress_line import with_progress
 from lit_dps.core.racing import longest_attempt, truncate_at_race_limit
 from lit_dps.core.record import StudyRecord
-from lit_dps.core.repeats import RepeatPlan
+from lit_dps.core.repeats import Repeated, RepeatPlan
 from lit_dps.core.search_space import space_from_dict
 from lit_dps.core.space_history import ExpandedSpace
 from lit_dps.core.step_timing import StepTiming
@@ -27,158 +27,215 @@ from lit_dps.core.text import escape_json
 from lit_dps.core.trial import Cell, Trial, TrialResult
 from lit_dps.storage import schema
 from lit_dps.storage.bulk import StoredTrial, read_trials
-from lit_dps.storage.database import first_line, open_storage, place, storage_errors
-from lit_dps.storage.lost_study import RESTORE
+from lit_dps.storage.database import (
+    RESTORE,
+    first_line,
+    open_storage,
+    storage_errors,
+    storage_name,
+)
 from lit_dps.storage.urls import check_place, sqlite_file, without_password
 
-UNPACKED_BYTES = 10**9  # of a compressed database; 15,000 trials of the replication have 0.1 GB
+# Limit for an unpacked database. The 15,000 trials of the replication take 0.1 GB.
+UNPACKED_BYTES = 10**9
 UNPACKING_MEMORY = 1 << 28  # bytes; xz -9 needs 65 MB
-CHUNK = 1 << 20
-READ_TOGETHER = 50  # cells; few queries, and the trials of few cells in memory
-Stored = FrozenTrial | StoredTrial
+CHUNK_BYTES = 1 << 20
+# Cells that are read by one query: few queries, and the trials of few cells in memory.
+CELLS_PER_QUERY = 50
+DAMAGE = (KeyError, TypeError, ValueError, AttributeError)  # raised by damaged values
+
+
+# ---- Reading a study ----
 
 
 def list_studies(storage: BaseStorage | str) -> list[str]:
-    """Names of the studies in a storage (an Optuna storage or a URL), sorted. Raises StorageError
-    as `read_study`."""
+    """Return the sorted names of the studies in a storage (an Optuna storage or a URL).
+
+    Raises:
+        StorageError: as `read_study`.
+    """
     with storage_errors(storage), open_to_read(storage) as opened:
         return sorted(_headers(opened.get_all_studies()))
 
 
 def read_study(storage: BaseStorage | str, name: str) -> StudyRecord:
-    """Reads a study, finished or not; changes nothing in the storage.
+    """Read a study, finished or not; change nothing in the storage.
 
     Args:
-        storage: An Optuna storage or its URL. A SQLite file that is not there is not created.
+        storage: An Optuna storage or its URL. A SQLite file that does not exist is not created.
         name: The study's name.
 
     Raises:
-        StorageError: in one line, if the storage cannot be read, holds no such study, or holds it
-            in another format.
+        StorageError: if the storage cannot be read, has no such study, or has it in another format.
     """
     with storage_errors(storage), open_to_read(storage) as opened:
         studies = opened.get_all_studies()
         headers = _headers(studies)
         if name not in headers:
-            known = ", ".join(sorted(headers)) or "none"
-            raise StorageError(f"no study {name!r} in {place(storage)}; studies there: {known}")
+            names = ", ".join(sorted(headers)) or "none"
+            raise StorageError(
+                f"no study {name!r} in {storage_name(storage)}; studies there: {names}"
+            )
         header = escape_json(headers[name])
         stored_format = header[schema.FORMAT_ATTR]
         if stored_format != schema.FORMAT:
             raise StorageError(
                 f"study {name!r} has format {stored_format!r}; this version reads {schema.FORMAT}"
             )
-        ids = {study.study_name: study._study_id for study in studies}
+        study_ids = {study.study_name: study._study_id for study in studies}
         try:
-            results, repeats, running = {}, {}, {}
-            seed = header.get(schema.TRIAL_SEED, header["seed"])
-            cells = schema.cells_of(header)
-            searches = _trials(
-                opened, [ids.get(schema.cell_study_name(name, cell)) for cell in cells]
-            )
-            repeated = _trials(
-                opened, [ids.get(schema.repeats_study_name(name, cell)) for cell in cells]
-            )
-            for cell in with_progress("cells read", cells):
-                found, running_searches = _read_cell(next(searches), cell, seed)
-                repeats[cell], running_repeats = _read_cell(next(repeated), cell, seed)
-                running[cell] = running_searches + running_repeats
-                results[cell] = truncate_at_race_limit(found, header.get("slack"))
-            space = space_from_dict(header["space"])
-            boxes = tuple(map(ExpandedSpace.from_dict, header.get(schema.BOXES, ())))
-            return StudyRecord(
-                name=name,
-                workload=header["workload"],
-                goal=Goal.from_dict(header["goal"]),
-                space=dict(boxes[-1].space) if boxes else space,
-                boxes=(ExpandedSpace(0, boxes[0].first, space), *boxes) if boxes else (),
-                batch_sizes=tuple(sorted(header["batch_sizes"])),
-                sparsities=tuple(sorted(header["sparsities"])),
-                trials=header["trials"],
-                seed=header["seed"],
-                goals=tuple(
-                    sorted(
-                        header.get("goals", ()), reverse=not header["goal"].get("at_least", False)
-                    )
-                ),
-                slack=header.get("slack"),
-                config=header["config"],
-                results=results,
-                running=running,
-                noise=NoiseScale.from_dict(header[schema.NOISE])
-                if schema.NOISE in header
-                else None,
-                step_timing=_read_timing(header),
-                run_on=header.get(schema.RUN_ON, False),
-                repeats=repeats,
-                plan=RepeatPlan(**header.get(schema.REPEATS, {})),
-                environments=tuple(header.get(schema.ENVIRONMENTS, ())),
-                axes={
-                    key: tuple(values)
-                    for key, values in sorted(header.get(schema.AXES, {}).items())
-                },
-            )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            return _record(name, header, _read_cells(opened, name, header, study_ids))
+        except DAMAGE as error:
             raise StorageError(
                 f"study {name!r} is damaged: {first_line(error)}; {RESTORE}"
             ) from error
 
 
-def _read_timing(header: dict) -> StepTiming | None:
-    """Return the step times in a header; None if there are none."""
-    if schema.STEP_TIMING not in header:
-        return None
-    return StepTiming.from_dict(header[schema.STEP_TIMING])
+class _Trials(NamedTuple):
+    """The trials of all cells of a study."""
+
+    results: dict[Cell, list[TrialResult]]
+    repeats: dict[Cell, list[TrialResult]]
+    running: dict[Cell, int]  # trials and repeats that have begun and have no result
+
+
+def _read_cells(
+    storage: BaseStorage, name: str, header: Mapping[str, Any], study_ids: Mapping[str, int]
+) -> _Trials:
+    cells = schema.cells_of(header)
+    seed = header.get(schema.TRIAL_SEED, header[schema.SEED])
+    # format 1: earlier versions had no racing, so they stored no slack.
+    slack = header.get(schema.SLACK)
+    search_ids = [study_ids.get(schema.cell_study_name(name, cell)) for cell in cells]
+    repeat_ids = [study_ids.get(schema.repeats_study_name(name, cell)) for cell in cells]
+    search_trials = _read_trials(storage, search_ids)
+    repeat_trials = _read_trials(storage, repeat_ids)
+    read = _Trials({}, {}, {})
+    for cell in with_progress("cells read", cells):
+        results, running = _decode_trials(next(search_trials), cell, seed)
+        repeats, running_repeats = _decode_trials(next(repeat_trials), cell, seed)
+        read.results[cell] = truncate_at_race_limit(results, slack)
+        read.repeats[cell] = repeats
+        read.running[cell] = running + running_repeats
+    return read
+
+
+def _record(name: str, header: Mapping[str, Any], trials: _Trials) -> StudyRecord:
+    goal = header[schema.GOAL]
+    # format 1: earlier versions stored no further goals, environments or racing.
+    goals = sorted(header.get(schema.GOALS, ()), reverse=not goal.get("at_least", False))
+    space = space_from_dict(header[schema.SPACE])
+    expansions = [ExpandedSpace.from_dict(each) for each in header.get(schema.BOXES, ())]
+    boxes: tuple[ExpandedSpace, ...] = ()
+    if expansions:
+        boxes = (ExpandedSpace(0, expansions[0].first, space), *expansions)
+        space = dict(expansions[-1].space)
+    axes = {}
+    for key, values in sorted(header.get(schema.AXES, {}).items()):
+        axes[key] = tuple(values)
+    noise, timing = header.get(schema.NOISE), header.get(schema.STEP_TIMING)
+    return StudyRecord(
+        name=name,
+        workload=header[schema.WORKLOAD],
+        goal=Goal.from_dict(goal),
+        space=space,
+        boxes=boxes,
+        batch_sizes=tuple(sorted(header[schema.BATCH_SIZES])),
+        sparsities=tuple(sorted(header[schema.SPARSITIES])),
+        axes=axes,
+        trials=header[schema.TRIALS],
+        seed=header[schema.SEED],
+        goals=tuple(goals),
+        slack=header.get(schema.SLACK),
+        config=header[schema.CONFIG],
+        results=trials.results,
+        repeats=trials.repeats,
+        running=trials.running,
+        noise=None if noise is None else NoiseScale.from_dict(noise),
+        step_timing=None if timing is None else StepTiming.from_dict(timing),
+        run_on=header.get(schema.RUN_ON, False),
+        plan=RepeatPlan(**header.get(schema.REPEATS, {})),
+        environments=tuple(header.get(schema.ENVIRONMENTS, ())),
+    )
 
 
 def study_uid(url: str, name: str) -> str | None:
     """Return the uid of a stored study; None if there is no such study, or if it has no uid."""
     with storage_errors(url), open_to_read(url) as opened:
-        return _headers(opened.get_all_studies()).get(name, {}).get(schema.UID)
+        header = _headers(opened.get_all_studies()).get(name, {})
+        # format 1: the oldest studies have no uid.
+        return header.get(schema.UID)
 
 
-def _headers(studies: Iterable[FrozenStudy]) -> dict[str, dict]:
-    return {s.study_name: s.user_attrs for s in studies if schema.FORMAT_ATTR in s.user_attrs}
+def _headers(studies: Iterable[FrozenStudy]) -> dict[str, dict[str, Any]]:
+    """Return the complete headers among Optuna studies, by name."""
+    headers = {}
+    for study in studies:
+        if schema.FORMAT_ATTR in study.user_attrs:
+            headers[study.study_name] = study.user_attrs
+    return headers
 
 
-def _trials(storage: BaseStorage, ids: Sequence[int | None]) -> Iterator[Sequence[Stored]]:
+def _read_trials(
+    storage: BaseStorage, study_ids: Sequence[int | None]
+) -> Iterator[Sequence[FrozenTrial | StoredTrial]]:
     """Yield the trials of each Optuna study by its id; no trials for None."""
-    for first in range(0, len(ids), READ_TOGETHER):
-        part = ids[first : first + READ_TOGETHER]
-        known = [each for each in part if each is not None]
+    for first in range(0, len(study_ids), CELLS_PER_QUERY):
+        part = study_ids[first : first + CELLS_PER_QUERY]
+        existing = [study_id for study_id in part if study_id is not None]
+        trials: dict[int, Sequence[FrozenTrial | StoredTrial]] = {}
         if isinstance(storage, RDBStorage):
-            found = read_trials(storage, known)
+            trials.update(read_trials(storage, existing))
         else:
-            found = {each: storage.get_all_trials(each, deepcopy=False) for each in known}
-        for each in part:
-            yield [] if each is None else found[each]
+            for study_id in existing:
+                trials[study_id] = storage.get_all_trials(study_id, deepcopy=False)
+        for study_id in part:
+            yield [] if study_id is None else trials[study_id]
 
 
-def _read_cell(trials: Sequence[Stored], cell: Cell, seed: int) -> tuple[list[TrialResult], int]:
-    finished, started = {}, set()
-    for trial in sorted(trials, key=lambda t: t.number):
-        point, repeat = (
-            trial.user_attrs.get(schema.POINT_ATTR),
-            trial.user_attrs.get(schema.REPEAT_ATTR, 0),
-        )
+def _decode_trials(
+    trials: Sequence[FrozenTrial | StoredTrial], cell: Cell, seed: int
+) -> tuple[list[TrialResult], int]:
+    """Return the results of a cell by point and repeat, and the number of unfinished trials.
+
+    Of several attempts at a point, the longest one counts.
+    """
+    results: dict[Repeated, TrialResult] = {}
+    started = set()
+    for trial in sorted(trials, key=lambda trial: trial.number):
+        attrs = trial.user_attrs
+        repeat = attrs.get(schema.REPEAT_ATTR, 0)
         if not trial.state.is_finished():
+            point = attrs.get(schema.POINT_ATTR)
             started.add(trial.number if point is None else (point, repeat))
-        elif schema.RESULT_ATTR in trial.user_attrs:
-            stored = escape_json(trial.user_attrs[schema.RESULT_ATTR])
-            asked = Trial(cell, point, trial.params, seed, repeat)
-            environment = trial.user_attrs.get(schema.ENVIRONMENT)
-            try:
-                result = schema.decode_result(stored, asked, trial.number, environment)
-            except (KeyError, TypeError, ValueError, AttributeError) as error:
-                raise ValueError(f"trial {trial.number} of {cell}: {first_line(error)}") from error
-            finished[point, repeat] = longest_attempt(finished.get((point, repeat)), result)
-    return [finished[each] for each in sorted(finished)], len(started - finished.keys())
+        elif schema.RESULT_ATTR in attrs:
+            point = attrs[schema.POINT_ATTR]
+            result = _decode_trial(trial, Trial(cell, point, trial.params, seed, repeat))
+            results[point, repeat] = longest_attempt(results.get((point, repeat)), result)
+    return [results[key] for key in sorted(results)], len(started - results.keys())
+
+
+def _decode_trial(stored: FrozenTrial | StoredTrial, trial: Trial) -> TrialResult:
+    attrs = stored.user_attrs
+    result = escape_json(attrs[schema.RESULT_ATTR])
+    # format 1: trials of earlier versions have no environment.
+    environment = attrs.get(schema.ENVIRONMENT)
+    try:
+        return schema.decode_result(result, trial, stored.number, environment)
+    except DAMAGE as error:
+        raise ValueError(f"trial {stored.number} of {trial.cell}: {first_line(error)}") from error
+
+
+# ---- Opening storages to read ----
 
 
 @contextmanager
 def open_to_read(storage: BaseStorage | str) -> Iterator[BaseStorage]:
-    """An Optuna storage, or the one at a URL, for the time of the body. StorageError if there is no
-    such file."""
+    """Give an Optuna storage, or open the storage at a URL for the time of the block.
+
+    Raises:
+        StorageError: if the URL names a SQLite file that does not exist.
+    """
     if not isinstance(storage, str):
         yield storage
         return
@@ -189,23 +246,28 @@ def open_to_read(storage: BaseStorage | str) -> Iterator[BaseStorage]:
     try:
         yield opened
     finally:
-        opened.engine.dispose()  # a server has so many connections
+        # Servers limit the number of connections.
+        opened.engine.dispose()
 
 
-class Elsewhere(NamedTuple):
-    """A storage to take trials over from: what it was called, without passwords, and opened to be
-    read alone."""
+class OtherStorage(NamedTuple):
+    """A storage that is only read, such as the source of a merge.
+
+    Attributes:
+        place: Its URL or path without passwords.
+        storage: The opened storage.
+    """
 
     place: str
     storage: BaseStorage
 
 
 @contextmanager
-def open_elsewhere(other: str, url: str, limit: int = UNPACKED_BYTES) -> Iterator[Elsewhere]:
-    """Another storage, for the time of the body.
+def open_elsewhere(other: str, url: str, limit: int = UNPACKED_BYTES) -> Iterator[OtherStorage]:
+    """Open another storage to read it, for the time of the block.
 
     Args:
-        other: Its URL, or the path of a sqlite file, which may be compressed: .db.xz.
+        other: Its URL, or the path of a SQLite file, which may be compressed: .db.xz.
         url: The URL of the study's own storage; "" if it has none.
         limit: Bytes that a compressed file may have when unpacked.
 
@@ -213,32 +275,36 @@ def open_elsewhere(other: str, url: str, limit: int = UNPACKED_BYTES) -> Iterato
         ConfigError: if both are the same.
         StorageError: if it cannot be read.
     """
+    other_url = other if "://" in other else f"sqlite:///{other}"
+    file = sqlite_file(other_url)
+    if file is not None and not file.is_file():
+        raise StorageError(f"no study database at {without_password(other)}")
+    if _is_same_storage(other_url, url):
+        allowed = f"another storage than --storage.optuna = {without_password(url)} expected"
+        raise ConfigError("OTHER", without_password(other), allowed)
     with tempfile.TemporaryDirectory() as folder:
-        theirs = other if "://" in other else f"sqlite:///{other}"
-        if (file := sqlite_file(theirs)) is not None and not file.is_file():
-            raise StorageError(f"no study database at {without_password(other)}")
-        if _same(theirs, url):
-            allowed = f"another storage than --storage.optuna = {without_password(url)} expected"
-            raise ConfigError("OTHER", without_password(other), allowed)
+        unpacked = Path(folder) / "study.db"
         if file is not None and file.suffix == ".xz":
-            theirs = f"sqlite:///{folder}/study.db"
-            _decompress(file, Path(folder) / "study.db", limit)
+            other_url = f"sqlite:///{unpacked}"
+            _decompress(file, unpacked, limit)
         try:
-            check_place(theirs)
-            with storage_errors(theirs), open_to_read(theirs) as storage:
-                yield Elsewhere(without_password(other), storage)
-        except StorageError as error:  # nobody knows a temporary file
-            raise StorageError(str(error).replace(f"sqlite:///{folder}/study.db", other)) from error
+            check_place(other_url)
+            with storage_errors(other_url), open_to_read(other_url) as storage:
+                yield OtherStorage(without_password(other), storage)
+        except StorageError as error:
+            # The user does not know the temporary file.
+            message = str(error).replace(f"sqlite:///{unpacked}", other)
+            raise StorageError(message) from error
 
 
-def _same(one: str, other: str) -> bool:
-    files = sqlite_file(one), sqlite_file(other)
-    if None in files:
-        return one == other
-    return files[1].exists() and files[0].samefile(files[1])
+def _is_same_storage(url: str, other: str) -> bool:
+    file, other_file = sqlite_file(url), sqlite_file(other)
+    if file is None or other_file is None:
+        return url == other
+    return other_file.exists() and file.samefile(other_file)
 
 
-def _decompress(file: Path, to: Path, limit: int) -> None:
+def _decompress(file: Path, target: Path, limit: int) -> None:
     """Unpack an .xz file.
 
     Raises:
@@ -246,13 +312,13 @@ def _decompress(file: Path, to: Path, limit: int) -> None:
     """
     written = 0
     try:
-        with file.open("rb") as packed, to.open("wb") as plain:
+        with file.open("rb") as packed, target.open("wb") as plain:
             unpack = lzma.LZMADecompressor(memlimit=UNPACKING_MEMORY)
             while not unpack.eof:
-                data = packed.read(CHUNK) if unpack.needs_input else b""
+                data = packed.read(CHUNK_BYTES) if unpack.needs_input else b""
                 if unpack.needs_input and not data:
                     raise EOFError("it is truncated")
-                part = unpack.decompress(data, max_length=CHUNK)
+                part = unpack.decompress(data, max_length=CHUNK_BYTES)
                 written += len(part)
                 if written > limit:
                     raise StorageError(

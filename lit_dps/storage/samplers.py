@@ -1,163 +1,354 @@
-"""Adaptive searches: Optuna's samplers on the unit cube of a study's space, in place of the Sobol
-points."""
+"""Samplers: where the points of a study's cells lie in the search space.
+
+`SobolSampler` is the default. `SearchSampler` uses one of Optuna's adaptive samplers. With
+`BestOfSampler`, all trials of a cell run the best point of another study.
+"""
 
 from __future__ import annotations
 
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 from typing import Any
 
 import optuna
-from optuna.distributions import BaseDistribution, FloatDistribution
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
 from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import BaseSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState, create_trial
+from scipy.stats import qmc
 
 from lit_dps.core.config import SAMPLERS, StudyConfig
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.goal import Goal
 from lit_dps.core.registry import named
-from lit_dps.core.search_space import Box
-from lit_dps.core.space_history import ExpandedSpace
-from lit_dps.core.trial import Status, Value, derive_seed
-from lit_dps.storage.best_of import BestOfSampler
-from lit_dps.storage.schema import POINT_ATTR, RESULT_ATTR
-from lit_dps.storage.sobol import SobolSampler, distributions, sobol_point
+from lit_dps.core.search_space import Box, Choices, Space
+from lit_dps.core.space_history import ExpandedSpace, is_inside
+from lit_dps.core.trial import Cell, Status, Value, derive_seed
+from lit_dps.storage import schema
+from lit_dps.storage.schema import POINT_ATTR, RESULT_ATTR, cell_study_name
 
-UNIT = FloatDistribution(0.0, 1.0)
-INFEASIBLE = 2.0  # of a logarithm of steps: how much worse than one that spent its budget
+UNIT_INTERVAL = FloatDistribution(0.0, 1.0)
+# Added to the logarithm of steps of a trial that diverged: it is worse than one that only missed
+# the goal.
+DIVERGENCE_PENALTY = 2.0
 
-
-def _tpe(seed: int, first: int) -> BaseSampler:
-    return optuna.samplers.TPESampler(seed=seed, n_startup_trials=first, multivariate=True)
-
-
-def _gp(seed: int, first: int) -> BaseSampler:
-    return optuna.samplers.GPSampler(seed=seed, n_startup_trials=first)
+SamplerFactory = Callable[[int, int], BaseSampler]  # (seed, number of first points) -> sampler
 
 
-_MAKE: dict[str, Callable[[int, int], BaseSampler]] = {"tpe": _tpe, "gp": _gp}
+def make_sampler(
+    study: StudyConfig, goal: Goal, boxes: Sequence[ExpandedSpace] = ()
+) -> PointSampler:
+    """Return the sampler of a study's points.
 
+    Args:
+        study: The configuration of the study.
+        goal: When trials stop.
+        boxes: The expansions of the search space.
 
-def sampler_of(study: StudyConfig, goal: Goal, boxes: Sequence[ExpandedSpace] = ()) -> BaseSampler:
-    """The sampler of a study's points, in a box that was widened. Raises ConfigError for one that
-    there is not."""
+    Raises:
+        ConfigError: if study.sampler names no sampler.
+    """
     if study.best_of is not None:
         return BestOfSampler(study.best_of, study.space)
     if study.sampler == "sobol":
         return SobolSampler(study.space, study.seed, study.scramble, boxes)
-    return SearchSampler(study, goal, make_of(study.sampler))
+    return SearchSampler(study, goal, sampler_factory(study.sampler))
 
 
-def make_of(name: str) -> Callable[[int, int], BaseSampler]:
-    """What makes an adaptive sampler of a name or class path, from a seed and the number of its
-    first points."""
-
-    def fits(found: object) -> bool:
-        return isinstance(found, type) and issubclass(found, BaseSampler)
-
-    found = named(
-        "study.sampler", name, {**dict.fromkeys(SAMPLERS), **_MAKE}, "sampler of Optuna", fits
-    )
-    if name in _MAKE:
-        return found
-    try:
-        found(seed=0)
-    except (TypeError, ValueError, ImportError) as error:
-        raise ConfigError("study.sampler", name, f"a sampler that takes a seed: {error}") from error
-    return lambda seed, first: found(seed=seed)
+def _make_tpe(seed: int, first: int) -> BaseSampler:
+    return optuna.samplers.TPESampler(seed=seed, n_startup_trials=first, multivariate=True)
 
 
-class SearchSampler(BaseSampler):
-    """Any of Optuna's samplers, on the unit cube, so that all scales of a space are searched alike.
+def _make_gp(seed: int, first: int) -> BaseSampler:
+    return optuna.samplers.GPSampler(seed=seed, n_startup_trials=first)
 
-    The first points are the Sobol points of the study; each later one is drawn from the results of
-    its cell so far, by a sampler made anew under a seed of the point. So nothing is kept between
-    points, and one worker's search is repeatable; but a trial that was cut short runs again after
-    those that wait, so that a study that was interrupted in the middle of one draws other points
-    from then on than an unbroken one. Of several workers each draws from what it finds stored, and
-    which results are there depends on who was faster: such a search is not repeatable. Points that
-    others are running count as bad, so that nobody draws them again. A point that runs again keeps
-    its metaparameters.
 
-    What is minimised is the logarithm of the steps to result; of a trial that did not get there it
-    is that of twice the budget, and the more the farther its metric stayed from the goal.
+_FACTORIES: dict[str, SamplerFactory] = {"tpe": _make_tpe, "gp": _make_gp}
+
+
+def sampler_factory(name: str) -> SamplerFactory:
+    """Return the factory of an adaptive sampler by its name or class path.
+
+    Raises:
+        ConfigError: if there is no such sampler, or if it takes no seed.
     """
 
-    def __init__(self, study: StudyConfig, goal: Goal, make: Callable[[int, int], BaseSampler]):
-        self.space, self._seed, self._scramble = dict(study.space), study.seed, study.scramble
-        self._goal, self._make = goal, make
-        self.first = 2 * (len(self.space) + 1)
+    def is_sampler(value: object) -> bool:
+        return isinstance(value, type) and issubclass(value, BaseSampler)
+
+    choices = {**dict.fromkeys(SAMPLERS), **_FACTORIES}
+    sampler = named("study.sampler", name, choices, "sampler of Optuna", is_sampler)
+    if name in _FACTORIES:
+        return sampler
+    try:
+        sampler(seed=0)
+    except (TypeError, ValueError, ImportError) as error:
+        raise ConfigError("study.sampler", name, f"a sampler that takes a seed: {error}") from error
+    return lambda seed, first: sampler(seed=seed)
+
+
+def distributions(space: Space) -> dict[str, BaseDistribution]:
+    """Return the search space as Optuna distributions.
+
+    Optuna has no reverse-log distribution. It stores the value; the sampler scales it.
+    """
+    return {key: _distribution(box) for key, box in sorted(space.items())}
+
+
+def _distribution(box: Box) -> BaseDistribution:
+    if isinstance(box, Choices):
+        return CategoricalDistribution(box.choices)
+    if box.integer:
+        return IntDistribution(int(box.low), int(box.high))
+    return FloatDistribution(box.low, box.high, log=box.scale == "log")
+
+
+class PointSampler(BaseSampler):
+    """A sampler that draws the metaparameters of the point that a trial holds.
+
+    The point is the trial's user attribute `POINT_ATTR`. A retried trial has the same point.
+
+    Args:
+        space: The search space.
+    """
+
+    def __init__(self, space: Space):
+        self.space = dict(space)
 
     def infer_relative_search_space(
         self, study: Study, trial: FrozenTrial
     ) -> dict[str, BaseDistribution]:
         return distributions(self.space)
 
+    def sample_independent(
+        self,
+        study: Study,
+        trial: FrozenTrial,
+        param_name: str,
+        param_distribution: BaseDistribution,
+    ) -> Any:
+        raise KeyError(f"{param_name} is not in the declared search space")
+
+
+# ---- Sobol points ----
+
+
+def sobol_point(space: Space, seed: int, index: int, scramble: bool = True) -> dict[str, Value]:
+    """Return point `index` of the Sobol sequence over the space; it depends on the arguments only.
+
+    Dimensions are in the order of the sorted keys. The sequence is that of Optuna's QMCSampler,
+    which uses the argument `seed`; `rng` would give another sequence.
+    """
+    keys = sorted(space)
+    with warnings.catch_warnings():
+        # A Sobol sequence is balanced after 2^m points only. Any prefix is used here.
+        warnings.simplefilter("ignore", UserWarning)
+        engine = qmc.Sobol(len(keys), scramble=scramble, seed=seed)  # pyright: ignore[reportCallIssue]
+        if index:
+            engine.fast_forward(index)
+        coordinates = engine.random(1)[0]
+    return {key: space[key].at(float(u)) for key, u in zip(keys, coordinates, strict=True)}
+
+
+def boxed_point(
+    space: Space, history: Sequence[ExpandedSpace], seed: int, index: int, scramble: bool = True
+) -> dict[str, Value]:
+    """Return point `index` of a study whose space was expanded; it depends on the arguments only.
+
+    The first points are the Sobol sequence over the first space. After an expansion come the points
+    of the sequence over the new space that lie outside of the former one, as many as
+    `ExpandedSpace` says, and then all points that follow in this sequence.
+    """
+    expansion, former_space = None, space
+    for each in history:
+        if index < each.first:
+            break
+        former_space = space if expansion is None else expansion.space
+        expansion = each
+    if expansion is None:
+        return sobol_point(space, seed, index, scramble)
+    last_outside = min(index, expansion.end - 1) - expansion.first
+    position = _position_outside(former_space, expansion.space, seed, last_outside, scramble)
+    beyond = max(0, index - expansion.end + 1)
+    return sobol_point(expansion.space, seed, position + beyond, scramble)
+
+
+def _position_outside(former: Space, space: Space, seed: int, number: int, scramble: bool) -> int:
+    """Return the position of point `number` of those outside of the former space."""
+    seen = 0
+    for position in count():
+        if not is_inside(former, sobol_point(space, seed, position, scramble)):
+            if seen == number:
+                return position
+            seen += 1
+    raise AssertionError("count() does not end")
+
+
+class SobolSampler(PointSampler):
+    """Sobol points: a trial gets the point of the Sobol sequence that its point index names.
+
+    Optuna's QMCSampler draws the first trial at random and counts points in the storage without a
+    lock, so that workers repeat and skip some.
+
+    Args:
+        space: The search space at the study's start.
+        seed: Seed of the sequence.
+        scramble: Whether the sequence is scrambled.
+        history: The expansions of the space.
+    """
+
+    def __init__(
+        self, space: Space, seed: int, scramble: bool = True, history: Sequence[ExpandedSpace] = ()
+    ):
+        super().__init__(history[-1].space if history else space)
+        self._first_space = dict(space)
+        self._history = tuple(history)
+        self._seed = seed
+        self._scramble = scramble
+
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
         point = trial.user_attrs[POINT_ATTR]
-        others = [
-            t for t in study.get_trials(deepcopy=False) if t.number != trial.number and t.params
-        ]
-        if (again := [t for t in others if t.user_attrs.get(POINT_ATTR) == point]) and self._known(
-            again[-1]
-        ):
-            return dict(again[-1].params)
+        return boxed_point(self._first_space, self._history, self._seed, point, self._scramble)
+
+
+# ---- Adaptive searches ----
+
+
+class SearchSampler(PointSampler):
+    """One of Optuna's samplers, on the unit cube, so that the scales of the space are respected.
+
+    The first points of a cell are Sobol points. Each later point is drawn from the results of its
+    cell so far, by a new sampler with a seed of the point. No state is kept between points, so the
+    search of one worker is reproducible. With several workers it is not, because it depends on
+    which results are stored first. After an interruption in the middle of a trial it is not either:
+    this trial runs again after the waiting ones, so that later points differ.
+
+    Points that other workers run count as bad, so that no worker draws them again. A point that
+    runs again keeps its metaparameters.
+
+    The objective is the logarithm of the steps to result. For a trial that missed the goal it is
+    the logarithm of twice max_steps, plus the relative distance from the goal.
+
+    Args:
+        study: The configuration of the study.
+        goal: When trials stop.
+        make: Makes Optuna's sampler.
+    """
+
+    def __init__(self, study: StudyConfig, goal: Goal, make: SamplerFactory):
+        super().__init__(study.space)
+        self._seed, self._scramble = study.seed, study.scramble
+        self._goal, self._make = goal, make
+        self.first = 2 * (len(self.space) + 1)  # number of Sobol points
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        point = trial.user_attrs[POINT_ATTR]
+        others = []
+        for other in study.get_trials(deepcopy=False):
+            if other.number != trial.number and other.params:
+                others.append(other)
+        attempts = [other for other in others if other.user_attrs.get(POINT_ATTR) == point]
+        if attempts and self._has_all_params(attempts[-1]):
+            return dict(attempts[-1].params)
         if point < self.first:
-            return dict(sobol_point(self.space, self._seed, point, self._scramble))
+            return sobol_point(self.space, self._seed, point, self._scramble)
         return self._draw(point, others)
 
-    def sample_independent(self, study, trial, param_name, param_distribution):
-        raise KeyError(f"{param_name} is not in the declared search space")
-
-    def _known(self, trial: FrozenTrial) -> bool:
+    def _has_all_params(self, trial: FrozenTrial) -> bool:
         return trial.params.keys() == self.space.keys()
 
-    def _draw(self, point: int, others: list[FrozenTrial]) -> dict[str, Value]:
-        values: dict[int, tuple[FrozenTrial, float | None]] = {}
-        for t in others:  # of several attempts at a point the last one that ended
-            value = self.value(t)
-            if self._known(t) and (value is not None or t.state is TrialState.RUNNING):
-                values[t.user_attrs[POINT_ATTR]] = t, value
-        told = [value for _, value in values.values() if value is not None]
+    def _draw(self, point: int, others: Sequence[FrozenTrial]) -> dict[str, Value]:
+        """Draw a point from the other trials of its cell by Optuna's sampler."""
+        # Of several attempts at a point, the last one that ended counts.
+        attempts: dict[int, tuple[FrozenTrial, float | None]] = {}
+        for trial in others:
+            objective = self.objective(trial)
+            is_usable = objective is not None or trial.state is TrialState.RUNNING
+            if self._has_all_params(trial) and is_usable:
+                attempts[trial.user_attrs[POINT_ATTR]] = trial, objective
+        objectives = [value for _, value in attempts.values() if value is not None]
+        worst = max(objectives, default=0.0)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)
-            memory = optuna.create_study(
-                sampler=self._make(derive_seed(self._seed, "search", point), self.first)
-            )
-            for key in sorted(values):
-                t, value = values[key]
-                value = max(told, default=0.0) if value is None else value
-                unit = {
-                    name: min(max(box.unit(t.params[name]), 0.0), 1.0)
-                    for name, box in self.space.items()
-                }
-                spans = dict.fromkeys(unit, UNIT)
-                memory.add_trial(create_trial(params=unit, distributions=spans, value=value))
-            drawn = memory.ask(dict.fromkeys(sorted(self.space), UNIT)).params
-        return {name: _at(box, drawn[name]) for name, box in self.space.items()}
+            sampler = self._make(derive_seed(self._seed, "search", point), self.first)
+            memory = optuna.create_study(sampler=sampler)
+            for key in sorted(attempts):
+                trial, objective = attempts[key]
+                memory.add_trial(self._unit_trial(trial, worst if objective is None else objective))
+            drawn = memory.ask(dict.fromkeys(sorted(self.space), UNIT_INTERVAL)).params
+        params = {}
+        for name, box in self.space.items():
+            # Boxes map [0, 1) to values.
+            params[name] = box.at(min(drawn[name], math.nextafter(1.0, 0.0)))
+        return params
 
-    def value(self, trial: FrozenTrial) -> float | None:
-        """What is minimised, of a trial that ended; None of others, and of failed ones, which tell
-        nothing."""
+    def _unit_trial(self, trial: FrozenTrial, objective: float) -> FrozenTrial:
+        """Return a trial with its metaparameters mapped to the unit cube."""
+        unit = {}
+        for name, box in self.space.items():
+            unit[name] = min(max(box.unit(trial.params[name]), 0.0), 1.0)
+        spans: dict[str, BaseDistribution] = dict.fromkeys(unit, UNIT_INTERVAL)
+        return create_trial(params=unit, distributions=spans, value=objective)
+
+    def objective(self, trial: FrozenTrial) -> float | None:
+        """Return what is minimized; None for trials that have not ended, or that have failed."""
         result: Mapping[str, Any] | None = trial.user_attrs.get(RESULT_ATTR)
         if result is None or result["status"] == Status.FAILED:
             return None
         if result["status"] == Status.COMPLETE:
             return math.log(result["steps"])
-        spent = math.log(2 * self._goal.max_steps)
-        values = [float(value) for value in result["curve"].get(self._goal.metric, [])]
-        # A check can lack a finite value without divergence: the last one that has a value counts.
-        found = [value for value in values if math.isfinite(value)]
-        if result["status"] == Status.INFEASIBLE or not found:
-            return spent + INFEASIBLE
-        left = abs(found[-1] - self._goal.value) / (abs(self._goal.value) or 1.0)
-        return spent + left / (1 + left)
+        missed = math.log(2 * self._goal.max_steps)
+        # A validation can lack a finite value without divergence, so the last finite value counts.
+        metric = [float(value) for value in result["curve"].get(self._goal.metric, [])]
+        finite = [value for value in metric if math.isfinite(value)]
+        if result["status"] == Status.INFEASIBLE or not finite:
+            return missed + DIVERGENCE_PENALTY
+        distance = abs(finite[-1] - self._goal.value) / (abs(self._goal.value) or 1.0)
+        return missed + distance / (1 + distance)
 
 
-def _at(box: Box, u: float) -> Value:
-    return box.at(min(u, math.nextafter(1.0, 0.0)))
+# ---- Best points of another study ----
+
+
+class BestOfSampler(PointSampler):
+    """All trials of a cell run the best point of the same cell of another study in the storage.
+
+    The first trial of a cell decides: later trials get its point, even if the other study finds a
+    better one.
+
+    Args:
+        name: Name of the other study.
+        space: The search space.
+    """
+
+    def __init__(self, name: str, space: Space):
+        super().__init__(space)
+        self.name = name
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        for earlier in study.get_trials(deepcopy=False):
+            if earlier.params.keys() == self.space.keys():
+                return dict(earlier.params)
+        attrs = study.user_attrs
+        axes = tuple(sorted(attrs.get(schema.AXES, {}).items()))
+        cell = Cell(attrs[schema.BATCH_SIZE], attrs[schema.SPARSITY], axes)
+        other = optuna.load_study(
+            study_name=cell_study_name(self.name, cell), storage=study._storage
+        )
+        complete = other.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        best = min(complete, key=lambda trial: (trial.value, trial.user_attrs[POINT_ATTR]))
+        return dict(best.params)

@@ -1,291 +1,343 @@
-"""The schema: all that is stored of a study, by name. Who reads a database needs this page alone.
+"""The schema: every stored key of a study with its type, unit and meaning, as plain tables.
 
-Optuna holds the truth. A study NAME is one Optuna study of that name, its *header*, whose user
-attributes declare it, and one Optuna study for each *cell* of its grid, "NAME | B=16 S=0.9", whose
-trials are the attempts at the cell's points. Repeats of a cell's best points on fresh seeds are in
-"NAME | B=16 S=0.9 | repeats", which no reader of K* looks into. MLflow holds a view that can be
-made anew from it (`analyze --sync`): an experiment for each workload, in it a run for each study,
-below that a run for each cell, below that a run for each trial and each repeat.
+Optuna's database holds all results. A study NAME consists of several Optuna studies:
 
-The header's own trials are for people, who meet it in Optuna's lists: each tells the K* of a cell,
-from the end of the study on (`lit_dps.storage.k_star_trials`), and nothing reads them back. Studies
-of earlier versions have none.
+    NAME                              the header: its user attributes declare the study
+    NAME | B=16 S=0.9                 one cell: its trials are the attempts at the cell's points
+    NAME | B=16 S=0.9 | repeats       repeats of the cell's best points on fresh seeds
+    NAME (advice)                     what `advise` has measured; it has no trials
+
+The header has one trial for each cell, whose value is K*. These trials are written at the end of a
+study, for people who use Optuna's plots; lit_dps does not read them.
+
+MLflow holds a copy, which `analyze --sync` makes again: one experiment for each workload, in it one
+run for each study, below it one run for each cell, below that one run for each trial and repeat.
+
+A line that begins with `# format 1:` marks what earlier versions stored, here and where it is read.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from numbers import Integral
-from typing import Any
+from typing import Any, NamedTuple
 
 from optuna.trial import TrialState
 
 from lit_dps.core.record import grid
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult
 
-# ---- User attributes of the header
-# -----------------------------------------------------------------------------------
-FORMAT = 1
-FORMAT_ATTR, UID, IDENTITY, AXES, REPORTED = "lit_dps_format", "uid", "identity", "axes", "reported"
-NOISE = "noise_scale"
-MADE_BY = "made_by"
-RUNS = "runs"
-STEP_TIMING = "step_timing"
-RUN_ON = "run_on"
-TRIAL_SEED = "trial_seed"
-REPEATS = "repeats"
-BOXES = "boxes"
-ENVIRONMENTS = "environments"
-UNREAD = (
-    "unread_data"  # in the identity, since a later version: arguments of data that have no digest
-)
+FORMAT = 1  # version of this schema
+
+
+class Stored(NamedTuple):
+    """One stored value.
+
+    Attributes:
+        type: Its JSON type, or the method that writes it.
+        meaning: What it is.
+        unit: Its unit; "" if it has none.
+        absent: When the key is missing; "" if it is always there.
+    """
+
+    type: str
+    meaning: str
+    unit: str = ""
+    absent: str = ""
+
+
+# ---- User attributes of the header ----
+MADE_BY, FORMAT_ATTR, UID = "made_by", "lit_dps_format", "uid"
+IDENTITY, CONFIG, ABOUT = "identity", "config", "about"
+WORKLOAD, GOAL, SEED, TRIAL_SEED, SPACE = "workload", "goal", "seed", "trial_seed", "space"
+BATCH_SIZES, SPARSITIES, AXES, TRIALS = "batch_sizes", "sparsities", "axes", "trials"
+GOALS, SLACK, RUN_ON, REPEATS, BOXES = "goals", "slack", "run_on", "repeats", "boxes"
+NOISE, STEP_TIMING, ENVIRONMENTS = "noise_scale", "step_timing", "environments"
+RUNS, REPORTED = "runs", "reported"
+# A key in the identity: arguments of data of which nothing was read, so that they have no digest.
+UNREAD = "unread_data"
+
+# format 1: studies of earlier versions may lack made_by, uid, about, goals, slack, environments and
+# runs.
 HEADER_ATTRS = {
-    MADE_BY: "lit_dps. It is written first; Optuna studies of other programs lack it. Absent in "
-    "earlier studies.",
-    FORMAT_ATTR: "Version of this layout: 1. It is written last; a header without it was cut "
-    "short.",
-    UID: "Tells the study from all others, also from a deleted one of the same name. Absent in "
-    "the oldest studies.",
-    IDENTITY: "All that decides results, nested: has to be equal whenever the study is taken up "
-    "again.",
-    "config": "The whole configuration that the study was started with, for the record.",
-    "about": "What this study and its trials are, for people that see it in a list. Absent in "
-    "earlier studies.",
-    "workload": "Name of the workload, and of MLflow's experiment.",
-    "goal": "As `lit_dps.core.goal.Goal.stored` gives it.",
-    "seed": "The study's seed, from which those of its trials are derived.",
-    TRIAL_SEED: "What they are derived from in its place, where best_of says what the points are. "
-    "Else absent.",
-    "space": "Metaparameter, by configuration key -> the fields of "
-    "`lit_dps.core.search_space.Range` or `Choices`.",
-    "batch_sizes": "Batch sizes of the grid, sorted. This and what follows can be extended, never "
-    "reduced.",
-    "sparsities": "Sparsities of the grid, sorted.",
-    AXES: "Further axes of the grid: configuration key -> list of values. Absent where there is "
-    "none.",
-    "trials": "Trials of each cell: points 0 to trials - 1.",
-    "goals": "Further values of the goal's metric, sorted. Absent in the oldest studies: none.",
-    "slack": "Trials run to slack x K* of their cell; null, or absent in the oldest studies: to "
-    "the step budget.",
-    NOISE: "As `lit_dps.core.noise_scale.NoiseScale.stored` gives it, of a short run before the "
-    "first trial; absent without one.",
-    STEP_TIMING: "As `lit_dps.core.step_timing.StepTiming.stored` returns it; absent until a "
-    "study was timed.",
-    RUN_ON: "True where trials went on to the step budget after their goal; else absent.",
-    REPEATS: "The fields of `lit_dps.core.repeats.RepeatPlan`, the largest asked for. Absent "
-    "where nothing is repeated.",
-    BOXES: "The history of a box that was widened: "
-    "`lit_dps.core.space_history.ExpandedSpace.to_dict` of "
-    "each, beside space. Else absent.",
-    ENVIRONMENTS: "Environments of the trials, the oldest first (`lit_dps.core.environment`). "
-    "Absent in the oldest studies.",
-    RUNS: "Number of the last `study` command that ran trials, from 1. Absent in earlier studies.",
-    REPORTED: "How many results the last analysis at the end of a run was made from.",
+    MADE_BY: Stored("str", '"lit_dps". It is written first; studies of other programs lack it.'),
+    FORMAT_ATTR: Stored("int", "`FORMAT`. It is written last; an incomplete header lacks it."),
+    UID: Stored("str", "Random id. It differs from the id of a deleted study of the same name."),
+    IDENTITY: Stored("dict", "All that decides results. It must not change when a study resumes."),
+    CONFIG: Stored("dict", "The entire configuration of the command that made the study."),
+    ABOUT: Stored("str", "Describes the study to people who see it in a list of Optuna studies."),
+    WORKLOAD: Stored("str", "Name of the workload and of the MLflow experiment."),
+    GOAL: Stored("Goal.to_dict", "When a trial is complete (`lit_dps.core.goal`)."),
+    SEED: Stored("int", "The study's seed. The seeds of trials are derived from it."),
+    TRIAL_SEED: Stored(
+        "int", "The seeds of trials are derived from it instead.", absent="without study.best_of"
+    ),
+    SPACE: Stored("dict: key -> Range or Choices", "The search space at the study's start."),
+    # The following keys can be extended, never reduced.
+    BATCH_SIZES: Stored("list of int", "Batch sizes of the grid, sorted.", "examples"),
+    SPARSITIES: Stored("list of float", "Sparsities of the grid, sorted.", "share of weights"),
+    AXES: Stored("dict: key -> list", "Further axes of the grid.", absent="without further axes"),
+    TRIALS: Stored("int", "Trials of each cell: points 0 to trials - 1."),
+    GOALS: Stored("list of float", "Further values of the goal's metric, sorted."),
+    SLACK: Stored("float or null", "Trials run to slack x K* of their cell; null: to max_steps."),
+    RUN_ON: Stored("true", "Trials run to max_steps after the goal.", absent="if they do not"),
+    REPEATS: Stored("RepeatPlan", "The largest plan of repeats so far.", absent="without repeats"),
+    BOXES: Stored(
+        "list of ExpandedSpace.to_dict", "Expansions of the space.", absent="without expansion"
+    ),
+    # The following keys record what the runs of the study have measured.
+    NOISE: Stored("NoiseScale.to_dict", "Gradient noise scale.", "examples", "if not measured"),
+    STEP_TIMING: Stored("StepTiming.to_dict", "Times of single steps.", "s", "if not measured"),
+    ENVIRONMENTS: Stored("list of dict", "Code, data and versions of the trials, oldest first."),
+    RUNS: Stored("int", "Number of the last `study` command that ran trials, from 1."),
+    REPORTED: Stored("int", "Results in the analysis of the last run.", absent="before the first"),
 }
 
-# ---- User attributes of advice on a study, an Optuna study of its own without trials
-# ---------------------------------
-ADVICE_SUFFIX = " (advice)"  # behind the study's name; no study's own name has brackets
-PROBES_SUFFIX = "-advice"  # likewise, of the study that it probes
-ADVICE_ATTRS = {
-    "configuration": "What the advice is on: the identity of the study that probes, but for its "
-    "trials.",
-    "max_steps": "The goal.max_steps that a short run proposed; absent if the user set it, and in "
-    "earlier versions.",
-    "environment": "Code and data of the first measurement (`lit_dps.core.environment`); absent "
-    "in earlier versions.",
-    "spent": "Seconds that asking has taken, all runs of the command together.",
-    "timed": "Steps that were timed: lists of the fields of `lit_dps.advice.step_time.Timed`.",
-    "check": "Seconds of a check of the validation split, as it was timed.",
-    "largest": "The largest batch of one device, why no larger one was timed, and whether that is "
-    "for want of memory.",
-    "waited": "Share of the time of timing steps that the process waited for a CPU; absent in "
-    "earlier versions.",
-    "parameters": "Of the network.",
-    "noise": "As `lit_dps.core.noise_scale.NoiseScale.stored` gives it.",
-    "confirmed": "Runs of what is recommended: batch_size, params, steps (null without a goal), "
-    "most, seconds, timed.",
-    "branches": "Of the method branch: a dict a fork (`lit_dps.readings.branching.Fork.stored`).",
-    "branch_adaptive": "Whether the rates of the branches were scaled as of Adam; absent in "
-    "earlier versions.",
-    "branch_scaled": "Whether second moment and weight decay of all branches were scaled; absent "
-    "in earlier versions.",
-    "branch_steps": "Steps after which the run that was forked met its goal; absent where it did "
-    "not.",
-    "outcomes": "Predicted and real steps and hours of runs of `fit` with a recommended "
-    "configuration.",
-}
-
-# ---- User attributes of a cell
-# ---------------------------------------------------------------------------------------
+# ---- User attributes of a cell ----
+BATCH_SIZE, SPARSITY = "batch_size", "sparsity"
 CELL_ATTRS = {
-    "batch_size": "Global batch size, in examples.",
-    "sparsity": "Share of pruned parameters.",
-    AXES: "Values of further axes: configuration key -> value. Absent where there is none.",
-    UID: "The study's. A cell with another one was left behind by a deleted study of the same "
-    "name.",
+    BATCH_SIZE: Stored("int", "Global batch size.", "examples"),
+    SPARSITY: Stored("float", "Share of pruned parameters."),
+    AXES: Stored("dict: key -> value", "Values on further axes.", absent="without further axes"),
+    UID: Stored("str", "Id of the study. Another id means that a deleted study left the cell."),
 }
 
-# ---- Trials: user attributes and states
-# ------------------------------------------------------------------------------ The parameters of a
-# trial are its metaparameters by configuration key; the value of a complete one is its steps to
-# result. The number of a trial identifies the attempt: a point may have several.
-POINT_ATTR, OWNER, RESULT_ATTR, FAILED_AT, MERGED_FROM = (
-    "point",
-    "owner",
-    "result",
-    "failed_at",
-    "merged_from",
-)
-FAILED_IN = "failed_in"
-STATUS_ATTR = "status"
-ENVIRONMENT = "environment"
-REPEAT_ATTR = "repeat"
+# ---- Trials of a cell: user attributes ----
+# The parameters of a trial are its metaparameters by configuration key. The value of a complete
+# trial is its steps to result. A trial's number identifies the attempt: a point may have several.
+POINT_ATTR, REPEAT_ATTR, OWNER, ENVIRONMENT = "point", "repeat", "owner", "environment"
+RESULT_ATTR, STATUS_ATTR = "result", "status"
+FAILED_AT, FAILED_IN, MERGED_FROM = "failed_at", "failed_in", "merged_from"
+# format 1: trials of earlier versions may lack environment, status and failed_in. Their owner is
+# host:pid:start.
 TRIAL_ATTRS = {
-    POINT_ATTR: "The point: index into the study's Sobol sequence, or in the order of another "
-    "sampler.",
-    REPEAT_ATTR: "Number of the repeat, from 1. On repeats alone.",
-    OWNER: "Process that runs it, or did: `owner` of its `peers`: TOKEN@host:pid, where TOKEN is "
-    "a file beside the "
-    "storage; host:pid:SESSION on PostgreSQL; host:pid:start in earlier versions. Absent while it "
-    "waits.",
-    ENVIRONMENT: "Key of the environment that it ran in, among those of the header. Absent in "
-    "earlier versions.",
-    RESULT_ATTR: "How it ended, by `encode_result`. A finished trial without one was cut short: "
-    "its point runs again.",
-    STATUS_ATTR: "How it ended, `Status`, for people: Optuna's states are fewer. Absent in trials "
-    "of earlier versions.",
-    FAILED_AT: "When an attempt of status failed ended, in seconds since the epoch: for people "
-    "and earlier versions.",
-    FAILED_IN: "What `runs` of the header was when an attempt of status failed ended: later "
-    "commands run its point "
-    "again. Absent in trials of earlier versions and merged ones, which any command runs again.",
-    MERGED_FROM: "Where `merge` took it over from.",
+    POINT_ATTR: Stored("int", "Index into the Sobol sequence, or the order of another sampler."),
+    REPEAT_ATTR: Stored("int", "Number of the repeat, from 1.", absent="except for repeats"),
+    OWNER: Stored(
+        "str",
+        "Process that runs the trial: TOKEN@host:pid, where TOKEN is a file beside the storage; "
+        "host:pid:SESSION on PostgreSQL.",
+        absent="while the trial waits",
+    ),
+    ENVIRONMENT: Stored("str", "Key of its environment among those of the header."),
+    RESULT_ATTR: Stored("dict", "`RESULT_KEYS`.", absent="if it was interrupted: it runs again"),
+    STATUS_ATTR: Stored("str", "`Status`, for people, because Optuna has fewer states."),
+    FAILED_AT: Stored("float", "Time of a failure, for people.", "s since 1970", "without one"),
+    FAILED_IN: Stored(
+        "int", "`RUNS` at a failure; later runs retry the point.", absent="without a failure"
+    ),
+    MERGED_FROM: Stored("str", "The storage that `merge` copied it from.", absent="if not copied"),
 }
-# Its intermediate values are up to 32 values of the goal's metric by step, for Optuna's plots and
-# dashboard; the whole curve is in its result. Earlier versions reported none. One that was pruned
-# has no value, as before. A trial WAITs from when its point is enqueued and is RUNNING from when a
-# worker claims it.
+
+# ---- The result of a trial, under `RESULT_ATTR` ----
+# Numbers that are not finite are stored as "nan", "inf" and "-inf", because not every database can
+# store them as JSON. `lit_dps.core.trial.TrialResult` describes the keys within the dicts.
+# format 1: results of earlier versions may lack smoothness, theory, observed, timed and engine.
+RESULT_KEYS = {
+    "status": Stored("str", "`Status`: how the trial ended."),
+    "steps": Stored("int or null", "Steps to result; null unless it is complete.", "steps"),
+    "curve": Stored("dict: column -> list", "Step, metric and training loss of each validation."),
+    "kept": Stored("dict: tensor -> [int, int]", "Kept and all elements of prunable tensors."),
+    "seconds": Stored("float", "Wall time of the trial.", "s"),
+    "smoothness": Stored("dict: column -> list", "Lipschitz constants by step."),
+    "theory": Stored("dict: name -> float", "Terms of the convergence bound."),
+    "observed": Stored("dict: name -> float", "Counts that readers of the table should know."),
+    "engine": Stored("str", "The loop that trained it.", absent="if it failed"),
+    "timed": Stored("dict: name -> float", "Counts and seconds of steps.", absent="if not timed"),
+    "failure": Stored("str", "Why it failed or stopped, in one line.", absent="if it did not"),
+    "traceback": Stored("str", "Traceback of the failure.", absent="if it did not fail"),
+}
+
+# ---- Trials of a cell: states and intermediate values ----
+# A trial is WAITING from when its point is enqueued, and RUNNING from when a worker claims it.
+# Its intermediate values are up to 32 values of the goal's metric by step, for Optuna's plots.
+# Pruned trials have no value.
 STATES = {
     Status.COMPLETE: TrialState.COMPLETE,
-    **dict.fromkeys((Status.INCOMPLETE, Status.OUTRACED, Status.PAUSED), TrialState.PRUNED),
-    **dict.fromkeys((Status.INFEASIBLE, Status.STOPPED, Status.FAILED), TrialState.FAIL),
+    Status.INCOMPLETE: TrialState.PRUNED,
+    Status.OUTRACED: TrialState.PRUNED,
+    Status.PAUSED: TrialState.PRUNED,
+    Status.INFEASIBLE: TrialState.FAIL,
+    Status.STOPPED: TrialState.FAIL,
+    Status.FAILED: TrialState.FAIL,
 }
 
-# ---- Trials of the header: a cell's K* is the value, its axes that are numbers are the parameters
-# --------------------
+# ---- Trials of the header: one for each cell ----
+# The value is K*. The parameters are the cell's axes that are numbers. If a cell has several
+# trials, the last one counts.
 CELL_ATTR, BEST_POINT, BEST_ATTR = "cell", "best_point", "metaparameters"
 OUTCOME_ATTRS = {
-    CELL_ATTR: "The cell as `str(Cell)` has it. Of several trials of a cell the last holds.",
-    BEST_POINT: "The point whose trial gave K*.",
-    BEST_ATTR: "Its metaparameters, by configuration key.",
+    CELL_ATTR: Stored("str", "The cell, as `str(Cell)`."),
+    BEST_POINT: Stored("int", "The point whose trial needed K* steps."),
+    BEST_ATTR: Stored("dict: key -> value", "Metaparameters of this point."),
 }
 
-# ---- Tags of MLflow's runs
-# -------------------------------------------------------------------------------------------
-NAME_TAG, KIND_TAG, CELL_TAG, POINT_TAG, REPEAT_TAG, ATTEMPT_TAG, STATUS_TAG, FAILURE_TAG = (
-    f"lit_dps.{key}"
-    for key in ("study", "kind", "cell", "point", "repeat", "attempt", "status", "failure")
-)
-RUN_TAGS = {
-    NAME_TAG: "Name of the study, on all runs.",
-    KIND_TAG: "study, cell, trial or repeat.",
-    CELL_TAG: "The cell as `str(Cell)` has it, on runs of cells and below. What follows is on "
-    "trials and repeats.",
-    POINT_TAG: "The point.",
-    REPEAT_TAG: "The number of the repeat, on runs of repeats.",
-    ATTEMPT_TAG: "The attempt that the run shows: the number of its trial in Optuna. Earlier "
-    "versions logged none.",
-    STATUS_TAG: "The trial's `Status`.",
-    FAILURE_TAG: "Why it failed or was stopped, in one line.",
+# ---- User attributes of advice ----
+ADVICE_SUFFIX = " (advice)"  # of the Optuna study's name; names of studies have no brackets
+PROBES_SUFFIX = "-advice"  # of the name of the study that runs the probes
+# format 1: advice of earlier versions may lack max_steps, environment, waited, branch_adaptive and
+# branch_scaled.
+ADVICE_ATTRS = {
+    "configuration": Stored("dict", "The identity of the study that probes, without its trials."),
+    "max_steps": Stored("int", "The proposed goal.max_steps.", "steps", "if the user set it"),
+    "environment": Stored("dict", "Code and data of the first measurement."),
+    "spent": Stored("float", "Time that all runs of the command have taken.", "s"),
+    "timed": Stored("list of lists", "Timed steps: fields of `lit_dps.advice.step_time.Timed`."),
+    "check": Stored("float", "Time of one validation.", "s"),
+    "largest": Stored(
+        "list", "Largest batch size of one device, why no larger one fits, whether memory is why."
+    ),
+    "waited": Stored("float", "Share of the timed steps that the process waited for a CPU."),
+    "parameters": Stored("int", "Parameters of the network."),
+    "noise": Stored("NoiseScale.to_dict", "Gradient noise scale.", "examples"),
+    "confirmed": Stored(
+        "list of dict", "Runs of recommended batch sizes: batch_size, params, steps, seconds, ..."
+    ),
+    "branches": Stored("list of Fork.stored", "Forks of the branch method."),
+    "branch_adaptive": Stored("bool", "Whether branches scale the rate as for Adam."),
+    "branch_scaled": Stored("bool", "Whether branches scale second moment and weight decay."),
+    "branch_steps": Stored("int", "Steps to the goal of the run that was forked.", "steps"),
+    "outcomes": Stored("list of dict", "Predicted and real steps and hours of runs of `fit`."),
 }
-# Metrics of a trial's run: steps_to_result, seconds, kept/TENSOR, theory/TERM, observed/COUNT, and
-# by step val_error, train_loss, lipschitz, squared_gradient. Of a cell's: K_star, a count for each
-# status, theory/TERM, and of its repeats K_median, repeats, missed. Of a study's: by batch size
-# K_star/S_0.9 and K_median/S_0.9, and c1/S_0.9, c2/S_0.9, b_crit/S_0.9 of the fitted laws,
-# noise_scale and noise_scale_low; of one that probes also advice/*: step_seconds by local batch,
-# run_steps of what is recommended, critical_at_least by the step of a fork, and the answer.
+
+# ---- Tags of MLflow runs ----
+NAME_TAG, KIND_TAG, CELL_TAG = "lit_dps.study", "lit_dps.kind", "lit_dps.cell"
+POINT_TAG, REPEAT_TAG, ATTEMPT_TAG = "lit_dps.point", "lit_dps.repeat", "lit_dps.attempt"
+STATUS_TAG, FAILURE_TAG = "lit_dps.status", "lit_dps.failure"
+# format 1: runs that earlier versions logged may lack the attempt.
+RUN_TAGS = {
+    NAME_TAG: Stored("str", "Name of the study."),
+    KIND_TAG: Stored("str", "study, cell, trial or repeat."),
+    CELL_TAG: Stored("str", "The cell, as `str(Cell)`.", absent="on runs of studies"),
+    # The following tags are on the runs of trials and repeats only.
+    POINT_TAG: Stored("int", "The point."),
+    REPEAT_TAG: Stored("int", "The number of the repeat.", absent="except for repeats"),
+    ATTEMPT_TAG: Stored("int", "The number of the Optuna trial that the run shows."),
+    STATUS_TAG: Stored("str", "The trial's `Status`."),
+    FAILURE_TAG: Stored("str", "Why it failed or stopped, in one line.", absent="if it did not"),
+}
+
+# ---- Metrics of MLflow runs, by the kind of the run ----
+RUN_METRICS = {
+    "trial": "steps_to_result, seconds, kept/TENSOR, theory/TERM, observed/COUNT; by step: the "
+    "goal's metric, train_loss, lipschitz, squared_gradient",
+    "cell": "K_star, the number of trials of each status, theory/TERM; of repeats: K_median, "
+    "repeats, missed",
+    "study": "noise_scale, noise_scale_low, and c1/S_0.9, c2/S_0.9, b_crit/S_0.9 of each fitted "
+    "law; by batch size: K_star/S_0.9, K_median/S_0.9",
+    "study of advise": "advice/*: step_seconds by local batch size, run_steps of what is "
+    "recommended, critical_at_least by the step of a fork, and the answer",
+}
 
 
 def cell_study_name(name: str, cell: Cell) -> str:
-    """Name of the Optuna study that holds a cell's trials."""
+    """Return the name of the Optuna study that holds a cell's trials."""
     return f"{name} | {cell}"
 
 
 def repeats_study_name(name: str, cell: Cell) -> str:
-    """Name of the Optuna study that holds the repeats of a cell."""
+    """Return the name of the Optuna study that holds the repeats of a cell."""
     return f"{cell_study_name(name, cell)} | repeats"
 
 
 def cells_of(header: Mapping[str, Any]) -> list[Cell]:
-    """All cells of the grid of a header: the product of its axes."""
-    return grid(header["batch_sizes"], header["sparsities"], header.get(AXES))
+    """Return all cells of the grid of a header, the product of its axes."""
+    return grid(header[BATCH_SIZES], header[SPARSITIES], header.get(AXES))
 
 
-def encode_result(result: TrialResult) -> dict:
-    """What is stored of a result under `RESULT_ATTR`: plain JSON, without the trial itself.
-
-    Curve values that are not finite become "nan", "inf" and "-inf": not every database's JSON can
-    hold them.
-    """
-    return {
+def encode_result(result: TrialResult) -> dict[str, Any]:
+    """Return a result as plain JSON with the keys of `RESULT_KEYS`, without the trial itself."""
+    stored: dict[str, Any] = {
         "status": str(result.status),
         "steps": None if result.steps is None else int(result.steps),
-        "curve": {key: [_encode(x) for x in values] for key, values in result.curve.items()},
-        "kept": {key: [int(kept), int(total)] for key, (kept, total) in result.kept.items()},
+        "curve": _encode_columns(result.curve),
+        "kept": {name: [int(kept), int(total)] for name, (kept, total) in result.kept.items()},
         "seconds": float(result.seconds),
-        "smoothness": {
-            key: [_encode(x) for x in values] for key, values in result.smoothness.items()
-        },
-        "theory": {key: _encode(x) for key, x in result.theory.items()},
-        "observed": {key: _encode(x) for key, x in result.flags.items()},
-        **({"engine": result.engine} if result.engine else {}),
-        **({"timed": {key: _encode(x) for key, x in result.timed.items()}} if result.timed else {}),
-        **({"failure": result.failure, "traceback": result.traceback} if result.failure else {}),
+        "smoothness": _encode_columns(result.smoothness),
+        "theory": _encode_values(result.theory),
+        "observed": _encode_values(result.flags),
     }
-
-
-def _encode(x: float | int) -> float | int | str:
-    return int(x) if isinstance(x, Integral) else float(x) if math.isfinite(x) else str(float(x))
-
-
-def _decode_list(values: list[float | int | str]) -> list[float | int]:
-    # Most curves have no strings, which stand for nan and infinite numbers.
-    return list(map(_decode, values)) if str in set(map(type, values)) else list(values)
-
-
-def _decode(x: float | int | str) -> float | int:
-    return float(x) if isinstance(x, str) else x
+    if result.engine:
+        stored["engine"] = result.engine
+    if result.timed:
+        stored["timed"] = _encode_values(result.timed)
+    if result.failure:
+        stored["failure"] = result.failure
+        stored["traceback"] = result.traceback
+    return stored
 
 
 def decode_result(
-    stored: Mapping, trial: Trial, attempt: int | None = None, environment: str | None = None
+    stored: Mapping[str, Any],
+    trial: Trial,
+    attempt: int | None = None,
+    environment: str | None = None,
 ) -> TrialResult:
-    """The inverse of `encode_result`; `attempt` is the number of the Optuna trial that holds the
-    result.
+    """Return the result that `encode_result` has encoded.
 
-    `environment` is the key of the environment that the trial ran in.
+    Args:
+        stored: The encoded result.
+        trial: The trial.
+        attempt: Number of the Optuna trial that holds the result.
+        environment: Key of the environment that the trial ran in.
 
     Raises:
-        KeyError, TypeError, ValueError or AttributeError: for anything else.
+        KeyError, TypeError, ValueError or AttributeError: if `stored` is no encoded result.
     """
     return TrialResult(
         trial=trial,
         status=Status(stored["status"]),
         steps=stored["steps"],
-        curve={key: _decode_list(values) for key, values in stored["curve"].items()},
-        kept={key: (kept, total) for key, (kept, total) in stored["kept"].items()},
+        curve=_decode_columns(stored["curve"]),
+        kept={name: (kept, total) for name, (kept, total) in stored["kept"].items()},
         seconds=stored["seconds"],
-        smoothness={
-            key: _decode_list(values) for key, values in stored.get("smoothness", {}).items()
-        },
-        theory={key: _decode(x) for key, x in stored.get("theory", {}).items()},
-        flags={key: _decode(x) for key, x in stored.get("observed", {}).items()},
+        # format 1: the following keys may be missing.
+        smoothness=_decode_columns(stored.get("smoothness", {})),
+        theory=_decode_values(stored.get("theory", {})),
+        flags=_decode_values(stored.get("observed", {})),
         failure=stored.get("failure", ""),
         traceback=stored.get("traceback", ""),
         attempt=attempt,
-        timed={key: _decode(x) for key, x in stored.get("timed", {}).items()},
+        timed=_decode_values(stored.get("timed", {})),
         engine=stored.get("engine", ""),
         environment=environment,
     )
+
+
+def _encode_columns(columns: Mapping[str, Iterable[float]]) -> dict[str, list[float | str]]:
+    encoded = {}
+    for name, values in columns.items():
+        encoded[name] = [_encode(value) for value in values]
+    return encoded
+
+
+def _encode_values(values: Mapping[str, float]) -> dict[str, float | str]:
+    return {name: _encode(value) for name, value in values.items()}
+
+
+def _encode(value: float) -> float | str:
+    if isinstance(value, Integral):
+        return int(value)
+    if math.isfinite(value):
+        return float(value)
+    return str(float(value))
+
+
+def _decode_columns(columns: Mapping[str, list[float | str]]) -> dict[str, list[float]]:
+    decoded = {}
+    for name, values in columns.items():
+        # Most columns hold no text; they are copied, because a large study has millions of values.
+        if str in set(map(type, values)):
+            decoded[name] = [_decode(value) for value in values]
+        else:
+            decoded[name] = list(values)
+    return decoded
+
+
+def _decode_values(values: Mapping[str, float | str]) -> dict[str, float]:
+    return {name: _decode(value) for name, value in values.items()}
+
+
+def _decode(value: float | str) -> float:
+    return float(value) if isinstance(value, str) else value

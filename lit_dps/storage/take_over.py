@@ -11,17 +11,16 @@ import optuna
 from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState
 
-from lit_dps.storage.cells import give_up
-from lit_dps.storage.database import storage_errors, storage_for_now
-from lit_dps.storage.liveness import Liveness, describe_owner
-from lit_dps.storage.locks import peers
+from lit_dps.storage.cells import end_interrupted
+from lit_dps.storage.database import storage_errors, temporary_storage
+from lit_dps.storage.locks import Liveness, describe_owner, peers
 from lit_dps.storage.schema import OWNER, REPORTED, RESULT_ATTR
 
 TAKE_OVER = "--take-over"
 
 
 @dataclass(frozen=True)
-class LeftToOthers:
+class ReportDeferred:
     """Why another process writes the analysis.
 
     Attributes:
@@ -33,7 +32,7 @@ class LeftToOthers:
     is_running: bool
 
 
-def claim_report(url: str, name: str) -> LeftToOthers | None:
+def claim_report(url: str, name: str) -> ReportDeferred | None:
     """Return why another process writes the analysis; None if this process has to write it.
 
     If several processes work on a study, the last one to finish writes the analysis, once.
@@ -42,23 +41,23 @@ def claim_report(url: str, name: str) -> LeftToOthers | None:
         StorageError: if the storage cannot be used.
     """
     shared = peers(url)
-    with storage_errors(url), storage_for_now(url) as storage, shared.lock("storage"):
+    with storage_errors(url), temporary_storage(url) as storage, shared.lock("storage"):
         results = 0
         running: dict[tuple[str, Liveness], list[FrozenTrial]] = {}
         for _, trial in _trials(storage, name):
             if trial.state.is_finished() and RESULT_ATTR in trial.user_attrs:
                 results += 1
-            if trial.state is TrialState.RUNNING:
-                owner = trial.user_attrs.get(OWNER)
+            owner = trial.user_attrs.get(OWNER)
+            if trial.state is TrialState.RUNNING and owner is not None:
                 liveness = shared.liveness(owner)
                 if liveness is not Liveness.DEAD:
                     running.setdefault((owner, liveness), []).append(trial)
         if running:
-            return LeftToOthers(_waiting_for(running), True)
+            return ReportDeferred(_waiting_for(running), True)
         header = optuna.load_study(study_name=name, storage=storage)
         if header.user_attrs.get(REPORTED) == results:
             reason = "another process, which ended at the same time, writes the analysis"
-            return LeftToOthers(reason, False)
+            return ReportDeferred(reason, False)
         header.set_user_attr(REPORTED, results)
     return None
 
@@ -73,14 +72,14 @@ def take_over(url: str, name: str) -> list[str]:
     """
     shared = peers(url)
     released: dict[str, list[FrozenTrial]] = {}
-    with storage_errors(url), storage_for_now(url) as storage, shared.lock("storage"):
+    with storage_errors(url), temporary_storage(url) as storage, shared.lock("storage"):
         for study_name, trial in _trials(storage, name):
-            if trial.state is not TrialState.RUNNING:
-                continue
             owner = trial.user_attrs.get(OWNER)
+            if trial.state is not TrialState.RUNNING or owner is None:
+                continue
             if shared.liveness(owner) is Liveness.UNKNOWN:
                 study = optuna.load_study(study_name=study_name, storage=storage)
-                give_up(study, trial.number, trial.user_attrs)
+                end_interrupted(study, trial.number, trial.user_attrs)
                 released.setdefault(owner, []).append(trial)
     lines = []
     for owner, trials in released.items():
@@ -116,7 +115,9 @@ def _waiting_for(running: dict[tuple[str, Liveness], list[FrozenTrial]]) -> str:
 
 
 def _count(trials: list[FrozenTrial]) -> str:
-    return "1 trial" if len(trials) == 1 else f"{len(trials)} trials"
+    if len(trials) == 1:
+        return "1 trial"
+    return f"{len(trials)} trials"
 
 
 def _since(trials: list[FrozenTrial]) -> str:
@@ -125,5 +126,6 @@ def _since(trials: list[FrozenTrial]) -> str:
     if not starts:
         return "an unknown time"
     first = min(starts)
-    is_today = first.date() == datetime.date.today()
-    return f"{first:%H:%M}" if is_today else f"{first:%Y-%m-%d %H:%M}"
+    if first.date() == datetime.date.today():
+        return f"{first:%H:%M}"
+    return f"{first:%Y-%m-%d %H:%M}"

@@ -1,9 +1,18 @@
-"""The Optuna side of a study: declares its trials, hands them out, takes their results.
+"""The queue of a study's trials: enqueues points, hands out trials, stores their results.
 
-A point is declared by enqueueing a trial that holds its index. A worker claims the first waiting
-trial. In a sqlite file, workers declare, claim and store trials under one lock, because sqlite lets
-two processes take the same waiting trial. On a server, only declaring needs this lock: each claim
-and each result has a separate lock.
+The life of a trial:
+
+1. A worker enqueues the next points of a cell. Each becomes a WAITING trial that holds its point.
+2. A worker claims the first waiting trial. It is RUNNING, and its user attribute `owner` names the
+   process.
+3. The worker trains it and stores the result, which ends the trial.
+4. If the process is killed instead, its owner is no longer alive. The next worker that enqueues
+   points of the cell ends the trial as failed, and enqueues its point again.
+
+Before a worker writes a result, it checks under a lock that it still owns the trial. So each result
+is stored exactly once. In a SQLite file, workers enqueue, claim and store under one lock, because
+SQLite lets two processes claim the same waiting trial. On a server, only enqueueing needs this
+lock: each claim and each result has a separate lock.
 """
 
 from __future__ import annotations
@@ -14,7 +23,9 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import optuna
 from optuna.trial import TrialState
@@ -26,226 +37,226 @@ from lit_dps.core.racing import last_step, rungs
 from lit_dps.core.repeats import RepeatPlan
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult
 from lit_dps.storage.cells import (
-    distance,
-    end,
-    give_up,
+    cell_distance,
+    claim_waiting,
+    covered_steps,
+    end_interrupted,
+    end_trial,
+    fewest_steps,
+    has_waiting,
     open_cell,
+    pruned_results,
     race_limit,
-    ran_to,
-    report,
-    steps_of,
-    stored_steps,
+    report_curve,
+    steps_by_point,
+    stored_steps_by_point,
 )
-from lit_dps.storage.claim_queries import claim_waiting, fewest_steps, has_waiting, pruned_results
 from lit_dps.storage.database import open_storage, storage_errors
-from lit_dps.storage.header import attributes, uid_of
+from lit_dps.storage.header import study_attributes
 from lit_dps.storage.locks import ServerPeers, peers
-from lit_dps.storage.repeat_queue import Repeats
-from lit_dps.storage.samplers import SearchSampler
-from lit_dps.storage.schema import ENVIRONMENT, OWNER, POINT_ATTR, REPEAT_ATTR, RESULT_ATTR, RUNS
-from lit_dps.storage.sobol import SobolSampler, distributions
+from lit_dps.storage.repeat_queue import RepeatQueue
+from lit_dps.storage.samplers import PointSampler, SearchSampler, distributions
+from lit_dps.storage.schema import (
+    ENVIRONMENT,
+    OWNER,
+    POINT_ATTR,
+    REPEAT_ATTR,
+    RESULT_ATTR,
+    RUNS,
+    UID,
+)
 
-POLL = 1.0  # seconds
-MAX_QUEUED = 50  # points of a cell that wait at a time
+POLL_SECONDS = 1.0  # how often a running trial reads K* of its cell; a late value only saves less
+# Optuna reads all waiting trials at each claim, so few of a cell wait at a time.
+MAX_QUEUED = 50
 
 
-class Store:
+class CachedLimit(NamedTuple):
+    """The race limit of a cell: the step, and when it was read."""
+
+    read_at: float  # seconds of time.monotonic
+    step: float
+
+
+UNREAD_LIMIT = CachedLimit(-math.inf, math.inf)
+
+
+class CellState(NamedTuple):
+    """The points of a cell that need no new trial.
+
+    Attributes:
+        running: Points that wait, or that live processes run.
+        covered: Point -> step up to which its result is known; infinity if it is final.
+        waiting: Number of waiting trials.
+    """
+
+    running: set[int]
+    covered: dict[int, float]
+    waiting: int
+
+
+@dataclass(eq=False)
+class TrialQueue:
     """The trials of one study, as one worker sees them.
 
-    Args:
+    Attributes:
         url: Optuna storage URL.
         name: The study's name; its header must exist.
         cells: Cells to run, in this order.
         points: Trials of each cell: points 0 to points - 1.
-        sampler: Where the points lie.
-        seed: The study's seed, carried by every trial.
+        sampler: Draws the metaparameters of the points.
+        seed: The study's seed, which every trial carries.
         goal: When trials stop.
-        further: Further values of the goal's metric that their runs answer.
-        slack: How far beyond the best of its cell a trial has to run; see `lit_dps.core.racing`.
-        levels: Rungs, ending with infinity; by default those of `lit_dps.core.racing.rungs`.
-        uid: What `lit_dps.storage.header.declare` said of the study; None asks nothing.
-        run_on, metrics: Whether its runs go on to the budget after their goal; further metrics that
-            their curves keep.
-        plan: What is repeated on fresh seeds once the search is through.
+        further: Further values of the goal's metric, whose validations must be exact too.
+        slack: A trial must run to slack x K* (`lit_dps.core.racing`); None to max_steps.
+        levels: Rungs, ending with infinity; None for those of `lit_dps.core.racing.rungs`.
+        uid: The study's id (`lit_dps.storage.header.declare`); None skips the check of it.
         run_number: The number of this run of the study (`begin_run`). Trials that failed in earlier
             runs are retried.
+        run_on: Whether trials run to max_steps after their goal.
+        metrics: Further metrics that the curves keep.
+        plan: What is repeated on fresh seeds after the search.
         environment: Key of the environment in which this process runs trials; None if it is not
             stored.
     """
 
-    def __init__(
-        self,
-        url: str,
-        name: str,
-        cells: Sequence[Cell],
-        points: int,
-        sampler: SobolSampler | SearchSampler,
-        seed: int,
-        goal: Goal,
-        further: Sequence[float] = (),
-        slack: float | None = None,
-        levels: Sequence[float] | None = None,
-        uid: str | None = None,
-        run_number: int = 0,
-        run_on: bool = False,
-        metrics: Sequence[str] = (),
-        plan: RepeatPlan = RepeatPlan(),  # noqa: B008 (it is frozen)
-        environment: str | None = None,
-    ):
-        self.storage, self.peers = open_storage(url), peers(url)
-        self.uid, self.run_number = uid, run_number
-        self.environment = environment
-        self.url, self.name, self.cells, self.points, self.sampler, self.seed = (
-            url,
-            name,
-            cells,
-            points,
-            sampler,
-            seed,
+    url: str
+    name: str
+    cells: Sequence[Cell]
+    points: int
+    sampler: PointSampler
+    seed: int
+    goal: Goal
+    further: Sequence[float] = ()
+    slack: float | None = None
+    levels: Sequence[float] | None = None
+    uid: str | None = None
+    run_number: int = 0
+    run_on: bool = False
+    metrics: Sequence[str] = ()
+    plan: RepeatPlan = RepeatPlan()
+    environment: str | None = None
+
+    def __post_init__(self):
+        self.storage = open_storage(self.url)
+        self.peers = peers(self.url)
+        self.distributions = distributions(self.sampler.space)
+        if self.slack is None:
+            self.rungs: Sequence[float] = (math.inf,)
+        else:
+            self.rungs = self.levels or rungs(self.goal.check_interval, self.goal.max_steps)
+        self._repeats = RepeatQueue(
+            self.storage,
+            self.name,
+            self.uid,
+            self.peers,
+            self.plan,
+            self.distributions,
+            self.run_number,
         )
-        self.goal, self.further, self.slack, self.run_on, self.metrics = (
-            goal,
-            further,
-            slack,
-            run_on,
-            metrics,
-        )
-        self.rungs = (
-            (math.inf,) if slack is None else levels or rungs(goal.check_interval, goal.max_steps)
-        )
-        self.distributions = distributions(sampler.space)
         self._locks_rows = isinstance(self.peers, ServerPeers)
-        self._searches = isinstance(sampler, SearchSampler)
-        self.repeats = Repeats(
-            self.storage, name, uid, self.peers, plan, self.distributions, run_number
-        )
-        self._claims: dict[tuple[Cell, int, int], optuna.Trial] = {}
-        self._studies, self._left = dict[Cell, optuna.Study](), dict[Cell, dict[int, int]]()
-        self._limits: dict[Cell, tuple[float, float]] = {}
-        self._repeated, self._ends = (
-            0,
-            dict[Cell, float](),
-        )  # whose repeats are handed out; where those end
-        # whose points are handed out; whether there may be more of it to declare; whether nothing
-        # was left of any
-        self._at, self._more, self._searched = -1, False, False
+        self._is_search = isinstance(self.sampler, SearchSampler)
+        self._claims: dict[tuple[Cell, int, int], optuna.Trial] = {}  # by cell, point and repeat
+        self._studies: dict[Cell, optuna.Study] = {}  # of the cells that this process runs
+        self._finished_steps: dict[Cell, dict[int, int]] = {}  # of the other cells
+        self._limits: dict[Cell, CachedLimit] = {}
+        self._repeat_limits: dict[Cell, float] = {}
+        self._position = -1  # of the cell whose points are handed out
+        self._repeat_position = 0  # of the cell whose repeats are handed out
+        self._has_more_points = False  # whether points of this cell may have to be enqueued
+        self._is_search_over = False
 
-    def next_run(self) -> Attempt | None:
-        """The next trial to run; None if no point is left that nobody has run or is running.
+    def claim_next(self) -> Attempt | None:
+        """Return the next attempt to run; None if every point is finished or runs elsewhere.
 
-        Cells come in their order, and once more from the first: a process that died meanwhile left
-        its trials behind, and a run that paused may have to go on. After them come the repeats.
+        The cells come in their order, and once more from the first: a process may have died
+        meanwhile, or a paused trial may have to continue. The repeats follow.
         """
-        if self._searched and (run := self._next_repeat()) is not None:
-            return run
-        for entered in range(len(self.cells) + 1):
-            if entered or self._at < 0:
-                self._at, self._more = (self._at + 1) % len(self.cells), True
-            cell = self.cells[self._at]
-            self._leave_others(cell)
-            while (run := self._claim(cell)) is None and self._more:
-                with self._alone():
-                    # Another process may have declared trials while this process waited for the
-                    # lock.
-                    if not has_waiting(self.storage, self._study(cell)._study_id, self.points):
-                        self._more = self._declare(cell)
-            if run is not None:
-                return run
-        self._searched = True
-        return self._next_repeat()
+        if self._is_search_over:
+            attempt = self._claim_repeat()
+            if attempt is not None:
+                return attempt
+        for visited in range(len(self.cells) + 1):
+            if visited > 0 or self._position < 0:
+                self._position = (self._position + 1) % len(self.cells)
+                self._has_more_points = True
+            attempt = self._enqueue_and_claim(self.cells[self._position])
+            if attempt is not None:
+                return attempt
+        self._is_search_over = True
+        return self._claim_repeat()
 
-    def _next_repeat(self) -> Attempt | None:
-        cells = len(self.cells) if self.repeats.plan.count else 0
-        for i in range(self._repeated, self._repeated + cells):
-            self._repeated = i % cells
-            self._leave_others(cell := self.cells[self._repeated])
-            with self._alone():
-                found = self.repeats.claim(cell, self._study(cell))
-            if found is not None:
-                claimed, self._ends[cell] = found
-                return self._run(cell, claimed, partial(self._ends.__getitem__, cell))
-        return None
+    def store_result(self, result: TrialResult) -> TrialResult:
+        """Store a result, and return it with the number of its attempt.
 
-    def _run(
-        self, cell: Cell, claimed: optuna.Trial, limit: Callable[[], float], *searched: float | bool
-    ) -> Attempt:
-        if self.environment is not None:
-            claimed.set_user_attr(ENVIRONMENT, self.environment)
-        attrs = claimed.user_attrs
-        trial = Trial(
-            cell, attrs[POINT_ATTR], dict(claimed.params), self.seed, attrs.get(REPEAT_ATTR, 0)
-        )
-        self._claims[cell, trial.point, trial.repeat] = claimed
-        return Attempt(trial, self.goal, self.further, limit, *searched, metrics=self.metrics)
+        Nothing is stored if another process has ended the trial, because it regarded this process
+        as dead.
 
-    def tell(self, result: TrialResult) -> TrialResult:
-        """Stores a result for good, unless this process was taken for dead and its trial given up.
-
-        Returns the result with the number of its attempt. Raises StorageError if it cannot be
-        written.
+        Raises:
+            StorageError: if the result cannot be written.
         """
-        cell, claim = (
-            result.trial.cell,
-            (result.trial.cell, result.trial.point, result.trial.repeat),
-        )
-        trial = self._claims[claim]
-        with self._alone(trial._trial_id):
-            if self._still_mine(trial):
+        trial = result.trial
+        claim = (trial.cell, trial.point, trial.repeat)
+        claimed = self._claims[claim]
+        with self._locked(claimed._trial_id):
+            if self._is_still_claimed(claimed):
                 last_run = 0
                 if result.status is Status.FAILED:
-                    last_run = attributes(self.storage, self.name).get(RUNS, 0)
-                report(trial, result)
-                end(trial, result, last_run)
+                    last_run = study_attributes(self.storage, self.name).get(RUNS, 0)
+                report_curve(claimed, result)
+                end_trial(claimed, result, last_run)
         del self._claims[claim]
-        if not result.trial.repeat:
-            asked, limit = self._limits.get(cell, (-math.inf, math.inf))
-            self._limits[cell] = asked, min(limit, last_step(result.steps, self.slack))
-        return dataclasses.replace(result, attempt=trial.number)
+        if not trial.repeat:
+            cached = self._limits.get(trial.cell, UNREAD_LIMIT)
+            step = min(cached.step, last_step(result.steps, self.slack))
+            self._limits[trial.cell] = CachedLimit(cached.read_at, step)
+        return dataclasses.replace(result, attempt=claimed.number)
 
-    def limit_of(self, trial: Trial) -> float:
-        """The step that a trial which was handed out has to reach, by what is stored so far; see
-        `limit`."""
-        return self._ends[trial.cell] if trial.repeat else self.limit(trial.cell)
+    def step_limit(self, trial: Trial) -> float:
+        """Return the step that a claimed trial must reach, by the results stored so far."""
+        if trial.repeat:
+            return self._repeat_limits[trial.cell]
+        return self.cell_limit(trial.cell)
 
-    def limit(self, cell: Cell) -> float:
-        """The step that trials of a cell have to reach, by what all workers have stored of it so
-        far.
+    def cell_limit(self, cell: Cell) -> float:
+        """Return the step that a cell's trials must reach, by the results of all workers so far.
 
-        Looks into the storage at most once in `POLL` seconds: a limit that came down meanwhile only
-        saves less.
+        The storage is read at most once in `POLL_SECONDS`.
         """
         if self.slack is None:
             return math.inf
-        asked, limit = self._limits.get(cell, (-math.inf, math.inf))
-        if time.monotonic() - asked > POLL:
-            with storage_errors(self.url):
-                limit = last_step(
-                    fewest_steps(self.storage, self._study(cell)._study_id), self.slack
-                )
-            self._limits[cell] = time.monotonic(), limit
-        return limit
+        cached = self._limits.get(cell, UNREAD_LIMIT)
+        if time.monotonic() - cached.read_at <= POLL_SECONDS:
+            return cached.step
+        with storage_errors(self.url):
+            k_star = fewest_steps(self.storage, self._study(cell)._study_id)
+        step = last_step(k_star, self.slack)
+        self._limits[cell] = CachedLimit(time.monotonic(), step)
+        return step
 
-    def abandon(self) -> None:
+    def release_claims(self) -> None:
         """Release the claimed trials that have no result, so that they can be claimed again."""
         claims, self._claims = self._claims, {}
         for trial in claims.values():
-            with self._alone(trial._trial_id):
-                if self._still_mine(trial):
-                    give_up(trial.study, trial.number, trial.user_attrs)
+            with self._locked(trial._trial_id):
+                if self._is_still_claimed(trial):
+                    end_interrupted(trial.study, trial.number, trial.user_attrs)
 
     def leave(self) -> None:
-        """Abandon all trials, and show the other processes that this one has ended."""
-        self.abandon()
+        """Release all trials, and show the other processes that this one has ended."""
+        self.release_claims()
         with storage_errors(self.url):
             self.peers.leave()
 
+    # ---- Locks ----
+
     @contextmanager
-    def _alone(self, target: int | str | None = None) -> Iterator[None]:
+    def _locked(self, target: int | str | None = None) -> Iterator[None]:
         """Hold a lock, so that no other process changes the study, or one trial.
 
         Args:
             target: The id of the trial to lock, or the owner for what only this process changes.
-                None locks the entire study; so does every lock in a sqlite file.
+                None locks the entire study; so does every lock in a SQLite file.
 
         Raises:
             StorageError: if the study was deleted and made again since this process opened it.
@@ -254,86 +265,118 @@ class Store:
         if target is None or not self._locks_rows:
             lock = "storage"
         with storage_errors(self.url), self.peers.lock(lock):
-            if self.uid is not None and uid_of(self.storage, self.name) != self.uid:
-                raise StorageError(
-                    f"study {self.name!r} was deleted or made anew while this process worked on it"
-                )
+            if self.uid is not None:
+                uid = study_attributes(self.storage, self.name).get(UID)
+                if uid != self.uid:
+                    raise StorageError(
+                        f"study {self.name!r} was deleted or made anew while this process worked "
+                        "on it"
+                    )
             yield
 
-    def _still_mine(self, trial: optuna.Trial) -> bool:
-        """Whether a trial still runs in this process's name, by what the database itself holds."""
+    def _is_still_claimed(self, trial: optuna.Trial) -> bool:
+        """Return True if the database still has this process as the owner of a running trial."""
         stored = self.storage.get_trial(trial._trial_id)
-        return (
-            stored.state is TrialState.RUNNING
-            and stored.user_attrs.get(OWNER) == trial.user_attrs[OWNER]
-        )
+        is_ours = stored.user_attrs.get(OWNER) == trial.user_attrs[OWNER]
+        return stored.state is TrialState.RUNNING and is_ours
 
-    def _declare(self, cell: Cell) -> bool:
-        """Enqueues the next points of a cell that nobody has run or is running, also those of dead
-        processes.
+    # ---- Enqueueing points ----
 
-        Not all at once, since Optuna reads all that wait whenever one is taken. Returns whether
-        more are missing.
-        """
+    def _enqueue_and_claim(self, cell: Cell) -> Attempt | None:
+        """Claim a trial of a cell; enqueue points if none waits."""
+        self._close_cells_except(cell)
+        attempt = self._claim(cell)
+        while attempt is None and self._has_more_points:
+            with self._locked():
+                # Another process may have enqueued points while this process waited for the lock.
+                if not has_waiting(self.storage, self._study(cell)._study_id, self.points):
+                    self._has_more_points = self._enqueue_points(cell)
+            attempt = self._claim(cell)
+        return attempt
+
+    def _enqueue_points(self, cell: Cell) -> bool:
+        """Enqueue the next points of a cell; return whether more have to be enqueued later."""
         study = self._study(cell)
-        running, ran, waiting = set(), {}, 0
-        for trial in study.get_trials(deepcopy=False):
-            point, finished = trial.user_attrs[POINT_ATTR], trial.state.is_finished()
-            waiting += trial.state is TrialState.WAITING and point < self.points
-            # one without an owner was cut short while this lock was held, so nobody runs it
-            if trial.state is TrialState.RUNNING and not self.peers.alive(
-                trial.user_attrs.get(OWNER)
-            ):
-                finished = True
-                with self._alone(trial._trial_id):
-                    # Its process may have stored the result since, if only its connection was lost.
-                    trial = self.storage.get_trial(trial._trial_id)
-                    give_up(study, trial.number, trial.user_attrs)
-            if finished:
-                ran[point] = max(
-                    ran.get(point, -math.inf), ran_to(trial.user_attrs, self.run_number)
-                )
-            else:
-                running.add(point)
-        raced = race_limit(study, self.slack)
-        for limit in self.rungs if raced == math.inf else [raced]:
-            missing = {
-                p for p in range(self.points) if p not in running and ran.get(p, -math.inf) < limit
-            }
+        state = self._read_state(study)
+        last_limit = race_limit(study, self.slack)
+        limits = self.rungs if last_limit == math.inf else [last_limit]
+        limit, missing = last_limit, []
+        for limit in limits:
+            missing = self._points_below(limit, state)
             if missing:
                 break
-        steps, room = self._steps_nearby(cell), max(0, MAX_QUEUED - waiting)
-        for point in sorted(missing, key=lambda point: (steps.get(point, math.inf), point))[:room]:
+        # Good points of a similar cell are probably good here. A good first result ends the others
+        # early.
+        steps = self._steps_in_nearest_cell(cell)
+        missing.sort(key=lambda point: (steps.get(point, math.inf), point))
+        room = max(0, MAX_QUEUED - state.waiting)
+        for point in missing[:room]:
             study.enqueue_trial({}, user_attrs={POINT_ATTR: point})
-        return len(missing) > room or limit < raced
+        return len(missing) > room or limit < last_limit
+
+    def _read_state(self, study: optuna.Study) -> CellState:
+        """Return what is known of a cell's points; end the trials of dead processes."""
+        running: set[int] = set()
+        covered: dict[int, float] = {}
+        waiting = 0
+        for trial in study.get_trials(deepcopy=False):
+            point = trial.user_attrs[POINT_ATTR]
+            is_finished = trial.state.is_finished()
+            if trial.state is TrialState.WAITING and point < self.points:
+                waiting += 1
+            # A trial without an owner was interrupted within a claim, so no process runs it.
+            is_dead = not self.peers.alive(trial.user_attrs.get(OWNER))
+            if trial.state is TrialState.RUNNING and is_dead:
+                is_finished = True
+                with self._locked(trial._trial_id):
+                    # Its process may have stored the result since, if only its connection was lost.
+                    trial = self.storage.get_trial(trial._trial_id)
+                    end_interrupted(study, trial.number, trial.user_attrs)
+            if is_finished:
+                steps = covered_steps(trial.user_attrs, self.run_number)
+                covered[point] = max(covered.get(point, -math.inf), steps)
+            else:
+                running.add(point)
+        return CellState(running, covered, waiting)
+
+    def _points_below(self, limit: float, state: CellState) -> list[int]:
+        """Return the points that do not run and whose result is not known up to a step."""
+        missing = []
+        for point in range(self.points):
+            is_covered = state.covered.get(point, -math.inf) >= limit
+            if point not in state.running and not is_covered:
+                missing.append(point)
+        return missing
 
     def _study(self, cell: Cell) -> optuna.Study:
-        """The cell's Optuna study, the same object while the cell is run: a new one reads all its
-        trials anew."""
+        """Return the Optuna study of a cell.
+
+        It is the same object as long as the cell is run, because a new one reads all trials again.
+        """
         if cell not in self._studies:
             self._studies[cell] = open_cell(self.storage, self.name, cell, self.uid, self.sampler)
         return self._studies[cell]
 
-    def _leave_others(self, cell: Cell) -> None:
-        """Keeps the steps to result alone of other cells that are not run any more: Optuna keeps
-        all curves it read."""
-        for other in self._studies.keys() - {claim[0] for claim in self._claims} - {cell}:
-            self._left[other] = steps_of(self._studies.pop(other))
+    def _close_cells_except(self, cell: Cell) -> None:
+        """Keep only the steps to result of cells without claims; Optuna would keep their curves."""
+        claimed = {claim[0] for claim in self._claims}
+        for other in self._studies.keys() - claimed - {cell}:
+            self._finished_steps[other] = steps_by_point(self._studies.pop(other))
 
-    def _steps_nearby(self, cell: Cell) -> dict[int, int]:
-        """Steps to result, by point, in the nearest of the cells to run that has any, also of an
-        earlier run.
-
-        A race is short where a good point runs first, and points that are good in one cell are good
-        in the next.
-        """
-        others = {*self.cells} - {cell} if self.slack is not None else ()
-        for other in sorted(others, key=lambda other: (distance(other, cell), other)):
-            if other not in self._left:
-                self._left[other] = stored_steps(self.storage, self.name, other)
-            if self._left[other]:
-                return self._left[other]
+    def _steps_in_nearest_cell(self, cell: Cell) -> dict[int, int]:
+        """Return steps to result by point of the nearest cell that has any; {} without racing."""
+        if self.slack is None:
+            return {}
+        others = set(self.cells) - {cell}
+        for other in sorted(others, key=lambda other: (cell_distance(other, cell), other)):
+            if other not in self._finished_steps:
+                steps = stored_steps_by_point(self.storage, self.name, other)
+                self._finished_steps[other] = steps
+            if self._finished_steps[other]:
+                return self._finished_steps[other]
         return {}
+
+    # ---- Claiming ----
 
     def _claim(self, cell: Cell) -> Attempt | None:
         """Claim a waiting trial of a cell for this process, and draw its metaparameters."""
@@ -341,23 +384,23 @@ class Store:
         # Otherwise the lock of this process is enough. It begins the session; without a session the
         # other processes would regard this process as dead.
         target = None
-        if self._locks_rows and not self._searches:
+        if self._locks_rows and not self._is_search:
             target = self.peers.owner
         if cell not in self._studies:
-            with self._alone():
+            with self._locked():
                 self._study(cell)
         study = self._studies[cell]
-        with self._alone(target):
-            claimed = self._take(study)
+        with self._locked(target):
+            claimed = self._claim_trial(study)
             if claimed is None:
                 return None
             rung = self._next_rung(study, claimed.user_attrs[POINT_ATTR])
-        return self._run(cell, claimed, partial(self.limit, cell), rung, self.run_on)
+        return self._attempt(cell, claimed, partial(self.cell_limit, cell), rung, self.run_on)
 
-    def _take(self, study: optuna.Study) -> optuna.Trial | None:
+    def _claim_trial(self, study: optuna.Study) -> optuna.Trial | None:
         if not has_waiting(self.storage, study._study_id, self.points):
             return None
-        if self._searches:
+        if self._is_search:
             claimed = study.ask(fixed_distributions=self.distributions)
             claimed.set_user_attr(OWNER, self.peers.owner)
             return claimed
@@ -374,8 +417,53 @@ class Store:
 
     def _next_rung(self, study: optuna.Study, point: int) -> float:
         """Return the first rung that no attempt at a point has reached; infinity after the last."""
-        ran = -math.inf
+        covered = -math.inf
         if len(self.rungs) > 1:
             for result in pruned_results(self.storage, study._study_id, point):
-                ran = max(ran, ran_to({RESULT_ATTR: result}))
-        return next((rung for rung in self.rungs if rung > ran), math.inf)
+                covered = max(covered, covered_steps({RESULT_ATTR: result}))
+        for rung in self.rungs:
+            if rung > covered:
+                return rung
+        return math.inf
+
+    def _claim_repeat(self) -> Attempt | None:
+        """Claim a repeat of any cell, beginning with the cell of the last one."""
+        if not self.plan.count:
+            return None
+        start = self._repeat_position
+        for i in range(len(self.cells)):
+            self._repeat_position = (start + i) % len(self.cells)
+            cell = self.cells[self._repeat_position]
+            self._close_cells_except(cell)
+            with self._locked():
+                repeat = self._repeats.claim(cell, self._study(cell))
+            if repeat is not None:
+                self._repeat_limits[cell] = repeat.limit
+                limit = partial(self._repeat_limits.__getitem__, cell)
+                return self._attempt(cell, repeat.trial, limit)
+        return None
+
+    def _attempt(
+        self,
+        cell: Cell,
+        claimed: optuna.Trial,
+        stop_at: Callable[[], float],
+        rung: float = math.inf,
+        run_on: bool = False,
+    ) -> Attempt:
+        """Return the attempt at a claimed trial."""
+        if self.environment is not None:
+            claimed.set_user_attr(ENVIRONMENT, self.environment)
+        attrs = claimed.user_attrs
+        repeat = attrs.get(REPEAT_ATTR, 0)
+        trial = Trial(cell, attrs[POINT_ATTR], dict(claimed.params), self.seed, repeat)
+        self._claims[cell, trial.point, repeat] = claimed
+        return Attempt(
+            trial,
+            self.goal,
+            self.further,
+            stop_at=stop_at,
+            pause_at=rung,
+            train_past_goal=run_on,
+            metrics=self.metrics,
+        )

@@ -19,7 +19,7 @@ from torch.utils.data import IterableDataset, Subset
 
 from lit_dps.core.environment import UNKNOWN
 from lit_dps.core.trial import Cell, Trial
-from lit_dps.storage.sobol import sobol_point
+from lit_dps.storage.samplers import sobol_point
 from lit_dps.study.hardware import cpu_model
 from lit_dps.study.setup import StudySetup
 from lit_dps.training.rng_state import preserve_rng_state

@@ -13,7 +13,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_dps.core.trial import Series, Trial
 from lit_dps.pruning.pruner import Scores
-from lit_dps.storage.sobol import sobol_point
+from lit_dps.storage.samplers import sobol_point
 from lit_dps.study.setup import StudySetup
 from lit_dps.training import PruningCallback
 from lit_dps.training.rng_state import preserve_rng_state

@@ -20,8 +20,8 @@ from lit_dps.core.step_timing import CellTiming, StepTiming
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.parallel import ranks
 from lit_dps.parallel.process import StopRequest
-from lit_dps.storage.header import keep_step_timing
 from lit_dps.storage.read import read_study
+from lit_dps.storage.run_records import store_step_timing
 from lit_dps.study.hardware import hardware
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.step_probe import timed_run
@@ -86,7 +86,7 @@ def update_step_timing(
     date = datetime.now(UTC).strftime("%Y-%m-%d")
     timing = StepTiming(machine, date, setup.study.threads, setup.ranks, tuple(cells))
     try:
-        keep_step_timing(setup.storage.optuna_url, record.name, timing)
+        store_step_timing(setup.storage.optuna_url, record.name, timing)
     except StorageError as error:
         # The answer can use the times although they are not stored.
         print(

@@ -34,12 +34,18 @@ from lit_dps.parallel.process import (
 )
 from lit_dps.report.no_result import NO_RESULT, ended_without_result
 from lit_dps.report.publish import figures_folder, publish
-from lit_dps.storage.environments import changed_environment, check_environment, keep_environment
-from lit_dps.storage.header import begin_run, check_unchanged, declare, keep_noise_scale
-from lit_dps.storage.k_star_trials import keep_outcomes
-from lit_dps.storage.lost_study import refuse_lost
-from lit_dps.storage.own_studies import remember
+from lit_dps.storage.database import refuse_lost
+from lit_dps.storage.header import check_unchanged, declare
+from lit_dps.storage.ownership import remember
 from lit_dps.storage.read import read_study
+from lit_dps.storage.run_records import (
+    begin_run,
+    changed_environment,
+    check_environment,
+    store_environment,
+    store_k_star_trials,
+    store_noise_scale,
+)
 from lit_dps.storage.take_over import claim_report, take_over
 from lit_dps.storage.urls import check_place, check_writable, ui_command, without_password
 from lit_dps.study.best_of import check_best_of
@@ -58,10 +64,9 @@ from lit_dps.study.retrain import retrain_hint
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.sources import refuse_changed_sources, source_hashes
 from lit_dps.study.workers import first_of_ranks, follow_torchrun, warm_up, work, work_in_processes
-from lit_dps.tracking.client import page_address
+from lit_dps.tracking.pages import CELLS, CURVES, page_address, view_key
 from lit_dps.tracking.sync import MlflowSync, connect, environment_tags
 from lit_dps.tracking.tracker import Tracker
-from lit_dps.tracking.views import CELLS, CURVES, view_key
 from lit_dps.training.checkpoint_files import clear
 
 T = TypeVar("T")
@@ -299,8 +304,8 @@ class _StudyRun:
         workers = min(self.setup.workers, remaining)
         if workers > 1:
             warm_up()
-        keep_environment(self.url, self.name, self.environment)
-        self.mlflow.sync(record, goes_on=True)
+        store_environment(self.url, self.name, self.environment)
+        self.mlflow.sync(record, is_running=True)
         self.stop.check()
         self._measure_noise_scale(record)
         self._train(record, workers, failures)
@@ -315,7 +320,7 @@ class _StudyRun:
             _print_line(self.setup, f"noise scale not measured: {noise}")
             return
         _print_line(self.setup, noise.sentence)
-        keep_noise_scale(self.url, self.name, noise)
+        store_noise_scale(self.url, self.name, noise)
 
     def _train(self, record: StudyRecord, workers: int, failures: Failures) -> None:
         """Run workers, and pass each result to the progress display, MLflow and the failures."""
@@ -388,7 +393,7 @@ class _StudyRun:
             if cell.best is not None:
                 best.append((cell.best.trial, cell.k_star))
         unstored.attempt(
-            "the best trial of each cell", lambda: keep_outcomes(self.url, self.name, best)
+            "the best trial of each cell", lambda: store_k_star_trials(self.url, self.name, best)
         )
         if trained or self.options.time_steps:
             record = update_step_timing(self.setup, record, self.stop, self.options.time_steps)

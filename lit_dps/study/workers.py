@@ -34,8 +34,8 @@ from lit_dps.parallel.process import (
     prepare_process,
 )
 from lit_dps.storage.header import seed_of_trials
-from lit_dps.storage.samplers import sampler_of
-from lit_dps.storage.trial_queue import Store
+from lit_dps.storage.samplers import make_sampler
+from lit_dps.storage.trial_queue import TrialQueue
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.sources import (
     changed_files,
@@ -93,7 +93,7 @@ def work(
         reporter = ProgressReporter(on_event)
 
     def next_run() -> Attempt | None:
-        run = store.next_run()
+        run = store.claim_next()
         if reporter is not None and run is not None:
             reporter.watch(run)
         return run
@@ -107,25 +107,25 @@ def work(
                     # The signal that ended the loader's process may be on its way to this one.
                     time.sleep(SIGNAL_SECONDS)
                     stop.check()
-                result = store.tell(result)
+                result = store.store_result(result)
                 if checkpoints is not None:
-                    checkpoints.on_result_stored(result, store.limit_of(result.trial))
+                    checkpoints.on_result_stored(result, store.step_limit(result.trial))
                 yield result
                 stop.check()
     finally:
         store.leave()
 
 
-def _open_store(setup: StudySetup) -> Store:
+def _open_store(setup: StudySetup) -> TrialQueue:
     """Return the queue of a study's trials in its storage."""
     study = setup.study
     url = setup.storage.optuna_url
-    return Store(
+    return TrialQueue(
         url,
         study.name,
         setup.cells,
         study.trials,
-        sampler_of(study, setup.goal_of_trials, setup.boxes),
+        make_sampler(study, setup.goal_of_trials, setup.boxes),
         seed_of_trials(url, study),
         setup.goal_of_trials,
         study.goals,

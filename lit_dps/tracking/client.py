@@ -1,13 +1,17 @@
-"""MLflow, opened: its experiments, made by one process at a time, the addresses of their pages, a
-run's artifacts."""
+"""Opens MLflow: creates experiments, reports errors, and replaces a broken database file.
+
+MLflow only shows what Optuna's storage holds. So a broken file loses no result of a study. It is
+renamed and kept, because it may hold runs of `fit`, or of other users.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
-import tempfile
+import sqlite3
+import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -22,8 +26,6 @@ from lit_dps.storage.urls import (
     sqlite_file,
     without_password,
 )
-from lit_dps.tracking.repair import is_damage, move_aside, move_broken
-from lit_dps.tracking.views import CURVES
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
@@ -31,44 +33,50 @@ os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
 # hangs.
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
-warnings.filterwarnings(
-    "ignore", message='.*"noload".*'
-)  # MLflow 3.17 under SQLAlchemy 2.1; harmless
+# MLflow 3.17 with SQLAlchemy 2.1 gives this warning, which is harmless.
+warnings.filterwarnings("ignore", message='.*"noload".*')
 
 import mlflow  # noqa: E402
 from mlflow.entities import Experiment  # noqa: E402
 
 logging.getLogger("mlflow").setLevel(logging.WARNING)
-logging.getLogger("mlflow.store.db.utils").setLevel(
-    logging.CRITICAL
-)  # a traceback; mlflow_errors says it in a line
+# It logs tracebacks, which `mlflow_errors` reports in one line.
+logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
 logging.getLogger("alembic").setLevel(logging.WARNING)
 
 
-def open_experiment(uri: str, folder: str, name: str) -> tuple[mlflow.MlflowClient, str]:
-    """A client and the experiment's id, made where there is none, restored where it was deleted.
+MAX_MESSAGE_CHARACTERS = 300
 
-    Safe for several processes at once. The artifacts go to the folder, unless the tracking URI is a
-    server that keeps them itself. Raises StorageError if MLflow cannot be used.
+
+def open_experiment(uri: str, folder: str, name: str) -> tuple[mlflow.MlflowClient, str]:
+    """Return a client and an experiment's id; create or restore the experiment if needed.
+
+    Several processes may do so at once.
+
+    Args:
+        uri: Tracking URI.
+        folder: Folder of the artifacts, unless the tracking URI is a server that stores them.
+        name: Name of the experiment.
+
+    Raises:
+        StorageError: if MLflow cannot be used.
     """
-    root = Path(folder).absolute()
     with mlflow_errors(uri), _lock(uri):
         client = _client(uri)
-        found: Experiment | None = client.get_experiment_by_name(name)
-        if found is None:
-            location = (
-                None if is_http(uri) else (root / "artifacts" / artifact_folder(name)).as_uri()
-            )
+        experiment = client.get_experiment_by_name(name)
+        if experiment is None:
+            artifacts = Path(folder).absolute() / "artifacts" / artifact_folder(name)
+            location = None if is_http(uri) else artifacts.as_uri()
             try:
                 return client, client.create_experiment(name, artifact_location=location)
-            except (
-                mlflow.exceptions.MlflowException
-            ):  # on a server, another process may have been faster
-                if (found := client.get_experiment_by_name(name)) is None:
+            except mlflow.exceptions.MlflowException:
+                # On a server, another process may have created it meanwhile.
+                experiment = client.get_experiment_by_name(name)
+                if experiment is None:
                     raise
-        if found.lifecycle_stage != "active":
-            client.restore_experiment(found.experiment_id)
-        return client, found.experiment_id
+        if experiment.lifecycle_stage != "active":
+            client.restore_experiment(experiment.experiment_id)
+        return client, experiment.experiment_id
 
 
 def _client(uri: str) -> mlflow.MlflowClient:
@@ -91,97 +99,60 @@ def _client(uri: str) -> mlflow.MlflowClient:
 
 
 def artifact_folder(experiment: str) -> str:
-    """Return the name of the folder of an experiment's artifacts, within the folder of all
-    artifacts."""
+    """Return the name of an experiment's folder within the folder of all artifacts."""
     name = experiment.replace("/", "_")
-    return folder_name(name) if not name.strip(".") or "\\" in name else name
+    if not name.strip(".") or "\\" in name:
+        return folder_name(name)
+    return name
 
 
 def experiments(uri: str) -> list[Experiment]:
-    """The experiments that hold runs. Raises StorageError if the tracking store cannot be read or
-    does not exist."""
+    """Return the experiments that have runs.
+
+    Raises:
+        StorageError: if the tracking store does not exist, or if it cannot be read.
+    """
     file = sqlite_file(uri)
     if file is not None and not file.exists():
         raise StorageError(
             f"no MLflow database at {file}: run a study first, or name it by --storage.folder"
         )
+    with_runs = []
     with mlflow_errors(uri):
         client = mlflow.MlflowClient(tracking_uri=absolute(uri))
-        found = client.search_experiments(order_by=["name ASC"])
-        return [e for e in found if client.search_runs([e.experiment_id], max_results=1)]
-
-
-def page_address(uri: str, experiment_id: str, port: int = 5000, view: str | None = None) -> str:
-    """The page of an experiment's runs on an MLflow server, else on the one of `ui`.
-
-    With the key of a `view` (`lit_dps.tracking.views`) the page of runs shows that; that of curves
-    is a page of charts.
-
-    Without the workflow type MLflow 3 opens its pages for language models.
-    """
-    server = without_password(uri).rstrip("/") if is_http(uri) else f"http://127.0.0.1:{port}"
-    shown = f"&viewStateShareKey={view}" if view else ""
-    shown += "&compareRunsMode=CHART" if view and view.endswith(CURVES) else ""
-    return f"{server}/#/experiments/{experiment_id}/runs?workflowType=machine_learning{shown}"
-
-
-def log_artifacts(
-    client: mlflow.MlflowClient, run: str, files: Sequence[Path], texts: Mapping[str, str]
-) -> None:
-    """Logs files, and texts by their names, to a run unless they are there with the same content.
-
-    Files keep their places below the folder that holds them all; texts have none.
-    """
-    root = os.path.commonpath([path.parent for path in files]) if files else ""
-    folders: dict[str, dict[str, int]] = {}  # the sizes of what is there
-
-    def differs(name: str, content: bytes) -> bool:
-        folder = os.path.dirname(name)
-        if folder not in folders:
-            folders[folder] = {
-                item.path: item.file_size for item in client.list_artifacts(run, folder or None)
-            }
-        if folders[folder].get(name) != len(content):
-            return True
-        with tempfile.TemporaryDirectory() as temporary:
-            return Path(client.download_artifacts(run, name, temporary)).read_bytes() != content
-
-    for path in files:
-        name = os.path.relpath(path, root)
-        if differs(name, path.read_bytes()):
-            client.log_artifact(run, str(path), os.path.dirname(name) or None)
-    for name, text in texts.items():
-        if differs(name, text.encode()):
-            client.log_text(run, text, name)
+        for experiment in client.search_experiments(order_by=["name ASC"]):
+            if client.search_runs([experiment.experiment_id], max_results=1):
+                with_runs.append(experiment)
+    return with_runs
 
 
 @contextmanager
 def mlflow_errors(uri: str) -> Iterator[None]:
-    """Raises StorageError, in one line and without passwords, for whatever MLflow and the layers
-    below it raise."""
+    """Raise StorageError, without passwords, for all errors of MLflow and the layers below it.
+
+    A database file with damaged pages is renamed.
+    """
     try:
         yield
     except UserError:
         raise
-    except (
-        Exception
-    ) as error:  # theirs are of many kinds: MLflow, requests, alembic, SQLAlchemy, drivers
-        said = (
-            getattr(error, "orig", None) or error
-        )  # what the database said, without the statement
-        text = " ".join(f"{'' if str(said) else type(said).__name__}{said}".split())
+    except Exception as error:
+        # The types are many: MLflow, requests, alembic, SQLAlchemy, drivers. The original error of
+        # SQLAlchemy is the message of the database without the statement.
+        cause = getattr(error, "orig", None) or error
+        text = " ".join(str(cause).split()) or type(cause).__name__
         file = sqlite_file(uri)
         if file is not None and file.exists() and is_damage(text):
             move_aside(file, "damaged pages")
-        raise StorageError(
-            f"MLflow at {without_password(uri)}: {scrubbed(text, uri)[:300]}"
-        ) from error
+        message = scrubbed(text, uri)[:MAX_MESSAGE_CHARACTERS]
+        raise StorageError(f"MLflow at {without_password(uri)}: {message}") from error
 
 
 @contextmanager
 def _lock(uri: str) -> Iterator[None]:
-    """What keeps two processes from making the tables at once; a server sees to that itself."""
-    if (file := sqlite_file(uri)) is not None:
+    """Hold a lock, so that two processes do not create the tables at once."""
+    file = sqlite_file(uri)
+    if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
         with AnnouncedLock(file.with_name(f".{file.stem}.lock")):
             yield
@@ -189,4 +160,89 @@ def _lock(uri: str) -> Iterator[None]:
         with closing(ServerPeers(uri)) as server, server.lock("mlflow"):
             yield
     else:
+        # A server creates its tables itself.
         yield
+
+
+# ---- Broken database files ----
+
+SQLITE_HEADER = b"SQLite format 3\x00"
+# Words in SQLite's messages about a file with damaged pages.
+DAMAGED = ("malformed", "not a database", "disk image")
+NEEDED_TABLES = {"experiments", "runs", "metrics", "params", "tags", "alembic_version"}
+
+
+def move_broken(file: Path) -> Path | None:
+    """Rename a broken MLflow database and return its new path; None if the file is intact.
+
+    The caller holds the lock of `open_experiment`. MLflow has not opened the file yet.
+    """
+    why = why_broken(file)
+    return move_aside(file, why) if why else None
+
+
+def why_broken(file: Path) -> str:
+    """Return why a file is no intact MLflow database; "" if it is intact, empty or missing.
+
+    A database of an older MLflow is intact: `mlflow db upgrade` converts it.
+    """
+    if not file.is_file() or file.stat().st_size == 0:
+        return ""
+    with file.open("rb") as stream:
+        head = stream.read(100)
+    if not head.startswith(SQLITE_HEADER):
+        return "it is not an SQLite database"
+    page_size = int.from_bytes(head[16:18], "big")
+    if page_size == 1:
+        # SQLite stores 65,536 as 1, because it does not fit into two bytes.
+        page_size = 65_536
+    pages = int.from_bytes(head[28:32], "big")
+    if file.stat().st_size < pages * page_size:
+        return "it is truncated"
+    try:
+        address = f"{file.absolute().as_uri()}?mode=ro"
+        with closing(sqlite3.connect(address, uri=True)) as database:
+            return _why_tables_broken(database)
+    except sqlite3.DatabaseError as error:
+        # Other errors, such as a locked or unreadable file, say nothing about the content.
+        return str(error) if is_damage(str(error)) else ""
+
+
+def is_damage(message: str) -> bool:
+    """Return True if SQLite's message means that the content of the file is damaged."""
+    return any(words in message for words in DAMAGED)
+
+
+def _why_tables_broken(database: sqlite3.Connection) -> str:
+    rows = database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+    names = {name for (name,) in rows}
+    if not names:
+        return ""
+    missing = NEEDED_TABLES - names
+    if missing:
+        return f"tables are missing: {', '.join(sorted(missing))}"
+    if not database.execute("SELECT COUNT(*) FROM alembic_version").fetchone()[0]:
+        return "its tables are incomplete: it has no version"
+    # MLflow adds the first experiment once all tables exist.
+    if not database.execute("SELECT COUNT(*) FROM experiments").fetchone()[0]:
+        return "its tables are incomplete: it has no experiment"
+    return ""
+
+
+def move_aside(file: Path, why: str) -> Path:
+    """Rename a database with its journal files, print a warning, and return the new path."""
+    number = 1
+    while (target := file.with_name(f"{file.stem}.broken-{number}{file.suffix}")).exists():
+        number += 1
+    os.replace(file, target)
+    for ending in ("-journal", "-wal", "-shm"):
+        beside = file.with_name(file.name + ending)
+        if beside.exists():
+            os.replace(beside, target.with_name(target.name + ending))
+    print(
+        f"warning: {file} was broken ({why}) and was renamed to {target.name}; "
+        "MLflow's runs are made again from the study",
+        file=sys.stderr,
+        flush=True,
+    )
+    return target

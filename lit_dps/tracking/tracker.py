@@ -1,57 +1,68 @@
-"""Tracker: logs a study to MLflow.
+"""Logs one study to MLflow, as runs of the study, its cells, its trials and its repeats.
 
-Runs are found again by their tags (`lit_dps.storage.schema`), so that a study that is taken up goes
-on in the same runs, whichever process logs to them. What is logged already is not logged again: a
-finished study stays as it is, and so do the times at which its runs ended.
+Runs are found again by their tags (`lit_dps.storage.schema.RUN_TAGS`). So a resumed study continues
+in the same runs, whichever process logs to them. What is logged already is not logged again, so a
+finished study does not change, nor do the times at which its runs ended.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
+from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, Run, RunTag
 
-from lit_dps.core.trial import Cell, Status, Trial, TrialResult
+from lit_dps.core.trial import Cell, Status, TrialResult
 from lit_dps.storage.schema import (
-    ATTEMPT_TAG,
     CELL_TAG,
-    FAILURE_TAG,
     KIND_TAG,
     NAME_TAG,
     STATUS_TAG,
 )
-from lit_dps.tracking.client import log_artifacts, mlflow_errors, open_experiment
-from lit_dps.tracking.places import Logged, Place, logged_in, place, place_of, tags_of
-from lit_dps.tracking.views import SHARED, view_key
+from lit_dps.tracking.client import mlflow_errors, open_experiment
+from lit_dps.tracking.pages import SHARED, view_key
+from lit_dps.tracking.trial_run import (
+    MAX_TAG_CHARACTERS,
+    LoggedAttempt,
+    MetricPoint,
+    TrialKey,
+    cell_params,
+    curve_points,
+    run_name,
+    trial_metrics,
+    trial_params,
+    trial_tags,
+)
 
-BATCH = 1000  # metrics that MLflow takes in one request
-# of one curve: the most that MLflow's charts draw. 40,000 validations would take 13 MB a trial.
-CURVE_POINTS = 1000
+MAX_METRICS = 1000  # that MLflow takes in one request
+MAX_PARAMS = 100  # likewise
 PART = 50  # trials logged under one lock. Workers wait for it, for a second or two.
-PARENT, NOTE = "mlflow.parentRunId", "mlflow.note.content"
-LONGEST = 5000  # characters of a tag's value that every MLflow takes
-# How a trial's run ends in MLflow, where not as FINISHED
+RUNS_PER_PAGE = 1000  # of a search
+PARENT_TAG, NOTE_TAG = "mlflow.parentRunId", "mlflow.note.content"
+# How a trial's run ends in MLflow; all others end as FINISHED.
 RUN_STATES = {Status.INFEASIBLE: "FAILED", Status.FAILED: "FAILED", Status.STOPPED: "KILLED"}
-Point = tuple[str, float, int]  # a metric's name, value and step
 
 
 class Tracker:
-    """Logs one study to MLflow. All its methods raise StorageError where MLflow cannot be used.
+    """Logs one study to MLflow. All methods raise StorageError if MLflow cannot be used.
 
     Args:
         uri: Tracking URI.
-        folder: Folder of the artifacts where the URI is a local sqlite file.
+        folder: Folder of the artifacts if the URI is a local SQLite file.
         experiment: Name of the experiment.
         study: Name of the study.
-        tags: Tags of the study's run, as of when its trials were run last.
-        lock: Makes the lock of all processes that log this study; the process that holds it may
-            take it again.
+        tags: Tags of the study's run, as of the last run of its trials.
+        lock: Returns the lock of all processes that log this study. Its holder may acquire it
+            again.
     """
 
     def __init__(
@@ -64,36 +75,40 @@ class Tracker:
         lock: Callable[[], AbstractContextManager] = nullcontext,
     ):
         self.uri, self.study, self.tags, self.lock = uri, study, dict(tags), lock
-        self._cells: dict[Cell, str] = {}
-        self._running: set[str] = set()
+        self._cell_runs: dict[Cell, str] = {}
+        self._shown_running: set[str] = set()
         with mlflow_errors(uri):
             self.client, self.experiment_id = open_experiment(uri, folder, experiment)
-            self.run_id = self._run({KIND_TAG: "study"}, study, self.tags)
+            self.run_id = self._find_or_create_run({KIND_TAG: "study"}, study, self.tags)
 
-    def go_on(self) -> None:
-        """Shows that trials of the study are run, here and now."""
+    def show_running(self) -> None:
+        """Show that trials of the study run now, with the versions of this process."""
         with mlflow_errors(self.uri):
-            self._resume(self.run_id)
-            self._batch(self.run_id, tags=self.tags)
+            self._set_running(self.run_id)
+            self._log_batch(self.run_id, tags=self.tags)
 
-    def logged(self) -> dict[Place, Logged]:
-        """The attempts that are shown, of all trials and repeats that are logged whole."""
+    # ---- Trials ----
+
+    def logged(self) -> dict[TrialKey, LoggedAttempt]:
+        """Return the attempts of all trials and repeats that are logged completely."""
+        attempts = {}
         with mlflow_errors(self.uri):
-            runs = [run for kind in ("trial", "repeat") for run in self._find({KIND_TAG: kind})]
-        return {
-            place_of(run.data.tags): logged_in(run) for run in runs if run.info.status != "RUNNING"
-        }
+            for kind in ("trial", "repeat"):
+                for run in self._find_runs({KIND_TAG: kind}):
+                    if run.info.status != "RUNNING":
+                        attempts[TrialKey.of_run(run)] = LoggedAttempt.of_run(run)
+        return attempts
 
     def log_trial(self, result: TrialResult) -> None:
-        """Logs a run with the trial's metaparameters, status, steps to result, curves and kept
-        weights.
+        """Log a trial's metaparameters, status, steps to result, curves and kept weights as a run.
 
         The run replaces the runs of earlier attempts at the point, and an interrupted one. A result
         that is logged already is not logged again. Curves have at most `CURVE_POINTS` points;
         Optuna stores all points.
         """
         with mlflow_errors(self.uri), self.lock():
-            self._log_unless_logged(result, list(self._find(tags_of(place(result.trial)))))
+            key = TrialKey.of_trial(result.trial)
+            self._log_unless_logged(result, list(self._find_runs(key.tags())))
 
     def log_trials(self, results: Sequence[TrialResult]) -> Iterator[int]:
         """Log many results as `log_trial` does, and yield their number so far after each part.
@@ -101,70 +116,79 @@ class Tracker:
         MLflow passes over all runs to find the runs of one trial. Here one search finds the runs of
         `PART` trials of a cell.
         """
-        cells: dict[Cell, list[TrialResult]] = {}
+        by_cell: dict[Cell, list[TrialResult]] = {}
         for result in results:
-            cells.setdefault(result.trial.cell, []).append(result)
+            by_cell.setdefault(result.trial.cell, []).append(result)
         done = 0
-        for cell, of_cell in cells.items():
-            for start in range(0, len(of_cell), PART):
-                part = of_cell[start : start + PART]
+        for cell, cell_results in by_cell.items():
+            for start in range(0, len(cell_results), PART):
+                part = cell_results[start : start + PART]
                 with mlflow_errors(self.uri), self.lock():
-                    known: dict[Place, list[Run]] = {}
-                    for run in self._find({CELL_TAG: str(cell)}):
-                        if run.data.tags.get(KIND_TAG) in ("trial", "repeat"):
-                            known.setdefault(place_of(run.data.tags), []).append(run)
+                    runs = self._trial_runs(cell)
                     for result in part:
-                        self._log_unless_logged(result, known.get(place(result.trial), []))
+                        key = TrialKey.of_trial(result.trial)
+                        self._log_unless_logged(result, runs.get(key, []))
                 done += len(part)
                 yield done
 
-    def _log_unless_logged(self, result: TrialResult, known: Sequence[Run]) -> None:
-        """Log a result unless a known run has it; delete the known runs of other attempts."""
-        trial, cell = result.trial, result.trial.cell
-        if self._logged_else_cleared(result, known):
+    def delete_trial(self, key: TrialKey) -> None:
+        """Delete the runs of a trial or a repeat."""
+        with mlflow_errors(self.uri), self.lock():
+            for run in self._find_runs(key.tags()):
+                self.client.delete_run(run.info.run_id)
+
+    def _trial_runs(self, cell: Cell) -> dict[TrialKey, list[Run]]:
+        """Return the runs of a cell's trials and repeats."""
+        runs: dict[TrialKey, list[Run]] = {}
+        for run in self._find_runs({CELL_TAG: str(cell)}):
+            if run.data.tags.get(KIND_TAG) in ("trial", "repeat"):
+                runs.setdefault(TrialKey.of_run(run), []).append(run)
+        return runs
+
+    def _log_unless_logged(self, result: TrialResult, runs: Sequence[Run]) -> None:
+        """Log a result unless one of the trial's runs shows it; delete its other runs."""
+        if self._is_logged(result, runs):
             return
-        parent = self._cell_run(cell)
-        for run in (self.run_id, parent):
-            self._resume(run)
-        tags = tags_of(place(trial)) | {
-            NAME_TAG: self.study,
-            STATUS_TAG: str(result.status),
-            PARENT: parent,
-        }
-        if result.attempt is not None:
-            tags[ATTEMPT_TAG] = str(result.attempt)
-        if result.failure:
-            tags[FAILURE_TAG] = result.failure[:LONGEST]
+        cell_run = self._cell_run(result.trial.cell)
+        for run in (self.run_id, cell_run):
+            self._set_running(run)
         run = self.client.create_run(
             self.experiment_id,
             start_time=int((time.time() - result.seconds) * 1000),
-            tags=tags,
-            run_name=run_name(trial),
-        ).info.run_id
-        metrics = {"seconds": result.seconds}
-        if result.steps is not None:
-            metrics["steps_to_result"] = result.steps
-        metrics |= {f"kept/{name}": kept for name, (kept, _) in result.kept.items()}
-        metrics |= {f"theory/{name}": value for name, value in result.theory.items()}
-        metrics |= {
-            f"observed/{name}": value
-            for name, value in result.flags.items()
-            if math.isfinite(value)
-        }
-        params = _params(cell) | {"point": trial.point, **trial.params}
-        params |= {"repeat": trial.repeat} if trial.repeat else {}
-        params |= {f"total/{name}": total for name, (_, total) in result.kept.items()}
-        single = [(name, value, 0) for name, value in metrics.items()]
-        self._batch(run, [*single, *_along(result.curve), *_along(result.smoothness)], params)
+            tags={**trial_tags(result), NAME_TAG: self.study, PARENT_TAG: cell_run},
+            run_name=run_name(result.trial),
+        )
+        run_id = run.info.run_id
+        points = [MetricPoint(name, value, 0) for name, value in trial_metrics(result).items()]
+        points += curve_points(result.curve)
+        points += curve_points(result.smoothness)
+        self._log_batch(run_id, points, trial_params(result))
         if result.traceback:
-            self.client.log_text(run, result.traceback, "traceback.txt")
-        self.client.set_terminated(run, RUN_STATES.get(result.status, "FINISHED"))
+            self.client.log_text(run_id, result.traceback, "traceback.txt")
+        self.client.set_terminated(run_id, RUN_STATES.get(result.status, "FINISHED"))
 
-    def delete_trial(self, where: Place) -> None:
-        """Deletes the runs of a trial or a repeat."""
-        with mlflow_errors(self.uri), self.lock():
-            for run in self._find(tags_of(where)):
+    def _is_logged(self, result: TrialResult, runs: Sequence[Run]) -> bool:
+        """Return True if one run shows a result completely; delete all other runs."""
+        is_logged = False
+        for run in runs:
+            has_status = run.data.tags[STATUS_TAG] == result.status
+            is_complete = run.info.status != "RUNNING"
+            is_shown = has_status and is_complete and LoggedAttempt.of_run(run).shows(result)
+            if is_shown and not is_logged:
+                is_logged = True
+            else:
                 self.client.delete_run(run.info.run_id)
+        return is_logged
+
+    # ---- Cells and the study ----
+
+    def log_cell(self, cell: Cell, k_star: int | None, metrics: Mapping[str, float]) -> None:
+        """Log K* of a cell and its other metrics on the cell's run."""
+        values = dict(metrics)
+        if k_star is not None:
+            values["K_star"] = k_star
+        with mlflow_errors(self.uri):
+            self._log_changes(self._cell_run(cell), values, {}, {})
 
     def log_study(
         self,
@@ -175,163 +199,184 @@ class Tracker:
         texts: Mapping[str, str],
         finished: bool,
     ) -> None:
-        """The outcome, on the study's run. Only what changed since the last call is logged.
+        """Log the outcome on the study's run, as far as it has changed since the last call.
 
         Args:
-            scaling: Metric name -> {batch size: value}; with step = batch size, the UI's chart is a
-                scaling curve.
-            metrics, params, files, texts: Of the study; artifacts as `log_artifacts` takes them.
-            finished: Whether no trial is left to run.
+            scaling: Metric name -> {batch size: value}. The step is the batch size, so the UI's
+                chart is a scaling curve.
+            metrics, params: Metrics and parameters of the study.
+            files, texts: Artifacts, as `log_artifacts` takes them.
+            finished: Whether no trial remains to be run.
         """
         with mlflow_errors(self.uri):
-            self._log_new(self.run_id, metrics, params, scaling)
+            self._log_changes(self.run_id, metrics, params, scaling)
             log_artifacts(self.client, self.run_id, files, texts)
             if finished:
-                for run in (*self._cells.values(), self.run_id):
+                for run in (*self._cell_runs.values(), self.run_id):
                     if self.client.get_run(run).info.status == "RUNNING":
                         self.client.set_terminated(run)
-                self._running.clear()
+                self._shown_running.clear()
 
     def describe(self, note: str, views: Mapping[str, object]) -> None:
-        """The description of the study's run, in Markdown, and views of the experiment's runs
-        (`views.views_of`)."""
+        """Set the description of the study's run, and views of the experiment's runs.
+
+        Args:
+            note: The description in Markdown.
+            views: The views by name (`lit_dps.tracking.pages.views_of`).
+        """
+        note = note[:MAX_TAG_CHARACTERS]
         with mlflow_errors(self.uri):
-            if self.client.get_run(self.run_id).data.tags.get(NOTE) != (note := note[:LONGEST]):
-                self.client.set_tag(self.run_id, NOTE, note)
-            known = self.client.get_experiment(self.experiment_id).tags
+            if self.client.get_run(self.run_id).data.tags.get(NOTE_TAG) != note:
+                self.client.set_tag(self.run_id, NOTE_TAG, note)
+            tags = self.client.get_experiment(self.experiment_id).tags
             for name, view in views.items():
                 key, text = f"{SHARED}{view_key(self.study, name)}", json.dumps(view)
-                if known.get(key) != text and len(text) <= LONGEST:
+                if tags.get(key) != text and len(text) <= MAX_TAG_CHARACTERS:
                     self.client.set_experiment_tag(self.experiment_id, key, text)
 
     def artifact_page(self, name: str) -> str:
-        """The page of an artifact of the study's run, as a link on MLflow's own pages."""
+        """Return the page of an artifact of the study's run, as a link on MLflow's own pages."""
         return f"#/experiments/{self.experiment_id}/runs/{self.run_id}/artifacts/{name}"
 
-    def log_cell(self, cell: Cell, k_star: int | None, numbers: Mapping[str, float]) -> None:
-        """K* of a cell and other numbers of it, such as how many trials were complete, on the
-        cell's run."""
-        with mlflow_errors(self.uri):
-            self._log_new(
-                self._cell_run(cell),
-                dict(numbers) | ({} if k_star is None else {"K_star": k_star}),
-                {},
-                {},
-            )
-
-    def _logged_else_cleared(self, result: TrialResult, known: Sequence[Run]) -> bool:
-        """Whether a result is logged; runs of its point that are not of this attempt are
-        deleted."""
-        found = False
-        for run in known:
-            same = run.data.tags[STATUS_TAG] == result.status and logged_in(run).shows(result)
-            if same and not found and run.info.status != "RUNNING":
-                found = True
-            else:
-                self.client.delete_run(run.info.run_id)
-        return found
+    # ---- Runs ----
 
     def _cell_run(self, cell: Cell) -> str:
-        if cell not in self._cells:
-            run = self._run(
-                {CELL_TAG: str(cell), KIND_TAG: "cell"}, str(cell), {PARENT: self.run_id}
-            )
+        """Return the id of a cell's run; create the run if it does not exist."""
+        if cell not in self._cell_runs:
+            tags = {CELL_TAG: str(cell), KIND_TAG: "cell"}
+            run = self._find_or_create_run(tags, str(cell), {PARENT_TAG: self.run_id})
             if not self.client.get_run(run).data.params:
-                self._batch(run, params=_params(cell))
-            self._cells[cell] = run
-        return self._cells[cell]
+                self._log_batch(run, params=cell_params(cell))
+            self._cell_runs[cell] = run
+        return self._cell_runs[cell]
 
-    def _run(self, tags: Mapping[str, str], name: str, further: Mapping[str, str]) -> str:
-        """The run with these tags, made, with further ones, where there is none."""
+    def _find_or_create_run(
+        self, tags: Mapping[str, str], name: str, other_tags: Mapping[str, str]
+    ) -> str:
+        """Return the id of the run with some tags; create it, with other tags, if needed."""
         with self.lock():
-            for run in self._find(tags):
+            for run in self._find_runs(tags):
                 return run.info.run_id
-            every = {**further, NAME_TAG: self.study, **tags}
-            return self.client.create_run(self.experiment_id, tags=every, run_name=name).info.run_id
+            all_tags = {**other_tags, NAME_TAG: self.study, **tags}
+            run = self.client.create_run(self.experiment_id, tags=all_tags, run_name=name)
+            return run.info.run_id
 
-    def _resume(self, run: str) -> None:
-        """Shows a run of the study or a cell as running."""
-        if run not in self._running and self.client.get_run(run).info.status != "RUNNING":
-            self.client.update_run(run, status="RUNNING")
-        self._running.add(run)
+    def _find_runs(self, tags: Mapping[str, str]) -> Iterator[Run]:
+        """Yield the study's runs with some tags, the rarest tag first.
 
-    def _find(self, tags: Mapping[str, str]) -> Iterator[Run]:
-        """The study's runs with these tags, the rarest first.
-
-        MLflow's database has no index of a tag's values: it goes through all runs for the first
-        tag.
+        MLflow's database has no index of a tag's values. It passes over all runs for the first tag.
         """
-        query = " and ".join(
-            f"tags.`{key}` = '{value}'" for key, value in {**tags, NAME_TAG: self.study}.items()
-        )
+        terms = [f"tags.`{key}` = '{value}'" for key, value in tags.items()]
+        terms.append(f"tags.`{NAME_TAG}` = '{self.study}'")
         token = None
         while token != "":
             page = self.client.search_runs(
-                [self.experiment_id], query, max_results=1000, page_token=token
+                [self.experiment_id],
+                " and ".join(terms),
+                max_results=RUNS_PER_PAGE,
+                page_token=token,
             )
             yield from page
             token = page.token or ""
 
-    def _log_new(
-        self, run: str, metrics: Mapping[str, float], params: Mapping, series: Mapping[str, Mapping]
-    ) -> None:
-        """Logs what a run does not hold yet, or with another value."""
-        known = self.client.get_run(run).data
-        points = [
-            (name, value, 0)
-            for name, value in metrics.items()
-            if not _same(value, known.metrics.get(name))
-        ]
-        for name, values in series.items():
-            there = [
-                (metric.step, metric.value) for metric in self.client.get_metric_history(run, name)
-            ]
-            for step, value in values.items():
-                if not any(step == at and _same(value, stored) for at, stored in there):
-                    points.append((name, value, step))
-        self._batch(
-            run, points, {key: value for key, value in params.items() if key not in known.params}
-        )
+    def _set_running(self, run: str) -> None:
+        """Show a run of the study or of a cell as running."""
+        if run in self._shown_running:
+            return
+        if self.client.get_run(run).info.status != "RUNNING":
+            self.client.update_run(run, status="RUNNING")
+        self._shown_running.add(run)
 
-    def _batch(
-        self, run: str, points: Iterable[Point] = (), params: Iterable = (), tags: Iterable = ()
+    def _log_changes(
+        self,
+        run: str,
+        metrics: Mapping[str, float],
+        params: Mapping[str, object],
+        series: Mapping[str, Mapping[int, float]],
+    ) -> None:
+        """Log the values that a run does not have yet, or that have changed."""
+        logged = self.client.get_run(run).data
+        points = []
+        for name, value in metrics.items():
+            if not _is_same_value(value, logged.metrics.get(name)):
+                points.append(MetricPoint(name, value, 0))
+        for name, values in series.items():
+            history = self.client.get_metric_history(run, name)
+            for step, value in values.items():
+                if not _has_value(history, step, value):
+                    points.append(MetricPoint(name, value, step))
+        new_params = {key: value for key, value in params.items() if key not in logged.params}
+        self._log_batch(run, points, new_params)
+
+    def _log_batch(
+        self,
+        run: str,
+        points: Sequence[MetricPoint] = (),
+        params: Mapping[str, object] | None = None,
+        tags: Mapping[str, str] | None = None,
     ) -> None:
         now = int(time.time() * 1000)
         metrics = [Metric(name, float(value), now, step) for name, value, step in points]
-        texts = [Param(key, str(value)) for key, value in dict(params).items()]
-        labels = [RunTag(key, str(value)) for key, value in dict(tags).items()]
-        self.client.log_batch(run, metrics[:BATCH], texts[:100], labels)
-        for start in range(BATCH, len(metrics), BATCH):
-            self.client.log_batch(run, metrics[start : start + BATCH])
+        all_params = [Param(key, str(value)) for key, value in (params or {}).items()]
+        all_tags = [RunTag(key, str(value)) for key, value in (tags or {}).items()]
+        self.client.log_batch(run, metrics[:MAX_METRICS], all_params[:MAX_PARAMS], all_tags)
+        for start in range(MAX_METRICS, len(metrics), MAX_METRICS):
+            self.client.log_batch(run, metrics[start : start + MAX_METRICS])
 
 
-def run_name(trial: Trial) -> str:
-    """The name of a trial's run: what differs first, since lists of runs cut names short."""
-    repeat = f" repeat {trial.repeat}" if trial.repeat else ""
-    return f"point {trial.point}{repeat} | {trial.cell}"
+def _has_value(history: Sequence[Metric], step: int, value: float) -> bool:
+    values = [metric.value for metric in history if metric.step == step]
+    return any(_is_same_value(value, logged) for logged in values)
 
 
-def _params(cell: Cell) -> dict[str, object]:
-    return {"batch_size": cell.batch_size, "sparsity": cell.sparsity, **dict(cell.axes)}
+def _is_same_value(value: float, logged: float | None) -> bool:
+    """Return True if MLflow has logged a value. It stores infinity as the largest float."""
+    if logged is None:
+        return False
+    stored = max(-sys.float_info.max, min(value, sys.float_info.max))
+    return stored == logged or (math.isnan(value) and math.isnan(logged))
 
 
-def _along(curve: Mapping[str, Sequence[float]]) -> list[Point]:
-    """The points of a curve at its steps."""
-    steps = [int(step) for step in curve.get("step", ())]
-    shown = _shown(len(steps))
-    named = [(name, values) for name, values in curve.items() if name != "step"]
-    return [(name, values[i], steps[i]) for name, values in named for i in shown]
+# ---- Artifacts ----
 
 
-def _shown(length: int) -> Sequence[int]:
-    """Return the indices of the logged points: all, or `CURVE_POINTS` evenly spaced ones with both
-    ends."""
-    if length <= CURVE_POINTS:
-        return range(length)
-    return [round(i * (length - 1) / (CURVE_POINTS - 1)) for i in range(CURVE_POINTS)]
+def log_artifacts(
+    client: MlflowClient, run: str, files: Sequence[Path], texts: Mapping[str, str]
+) -> None:
+    """Log files and texts to a run, unless it has artifacts of the same name and content.
+
+    Args:
+        client: The client.
+        run: Id of the run.
+        files: Files. They keep their places below the folder that contains all of them.
+        texts: Text by the name of its artifact.
+    """
+    root = os.path.commonpath([path.parent for path in files]) if files else ""
+    artifacts = _Artifacts(client, run)
+    for path in files:
+        name = os.path.relpath(path, root)
+        if artifacts.differ(name, path.read_bytes()):
+            client.log_artifact(run, str(path), os.path.dirname(name) or None)
+    for name, text in texts.items():
+        if artifacts.differ(name, text.encode()):
+            client.log_text(run, text, name)
 
 
-def _same(value: float, stored: float | None) -> bool:
-    """Whether MLflow, which stores infinity as the largest float, was told a value before."""
-    kept = max(-sys.float_info.max, min(value, sys.float_info.max))
-    return stored is not None and (kept == stored or (math.isnan(value) and math.isnan(stored)))
+class _Artifacts:
+    """The artifacts of a run, listed once for each folder."""
+
+    def __init__(self, client: MlflowClient, run: str):
+        self._client, self._run = client, run
+        self._sizes: dict[str, dict[str, Any]] = {}  # folder -> path -> bytes
+
+    def differ(self, name: str, content: bytes) -> bool:
+        """Return True if there is no artifact of this name and content."""
+        folder = os.path.dirname(name)
+        if folder not in self._sizes:
+            items = self._client.list_artifacts(self._run, folder or None)
+            self._sizes[folder] = {item.path: item.file_size for item in items}
+        if self._sizes[folder].get(name) != len(content):
+            return True
+        with tempfile.TemporaryDirectory() as temporary:
+            path = self._client.download_artifacts(self._run, name, temporary)
+            return Path(path).read_bytes() != content

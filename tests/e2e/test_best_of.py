@@ -8,7 +8,7 @@ import pytest
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.storage.database import open_storage
-from lit_dps.storage.header import attributes
+from lit_dps.storage.header import study_attributes
 from lit_dps.storage.read import read_study
 from tests.e2e.commands import FAST, run_here
 
@@ -31,7 +31,7 @@ def test_all_trials_of_a_cell_are_at_the_best_point_of_the_other_study(tmp_path)
         assert len({tuple(r.curve["train_loss"]) for r in results}) == 3, "seeds of their own"
         assert all(r.smoothness["lipschitz"] for r in results)
     assert "the best sample of study fast" in done.stdout
-    assert "best_of" not in attributes(open_storage(url(tmp_path)), "fast")["identity"]["study"]
+    assert "best_of" not in study_attributes(open_storage(url(tmp_path)), "fast")["identity"]["study"]
 
     other = run_here(tmp_path, *WINNERS)  # without measurements: another study
     assert other.returncode == 2 and "smoothness" in other.stderr
@@ -62,11 +62,11 @@ def test_all_trials_of_a_cell_are_at_the_best_point_of_the_other_study(tmp_path)
     ],
 )
 def test_what_cannot_be_the_best_of_another_is_refused(search, options, said):
-    before = attributes(open_storage(url(search)), "fast")
+    before = study_attributes(open_storage(url(search)), "fast")
     done = run_here(search, *WINNERS, *options)
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert re.search(said, done.stderr), done.stderr
-    assert attributes(open_storage(url(search)), "fast") == before
+    assert study_attributes(open_storage(url(search)), "fast") == before
 
 
 @pytest.fixture(scope="module")

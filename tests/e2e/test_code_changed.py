@@ -20,7 +20,7 @@ from lit_dps.parallel import fork_server as processes
 from lit_dps.parallel.process import StopRequest
 from lit_dps.storage.advice_store import AdviceStore
 from lit_dps.storage.database import open_storage
-from lit_dps.storage.header import attributes
+from lit_dps.storage.header import study_attributes
 from lit_dps.study.workers import work_in_processes
 from tests.unit.advice.test_step_probe import with_module
 
@@ -70,7 +70,9 @@ def test_code_that_changed_is_named(call, tmp_path, monkeypatch, verb):
         assert f"note: {name}.py is not as the study's trial was trained with" in done.err
         return
     url = f"sqlite:///{tmp_path}/mlruns/study.db"
-    AdviceStore(url, name).keep(environment=attributes(open_storage(url), name)["environments"][0])
+    AdviceStore(url, name).keep(
+        environment=study_attributes(open_storage(url), name)["environments"][0]
+    )
     done = call(verb, "c.yaml", *(("--budget", "60s") if verb == "advise" else ()))
     assert done.code == 2 and f"{name}.py is not as in its stored " in done.err
 

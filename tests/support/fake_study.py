@@ -15,6 +15,7 @@ from lit_dps.core.record import grid
 from lit_dps.core.search_space import Range
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult
 from lit_dps.storage.read import read_study
+from lit_dps.storage.samplers import distributions as store_distributions
 from lit_dps.storage.schema import (
     FORMAT,
     FORMAT_ATTR,
@@ -23,7 +24,6 @@ from lit_dps.storage.schema import (
     cell_study_name,
     encode_result,
 )
-from lit_dps.storage.sobol import distributions as store_distributions
 
 GOAL = Goal(0.1, check_interval=16, max_steps=40_000)
 SPACE = {

@@ -11,7 +11,7 @@ from lit_dps.core.trial import Cell, Trial, TrialResult
 from lit_dps.engines.engine import Engine
 from lit_dps.engines.interval_loop import IntervalLoop
 from lit_dps.engines.trainer import TrainerEngine
-from lit_dps.storage.trial_queue import Store
+from lit_dps.storage.trial_queue import TrialQueue
 from lit_dps.training import GoalErrorCallback
 from lit_dps.training.workload import Workload
 from tests.support.setups import training_of
@@ -86,6 +86,6 @@ def train_one(trial: Trial, workload: Workload, goal: dict, **options) -> TrialR
     return result
 
 
-def trials_of(store: Store) -> Iterator[Trial]:
+def trials_of(store: TrialQueue) -> Iterator[Trial]:
     """The trials that a store hands out, one at a time."""
-    return (run.trial for run in iter(store.next_run, None))
+    return (run.trial for run in iter(store.claim_next, None))

@@ -12,7 +12,7 @@ from lit_dps.core.search_space import extreme_points
 from lit_dps.core.trial import Trial
 from lit_dps.engines.eligible import standard_data
 from lit_dps.parallel import ranks
-from lit_dps.storage.samplers import sampler_of
+from lit_dps.storage.samplers import make_sampler
 from lit_dps.study.preflight.dry_run import dry_run
 from lit_dps.study.preflight.keys import check_goals, check_keys, check_workers
 from lit_dps.study.setup import StudySetup
@@ -46,7 +46,7 @@ def check_configuration(setup: StudySetup) -> LightningDataModule:
     setup.study.check()
     PruningCallback.of(setup.pruning)
     check_goals(setup)
-    sampler_of(setup.study, setup.goal_of_trials)
+    make_sampler(setup.study, setup.goal_of_trials)
     check_trainer(setup.workload.trainer)
     check_keys(setup)
     _check_engine(setup)

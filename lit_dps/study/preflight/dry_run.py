@@ -14,7 +14,7 @@ from lit_dps.core.trial import Cell, Trial
 from lit_dps.engines.eligible import standard_data
 from lit_dps.engines.engine import Training
 from lit_dps.engines.trainer import TrialFit
-from lit_dps.storage.sobol import sobol_point
+from lit_dps.storage.samplers import sobol_point
 from lit_dps.study.data_hashes import check_validation_data, fingerprint
 from lit_dps.study.preflight.batch_size_check import compare_metrics, repeated_metrics
 from lit_dps.study.preflight.idle_keys import idle_keys

@@ -21,7 +21,7 @@ from lit_dps.core.trial_config import plain
 from lit_dps.engines.engine import Training
 from lit_dps.engines.trainer import TrialFit
 from lit_dps.optim import RULES
-from lit_dps.storage.sobol import sobol_point
+from lit_dps.storage.samplers import sobol_point
 from lit_dps.study.data_hashes import fingerprint
 from lit_dps.study.preflight.short_trial import perturb, run_short
 from lit_dps.study.setup import StudySetup

@@ -19,9 +19,9 @@ from lit_dps.report.figures import drawn, metaparameters
 from lit_dps.report.text import render
 from lit_dps.storage.database import open_storage
 from lit_dps.storage.merge import merge
-from lit_dps.storage.read import Elsewhere, read_study
-from lit_dps.storage.sobol import SobolSampler, distributions, sobol_point
-from lit_dps.storage.trial_queue import Store
+from lit_dps.storage.read import OtherStorage, read_study
+from lit_dps.storage.samplers import SobolSampler, distributions, sobol_point
+from lit_dps.storage.trial_queue import TrialQueue
 from tests.support.fake_study import GOAL, result, write_study
 from tests.unit.engines.test_engine import WORKLOAD
 
@@ -134,7 +134,7 @@ def test_optuna_holds_the_choices_themselves(tmp_path):
     assert distributions(SPACE)["model.momentum"] == optuna.distributions.CategoricalDistribution(
         [0.0, 0.01, 0.1]
     )
-    run = Store(url, "s", [CELL], 1, SobolSampler(SPACE, 3), 3, GOAL).next_run()
+    run = TrialQueue(url, "s", [CELL], 1, SobolSampler(SPACE, 3), 3, GOAL).claim_next()
     (kept,) = optuna.load_study(study_name="s | B=16 S=0", storage=open_storage(url)).trials
     assert dict(kept.params) == run.trial.params == sobol_point(SPACE, 3, 0)
 
@@ -178,7 +178,7 @@ def test_table_boundary_and_figure(tmp_path):
 def test_results_of_another_machine_are_merged(tmp_path):
     here, there = (f"sqlite:///{tmp_path}/{name}.db" for name in ("here", "there"))
     written(here), written(there)
-    (found,) = merge(here, [Elsewhere("there", open_storage(there))]).values()
-    assert (found.taken, found.known, found.conflicts) == (0, 3, {})
+    (found,) = merge(here, [OtherStorage("there", open_storage(there))]).values()
+    assert (found.added, found.unchanged, found.conflicts) == (0, 3, {})
     other = copy.deepcopy(SPACE)
     assert read_study(here, "fake").space == other

@@ -12,9 +12,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from lit_dps.core.error_origin import error_text, place_in_user_code
 from lit_dps.core.errors import ConfigError, DataError, StorageError, UserError
-from lit_dps.storage.compatibility import StudyChanged
-from lit_dps.storage.foreign_studies import ForeignStudy
-from lit_dps.storage.lost_study import StudyLost
+from lit_dps.storage.database import StudyLost
+from lit_dps.storage.header import StudyChanged
+from lit_dps.storage.ownership import ForeignStudy
 from lit_dps.study.step_probe import CannotTime
 from lit_dps.study.workers import WorkerDied
 from tests.support.errors import refuses

@@ -14,8 +14,8 @@ from lit_dps.core.search_space import Range
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult
 from lit_dps.storage import trial_queue as store_module
 from lit_dps.storage.read import read_study
-from lit_dps.storage.sobol import SobolSampler
-from lit_dps.storage.trial_queue import Store
+from lit_dps.storage.samplers import SobolSampler
+from lit_dps.storage.trial_queue import TrialQueue
 from tests.support.fake_study import result, write_study
 from tests.support.runs import trials_of
 
@@ -122,13 +122,13 @@ def run_study(
 ) -> list[tuple[Cell, int, int]]:
     """Runs a study of made-up trials under a slack; (cell, point, last step) of every trial that
     was run."""
-    s, ran = Store(url, "s", cells, points, SobolSampler(SPACE, 5), 5, GOAL, (), slack), []
+    s, ran = TrialQueue(url, "s", cells, points, SobolSampler(SPACE, 5), 5, GOAL, (), slack), []
     for asked in trials_of(s):
-        steps, limit = STEPS[asked.point], s.limit(asked.cell)
+        steps, limit = STEPS[asked.point], s.cell_limit(asked.cell)
         outraced = steps > limit
         end = math.ceil(limit / INTERVAL) * INTERVAL if outraced else steps  # the first check there
         status = Status.OUTRACED if outraced else Status.COMPLETE
-        s.tell(TrialResult(asked, status, None if outraced else steps, curve(end)))
+        s.store_result(TrialResult(asked, status, None if outraced else steps, curve(end)))
         ran.append((asked.cell, asked.point, end))
     return ran
 
@@ -185,16 +185,18 @@ def test_of_two_attempts_the_one_that_ran_further_counts(tmp_path):
 def test_a_worker_knows_its_own_results_at_once_and_those_of_others_soon(url, monkeypatch):
     monkeypatch.setattr(store_module, "POLL", 1e9)
     s, other = (
-        Store(url, "s", CELLS[:1], 3, SobolSampler(SPACE, 5), 5, GOAL, (), 1) for _ in range(2)
+        TrialQueue(url, "s", CELLS[:1], 3, SobolSampler(SPACE, 5), 5, GOAL, (), 1) for _ in range(2)
     )
     mine, theirs = next(asked := trials_of(s)), next(asked_too := trials_of(other))
-    assert s.limit(CELLS[0]) == other.limit(CELLS[0]) == math.inf
-    s.tell(TrialResult(Trial(mine.cell, mine.point), Status.COMPLETE, 48, curve(48)))
-    assert (s.limit(CELLS[0]), other.limit(CELLS[0])) == (48, math.inf)
+    assert s.cell_limit(CELLS[0]) == other.cell_limit(CELLS[0]) == math.inf
+    s.store_result(TrialResult(Trial(mine.cell, mine.point), Status.COMPLETE, 48, curve(48)))
+    assert (s.cell_limit(CELLS[0]), other.cell_limit(CELLS[0])) == (48, math.inf)
     monkeypatch.setattr(store_module, "POLL", -1.0)
-    assert other.limit(CELLS[0]) == 48
-    other.tell(TrialResult(Trial(theirs.cell, theirs.point), Status.COMPLETE, 32, curve(32)))
-    assert s.limit(CELLS[0]) == 32
+    assert other.cell_limit(CELLS[0]) == 48
+    other.store_result(
+        TrialResult(Trial(theirs.cell, theirs.point), Status.COMPLETE, 32, curve(32))
+    )
+    assert s.cell_limit(CELLS[0]) == 32
     asked.close(), asked_too.close()
 
 
@@ -215,15 +217,17 @@ def run_in_heats(
     levels = [32, 128, math.inf]
     goal = Goal(0.1, 16, budget)
     s, ran = (
-        Store(url, "s", CELLS[:1], len(ends), SobolSampler(SPACE, 5), 5, goal, (), slack, levels),
+        TrialQueue(
+            url, "s", CELLS[:1], len(ends), SobolSampler(SPACE, 5), 5, goal, (), slack, levels
+        ),
         [],
     )
-    while (run := s.next_run()) is not None:
+    while (run := s.claim_next()) is not None:
         point = run.trial.point
         while run.status is None:
             step = len(run.curve["step"]) * 16 + 16
             run.record(step, 0.1 if step == ends[point] else 0.9, True, 1.0, True)
-        s.tell(run.result())
+        s.store_result(run.result())
         ran.append((point, step))
     return ran
 
@@ -231,7 +235,7 @@ def run_in_heats(
 def test_nobody_spends_the_budget_before_a_good_trial_begins(url):
     ran = run_in_heats(url, {0: None, 1: None, 2: 96, 3: 80})
     assert ran == [(0, 32), (1, 32), (2, 32), (3, 32), (0, 128), (1, 128), (2, 96), (3, 80)]
-    s = Store(url, "s", CELLS[:1], 4, SobolSampler(SPACE, 5), 5, GOAL, (), 1)
+    s = TrialQueue(url, "s", CELLS[:1], 4, SobolSampler(SPACE, 5), 5, GOAL, (), 1)
     assert next(trials_of(s), None) is None, "all ran at least as long as the best"
 
 
@@ -252,21 +256,23 @@ def test_without_racing_nobody_pauses(url):
 
 def test_workers_who_come_later_pause_too(url):
     monitor = [
-        Store(url, "s", CELLS[:1], 4, SobolSampler(SPACE, 5), 5, GOAL, (), 1, [32, 128, math.inf])
+        TrialQueue(
+            url, "s", CELLS[:1], 4, SobolSampler(SPACE, 5), 5, GOAL, (), 1, [32, 128, math.inf]
+        )
         for _ in range(2)
     ]
-    claims = [s.next_run() for s in monitor]
+    claims = [s.claim_next() for s in monitor]
     assert [run.pause_at for run in claims] == [32, 32], "the second found all points enqueued"
     for s, run in zip(monitor, claims, strict=True):
-        s.tell(TrialResult(run.trial, Status.PAUSED, None, curve(32)))
-    again = Store(
+        s.store_result(TrialResult(run.trial, Status.PAUSED, None, curve(32)))
+    again = TrialQueue(
         url, "s", CELLS[:1], 2, SobolSampler(SPACE, 5), 5, GOAL, (), 1, [32, 128, math.inf]
     )
     points = []
-    while (run := again.next_run()) is not None and len(points) < 5:
+    while (run := again.claim_next()) is not None and len(points) < 5:
         points.append((run.trial.point, run.pause_at))
         status = Status.PAUSED if run.pause_at < math.inf else Status.INCOMPLETE
-        again.tell(TrialResult(run.trial, status, None, curve(int(min(run.pause_at, 512)))))
+        again.store_result(TrialResult(run.trial, status, None, curve(int(min(run.pause_at, 512)))))
     rest = [p for p in (2, 3)]
     assert [rung for point, rung in points if point in rest][:2] == [32, 32]
     assert (claims[0].trial.point, 128) in points, (

@@ -16,11 +16,11 @@ from lit_dps.core.trial import Cell, Status, Trial, TrialResult
 from lit_dps.report.text import render, table_and_law
 from lit_dps.report.warnings import study_notes
 from lit_dps.storage.database import open_storage
-from lit_dps.storage.header import attributes, declare
+from lit_dps.storage.header import declare, study_attributes
 from lit_dps.storage.read import read_study
-from lit_dps.storage.sobol import SobolSampler
+from lit_dps.storage.samplers import SobolSampler
 from lit_dps.storage.take_over import claim_report
-from lit_dps.storage.trial_queue import Store
+from lit_dps.storage.trial_queue import TrialQueue
 from lit_dps.study.progress import Progress
 from tests.support.fake_study import analysis_of, result
 from tests.support.runs import trials_of
@@ -40,8 +40,10 @@ def url(tmp_path):
     return f"sqlite:///{tmp_path}/study.db"
 
 
-def store(url: str, plan: RepeatPlan = PLAN, points: int = 3, cells=(A, B), **kw) -> Store:
-    return Store(url, "s", list(cells), points, SobolSampler(SPACE, 5), 5, GOAL, plan=plan, **kw)
+def store(url: str, plan: RepeatPlan = PLAN, points: int = 3, cells=(A, B), **kw) -> TrialQueue:
+    return TrialQueue(
+        url, "s", list(cells), points, SobolSampler(SPACE, 5), 5, GOAL, plan=plan, **kw
+    )
 
 
 def ended(
@@ -53,14 +55,14 @@ def ended(
     )
 
 
-def search(s: Store, steps=STEPS) -> list[Trial]:
+def search(s: TrialQueue, steps=STEPS) -> list[Trial]:
     """Runs the search; returns the repeats, which are run too and take twice as many steps as their
     point did."""
     repeats = []
     for trial in trials_of(s):
         if trial.repeat:
             repeats.append(trial)
-        s.tell(
+        s.store_result(
             ended(
                 trial,
                 2 * steps[trial.cell, trial.point]
@@ -105,39 +107,39 @@ def test_the_best_points_are_repeated_after_the_search(url):
         t.cell: t.params for t in trials_of(store(f"{url}.2", RepeatPlan(), 2)) if t.point == 1
     }
     assert repeats[0].params == params[A], "metaparameters are the point's"
-    assert s.next_run() is None
+    assert s.claim_next() is None
 
 
 def test_a_repeat_runs_to_its_multiple_of_the_best_and_no_race_ends_it(url):
     s = store(url, RepeatPlan(2, slack=3), cells=[A], slack=1)
-    for trial in (run.trial for run in iter(s.next_run, None) if not run.trial.repeat):
-        s.tell(ended(trial, STEPS[A, trial.point], Status.OUTRACED, ran=160))
+    for trial in (run.trial for run in iter(s.claim_next, None) if not run.trial.repeat):
+        s.store_result(ended(trial, STEPS[A, trial.point], Status.OUTRACED, ran=160))
         if trial.point == 2:
             break
-    one, two = s.next_run(), s.next_run()
-    assert (one.trial.repeat, two.trial.repeat) == (1, 2) and one.stop_at() == 288 == s.limit_of(
+    one, two = s.claim_next(), s.claim_next()
+    assert (one.trial.repeat, two.trial.repeat) == (1, 2) and one.stop_at() == 288 == s.step_limit(
         one.trial
     )
-    s.tell(ended(one.trial, 16))
-    assert two.stop_at() == 288 and s.limit(A) == 96, (
+    s.store_result(ended(one.trial, 16))
+    assert two.stop_at() == 288 and s.cell_limit(A) == 96, (
         "the goal met sooner changes neither K* nor the other repeat"
     )
-    s.tell(ended(two.trial, None, Status.OUTRACED, ran=288))
-    assert s.next_run() is None
+    s.store_result(ended(two.trial, None, Status.OUTRACED, ran=288))
+    assert s.claim_next() is None
     later = store(url, RepeatPlan(2, slack=4), cells=[A], slack=1)
-    assert which([later.next_run().trial]) == [(A, 1, 2)], "a longer one goes on"
+    assert which([later.claim_next().trial]) == [(A, 1, 2)], "a longer one goes on"
 
 
 def test_a_cell_waits_for_whoever_still_searches_it(url):
     one, two = store(url), store(url)
-    last = [one.next_run().trial for _ in STEPS][-1]
+    last = [one.claim_next().trial for _ in STEPS][-1]
     for trial in [Trial(cell, point) for cell, point in STEPS][:-1]:
-        one.tell(ended(trial, STEPS[trial.cell, trial.point]))
-    got = [two.next_run().trial for _ in range(2)]
-    assert which(got) == [(A, 1, 1), (A, 1, 2)] and two.next_run() is None, (
+        one.store_result(ended(trial, STEPS[trial.cell, trial.point]))
+    got = [two.claim_next().trial for _ in range(2)]
+    assert which(got) == [(A, 1, 1), (A, 1, 2)] and two.claim_next() is None, (
         "K* of the other may change"
     )
-    one.tell(ended(last, 16))
+    one.store_result(ended(last, 16))
     assert which(trials_of(one)) == [(B, 2, 1), (B, 2, 2)]
 
 
@@ -170,7 +172,7 @@ def test_a_study_of_before_is_extended_by_repeats(url):
     was = config()
     declare(url, was, "w", GOAL, {"a": 1}, {})
     search(store(url, RepeatPlan()))
-    assert "repeats" not in attributes(open_storage(url), "s")
+    assert "repeats" not in study_attributes(open_storage(url), "s")
     before = table_and_law(Analysis(read_study(url, "s")))
     declare(url, config(repeats=2), "w", GOAL, {"a": 1}, {})
     search(store(url))
@@ -186,7 +188,7 @@ def test_medians_spread_and_bias_are_those_of_the_repeats(url):
     declare(url, config(repeats=5, batch_sizes=[4]), "w", GOAL, {}, {})
     s, found = store(url, RepeatPlan(5), cells=[A]), iter([128, 192, None, 96, 160])
     for trial in trials_of(s):
-        s.tell(ended(trial, next(found) if trial.repeat else STEPS[A, trial.point]))
+        s.store_result(ended(trial, next(found) if trial.repeat else STEPS[A, trial.point]))
     study = Analysis(read_study(url, "s"))
     (each,) = study.repeats
     assert (each.steps, each.missed, each.median) == (96, 1, 160)
@@ -201,7 +203,7 @@ def test_a_median_at_the_first_check_is_a_bound(url):
     declare(url, config(repeats=2, batch_sizes=[4]), "w", GOAL, {}, {})
     s = store(url, cells=[A])
     for trial in trials_of(s):
-        s.tell(ended(trial, 16))
+        s.store_result(ended(trial, 16))
     study = Analysis(read_study(url, "s"))
     assert study.repeats[0].bias is None and study.seeds["floor"].tolist() == [1]
     assert "4 0 <= 16 <= 16 <= 16 to <= 16 <= 16 to <= 16 2 0 -" in " ".join(render(study).split())
@@ -215,9 +217,11 @@ def test_merge_takes_repeats_over_and_tells_conflicts(tmp_path):
         for trial in trials_of(s):
             steps = STEPS[trial.cell, trial.point]
             other = url == urls[1] and trial.cell == B and trial.repeat == 1
-            s.tell(ended(trial, 3 * steps if other else 2 * steps if trial.repeat else steps))
+            s.store_result(
+                ended(trial, 3 * steps if other else 2 * steps if trial.repeat else steps)
+            )
     found = merged(*urls)["s"]
-    assert (found.taken, found.known) == (2, 7)
+    assert (found.added, found.unchanged) == (2, 7)
     assert "the first at point 0 repeat 1" in lines("s", found)[1]
     record = read_study(urls[0], "s")
     assert record.plan.count == 2 and [

@@ -21,12 +21,12 @@ from lit_dps.core.space_history import (
 )
 from lit_dps.core.trial import Cell, Status, TrialResult
 from lit_dps.report.text import render
-from lit_dps.storage.compatibility import StudyChanged
+from lit_dps.storage.header import StudyChanged
 from lit_dps.storage.database import open_storage
-from lit_dps.storage.header import attributes, declare
+from lit_dps.storage.header import study_attributes, declare
 from lit_dps.storage.read import read_study
-from lit_dps.storage.sobol import SobolSampler, boxed_point, sobol_point
-from lit_dps.storage.trial_queue import Store
+from lit_dps.storage.samplers import SobolSampler, boxed_point, sobol_point
+from lit_dps.storage.trial_queue import TrialQueue
 from lit_dps.study.expand_space import with_stored_space
 from tests.support.runs import trials_of
 from tests.unit.storage.test_merge import merged
@@ -98,11 +98,11 @@ def run(url: str, study: StudyConfig, boxes=()) -> list:
     """Runs what is left: the higher the rate, the sooner."""
     declare(url, study, "w", GOAL, {"a": 1}, {}, boxes)
     sampler = SobolSampler(study.space, 3, True, boxes)
-    ran, s = [], Store(url, "s", study.cells, study.trials, sampler, 3, GOAL)
+    ran, s = [], TrialQueue(url, "s", study.cells, study.trials, sampler, 3, GOAL)
     for trial in trials_of(s):
         ran.append(trial)
         steps = 16 * max(2, min(60, round(60 / (1 + trial.params[RATE]))))
-        s.tell(
+        s.store_result(
             TrialResult(
                 trial,
                 Status.COMPLETE,
@@ -125,7 +125,7 @@ def test_a_study_is_widened_gone_on_with_and_widened_again(tmp_path, capsys):
     run(url, study)
     before = read_study(url, "s")
     assert Analysis(before).cells[0].boundary[RATE] == "high"
-    assert "boxes" not in attributes(open_storage(url), "s") and before.boxes == ()
+    assert "boxes" not in study_attributes(open_storage(url), "s") and before.boxes == ()
     wider = with_stored_space(of(tmp_path, study), True)
     assert wider.identity(None) == of(tmp_path, study).identity(None), (
         "the first box is the identity's"

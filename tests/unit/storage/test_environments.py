@@ -11,14 +11,13 @@ from lit_dps.core.goal import Goal
 from lit_dps.core.search_space import Range
 from lit_dps.core.trial import Cell, Status, TrialResult
 from lit_dps.report.environment_notes import environment_notes
-from lit_dps.storage.compatibility import StudyChanged
 from lit_dps.storage.database import open_storage
-from lit_dps.storage.environments import check_environment, keep_environment
-from lit_dps.storage.header import attributes, check_unchanged, declare
+from lit_dps.storage.header import StudyChanged, check_unchanged, declare, study_attributes
 from lit_dps.storage.merge import merge
 from lit_dps.storage.read import open_elsewhere, read_study
-from lit_dps.storage.sobol import SobolSampler
-from lit_dps.storage.trial_queue import Store
+from lit_dps.storage.run_records import check_environment, store_environment
+from lit_dps.storage.samplers import SobolSampler
+from lit_dps.storage.trial_queue import TrialQueue
 from tests.support.runs import trials_of
 
 SPACE = {"model.learning_rate": Range(1e-3, 1.0, "log")}
@@ -48,14 +47,14 @@ def study(tmp_path):
         )
         _, uid = declare(name, config, "digits", GOAL, {}, {})
         if made_of is not None:
-            keep_environment(name, "s", made_of)
+            store_environment(name, "s", made_of)
         key = None if made_of is None else made_of[KEY]
-        worker = Store(
+        worker = TrialQueue(
             name, "s", [CELL], points, SobolSampler(SPACE, 0), 0, GOAL, uid=uid, environment=key
         )
         for trial in trials_of(worker):
             curve = {"step": [16], "val_error": [0.0], "train_loss": [1.0]}
-            worker.tell(TrialResult(trial, Status.COMPLETE, 16, curve, engine=engine))
+            worker.store_result(TrialResult(trial, Status.COMPLETE, 16, curve, engine=engine))
         return read_study(name, "s")
 
     run.url = url
@@ -102,7 +101,7 @@ def test_two_versions_are_noted_with_their_trials(study):
 
 def test_what_no_trial_ran_in_is_not_noted(study):
     study(environment(), 3)
-    keep_environment(study.url, "s", environment("2"))
+    store_environment(study.url, "s", environment("2"))
     assert environment_notes(read_study(study.url, "s")) == []
 
 
@@ -136,7 +135,7 @@ def test_a_merge_keeps_what_trials_were_made_of(study, tmp_path):
         environment()[KEY],
         environment("2")[KEY],
     }
-    assert {each[KEY] for each in attributes(open_storage(here), "s")["environments"]} == {
+    assert {each[KEY] for each in study_attributes(open_storage(here), "s")["environments"]} == {
         environment()[KEY],
         environment("2")[KEY],
     }
@@ -157,7 +156,7 @@ def test_a_new_value_of_an_axis_of_the_data_is_no_other_data(tmp_path):
     declare(url, config, "digits", GOAL, {"data_digest": "of 0.5"}, {})
     with pytest.raises(StudyChanged):
         check_unchanged(url, "s", {"data_digest": "of 8"})
-    keep_environment(url, "s", environment(**{DATA: {"noise=0.5": ["of 0.5"]}}))
+    store_environment(url, "s", environment(**{DATA: {"noise=0.5": ["of 0.5"]}}))
     check_unchanged(url, "s", {"data_digest": "of 8"})
     with pytest.raises(StudyChanged) as caught:
         check_environment(

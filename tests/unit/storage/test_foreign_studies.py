@@ -14,9 +14,9 @@ from lit_dps.core.config import StudyConfig
 from lit_dps.core.errors import StorageError
 from lit_dps.core.goal import Goal
 from lit_dps.storage.advice_store import AdviceStore
-from lit_dps.storage.foreign_studies import ForeignStudy
 from lit_dps.storage.header import check_unchanged, declare
 from lit_dps.storage.merge import merge
+from lit_dps.storage.ownership import ForeignStudy
 from lit_dps.storage.read import open_elsewhere
 from tests.support.runs import trials_of
 from tests.unit.storage.test_store import SPACE, ended
@@ -81,7 +81,7 @@ def test_a_study_of_another_direction_is_foreign_also_without_trials(url):
 def test_foreign_trials_in_a_cell_of_ours_are_refused(url):
     uid = declared(url)
     store = opened(url, uid)
-    store.tell(ended(next(trials_of(store))))
+    store.store_result(ended(next(trials_of(store))))
     store.leave()
     with_trials(optuna.load_study(study_name="s | B=4 S=0", storage=url))
     with pytest.raises(ForeignStudy) as caught:
@@ -100,7 +100,7 @@ def test_a_cell_that_became_foreign_since_is_refused_when_it_is_opened(url):
 def test_nothing_is_merged_into_a_foreign_study(url, tmp_path, name):
     other = f"sqlite:///{tmp_path}/other.db"
     store = opened(other, declared(other))
-    store.tell(ended(next(trials_of(store))))
+    store.store_result(ended(next(trials_of(store))))
     with_trials(optuna.create_study(study_name=name, storage=url))
     before = dump(url)
     with open_elsewhere(other, url) as elsewhere, pytest.raises(ForeignStudy) as caught:

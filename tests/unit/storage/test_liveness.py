@@ -15,8 +15,7 @@ import time
 
 import pytest
 
-from lit_dps.storage.liveness import Liveness, describe_owner, start_of
-from lit_dps.storage.locks import peers
+from lit_dps.storage.locks import Liveness, describe_owner, peers, start_of
 from lit_dps.storage.schema import OWNER
 from lit_dps.storage.take_over import claim_report, take_over
 from tests.e2e.commands import environment
@@ -92,7 +91,7 @@ def points_of(store) -> list[int]:
     points = []
     for trial in trials_of(store):
         points.append(trial.point)
-        store.tell(ended(trial))
+        store.store_result(ended(trial))
     return points
 
 
@@ -199,7 +198,7 @@ def test_a_worker_whose_file_was_deleted_loses_its_trial_and_doubles_nothing(
         (tmp_path / "study.db.workers").mkdir()
     assert sorted(points_of(opened(url, uid))) == [0, 1, 2]
     before = claim_report(url, "s")
-    store.tell(ended(trial))
+    store.store_result(ended(trial))
     assert before is None and claim_report(url, "s").is_running is False, (
         "no result more than before"
     )
@@ -237,7 +236,7 @@ def test_what_does_not_answer_is_named_and_released_on_demand(url):
     (line,) = take_over(url, "s")
     assert line.startswith("released 1 trial of process 7 on elsewhere, which does not answer")
     assert points_of(opened(url, uid)) == [unknown]
-    one.tell(ended(mine))
+    one.store_result(ended(mine))
     assert claim_report(url, "s") is None
 
 

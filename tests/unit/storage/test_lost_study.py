@@ -12,8 +12,7 @@ from sqlalchemy.exc import OperationalError
 
 from lit_dps.core.config import StorageConfig
 from lit_dps.core.errors import StorageError
-from lit_dps.storage.database import storage_errors
-from lit_dps.storage.lost_study import StudyLost, refuse_lost
+from lit_dps.storage.database import StudyLost, refuse_lost, storage_errors
 from lit_dps.storage.read import read_study
 from lit_dps.storage.urls import check_writable
 from tests.e2e.commands import FAST, run_here
@@ -107,7 +106,7 @@ def one_page_overwritten(data: bytes) -> bytes:
 def test_a_damaged_database_is_one_line_with_the_remedy(tmp_path, damage):
     url, file = f"sqlite:///{tmp_path}/study.db", tmp_path / "study.db"
     store = opened(url, declared(url))
-    store.tell(ended(next(trials_of(store))))
+    store.store_result(ended(next(trials_of(store))))
     store.leave()
     damaged = damage(file.read_bytes())
     file.write_bytes(damaged)

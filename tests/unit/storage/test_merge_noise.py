@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from lit_dps.core.noise_scale import NoiseScale
-from lit_dps.storage.header import keep_noise_scale
 from lit_dps.storage.read import read_study
+from lit_dps.storage.run_records import store_noise_scale
 from tests.unit.storage.test_merge import A, merged, ran, written
 
 NOISE = NoiseScale(1.0, 0.1, 60.0, 1.0, 50.0, 80.0, readings=64, batch_size=64)
@@ -17,7 +17,7 @@ def test_the_noise_scale_is_that_of_a_study_run_at_once(tmp_path):
     for url, given in zip(urls[1:], ((16, 64), (64, 64), (256, 99)), strict=True):
         written(url, {A: [ran("incomplete", 64)]})
         batch_size, readings = given
-        keep_noise_scale(
+        store_noise_scale(
             url, "fake", dataclasses.replace(NOISE, batch_size=batch_size, readings=readings)
         )
     known = {url: read_study(url, "fake").noise for url in urls[1:]}
@@ -28,6 +28,6 @@ def test_the_noise_scale_is_that_of_a_study_run_at_once(tmp_path):
     )  # 16 is too few examples, and of the others 64 is the smallest
     merged(urls[0], urls[1])
     assert read_study(urls[0], "fake").noise == known[urls[2]]
-    keep_noise_scale(urls[1], "fake", more := dataclasses.replace(NOISE, readings=65))
+    store_noise_scale(urls[1], "fake", more := dataclasses.replace(NOISE, readings=65))
     merged(urls[0], urls[1])
     assert read_study(urls[0], "fake").noise == more

@@ -22,13 +22,13 @@ def url(tmp_path):
 def test_a_repeat_of_a_dead_process_and_a_failed_one_run_again(url):
     search(s := store(url, RepeatPlan()))
     s = store(url)
-    lost, failed, kept = (s.next_run().trial for _ in range(3))
+    lost, failed, kept = (s.claim_next().trial for _ in range(3))
     s._claims[lost.cell, lost.point, 1].set_user_attr(OWNER, DEAD)
-    s.tell(ended(failed, None, Status.FAILED, ran=16))
+    s.store_result(ended(failed, None, Status.FAILED, ran=16))
     assert which(trials_of(s)) == [(B, 0, 2), (A, 1, 1)], (
         "not the failed one: it runs again in the next run"
     )
-    s.abandon()
+    s.release_claims()
     again = store(url, run_number=1)
     assert (
         which(trials_of(again)) == [(A, 1, 1), (A, 1, 2), (B, 0, 1), (B, 0, 2)] and kept.cell == B
@@ -41,7 +41,7 @@ def test_the_repeat_of_a_process_that_was_killed_once_its_result_was_written_cou
     search(store(url, RepeatPlan()))
     declare(url, config(repeats=2), "w", GOAL, {}, {})
     killed = store(url)
-    trial = killed.next_run().trial
+    trial = killed.claim_next().trial
     claimed = killed._claims[trial.cell, trial.point, 1]
     claimed.set_user_attr(OWNER, DEAD)
     claimed.set_user_attr(RESULT_ATTR, encode_result(ended(trial, 96)))

@@ -22,12 +22,11 @@ from lit_dps.core.search_space import Range
 from lit_dps.core.trial import Cell, Status, Trial
 from lit_dps.report.text import protocol_text, render
 from lit_dps.report.warnings import study_notes
-from lit_dps.storage.compatibility import compare
 from lit_dps.storage.database import open_storage
-from lit_dps.storage.header import attributes, check_unchanged, declare
+from lit_dps.storage.header import check_unchanged, compare, declare, study_attributes
 from lit_dps.storage.read import read_study
-from lit_dps.storage.sobol import SobolSampler
-from lit_dps.storage.trial_queue import Store
+from lit_dps.storage.samplers import SobolSampler
+from lit_dps.storage.trial_queue import TrialQueue
 from lit_dps.study.preflight.check import check
 from lit_dps.study.setup import StudySetup
 from lit_dps.training.workload import Workload
@@ -255,7 +254,7 @@ def test_further_goals_may_be_harder():
 def test_it_is_part_of_the_identity_where_it_is_on(tmp_path):
     plain, whole = setup(), setup(run_on=True)
     assert compare(plain.identity(None), whole.identity(None)) == [
-        "study.run_on was '(absent)' and is True"
+        ("study.run_on", "(absent)", True)
     ]
     assert plain.identity(None) == setup(run_on=False).identity(None)
     url = f"sqlite:///{tmp_path}/study.db"
@@ -263,7 +262,9 @@ def test_it_is_part_of_the_identity_where_it_is_on(tmp_path):
         study = dataclasses.replace(each.study, name=f"s{each.study.run_on}")
         declare(url, study, "w", each.goal_of_trials, each.identity(None), {})
         check_unchanged(url, study.name, each.identity(None))
-    assert [attributes(open_storage(url), name).get("run_on") for name in ("sFalse", "sTrue")] == [
+    assert [
+        study_attributes(open_storage(url), name).get("run_on") for name in ("sFalse", "sTrue")
+    ] == [
         None,
         True,
     ]
@@ -271,8 +272,10 @@ def test_it_is_part_of_the_identity_where_it_is_on(tmp_path):
 
 def test_a_store_hands_out_runs_that_go_on(tmp_path):
     url = f"sqlite:///{tmp_path}/study.db"
-    store = Store(url, "s", [CELL], 1, SobolSampler(SPACE, 0), 0, Goal(0.1, 4, 16), run_on=True)
-    run = store.next_run()
+    store = TrialQueue(
+        url, "s", [CELL], 1, SobolSampler(SPACE, 0), 0, Goal(0.1, 4, 16), run_on=True
+    )
+    run = store.claim_next()
     assert run.train_past_goal and run.pause_at == math.inf
 
 

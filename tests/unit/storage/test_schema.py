@@ -17,12 +17,12 @@ from lit_dps.core.trial import Cell, Status, TrialResult
 from lit_dps.storage import schema
 from lit_dps.storage.cells import open_cell
 from lit_dps.storage.database import open_storage
-from lit_dps.storage.header import attributes, declare, extend
+from lit_dps.storage.header import declare, extend, study_attributes
 from lit_dps.storage.read import open_elsewhere
+from lit_dps.storage.samplers import SobolSampler
 from lit_dps.storage.schema import AXES, RUN_ON, cells_of
-from lit_dps.storage.sobol import SobolSampler
 from lit_dps.storage.take_over import claim_report
-from lit_dps.storage.trial_queue import Store
+from lit_dps.storage.trial_queue import TrialQueue
 from tests.support.runs import trials_of
 
 DATABASES = sorted((Path(__file__).parents[3] / "docs" / "replication").glob("*.db.xz"))
@@ -31,7 +31,7 @@ METHODS = {"pruning.method": ["snip", "synflow"], "model.width": [8]}
 
 
 def check(storage) -> int:
-    """Checks that the page names all user attributes of a storage. Returns how many trials it
+    """Checks that the page names all user study_attributes of a storage. Returns how many trials it
     holds."""
     trials = 0
     for study in storage.get_all_studies():
@@ -55,15 +55,15 @@ def test_the_page_names_all_that_a_study_stores(tmp_path):
         name="s", batch_sizes=[4], sparsities=[0.0], trials=2, space=SPACE, repeats=1
     )
     _, uid = declare(url, config, "digits", Goal(0.1, 16, 96), {}, {})
-    worker = Store(url, "s", [Cell(4)], 2, SobolSampler(SPACE, 0), 0, Goal(0.1), uid=uid)
+    worker = TrialQueue(url, "s", [Cell(4)], 2, SobolSampler(SPACE, 0), 0, Goal(0.1), uid=uid)
     for trial, status in zip(trials_of(worker), (Status.COMPLETE, Status.FAILED), strict=False):
-        worker.tell(
+        worker.store_result(
             TrialResult(trial, status, 16 if status is Status.COMPLETE else None, failure="no")
         )
     assert claim_report(url, "s") is None
     assert check(open_storage(url)) == 2
     header, absent = (
-        attributes(open_storage(url), "s"),
+        study_attributes(open_storage(url), "s"),
         {AXES, RUN_ON, schema.NOISE, schema.BOXES, schema.ENVIRONMENTS},
     )
     absent |= {schema.TRIAL_SEED, schema.RUNS, schema.STEP_TIMING}
@@ -95,7 +95,7 @@ def test_further_axes_multiply_the_cells_and_are_extended(tmp_path):
     cells = cells_of(header)
     assert len(cells) == len(set(cells)) == 2 * 3 * 3
     assert Cell(2, 0.5, (("model.width", 8.5), ("pruning.method", "snip"))) in cells
-    assert cells_of(attributes(storage, "s")) == [Cell(2, 0.5), Cell(4, 0.5)]
+    assert cells_of(study_attributes(storage, "s")) == [Cell(2, 0.5), Cell(4, 0.5)]
 
 
 def test_a_cell_says_where_it_stands_on_every_axis(tmp_path):
@@ -104,7 +104,7 @@ def test_a_cell_says_where_it_stands_on_every_axis(tmp_path):
         open_cell(storage, "s", cell, "uid")
     names = optuna.get_all_study_names(storage)
     assert sorted(names) == ["s | B=4 S=0.5", "s | B=4 S=0.5 method=snip"]
-    found = [attributes(storage, name) for name in sorted(names)]
+    found = [study_attributes(storage, name) for name in sorted(names)]
     plain = {"batch_size": 4, "sparsity": 0.5, "uid": "uid"}
     assert found == [plain, plain | {AXES: {"pruning.method": "snip"}}]
 

@@ -15,10 +15,9 @@ from lit_dps.core.goal import Goal
 from lit_dps.core.search_space import Range
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult
 from lit_dps.storage.header import declare
-from lit_dps.storage.samplers import sampler_of
+from lit_dps.storage.samplers import distributions, make_sampler, sobol_point
 from lit_dps.storage.schema import encode_result
-from lit_dps.storage.sobol import distributions, sobol_point
-from lit_dps.storage.trial_queue import Store
+from lit_dps.storage.trial_queue import TrialQueue
 
 SPACE = {
     "model.learning_rate": Range(1e-5, 1.0, "log"),
@@ -56,16 +55,19 @@ def search(folder, sampler: str, stop: int = TRIALS) -> list[dict]:
     metaparameters."""
     url, config = f"sqlite:///{folder}/study.db", study(sampler)
     _, uid = declare(url, config, "w", GOAL, {}, {})
-    worker, found = Store(url, "s", [CELL], TRIALS, sampler_of(config, GOAL), 0, GOAL, uid=uid), []
-    while len(found) < stop and (run := worker.next_run()) is not None:
-        worker.tell(ended(run.trial))
+    worker, found = (
+        TrialQueue(url, "s", [CELL], TRIALS, make_sampler(config, GOAL), 0, GOAL, uid=uid),
+        [],
+    )
+    while len(found) < stop and (run := worker.claim_next()) is not None:
+        worker.store_result(ended(run.trial))
         found.append(dict(run.trial.params))
     return found
 
 
 def in_memory(sampler: str, trials: int) -> list[dict]:
     """The same search without a database."""
-    memory, found = optuna.create_study(sampler=sampler_of(study(sampler), GOAL)), []
+    memory, found = optuna.create_study(sampler=make_sampler(study(sampler), GOAL)), []
     for point in range(trials):
         memory.enqueue_trial({}, user_attrs={"point": point})
         trial = memory.ask(distributions(SPACE))
@@ -92,27 +94,27 @@ def test_several_workers_draw_different_points(tmp_path):
     url, config = f"sqlite:///{tmp_path}/study.db", study("tpe")
     _, uid = declare(url, config, "w", GOAL, {}, {})
     workers = [
-        Store(url, "s", [CELL], TRIALS, sampler_of(config, GOAL), 0, GOAL, uid=uid)
+        TrialQueue(url, "s", [CELL], TRIALS, make_sampler(config, GOAL), 0, GOAL, uid=uid)
         for _ in range(2)
     ]
     drawn = []
     for _ in range(5):
-        runs = [worker.next_run() for worker in workers]  # at the same time
+        runs = [worker.claim_next() for worker in workers]  # at the same time
         drawn += [tuple(run.trial.params.values()) for run in runs]
         for worker, run in zip(workers, runs, strict=True):
-            worker.tell(ended(run.trial))
+            worker.store_result(ended(run.trial))
     assert len(set(drawn)) == 10
 
 
 def test_a_point_that_runs_again_keeps_its_metaparameters(tmp_path):
     url, config = f"sqlite:///{tmp_path}/study.db", study("tpe")
     _, uid = declare(url, config, "w", GOAL, {}, {})
-    worker = Store(
+    worker = TrialQueue(
         url,
         "s",
         [CELL],
         7,
-        sampler_of(config, GOAL),
+        make_sampler(config, GOAL),
         0,
         GOAL,
         slack=2.0,
@@ -120,11 +122,11 @@ def test_a_point_that_runs_again_keeps_its_metaparameters(tmp_path):
         uid=uid,
     )
     seen: dict[int, list] = {}
-    while (run := worker.next_run()) is not None:  # all pause at the first rung
+    while (run := worker.claim_next()) is not None:  # all pause at the first rung
         seen.setdefault(run.trial.point, []).append(dict(run.trial.params))
         paused = run.pause_at == 4
         curve = {"step": [4 if paused else GOAL.max_steps], "val_error": [0.5]}
-        worker.tell(
+        worker.store_result(
             TrialResult(run.trial, Status.PAUSED if paused else Status.INCOMPLETE, None, curve)
         )
     assert len(seen) == 7
@@ -132,7 +134,7 @@ def test_a_point_that_runs_again_keeps_its_metaparameters(tmp_path):
 
 
 def test_worse_trials_are_worth_less():
-    sampler = sampler_of(study("tpe"), GOAL)
+    sampler = make_sampler(study("tpe"), GOAL)
 
     def value(status: str, **result):
         trial = type(
@@ -140,7 +142,7 @@ def test_worse_trials_are_worth_less():
             (),
             {"user_attrs": {"result": {"status": status, "curve": {}, "steps": None, **result}}},
         )
-        return sampler.value(trial)
+        return sampler.objective(trial)
 
     fast, slow = value("complete", steps=100), value("complete", steps=9_000)
     near, far = (value("incomplete", curve={"val_error": [e]}) for e in (0.11, 0.9))
@@ -149,12 +151,12 @@ def test_worse_trials_are_worth_less():
 
 
 def test_other_samplers_come_by_class_path_or_are_refused():
-    assert sampler_of(study("optuna.samplers.RandomSampler"), GOAL)
+    assert make_sampler(study("optuna.samplers.RandomSampler"), GOAL)
     with pytest.raises(
         ConfigError, match="study.sampler: 'best' is not allowed; one of sobol, tpe, gp"
     ):
         study("best").check()
     with pytest.raises(ConfigError, match="study.sampler: 'optuna.samplers.No'"):
-        sampler_of(study("optuna.samplers.No"), GOAL)
+        make_sampler(study("optuna.samplers.No"), GOAL)
     with pytest.raises(ConfigError, match="a sampler that takes a seed"):
-        sampler_of(study("optuna.samplers.GridSampler"), GOAL)
+        make_sampler(study("optuna.samplers.GridSampler"), GOAL)

@@ -10,7 +10,7 @@ from optuna.distributions import FloatDistribution, IntDistribution
 from optuna.samplers import QMCSampler
 
 from lit_dps.core.search_space import Range
-from lit_dps.storage.sobol import SobolSampler, distributions, sobol_point
+from lit_dps.storage.samplers import SobolSampler, distributions, sobol_point
 
 SPACE = {  # not in the order of the keys
     "model.momentum": Range(0.9, 0.9999, "reverse_log"),

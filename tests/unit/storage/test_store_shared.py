@@ -18,14 +18,15 @@ from lit_dps.core.config import StudyConfig
 from lit_dps.core.errors import StorageError
 from lit_dps.core.goal import Goal
 from lit_dps.storage import trial_queue as trials
+from lit_dps.storage.cells import WrongCell
 from lit_dps.storage.database import open_storage
 from lit_dps.storage.header import declare
 from lit_dps.storage.locks import ServerPeers, peers, storage_lock
 from lit_dps.storage.read import read_study
+from lit_dps.storage.samplers import SobolSampler, sobol_point
 from lit_dps.storage.schema import OWNER, cell_study_name
-from lit_dps.storage.sobol import SobolSampler, sobol_point
 from lit_dps.storage.take_over import claim_report
-from lit_dps.storage.trial_queue import Store
+from lit_dps.storage.trial_queue import TrialQueue
 from tests.support.runs import trials_of
 from tests.unit.storage.test_store import CELLS, DEAD, SPACE, _claim_all, ended
 
@@ -45,8 +46,8 @@ def declared(url: str, **changed) -> str:
     return declare(url, config, "workload", Goal(0.1), {"goal": {"error": 0.1}} | changed, {})[1]
 
 
-def opened(url: str, uid: str | None, cells=CELL) -> Store:
-    return Store(url, "s", cells, 3, SobolSampler(SPACE, 5), 5, GOAL, uid=uid)
+def opened(url: str, uid: str | None, cells=CELL) -> TrialQueue:
+    return TrialQueue(url, "s", cells, 3, SobolSampler(SPACE, 5), 5, GOAL, uid=uid)
 
 
 def delete(url: str, *names: str) -> None:
@@ -61,28 +62,31 @@ def test_a_study_made_anew_gets_nothing_of_a_process_that_worked_on_the_old_one(
     delete(url, "s", cell_study_name("s", trial.cell))
     new = opened(url, declared(url, data_digest="other"))
     theirs = next(trials_of(new))  # a database may give it the numbers of the old one
-    for late in (lambda: working.tell(ended(trial)), lambda: next(asked), working.abandon):
+    for late in (
+        lambda: working.store_result(ended(trial)),
+        lambda: next(asked),
+        working.release_claims,
+    ):
         with pytest.raises(StorageError, match="study 's' was deleted or made anew"):
             late()
-    new.tell(ended(theirs))
+    new.store_result(ended(theirs))
     results = read_study(url, "s").results[trial.cell]
     assert [r.trial.point for r in results] == [0]
 
 
 def test_cells_that_an_earlier_study_left_behind_are_not_taken_up(url):
     first = opened(url, declared(url))
-    first.tell(ended(next(trials_of(first))))
+    first.store_result(ended(next(trials_of(first))))
     delete(url, "s")
-    with pytest.raises(
-        StorageError, match=r"'s \| B=4 S=0' belongs to an earlier study 's'.*delete it too"
-    ):
+    with pytest.raises(WrongCell) as caught:
         next(trials_of(opened(url, declared(url))))
+    assert (caught.value.name, caught.value.keys) == ("s | B=4 S=0", ("uid",))
 
 
 def test_a_header_cut_short_is_written_anew_and_keeps_its_cells(url):
     uid = declared(url)
     first = opened(url, uid)
-    first.tell(ended(next(trials_of(first))))
+    first.store_result(ended(next(trials_of(first))))
     attribute = "delete from study_user_attributes where key = 'lit_dps_format'"
     engine = create_engine(url)
     with engine.begin() as connection:
@@ -97,7 +101,7 @@ def test_a_cell_that_vanished_is_one_line(url):
     trial = next(trials_of(working))
     delete(url, cell_study_name("s", trial.cell))
     with pytest.raises(StorageError, match="what was there is gone"):
-        working.tell(ended(trial))
+        working.store_result(ended(trial))
 
 
 def test_a_trial_that_was_given_to_another_is_not_told(url):
@@ -108,9 +112,9 @@ def test_a_trial_that_was_given_to_another_is_not_told(url):
     one._claims[trial.cell, trial.point, 0].study.tell(0, state=optuna.trial.TrialState.FAIL)
     other = opened(url, uid)
     taken = next(t for t in trials_of(other) if t.point == trial.point)
-    one.tell(ended(trial))
+    one.store_result(ended(trial))
     assert read_study(url, "s").results[trial.cell] == []
-    other.tell(ended(taken))
+    other.store_result(ended(taken))
     assert [r.trial.point for r in read_study(url, "s").results[trial.cell]] == [trial.point]
 
 
@@ -127,9 +131,9 @@ def test_the_last_one_out_reports_once(url):
         f"3 trials are still run by process {os.getpid()} on {socket.gethostname()}" in left.reason
     )
     for trial in theirs:
-        other.tell(ended(trial))
+        other.store_result(ended(trial))
     assert "1 trial is still run" in claim_report(url, "s").reason
-    one.tell(ended(mine))
+    one.store_result(ended(mine))
     assert claim_report(url, "s") is None
     assert not claim_report(url, "s").is_running, "another process has written the analysis"
 
@@ -147,21 +151,21 @@ def test_a_database_put_back_is_run_to_the_same_end(tmp_path):
     uid = declared(url)
     first = opened(url, uid)
     asked = trials_of(first)
-    first.tell(ended(next(asked)))
+    first.store_result(ended(next(asked)))
     lost = next(asked)
     first._claims[lost.cell, lost.point, 0].set_user_attr(OWNER, DEAD)
     shutil.copy(tmp_path / "study.db", tmp_path / "copy.db")
     first._claims.clear()
     rest = opened(url, uid)
     for trial in trials_of(rest):
-        rest.tell(ended(trial))
+        rest.store_result(ended(trial))
     before = read_study(url, "s").results
     shutil.copy(tmp_path / "copy.db", tmp_path / "study.db")
     again = opened(url, uid)
     points = []
     for trial in trials_of(again):
         points.append(trial.point)
-        again.tell(ended(trial))
+        again.store_result(ended(trial))
     assert sorted(points) == [1, 2]
     assert read_study(url, "s").results == before
 
@@ -192,7 +196,7 @@ def test_a_lost_connection_is_one_line_and_the_study_goes_on(postgres):
     uid = declared(postgres)
     one = opened(postgres, uid)
     asked = trials_of(one)
-    one.tell(ended(next(asked)))
+    one.store_result(ended(next(asked)))
     lost = next(asked)
     engine = create_engine(postgres, isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
@@ -203,7 +207,7 @@ def test_a_lost_connection_is_one_line_and_the_study_goes_on(postgres):
         connection.execute(text(end + " and datname = current_database()"))
     engine.dispose()
     with pytest.raises(StorageError) as caught:
-        one.tell(ended(lost))
+        one.store_result(ended(lost))
     assert "s3cret" not in str(caught.value) and "\n" not in str(caught.value)
     assert [trial.point for trial in trials_of(opened(postgres, uid))] != []
 
@@ -226,13 +230,13 @@ def of_worker(url: str, number: int) -> str:
 def test_on_a_server_trials_are_taken_and_told_while_another_holds_the_storage(postgres):
     uid = declared(postgres)
     one = opened(postgres, uid)
-    one.tell(ended(one.next_run().trial))
+    one.store_result(ended(one.claim_next().trial))
     done = []
 
     def work() -> None:
-        trial = one.next_run().trial
-        done.append(one.tell(ended(trial)))
-        one.abandon()
+        trial = one.claim_next().trial
+        done.append(one.store_result(ended(trial)))
+        one.release_claims()
 
     other = ServerPeers(postgres)
     with other.lock("storage"):
@@ -253,11 +257,11 @@ def test_workers_that_take_trials_at_once_neither_double_nor_lose_a_point(postgr
     def work(number: int) -> None:
         url = of_worker(postgres, number)
         try:
-            store = Store(url, "s", CELL, points, SobolSampler(SPACE, 5), 5, GOAL, uid=uid)
+            store = TrialQueue(url, "s", CELL, points, SobolSampler(SPACE, 5), 5, GOAL, uid=uid)
             begin.wait(60)
             for trial in trials_of(store):
                 claimed.append((number, trial.point, trial.params))
-                store.tell(ended(trial))
+                store.store_result(ended(trial))
         except Exception as error:  # shown by the test
             errors.append(error)
         finally:

@@ -18,7 +18,7 @@ from lit_dps.core.errors import ConfigError, StorageError
 from lit_dps.core.text import escape, escape_json
 from lit_dps.core.trial import Cell
 from lit_dps.report.publish import figures_folder
-from lit_dps.storage.own_studies import foreign_modules, remember
+from lit_dps.storage.ownership import foreign_modules, remember
 from lit_dps.storage.read import open_elsewhere, read_study, study_uid
 from lit_dps.tracking.client import artifact_folder
 from tests.support.fake_study import SPACE, result, write_study

@@ -15,13 +15,13 @@ from lit_dps.core.goal import Goal
 from lit_dps.core.racing import longest_attempt
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult
 from lit_dps.storage import cells
-from lit_dps.storage.cells import FAILED_IN, ran_to
-from lit_dps.storage.header import begin_run
+from lit_dps.storage.cells import covered_steps
 from lit_dps.storage.merge import merge
 from lit_dps.storage.read import open_elsewhere, read_study
-from lit_dps.storage.schema import RESULT_ATTR, encode_result
-from lit_dps.storage.sobol import SobolSampler
-from lit_dps.storage.trial_queue import Store
+from lit_dps.storage.run_records import begin_run
+from lit_dps.storage.samplers import SobolSampler
+from lit_dps.storage.schema import FAILED_IN, RESULT_ATTR, encode_result
+from lit_dps.storage.trial_queue import TrialQueue
 from lit_dps.study.failures import AllFail, Failure, Failures, failure_in
 from lit_dps.study.progress import Progress
 from tests.support.runs import trials_of
@@ -52,22 +52,24 @@ def url(tmp_path):
     return url
 
 
-def opened(url: str, run_number: int = 0, **kw) -> Store:
-    return Store(url, "s", [CELL], 3, SobolSampler(SPACE, 5), 5, GOAL, run_number=run_number, **kw)
+def opened(url: str, run_number: int = 0, **kw) -> TrialQueue:
+    return TrialQueue(
+        url, "s", [CELL], 3, SobolSampler(SPACE, 5), 5, GOAL, run_number=run_number, **kw
+    )
 
 
-def next_run(url: str, **kw) -> Store:
+def next_run(url: str, **kw) -> TrialQueue:
     """The store of a worker of another run of the study."""
     return opened(url, begin_run(url, "s"), **kw)
 
 
-def run(store: Store, fails=(), status=Status.FAILED) -> list[int]:
+def run(store: TrialQueue, fails=(), status=Status.FAILED) -> list[int]:
     """Runs what a store asks for; the points that it asked for, in order."""
     points = []
     for trial in trials_of(store):
         points.append(trial.point)
         assert len(points) < 20, "a failed trial is run again and again"
-        store.tell(
+        store.store_result(
             (failed(trial) if status is Status.FAILED else ended(trial, status))
             if trial.point in fails
             else ended(trial)
@@ -107,7 +109,7 @@ def test_a_run_does_not_repeat_what_failed_in_another_one_that_goes_on_beside_it
     asked = trials_of(first)
     trial = next(asked)
     second = next_run(url)
-    first.tell(failed(trial))
+    first.store_result(failed(trial))
     assert sorted(run(second)) == [1, 2], "it began before the trial failed"
     assert run(next_run(url)) == [0]
 
@@ -147,7 +149,7 @@ def test_a_failed_trial_whose_process_was_killed_at_its_end_counts_from_when_it_
     first = opened(url)
     trial = next(trials_of(first))
     monkeypatch.setattr(cells, "finish", lambda *args: None)  # killed before
-    first.tell(failed(trial))
+    first.store_result(failed(trial))
     monkeypatch.undo()
     monkeypatch.setattr(first.peers, "alive", lambda who: False)
     assert run(next_run(url)) == [1, 2, 0]
@@ -156,7 +158,7 @@ def test_a_failed_trial_whose_process_was_killed_at_its_end_counts_from_when_it_
 def test_a_trial_that_failed_beyond_where_it_had_to_go_is_not_run_again(url):
     store = opened(url, slack=2.0)
     for trial in trials_of(store):
-        store.tell(ended(trial) if trial.point else failed(trial, checked=48))
+        store.store_result(ended(trial) if trial.point else failed(trial, checked=48))
     assert run(next_run(url, slack=2.0)) == [], "K* is 16, so it is as good as outraced"
     assert [r.status for r in read_study(url, "s").results[CELL]] == [
         "outraced",
@@ -178,7 +180,7 @@ def test_how_far_an_attempt_tells():
     ]:
         attrs = {} if result is None else {RESULT_ATTR: encode_result(result)}
         assert (
-            ran_to(attrs | ({} if number is None else {FAILED_IN: number}), run_number=3)
+            covered_steps(attrs | ({} if number is None else {FAILED_IN: number}), run_number=3)
             == expected
         )
 

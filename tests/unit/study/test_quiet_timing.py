@@ -15,8 +15,8 @@ from lit_dps.core.step_timing import CellTiming, StepTiming
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.core.trial_config import SmoothnessConfig
 from lit_dps.parallel.process import Interrupted, StopRequest
-from lit_dps.storage.header import keep_step_timing
 from lit_dps.storage.read import read_study
+from lit_dps.storage.run_records import store_step_timing
 from lit_dps.study import quiet_timing
 from lit_dps.study.quiet_timing import MIN_ROUNDS, ROUNDS, SWITCH, WARM_UP_STEPS, update_step_timing
 from lit_dps.study.step_probe import _StepStopwatch
@@ -147,7 +147,7 @@ def test_what_is_stored_is_what_was_measured(tmp_path, study):
     )
     timing = StepTiming("Xeon, 2 cores", "2026-11-27", 2, 1, cells)
     assert StepTiming.from_dict(json.loads(json.dumps(timing.to_dict()))) == timing
-    keep_step_timing(url, "quiet", timing)
+    store_step_timing(url, "quiet", timing)
     assert read_study(url, "quiet").step_timing == timing
 
 
@@ -168,7 +168,7 @@ def test_times_that_cannot_be_stored_cost_nothing_else(clock, study, monkeypatch
     def full(*args):
         raise StorageError("disk is full")
 
-    monkeypatch.setattr(quiet_timing, "keep_step_timing", full)
+    monkeypatch.setattr(quiet_timing, "store_step_timing", full)
     record = read_study(url, "quiet")
     assert update_step_timing(setup, record, StopRequest()) is record
     assert "step times were not stored: disk is full\n" in capsys.readouterr().err

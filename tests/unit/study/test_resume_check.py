@@ -11,7 +11,7 @@ import torch
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.module import ImageClassifier
-from lit_dps.storage.sobol import sobol_point
+from lit_dps.storage.samplers import sobol_point
 from lit_dps.study.preflight.dry_run import dry_run
 from lit_dps.study.preflight.resume_check import _Ended, _gap, check_resume
 from lit_dps.study.setup import StudySetup

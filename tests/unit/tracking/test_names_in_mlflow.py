@@ -17,17 +17,15 @@ from lit_dps.core.trial import Cell, Status, Trial, TrialResult
 from lit_dps.storage import schema
 from lit_dps.storage.cells import REPORTED_VALUES
 from lit_dps.storage.database import open_storage
-from lit_dps.storage.environments import keep_environment
-from lit_dps.storage.header import attributes, declare
-from lit_dps.storage.k_star_trials import keep_outcomes
+from lit_dps.storage.header import declare, study_attributes
+from lit_dps.storage.run_records import store_environment, store_k_star_trials
+from lit_dps.storage.samplers import SobolSampler
 from lit_dps.storage.schema import cell_study_name
-from lit_dps.storage.sobol import SobolSampler
-from lit_dps.storage.trial_queue import Store
-from lit_dps.tracking.client import page_address
+from lit_dps.storage.trial_queue import TrialQueue
 from lit_dps.tracking.description import constants, markdown
+from lit_dps.tracking.pages import CELLS, CURVES, page_address, view_key, views_of
 from lit_dps.tracking.sync import sync
 from lit_dps.tracking.tracker import Tracker
-from lit_dps.tracking.views import CELLS, CURVES, view_key, views_of
 from tests.support.fake_study import analysis_of, law_results
 from tests.support.runs import trials_of
 
@@ -46,7 +44,9 @@ def stored(tmp_path):
     url = f"sqlite:///{tmp_path}/study.db"
     config = StudyConfig(name="s", batch_sizes=[4], sparsities=[0.5], trials=3, space=SPACE)
     _, uid = declare(url, config, "digits", Goal(0.1, 16, 9600), {}, {})
-    worker = Store(url, "s", [CELL], 3, SobolSampler(SPACE, 0), 0, Goal(0.1), slack=2.0, uid=uid)
+    worker = TrialQueue(
+        url, "s", [CELL], 3, SobolSampler(SPACE, 0), 0, Goal(0.1), slack=2.0, uid=uid
+    )
     ends = (Status.COMPLETE, 1600), (Status.OUTRACED, None), (Status.INFEASIBLE, None)
     for (status, steps), trial in zip(
         ends, trials_of(worker), strict=False
@@ -54,7 +54,7 @@ def stored(tmp_path):
         found = curve(100 if steps else 3)
         if status is Status.INFEASIBLE:
             found["val_error"][-1] = math.nan
-        worker.tell(TrialResult(trial, status, steps, found))
+        worker.store_result(TrialResult(trial, status, steps, found))
     return url, optuna.load_study(study_name=cell_study_name("s", CELL), storage=open_storage(url))
 
 
@@ -92,8 +92,8 @@ def test_the_page_of_the_schema_names_what_is_stored_for_people(stored):
 def test_environments_are_kept_once_each(stored):
     url, _ = stored
     for version in ("2.15", "2.15", "2.16", "2.15"):
-        keep_environment(url, "s", {"version.torch": version})
-    assert attributes(open_storage(url), "s")["environments"] == [
+        store_environment(url, "s", {"version.torch": version})
+    assert study_attributes(open_storage(url), "s")["environments"] == [
         {"version.torch": v} for v in ("2.15", "2.16")
     ]
 
@@ -202,7 +202,7 @@ def test_the_study_of_the_name_alone_shows_the_k_star_of_each_cell(stored):
     best = Trial(CELL, 0, {"model.learning_rate": 0.1})
     other = Trial(Cell(8, 0.5, (("data.kind", "a"), ("model.delay", 2))), 1, {})
     for k_star in (1600, 1600, 1200):  # as it was, and a better one
-        keep_outcomes(url, "s", [(best, k_star), (other, 900)])
+        store_k_star_trials(url, "s", [(best, k_star), (other, 900)])
     study = optuna.load_study(study_name="s", storage=open_storage(url))
     shown = [(t.value, t.params, t.user_attrs["cell"]) for t in study.trials]
     here = {"batch_size": 4, "sparsity": 0.5}

@@ -11,7 +11,7 @@ from contextlib import closing
 
 import pytest
 
-from lit_dps.tracking.repair import move_broken, why_broken
+from lit_dps.tracking.client import move_broken, why_broken
 from tests.unit.tracking.test_tracking import empty, result, runs, tracker  # noqa: F401
 
 

@@ -14,9 +14,9 @@ from lit_dps.cli import main
 from lit_dps.core.errors import StorageError
 from lit_dps.core.trial import Cell
 from lit_dps.storage.read import read_study
-from lit_dps.tracking.places import Logged
 from lit_dps.tracking.sync import MlflowSync, sync
 from lit_dps.tracking.tracker import Tracker
+from lit_dps.tracking.trial_run import LoggedAttempt
 from tests.support.fake_study import GOAL, law_study, result, write_study
 
 
@@ -34,10 +34,11 @@ class Away:
     def logged(self):
         self._ask()
         return {
-            (str(r.trial.cell), r.trial.point, 0): Logged(r.attempt, r.seconds) for r in self.trials
+            (str(r.trial.cell), r.trial.point, 0): LoggedAttempt(r.attempt, r.seconds)
+            for r in self.trials
         }
 
-    def go_on(self):
+    def show_running(self):
         self._ask()
 
     def log_trial(self, result):
@@ -84,7 +85,7 @@ def test_mlflow_that_is_not_there_is_told_once_and_tried_again_at_the_end(record
     mlflow_, results = Away(), record.results[Cell(16, 0.0)]
     mlflow_.there = False
     view = MlflowSync(mlflow_.connect)
-    view.sync(record, goes_on=True)
+    view.sync(record, is_running=True)
     for r in results:
         view.log(r)
     assert view.tracker is None
@@ -93,13 +94,12 @@ def test_mlflow_that_is_not_there_is_told_once_and_tried_again_at_the_end(record
     assert (mlflow_.connected, mlflow_.trials, mlflow_.outcomes) == (1, results, 1)
     said = capsys.readouterr().err
     assert said.count("warning") == said.count("gone") == 1
-    assert "the study goes on" in said
 
 
 def test_mlflow_that_goes_away_is_not_asked_for_each_trial(record, capsys):
     mlflow_, results = Away(), record.results[Cell(16, 0.0)]
     view = MlflowSync(mlflow_.connect)
-    view.sync(dataclasses.replace(record, results={}), goes_on=True)
+    view.sync(dataclasses.replace(record, results={}), is_running=True)
     view.log(results[0])
     mlflow_.there = False
     view.log(results[1])
@@ -174,7 +174,7 @@ def test_attempts_are_told_apart_by_their_number(tmp_path):
         assert now["0"][0] == str(number) and (now["0"] != before["0"]) is anew
         assert now["1"] == before["1"] and now["1"][0] is None
         before = now
-    assert tracker.logged()[str(cell), 0, 0] == Logged(7, 61.0)
+    assert tracker.logged()[str(cell), 0, 0] == LoggedAttempt(7, 61.0)
 
 
 class Slow:
@@ -203,7 +203,7 @@ def test_a_slow_server_is_left_after_a_time_limit(monkeypatch, record, capsys):
     assert (slow.done, view.tracker) == (2, None)
     err = capsys.readouterr().err
     assert "MLflow: trials logged: 1 of 3" in err
-    assert "it has 2 of 3 trials after 15 seconds" in err and "the study goes on" in err
+    assert "it has 2 of 3 trials after 15 seconds" in err
     with pytest.raises(StorageError):
         sync(Slow(clock), record, seconds=5.0)
     patient = Slow(clock)

@@ -13,10 +13,11 @@ import pytest
 
 from lit_dps.core.errors import StorageError
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult
-from lit_dps.tracking.client import experiments, page_address
-from lit_dps.tracking.places import Logged
+from lit_dps.tracking.client import experiments
+from lit_dps.tracking.pages import page_address
 from lit_dps.tracking.sync import sync
 from lit_dps.tracking.tracker import Tracker
+from lit_dps.tracking.trial_run import LoggedAttempt
 
 CELL = Cell(16, 0.9)
 
@@ -77,7 +78,7 @@ def test_runs_are_nested_and_found_again(empty):
     first.log_trial(result(0))
     second = tracker(empty, "nested")  # the study is taken up by another process
     assert second.run_id == first.run_id
-    assert second.logged() == {(str(CELL), 0, 0): Logged(None, result(0).seconds)}
+    assert second.logged() == {(str(CELL), 0, 0): LoggedAttempt(None, result(0).seconds)}
     second.log_trial(result(1, Status.INFEASIBLE))
     _, (study,) = runs(empty, "study", "nested")
     _, (cell,) = runs(empty, "cell", "nested")
@@ -310,7 +311,7 @@ def test_a_study_that_goes_on_is_running_until_it_ends_again(empty):
     opened = Tracker(first.uri, str(empty), "workload", "on", {"version.torch": "3"})
     assert states() == ["FINISHED", "FINISHED"], "to open it is not to go on"
     assert runs(empty, "study", "on")[1][0].data.tags["version.torch"] == "2"
-    opened.go_on()
+    opened.show_running()
     assert states() == ["RUNNING", "FINISHED"]
     assert runs(empty, "study", "on")[1][0].data.tags["version.torch"] == "3"
     opened.log_trial(result(1))

@@ -1,0 +1,192 @@
+"""Whose study is it? Refuses Optuna studies of other programs; knows the studies of this user.
+
+`refuse_foreign_*` run before anything is written to an Optuna study whose name another program may
+have used.
+
+A database holds no code. But its configuration names modules, and importing a module runs code.
+So `lit-dps study` notes the uid of each study that it runs in a file of the user. A note in the
+storage would prove nothing, because the storage may come from somebody else.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from optuna.storages import RDBStorage
+from optuna.study import StudyDirection
+from sqlalchemy import text
+
+from lit_dps.core.errors import StorageError
+from lit_dps.core.trial import Cell
+from lit_dps.storage.schema import (
+    ADVICE_ATTRS,
+    BATCH_SIZE,
+    CELL_ATTRS,
+    FORMAT_ATTR,
+    HEADER_ATTRS,
+    IDENTITY,
+    MADE_BY,
+    POINT_ATTR,
+    SPARSITY,
+    WORKLOAD,
+    Stored,
+    cell_study_name,
+    repeats_study_name,
+)
+
+# ---- Optuna studies of other programs ----
+
+# lit_dps creates each trial together with its point, so a trial without a point is foreign.
+_WITHOUT_POINT = text(
+    """
+    select count(*) from trials t
+    left join trial_user_attributes a on a.trial_id = t.trial_id and a.key = :key
+    where t.study_id = :study and a.trial_id is null"""
+)
+
+
+class ForeignStudy(StorageError):
+    """Another program has made an Optuna study with a name that lit_dps needs.
+
+    Attributes:
+        name: The name of the Optuna study.
+    """
+
+    def __init__(self, name: str):
+        super().__init__(
+            f"there is an Optuna study {name!r} that lit_dps did not make: choose another "
+            "study.name"
+        )
+        self.name = name
+
+
+def refuse_foreign_header(storage: RDBStorage, name: str) -> None:
+    """Raise ForeignStudy if another program made the Optuna study of a header."""
+    study = _study_id(storage, name)
+    if study is None:
+        return
+    attrs = storage.get_study_user_attrs(study)
+    # format 1: earlier versions stored no made_by, and the format last. An interrupted header of
+    # theirs has other attributes of the header.
+    if FORMAT_ATTR in attrs or MADE_BY in attrs or {WORKLOAD, IDENTITY} <= attrs.keys():
+        return
+    if not _may_be_interrupted(storage, study, attrs, HEADER_ATTRS):
+        raise ForeignStudy(name)
+
+
+def refuse_foreign_cells(storage: RDBStorage, name: str, cells: Iterable[Cell]) -> None:
+    """Raise ForeignStudy if `refuse_foreign_cell` does, for a cell or for its repeats."""
+    for cell in cells:
+        for study_name in (cell_study_name(name, cell), repeats_study_name(name, cell)):
+            refuse_foreign_cell(storage, study_name)
+
+
+def refuse_foreign_cell(storage: RDBStorage, study_name: str) -> None:
+    """Raise ForeignStudy if another program made an Optuna study of a cell, or one of its
+    trials."""
+    study = _study_id(storage, study_name)
+    if study is None:
+        return
+    with storage.engine.connect() as connection:
+        count = connection.execute(_WITHOUT_POINT, {"key": POINT_ATTR, "study": study}).scalar_one()
+    attrs = storage.get_study_user_attrs(study)
+    has_trials = storage.get_n_trials(study) > 0
+    is_complete = {BATCH_SIZE, SPARSITY} <= attrs.keys()
+    is_ours = has_trials or is_complete or _may_be_interrupted(storage, study, attrs, CELL_ATTRS)
+    if count > 0 or not is_ours:
+        raise ForeignStudy(study_name)
+
+
+def refuse_foreign_advice(storage: RDBStorage, study_name: str) -> None:
+    """Raise ForeignStudy if another program made the Optuna study of advice."""
+    study = _study_id(storage, study_name)
+    if study is None:
+        return
+    attrs = storage.get_study_user_attrs(study)
+    has_advice = not attrs.keys().isdisjoint(ADVICE_ATTRS)
+    is_ours = has_advice and storage.get_n_trials(study) == 0
+    if not is_ours and not _may_be_interrupted(storage, study, attrs, ADVICE_ATTRS):
+        raise ForeignStudy(study_name)
+
+
+def _study_id(storage: RDBStorage, study_name: str) -> int | None:
+    try:
+        return storage.get_study_id_from_name(study_name)
+    except KeyError:
+        return None
+
+
+def _may_be_interrupted(
+    storage: RDBStorage, study: int, attrs: Mapping[str, Any], our_attrs: Mapping[str, Stored]
+) -> bool:
+    """Return True if a study may be an interrupted one of ours.
+
+    It then has no trials, only attributes of ours, and one objective, which is minimized.
+    """
+    if storage.get_n_trials(study) > 0 or not attrs.keys() <= our_attrs.keys():
+        return False
+    return storage.get_study_directions(study) == [StudyDirection.MINIMIZE]
+
+
+# ---- Studies of this user ----
+
+# Packages that lit_dps imports anyway. Any other module may run arbitrary code.
+KNOWN_PACKAGES = {"lit_dps", "lightning", "torch", "torchvision", "optuna"}
+
+
+def own_studies_file() -> Path:
+    """Return the file of uids, one a line, below $XDG_STATE_HOME or ~/.local/state."""
+    folder = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return Path(folder) / "lit_dps" / "studies"
+
+
+def remember(uid: str) -> None:
+    """Note that this user has run a study."""
+    if is_own(uid):
+        return
+    file = own_studies_file()
+    # Without a note, the user can still pass --trust.
+    with suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("a", encoding="utf-8") as lines:
+            lines.write(f"{uid}\n")
+
+
+def is_own(uid: str | None) -> bool:
+    """Return True if this user has run the study with this uid."""
+    if uid is None:
+        return False
+    try:
+        return uid in own_studies_file().read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError):
+        return False
+
+
+def foreign_modules(config: Any) -> list[str]:
+    """Return the modules outside `KNOWN_PACKAGES` that a configuration may import, sorted.
+
+    Every text that may be a class path counts, under any key, because a class may be given by its
+    path alone, without `class_path`.
+    """
+    modules = {text.rpartition(".")[0] for text in _texts(config)}
+    return sorted(module for module in modules if module.partition(".")[0] not in KNOWN_PACKAGES)
+
+
+def _texts(config: Any) -> Iterator[str]:
+    """Yield the texts among nested values that are dotted names."""
+    if isinstance(config, dict):
+        for value in config.values():
+            yield from _texts(value)
+    elif isinstance(config, (list, tuple)):
+        for value in config:
+            yield from _texts(value)
+    elif isinstance(config, str) and _is_dotted_name(config):
+        yield config
+
+
+def _is_dotted_name(text: str) -> bool:
+    return "." in text and all(part.isidentifier() for part in text.split("."))

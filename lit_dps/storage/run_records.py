@@ -1,0 +1,183 @@
+"""What the runs of a study add to its header: run number, measurements, environments and K*."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
+from optuna.storages import BaseStorage
+
+from lit_dps.core.environment import KEY, changes_since
+from lit_dps.core.noise_scale import NoiseScale
+from lit_dps.core.step_timing import StepTiming
+from lit_dps.core.trial import Cell, Trial
+from lit_dps.storage import schema
+from lit_dps.storage.cells import set_metric_name
+from lit_dps.storage.database import storage_errors, temporary_storage
+from lit_dps.storage.header import StudyChanged, study_attributes
+from lit_dps.storage.locks import storage_lock
+from lit_dps.storage.urls import sqlite_file
+
+K_STAR = "K*"
+CHANGED_ENVIRONMENT = (
+    "restore it, choose another study.name, or continue with --accept-code-change; "
+    "a note below the table then reports the change"
+)
+
+
+def begin_run(url: str, name: str) -> int:
+    """Begin a new run of a declared study, and return its number, from 1.
+
+    Runs are ordered by this number, because clocks may be set back.
+
+    Raises:
+        StorageError: if the storage cannot be used.
+    """
+    with storage_errors(url), temporary_storage(url) as storage, storage_lock(url):
+        header = optuna.load_study(study_name=name, storage=storage)
+        # format 1: headers of earlier versions have no number.
+        number = header.user_attrs.get(schema.RUNS, 0) + 1
+        header.set_user_attr(schema.RUNS, number)
+    return number
+
+
+def store_noise_scale(url: str, name: str, noise: NoiseScale) -> None:
+    """Store the noise scale of a declared study, in place of an earlier one.
+
+    Raises:
+        StorageError: if the storage cannot be used.
+    """
+    _store(url, name, schema.NOISE, noise.to_dict())
+
+
+def store_step_timing(url: str, name: str, timing: StepTiming) -> None:
+    """Store the step times of a declared study, in place of earlier ones.
+
+    Raises:
+        StorageError: if the storage cannot be used.
+    """
+    _store(url, name, schema.STEP_TIMING, timing.to_dict())
+
+
+def _store(url: str, name: str, key: str, value: Any) -> None:
+    with storage_errors(url), temporary_storage(url) as storage, storage_lock(url):
+        optuna.load_study(study_name=name, storage=storage).set_user_attr(key, value)
+
+
+def store_environment(url: str, name: str, environment: Mapping[str, Any]) -> None:
+    """Add an environment to those of a declared study, unless it is stored already.
+
+    Raises:
+        StorageError: if the storage cannot be used.
+    """
+    with storage_errors(url), temporary_storage(url) as storage, storage_lock(url):
+        add_environments(storage, name, [environment])
+
+
+def add_environments(
+    storage: BaseStorage, name: str, environments: Sequence[Mapping[str, Any]]
+) -> None:
+    """Add environments to those of a study: each once, the oldest first.
+
+    The caller holds the storage's lock.
+    """
+    header = optuna.load_study(study_name=name, storage=storage)
+    stored = list(header.user_attrs.get(schema.ENVIRONMENTS, []))
+    before = len(stored)
+    for environment in environments:
+        if not any(_is_same(environment, other) for other in stored):
+            stored.append(dict(environment))
+    if len(stored) > before:
+        header.set_user_attr(schema.ENVIRONMENTS, stored)
+
+
+def changed_environment(url: str, name: str, environment: Mapping[str, Any]) -> list[str]:
+    """Return the code and data that differ from all environments of a study. Creates nothing.
+
+    The list is empty if there is no study of this name, or if an earlier version stored it without
+    hashes.
+
+    Returns:
+        Words such as "my_code.py" and "the data at noise=0.5".
+    """
+    file = sqlite_file(url)
+    if file is not None and not file.exists():
+        return []
+    with storage_errors(url), temporary_storage(url) as storage:
+        header = study_attributes(storage, name)
+    if schema.FORMAT_ATTR not in header:
+        return []
+    # format 1: headers of earlier versions have no environments, or environments without hashes.
+    return changes_since(header.get(schema.ENVIRONMENTS, []), environment)
+
+
+def check_environment(url: str, name: str, environment: Mapping[str, Any]) -> None:
+    """Check that a stored study of this name was made with this code and these data.
+
+    Raises:
+        StudyChanged: naming the files and the data that differ.
+    """
+    changes = changed_environment(url, name, environment)
+    if changes:
+        verb = "is" if len(changes) == 1 else "are"
+        message = (
+            f"study {name!r}: {', '.join(changes)} {verb} not as in its stored trials; "
+            f"{CHANGED_ENVIRONMENT}"
+        )
+        raise StudyChanged(message, changes)
+
+
+def _is_same(environment: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    if KEY in environment:
+        return environment[KEY] == other.get(KEY)
+    # format 1: environments of earlier versions have no key.
+    return environment == other
+
+
+def store_k_star_trials(url: str, name: str, best_trials: Iterable[tuple[Trial, int]]) -> None:
+    """Add the best trial of each cell and its K* to the header, as a trial for Optuna's plots.
+
+    lit_dps does not read these trials. Optuna's finished trials cannot be changed. So if K* of a
+    cell has changed, the cell gets another trial, and the last one counts.
+
+    Args:
+        url: Optuna storage URL.
+        name: The study's name.
+        best_trials: Each cell's best trial and its K* in steps.
+
+    Raises:
+        StorageError: if the storage cannot be used.
+    """
+    with storage_errors(url), temporary_storage(url) as storage, storage_lock(url):
+        header = optuna.load_study(study_name=name, storage=storage)
+        set_metric_name(header, K_STAR)
+        last_by_cell = {}
+        for trial in header.get_trials(deepcopy=False):
+            last_by_cell[trial.user_attrs.get(schema.CELL_ATTR)] = trial
+        for best, k_star in best_trials:
+            attrs = {
+                schema.CELL_ATTR: str(best.cell),
+                schema.BEST_POINT: best.point,
+                schema.BEST_ATTR: dict(best.params),
+            }
+            last = last_by_cell.get(attrs[schema.CELL_ATTR])
+            if last is None or (last.value, last.user_attrs) != (k_star, attrs):
+                header.add_trial(_k_star_trial(best.cell, k_star, attrs))
+
+
+def _k_star_trial(cell: Cell, k_star: int, attrs: dict[str, Any]) -> optuna.trial.FrozenTrial:
+    params: dict[str, Any] = {"batch_size": cell.batch_size, "sparsity": cell.sparsity}
+    # Optuna requires one kind of distribution for all trials of a parameter; the limits may differ.
+    distributions: dict[str, BaseDistribution] = {}
+    for key, value in cell.axes:
+        # A bool is no number here.
+        if type(value) in (int, float):
+            params[key] = float(value)
+            distributions[key] = FloatDistribution(float(value), float(value))
+    distributions["batch_size"] = IntDistribution(1, max(1 << 20, cell.batch_size), log=True)
+    distributions["sparsity"] = FloatDistribution(0, 1)
+    return optuna.create_trial(
+        params=params, distributions=distributions, value=k_star, user_attrs=attrs
+    )
