@@ -38,6 +38,7 @@ warnings.filterwarnings("ignore", message='.*"noload".*')
 
 import mlflow  # noqa: E402
 from mlflow.entities import Experiment  # noqa: E402
+from mlflow.exceptions import MlflowException  # noqa: E402
 
 logging.getLogger("mlflow").setLevel(logging.WARNING)
 # It logs tracebacks, which `mlflow_errors` reports in one line.
@@ -69,7 +70,7 @@ def open_experiment(uri: str, folder: str, name: str) -> tuple[mlflow.MlflowClie
             location = None if is_http(uri) else artifacts.as_uri()
             try:
                 return client, client.create_experiment(name, artifact_location=location)
-            except mlflow.exceptions.MlflowException:
+            except MlflowException:
                 # On a server, another process may have created it meanwhile.
                 experiment = client.get_experiment_by_name(name)
                 if experiment is None:
