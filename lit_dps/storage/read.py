@@ -284,7 +284,8 @@ def open_elsewhere(other: str, url: str, limit: int = UNPACKED_BYTES) -> Iterato
         raise ConfigError("OTHER", without_password(other), allowed)
     with tempfile.TemporaryDirectory() as folder:
         unpacked = Path(folder) / "study.db"
-        if file is not None and file.suffix == ".xz":
+        is_compressed = file is not None and file.suffix == ".xz"
+        if file is not None and is_compressed:
             other_url = f"sqlite:///{unpacked}"
             _decompress(file, unpacked, limit)
         try:
@@ -292,6 +293,8 @@ def open_elsewhere(other: str, url: str, limit: int = UNPACKED_BYTES) -> Iterato
             with storage_errors(other_url), open_to_read(other_url) as storage:
                 yield OtherStorage(without_password(other), storage)
         except StorageError as error:
+            if not is_compressed:
+                raise
             # The user does not know the temporary file.
             message = str(error).replace(f"sqlite:///{unpacked}", other)
             raise StorageError(message) from error
