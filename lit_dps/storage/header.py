@@ -265,6 +265,7 @@ def _comparable_identity(
     With a data axis, the digest in the identity belongs to the axis' largest value, so a new value
     changes it. If the environments hold a digest of each value, these are compared instead.
     """
+    # format 1: environments of earlier versions have no digests of data.
     stored_identity = header[schema.IDENTITY]
     has_axis = any(key.startswith("data.") for key in header.get(schema.AXES, {}))
     has_digests = any(each.get(DATA) for each in header.get(schema.ENVIRONMENTS, []))

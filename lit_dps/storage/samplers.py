@@ -151,7 +151,9 @@ def sobol_point(space: Space, seed: int, index: int, scramble: bool = True) -> d
     with warnings.catch_warnings():
         # A Sobol sequence is balanced after 2^m points only. Any prefix is used here.
         warnings.simplefilter("ignore", UserWarning)
-        engine = qmc.Sobol(len(keys), scramble=scramble, seed=seed)  # pyright: ignore[reportCallIssue]
+        # scipy's stubs know `rng` only.
+        seeded = {"scramble": scramble, "seed": seed}
+        engine = qmc.Sobol(len(keys), **seeded)
         if index:
             engine.fast_forward(index)
         coordinates = engine.random(1)[0]
