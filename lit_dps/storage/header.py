@@ -213,7 +213,7 @@ def _extended(before: Mapping[str, Any], attrs: Mapping[str, Any]) -> dict[str, 
     if axes:
         extended[schema.AXES] = axes
     if plans:
-        extended[schema.REPEATS] = dataclasses.asdict(reduce(RepeatPlan.extended, plans))
+        extended[schema.REPEATS] = dataclasses.asdict(reduce(_larger_plan, plans))
     if boxes:
         extended[schema.BOXES] = boxes
 
@@ -384,6 +384,15 @@ def _check_boxes(name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) 
 def _sorted_union(values: Iterable, others: Iterable) -> list:
     """Return the values of both, numbers before texts."""
     return sorted({*values, *others}, key=lambda value: (isinstance(value, str), value))
+
+
+def _larger_plan(plan: RepeatPlan, other: RepeatPlan) -> RepeatPlan:
+    """Return the plan that repeats at least what both plans repeat."""
+    return RepeatPlan(
+        count=max(plan.count, other.count),
+        points=max(plan.points, other.points),
+        slack=_larger_slack(plan.slack, other.slack),
+    )
 
 
 def _larger_slack(slack: float | None, other: float | None) -> float | None:

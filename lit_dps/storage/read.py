@@ -19,7 +19,7 @@ from lit_dps.core.noise_scale import NoiseScale
 from lit_dps.core.progress_line import with_progress
 from lit_dps.core.racing import longest_attempt, truncate_at_race_limit
 from lit_dps.core.record import StudyRecord
-from lit_dps.core.repeats import Repeated, RepeatPlan
+from lit_dps.core.repeats import RepeatId, RepeatPlan
 from lit_dps.core.search_space import space_from_dict
 from lit_dps.core.space_history import ExpandedSpace
 from lit_dps.core.step_timing import StepTiming
@@ -200,7 +200,7 @@ def _decode_trials(
 
     Of several attempts at a point, the longest one counts.
     """
-    results: dict[Repeated, TrialResult] = {}
+    results: dict[RepeatId, TrialResult] = {}
     started = set()
     for trial in sorted(trials, key=lambda trial: trial.number):
         attrs = trial.user_attrs
