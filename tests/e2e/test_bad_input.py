@@ -296,7 +296,7 @@ def test_unwritable_storage(refusal, tmp_path, monkeypatch):
 
 
 def test_locked_database(refusal, tmp_path, monkeypatch):
-    monkeypatch.setattr(database, "LOCKED_TIMEOUT", 0.2)
+    monkeypatch.setattr(database, "LOCKED_TIMEOUT_SECONDS", 0.2)
     connection = sqlite3.connect(tmp_path / "locked.db", check_same_thread=False)
     connection.execute("create table t (x)")
     connection.commit()

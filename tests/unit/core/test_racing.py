@@ -135,7 +135,7 @@ def run_study(
 
 @pytest.fixture
 def url(tmp_path, monkeypatch):
-    monkeypatch.setattr(store_module, "POLL", -1.0)
+    monkeypatch.setattr(store_module, "POLL_SECONDS", -1.0)
     return f"sqlite:///{tmp_path}/study.db"
 
 
@@ -183,7 +183,7 @@ def test_of_two_attempts_the_one_that_ran_further_counts(tmp_path):
 
 
 def test_a_worker_knows_its_own_results_at_once_and_those_of_others_soon(url, monkeypatch):
-    monkeypatch.setattr(store_module, "POLL", 1e9)
+    monkeypatch.setattr(store_module, "POLL_SECONDS", 1e9)
     s, other = (
         TrialQueue(url, "s", CELLS[:1], 3, SobolSampler(SPACE, 5), 5, GOAL, (), 1) for _ in range(2)
     )
@@ -191,7 +191,7 @@ def test_a_worker_knows_its_own_results_at_once_and_those_of_others_soon(url, mo
     assert s.cell_limit(CELLS[0]) == other.cell_limit(CELLS[0]) == math.inf
     s.store_result(TrialResult(Trial(mine.cell, mine.point), Status.COMPLETE, 48, curve(48)))
     assert (s.cell_limit(CELLS[0]), other.cell_limit(CELLS[0])) == (48, math.inf)
-    monkeypatch.setattr(store_module, "POLL", -1.0)
+    monkeypatch.setattr(store_module, "POLL_SECONDS", -1.0)
     assert other.cell_limit(CELLS[0]) == 48
     other.store_result(
         TrialResult(Trial(theirs.cell, theirs.point), Status.COMPLETE, 32, curve(32))

@@ -21,9 +21,8 @@ from lit_dps.core.space_history import (
 )
 from lit_dps.core.trial import Cell, Status, TrialResult
 from lit_dps.report.text import render
-from lit_dps.storage.header import StudyChanged
 from lit_dps.storage.database import open_storage
-from lit_dps.storage.header import study_attributes, declare
+from lit_dps.storage.header import StudyChanged, declare, study_attributes
 from lit_dps.storage.read import read_study
 from lit_dps.storage.samplers import SobolSampler, boxed_point, sobol_point
 from lit_dps.storage.trial_queue import TrialQueue
@@ -172,8 +171,9 @@ def test_histories_merge_where_one_goes_on_from_the_other(tmp_path):
     merged(urls[0], urls[1])
     record = read_study(urls[0], "s")
     assert record.boxes[1:] == (box,) and len(record.results[Cell(4)]) == 12
-    with pytest.raises(StudyChanged, match="was widened in another way"):
+    with pytest.raises(StudyChanged) as caught:
         merged(urls[0], urls[2])
+    assert caught.value.keys == ("boxes",)
     rounded = [ExpandedSpace.from_dict(box.to_dict()).to_dict()]
     rounded[0]["space"][RATE]["high"] *= 1 + 1e-14
     assert (
@@ -188,10 +188,10 @@ def test_a_side_with_points_of_the_old_box_where_the_other_widened_it_is_refused
     box = expand_space(SPACE, {RATE: {"high"}}, 8)
     run(urls[0], config(trials=9, batch_sizes=[4]))
     run(urls[1], config(trials=box.end, batch_sizes=[4]), (box,))
-    said = "was widened after 8 trials a cell, and one side has 9 in the box as it was before"
     for one, other in (urls, urls[::-1]):
-        with pytest.raises(StudyChanged, match=said):
+        with pytest.raises(StudyChanged) as caught:
             merged(one, other)
-    with pytest.raises(StudyChanged, match=said):
+        assert caught.value.keys == ("boxes",)
+    with pytest.raises(StudyChanged):
         declare(urls[0], config(trials=box.end), "w", GOAL, {"a": 1}, {}, (box,))
     assert read_study(urls[0], "s").boxes == ()

@@ -148,7 +148,7 @@ def test_a_failed_trial_whose_process_was_killed_at_its_end_counts_from_when_it_
 ):
     first = opened(url)
     trial = next(trials_of(first))
-    monkeypatch.setattr(cells, "finish", lambda *args: None)  # killed before
+    monkeypatch.setattr(cells, "_set_final_state", lambda *args: None)  # killed before
     first.store_result(failed(trial))
     monkeypatch.undo()
     monkeypatch.setattr(first.peers, "alive", lambda who: False)
