@@ -15,7 +15,7 @@ from lit_dps.storage.advice_store import AdviceStore
 from lit_dps.storage.read import list_studies, read_study
 from lit_dps.storage.schema import PROBES_SUFFIX
 from lit_dps.storage.urls import sqlite_file
-from lit_dps.study.progress import Along
+from lit_dps.study.progress import Ratio
 from lit_dps.study.setup import StudySetup
 
 SAME = "model", "data", "goal", "pruning", "optim", "local"  # of an identity, of the same K
@@ -70,7 +70,7 @@ def laws_of(record: StudyRecord | None) -> dict[Series, Law]:
     return found
 
 
-def along_laws(laws: Mapping[Series, Law]) -> Along:
+def along_laws(laws: Mapping[Series, Law]) -> Ratio:
     """Steps to the goal of a cell over those of its series at another batch size; 1 where no law
     reaches both.
 

@@ -11,7 +11,7 @@ from lit_dps.core.racing import best_steps
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.repeats import RepeatPlan, missing_repeats
 from lit_dps.core.trial import Cell, Status, TrialResult
-from lit_dps.study.progress import Along, as_many, mean_of_nearest_batch_size
+from lit_dps.study.progress import Ratio, mean_of_nearest_batch_size, ratio_one
 
 Points = Mapping[Cell, Collection[int]]  # the points to run of each cell
 
@@ -50,7 +50,7 @@ def expected(
     points: Points,
     results: Mapping[Cell, Sequence[TrialResult]],
     check_interval: int,
-    along: Along = as_many,
+    along: Ratio = ratio_one,
 ) -> dict[Cell, Work] | None:
     """The work of each cell at the mean steps of the finished trials, however they ended, of the
     nearest batch size.
@@ -112,7 +112,7 @@ def repeats_expected(
     points: Points,
     record: StudyRecord | None,
     check_interval: int,
-    along: Along = as_many,
+    along: Ratio = ratio_one,
 ) -> dict[Cell, Work] | None:
     """The work of each cell's repeats, where its best points stay the best.
 

@@ -1,5 +1,4 @@
-"""The live display of a study at a terminal: a bar, K* of each cell as it fills in, and the trials
-that run."""
+"""The live display of a study at a terminal: a bar, K* of each cell, and the running trials."""
 
 from __future__ import annotations
 
@@ -7,7 +6,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
@@ -19,23 +19,25 @@ from rich.text import Text
 from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell, Series, Status, Trial, TrialResult
 from lit_dps.parallel.process import StopRequest
-from lit_dps.study.progress import Progress, clock
+from lit_dps.study.progress import Progress, TimeRemaining, clock
 from lit_dps.study.worker_events import ProgressEvent
 
-REFRESH = 2  # times a second
-RUNNING = 8  # trials that run and are shown, at most
-LEAVING = "{}: leaving at the next check; once more to leave now"
+REFRESHES_PER_SECOND = 2
+MAX_RUNNING_SHOWN = 8
+MIN_TABLE_LINES = 3
+LEAVING = "{}: stops after the next validation; again: at once"
 
 
 class Display:
-    """Shows a study in place, as wide as the terminal is; what else is printed meanwhile stands
-    above it.
+    """Shows the progress of a study in place, as wide as the terminal.
+
+    Other output appears above it.
 
     Args:
-        progress: How far it has come.
-        name: Of the study.
+        progress: The progress.
+        name: Name of the study.
         goal: Its goal.
-        stop: Who asks this process to leave.
+        stop: Requests to stop, which are shown.
         console: Where to show it; by default stderr.
     """
 
@@ -47,78 +49,91 @@ class Display:
         stop: StopRequest,
         console: Console | None = None,
     ):
-        self.progress, self.name, self.goal, self.stop = progress, name, goal, stop
+        self.progress = progress
+        self.name = name
+        self.goal = goal
+        self.stop = stop
         self.console = console or Console(stderr=True, highlight=False, markup=False, emoji=False)
-        self._running: dict[tuple, ProgressEvent] = {}
-        # The screen is drawn by a thread of rich's, so that its clock runs on while a step takes
-        # minutes.
-        self._lock, self._began, self._ended = threading.RLock(), time.monotonic(), False
-        self._known: tuple | None = None
+        self._running: dict[tuple, ProgressEvent] = {}  # by trial
+        # A thread of rich draws the screen, so that its clock runs while a step takes minutes.
+        self._lock = threading.RLock()
+        self._began = time.monotonic()
+        self._ended = False
+        self._estimate: _Estimate | None = None  # None if a result came since
         self._live = Live(
             console=self.console,
             get_renderable=self.render,
-            refresh_per_second=REFRESH,
+            refresh_per_second=REFRESHES_PER_SECOND,
             redirect_stdout=sys.stdout.isatty(),
             vertical_overflow="crop",
         )
 
     def show(self) -> None:
-        """Begins."""
-        streams = sys.stdout, sys.stderr
+        """Begin to draw."""
+        stdout, stderr = sys.stdout, sys.stderr
 
-        def in_child() -> None:  # of a loader of data, say: it prints by itself, and draws nothing
+        def in_child() -> None:
+            # A forked process, for example of a data loader, prints by itself and draws nothing.
             if self._live.is_started:
-                sys.stdout, sys.stderr = streams
+                sys.stdout, sys.stderr = stdout, stderr
 
         self.stop.shown = True
         self._live.start()
         os.register_at_fork(after_in_child=in_child)
 
     def update(self, result: TrialResult) -> None:
-        """Takes a new result into account."""
+        """Add a new result."""
         with self._lock:
-            self.progress.take(result)
-            self._running.pop(_place(result.trial), None)
-            self._known = None
+            self.progress.add(result)
+            self._running.pop(_key(result.trial), None)
+            self._estimate = None
 
-    def on_event(self, sighting: ProgressEvent) -> None:
-        """Takes into account how far a trial has come."""
+    def on_event(self, event: ProgressEvent) -> None:
+        """Update the progress of a running trial, or remove the trials of a killed worker."""
         with self._lock:
-            if sighting.trial is None:
-                self._running = {
-                    k: seen for k, seen in self._running.items() if seen.worker != sighting.worker
-                }
-            else:
-                self._running[_place(sighting.trial)] = sighting
+            if event.trial is not None:
+                self._running[_key(event.trial)] = event
+                return
+            for key, running in list(self._running.items()):
+                if running.worker == event.worker:
+                    del self._running[key]
 
     def close(self) -> None:
-        """Ends: the bar stays."""
+        """Stop drawing; the bar stays."""
         with self._lock:
             self._ended = True
         self._live.stop()
         self.stop.shown = False
 
     def render(self) -> RenderableType:
-        """What is on the screen."""
+        """Return what is on the screen."""
         with self._lock:
-            if self._known is None:
-                finished = self.progress.finished
-                self._known = finished, self.progress.left(finished), time.monotonic()
-            parts = [self._bar(), self._times()]
+            estimate = self._current_estimate()
+            parts: list[RenderableType] = [self._bar(estimate), self._times(estimate)]
             if not self._ended:
-                running = sorted(self._running.values(), key=lambda seen: _place(seen.trial))
-                room = self.console.height - 6 - min(len(running), RUNNING + 1)
-                parts += ["", *self._cells(running, max(room, 3)), "", self._trials(running)]
+                running = sorted(self._running.values(), key=lambda event: _key(event.trial))
+                lines = self.console.height - 6 - min(len(running), MAX_RUNNING_SHOWN + 1)
+                lines = max(lines, MIN_TABLE_LINES)
+                parts += ["", *self._k_star_tables(estimate, running, lines)]
+                parts += ["", self._running_table(running)]
                 if self.stop.signal is not None:
                     parts.append(Text(LEAVING.format(self.stop.signal), "yellow"))
         return Group(*parts)
 
-    def _bar(self) -> Table:
-        finished, *_ = self._known
-        done, total = sum(finished.values()), len(finished) * self.progress.points
+    def _current_estimate(self) -> _Estimate:
+        if self._estimate is None:
+            finished = self.progress.finished
+            remaining = self.progress.remaining(finished)
+            self._estimate = _Estimate(finished, remaining, time.monotonic())
+        return self._estimate
+
+    def _bar(self, estimate: _Estimate) -> Table:
+        done = sum(estimate.finished.values())
+        total = len(estimate.finished) * self.progress.points
         if self.progress.plan.count:
-            again, repeats = self.progress.repeated
-            done, total = done + again, total + repeats
+            repeats_done, repeats = self.progress.repeated
+            done += repeats_done
+            total += repeats
         grid = Table.grid(padding=(0, 1), expand=True)
         grid.add_column(no_wrap=True, max_width=max(10, self.console.width // 3))
         grid.add_column(ratio=1)
@@ -126,104 +141,140 @@ class Display:
         grid.add_row(self.name, ProgressBar(max(total, 1), done), f"{done}/{total} trials")
         return grid
 
-    def _times(self) -> Text:
-        _, left, at = self._known
+    def _times(self, estimate: _Estimate) -> Text:
         now = time.monotonic()
-        text = f"{clock(now - self._began)} elapsed"
+        parts = [f"{clock(now - self._began)} elapsed"]
         if not self._ended:
-            if left is None:
-                text += ", time left not known yet"
-            else:
-                text += (
-                    f", {'at least' if left.bound else 'about'} "
-                    f"{clock(max(0.0, left.seconds - now + at))} left"
-                )
-            text += f", {self.progress.workers} at a time"
-        failed = sum(
-            r.status is Status.FAILED for done in self.progress.done.values() for r in done.values()
-        )
-        return Text(
-            text + (f", {failed} failed" if failed else ""), no_wrap=True, overflow="ellipsis"
-        )
+            parts.append(_remaining_text(estimate, now))
+            parts.append(f"{self.progress.workers} at a time")
+        failed = 0
+        for results in self.progress.done.values():
+            failed += sum(result.status is Status.FAILED for result in results.values())
+        if failed:
+            parts.append(f"{failed} failed")
+        return Text(", ".join(parts), no_wrap=True, overflow="ellipsis")
 
-    def _cells(self, running: Sequence[ProgressEvent], room: int) -> list[RenderableType]:
-        """K* of each cell, batch sizes across, in as many blocks as the width needs; within so many
-        lines."""
-        series = list(dict.fromkeys(sorted(cell.series for cell in self.progress.done)))
-        sizes = sorted({cell.batch_size for cell in self.progress.done})
-        texts = {cell: self._text(cell) for cell in self.progress.done}
-        first = max(cell_len(str(each)) for each in series)
-        across = min(first, self.console.width // 2)
-        wide = {size: len(f"B={size}") + 2 for size in sizes}
-        for cell, text in texts.items():
-            wide[cell.batch_size] = max(wide[cell.batch_size], len(text) + 2)
-        blocks: list[list[int]] = [[]]
-        for size in sizes:
-            if (
-                blocks[-1]
-                and across + sum(wide[each] for each in (*blocks[-1], size)) > self.console.width
-            ):
-                blocks.append([])
-            blocks[-1].append(size)
-        if len(blocks) * (len(series) + 1) > room:  # then those that are being filled in
-            now = {seen.trial.cell.batch_size for seen in running} or set(sizes)
-            blocks = [block for block in blocks if now & set(block)][
-                : max(1, room // (len(series) + 1))
-            ]
-        shown = series[: max(1, room // len(blocks) - 1 - (len(series) + 1 > room))]
-        tables = [self._block(block, shown, texts, across, wide) for block in blocks]
-        more = (
-            [Text(f"and {len(series) - len(shown)} more series", "dim")]
-            if len(shown) < len(series)
-            else []
-        )
-        return [*tables, *more]
+    def _k_star_tables(
+        self, estimate: _Estimate, running: Sequence[ProgressEvent], lines: int
+    ) -> list[RenderableType]:
+        """Return tables of K* by series and batch size that fit into the width and `lines`.
 
-    def _block(
-        self,
-        sizes: Sequence[int],
-        series: Sequence[Series],
-        texts: dict[Cell, str],
-        across: int,
-        wide: dict[int, int],
-    ) -> Table:
-        table = Table(box=None, padding=0, show_edge=False, header_style="bold")
-        table.add_column("K*", width=across, no_wrap=True)
-        for size in sizes:
-            table.add_column(f"B={size}", justify="right", width=wide[size], no_wrap=True)
-        for each in series:
-            cells = (Cell(size, each.sparsity, each.axes) for size in sizes)
-            table.add_row(str(each), *(texts.get(cell, "") for cell in cells))
-        return table
+        If not all batch sizes fit, those of running trials are shown.
+        """
+        texts = {cell: self._k_star_text(cell, estimate) for cell in self.progress.done}
+        series = sorted({cell.series for cell in texts})
+        widths = _column_widths(texts)
+        longest_name = max(cell_len(str(each)) for each in series)
+        name_width = min(longest_name, self.console.width // 2)
+        blocks = _blocks(widths, self.console.width - name_width)
+        lines_of_block = len(series) + 1  # with its header
+        if len(blocks) * lines_of_block > lines:
+            sizes = {event.trial.cell.batch_size for event in running} or set(widths)
+            blocks = [block for block in blocks if sizes & set(block)]
+            blocks = blocks[: max(1, lines // lines_of_block)]
+        lines_for_series = lines // len(blocks) - 1
+        if lines_of_block > lines:
+            lines_for_series -= 1  # for the line that counts the other series
+        shown = series[: max(1, lines_for_series)]
+        parts: list[RenderableType] = []
+        for block in blocks:
+            parts.append(_k_star_table(block, shown, texts, name_width, widths))
+        if len(shown) < len(series):
+            parts.append(Text(f"and {len(series) - len(shown)} more series", "dim"))
+        return parts
 
-    def _text(self, cell: Cell) -> str:
-        """K* of a cell, "<=" while trials may lower it and where the first check met the goal; or
-        how many ended."""
-        finished, *_ = self._known
-        best, ended, points = self.progress.best(cell), finished[cell], self.progress.points
+    def _k_star_text(self, cell: Cell, estimate: _Estimate) -> str:
+        """Return K* of a cell, or how many of its trials finished.
+
+        "<=" marks a K* that further trials may lower, or that the first validation met.
+        """
+        best = self.progress.best(cell)
+        finished, points = estimate.finished[cell], self.progress.points
+        is_complete = finished >= points
         if best is not None:
-            return f"{best}" if ended >= points and best > self.goal.check_interval else f"<={best}"
-        if ended >= points:
+            is_exact = is_complete and best > self.goal.check_interval
+            return str(best) if is_exact else f"<={best}"
+        if is_complete:
             return "-"
-        return f"{ended}/{points}" if self.progress.done[cell] else "."
+        return f"{finished}/{points}" if self.progress.done[cell] else "."
 
-    def _trials(self, running: Sequence[ProgressEvent]) -> Table:
+    def _running_table(self, running: Sequence[ProgressEvent]) -> Table:
         table = Table(box=None, padding=(0, 2, 0, 0), show_edge=False, header_style="bold")
         table.add_column("running", no_wrap=True)
         table.add_column("step", justify="right", no_wrap=True)
         table.add_column(f"best {self.goal.metric}", justify="right", no_wrap=True)
-        for seen in running[:RUNNING]:
-            best = "-" if seen.best is None else f"{'' if seen.exact else '>= '}{seen.best:.4g}"
-            table.add_row(str(seen.trial), f"{seen.step:,}", best)
-        if len(running) > RUNNING:
-            table.add_row(f"and {len(running) - RUNNING} more")
+        for event in running[:MAX_RUNNING_SHOWN]:
+            table.add_row(str(event.trial), f"{event.step:,}", _best_text(event))
+        if len(running) > MAX_RUNNING_SHOWN:
+            table.add_row(f"and {len(running) - MAX_RUNNING_SHOWN} more")
         return table
 
 
-def _place(trial: Trial) -> tuple:
+class _Estimate(NamedTuple):
+    """Finished trials of each cell, the remaining time, and when it was estimated."""
+
+    finished: dict[Cell, int]
+    remaining: TimeRemaining | None
+    at: float
+
+
+def _remaining_text(estimate: _Estimate, now: float) -> str:
+    if estimate.remaining is None:
+        return "time left not known yet"
+    seconds = max(0.0, estimate.remaining.seconds - (now - estimate.at))
+    about = "at least" if estimate.remaining.bound else "about"
+    return f"{about} {clock(seconds)} left"
+
+
+def _best_text(event: ProgressEvent) -> str:
+    if event.best is None:
+        return "-"
+    bound = "" if event.exact else ">= "
+    return f"{bound}{event.best:.4g}"
+
+
+def _column_widths(texts: Mapping[Cell, str]) -> dict[int, int]:
+    """Return the width of the column of each batch size, sorted by batch size."""
+    widths = {}
+    for size in sorted({cell.batch_size for cell in texts}):
+        widths[size] = len(f"B={size}") + 2
+    for cell, text in texts.items():
+        widths[cell.batch_size] = max(widths[cell.batch_size], len(text) + 2)
+    return widths
+
+
+def _blocks(widths: Mapping[int, int], width: int) -> list[list[int]]:
+    """Divide batch sizes into blocks whose columns fit into a width."""
+    blocks: list[list[int]] = [[]]
+    for size in widths:
+        columns = [*blocks[-1], size]
+        if blocks[-1] and sum(widths[each] for each in columns) > width:
+            blocks.append([])
+        blocks[-1].append(size)
+    return blocks
+
+
+def _k_star_table(
+    sizes: Sequence[int],
+    series: Sequence[Series],
+    texts: Mapping[Cell, str],
+    name_width: int,
+    widths: Mapping[int, int],
+) -> Table:
+    table = Table(box=None, padding=0, show_edge=False, header_style="bold")
+    table.add_column("K*", width=name_width, no_wrap=True)
+    for size in sizes:
+        table.add_column(f"B={size}", justify="right", width=widths[size], no_wrap=True)
+    for each in series:
+        row = [texts.get(Cell(size, each.sparsity, each.axes), "") for size in sizes]
+        table.add_row(str(each), *row)
+    return table
+
+
+def _key(trial: Trial) -> tuple:
     return trial.cell, trial.point, trial.repeat
 
 
 def at_terminal() -> bool:
-    """Whether stderr is a terminal that can be drawn on."""
+    """Return True if stderr is a terminal that can be drawn on."""
     return sys.stderr.isatty() and not Console(stderr=True).is_dumb_terminal

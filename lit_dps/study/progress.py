@@ -1,5 +1,7 @@
-"""How far a study has come: trials, best K so far and time left, and the plain lines that tell so
-in a log."""
+"""The progress of a study: trials, best K so far and remaining time; printed as lines of a log.
+
+At a terminal, `lit_dps.study.display` shows it in place.
+"""
 
 from __future__ import annotations
 
@@ -14,34 +16,41 @@ from lit_dps.core.racing import longest_attempt, truncate_at_race_limit
 from lit_dps.core.repeats import RepeatPlan, missing_repeats
 from lit_dps.core.trial import STACKED, Cell, Status, TrialResult
 
-Along = Callable[[Cell, int], float]  # what a cell has over what the nearest batch size has
+# The ratio of a quantity of a cell to that at another batch size.
+Ratio = Callable[[Cell, int], float]
+MIN_SECONDS = 1e-9  # of a run: keeps ratios defined
 
 
-def as_many(cell: Cell, nearest: int) -> float:
-    """A cell has what the nearest batch size has."""
+def ratio_one(cell: Cell, batch_size: int) -> float:
+    """Return 1: a cell is assumed to need what the other batch size needs."""
     return 1.0
 
 
 class TimeRemaining(NamedTuple):
-    """Seconds that are left of a study, and whether they are no more than a lower bound."""
+    """Seconds that a study still needs.
+
+    Attributes:
+        seconds: The estimate.
+        bound: True if it is a lower bound.
+    """
 
     seconds: float
     bound: bool
 
 
 class Progress:
-    """Cells, trials, best K so far, and time left, told by a line now and then
-    (`lit_dps.study.display` at a terminal).
+    """Counts the finished trials of a study, and prints a line from time to time.
 
     Args:
-        results: Results of an earlier run of the study, by cell; its failed trials are run again.
-        cells, points: Of this run, and how many in each.
+        results: Results of earlier runs of the study, by cell. Failed trials run again.
+        cells: The cells of this run.
+        points: The number of trials of each cell.
         workers: Trials that run at the same time.
-        slack: The study's; a trial that stopped and has to go on is not finished.
-        plan, repeats: What is repeated after the search, and the repeats of an earlier run, by
-            cell.
-        stream: Where to write; by default stderr.
-        every: Seconds between two lines where the stream is no terminal.
+        slack: The factor at which trials are stopped early; None without racing.
+        plan: The repeats after the search.
+        repeats: Repeats of earlier runs, by cell.
+        stream: Where lines are printed; by default stderr.
+        every: Seconds between two lines.
     """
 
     def __init__(
@@ -57,160 +66,186 @@ class Progress:
         every: float = 15.0,
     ):
         self.stream = stream or sys.stderr
-        self.every, self.points, self.workers, self.slack = every, points, workers, slack
-        earlier = {
-            cell: [r for r in results.get(cell, ()) if r.status is not Status.FAILED]
-            for cell in cells
-        }
-        self.done = {
-            cell: {r.trial.point: _end(r) for r in earlier[cell] if r.trial.point < points}
-            for cell in cells
-        }
-        self.plan, self.repeats = (
-            plan,
-            {cell: list(map(_end, (repeats or {}).get(cell, ()))) for cell in cells},
-        )
-        self._shown = -math.inf
+        self.every = every
+        self.points = points
+        self.workers = workers
+        self.slack = slack
+        self.plan = plan
+        self.done: dict[Cell, dict[int, TrialResult]] = {}
+        self.repeats: dict[Cell, list[TrialResult]] = {}
+        for cell in cells:
+            self.done[cell] = {}
+            for result in results.get(cell, ()):
+                if result.status is not Status.FAILED and result.trial.point < points:
+                    self.done[cell][result.trial.point] = _without_curves(result)
+            stored_repeats = (repeats or {}).get(cell, ())
+            self.repeats[cell] = [_without_curves(result) for result in stored_repeats]
+        self._last_line = -math.inf  # time of the last printed line
         self._began = time.monotonic()
-        self._stacked = 0.0
+        self._stacked_seconds = 0.0
 
     def update(self, result: TrialResult) -> None:
-        """Takes a new result into account and shows the line."""
-        self.take(result)
+        """Add a new result, and print a line if the last one is old."""
+        self.add(result)
         self.show(result.trial.cell)
 
-    def take(self, result: TrialResult) -> None:
-        """Takes a new result into account."""
-        done = self.done[result.trial.cell]
+    def add(self, result: TrialResult) -> None:
+        """Add a new result."""
+        cell, point = result.trial.cell, result.trial.point
+        short = _without_curves(result)
         if result.trial.repeat:
-            self.repeats[result.trial.cell].append(_end(result))
+            self.repeats[cell].append(short)
         else:
-            done[result.trial.point] = longest_attempt(done.get(result.trial.point), _end(result))
-        self._stacked += result.seconds if result.flags.get(STACKED) else 0.0
+            self.done[cell][point] = longest_attempt(self.done[cell].get(point), short)
+        if result.flags.get(STACKED):
+            self._stacked_seconds += result.seconds
 
     def show(self, cell: Cell | None = None) -> None:
-        """Shows the line, if none was shown for a while; `cell` is the one whose best K is told."""
-        if time.monotonic() - self._shown >= self.every:
-            self._write(self.line(cell))
+        """Print a line with the best K of a cell, unless the last line is recent."""
+        if time.monotonic() - self._last_line >= self.every:
+            self._print(self.line(cell))
 
     def close(self) -> None:
-        """Shows the line a last time."""
-        self._write(self.line())
+        """Print a last line."""
+        self._print(self.line())
 
-    def _write(self, text: str) -> None:
-        self._shown = time.monotonic()
+    def _print(self, text: str) -> None:
+        self._last_line = time.monotonic()
         self.stream.write(text + "\n")
         self.stream.flush()
 
     def line(self, cell: Cell | None = None) -> str:
-        """The line's text."""
+        """Return the text of a line, with the best K of a cell."""
         finished = self.finished
-        full = sum(n >= self.points for n in finished.values())
-        parts = [
-            f"cells {full}/{len(self.done)}",
-            f"trials {sum(finished.values())}/{len(self.done) * self.points}",
-        ]
+        full = sum(count >= self.points for count in finished.values())
+        trials = len(self.done) * self.points
+        parts = [f"cells {full}/{len(self.done)}", f"trials {sum(finished.values())}/{trials}"]
         if self.plan.count:
-            parts.append("repeats {}/{}".format(*self.repeated))
+            done, total = self.repeated
+            parts.append(f"repeats {done}/{total}")
         if cell is not None:
             parts.append(f"{cell}: best K {self.best(cell) or '-'}")
-        left = self.left(finished)
-        least = "at least " if left and left.bound else ""
-        parts.append(f"time left {least}{clock(left.seconds)}" if left else "time left ?")
+        remaining = self.remaining(finished)
+        if remaining is None:
+            parts.append("time left ?")
+        else:
+            at_least = "at least " if remaining.bound else ""
+            parts.append(f"time left {at_least}{clock(remaining.seconds)}")
         return "  ".join(parts)
 
     @property
     def finished(self) -> dict[Cell, int]:
-        """Trials of each cell that ran as far as they have to, by what is known of the race."""
+        """The number of trials of each cell that have run as far as racing requires so far."""
         return {cell: len(self._ended(cell)) for cell in self.done}
 
     @property
     def repeated(self) -> tuple[int, int]:
-        """Repeats that are done, and all of them."""
-        done, left = map(sum, zip(*map(self._repeats, self.done), strict=True))
-        return done, done + left
+        """The number of finished repeats, and of all repeats."""
+        done, remaining = 0, 0
+        for cell in self.done:
+            done_of_cell, remaining_of_cell = self._repeats(cell)
+            done += done_of_cell
+            remaining += remaining_of_cell
+        return done, done + remaining
 
     def best(self, cell: Cell) -> int | None:
-        """The fewest steps to the goal in a cell so far; None without a complete trial."""
-        return min(
-            (r.steps for r in self.done[cell].values() if r.status is Status.COMPLETE), default=None
-        )
+        """Return the fewest steps to the goal in a cell so far; None without a complete trial."""
+        steps = [r.steps for r in self.done[cell].values() if r.status is Status.COMPLETE]
+        return min(steps, default=None)
 
     def _ended(self, cell: Cell) -> list[TrialResult]:
         return truncate_at_race_limit(list(self.done[cell].values()), self.slack)
 
     def _repeats(self, cell: Cell) -> tuple[int, int]:
-        """Repeats of a cell that are done, and those that are left; as if it had a K*, while nobody
-        knows better."""
-        done, plan, repeats = self.done[cell].values(), self.plan, self.repeats[cell]
-        complete = [(r.steps, r.trial.point) for r in done if r.steps is not None]
-        if not complete:
-            return 0, plan.count * plan.points * (len(self._ended(cell)) < self.points)
-        ended = [r for r in repeats if r.status is not Status.FAILED]
-        left = len(missing_repeats(plan, done, ended))
-        return plan.count * len(plan.best_points(complete)) - left, left
+        """Return the number of finished and of remaining repeats of a cell.
 
-    def left(self, finished: Mapping[Cell, int]) -> TimeRemaining | None:
-        """Mean seconds of a finished trial of the nearest batch size, summed over what is left,
-        shared by the workers.
-
-        For a batch size that no trial has finished at yet, the nearest smaller one stands: K* falls
-        as the batch grows, so a trial costs about as much until the critical batch size, and more
-        beyond it. A trial that paused counts as one of them. While all pause, nobody knows how far
-        they have to go: then their own seconds are a bound. None without any result.
+        Until a cell has a K*, it is assumed to get one.
         """
-        ended = {cell: [r.seconds for r in self._ended(cell)] for cell in self.done}
-        paused = {
-            cell: [r.seconds for r in results.values()] for cell, results in self.done.items()
-        }
-        likely = mean_of_nearest_batch_size(ended, self.done)
-        mean = likely or mean_of_nearest_batch_size(paused, self.done)
+        results = self.done[cell].values()
+        complete = [(r.steps, r.trial.point) for r in results if r.steps is not None]
+        if not complete:
+            has_open_trials = len(self._ended(cell)) < self.points
+            return 0, self.plan.count * self.plan.points if has_open_trials else 0
+        ended = [r for r in self.repeats[cell] if r.status is not Status.FAILED]
+        remaining = len(missing_repeats(self.plan, results, ended))
+        return self.plan.count * len(self.plan.best_points(complete)) - remaining, remaining
+
+    def remaining(self, finished: Mapping[Cell, int]) -> TimeRemaining | None:
+        """Estimate the remaining time from the mean time of finished trials.
+
+        A cell without finished trials takes the mean of the nearest batch size. K* falls as the
+        batch grows, so that a trial costs about as much up to the critical batch size, and more
+        above it. A paused trial counts as finished. While all trials pause, their own times are a
+        lower bound.
+
+        Args:
+            finished: The number of finished trials of each cell.
+
+        Returns:
+            The time with all workers; None without any result.
+        """
+        ended: dict[Cell, list[float]] = {}
+        paused: dict[Cell, list[float]] = {}
+        for cell, results in self.done.items():
+            ended[cell] = [r.seconds for r in self._ended(cell)]
+            paused[cell] = [r.seconds for r in results.values()]
+        mean = mean_of_nearest_batch_size(ended, self.done)
+        is_bound = mean is None
+        if mean is None:
+            mean = mean_of_nearest_batch_size(paused, self.done)
         if mean is None:
             return None
-        left = {cell: self.points - finished[cell] + self._repeats(cell)[1] for cell in self.done}
-        return TimeRemaining(
-            sum(mean[cell] * left[cell] for cell in self.done) / self._lanes(), likely is None
-        )
+        seconds = 0.0
+        for cell in self.done:
+            trials = self.points - finished[cell] + self._repeats(cell)[1]
+            seconds += mean[cell] * trials
+        return TimeRemaining(seconds / self._trials_at_a_time(), is_bound)
 
-    def _lanes(self) -> float:
-        """Trials at a time: as many as workers; where each trains a stack of them, as many as that
-        came to so far."""
-        return max(self.workers, self._stacked / max(time.monotonic() - self._began, 1e-9))
+    def _trials_at_a_time(self) -> float:
+        """Return the number of workers; with stacked trials, the mean number of stacked ones."""
+        seconds = max(time.monotonic() - self._began, MIN_SECONDS)
+        return max(self.workers, self._stacked_seconds / seconds)
 
 
 def mean_of_nearest_batch_size(
-    known: Mapping[Cell, Iterable[float]],
+    values: Mapping[Cell, Iterable[float]],
     cells: Iterable[Cell],
-    along: Along = as_many,
+    ratio: Ratio = ratio_one,
 ) -> dict[Cell, float] | None:
-    """For each cell the mean of what is known of the nearest batch size, the smaller of two equally
-    near ones.
+    """Return for each cell the mean of the values at the nearest batch size.
 
-    None where nothing is known of any. `along` takes it from there to the cell.
+    Of two equally near batch sizes, the smaller one counts.
+
+    Args:
+        values: Values of some cells.
+        cells: The cells to estimate.
+        ratio: The expected ratio of a cell's value to that at another batch size.
+
+    Returns:
+        None if there are no values.
     """
     by_size: dict[int, list[float]] = {}
-    for cell, values in known.items():
-        by_size.setdefault(cell.batch_size, []).extend(values)
-    mean = {
-        batch_size: sum(values) / len(values) for batch_size, values in by_size.items() if values
-    }
-    if not mean:
+    for cell, of_cell in values.items():
+        by_size.setdefault(cell.batch_size, []).extend(of_cell)
+    means = {size: sum(each) / len(each) for size, each in by_size.items() if each}
+    if not means:
         return None
-    near = {
-        cell: min(mean, key=lambda b, cell=cell: (abs(b - cell.batch_size), b)) for cell in cells
-    }
-    return {cell: mean[size] * along(cell, size) for cell, size in near.items()}
+    result = {}
+    for cell in cells:
+        distances = [(abs(size - cell.batch_size), size) for size in means]
+        nearest = min(distances)[1]
+        result[cell] = means[nearest] * ratio(cell, nearest)
+    return result
 
 
-def _end(result: TrialResult) -> TrialResult:
-    """A result with the last step of its curves alone: a long study's would fill the memory."""
-    return dataclasses.replace(
-        result, curve={"step": result.curve.get("step", [])[-1:]}, smoothness={}
-    )
+def _without_curves(result: TrialResult) -> TrialResult:
+    """Return a result with only the last step of its curve, which saves memory in long studies."""
+    last_step = result.curve.get("step", [])[-1:]
+    return dataclasses.replace(result, curve={"step": last_step}, smoothness={})
 
 
 def clock(seconds: float) -> str:
-    """Hours, minutes and seconds: 0:01:40."""
+    """Return hours, minutes and seconds: 0:01:40."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d}"

@@ -24,12 +24,13 @@ from lit_dps.parallel.process import Interrupted, StopRequest, interruptible, pr
 from lit_dps.report.commands import again_command, fastest
 from lit_dps.storage.header import check_unchanged
 from lit_dps.storage.urls import without_password
+from lit_dps.study.display import LEAVING
 from lit_dps.study.environment import environment_of
 from lit_dps.study.preflight.check import check_configuration, set_up_data
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.workers import first_of_ranks, raise_if_any_rank_interrupted
 
-STOPPING = "\n{}: stopping after the next validation. Signal again to stop now.\n"
+STOPPING = f"\n{LEAVING}\n"
 CLEAR_LINE = "\033[K"
 
 

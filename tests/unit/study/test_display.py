@@ -13,7 +13,7 @@ from lit_dps.core.attempt import Attempt
 from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult
 from lit_dps.parallel.process import StopRequest
-from lit_dps.study.display import Display
+from lit_dps.study.display import LEAVING, Display
 from lit_dps.study.progress import Progress
 from lit_dps.study.worker_events import ProgressEvent, ProgressReporter
 
@@ -115,7 +115,7 @@ def test_trials_that_end_or_whose_worker_is_lost_are_gone_and_the_end_is_the_bar
     shown.on_event(ProgressEvent(1))
     assert "point" not in "\n".join(lines(shown))
     shown.stop.signal = "SIGINT"
-    assert lines(shown)[-1] == "SIGINT: leaving at the next check; once more to leave now"
+    assert lines(shown)[-1] == LEAVING.format("SIGINT")
     shown.show()
     assert shown.stop.shown
     shown.close()
