@@ -24,7 +24,7 @@ from lit_dps.training.adam_scaling import AdamScalingCallback, is_adaptive, scal
 from lit_dps.training.example_count import full_batch_size, record_batches
 from lit_dps.training.pruning_callback import masks_of
 from lit_dps.training.rng_state import preserve_rng_state
-from lit_dps.training.training_pass import TrainingPass, fresh
+from lit_dps.training.training_pass import TrainingPass, copy_loader
 
 SMOOTHING = 0.5  # of the exponential mean of the loss, as in the paper
 TOLERANCE_ERRORS = 2.0  # standard errors that make the tolerance
@@ -304,7 +304,7 @@ def _batches(trainer: Trainer, module: LightningModule, count: int) -> Iterator[
     yielded = 0
     while True:
         yielded_before = yielded
-        for batch in fresh(whole(trainer.train_dataloader)):
+        for batch in copy_loader(whole(trainer.train_dataloader)):
             batch = trainer.precision_plugin.convert_input(batch)
             batch = lightning_private.before_transfer(module, batch)
             yield trainer.strategy.batch_to_device(batch, module.device, 0)

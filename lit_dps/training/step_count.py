@@ -17,7 +17,7 @@ from lit_dps.core.trial import SHORT_STEPS, UNCOUNTED_STEPS
 from lit_dps.parallel.ddp import whole
 from lit_dps.parallel.example_count import Sizes, batch_size_of, can_be_cut, counted
 from lit_dps.training.example_count import examples_of, record_batches
-from lit_dps.training.training_pass import fresh
+from lit_dps.training.training_pass import copy_loader
 
 FIRST_STEPS = 64  # a run without a full step among these is refused
 
@@ -210,7 +210,7 @@ class ExamplesCallback(Callback):
         batches_per_step = trainer.accumulate_grad_batches
         loader = next(iter(tree_leaves(whole(trainer.train_dataloader))))
         sizes = Sizes(self.batch_size // batches_per_step)
-        for _, examples in islice(counted(fresh(loader), sizes), FIRST_STEPS):
+        for _, examples in islice(counted(copy_loader(loader), sizes), FIRST_STEPS):
             self._largest_step = max(self._largest_step, batches_per_step * (examples or 0))
             if self._largest_step >= self.batch_size:
                 break

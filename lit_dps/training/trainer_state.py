@@ -49,26 +49,72 @@ def unmoved(trainer: Trainer) -> Iterator[None]:
     Raises:
         ConfigError: if a changed attribute of the data module or of a callback cannot be restored.
     """
-    groups = [_group_values(optimizer) for optimizer in trainer.optimizers]
-    states = [dict(optimizer.state) for optimizer in trainer.optimizers]
-    schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
-    schedules = [copy.deepcopy(scheduler.state_dict()) for scheduler in schedulers]
-    plain = _plain_attributes(trainer)
-    metrics = [trainer.callback_metrics, trainer.logged_metrics, trainer.progress_bar_metrics]
-    metrics_before = [dict(values) for values in metrics]
     owners = _owners(trainer)
     attributes = capture_attributes(*owners)
-    holders = [*owners, *trainer.loggers, *trainer.optimizers]
+    with (
+        _without_new_names([*owners, *trainer.loggers, *trainer.optimizers]),
+        _unchanged_values(trainer),
+        _unchanged_optimizers(trainer),
+        # Restored first, because some schedules set the rates when they are loaded.
+        _unchanged_schedules(trainer),
+    ):
+        yield
+    if equal_states(capture_attributes(*owners), attributes):
+        return
+    try:
+        restore_attributes(attributes, *owners)
+    except ValueError as error:
+        allowed = (
+            "a module whose training_step changes no attributes of callbacks or of the data "
+            "module: it also runs outside of training, on a copy of the module, and this "
+            f"change cannot be undone: {error}"
+        )
+        raise ConfigError("model", type(trainer.lightning_module).__name__, allowed) from error
+
+
+@contextmanager
+def _without_new_names(holders: list[Any]) -> Iterator[None]:
+    """Delete, at the end of the block, attributes that its code added."""
     names_before = [set(vars(holder)) for holder in holders]
-    optimizers = [SimpleNamespace(**_attributes_of(optimizer)) for optimizer in trainer.optimizers]
-    optimizer_attributes = capture_attributes(*optimizers)
     try:
         yield
     finally:
-        for scheduler, state in zip(schedulers, schedules, strict=True):
-            if not equal_states(scheduler.state_dict(), state):
-                scheduler.load_state_dict(state)
-        # After the schedules, because some schedules set the rates when they are loaded.
+        for holder, names in zip(holders, names_before, strict=True):
+            for name in vars(holder).keys() - names:
+                del vars(holder)[name]
+
+
+@contextmanager
+def _unchanged_values(trainer: Trainer) -> Iterator[None]:
+    """Restore, at the end of the block, the trainer's numbers, texts and metrics."""
+    plain = _plain_attributes(trainer)
+    metrics: list[Any] = [
+        trainer.callback_metrics,
+        trainer.logged_metrics,
+        trainer.progress_bar_metrics,
+    ]
+    metrics_before = [dict(values) for values in metrics]
+    try:
+        yield
+    finally:
+        for name in _plain_attributes(trainer).keys() - plain.keys():
+            delattr(trainer, name)
+        vars(trainer).update(plain)
+        for values, before in zip(metrics, metrics_before, strict=True):
+            values.clear()
+            values.update(before)
+
+
+@contextmanager
+def _unchanged_optimizers(trainer: Trainer) -> Iterator[None]:
+    """Restore, at the end of the block, groups and attributes of optimizers; delete new states."""
+    groups = [_group_values(optimizer) for optimizer in trainer.optimizers]
+    states = [dict(optimizer.state) for optimizer in trainer.optimizers]
+    namespaces = [SimpleNamespace(**_attributes_of(optimizer)) for optimizer in trainer.optimizers]
+    attributes = capture_attributes(*namespaces)
+    try:
+        yield
+    finally:
         for optimizer, values, state in zip(trainer.optimizers, groups, states, strict=True):
             del optimizer.param_groups[len(values) :]
             for group, before in zip(optimizer.param_groups, values, strict=True):
@@ -76,29 +122,22 @@ def unmoved(trainer: Trainer) -> Iterator[None]:
                 group.update(before)
             for parameter in optimizer.state.keys() - state.keys():
                 del optimizer.state[parameter]
-        for name in _plain_attributes(trainer).keys() - plain.keys():
-            delattr(trainer, name)
-        for holder, names in zip(holders, names_before, strict=True):
-            for name in vars(holder).keys() - names:
-                del vars(holder)[name]
-        restore_attributes(optimizer_attributes, *optimizers)
-        for optimizer, values in zip(trainer.optimizers, optimizers, strict=True):
-            vars(optimizer).update(vars(values))
-        vars(trainer).update(plain)
-        for values, before in zip(metrics, metrics_before, strict=True):
-            values.clear()
-            values.update(before)
-    if not equal_states(capture_attributes(*owners), attributes):
-        try:
-            restore_attributes(attributes, *owners)
-        except ValueError as error:
-            name = type(trainer.lightning_module).__name__
-            allowed = (
-                "a module whose training_step changes no attributes of callbacks or of the data "
-                "module: it also runs outside of training, on a copy of the module, and this "
-                f"change cannot be undone: {error}"
-            )
-            raise ConfigError("model", name, allowed) from error
+        restore_attributes(attributes, *namespaces)
+        for optimizer, namespace in zip(trainer.optimizers, namespaces, strict=True):
+            vars(optimizer).update(vars(namespace))
+
+
+@contextmanager
+def _unchanged_schedules(trainer: Trainer) -> Iterator[None]:
+    """Restore, at the end of the block, the state of schedules."""
+    schedules: list[Any] = [config.scheduler for config in trainer.lr_scheduler_configs]
+    states = [copy.deepcopy(schedule.state_dict()) for schedule in schedules]
+    try:
+        yield
+    finally:
+        for schedule, state in zip(schedules, states, strict=True):
+            if not equal_states(schedule.state_dict(), state):
+                schedule.load_state_dict(state)
 
 
 class DataTensors:

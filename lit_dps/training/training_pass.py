@@ -1,7 +1,11 @@
 """TrainingPass: one pass over the training split with the module's loss, without side effects.
 
-With several ranks, each rank takes whole batches in turn. So gradients equal those of one process
-to the last bit.
+For example, SNIP needs the gradient of the training loss before the first step. The pass calls
+`training_step` on a copy of the module (`copy_of`), so that dropout, batch norm, counters and
+random generators of the run remain as they were.
+
+With several ranks, rank r takes the batches r, r + world, and so on, as a whole. Gradients
+therefore equal the gradients of one process to the last bit.
 """
 
 from __future__ import annotations
@@ -36,6 +40,7 @@ from lit_dps.data.order import AUTHORS_SEED
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import whole
 from lit_dps.parallel.example_count import Sizes, can_be_cut, counted, cut
+from lit_dps.pruning.attributes import MODULE_PARTS
 from lit_dps.training.example_count import training_sizes
 from lit_dps.training.rng_state import preserve_rng_state
 from lit_dps.training.trainer_state import DataTensors, unmoved
@@ -44,8 +49,7 @@ SHORT_BATCHES = 2  # batches of a short pass: a full one, and the last one
 
 
 class TrainingPass:
-    """This rank's batches of one pass over the training split, and the `training_step` loss of each
-    batch.
+    """This rank's batches of one pass over the training split, and the loss of each batch.
 
     A data module may provide the batches by `pruning_dataloader(batch_size)`. Otherwise the pass
     covers the whole data set of the train dataloader, in batches of `batch_size`. If the dataloader
@@ -73,23 +77,22 @@ class TrainingPass:
         examples: int | None = None,
         is_short: bool = False,
     ):
-        self.trainer, self.module, self.batch_size, self.examples = (
-            trainer,
-            module,
-            batch_size,
-            examples,
-        )
+        self.trainer = trainer
+        self.module = module
+        self.batch_size = batch_size
+        self.examples = SHORT_BATCHES * batch_size if is_short else examples
         self.is_short = is_short
-        if is_short:
-            self.examples = SHORT_BATCHES * batch_size
-        self._data = getattr(trainer, "datamodule", None)
+        self._data: Any = getattr(trainer, "datamodule", None)
         self._data_tensors: DataTensors | None = None
-        self._given = hasattr(self._data, "pruning_dataloader")
-        self.key: tuple[int, ...] | None = () if self._given else _examples_of(self._training)
+        self._has_pruning_loader = hasattr(self._data, "pruning_dataloader")
+        self.key: tuple[int, ...] | None = ()
+        if not self._has_pruning_loader:
+            self.key = _examples_of(self._training)
 
     @property
     def _training(self) -> Any:
-        return whole(self.trainer.train_dataloader)  # which may be made anew between two epochs
+        """The train dataloader. Lightning may replace it between two epochs."""
+        return whole(self.trainer.train_dataloader)
 
     @contextmanager
     def without_side_effects(self, begin: bool = False) -> Iterator[LightningModule]:
@@ -124,9 +127,10 @@ class TrainingPass:
                 parameters[name].requires_grad_(parameter.requires_grad)
 
     def __len__(self) -> int:
-        """The batches of the pass, of all ranks together."""
+        """The number of batches of the pass, over all ranks."""
         loader = self._loader()
-        return min(len(loader), -(-self._most_examples(loader) // self.batch_size))
+        most_batches = -(-self._most_examples(loader) // self.batch_size)
+        return min(len(loader), most_batches)
 
     def batches(self) -> Iterator[tuple[Any, int]]:
         """Yield each batch on the module's device, with its number of examples.
@@ -139,7 +143,8 @@ class TrainingPass:
         for i, (batch, number) in enumerate(counted(loader, self._sizes())):
             if self.examples is None and not ranks.is_mine(i):
                 continue
-            batch = self.trainer.precision_plugin.convert_input(batch)  # as in Lightning's loop
+            # The same three steps as in Lightning's loop.
+            batch = self.trainer.precision_plugin.convert_input(batch)
             batch = lightning_private.before_transfer(self.module, batch)
             batch = self.trainer.strategy.batch_to_device(batch, self.module.device, 0)
             size = number or self.batch_size
@@ -154,12 +159,14 @@ class TrainingPass:
 
     def _most_examples(self, loader: Any) -> int:
         """Return the most examples that the pass takes from a loader."""
-        are_ends = isinstance(getattr(loader, "batch_sampler", None), _Ends)
-        return sys.maxsize if self.examples is None or are_ends else self.examples
+        has_all_examples = isinstance(getattr(loader, "batch_sampler", None), _Ends)
+        if self.examples is None or has_all_examples:
+            return sys.maxsize
+        return self.examples
 
     def _sizes(self) -> Sizes:
         """Return the counter of batches without index lists."""
-        if self._given:
+        if self._has_pruning_loader:
             return Sizes(self.batch_size)
         return Sizes(training_sizes(self.trainer).batch_size)
 
@@ -168,15 +175,15 @@ class TrainingPass:
 
         They do not if the loader drops short batches, or if a tensor belongs to the whole batch.
         """
-        if not self._given and getattr(self._training, "drop_last", False):
+        if not self._has_pruning_loader and getattr(self._training, "drop_last", False):
             return False
         tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
         return can_be_cut(batch, size) and all(tensor.ndim > 0 for tensor in tensors)
 
     def losses(self, module: LightningModule) -> Iterator[tuple[Tensor, int]]:
-        """Mean loss of each batch by this copy of the module, and its number of examples.
+        """Yield the mean loss of each batch by a copy of the module, and its number of examples.
 
-        Batches that the training step gives no loss for are left out.
+        Batches without a loss are left out.
         """
         for i, (batch, size) in enumerate(self.batches()):
             loss = self.loss(module, batch, i)
@@ -184,8 +191,7 @@ class TrainingPass:
                 yield loss, size
 
     def loss(self, module: LightningModule, batch: Any, i: int) -> Tensor | None:
-        """Return the mean loss of batch number i by this copy; None if the training step returns
-        none.
+        """Return the mean loss of batch number i by a copy; None if the training step returns None.
 
         `on_train_batch_start` of the copy is called first, as in training. If it returns -1,
         Lightning would skip the rest of the epoch, and the loss is None. A batch that is None is
@@ -209,71 +215,67 @@ class TrainingPass:
         return loader
 
     def _whole_loader(self) -> Any:
-        if self._given:
+        if self._has_pruning_loader:
             return self._data.pruning_dataloader(self.batch_size)
         loader = self._training
         if self.key is not None:
-            return _anew(loader, self.batch_size)
+            return _rebatched(loader, self.batch_size)
         if not isinstance(loader, DataLoader) and isinstance(loader, (dict, list, tuple)):
-            loader = CombinedLoader(tree_map(fresh, loader), "max_size_cycle")
+            loader = CombinedLoader(tree_map(copy_loader, loader), "max_size_cycle")
             iter(loader)  # a CombinedLoader has no length before this
         if not 0 < (sized_len(loader) or 0) < sys.maxsize:
-            finite = (
-                "a pass over the training split, for snip, needs a finite train dataloader "
-                "or a "
+            allowed = (
+                "a pass over the training split, for snip, needs a finite train dataloader or a "
                 "pruning_dataloader"
             )
-            raise ConfigError("data", type(self._data or loader).__name__, finite)
-        return loader if isinstance(loader, CombinedLoader) else fresh(loader)
+            raise ConfigError("data", type(self._data or loader).__name__, allowed)
+        if isinstance(loader, CombinedLoader):
+            return loader
+        return copy_loader(loader)
 
 
 def loss_of(module: LightningModule, batch: Any, batch_idx: int) -> Tensor | None:
-    """The loss of a module's training step, which is given what Lightning gives it; None if it
-    returns none."""
-    more = (
-        [batch_idx]
-        if is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
-        else []
-    )
-    output = module.training_step(batch, *more)
+    """Return the loss of a module's training step, called as Lightning does; None without one."""
+    training_step: Any = module.training_step
+    if is_param_in_hook_signature(training_step, "batch_idx", min_args=2):
+        output = training_step(batch, batch_idx)
+    else:
+        output = training_step(batch)
     return output["loss"] if isinstance(output, dict) else output
 
 
 def _examples_of(loader: Any) -> tuple[int, ...] | None:
-    """How many examples a plain DataLoader has and draws; None if its batches are made of more than
-    those."""
-    plain = (
-        isinstance(loader, DataLoader)
-        and type(loader).__iter__ is DataLoader.__iter__
-        and not isinstance(loader.dataset, IterableDataset)
-        and type(loader.batch_sampler) is BatchSampler
-    )
+    """Return how many examples a plain DataLoader has and draws; None for other loaders."""
+    if not isinstance(loader, DataLoader) or type(loader).__iter__ is not DataLoader.__iter__:
+        return None
+    dataset: Any = loader.dataset
+    sampler: Any = loader.sampler
+    if isinstance(dataset, IterableDataset) or type(loader.batch_sampler) is not BatchSampler:
+        return None
     try:
-        return (len(loader.dataset), len(loader.sampler)) if plain else None
-    except TypeError:  # a sampler without an end, say
+        return len(dataset), len(sampler)
+    except TypeError:
+        # For example, a sampler without an end has no length.
         return None
 
 
-def _anew(loader: DataLoader, batch_size: int) -> DataLoader:
-    """The whole data set of a loader, or what its own sampler takes of it, in other batches.
+def _rebatched(loader: DataLoader, batch_size: int) -> DataLoader:
+    """Return a loader of the same examples in other batches, for a loader with `_examples_of`.
 
-    Where the loader shuffles the order is always the same, so that the pass is the same at every
-    batch size.
+    If the loader shuffles, the order is the same in each pass and at every batch size.
     """
-    sampler = loader.sampler
-    if type(sampler) is RandomSampler and len(sampler) == len(loader.dataset):
-        sampler = RandomSampler(
-            loader.dataset, generator=torch.Generator().manual_seed(AUTHORS_SEED)
-        )
+    dataset: Any = loader.dataset
+    sampler: Any = loader.sampler
+    if type(sampler) is RandomSampler and len(sampler) == len(dataset):
+        sampler = RandomSampler(dataset, generator=torch.Generator().manual_seed(AUTHORS_SEED))
     elif type(sampler) is not SequentialSampler:
         sampler = list(islice(sampler, len(sampler)))
     names = ("collate_fn", "num_workers", "worker_init_fn", "multiprocessing_context")
-    same = {name: getattr(loader, name) for name in names}
+    settings = {name: getattr(loader, name) for name in names}
     if loader.drop_last:
-        return DataLoader(
-            loader.dataset, batch_sampler=even_batches(list(sampler), batch_size), **same
-        )
-    return DataLoader(loader.dataset, batch_size, sampler=sampler, **same)
+        batches = even_batches(list(sampler), batch_size)
+        return DataLoader(dataset, batch_sampler=batches, **settings)
+    return DataLoader(dataset, batch_size, sampler=sampler, **settings)
 
 
 def even_batches(order: Sequence[int], most: int) -> list[list[int]]:
@@ -292,11 +294,12 @@ def even_batches(order: Sequence[int], most: int) -> list[list[int]]:
     return [list(order[ends[i] : ends[i + 1]]) for i in range(count)]
 
 
-def fresh(loader: Any) -> Any:
-    """A loader that keeps no iterator of the one that it is a copy of."""
+def copy_loader(loader: Any) -> Any:
+    """Return a shallow copy of a loader that begins its own pass."""
     loader = copy.copy(loader)
     if getattr(loader, "_iterator", None) is not None:
-        loader._iterator = None  # persistent workers: the training epoch keeps its iterator
+        # A loader with persistent workers keeps the iterator of the training epoch.
+        loader._iterator = None
     return loader
 
 
@@ -312,7 +315,7 @@ def has_indices(loader: Any) -> bool:
 
 def ends_of(loader: DataLoader, first: int, last: int) -> DataLoader:
     """Return a loader of the first and the last batches of a loader with `has_indices`."""
-    shortened = fresh(loader)
+    shortened = copy_loader(loader)
     # A DataLoader refuses to set this attribute.
     shortened.__dict__["batch_sampler"] = _Ends(loader.batch_sampler, first, last)
     return shortened
@@ -325,7 +328,9 @@ class _Ends:
     """
 
     def __init__(self, batches: Any, first: int, last: int):
-        self.batches, self.first, self.last = batches, first, last
+        self.batches = batches
+        self.first = first
+        self.last = last
         self.sampler = getattr(batches, "sampler", None)
         self.batch_size = getattr(batches, "batch_size", None)
         self.drop_last = getattr(batches, "drop_last", False)
@@ -344,60 +349,70 @@ class _Ends:
         return iter(ends)
 
 
-_STRUCTURE = ("_modules", "_parameters", "_buffers")
-
-
 def copy_of(module: LightningModule) -> LightningModule:
-    """A module of its own parameters, buffers, attributes and generators, equal to the bit, that
-    logs nothing.
+    """Return a copy of a module, equal to the bit, that logs nothing.
 
-    Functions that it keeps, hooks say, refer to the copy where they refer to the module or to what
-    it keeps. It shares the trainer, and what cannot be copied, such as a lock or an open file.
+    The copy has its own parameters, buffers, attributes and generators. Functions among the
+    attributes, such as hooks, refer to the copy where they referred to the module or its
+    attributes. The copy shares the trainer, and what cannot be copied, such as a lock or a file.
     """
-    memo: dict[int, Any] = {id(shared): shared for shared in lightning_private.owners_of(module)}
+    owners = lightning_private.owners_of(module)
+    memo: dict[int, Any] = {id(owner): owner for owner in owners}
     cells: list[tuple[CellType, CellType]] = []
-    kept = [
-        value
-        for part in module.modules()
-        for key, value in vars(part).items()
-        if key not in _STRUCTURE
-    ]
-    for value in [*kept, *_within(kept)]:
+    attributes = []
+    for part in module.modules():
+        for name, value in vars(part).items():
+            if name not in MODULE_PARTS:
+                attributes.append(value)
+    for value in [*attributes, *_values_in(attributes)]:
         if isinstance(value, FunctionType) and value.__closure__:
-            memo[id(value)] = _rebound(value, cells)
-        elif (
-            isinstance(value, Tensor) and value.grad_fn is not None
-        ):  # what is left from a backward pass
+            memo[id(value)] = _with_empty_cells(value, cells)
+        elif isinstance(value, Tensor) and value.grad_fn is not None:
+            # A result of an earlier forward pass. torch refuses to deep-copy it.
             memo[id(value)] = value.detach().clone()
-    for value in kept:
-        if id(value) not in memo:
-            try:
-                copy.deepcopy(value, dict(memo))
-            except Exception:  # whatever its class raises: it is shared
-                memo[id(value)] = value
+    for value in attributes:
+        if id(value) in memo:
+            continue
+        try:
+            copy.deepcopy(value, dict(memo))
+        # The class of an attribute may raise any error. Such an attribute is shared.
+        except Exception:
+            memo[id(value)] = value
     twin = copy.deepcopy(module, memo)
-    for old, new in cells:
-        new.cell_contents = memo.get(id(old.cell_contents), old.cell_contents)
-    twin.trainer = lightning_private.owners_of(module)[0]  # Lightning's own copies forget it
+    for cell, new_cell in cells:
+        new_cell.cell_contents = memo.get(id(cell.cell_contents), cell.cell_contents)
+    twin.trainer = owners[0]  # Lightning's copies have no trainer
     twin.__dict__["log"] = lambda *args, **kwargs: None
     return twin
 
 
-def _within(values: list[Any]) -> Iterator[Any]:
-    """What dicts and lists among these values hold."""
-    for value in values:
-        if isinstance(value, (dict, list, tuple)):
-            yield from value.values() if isinstance(value, dict) else value
+def _values_in(collections: list[Any]) -> Iterator[Any]:
+    """Yield the values of all dicts, lists and tuples among these objects."""
+    for each in collections:
+        if isinstance(each, dict):
+            yield from each.values()
+        elif isinstance(each, (list, tuple)):
+            yield from each
 
 
-def _rebound(function: FunctionType, cells: list[tuple[CellType, CellType]]) -> FunctionType:
-    """Return a function with new, empty enclosed variables; add each old and new variable to
-    `cells`."""
-    new_cells = tuple(CellType() for _ in function.__closure__)
-    cells.extend(zip(function.__closure__, new_cells, strict=True))
-    new = FunctionType(
-        function.__code__, function.__globals__, function.__name__, function.__defaults__, new_cells
+def _with_empty_cells(
+    function: FunctionType, cells: list[tuple[CellType, CellType]]
+) -> FunctionType:
+    """Return a copy of a function with empty enclosed variables.
+
+    The pairs of old and new variables are added to `cells`.
+    """
+    new_cells = []
+    for cell in function.__closure__ or ():
+        new_cells.append(CellType())
+        cells.append((cell, new_cells[-1]))
+    copied = FunctionType(
+        function.__code__,
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        tuple(new_cells),
     )
-    new.__kwdefaults__ = function.__kwdefaults__
-    new.__dict__ = dict(function.__dict__)
-    return new
+    copied.__kwdefaults__ = function.__kwdefaults__
+    copied.__dict__ = dict(function.__dict__)
+    return copied
