@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils import deterministic as memory
+from torch.utils import deterministic
 
 
 @contextmanager
@@ -43,6 +43,7 @@ def full_float32() -> Iterator[None]:
 def deterministic_kernels() -> Iterator[None]:
     """Use kernels that give equal results in each call, where torch has them, in the block."""
     cudnn: Any = torch.backends.cudnn
+    memory: Any = deterministic
     deterministic_before = cudnn.deterministic
     benchmark_before = cudnn.benchmark
     mode_before = torch.get_deterministic_debug_mode()

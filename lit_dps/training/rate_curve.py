@@ -1,10 +1,16 @@
-"""Computes the learning rates of a run over its budget, from copies of its schedules."""
+"""Computes the learning rates of a run over its budget, from copies of its schedules.
+
+For example, a cosine schedule with T_max = 100 in a run of 400 steps lets the rate rise again from
+step 100. `rate_remarks` reports this before training begins, and `schedule_shape` stores the
+lengths of warm-up and schedule with the trial.
+"""
 
 from __future__ import annotations
 
 import copy
 import math
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from types import CellType, FunctionType
 from typing import Any
@@ -84,8 +90,10 @@ def rates_of_steps(
     try:
         with unchanged_attributes(*modules), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns because the optimizer is never stepped
-            if len(configs) == 1 and accumulated == 1 and _is_plain_lambda(configs[0]):
-                return _rates_of_lambda(configs[0].scheduler, steps, memo)
+            schedule = configs[0].scheduler
+            is_only_schedule = len(configs) == 1 and accumulated == 1
+            if is_only_schedule and isinstance(schedule, LambdaLR) and _is_plain(configs[0]):
+                return _rates_of_lambda(schedule, steps, memo)
             return _evaluated(twin, configs, steps, steps_of_epoch, accumulated, memo)
     except Exception:  # an error of the user's code, which the run itself will report
         return None
@@ -121,11 +129,10 @@ def _copy_schedule(schedule: Any, memo: dict[int, Any]) -> Any:
     return copy.deepcopy(schedule, memo)
 
 
-def _is_plain_lambda(config: LRSchedulerConfig) -> bool:
-    """Return True if a schedule is a `LambdaLR` that is stepped once per optimizer step."""
-    return (
-        type(config.scheduler) is LambdaLR and config.interval == "step" and config.frequency == 1
-    )
+def _is_plain(config: LRSchedulerConfig) -> bool:
+    """Return True if a schedule is a `LambdaLR` itself, stepped once per optimizer step."""
+    is_each_step = config.interval == "step" and config.frequency == 1
+    return is_each_step and type(config.scheduler) is LambdaLR
 
 
 def _rates_of_lambda(schedule: LambdaLR, steps: int, memo: dict[int, Any]) -> list[float]:
@@ -149,9 +156,8 @@ def _evaluated(
     """Return the rates at each step, by stepping copies of the schedules."""
     schedules = []
     for config in configs:
-        schedules.append(
-            (_copy_schedule(config.scheduler, memo), config.interval, config.frequency)
-        )
+        schedule = _copy_schedule(config.scheduler, memo)
+        schedules.append((schedule, config.interval, config.frequency))
     rates = []
     for step in range(1, steps + 1):
         rates.append(max(float(group["lr"]) for group in twin.param_groups))
@@ -172,13 +178,10 @@ def _without_parameters(optimizer: Optimizer) -> Optimizer:
     twin = copy.copy(optimizer)
     twin.param_groups = []
     for group in optimizer.param_groups:
-        twin.param_groups.append({**copy.deepcopy(_settings(group)), "params": []})
-    twin.state = {}
+        settings = {key: value for key, value in group.items() if key != "params"}
+        twin.param_groups.append({**copy.deepcopy(settings), "params": []})
+    twin.state = defaultdict(dict)
     return twin
-
-
-def _settings(group: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in group.items() if key != "params"}
 
 
 def is_constant(rates: Sequence[float]) -> bool:
@@ -187,8 +190,7 @@ def is_constant(rates: Sequence[float]) -> bool:
 
 
 def warm_up_steps(rates: Sequence[float]) -> int | None:
-    """Return the first step with the largest rate; None if the rate still grows at the last
-    step."""
+    """Return the first step with the largest rate; None if the rate grows until the last step."""
     largest = max(rates)
     first = next(i for i, rate in enumerate(rates) if rate >= largest * (1 - SAME))
     if first > 0 and first == len(rates) - 1:
@@ -218,7 +220,8 @@ def schedule_shape(rates: Sequence[float] | None, budget: int) -> dict[str, floa
         return {}
     is_cut = len(rates) < budget
     shape = {}
-    warm_up, length = warm_up_steps(rates), schedule_steps(rates)
+    warm_up = warm_up_steps(rates)
+    length = schedule_steps(rates)
     if warm_up is not None:
         shape[WARM_UP] = warm_up
     elif not is_cut:
@@ -240,22 +243,10 @@ def rate_remarks(
         budget: Steps of the run, of which the rates may be the first `MOST_STEPS`.
     """
     remarks = []
-    begin = None
-    for step, rate in enumerate([*rates, math.inf]):
-        if rate <= 0 and begin is None:
-            begin = step
-        elif rate > 0 and begin is not None:
-            # A single step is the first of a warm-up or the last of a decay, with rate 0 by design.
-            if step - begin > 1:
-                stretch = rates[begin:step]
-                value = "0" if not any(stretch) else "0 or negative"
-                until = "to the end" if step == budget else f"to step {step - 1}"
-                if step == len(rates) < budget:
-                    until += " at least"
-                remarks.append(
-                    f"the learning rate is {value} from step {begin} {until} of {budget}"
-                )
-            begin = None
+    for begin, end in _stretches_without_rate(rates):
+        # A single step is the first of a warm-up or the last of a decay, with rate 0 by design.
+        if end - begin > 1:
+            remarks.append(_remark_on_stretch(rates, begin, end, budget))
     for config in configs:
         schedule = config.scheduler
         length = 1 if config.interval == "step" else steps_of_epoch
@@ -264,7 +255,28 @@ def rate_remarks(
             if lowest < budget - 1:
                 remarks.append(
                     f"CosineAnnealingLR has T_max = {schedule.T_max}: the learning rate rises "
-                    "again from step "
-                    f"{lowest} of {budget}"
+                    f"again from step {lowest} of {budget}"
                 )
     return remarks
+
+
+def _stretches_without_rate(rates: Sequence[float]) -> list[tuple[int, int]]:
+    """Return the first step and the step after the last of each stretch without a positive rate."""
+    stretches = []
+    begin = None
+    for step, rate in enumerate([*rates, math.inf]):
+        if rate <= 0 and begin is None:
+            begin = step
+        elif rate > 0 and begin is not None:
+            stretches.append((begin, step))
+            begin = None
+    return stretches
+
+
+def _remark_on_stretch(rates: Sequence[float], begin: int, end: int, budget: int) -> str:
+    """Return a remark on a stretch of steps without a positive rate."""
+    value = "0 or negative" if any(rates[begin:end]) else "0"
+    until = "to the end" if end == budget else f"to step {end - 1}"
+    if end == len(rates) < budget:
+        until += " at least"
+    return f"the learning rate is {value} from step {begin} {until} of {budget}"
