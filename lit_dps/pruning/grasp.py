@@ -1,5 +1,4 @@
-"""GraSP (Wang et al. 2020): the weights whose removal would take away most of the gradient's norm
-are kept."""
+"""GraSP (Wang et al. 2020): keeps the weights whose removal reduces the gradient norm most."""
 
 from __future__ import annotations
 
@@ -19,21 +18,23 @@ from lit_dps.pruning.pruner import OneShot
 
 
 class Grasp(OneShot):
-    """w * (H g), signed: the largest are kept (Wang et al. 2020, Eq. 8: its score is the negative,
-    the largest go).
+    """Scores w * (H g) with its sign; the largest are kept.
 
-    Removing w changes the squared norm of the gradient by -2 w (H g) to first order. The loss is
-    the cross-entropy of logits / T. The authors take the product of Hessian and gradient between
-    two halves of a small sample, to save memory; here g is of the whole pass, and H g is summed
-    over a second one, so it is exact. Their code also draws new weights for linear layers in the
-    copy that it scores; here the scored weights are the trained ones. Of a sequence of classes, a
-    text's next characters say, the cross-entropy is the mean over its positions. Attention is taken
-    by torch's plain kernel, since the fused ones have no second derivative.
+    Removing w changes the squared norm of the gradient by -2 w (H g) to first order. The score of
+    Wang et al. 2020, Eq. 8 has the opposite sign. The loss is the cross-entropy of logits / T; for
+    a sequence of classes, such as the next characters of a text, it is the mean over positions.
+
+    The authors compute the product of Hessian and gradient between two halves of a small sample, to
+    save memory. Here g is the gradient of a whole pass and H g is summed over a second pass, so
+    that it is exact. Their code also draws new weights for the linear layers of the scored copy;
+    here the scored weights are the trained ones. Attention is computed by torch's plain kernel,
+    because the fused kernels have no second derivative.
 
     Args:
-        temperature: T; null takes the module's own training loss, of whatever problem.
-        per_class: Take so many examples of each class, the first ones of the pass, as the authors
-            do (10); by default the whole training split. Not of sequences, each of which has many.
+        temperature: T; null takes the module's own training loss, which may be of any problem.
+        per_class: Examples of each class, the first ones of the pass; the authors use 10. By
+            default the whole training split. It must be null for sequences, which have many
+            classes each.
     """
 
     passes = 2
@@ -51,27 +52,29 @@ class Grasp(OneShot):
 
     @sdpa_kernel(SDPBackend.MATH)
     def scores(self, network: Network, generator: torch.Generator) -> dict[str, Tensor]:
-        some = None if self.per_class is None else balanced(network.batches(), self.per_class)
-        first = gradient_sum(network.parameters, self._losses(network, some))
-        reached = {name: network.parameters[name] for name in first}
+        sample = None
+        if self.per_class is not None:
+            sample = balanced(network.batches(), self.per_class)
+        gradient = gradient_sum(network.parameters, self._losses(network, sample))
+        parameters = {name: network.parameters[name] for name in gradient}
 
         def products() -> Iterator[tuple[Tensor, float]]:
-            for loss, weight in self._losses(network, some):
-                gradients = torch.autograd.grad(loss, list(reached.values()), create_graph=True)
-                yield (
-                    sum(
-                        (g * h.to(g)).sum() for g, h in zip(gradients, first.values(), strict=True)
-                    ),
-                    weight,
-                )
+            """Yield the product of each batch's gradient with that of the pass, and its weight."""
+            for loss, weight in self._losses(network, sample):
+                of_batch = torch.autograd.grad(loss, list(parameters.values()), create_graph=True)
+                terms = []
+                for ours, whole in zip(of_batch, gradient.values(), strict=True):
+                    terms.append((ours * whole.to(ours)).sum())
+                yield sum(terms, start=torch.zeros_like(loss)), weight
 
-        return saliency(gradient_sum(reached, products()), network.parameters)
+        return saliency(gradient_sum(parameters, products()), network.parameters)
 
-    def _losses(self, network: Network, some: list | None) -> Iterator[tuple[Tensor, float]]:
+    def _losses(self, network: Network, sample: list | None) -> Iterator[tuple[Tensor, float]]:
+        """Yield the loss of each batch and its weight; see `Network.losses`."""
         if self.temperature is None:
-            yield from network.losses(some)
+            yield from network.losses(sample)
             return
-        for batch, size in network.batches() if some is None else some:
+        for batch, size in network.batches() if sample is None else sample:
             try:
                 logits, classes = network.logits(batch)
             except UserError as error:

@@ -1,19 +1,22 @@
-"""Pruning in rounds: SNIP-it (Verdenius et al. 2020), iterative SNIP and FORCE (de Jorge et al.
-2021).
+"""Pruning in rounds: SNIP-it, iterative SNIP and FORCE.
 
-Each round scores the network as the round before left it, on the next batches of the training
-split, and keeps fewer. The reference codes of all three take `nll_loss` of raw logits, which is no
-loss of a classifier (SNIP-it fec11fc, FORCE 7494eed); here it is the module's own loss, unless
-theirs is asked for (`reference_loss`). They keep one element fewer than asked, or drift by the
-rounds; here each round's count is exact.
+Verdenius et al. 2020 propose SNIP-it, and de Jorge et al. 2021 the other two. Each round scores the
+network under the mask of the previous round, on the next batches of the training split, and keeps
+fewer elements.
+
+The reference code of all three methods computes `nll_loss` of raw logits, which is not the loss of
+a classifier (SNIP-it fec11fc, FORCE 7494eed). The default here is the module's own loss; see
+`reference_loss`. The reference code also keeps one element too few, or drifts over the rounds. Here
+the count of each round is exact.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
+from torch import Tensor
 
 from lit_dps.core.errors import ConfigError
 from lit_dps.pruning.mask import Mask
@@ -23,25 +26,37 @@ from lit_dps.pruning.reference_loss import OWN, check_loss, losses_of
 
 
 def halving(sparsity: float, rounds: int) -> list[float]:
-    """Half first, then half of the way that is left in each round, then all of it; below 0.5 one
-    round."""
+    """Return the sparsity after each round: 0.5, then half of the remaining way in each round.
+
+    The last round reaches `sparsity`. A sparsity below 0.5 takes one round.
+    """
     if sparsity < 0.5:
         return [sparsity]
-    return [*(sparsity - (sparsity - 0.5) * 0.5**i for i in range(rounds)), sparsity]
+    sparsities = [sparsity - (sparsity - 0.5) * 0.5**i for i in range(rounds)]
+    return [*sparsities, sparsity]
+
+
+def exclude_pruned(scores: Mapping[str, Tensor], mask: Mask | None) -> dict[str, Tensor]:
+    """Return scores in which pruned elements have the lowest score, -1. Scores are 0 or more."""
+    if mask is None:
+        return dict(scores)
+    return {name: score.masked_fill(~mask[name], -1) for name, score in scores.items()}
 
 
 class IterativePruner(Pruner):
-    """Scores |w * dL/dw| under the mask of the round before.
+    """Scores |w * dL/dw| under the mask of the previous round.
 
     Args:
-        rounds: How many.
-        batches: Of each round.
-        loss: "module", the training loss, or "nll_on_logits", that of the authors' code.
+        rounds: Number of rounds.
+        batches: Batches of each round.
+        loss: "module" for the training loss, or "nll_on_logits" for that of the authors' code.
+
+    Attributes:
+        returning: Whether pruned elements may return. Their score is then that of their initial
+            weights.
     """
 
-    returning = (
-        False  # whether what was pruned may return: then its score is that of the weight it had
-    )
+    returning = False
 
     def __init__(self, rounds: int = 50, batches: int = 1, loss: str = OWN):
         for key, value in (("rounds", rounds), ("batches", batches)):
@@ -51,51 +66,50 @@ class IterativePruner(Pruner):
         self.rounds, self.batches, self.loss = rounds, batches, loss
 
     def schedule(self, sparsity: float) -> Iterable[float]:
-        """The sparsity after each round: the share that is kept falls by the same factor in all of
-        them."""
-        keep = 1 - sparsity
-        return [1 - math.exp(i / self.rounds * math.log(keep)) for i in range(1, self.rounds)] + [
-            sparsity
-        ]
+        """Return the sparsity after each round; the kept share falls by a constant factor."""
+        log_keep = math.log(1 - sparsity)
+        sparsities = [1 - math.exp(i / self.rounds * log_keep) for i in range(1, self.rounds)]
+        return [*sparsities, sparsity]
 
     def mask(self, network: Network, sparsity: float, generator: torch.Generator) -> Mask:
-        take, mask = network.stream(), None
-        for reached in self.schedule(sparsity):
+        next_batches = network.stream()
+        mask = None
+        for round_sparsity in self.schedule(sparsity):
             with network.under(mask):
-                gradients = gradient_sum(
-                    network.parameters, losses_of(network, take(self.batches), self.loss)
-                )
-            scores = {name: s.abs() for name, s in saliency(gradients, network.parameters).items()}
-            if mask is not None and not self.returning:
-                scores = {
-                    name: score.masked_fill(~mask[name], -1) for name, score in scores.items()
-                }
-            mask = top_k(scores, reached)
+                losses = losses_of(network, next_batches(self.batches), self.loss)
+                gradients = gradient_sum(network.parameters, losses)
+            signed = saliency(gradients, network.parameters)
+            scores = {name: score.abs() for name, score in signed.items()}
+            if not self.returning:
+                scores = exclude_pruned(scores, mask)
+            mask = top_k(scores, round_sparsity)
+        assert mask is not None
         return mask
 
 
 class IterativeSnip(IterativePruner):
-    """SNIP in rounds; what is pruned stays pruned (de Jorge et al. 2021, Section 4)."""
+    """SNIP in rounds; pruned elements stay pruned (de Jorge et al. 2021, Section 4)."""
 
 
 class Force(IterativePruner):
-    """FORCE: what was pruned may return: its gradient is that of the masked network (de Jorge et
-    al. 2021, Eq. 8)."""
+    """FORCE: pruned elements may return.
+
+    The gradients are those of the masked network (de Jorge et al. 2021, Eq. 8).
+    """
 
     returning = True
 
 
 class SnipIt(IterativePruner):
-    """SNIP-it: half of the weights first, then half of the way that is left in each round
-    (Verdenius et al. 2020).
+    """SNIP-it: half of the weights first, then half of the remaining way in each round.
 
-    In evaluation mode. Below a sparsity of 0.5 it is one round, as the rule would go the wrong way.
+    See Verdenius et al. 2020. The network is in evaluation mode. Below a sparsity of 0.5 there is
+    one round, because the rule would go the wrong way.
 
     Args:
-        rounds: Before the last one, which goes all the way.
-        batches: Of each round; of the size of `pruning.batch_size`, where the authors have 512
-            examples.
-        loss: "module", the training loss, or "nll_on_logits", that of the authors' code.
+        rounds: Rounds before the last one, which reaches the sparsity.
+        batches: Batches of each round, of `pruning.batch_size` examples; the authors use 512.
+        loss: "module" for the training loss, or "nll_on_logits" for that of the authors' code.
     """
 
     def __init__(self, rounds: int = 6, batches: int = 5, loss: str = OWN):

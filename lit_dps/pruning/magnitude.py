@@ -10,7 +10,7 @@ from lit_dps.pruning.pruner import OneShot
 
 
 class Magnitude(OneShot):
-    """|w|."""
+    """Scores |w|."""
 
     passes = 0
 

@@ -127,7 +127,12 @@ def _normalizes(module: nn.Module) -> bool:
 
 
 def multiply(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
-    """Multiplies each first tensor by the second one, in place; a mask as numbers costs less than
-    one as bools."""
-    if pairs := list(pairs):
-        torch._foreach_mul_(*map(list, zip(*pairs, strict=True)))
+    """Multiply each first tensor by the second one, in place.
+
+    A mask of numbers costs less than one of bools.
+    """
+    pairs = list(pairs)
+    if pairs:
+        tensors = [tensor for tensor, _ in pairs]
+        factors = [factor for _, factor in pairs]
+        torch._foreach_mul_(tensors, factors)  # pyright: ignore[reportPrivateImportUsage]

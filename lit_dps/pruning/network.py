@@ -162,7 +162,7 @@ def gradient_sum(
         found = [i for i, gradient in enumerate(gradients) if gradient is not None]
         used[found] = 1
         parts = [gradients[i].abs() if absolute else gradients[i] for i in found]
-        torch._foreach_add_([sums[i] for i in found], parts, alpha=weight)
+        torch._foreach_add_([sums[i] for i in found], parts, alpha=weight)  # pyright: ignore[reportPrivateImportUsage]
     used = ranks.all_reduce_sum(used)  # a rank without a batch knows of none
     named = zip(parameters, map(ranks.all_reduce_sum, sums), used.tolist(), strict=True)
     return {name: total for name, total, reached in named if reached}

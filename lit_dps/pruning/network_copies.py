@@ -89,7 +89,8 @@ def why_pruned_weights_return(network: nn.Module, mask: Mapping[str, Tensor]) ->
     for name, module in network.named_modules():
         if not is_parametrized(module):
             continue
-        for weight, chain in module.parametrizations.items():
+        parametrizations: Any = module.parametrizations
+        for weight, chain in parametrizations.items():
             prefix = f"{name}.parametrizations.{weight}." if name else f"parametrizations.{weight}."
             pruned = [key for key in mask if key.startswith(prefix)]
             if not pruned:

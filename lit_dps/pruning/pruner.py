@@ -208,7 +208,13 @@ def mask_flags(mask: Mask, pruner: Pruner, trained: int) -> dict[str, float]:
         trained: Elements of all parameters that are trained.
     """
     kept, total = (sum(counts) for counts in zip(*mask.kept().values(), strict=True))
-    found = {UNSCORED: mask.by_place, KEPT: kept} if mask.by_place else {}
+    flags: dict[str, float] = {}
+    if mask.by_place:
+        flags[UNSCORED] = mask.by_place
+        flags[KEPT] = kept
     if not pruner.hits_count:
-        found[BY + re.sub(r"\W", "_", pruner.counts)] = 1
-    return found | ({PRUNABLE: total, TRAINED: trained} if 2 * total < trained else {})
+        flags[BY + re.sub(r"\W", "_", pruner.counts)] = 1
+    if 2 * total < trained:
+        flags[PRUNABLE] = total
+        flags[TRAINED] = trained
+    return flags

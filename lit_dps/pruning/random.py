@@ -1,4 +1,4 @@
-"""Random pruning: a control that looks neither at the weights nor at the data."""
+"""Random pruning: a control that uses neither the weights nor the data."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from lit_dps.pruning.pruner import OneShot
 
 
 class Random(OneShot):
-    """Uniform in [0, 1), so each weight is kept with the same probability, whatever its layer."""
+    """Draws scores uniformly from [0, 1), so that all weights are kept with equal probability."""
 
     passes = 0
 
     def scores(self, network: Network, generator: torch.Generator) -> dict[str, Tensor]:
-        return {
-            name: torch.rand(p.shape, generator=generator).to(p.device)
-            for name, p in network.parameters.items()
-        }
+        scores = {}
+        for name, parameter in network.parameters.items():
+            scores[name] = torch.rand(parameter.shape, generator=generator).to(parameter.device)
+        return scores

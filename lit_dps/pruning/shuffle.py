@@ -1,5 +1,4 @@
-"""Shuffle: the mask of another method, permuted inside each tensor. Is it the mask, or its counts
-by layer?"""
+"""Shuffle: the mask of another method, permuted inside each tensor."""
 
 from __future__ import annotations
 
@@ -15,8 +14,10 @@ from lit_dps.pruning.pruner import Pruner, pruner_of
 
 
 class Shuffle(Pruner):
-    """A control (Frankle et al. 2021, Section 5; Su et al. 2020): each tensor keeps as many
-    elements, at random places.
+    """A control: each tensor keeps as many elements as under another method, at random places.
+
+    It shows whether the places matter or only the counts by layer (Frankle et al. 2021, Section 5;
+    Su et al. 2020).
 
     Args:
         of: The other method, by name or class path.
@@ -35,11 +36,8 @@ class Shuffle(Pruner):
 
     def mask(self, network: Network, sparsity: float, generator: torch.Generator) -> Mask:
         mask = self.of.mask(network, sparsity, generator)
-        return Mask(
-            {
-                name: keep.flatten()[
-                    torch.randperm(keep.numel(), generator=generator).to(keep.device)
-                ].view(keep.shape)
-                for name, keep in mask.items()
-            }
-        )
+        tensors = {}
+        for name, keep in mask.items():
+            order = torch.randperm(keep.numel(), generator=generator).to(keep.device)
+            tensors[name] = keep.flatten()[order].view(keep.shape)
+        return Mask(tensors)

@@ -1,5 +1,4 @@
-"""SNAP and SNAP-it (Verdenius et al. 2020): whole nodes are pruned, channels and hidden units; here
-as masks."""
+"""SNAP and SNAP-it (Verdenius et al. 2020): they prune nodes (channels or hidden units)."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from lit_dps.pruning.reference_loss import OWN, check_loss, losses_of
 
 _LAYERS = (nn.Conv2d, nn.Linear)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
-# What stands between a layer and the next one and gives zero for zero, node by node
+# Modules between two layers that map zero to zero, node by node.
 _BETWEEN = (
     nn.ReLU,
     nn.LeakyReLU,
@@ -51,9 +50,9 @@ class Hidden:
     """A layer whose nodes can be pruned.
 
     Attributes:
-        name: Of the layer.
-        norms: Of the batch normalizations between it and the next one.
-        after: Of the next layers.
+        name: Name of the layer.
+        norms: Names of the batch normalizations between it and the next layers.
+        after: Names of the next layers.
     """
 
     name: str
@@ -62,17 +61,18 @@ class Hidden:
 
 
 class Snap(Pruner):
-    """|dL/dc_j|, where c_j = 1 multiplies the output of node j, bias included, of a hidden layer.
+    """Scores |dL/dc_j|, where c_j = 1 multiplies the output of node j, bias included.
 
-    Summed over the batches before the absolute value is taken. The nodes of the output layer are
-    not pruned, and every layer keeps its best one. `pruning.sparsity` is the share of hidden
-    *nodes*; the table says how many weights are left. As a mask: the node's row, its bias, its
-    batch normalization, and its column in the next layer, so the output is that of the network that
-    is cut; the authors cut it. In evaluation mode.
+    The gradients are summed over the batches before the absolute value is taken, in evaluation
+    mode. The nodes of the output layer are not pruned, and every layer keeps its best node.
+    `pruning.sparsity` is the share of hidden *nodes*; the table says how many weights are kept.
+
+    The authors cut pruned nodes out of the network. Here the mask contains the node's row, its
+    bias, its batch normalization, and its column in the next layer, so that the output is the same.
 
     Args:
-        batches: Of each round, as `pruning.batch_size` has them.
-        loss: "module", the training loss, or "nll_on_logits", that of the authors' code.
+        batches: Batches of each round, of `pruning.batch_size` examples.
+        loss: "module" for the training loss, or "nll_on_logits" for that of the authors' code.
     """
 
     hits_count = False
@@ -86,36 +86,39 @@ class Snap(Pruner):
         self.batches, self.loss = batches, loss
 
     def schedule(self, sparsity: float) -> list[float]:
-        """The share of pruned nodes after each round."""
+        """Return the share of pruned nodes after each round."""
         return [sparsity]
 
     def mask(self, network: Network, sparsity: float, generator: torch.Generator) -> Mask:
-        layers, take = hidden_layers(network.module, self.name), network.stream()
+        layers = hidden_layers(network.module, self.name)
+        next_batches = network.stream()
         modules = dict(network.module.named_modules())
-        kept = {
-            layer.name: torch.ones(len(modules[layer.name].weight), dtype=torch.bool)
-            for layer in layers
-        }
-        total, mask = sum(map(len, kept.values())), None
+        kept = {}
+        for layer in layers:
+            nodes = len(_weight(modules[layer.name]))
+            kept[layer.name] = torch.ones(nodes, dtype=torch.bool)
+        total = sum(len(nodes) for nodes in kept.values())
+        mask = None
         with network.evaluating():
-            for reached in self.schedule(sparsity):
+            for round_sparsity in self.schedule(sparsity):
                 with network.under(mask):
-                    scores = node_scores(network, list(kept), take(self.batches), self.loss)
-                kept = best_nodes(
-                    {n: s.masked_fill(~kept[n], -1) for n, s in scores.items()}, total, reached
-                )
+                    batches = next_batches(self.batches)
+                    scores = node_scores(network, list(kept), batches, self.loss)
+                for name, score in scores.items():
+                    scores[name] = score.masked_fill(~kept[name], -1)
+                kept = best_nodes(scores, total, round_sparsity)
                 mask = mask_of(network.module, layers, kept)
+        assert mask is not None
         return mask
 
 
 class SnapIt(Snap):
-    """SNAP in rounds, the schedule of SNIP-it: half of the nodes first, then half of the way that
-    is left in each.
+    """SNAP in rounds: half of the nodes first, then half of the remaining way in each round.
 
     Args:
-        rounds: Before the last one, which goes all the way.
-        batches: Of each round.
-        loss: As of SNAP.
+        rounds: Rounds before the last one, which reaches the sparsity.
+        batches: Batches of each round.
+        loss: See `Snap`.
     """
 
     name = "snap_it"
@@ -131,63 +134,64 @@ class SnapIt(Snap):
 
 
 def hidden_layers(module: nn.Module, method: str = "snap") -> list[Hidden]:
-    """The layers of a network whose nodes can be cut, in the order of the forward pass.
+    """Return the layers of a network whose nodes can be pruned, in the order of the forward pass.
 
     Raises:
-        ConfigError: for a network in which a layer's nodes also go elsewhere, as with a residual
-            connection, or one that cannot be traced.
+        ConfigError: If the network cannot be traced, or the nodes of a layer also go elsewhere, as
+            with a residual connection.
     """
     inner = getattr(module, "network", None)
     prefix, network = ("network.", inner) if isinstance(inner, nn.Module) else ("", module)
     try:
         graph = fx.symbolic_trace(network).graph
-    except Exception as error:  # whatever its forward pass raises on a proxy
-        raise _cannot(
-            method, network, f"it cannot be traced: {str(error).splitlines()[0]}"
-        ) from error
+    except Exception as error:  # a forward pass may raise any error for a proxy
+        why = f"it cannot be traced: {str(error).splitlines()[0]}"
+        raise _cannot(method, network, why) from error
     modules = dict(network.named_modules())
     layers = [
         n for n in graph.nodes if n.op == "call_module" and isinstance(modules[n.target], _LAYERS)
     ]
     if len({n.target for n in layers}) < len(layers):
         raise _cannot(method, network, "it uses a layer twice")
-    found = []
+    hidden = []
     for node in layers:
         norms, after = _follow(node, modules, network, method)
         if after:
-            found.append(
-                Hidden(
-                    prefix + node.target,
-                    *(tuple(prefix + name for name in x) for x in (norms, after)),
-                )
-            )
-    if not found:
+            norm_names = tuple(prefix + name for name in norms)
+            after_names = tuple(prefix + name for name in after)
+            hidden.append(Hidden(f"{prefix}{node.target}", norm_names, after_names))
+    if not hidden:
         raise _cannot(method, network, "it has no hidden layer")
-    return found
+    return hidden
 
 
 def _follow(
     node: fx.Node, modules: dict[str, nn.Module], network: nn.Module, method: str
 ) -> tuple[list[str], list[str]]:
-    """Batch normalizations and layers that a layer's nodes come to; none where they are the
-    output."""
-    norms, after, strange, ahead = [], [], None, list(node.users)
-    for user in ahead:
-        module = modules.get(user.target) if user.op == "call_module" else None
-        name = user.target if isinstance(user.target, str) else getattr(user.target, "__name__", "")
+    """Return the batch normalizations and the layers that read the nodes of a layer.
+
+    Both are empty if the nodes are the output of the network.
+    """
+    norms: list[str] = []
+    after: list[str] = []
+    strange = None
+    users = list(node.users)
+    for user in users:  # the list grows meanwhile
+        name = str(getattr(user.target, "__name__", user.target))
+        module = modules.get(name) if user.op == "call_module" else None
         if isinstance(module, _LAYERS):
             if isinstance(module, nn.Conv2d) and module.groups > 1:
                 raise _cannot(method, network, f"{name} has groups")
-            after.append(user.target)
+            after.append(name)
             continue
         if isinstance(module, _NORMS):
-            norms.append(user.target)
+            norms.append(name)
         elif user.op == "output" or not (
             isinstance(module, _BETWEEN) or (module is None and name in _CALLS)
         ):
             strange = strange or name
-        ahead.extend(user.users)
-    if after and strange:  # where nothing comes after, they are the output
+        users.extend(user.users)
+    if after and strange:
         raise _cannot(method, network, f"the nodes of {node.target} go through {strange}")
     return norms, after
 
@@ -200,11 +204,13 @@ def _cannot(method: str, network: nn.Module, why: str) -> ConfigError:
 
 @contextmanager
 def _gated(modules: dict[str, nn.Module], gates: dict[str, Tensor]) -> Iterator[None]:
+    """Multiply the outputs of layers by their gates while the context is active."""
+
     def gate(name: str):
         def multiply(layer: nn.Module, inputs: tuple, output: Tensor) -> Tensor:
-            return output * (
-                gates[name].view(-1, 1, 1) if isinstance(layer, nn.Conv2d) else gates[name]
-            )
+            if isinstance(layer, nn.Conv2d):
+                return output * gates[name].view(-1, 1, 1)
+            return output * gates[name]
 
         return multiply
 
@@ -219,29 +225,41 @@ def _gated(modules: dict[str, nn.Module], gates: dict[str, Tensor]) -> Iterator[
 def node_scores(
     network: Network, names: list[str], batches: Batches, loss: str = OWN
 ) -> dict[str, Tensor]:
-    """|sum over batches of all ranks of dL/dc| of the nodes of some layers, L being `losses_of`
-    that name."""
+    """Return |sum of dL/dc| of the nodes of some layers, over the batches of all ranks.
+
+    Args:
+        network: The network.
+        names: Names of the layers.
+        batches: The batches.
+        loss: Name of L; see `losses_of`.
+    """
     modules = dict(network.module.named_modules())
-    like = {name: modules[name].weight for name in names}
-    gates = {
-        name: torch.ones(len(w), device=w.device, dtype=w.dtype, requires_grad=True)
-        for name, w in like.items()
-    }
+    gates = {}
+    for name in names:
+        weight = _weight(modules[name])
+        gates[name] = torch.ones(
+            len(weight), device=weight.device, dtype=weight.dtype, requires_grad=True
+        )
     sums = [torch.zeros(len(gate), dtype=torch.float64) for gate in gates.values()]
     with _gated(modules, gates):
         for value, weight in losses_of(network, batches, loss):
-            for total, gradient in zip(
-                sums, torch.autograd.grad(value, list(gates.values())), strict=True
-            ):
+            gradients = torch.autograd.grad(value, list(gates.values()))
+            for total, gradient in zip(sums, gradients, strict=True):
                 total += weight * gradient.cpu()
-    return {
-        name: ranks.all_reduce_sum(total).abs() for name, total in zip(names, sums, strict=True)
-    }
+    scores = {}
+    for name, total in zip(names, sums, strict=True):
+        scores[name] = ranks.all_reduce_sum(total).abs()
+    return scores
 
 
 def best_nodes(scores: dict[str, Tensor], total: int, sparsity: float) -> dict[str, Tensor]:
-    """Which nodes are kept: the best round(total (1 - sparsity)), and the best one of each
-    layer."""
+    """Return which nodes are kept: the best round(total (1 - sparsity)) and the best of a layer.
+
+    Args:
+        scores: Scores of the nodes of each layer.
+        total: Number of all nodes.
+        sparsity: Share of the nodes to prune.
+    """
     flat = torch.cat(list(scores.values()))
     order = torch.sort(flat, descending=True, stable=True).indices
     kept = torch.zeros(len(flat), dtype=torch.bool)
@@ -257,23 +275,42 @@ def best_nodes(scores: dict[str, Tensor], total: int, sparsity: float) -> dict[s
 
 
 def mask_of(module: nn.Module, layers: list[Hidden], kept: dict[str, Tensor]) -> Mask:
-    """The mask of a network without some nodes: of all its layers, and of the batch normalizations
-    of pruned nodes."""
+    """Return the mask of a network without some nodes.
+
+    It covers the layers and the batch normalizations of pruned nodes.
+
+    Args:
+        module: The network.
+        layers: The layers whose nodes can be pruned.
+        kept: Which nodes of each layer are kept.
+    """
     modules = dict(module.named_modules())
     names = {name for layer in layers for name in (layer.name, *layer.after)}
     tensors = {}
-    for name in [name for name in modules if name in names]:
-        weight = modules[name].weight
-        tensors[f"{name}.weight"] = torch.ones(weight.shape, dtype=torch.bool, device=weight.device)
+    for name in modules:
+        if name in names:
+            weight = _weight(modules[name])
+            tensors[f"{name}.weight"] = torch.ones(
+                weight.shape, dtype=torch.bool, device=weight.device
+            )
     for layer in layers:
-        keep = kept[layer.name].to(modules[layer.name].weight.device)
-        tensors[f"{layer.name}.weight"][~keep] = False
+        rows = tensors[f"{layer.name}.weight"]
+        keep = kept[layer.name].to(rows.device)
+        rows[~keep] = False
         for name in (layer.name, *layer.norms):
             if modules[name].bias is not None:
                 tensors[f"{name}.bias"] = keep
             if name in layer.norms and modules[name].weight is not None:
                 tensors[f"{name}.weight"] = keep
-        for name in layer.after:  # a flattened channel has a block of columns
+        for name in layer.after:
+            # A flattened channel has a block of columns.
             columns = tensors[f"{name}.weight"]
             columns[:, ~keep.repeat_interleave(columns.shape[1] // len(keep))] = False
     return Mask(tensors)
+
+
+def _weight(layer: nn.Module) -> Tensor:
+    """Return the weight of a convolution or a linear layer, a node a row."""
+    weight = layer.weight
+    assert isinstance(weight, Tensor)
+    return weight
