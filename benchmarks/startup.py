@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
@@ -23,8 +24,14 @@ import yaml
 from benchmarks.numbers import Sample, interleaved
 from benchmarks.options import Options
 from benchmarks.text import seconds, table, times
+from lit_dps.core.trial import Cell, Trial
+from lit_dps.data import Digits
+from lit_dps.models import MLP
+from lit_dps.module import ImageClassifier
+from lit_dps.training.workload import Workload
 
 TITLE = "Start-up"
+TRIALS = 50  # that are built, each with another learning rate
 ROOT = Path(__file__).parents[1]
 BARE = 'python -c "import torch, lightning"'
 STUDY = {
@@ -54,9 +61,17 @@ class Row:
 
 @dataclass(frozen=True)
 class Startup:
-    """All kinds; the first row is the baseline."""
+    """All kinds of start, and what building a trial takes.
+
+    Attributes:
+        rows: The starts; the first row is the baseline.
+        build: CPU seconds of `Workload.build`.
+        construction: CPU seconds of the constructors of the same module and data alone.
+    """
 
     rows: tuple[Row, ...]
+    build: Sample
+    construction: Sample
 
 
 def measure(options: Options) -> Startup:
@@ -76,9 +91,9 @@ def measure(options: Options) -> Startup:
             "a worker is ready": _worker,
         }
         found = interleaved(starts, options.repeats)
-    return Startup(
-        tuple(Row(what, sample, sample.over(found[BARE])) for what, sample in found.items())
-    )
+    builds = interleaved({"build": _build, "construction": _construct}, options.repeats)
+    rows = tuple(Row(what, sample, sample.over(found[BARE])) for what, sample in found.items())
+    return Startup(rows, **builds)
 
 
 def show(found: Startup) -> str:
@@ -87,7 +102,38 @@ def show(found: Startup) -> str:
         [row.what, seconds(row.seconds), times(row.ratio) if i else ""]
         for i, row in enumerate(found.rows)
     ]
-    return f"Baseline: `{BARE}`.\n\n{table(['start', 'time', 'over the baseline'], rows)}"
+    text = f"Baseline: `{BARE}`.\n\n{table(['start', 'time', 'over the baseline'], rows)}"
+    ratio = times(found.build.over(found.construction))
+    text += f"\n\nA trial is built in {seconds(found.build)} of CPU: {ratio} of its constructors,"
+    return f"{text} which take {seconds(found.construction)}."
+
+
+def _build() -> float:
+    """CPU seconds in which `Workload.build` builds a trial of the study."""
+    workload = Workload(STUDY["model"], STUDY["data"], STUDY["trainer"])
+    trials = []
+    for point in range(TRIALS):
+        trials.append(Trial(Cell(16), point, {"model.learning_rate": 0.01 + point / 1000}))
+    return _cpu_seconds([partial(workload.build, trial) for trial in trials])
+
+
+def _construct() -> float:
+    """CPU seconds of the constructors of the same module and data."""
+
+    def construct() -> None:
+        ImageClassifier(MLP())
+        Digits(batch_size=16)
+
+    return _cpu_seconds([construct] * TRIALS)
+
+
+def _cpu_seconds(calls: Sequence[Callable[[], object]]) -> float:
+    """CPU seconds of a call, after a first one that is not timed."""
+    calls[0]()
+    begin = time.process_time()
+    for call in calls:
+        call()
+    return (time.process_time() - begin) / len(calls)
 
 
 def _timed(folder: str, argv: list[str], codes: set[int]) -> float:

@@ -6,15 +6,18 @@ Model and data are named by class path, so a workload knows nothing of the class
 from __future__ import annotations
 
 import copy
+import importlib
+import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+import types
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from jsonargparse import ArgumentError, ArgumentParser
+from jsonargparse import ArgumentError, ArgumentParser, Namespace
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.loggers.logger import DummyLogger
 
@@ -27,12 +30,12 @@ from lit_dps.parallel.settings import arguments
 from lit_dps.training.rng_state import preserve_rng_state
 from lit_dps.training.trainer_rules import STUDY_TRAINER, as_list, filter_callbacks
 
-_HOLDERS = ("init_args", "dict_kwargs")  # of what is below a class
+CLASS_KEYS = ("init_args", "dict_kwargs")  # they hold the arguments of a class
+MAX_PARSED = 256  # parsed configurations to keep: more than the classes of any study
 
 
 class NoLogger(DummyLogger):
-    """Takes everything that callbacks and modules log, and keeps nothing; `trainer.log_dir` is this
-    folder."""
+    """A logger that keeps nothing; `trainer.log_dir` is its folder."""
 
     def __init__(self, folder: str):
         super().__init__()
@@ -52,18 +55,24 @@ class Built:
     trainer: dict[str, Any]
 
 
+class Setting(NamedTuple):
+    """A value that a trial sets, and the key of `study` that the value comes from."""
+
+    source: str
+    key: str
+    value: Any
+
+
 @dataclass(frozen=True)
 class Workload:
-    """A model, a data module and trainer arguments as plain configuration (class_path and
-    init_args).
+    """Model, data module and trainer arguments as plain configuration (class_path, init_args).
 
     Attributes:
         model: The LightningModule.
         data: The LightningDataModule.
         trainer: Arguments of `lightning.pytorch.Trainer`.
-        batch_size_key: Configuration key of the batch size. A cell's is that of an optimizer step:
-            where the trainer accumulates gradients over batches, each of these is as many times
-            smaller.
+        batch_size_key: Configuration key of the batch size. A cell's batch size is that of an
+            optimizer step. If the trainer accumulates gradients, its batches are smaller.
     """
 
     model: Mapping[str, Any]
@@ -78,89 +87,99 @@ class Workload:
 
     @contextmanager
     def without_side_effects(self) -> Iterator[Workload]:
-        """In here the same, but what a trial writes into its folder is gone afterwards: for runs
-        that are no trials."""
+        """Yield a copy whose trials write into a temporary folder; for runs that are no trials."""
         with tempfile.TemporaryDirectory(prefix="lit_dps-") as folder:
             yield replace(self, trainer={**self.trainer, "default_root_dir": folder})
 
     def build(self, trial: Trial) -> Built:
-        """Fresh objects for a trial: module and data module drawn under seeds of the point, not of
-        global state.
+        """Return fresh objects for a trial.
 
-        The trainer is for the group of ranks that this process is in, else for one device.
+        Module and data module are drawn under seeds of the point, not of global state. The trainer
+        is for the group of ranks that this process is in, else for one device.
 
         Raises:
-            UserError: if a key of the trial names nothing, or its value is refused.
+            UserError: if a key of the trial names nothing, or if its value is refused.
         """
+        order_seed = trial.seed_for("order")
         specs = self.specs(trial)
-        data = _instantiate("data", specs["data"], trial.seed_for("order"))
-        if trial.repeat and isinstance(
-            data, ImageData
-        ):  # others draw from the seed that they are made and run under
-            data.order_anew(trial.seed_for("order"))
-        module = self.module(trial)
-        trainer = arguments(
-            _instantiate("trainer", {**self.trainer, **STUDY_TRAINER}, trial.seed_for("order"))
-        )
-        callbacks = filter_callbacks(as_list(trainer.get("callbacks")), "trainer.callbacks")
-        # a folder of the trial's own: Lightning takes up checkpoints that it finds there
+        data = self._instantiate("data", specs["data"], trial, order_seed)
+        # Other data modules draw from the seed under which they are made and run.
+        if trial.repeat and isinstance(data, ImageData):
+            data.order_anew(order_seed)
+        module = self._instantiate("model", specs["model"], trial, trial.seed_for("init"))
+        options = _instantiate("trainer", {**self.trainer, **STUDY_TRAINER}, {}, order_seed)
+        trainer = arguments(options)
+        # Each trial has its own folder, because Lightning resumes checkpoints that it finds there.
         root = trainer.get("default_root_dir") or os.getcwd()
         folder = os.path.join(root, "trials", str(trial.cell), trial.file_name)
-        own = {"callbacks": callbacks, "default_root_dir": folder, "logger": NoLogger(folder)}
-        return Built(module, data, {**trainer, **own})
+        trainer = {
+            **trainer,
+            "callbacks": filter_callbacks(as_list(trainer.get("callbacks")), "trainer.callbacks"),
+            "default_root_dir": folder,
+            "logger": NoLogger(folder),
+        }
+        return Built(module, data, trainer)
 
     def module(self, trial: Trial, purpose: str = "init") -> LightningModule:
-        """A fresh module for a trial, drawn under the point's seed for a purpose; raises as
-        `build`."""
-        return _instantiate("model", self.specs(trial)["model"], trial.seed_for(purpose))
+        """Return a fresh module, drawn under the point's seed for a purpose; raises as `build`."""
+        spec = self.specs(trial)["model"]
+        return self._instantiate("model", spec, trial, trial.seed_for(purpose))
 
     def specs(self, trial: Trial) -> dict[str, Any]:
-        """The configuration of the model and of the data of a trial, with its batch size and
-        metaparameters in place.
+        """Return the configuration of the model and the data of a trial, with the trial's values.
 
         Raises:
             ConfigError: if a key of the trial names nothing.
         """
         specs = {"model": copy.deepcopy(dict(self.model)), "data": copy.deepcopy(dict(self.data))}
-        batch_size = trial.cell.batch_size // self.accumulated
-        pairs = [("study.batch_size_key", self.batch_size_key, batch_size)]
-        pairs += [
-            ("study.space", key, value)
-            for key, value in trial.params.items()
-            if not key.startswith("local.")
-        ]
-        # of the grid's other keys is how it is trained
-        pairs += [
-            ("study.grid", *pair)
-            for pair in trial.cell.axes
-            if pair[0].startswith(("model.", "data."))
-        ]
-        for source, key, value in sorted(
-            pairs, key=lambda pair: place_of(pair[1])
-        ):  # a class before what is below it
+        for source, key, value in self._settings(trial):
             node, name = locate(specs, key, source, classes=isinstance(value, str))
-            node[name] = {"class_path": value} if isinstance(node.get(name), dict) else value
+            if isinstance(node.get(name), dict):
+                value = {"class_path": value}
+            node[name] = value
         if "order_seed" in specs["data"].get("init_args", {}):
             specs["data"]["init_args"]["order_seed"] = trial.seed_for("order")
         return specs
 
+    def _settings(self, trial: Trial) -> list[Setting]:
+        """Return what a trial sets in model and data; a class comes before what is below it."""
+        batch_size = trial.cell.batch_size // self.accumulated
+        settings = [Setting("study.batch_size_key", self.batch_size_key, batch_size)]
+        for key, value in trial.params.items():
+            if not key.startswith("local."):
+                settings.append(Setting("study.space", key, value))
+        # The other keys of the grid say how the trial is trained.
+        for key, value in trial.cell.axes:
+            if key.startswith(("model.", "data.")):
+                settings.append(Setting("study.grid", key, value))
+        return sorted(settings, key=lambda setting: place_of(setting.key))
+
+    def _instantiate(self, name: str, spec: Mapping[str, Any], trial: Trial, seed: int) -> Any:
+        keys = [setting.key for setting in self._settings(trial)]
+        numbers = _plain_numbers(spec, [*keys, "data.order_seed"], name)
+        return _instantiate(name, spec, numbers, seed)
+
 
 def place_of(key: str) -> tuple[str, ...]:
-    """The names on the way to a key, alike for all ways to write it: a class comes before what is
-    below it."""
-    return tuple(name for name in key.split(".") if name not in _HOLDERS)
+    """Return the names on the way to a key, without `CLASS_KEYS`: equal for all spellings."""
+    return tuple(name for name in key.split(".") if name not in CLASS_KEYS)
 
 
 def locate(
     specs: Mapping[str, Any], key: str, source: str, classes: bool = False
 ) -> tuple[dict[str, Any], str]:
-    """The dict that holds a dotted key, below the init_args of each class on the way, and the key's
-    last part.
+    """Return the dict that holds a dotted key, and the last part of the key.
 
-    With `classes` it may be the key of a class.
+    Below a class, the dict is in its init_args.
+
+    Args:
+        specs: The configuration of the model and of the data.
+        key: The key.
+        source: The key that `key` comes from, for the error.
+        classes: Whether `key` may be the key of a class.
 
     Raises:
-        ConfigError: naming `source`, where the key comes from, if the way does not exist.
+        ConfigError: if there is no such key.
     """
     first, *path = key.split(".")
     if first not in specs or not path:
@@ -175,22 +194,24 @@ def locate(
             raise ConfigError(source, key, f"{'.'.join([first, *path[:i]])} has no part {name!r}")
         node = node[name]
     node = _arguments(node, last)
-    if isinstance(node.get(last), dict) and not (classes and "class_path" in node[last]):
-        raise ConfigError(
-            source, key, "the key of a number" + (", a name or a class" if classes else "")
-        )
+    is_mapping = isinstance(node.get(last), dict)
+    if is_mapping and not (classes and "class_path" in node[last]):
+        allowed = "the key of a number"
+        if classes:
+            allowed += ", a name or a class"
+        raise ConfigError(source, key, allowed)
     return node, last
 
 
 def class_paths(workload: Workload) -> Iterator[str]:
-    """All classes that the model and the data of a workload name, however deep."""
+    """Yield all classes that the model and the data of a workload name, however deep."""
     return (node["class_path"] for node in classes_in([workload.model, workload.data]))
 
 
 def classes_in(nested: Any) -> Iterator[Any]:
-    """All that name a class in a nested configuration, however deep, the outer ones first."""
+    """Yield all mappings of a nested configuration that name a class, the outer ones first."""
     nodes: list[Any] = [nested]
-    for node in nodes:  # grows on the way
+    for node in nodes:  # the list grows during the loop
         if isinstance(node, Mapping):
             if isinstance(node.get("class_path"), str):
                 yield node
@@ -219,15 +240,116 @@ def _parser(name: str) -> ArgumentParser:
     return parser
 
 
-def _instantiate(name: str, spec: Mapping[str, Any], seed: int):
-    try:
-        parsed = _parser(name).parse_object(
-            {name: copy.deepcopy(dict(spec))}
-        )  # it puts its own types into what it gets
-    except ArgumentError as error:
-        raise find_user_error(error) or UserError(one_line(error)) from None
+def _instantiate(
+    name: str, spec: Mapping[str, Any], numbers: Mapping[str, int | float], seed: int
+) -> Any:
+    """Return the object of a configuration, drawn under a seed.
+
+    Args:
+        name: "model", "data" or "trainer".
+        spec: Its configuration.
+        numbers: Numbers of `spec` that other trials set differently; see `_plain_numbers`.
+        seed: The seed.
+    """
+    parsed = _parse(name, spec, numbers)
+    if next(classes_in(spec), None) is None:  # a trainer of plain values
+        return parsed[name]
     with preserve_rng_state(seed=seed):
         try:
             return _parser(name).instantiate_classes(parsed)[name]
         except (ValueError, TypeError) as error:  # jsonargparse wraps what a class refuses
             raise find_user_error(error) or error from None
+
+
+# Parsed configurations, by their text without numbers and by their classes. jsonargparse needs
+# about 10 ms of CPU for a class; trials of a study differ in numbers only, or in few classes.
+_parsed: dict[tuple, Namespace] = {}
+
+
+def _parse(name: str, spec: Mapping[str, Any], numbers: Mapping[str, int | float]) -> Namespace:
+    """Return a configuration as jsonargparse parses it; at best, a kept one with these numbers."""
+    template = copy.deepcopy(dict(spec))
+    for path, number in numbers.items():
+        node = template
+        *parents, last = path.split(".")
+        for part in parents:
+            node = node[part]
+        node[last] = type(number).__name__
+    classes = tuple(_class_at(node["class_path"]) for node in classes_in(template))
+    key = name, json.dumps(template, sort_keys=True, default=repr), classes
+    if key not in _parsed:
+        if len(_parsed) >= MAX_PARSED:
+            _parsed.clear()
+        _parsed[key] = _parse_anew(name, spec)
+    # A class may change the lists and dicts that it is given.
+    parsed = copy.deepcopy(_parsed[key])
+    for path, number in numbers.items():
+        parsed[f"{name}.{path}"] = number
+    return parsed
+
+
+def _parse_anew(name: str, spec: Mapping[str, Any]) -> Namespace:
+    try:
+        # jsonargparse replaces values in the dict that it is given.
+        return _parser(name).parse_object({name: copy.deepcopy(dict(spec))})
+    except ArgumentError as error:
+        raise find_user_error(error) or UserError(one_line(error)) from None
+
+
+def _plain_numbers(
+    spec: Mapping[str, Any], keys: Sequence[str], section: str
+) -> dict[str, int | float]:
+    """Return the numbers of a configuration that need no check, by their paths below `section`.
+
+    These are numbers of exactly the annotated type of their argument, so that jsonargparse would
+    accept each of them without a change. All other values take part in `_parse`.
+
+    Args:
+        spec: The configuration of a class.
+        keys: Configuration keys, such as model.learning_rate.
+        section: The section of `spec`, such as "model".
+    """
+    numbers = {}
+    for key in keys:
+        first, *names = place_of(key)
+        if first != section or "dict_kwargs" in key:
+            continue
+        node: Any = spec
+        path: list[str] = []
+        class_path = ""
+        for name in names:
+            if not isinstance(node, Mapping) or not isinstance(node.get("init_args"), Mapping):
+                break
+            class_path = str(node.get("class_path"))
+            node = node["init_args"].get(name)
+            path += ["init_args", name]
+        else:
+            kind = _class_at(class_path)
+            if kind is not None and _takes_any(kind, names[-1], type(node)):
+                numbers[".".join(path)] = node
+    return numbers
+
+
+def _class_at(class_path: str) -> type | None:
+    """Return the class of a path; None if there is none, or if it cannot be imported."""
+    module, _, name = class_path.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), name, None)
+    except Exception:  # jsonargparse reports the error
+        return None
+    return found if isinstance(found, type) else None
+
+
+@cache
+def _takes_any(cls: type, argument: str, kind: type) -> bool:
+    """Return True if an argument of a class takes every int, or every float."""
+    if kind not in (int, float):
+        return False
+    try:
+        hint = get_type_hints(cls.__init__).get(argument)
+    except Exception:  # an annotation that cannot be evaluated; jsonargparse may know more
+        return False
+    if get_origin(hint) in (Union, types.UnionType):
+        members = [member for member in get_args(hint) if member is not type(None)]
+        return members == [kind]
+    return hint is kind

@@ -11,9 +11,11 @@ from benchmarks.numbers import Sample
 def test_every_start_is_told_over_the_bare_import():
     rows = (startup.Row(startup.BARE, Sample((4.0, 5.0)), Sample((1.0, 1.0))),)
     rows += (startup.Row("`analyze`", Sample((2.0, 2.5)), Sample((0.5, 0.5))),)
-    shown = startup.show(startup.Startup(rows)).splitlines()
+    found = startup.Startup(rows, build=Sample((0.004,)), construction=Sample((0.002,)))
+    shown = startup.show(found).splitlines()
     assert shown[0] == f"Baseline: `{startup.BARE}`."
-    assert shown[-1] == "| `analyze` | 2.25 s (2 s to 2.5 s) | x0.500 (x0.500 to x0.500) |"
+    assert shown[-3] == "| `analyze` | 2.25 s (2 s to 2.5 s) | x0.500 (x0.500 to x0.500) |"
+    assert "4 ms of CPU: x2.00" in shown[-1]
 
 
 def test_first_words_are_those_on_the_terminal(tmp_path):

@@ -10,8 +10,11 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 
+import lit_dps.training.workload as workload_module
 from lit_dps.core.errors import ConfigError, UserError
 from lit_dps.core.trial import Cell, Status, Trial
+from lit_dps.models import MLP
+from lit_dps.module import ImageClassifier
 from lit_dps.training.workload import Workload, locate
 from tests.support.runs import train as train_all
 from tests.support.runs import train_one
@@ -26,6 +29,7 @@ MODEL = {
 DATA = {"class_path": "lit_dps.data.Digits"}
 WORKLOAD = Workload(MODEL, DATA, {"accelerator": "cpu"})
 GOAL = {"error": 0.3, "check_interval": 4, "max_steps": 100}
+RATE = "model.learning_rate"
 PARAMS = {"model.learning_rate": 0.02, "model.momentum": 0.9}
 
 
@@ -184,3 +188,48 @@ def test_what_a_callback_raises_is_a_failed_trial():
         "RuntimeError: a guard",
     )
     assert "in on_train_batch_end" in result.traceback and "of two lines" in result.traceback
+
+
+def test_jsonargparse_parses_the_classes_of_a_study_once(monkeypatch):
+    parsed = []
+    parse = workload_module._parse_anew
+
+    def count(name, spec):
+        parsed.append(name)
+        return parse(name, spec)
+
+    monkeypatch.setattr(workload_module, "_parse_anew", count)
+    monkeypatch.setattr(workload_module, "_parsed", {})
+    for point in range(4):
+        rate = 0.01 * (point + 1)
+        built = WORKLOAD.build(Trial(Cell(2 ** (point + 3), 0.5), point, PARAMS | {RATE: rate}))
+        assert built.module.hparams.learning_rate == rate
+        assert built.data.batch_size == 2 ** (point + 3)
+    assert sorted(parsed) == ["data", "model", "trainer"]
+
+
+@pytest.mark.parametrize(("key", "value"), [("learning_rate", "fast"), ("network.hidden", 0.5)])
+def test_a_value_is_refused_after_other_trials_as_it_is_before(key, value, monkeypatch):
+    trial = Trial(Cell(16, 0.5), 0, {f"model.{key}": value})
+    monkeypatch.setattr(workload_module, "_parsed", {})
+    with pytest.raises(UserError) as first:
+        WORKLOAD.build(trial)
+    WORKLOAD.build(Trial(Cell(16, 0.5), 0, PARAMS))
+    with pytest.raises(UserError) as second:
+        WORKLOAD.build(trial)
+    assert str(first.value) == str(second.value)
+    assert key.rpartition(".")[2] in str(first.value)
+
+
+def test_a_class_may_change_the_lists_that_it_is_given():
+    spec = {"class_path": "tests.unit.engines.test_engine.Widens", "init_args": {"widths": [8]}}
+    workload = Workload(spec, DATA, {"accelerator": "cpu"})
+    for point in range(2):
+        assert workload.build(Trial(Cell(16), point, {})).module.widths == [8, 1]
+
+
+class Widens(ImageClassifier):
+    def __init__(self, widths: list[int]):
+        super().__init__(MLP())
+        self.widths = widths
+        self.widths.append(1)
