@@ -61,7 +61,7 @@ def run(config: str | Path | Mapping[str, Any], accept_code_change: bool = False
     """
     leave_if_unguarded()
     from lit_dps.cli import study  # torch and Lightning
-    from lit_dps.cli.arguments import spelled_out, study_and_storage
+    from lit_dps.cli.command_line import spelled_out, study_and_storage
 
     if isinstance(config, Mapping):
         with tempfile.TemporaryDirectory() as folder:

@@ -168,7 +168,7 @@ def _run(argv: list[str]) -> int:
                 print(text(argv[0]), flush=True)
                 return 0
         argv = ["--help" if word == "--help-all" else word for word in argv]
-        from lit_dps.cli.arguments import spelled_out
+        from lit_dps.cli.command_line import spelled_out
 
         argv = spelled_out(argv)
         if (
@@ -180,8 +180,7 @@ def _run(argv: list[str]) -> int:
                 flush=True,
             )
         if argv[0] in TRAIN:
-            from lit_dps.cli.keys import OPTIONS, refuse_unknown
-            from lit_dps.cli.shape import check_shape
+            from lit_dps.cli.key_checks import OPTIONS, check_shape, refuse_unknown
 
             check_shape(argv[1:], argv[0])
             if argv[0] in OPTIONS:
@@ -211,18 +210,15 @@ def without_secrets(message: str, argv: list[str]) -> str:
 
     URLs are in the command and in its configuration files.
     """
-    from lit_dps.cli.keys import read
+    from lit_dps.cli.command_line import options_of, read_config
     from lit_dps.storage.urls import scrubbed_of
 
     urls = [word for word in argv if "://" in word]
-    for i, word in enumerate(argv):
-        option, equals, value = word.partition("=")
-        if not equals:
-            value = "".join(argv[i + 1 : i + 2])
-        if option.startswith("--storage."):
-            urls.append(value)
-        if option in ("--config", "-c"):
-            storage = read(value).get("storage")
+    for option in options_of(argv):
+        if option.name.startswith("--storage."):
+            urls.append(option.text)
+        if option.is_config:
+            storage = read_config(option.text).get("storage")
             if isinstance(storage, dict):
                 urls += [str(storage[key]) for key in ("optuna", "mlflow") if storage.get(key)]
     for url in urls:

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from lit_dps.cli import main
-from lit_dps.cli.arguments import spelled_out
-from lit_dps.cli.suggestions import likely_meant
+from lit_dps.cli.command_line import spelled_out
+from lit_dps.cli.parser import likely_meant
 from lit_dps.core.errors import UserError
 from lit_dps.storage.advice_store import AdviceStore
 from tests.e2e.commands import FAST

@@ -10,7 +10,7 @@ import yaml
 
 from lit_dps.cli import help as ours
 from lit_dps.cli import main, shipped
-from lit_dps.cli.keys import sections
+from lit_dps.cli.key_checks import sections
 from tests.e2e.commands import ROOT
 
 

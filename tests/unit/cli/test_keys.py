@@ -11,7 +11,7 @@ import pytest
 from lightning.pytorch import Trainer
 
 from lit_dps.cli.fit import CALLBACKS
-from lit_dps.cli.keys import refuse_unknown, sections
+from lit_dps.cli.key_checks import refuse_unknown, sections
 from lit_dps.core.errors import UserError
 from lit_dps.core.trial_config import TRIAL_SECTIONS
 from tests.e2e.commands import FAST, ROOT

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lit_dps.cli.shape import check_shape
+from lit_dps.cli.key_checks import check_shape
 from lit_dps.core.errors import ConfigError, UserError
 
 ROOT = Path(__file__).parents[3]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lit_dps.cli.keys import CLASSES, sections
+from lit_dps.cli.key_checks import CLASSES, sections
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])

@@ -1,23 +1,46 @@
-"""Checks that configuration files parse, and that values are of the right kind.
+"""Refuses mistyped keys and values of the wrong kind, before PyTorch is imported.
 
-This check needs no PyTorch: it reads the type annotations of each section from the source. Later
-jsonargparse checks the rest, with its own messages.
+Importing PyTorch takes seconds. The keys of a section are the fields of its dataclass; those of
+Lightning's Trainer are read from its source. jsonargparse checks the rest afterwards.
 """
 
 from __future__ import annotations
 
 import ast
+import dataclasses
 from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from lit_dps.cli.keys import annotations
+from lit_dps.cli.command_line import options_of, read_config
 from lit_dps.cli.shipped import how_to_get
+from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.core.errors import ConfigError, UserError
-from lit_dps.core.text import shorten
+from lit_dps.core.text import closest_name, shorten
+from lit_dps.core.trial_config import TRIAL_SECTIONS
 
+CLASSES = {"class_path", "init_args", "dict_kwargs"}  # of sections that name a class
+COMMON = {"config", "help", "print_config", "seed_everything"}
+OPTIONS = {  # of the commands whose configuration is that of a study
+    "study": COMMON
+    | {
+        "engine",
+        "forecast",
+        "extend-space",
+        "accept-code-change",
+        "show",
+        "take-over",
+        "time-steps",
+        "validate-every",
+    },
+    "masks": COMMON | {"engine", "at", "points", "output"},
+    "advise": COMMON
+    | {"engine", "budget", "method", "devices", "price", "bandwidth", "latency", "trials"},
+}
 MAPPING, LIST, TEXT, NUMBER, BOOL, NULL, ANY = (
     "mapping",
     "list",
@@ -42,7 +65,98 @@ _KINDS = {
     **dict.fromkeys(("int", "float"), NUMBER),
     **{"str": TEXT, "bool": BOOL, "None": NULL},
 }
-CLASSES = ("model", "data")
+CLASS_SECTIONS = ("model", "data")
+
+
+def refuse_unknown(argv: list[str], verb: str = "study") -> None:
+    """Raise UserError if a key of a command is in no section."""
+    known, options = sections(), OPTIONS[verb]
+    for dashes, key in given(argv):
+        section, _, rest = key.partition(".")
+        name = rest.partition(".")[0]
+        if section not in known and section not in options:
+            _refuse(dashes, section, section, {*known, *options})
+        if name and name != "help" and known.get(section) and name not in known[section]:
+            _refuse(
+                dashes,
+                f"{section}.{name}",
+                name,
+                {f"{section}.{other}" for other in known[section]},
+            )
+
+
+def sections() -> dict[str, set[str]]:
+    """Return the keys of each section; empty for sections that this module cannot read."""
+    return {
+        "model": set(),
+        "data": set(),
+        **{section: set(found) for section, found in annotations().items()},
+    }
+
+
+def annotations() -> dict[str, dict[str, str]]:
+    """Return the annotation of each key, as text, by section; empty for unreadable sections."""
+    configs = {"study": StudyConfig, "storage": StorageConfig, **TRIAL_SECTIONS}
+    sections = {}
+    for section, config in configs.items():
+        sections[section] = {field.name: str(field.type) for field in dataclasses.fields(config)}
+    lightning = find_spec("lightning")  # does not import it
+    folder = Path(lightning.origin).parent if lightning and lightning.origin else Path()
+    sections["trainer"] = arguments(folder / "pytorch" / "trainer" / "trainer.py", "Trainer")
+    return sections
+
+
+@cache
+def arguments(file: Path, name: str) -> dict[str, str]:
+    """Return the annotations of a class's arguments, as text, by name.
+
+    Returns:
+        Empty if the class is missing, or if it has `**kwargs`.
+    """
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError):
+        return {}
+    method = _constructor(tree, name)
+    if method is None or method.args.kwarg is not None:
+        return {}
+    parameters = [*method.args.args[1:], *method.args.kwonlyargs]
+    return {parameter.arg: _text_of(parameter.annotation) for parameter in parameters}
+
+
+def _constructor(tree: ast.Module, name: str) -> ast.FunctionDef | None:
+    """Return the `__init__` of a class in a module; None if there is none."""
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            for method in node.body:
+                if isinstance(method, ast.FunctionDef) and method.name == "__init__":
+                    return method
+    return None
+
+
+def _text_of(annotation: ast.expr | None) -> str:
+    return "Any" if annotation is None else ast.unparse(annotation)
+
+
+def given(argv: list[str]) -> Iterator[tuple[str, str]]:
+    """Yield the keys of a command line, with "--", and of its configuration files, with ""."""
+    for option in options_of(argv):
+        if option.name.startswith("--"):
+            yield "--", option.name[2:].rstrip("+")
+        if not option.is_config:
+            continue
+        for section, content in read_config(option.text).items():
+            yield "", str(section)
+            if isinstance(content, dict) and not CLASSES & content.keys():
+                yield from (("", f"{section}.{key}") for key in content if isinstance(key, str))
+
+
+def _refuse(dashes: str, key: str, name: str, known: set[str]) -> None:
+    near = closest_name(key, known)
+    raise UserError(
+        f"{dashes}{key}: {name!r} is not accepted"
+        + (f"; did you mean {dashes}{near}?" if near else "")
+    )
 
 
 def check_shape(argv: list[str], verb: str) -> None:
@@ -59,7 +173,7 @@ def check_shape(argv: list[str], verb: str) -> None:
     known = annotations()
     for key, value in _options_of(argv, verb):
         section, _, name = key.partition(".")
-        if section in CLASSES and not name:
+        if section in CLASS_SECTIONS and not name:
             _check_class(section, value)
         elif not name and section in known:
             _check_section(section, value, known[section])
@@ -69,15 +183,13 @@ def check_shape(argv: list[str], verb: str) -> None:
 
 def _options_of(argv: list[str], verb: str) -> Iterator[tuple[str, Any]]:
     """Yield the sections of a command's configuration files, and its options SECTION.NAME."""
-    for i, option in enumerate(argv):
-        name, equals, text = option.partition("=")
-        if not equals:
-            text = "".join(argv[i + 1 : i + 2])
-        if name in ("--config", "-c"):
-            yield from load(text, verb).items()
+    for option in options_of(argv):
+        name = option.name
+        if option.is_config:
+            yield from load(option.text, verb).items()
         elif name.startswith("--") and name.count(".") == 1 and not name.endswith(("+", ".help")):
             try:
-                yield name[2:], yaml.safe_load(text)
+                yield name[2:], yaml.safe_load(option.text)
             except yaml.YAMLError:
                 continue
 

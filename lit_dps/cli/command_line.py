@@ -1,7 +1,7 @@
-"""Expands short forms of a command line for the parsers.
+"""The one reader of a command line and its configuration files, before the parsers.
 
-These are a file without `--config`, and dotted keys below `study.space` and `study.grid`. A study
-without a name gets the name of its configuration file.
+It expands short forms: a file without `--config`, and dotted keys below `study.space` and
+`study.grid`. A study without a name gets the name of its configuration file.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
-from lit_dps.cli.keys import read
 from lit_dps.cli.shipped import how_to_get
 from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.core.errors import ConfigError, UserError
@@ -27,6 +26,51 @@ NAMED = ("study", "advise", "masks", "analyze")
 MAPPINGS = ("space", "grid")  # of `study`: by configuration key
 # What a box of the space is made of (`lit_dps.core.search_space`)
 PARTS = ("low", "high", "scale", "integer", "choices")
+CONFIG_OPTIONS = ("--config", "-c")
+
+
+class Option(NamedTuple):
+    """A word of a command line as an option, with the text after `=` or else the next word."""
+
+    name: str
+    text: str
+
+    @property
+    def is_config(self) -> bool:
+        """Whether the text is a configuration file."""
+        return self.name in CONFIG_OPTIONS
+
+    @property
+    def value(self) -> Any:
+        """The text as YAML reads it; 1e-3 is a number."""
+        try:
+            value = yaml.safe_load(self.text)
+        except yaml.YAMLError:
+            return self.text
+        if isinstance(value, str):
+            try:
+                return float(value)
+            except ValueError:
+                return value
+        return value
+
+
+def options_of(words: Sequence[str]) -> Iterator[Option]:
+    """Yield each word of a command line as an option; values are words too."""
+    for i, word in enumerate(words):
+        name, equals, text = word.partition("=")
+        if not equals:
+            text = "".join(words[i + 1 : i + 2])
+        yield Option(name, text)
+
+
+def read_config(file: str) -> dict[str, Any]:
+    """Return the content of a configuration file; empty if it is unreadable or no mapping."""
+    try:
+        content = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):  # `check_shape` or the parser reports the error
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def spelled_out(argv: list[str]) -> list[str]:
@@ -46,8 +90,8 @@ def spelled_out(argv: list[str]) -> list[str]:
 
 def study_and_storage(words: Sequence[str]) -> tuple[str, StorageConfig]:
     """Return the name of the study of a `spelled_out` command line, and its storage."""
-    study = _section(words, "study") or {}
-    storage = _section(words, "storage") or {}
+    study = section_of(words, "study") or {}
+    storage = section_of(words, "storage") or {}
     return study.get("name", StudyConfig.name), StorageConfig(**storage)
 
 
@@ -57,8 +101,8 @@ def _name_option(verb: str, words: Sequence[str]) -> list[str]:
     The list is empty if the study has a name. Earlier versions named such a study "study". If the
     storage holds a study "study" and none with the name of the file, the name remains "study".
     """
-    files = [Path(value) for option, value in _options(words) if option in ("--config", "-c")]
-    study = _section(words, "study")
+    files = [Path(option.text) for option in options_of(words) if option.is_config]
+    study = section_of(words, "study")
     if study is None or "name" in study or not files or not files[-1].is_file():
         return []
     name = files[-1].stem
@@ -71,7 +115,7 @@ def _name_option(verb: str, words: Sequence[str]) -> list[str]:
 
 def _stored_names(words: Sequence[str]) -> set[str]:
     """Return the names of all studies and all advice in the storage of a command line."""
-    section = _section(words, "storage") or {}
+    section = section_of(words, "storage") or {}
     places = {key: section[key] for key in ("folder", "optuna") if section.get(key) is not None}
     if not all(isinstance(each, str) for each in places.values()):
         # The parser refuses these values.
@@ -87,39 +131,30 @@ def _stored_names(words: Sequence[str]) -> set[str]:
     return {*list_studies(url), *list_advice(url)}
 
 
-def _section(words: Sequence[str], section: str) -> dict[str, Any] | None:
+def section_of(words: Sequence[str], section: str) -> dict[str, Any] | None:
     """Return the keys of a section in the files and options of a command line.
 
     Returns:
         None if the section is no mapping.
     """
     keys: dict[str, Any] = {}
-    for option, value in _options(words):
-        if option in ("--config", "-c"):
-            content = read(value).get(section, {})
+    for option in options_of(words):
+        if option.is_config:
+            content = read_config(option.text).get(section, {})
             if isinstance(content, str):
-                content = read(str(Path(value).parent / content))
-        elif option == f"--{section}":
-            content = _parsed(value)
+                content = read_config(str(Path(option.text).parent / content))
+        elif option.name == f"--{section}":
+            content = option.value
             if isinstance(content, str):
-                content = read(content)
-        elif option.startswith(f"--{section}."):
-            content = {option.removeprefix(f"--{section}."): value}
+                content = read_config(content)
+        elif option.name.startswith(f"--{section}."):
+            content = {option.name.removeprefix(f"--{section}."): option.text}
         else:
             continue
         if not isinstance(content, Mapping):
             return None
         keys |= content
     return keys
-
-
-def _options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield each word as an option with its value; without a `=`, the value is the next word."""
-    for i, word in enumerate(words):
-        option, equals, value = word.partition("=")
-        if not equals:
-            value = "".join(words[i + 1 : i + 2])
-        yield option, value
 
 
 def _files(verb: str, words: list[str]) -> list[str]:
@@ -147,13 +182,13 @@ def _dotted(words: list[str]) -> list[str]:
     for word in remaining:
         option, equals, value = word.partition("=")
         match = re.fullmatch(r"--study\.(space|grid)(?:\.(.+?))?", option)
-        if not match and option not in ("--config", "-c"):
+        if not match and option not in CONFIG_OPTIONS:
             rest.append(word)
             continue
         if not equals:
             value = next(remaining, "")
         if match and match[2]:
-            _set(known[match[1]], match[1], match[2], _parsed(value))
+            _set(known[match[1]], match[1], match[2], Option(option, value).value)
             changed.add(match[1])
             continue
         rest.append(f"{option}={value}" if equals or match else option)
@@ -161,9 +196,9 @@ def _dotted(words: list[str]) -> list[str]:
             rest.append(value)
         # The last file or option replaces a whole mapping.
         if match:
-            mappings = {match[1]: _parsed(value)}
+            mappings = {match[1]: Option(option, value).value}
         else:
-            study = read(value).get("study")
+            study = read_config(value).get("study")
             mappings = study if isinstance(study, Mapping) else {}
         for name in MAPPINGS:
             if isinstance(mappings.get(name), Mapping):
@@ -197,16 +232,3 @@ def _refuse(section: str, key: str, value: Any, known: Mapping[str, Any]) -> Non
     keys = ", ".join(known) or "a key"
     allowed = f"a range such as {{low: 1e-4, high: 1}}, or {', '.join(PARTS)} of {keys}{hint}"
     raise ConfigError(f"study.{section}.{key}", value, allowed)
-
-
-def _parsed(text: str) -> Any:
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
-        return text
-    if isinstance(value, str):  # YAML reads 1e-3 as a text
-        try:
-            return float(value)
-        except ValueError:
-            return value
-    return value
