@@ -61,7 +61,7 @@ def run(config: str | Path | Mapping[str, Any], accept_code_change: bool = False
     """
     leave_if_unguarded()
     from lit_dps.cli import study  # torch and Lightning
-    from lit_dps.cli.command_line import spelled_out, study_and_storage
+    from lit_dps.cli.command_line import expand_short_forms, study_and_storage
 
     if isinstance(config, Mapping):
         with tempfile.TemporaryDirectory() as folder:
@@ -70,7 +70,7 @@ def run(config: str | Path | Mapping[str, Any], accept_code_change: bool = False
             file.write_text(yaml.safe_dump(_plain(config)), encoding="utf-8")
             return run(file, accept_code_change)
     options = [study.ACCEPT] if accept_code_change else []
-    argv = spelled_out(["study", "--config", str(config), *options])
+    argv = expand_short_forms(["study", "--config", str(config), *options])
     before = sys.argv
     try:
         code = study.main(argv)

@@ -168,9 +168,9 @@ def _run(argv: list[str]) -> int:
                 print(text(argv[0]), flush=True)
                 return 0
         argv = ["--help" if word == "--help-all" else word for word in argv]
-        from lit_dps.cli.command_line import spelled_out
+        from lit_dps.cli.command_line import expand_short_forms
 
-        argv = spelled_out(argv)
+        argv = expand_short_forms(argv)
         if (
             argv[0] in TRAIN and sys.stderr.isatty()
         ):  # whoever waits at a terminal; a log has no use for it

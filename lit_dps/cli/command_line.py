@@ -73,7 +73,7 @@ def read_config(file: str) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def spelled_out(argv: list[str]) -> list[str]:
+def expand_short_forms(argv: list[str]) -> list[str]:
     """Return a command line without short forms; the verb comes first.
 
     Raises:
@@ -89,7 +89,7 @@ def spelled_out(argv: list[str]) -> list[str]:
 
 
 def study_and_storage(words: Sequence[str]) -> tuple[str, StorageConfig]:
-    """Return the name of the study of a `spelled_out` command line, and its storage."""
+    """Return the name of the study of a `expand_short_forms` command line, and its storage."""
     study = section_of(words, "study") or {}
     storage = section_of(words, "storage") or {}
     return study.get("name", StudyConfig.name), StorageConfig(**storage)

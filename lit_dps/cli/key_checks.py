@@ -71,7 +71,7 @@ CLASS_SECTIONS = ("model", "data")
 def refuse_unknown(argv: list[str], verb: str = "study") -> None:
     """Raise UserError if a key of a command is in no section."""
     known, options = sections(), OPTIONS[verb]
-    for dashes, key in given(argv):
+    for dashes, key in _keys_of(argv):
         section, _, rest = key.partition(".")
         name = rest.partition(".")[0]
         if section not in known and section not in options:
@@ -90,11 +90,11 @@ def sections() -> dict[str, set[str]]:
     return {
         "model": set(),
         "data": set(),
-        **{section: set(found) for section, found in annotations().items()},
+        **{section: set(found) for section, found in annotations_by_key().items()},
     }
 
 
-def annotations() -> dict[str, dict[str, str]]:
+def annotations_by_key() -> dict[str, dict[str, str]]:
     """Return the annotation of each key, as text, by section; empty for unreadable sections."""
     configs = {"study": StudyConfig, "storage": StorageConfig, **TRIAL_SECTIONS}
     sections = {}
@@ -102,12 +102,14 @@ def annotations() -> dict[str, dict[str, str]]:
         sections[section] = {field.name: str(field.type) for field in dataclasses.fields(config)}
     lightning = find_spec("lightning")  # does not import it
     folder = Path(lightning.origin).parent if lightning and lightning.origin else Path()
-    sections["trainer"] = arguments(folder / "pytorch" / "trainer" / "trainer.py", "Trainer")
+    sections["trainer"] = _arguments_in_source(
+        folder / "pytorch" / "trainer" / "trainer.py", "Trainer"
+    )
     return sections
 
 
 @cache
-def arguments(file: Path, name: str) -> dict[str, str]:
+def _arguments_in_source(file: Path, name: str) -> dict[str, str]:
     """Return the annotations of a class's arguments, as text, by name.
 
     Returns:
@@ -138,7 +140,7 @@ def _text_of(annotation: ast.expr | None) -> str:
     return "Any" if annotation is None else ast.unparse(annotation)
 
 
-def given(argv: list[str]) -> Iterator[tuple[str, str]]:
+def _keys_of(argv: list[str]) -> Iterator[tuple[str, str]]:
     """Yield the keys of a command line, with "--", and of its configuration files, with ""."""
     for option in options_of(argv):
         if option.name.startswith("--"):
@@ -170,7 +172,7 @@ def check_shape(argv: list[str], verb: str) -> None:
         UserError: if a file does not exist, or does not parse; with line and column.
         ConfigError: if a value is not of the kind that its key takes.
     """
-    known = annotations()
+    known = annotations_by_key()
     for key, value in _options_of(argv, verb):
         section, _, name = key.partition(".")
         if section in CLASS_SECTIONS and not name:
@@ -186,7 +188,7 @@ def _options_of(argv: list[str], verb: str) -> Iterator[tuple[str, Any]]:
     for option in options_of(argv):
         name = option.name
         if option.is_config:
-            yield from load(option.text, verb).items()
+            yield from _load_config(option.text, verb).items()
         elif name.startswith("--") and name.count(".") == 1 and not name.endswith(("+", ".help")):
             try:
                 yield name[2:], yaml.safe_load(option.text)
@@ -194,7 +196,7 @@ def _options_of(argv: list[str], verb: str) -> Iterator[tuple[str, Any]]:
                 continue
 
 
-def load(file: str, verb: str) -> dict[str, Any]:
+def _load_config(file: str, verb: str) -> dict[str, Any]:
     """Return the sections of a configuration file; empty if `file` is itself a configuration.
 
     Raises:

@@ -6,7 +6,7 @@ import hashlib
 import math
 import os
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -119,29 +119,32 @@ class StudyConfig:
     threads: int = 1
 
     def __post_init__(self):
-        for name, keys in (("space", self.space), ("grid", self.grid)):
-            for key in keys:
+        for name in ("space", "grid"):
+            for key in getattr(self, name):
                 if not isinstance(key, str):
-                    raise ConfigError(
-                        f"study.{name}",
-                        key,
-                        "a key of the configuration, such as model.learning_rate",
-                    )
-        short = {self.batch_size_key: ("batch_sizes", int), SPARSITY_KEY: ("sparsities", float)}
-        for key, (name, kind) in short.items():
-            if key in self.grid:
-                default = next(f.default_factory() for f in fields(self) if f.name == name)
-                if getattr(self, name) not in (default, self.grid[key]):
-                    raise ConfigError("study.grid", key, f"left out where study.{name} is given")
-                values = []
-                for value in self.grid[key]:
-                    if isinstance(value, bool) or not isinstance(value, (int, float)):
-                        raise ConfigError(f"study.grid.{key}", value, "a number")
-                    values.append(kind(value) if kind(value) == value else value)
-                setattr(self, name, values)
+                    allowed = "a key of the configuration, such as model.learning_rate"
+                    raise ConfigError(f"study.{name}", key, allowed)
+        self._take_from_grid(self.batch_size_key, "batch_sizes", int)
+        self._take_from_grid(SPARSITY_KEY, "sparsities", float)
         self.space = {key: parse_box(f"study.space.{key}", box) for key, box in self.space.items()}
         if self.run_on and self.slack == SLACK:
             self.slack = None
+
+    def _take_from_grid(self, key: str, name: str, kind: type[int] | type[float]) -> None:
+        """Set the field `name` to the values of a key of the grid, if the grid has the key."""
+        if key not in self.grid:
+            return
+        values = self.grid[key]
+        default = getattr(type(self)(), name)
+        if getattr(self, name) not in (default, values):
+            raise ConfigError("study.grid", key, f"left out where study.{name} is given")
+        numbers = []
+        for value in values:
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise ConfigError(f"study.grid.{key}", value, "a number")
+            # 2.0 becomes 2; `check` refuses 2.5.
+            numbers.append(kind(value) if kind(value) == value else value)
+        setattr(self, name, numbers)
 
     @property
     def whole_curves(self) -> bool:
@@ -168,10 +171,27 @@ class StudyConfig:
         return grid(self.batch_sizes, self.sparsities, self.axes)
 
     def check(self) -> None:
-        """Raises ConfigError for a value that is not allowed, whatever the workload."""
+        """Raise ConfigError for a value that is not allowed, whatever the workload."""
         check_name("study.name", self.name)
         if self.workload is not None:
             check_name("study.workload", self.workload)
+        self._check_grid()
+        self._check_counts()
+        self._check_sampler()
+        self._check_racing()
+        if self.checkpoint_minutes is not None and not 0 < self.checkpoint_minutes < math.inf:
+            raise ConfigError(
+                "study.checkpoint_minutes", self.checkpoint_minutes, "above 0, or null for none"
+            )
+        if len(set(self.metrics)) < len(self.metrics):
+            raise ConfigError("study.metrics", self.metrics, "each metric once")
+        if not self.space:
+            allowed = "at least one range, such as model.learning_rate: {low: 1e-4, high: 1}"
+            raise ConfigError("study.space", {}, allowed)
+        for key, box in self.space.items():
+            box.check(f"study.space.{key}")
+
+    def _check_grid(self) -> None:
         _nonempty_unique("study.batch_sizes", self.batch_sizes)
         for batch_size in self.batch_sizes:
             if batch_size < 1:
@@ -182,66 +202,47 @@ class StudyConfig:
         check_names("study.sparsities", self.sparsities)
         for key, values in self.axes.items():
             if not key.startswith(("model.", "data.", "pruning.", "optim.", "local.")):
-                raise ConfigError(
-                    "study.grid", key, "keys of the model, the data, the pruning, optim or local"
-                )
+                allowed = "keys of the model, the data, the pruning, optim or local"
+                raise ConfigError("study.grid", key, allowed)
             _check_kind(f"study.grid.{key}", values)
             _nonempty_unique(f"study.grid.{key}", values)
             check_names(f"study.grid.{key}", values)
         for cell in self.cells:
             if max(len(part.encode()) for part in str(cell).split("/")) > CELL_BYTES:
-                raise ConfigError(
-                    "study.grid", str(cell), f"keys and values that take at most {CELL_BYTES} bytes"
-                )
+                allowed = f"keys and values that take at most {CELL_BYTES} bytes"
+                raise ConfigError("study.grid", str(cell), allowed)
         _nonempty_unique("study.grid", [key.rpartition(".")[2] for key in self.axes] or ["none"])
-        counts = {
-            "trials": self.trials,
-            "threads": self.threads,
-            "workers": self.workers,
-            "slots": self.slots,
-        }
-        counts |= {"repeat_points": self.repeat_points}
-        for key, value in counts.items():
+
+    def _check_counts(self) -> None:
+        for key in ("trials", "threads", "workers", "slots", "repeat_points"):
+            value = getattr(self, key)
             if value is not None and value < 1:
                 raise ConfigError(f"study.{key}", value, "at least 1")
-        if self.sampler not in SAMPLERS and "." not in self.sampler:
-            raise ConfigError(
-                "study.sampler", self.sampler, f"one of {', '.join(SAMPLERS)}, or a class path"
-            )
-        if self.best_of is not None and self.sampler != "sobol":
-            raise ConfigError(
-                "study.sampler", self.sampler, "sobol where study.best_of says what the points are"
-            )
-        if self.best_of == self.name:
-            raise ConfigError("study.best_of", self.best_of, "the name of another study")
         if not 0 <= self.seed < 2**32:
             raise ConfigError("study.seed", self.seed, "0 or more, and below 2^32 = 4294967296")
         if self.threads > THREADS:
             raise ConfigError("study.threads", self.threads, f"{THREADS} at most")
         if self.repeats < 0:
             raise ConfigError("study.repeats", self.repeats, "0 or more")
+
+    def _check_sampler(self) -> None:
+        if self.sampler not in SAMPLERS and "." not in self.sampler:
+            allowed = f"one of {', '.join(SAMPLERS)}, or a class path"
+            raise ConfigError("study.sampler", self.sampler, allowed)
+        if self.best_of is not None and self.sampler != "sobol":
+            allowed = "sobol where study.best_of says what the points are"
+            raise ConfigError("study.sampler", self.sampler, allowed)
+        if self.best_of == self.name:
+            raise ConfigError("study.best_of", self.best_of, "the name of another study")
+
+    def _check_racing(self) -> None:
         if self.slack is not None and not 1 <= self.slack < math.inf:
             raise ConfigError("study.slack", self.slack, "1 or more, or null for no racing")
         if self.run_on and self.slack is not None:
             raise ConfigError("study.slack", self.slack, NO_RACE)
         if self.repeat_slack is not None and not 1 <= self.repeat_slack < math.inf:
-            raise ConfigError(
-                "study.repeat_slack", self.repeat_slack, "1 or more, or null for the step budget"
-            )
-        if self.checkpoint_minutes is not None and not 0 < self.checkpoint_minutes < math.inf:
-            raise ConfigError(
-                "study.checkpoint_minutes", self.checkpoint_minutes, "above 0, or null for none"
-            )
-        if len(set(self.metrics)) < len(self.metrics):
-            raise ConfigError("study.metrics", self.metrics, "each metric once")
-        if not self.space:
-            raise ConfigError(
-                "study.space",
-                {},
-                "at least one range, such as model.learning_rate: {low: 1e-4, high: 1}",
-            )
-        for key, box in self.space.items():
-            box.check(f"study.space.{key}")
+            allowed = "1 or more, or null for the step budget"
+            raise ConfigError("study.repeat_slack", self.repeat_slack, allowed)
 
 
 @dataclass

@@ -174,27 +174,34 @@ def is_unread(data: LightningDataModule | None) -> bool:
 
 
 def forget_added(nested: Mapping[str, Any]) -> None:
-    """Takes arguments that classes have since a later version out of a configuration, where they
-    are the defaults."""
+    """Remove the arguments of `_ADDED` from a configuration where they are the defaults."""
     for spec in classes_in(nested):
         module, _, name = spec["class_path"].rpartition(".")
         try:
             kind = getattr(importlib.import_module(module), name, None)
-        except (ImportError, ValueError):  # what only looks like a class
+        except (ImportError, ValueError):  # this text only looks like a class path
             continue
         arguments = spec.get("init_args") or {}
-        for base, added in _ADDED.items() if isinstance(kind, type) else ():
-            if not issubclass(kind, base):
-                continue
-            own = (
-                {}
-                if kind.__init__ is base.__init__
-                else inspect.signature(kind.__init__).parameters
-            )
-            defaults = inspect.signature(base.__init__).parameters
-            for key in added:
-                if key not in own and key in arguments and arguments[key] == defaults[key].default:
-                    arguments.pop(key)
+        if not isinstance(kind, type):
+            continue
+        for base, added in _ADDED.items():
+            if issubclass(kind, base):
+                _forget_defaults(arguments, kind, base, added)
+
+
+def _forget_defaults(
+    arguments: dict[str, Any], kind: type, base: type, added: Iterable[str]
+) -> None:
+    """Remove arguments that a class inherits from `base` and that are the defaults."""
+    redefined = {}
+    if kind.__init__ is not base.__init__:
+        redefined = inspect.signature(kind.__init__).parameters
+    defaults = inspect.signature(base.__init__).parameters
+    for key in added:
+        if key in redefined or key not in arguments:
+            continue
+        if arguments[key] == defaults[key].default:
+            del arguments[key]
 
 
 def once_lost(study: StudyConfig, batch_size_key: str) -> bool:

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from lit_dps.cli import main
-from lit_dps.cli.command_line import spelled_out
+from lit_dps.cli.command_line import expand_short_forms
 from lit_dps.cli.parser import likely_meant
 from lit_dps.core.errors import UserError
 from lit_dps.storage.advice_store import AdviceStore
@@ -44,14 +44,14 @@ def dotted(argv: list[str]) -> dict:
 def test_a_file_needs_no_option(config, verb):
     name = [] if verb == "fit" else ["--study.name=mine"]
     trials = ["--study.trials", "2"]
-    assert spelled_out([verb, config, *trials]) == [verb, "--config", config, *trials, *name]
-    assert spelled_out([verb, config, config])[1:] == ["--config", config] * 2 + name
+    assert expand_short_forms([verb, config, *trials]) == [verb, "--config", config, *trials, *name]
+    assert expand_short_forms([verb, config, config])[1:] == ["--config", config] * 2 + name
     plain = [verb, "--config", config, "--study.name=x", "-c", config]
-    assert spelled_out(plain) == plain
+    assert expand_short_forms(plain) == plain
 
 
 def test_verbs_that_take_no_configuration_are_left_alone():
-    assert spelled_out(["figures", "quickstart"]) == ["figures", "quickstart"]
+    assert expand_short_forms(["figures", "quickstart"]) == ["figures", "quickstart"]
 
 
 @pytest.mark.parametrize(
@@ -71,14 +71,14 @@ def test_a_file_that_is_not_there_is_refused_with_where_to_get_it(config, file, 
 
 
 def test_one_part_of_one_box_is_changed(config):
-    given = spelled_out(
+    given = expand_short_forms(
         ["study", config, "--study.space.model.momentum.low", "0.5", "--study.trials=3"]
     )
     assert given[:3] == ["study", "--config", config] and given[3] == "--study.trials=3"
     assert dotted(given[4:]) == {
         "--study.space": SPACE | {"model.momentum": {"low": 0.5, "high": 0.9}}
     }
-    given = spelled_out(
+    given = expand_short_forms(
         ["study", f"--config={config}", "--study.space.model.learning_rate.high=1e-1"]
         + ["--study.space.model.width={choices: [16, 32]}", "--study.grid.optim.delay", "[0, 4]"]
     )
@@ -91,7 +91,7 @@ def test_one_part_of_one_box_is_changed(config):
 
 def test_the_last_whole_space_is_the_one_that_is_changed(config):
     whole = ["--study.space", "{model.lr: {low: 1e-3, high: 1}}"]
-    given = spelled_out(["study", config, *whole, "--study.space.model.lr.high", "2"])
+    given = expand_short_forms(["study", config, *whole, "--study.space.model.lr.high", "2"])
     assert json.loads(given[-2].partition("=")[2]) == {"model.lr": {"low": "1e-3", "high": 2}}
     assert given[3] == "--study.space={model.lr: {low: 1e-3, high: 1}}"
 
@@ -110,14 +110,14 @@ def test_the_last_whole_space_is_the_one_that_is_changed(config):
 )
 def test_what_is_no_part_of_a_box_is_refused(config, option, said):
     with pytest.raises(UserError) as refused:
-        spelled_out(["study", config, option, "0.5"])
+        expand_short_forms(["study", config, option, "0.5"])
     assert said in str(refused.value)
 
 
 def test_what_is_no_configuration_is_left_to_the_parser(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "odd.yaml").write_text("study: [1]\n")
-    assert spelled_out(["study", "odd.yaml", "--config"]) == [
+    assert expand_short_forms(["study", "odd.yaml", "--config"]) == [
         "study",
         "--config",
         "odd.yaml",
@@ -128,7 +128,7 @@ def test_what_is_no_configuration_is_left_to_the_parser(tmp_path, monkeypatch):
 
 def name_of(*words: str) -> str | None:
     """Return the name that a study gets on a command line; None if it gets none."""
-    option, _, name = spelled_out(["study", *words])[-1].partition("=")
+    option, _, name = expand_short_forms(["study", *words])[-1].partition("=")
     return name if option == "--study.name" else None
 
 
@@ -157,15 +157,15 @@ def test_a_study_is_named_after_its_last_file(config, tmp_path):
     ):
         assert name_of(config, *others) is None
     assert name_of("named.yaml", config) is None
-    assert spelled_out(["study", config, "--study.name", "x"])[-2:] == ["--study.name", "x"]
-    assert spelled_out(["analyze", "--storage.folder", "there"])[-1] == "there"
+    assert expand_short_forms(["study", config, "--study.name", "x"])[-2:] == ["--study.name", "x"]
+    assert expand_short_forms(["analyze", "--storage.folder", "there"])[-1] == "there"
 
 
 def test_a_study_of_an_earlier_version_keeps_its_name(config, tmp_path):
     law_study(f"sqlite:///{tmp_path}/study.db", "study", trials=0)
     here = ["--storage.folder", str(tmp_path)]
     assert (name_of(config), name_of(config, *here)) == ("mine", "study")
-    assert spelled_out(["masks", config, *here])[-1] == "--study.name=mine"
+    assert expand_short_forms(["masks", config, *here])[-1] == "--study.name=mine"
     law_study(f"sqlite:///{tmp_path}/study.db", "mine", trials=0)
     assert name_of(config, *here) == "mine"
     advice = f"sqlite:///{tmp_path}/advice.db"
