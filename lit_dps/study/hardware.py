@@ -1,4 +1,4 @@
-"""The hardware of this machine in words: what times are told of."""
+"""The hardware of this machine in words, which is stored with times."""
 
 from __future__ import annotations
 
@@ -10,32 +10,44 @@ from lit_dps.core.config import cores
 
 
 def hardware() -> str:
-    """Processor, cores that may be used, and GPUs: "AMD EPYC (family 26, model 2), 2 cores; 2 x
-    NVIDIA H200".
+    """Return processor, usable cores and GPUs.
 
-    Family and model, where the system tells them: clouds give processors of several generations one
-    name.
+    An example is "AMD EPYC (family 26, model 2), 2 cores; 2 x NVIDIA H200". Clouds use one name for
+    processors of several generations, so family and model are added where Linux names them.
     """
-    import torch  # half a second, which whoever runs no trials does not need
+    import torch  # takes half a second, which commands that run no trials save
 
-    told, names = _cpuinfo(), {"cpu family": "family", "model": "model"}
-    kind = ", ".join(f"{name} {told[key]}" for key, name in names.items() if key in told)
+    info = _cpu_info()
+    generation = []
+    for key, name in (("cpu family", "family"), ("model", "model")):
+        if key in info:
+            generation.append(f"{name} {info[key]}")
+    text = cpu_model()
+    if generation:
+        text += f" ({', '.join(generation)})"
     count = cores()
-    found = [f"{cpu_model()}{f' ({kind})' if kind else ''}, {count} core{'s' * (count > 1)}"]
+    text += f", {count} core" if count == 1 else f", {count} cores"
+    parts = [text]
     gpus = Counter(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
-    return "; ".join(found + [f"{n} x {name}" if n > 1 else name for name, n in gpus.items()])
+    for name, number in gpus.items():
+        parts.append(name if number == 1 else f"{number} x {name}")
+    return "; ".join(parts)
 
 
 def cpu_model() -> str:
-    """The processor's name, where the system tells it, else its architecture."""
-    return _cpuinfo().get("model name") or platform.processor() or platform.machine()
+    """Return the name of the processor, or its architecture if the system has no name."""
+    return _cpu_info().get("model name") or platform.processor() or platform.machine()
 
 
-def _cpuinfo() -> dict[str, str]:
-    """What Linux tells of the first processor, proc_cpuinfo(5); nothing on other systems."""
+def _cpu_info() -> dict[str, str]:
+    """Return the entries of the first processor in /proc/cpuinfo; {} on other systems."""
     try:
         first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
     except OSError:
         return {}
-    pairs = (line.partition(":") for line in first.splitlines())
-    return {key.strip(): value.strip() for key, _, value in pairs if value.strip()}
+    entries = {}
+    for line in first.splitlines():
+        key, _, value = line.partition(":")
+        if value.strip():
+            entries[key.strip()] = value.strip()
+    return entries

@@ -1,7 +1,7 @@
-"""What a configuration asks for that has no effect in a study: refused, or told.
+"""Finds parts of a configuration that have no effect in a study.
 
-It is looked for in what a user writes, and not in a configuration that is stored: trials of it are
-trained again as they were.
+Only what a user writes is checked. A stored configuration is not, because its trials are retrained
+as they were.
 """
 
 from __future__ import annotations
@@ -18,52 +18,50 @@ from lit_dps.training.workload import locate
 
 
 def check_effects(setup: StudySetup) -> list[str]:
-    """A line for what gives way to the study.
+    """Return a line for each value that the study overrides.
 
     Raises:
-        ConfigError: for a pruning.sparsity that no cell has, and arguments that an axis or a choice
-            takes away.
+        ConfigError: for a pruning.sparsity that no cell has, and for arguments of a class that an
+            axis or a choice replaces.
     """
     study, workload = setup.study, setup.workload
     specs = {"model": dict(workload.model), "data": dict(workload.data)}
-    classes = [("study.space", key) for key, box in study.space.items() if isinstance(box, Choices)]
-    classes += [("study.grid", key) for key in study.axes]
-    for source, key in classes:
+    keys = [("study.space", key) for key, box in study.space.items() if isinstance(box, Choices)]
+    keys += [("study.grid", key) for key in study.axes]
+    for source, key in keys:
         if key.startswith(("model.", "data.")):
             node, name = locate(specs, key, source, classes=True)
             if isinstance(node.get(name), dict):
-                _check_arguments(source, key, node[name])
-    asked = setup.pruning.sparsity  # which is that of `fit`
-    if asked and asked not in study.sparsities:
-        raise ConfigError(
-            "pruning.sparsity", asked, f"one of study.sparsities {study.sparsities}, or left out"
-        )
-    if not asked or study.sparsities == [asked]:
+                _refuse_lost_arguments(source, key, node[name])
+    sparsity = setup.pruning.sparsity
+    if sparsity and sparsity not in study.sparsities:
+        allowed = f"one of study.sparsities {study.sparsities}, or left out"
+        raise ConfigError("pruning.sparsity", sparsity, allowed)
+    if not sparsity or study.sparsities == [sparsity]:
         return []
     return [
-        f"pruning.sparsity = {asked:g} has no effect in a study: it prunes to study.sparsities "
+        f"pruning.sparsity = {sparsity:g} has no effect in a study: it prunes to study.sparsities "
         f"{study.sparsities}"
     ]
 
 
-def _check_arguments(source: str, key: str, spec: Mapping[str, Any]) -> None:
-    """Raises ConfigError where a class that others take the place of was configured: none of them
-    would be so."""
+def _refuse_lost_arguments(source: str, key: str, spec: Mapping[str, Any]) -> None:
+    """Raise ConfigError if a class that others replace was configured with arguments."""
     module, _, name = spec["class_path"].rpartition(".")
     try:
-        arguments = inspect.signature(getattr(importlib.import_module(module), name)).parameters
-    except (
-        ImportError,
-        AttributeError,
-        ValueError,
-    ):  # one within another class, or of a library in C
+        parameters = inspect.signature(getattr(importlib.import_module(module), name)).parameters
+    except (ImportError, AttributeError, ValueError):
+        # A class within another class, or one of a library in C, has no readable signature.
         return
     for argument, value in (spec.get("init_args") or {}).items():
-        default = arguments[argument].default if argument in arguments else inspect.Parameter.empty
-        default = list(default) if isinstance(default, tuple) else default
+        default = inspect.Parameter.empty
+        if argument in parameters:
+            default = parameters[argument].default
+        if isinstance(default, tuple):
+            default = list(default)
         if value != default:
-            lost = (
+            allowed = (
                 f"a class without arguments of its own: {key}.{argument} = {value!r} would be "
-                "lost; leave it out"
+                "lost; leave it out, or make it an axis too"
             )
-            raise ConfigError(source, key, f"{lost}, or make it an axis too")
+            raise ConfigError(source, key, allowed)

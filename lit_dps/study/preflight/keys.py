@@ -1,5 +1,4 @@
-"""What is checked of the keys of a study, and of its goals and workers, before any trial is
-built."""
+"""Checks the keys of a study, its goals and its workers, before any trial is built."""
 
 from __future__ import annotations
 
@@ -16,83 +15,96 @@ from lit_dps.engines.engine import OPTIONS
 from lit_dps.study.setup import StudySetup
 from lit_dps.training.workload import locate
 
-LOCAL = [f"local.{field.name}" for field in dataclasses.fields(LocalSGDSchedule)]
-PRUNING = [
-    f"pruning.{name}" for name in ("method", "init", "biases", "batch_size")
-]  # the seed is the point's
-DELAY = "optim.delay"
+SPACE, GRID, BATCH_SIZE_KEY = "study.space", "study.grid", "study.batch_size_key"
+LOCAL_KEYS = [f"local.{field.name}" for field in dataclasses.fields(LocalSGDSchedule)]
+# The seed of pruning is that of the point, so it is no axis.
+PRUNING_KEYS = ["pruning.method", "pruning.init", "pruning.biases", "pruning.batch_size"]
+DELAY_KEY = "optim.delay"
 
 
 def check_goals(setup: StudySetup) -> None:
-    own = setup.goal_of_trials
+    """Raise ConfigError for a further goal or metric that runs to the goal cannot answer."""
+    goal = setup.goal_of_trials
     for name in setup.study.metrics:
-        if name in (own.metric, *RESERVED_NAMES):
+        if name in (goal.metric, *RESERVED_NAMES):
             raise ConfigError("study.metrics", name, "another one: this is kept anyway")
     for value in setup.study.goals:
-        if not own.is_easier(value) and not setup.study.run_on:
-            side = "below" if own.at_least else "above"
-            allowed = f"{side} {setup.goal.value_key} = {own.value:g}, which stops the runs"
+        if not goal.is_easier(value) and not setup.study.run_on:
+            side = "below" if goal.at_least else "above"
+            allowed = f"{side} {setup.goal.value_key} = {goal.value:g}, which stops the runs"
             raise ConfigError("study.goals", value, allowed)
         try:
-            own.with_value(value)
+            goal.with_value(value)
         except ConfigError as error:
             raise ConfigError("study.goals", value, error.allowed) from None
 
 
 def check_keys(setup: StudySetup) -> None:
-    """Raises ConfigError for a key that two parts of a study set, and for batch sizes that cannot
-    be accumulated."""
+    """Check the keys of the search space and of the grid, and that batches can be accumulated.
+
+    Raises:
+        ConfigError: for an unknown key, for a key that two parts of a study set, and for a batch
+            size that gradient accumulation cannot divide.
+    """
+    study, workload = setup.study, setup.workload
+    for key in study.space:
+        _check_key(SPACE, key)
+    for key in study.axes:
+        _check_key(GRID, key)
+        if key in study.space and key in LOCAL_KEYS:
+            raise ConfigError(GRID, key, f"a key of its own: {SPACE} sets this one already")
+    _check_set_once(setup)
+    for batch_size in study.batch_sizes:
+        if batch_size % workload.accumulated:
+            allowed = (
+                f"multiples of trainer.accumulate_grad_batches = {workload.accumulated}: the "
+                "examples of an optimizer step"
+            )
+            raise ConfigError("study.batch_sizes", batch_size, allowed)
+
+
+def _check_key(source: str, key: str) -> None:
+    """Raise ConfigError for an unknown key of local SGD, pruning or stale gradients."""
+    if key.startswith("local.") and key not in LOCAL_KEYS:
+        raise ConfigError(source, key, f"one of {', '.join(LOCAL_KEYS)}")
+    if key.startswith("pruning.") and key not in PRUNING_KEYS and not key.startswith(OPTIONS):
+        allowed = f"one of {', '.join(PRUNING_KEYS)}, {OPTIONS}NAME of an argument of the method"
+        raise ConfigError(source, key, allowed)
+    if key.startswith("optim.") and key != DELAY_KEY:
+        raise ConfigError(source, key, DELAY_KEY)
+
+
+def _check_set_once(setup: StudySetup) -> None:
+    """Raise ConfigError if two parts of a study set one argument of the model or the data.
+
+    Two keys may be two spellings of one argument, so places in the configuration are compared.
+    """
     study, workload = setup.study, setup.workload
     specs = copy.deepcopy({"model": dict(workload.model), "data": dict(workload.data)})
     set_by: dict[tuple[int, str], str] = {}
-    if "order_seed" in (arguments := specs["data"].get("init_args", {})):
-        set_by[id(arguments), "order_seed"] = "study.seed"
-    for source, key in [
-        *(("study.space", key) for key in study.space),
-        *(("study.grid", key) for key in study.axes),
-    ]:
-        if key.startswith("local.") and key not in LOCAL:
-            raise ConfigError(source, key, f"one of {', '.join(LOCAL)}")
-        if key.startswith("pruning.") and not (key in PRUNING or key.startswith(OPTIONS)):
-            raise ConfigError(
-                source,
-                key,
-                f"one of {', '.join(PRUNING)}, {OPTIONS}NAME of an argument of the method",
-            )
-        if key.startswith("optim.") and key != DELAY:
-            raise ConfigError(source, key, DELAY)
-        if source == "study.grid" and key in study.space and key in LOCAL:
-            raise ConfigError(source, key, "a key of its own: study.space sets this one already")
-    searched = [key for key in study.space if not key.startswith("local.")]
-    keys = [
-        ("study.batch_size_key", workload.batch_size_key),
-        *(("study.space", key) for key in searched),
-    ]
-    for source, key in [
-        *keys,
-        *(("study.grid", key) for key in study.axes if key.startswith(("model.", "data."))),
-    ]:
-        classes = source == "study.grid" or isinstance(study.space.get(key), Choices)
-        node, name = locate(specs, key, source, classes)
-        if (place := (id(node), name)) in set_by:
+    arguments_of_data = specs["data"].get("init_args", {})
+    if "order_seed" in arguments_of_data:
+        set_by[id(arguments_of_data), "order_seed"] = "study.seed"
+    keys = [(BATCH_SIZE_KEY, workload.batch_size_key)]
+    keys += [(SPACE, key) for key in study.space if not key.startswith("local.")]
+    keys += [(GRID, key) for key in study.axes if key.startswith(("model.", "data."))]
+    for source, key in keys:
+        may_be_class = source == GRID or isinstance(study.space.get(key), Choices)
+        node, name = locate(specs, key, source, may_be_class)
+        place = (id(node), name)
+        if place in set_by:
             raise ConfigError(
                 source, key, f"a key of its own: {set_by[place]} sets this one already"
             )
-        set_by[place] = source if source == "study.batch_size_key" else f"{source} {key}"
-    for batch_size in study.batch_sizes:
-        if batch_size % workload.accumulated:
-            multiples = f"multiples of trainer.accumulate_grad_batches = {workload.accumulated}"
-            raise ConfigError(
-                "study.batch_sizes", batch_size, f"{multiples}: the examples of an optimizer step"
-            )
+        set_by[place] = source if source == BATCH_SIZE_KEY else f"{source} {key}"
 
 
 def check_workers(setup: StudySetup, cell: Cell, params: Mapping[str, float]) -> None:
-    """Raises ConfigError where the workers of local SGD cannot share a batch, or a value of theirs
-    is not allowed."""
-    rounds, study = setup.training().local_sgd_callback(Trial(cell, 0, params)).rounds, setup.study
-    for batch_size in study.batch_sizes if rounds.on else ():
-        if batch_size % rounds.workers:
-            raise ConfigError(
-                "study.batch_sizes", batch_size, f"multiples of local.workers = {rounds.workers}"
-            )
+    """Raise ConfigError if the workers of local SGD cannot share a batch."""
+    schedule = setup.training().local_sgd_callback(Trial(cell, 0, params)).rounds
+    if not schedule.on:
+        return
+    for batch_size in setup.study.batch_sizes:
+        if batch_size % schedule.workers:
+            allowed = f"multiples of local.workers = {schedule.workers}"
+            raise ConfigError("study.batch_sizes", batch_size, allowed)
