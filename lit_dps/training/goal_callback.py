@@ -167,6 +167,10 @@ class GoalErrorCallback(Callback):
         """Whether `EarlyCheck` validates, also in a run from a checkpoint."""
         return "exact" in self.curve
 
+    def is_check(self, step: int) -> bool:
+        """Return True if a validation follows this optimizer step. A dry run overrides this."""
+        return step % self.goal.check_interval == 0
+
     def before_fit(self, trainer: Trainer, data: LightningDataModule | None) -> None:
         """Make the length of training visible to the data module and to earlier callbacks.
 
@@ -275,7 +279,7 @@ class GoalErrorCallback(Callback):
         # Lightning counts batches until a validation. An epoch can end within an accumulation, so
         # batches do not determine steps.
         self._has_stepped = self._count.after_batch(trainer, skipped=not self._losses)
-        is_due = self._has_stepped and self.steps % self.goal.check_interval == 0
+        is_due = self._has_stepped and self.is_check(self.steps)
         self._schedule_validation(trainer, is_due)
         if not is_due:
             return

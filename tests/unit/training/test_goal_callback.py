@@ -244,3 +244,16 @@ def test_validating_alone_is_no_check():
     fresh = GoalErrorCallback(0.2, 4, 40)
     Trainer(**QUIET, callbacks=[fresh]).validate(module, loader(), verbose=False)
     assert fresh.curve["step"] == [] and fresh.status is None
+
+
+class AtOddSteps(GoalErrorCallback):
+    """Validates at steps of its own choice, as a dry run does."""
+
+    def is_check(self, step: int) -> bool:
+        return step in (1, 3, 4)
+
+
+def test_a_subclass_may_choose_the_steps_of_its_validations():
+    module, callback = Plain(errors=[0.9]), AtOddSteps(0.2, 4, 4)
+    fit(module, loader(), loader(), callbacks=[callback])
+    assert callback.curve["step"] == [1, 3, 4] and module.checks == 3
