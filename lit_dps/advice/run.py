@@ -48,7 +48,7 @@ from lit_dps.parallel.process import (
     StopRequest,
     interruptible,
     prepare_process,
-    waited_for_cpu,
+    cpu_wait_seconds,
 )
 from lit_dps.storage.advice_store import AdviceStore
 from lit_dps.storage.header import identity_changes
@@ -318,10 +318,10 @@ def _timed(
         clock.tick()
         stop.check()
 
-    began, waited = time.monotonic(), waited_for_cpu()
+    began, waited = time.monotonic(), cpu_wait_seconds()
     timed = one if setup.ranks == 1 else setup
     found = time_steps(timed, TIMING * clock.budget, along, warm=look is not None)
-    found.waited = (waited_for_cpu() - waited) / (time.monotonic() - began)
+    found.waited = (cpu_wait_seconds() - waited) / (time.monotonic() - began)
     say(f"  up to {found.largest} examples a device: {found.why}")
     rows = [list(row) for row in found.timed]
     largest = [found.largest, found.why, found.memory]

@@ -46,7 +46,7 @@ class StepTimes:
         why: Why no larger one was timed.
         memory: Whether that is for want of memory: a larger batch has to be accumulated.
         waited: Share of the time that this process waited for a CPU, beside other programs
-            (`waited_for_cpu`).
+            (`cpu_wait_seconds`).
     """
 
     timed: list[Timed] = field(default_factory=list)

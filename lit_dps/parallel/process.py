@@ -1,5 +1,4 @@
-"""What a process of a study does to itself: memory that it keeps, what it prints, and how it is
-asked to leave."""
+"""Set-up of the current process: memory allocator, log levels, and interruption by signals."""
 
 from __future__ import annotations
 
@@ -15,39 +14,41 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-SWITCH = "LIT_DPS_KEEP_MEMORY"
-_OWN = ("MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
-_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of mallopt(3), from <malloc.h>
+SWITCH = "LIT_DPS_KEEP_MEMORY"  # environment variable; 0 switches `keep_freed_memory` off
+_ALLOCATOR_VARIABLES = ("MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
+# Parameters of mallopt(3), from <malloc.h>.
+_TRIM_THRESHOLD = -1
+_MMAP_MAX = -4
 
 
 def keep_freed_memory() -> bool:
-    """Tells the C library's allocator to keep what this process frees. Returns whether it was told.
+    """Make glibc's allocator keep the memory that this process frees; return True on success.
 
-    By default glibc maps each block of 32 MiB or more by itself and gives it back when it is freed,
-    so every step of a large batch and every full check pays for all its pages anew: a third to a
-    half of its time on the paper's networks. It changes no result. A process keeps the memory of
-    its peak, which is the same but for batches of thousands, where what lies between the blocks may
-    add a half.
+    By default glibc maps each block of 32 MiB or more separately and unmaps it when it is freed.
+    Every step of a large batch and every full validation then page it in again, which takes a third
+    to a half of their time on the paper's networks. Results do not change. The process keeps the
+    memory of its peak. Fragmentation may add a half to it for batches of thousands of examples.
 
-    LIT_DPS_KEEP_MEMORY=0 in the environment switches it off, and so does a setting of the allocator
-    there (MALLOC_TRIM_THRESHOLD_ and its like, GLIBC_TUNABLES). Other C libraries are left as they
-    are.
+    Nothing changes if LIT_DPS_KEEP_MEMORY is 0, if the environment configures the allocator
+    (MALLOC_TRIM_THRESHOLD_ and similar, GLIBC_TUNABLES), or with another C library.
     """
-    environment = os.environ
-    configured = any(name in environment for name in _OWN) or "glibc.malloc" in environment.get(
-        "GLIBC_TUNABLES", ""
-    )
-    if configured or environment.get(SWITCH) == "0" or platform.libc_ver()[0] != "glibc":
+    is_configured = any(name in os.environ for name in _ALLOCATOR_VARIABLES)
+    if "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):
+        is_configured = True
+    is_switched_off = os.environ.get(SWITCH) == "0"
+    if is_configured or is_switched_off or platform.libc_ver()[0] != "glibc":
         return False
-    tell = ctypes.CDLL(None).mallopt
-    return bool(tell(_MMAP_MAX, 0) and tell(_TRIM_THRESHOLD, 2**31 - 1))
+    set_option = ctypes.CDLL(None).mallopt
+    return bool(set_option(_MMAP_MAX, 0) and set_option(_TRIM_THRESHOLD, 2**31 - 1))
 
 
-def waited_for_cpu() -> float:
-    """Seconds that this process's main thread was ready to run and waited for a CPU, so far; 0
-    where nobody tells.
+def cpu_wait_seconds() -> float:
+    """Return the seconds for which the main thread was ready to run but had no CPU, so far.
 
-    Linux alone tells (proc(5), schedstat).
+    Only Linux measures this (proc(5), schedstat).
+
+    Returns:
+        0 on other systems.
     """
     try:
         return int(Path("/proc/self/schedstat").read_text().split()[1]) / 1e9
@@ -61,12 +62,13 @@ RESUMES = "results that were stored are kept; the same command resumes the study
 
 
 class Interrupted(BaseException):
-    """The process was asked to leave. No Exception, so that nothing on the way takes it for a
-    failed trial.
+    """The process was asked to stop.
+
+    It is no Exception, so that no code takes it for the failure of a trial.
 
     Attributes:
-        now: Whether it was raised by a second signal, wherever the process was: other ranks know
-            nothing of it.
+        now: Whether a second signal raised it, at any place in the code. Other ranks do not know
+            of it.
     """
 
     def __init__(self, by: str, now: bool = False):
@@ -75,30 +77,33 @@ class Interrupted(BaseException):
 
 
 class StopRequest:
-    """Whether this process was asked to leave.
+    """Records whether this process was asked to stop. It is true if so.
 
-    An exception out of a signal handler is lost where Python happens to run a destructor, and cuts
-    whatever runs in two. So a first signal is only remembered, and raised where somebody asks.
+    An exception from a signal handler is lost if Python runs a destructor at that moment, and it
+    interrupts any code at any place. So the first signal is only recorded; `check` raises it.
 
     Args:
-        others: Whether another process asks this one to leave.
+        others: Returns True if another process asks this one to stop.
 
     Attributes:
         signal: Name of the first signal, or None.
-        now: Whether there was a second.
-        shown: Whether something on the screen tells the user of the first. Set by it.
+        now: Whether there was a second signal.
+        shown: Whether a display shows the request to the user. The display sets this.
         reported: Whether the end of the process was printed. The code that prints it sets this.
     """
 
     def __init__(self, others: Callable[[], bool] = lambda: False):
-        self.others, self.signal, self.now, self.shown = others, None, False, False
+        self.others = others
+        self.signal: str | None = None
+        self.now = False
+        self.shown = False
         self.reported = False
 
     def __bool__(self) -> bool:
         return self.signal is not None or self.others()
 
     def check(self) -> None:
-        """Raises Interrupted if the process was asked to leave."""
+        """Raise Interrupted if the process was asked to stop."""
         if self:
             raise Interrupted(self.signal or "another process")
 
@@ -113,8 +118,10 @@ def is_lost_loader_worker(text: str) -> bool:
 
 @contextmanager
 def defer_interrupt() -> Iterator[None]:
-    """Delay a Ctrl-C until the end of the block, also of a block that fails. Only the main thread
-    does this."""
+    """Delay a Ctrl-C until the end of the block, even if the block fails.
+
+    In other threads, which receive no signals, this does nothing.
+    """
     handler = signal.getsignal(signal.SIGINT)
     if not callable(handler) or threading.current_thread() is not threading.main_thread():
         yield
@@ -130,15 +137,15 @@ def defer_interrupt() -> Iterator[None]:
 
 
 @contextmanager
-def interruptible(stop: StopRequest, said: str = "") -> Iterator[None]:
+def interruptible(stop: StopRequest, message: str = "") -> Iterator[None]:
     """Store a first Ctrl-C or SIGTERM in `stop`; raise `Interrupted` at the second.
 
     A third signal ends the process. So does a second signal during a destructor, where Python
     cannot raise an exception. Both are as safe as killing the process.
 
     Args:
-        stop: Remembers the first.
-        said: What to tell the user then, on standard error.
+        stop: Records the first signal.
+        message: Printed on standard error at the first signal; {} is replaced by its name.
     """
 
     def handler(signum, frame):
@@ -150,12 +157,11 @@ def interruptible(stop: StopRequest, said: str = "") -> Iterator[None]:
             raise Interrupted(name, now=True)
         stop.signal = name
         if not stop.shown:
-            os.write(
-                2, said.format(name).encode()
-            )  # print() is not to be called where it may have been interrupted
+            # A signal handler must not call print(), which it may have interrupted.
+            os.write(2, message.format(name).encode())
 
     def leave_at_once(name: str) -> None:
-        if said and not stop.reported:
+        if message and not stop.reported:
             os.write(2, f"\ninterrupted by {name}: {RESUMES}\n".encode())
         os._exit(INTERRUPTED)
 
@@ -164,8 +170,9 @@ def interruptible(stop: StopRequest, said: str = "") -> Iterator[None]:
             leave_at_once(str(lost.exc_value))
         hook(lost)
 
-    before = {s: signal.signal(s, handler) for s in SIGNALS}
-    hook, sys.unraisablehook = sys.unraisablehook, unraisable
+    previous_handlers = {number: signal.signal(number, handler) for number in SIGNALS}
+    hook = sys.unraisablehook
+    sys.unraisablehook = unraisable
     try:
         yield
     except RuntimeError as error:
@@ -174,14 +181,14 @@ def interruptible(stop: StopRequest, said: str = "") -> Iterator[None]:
         raise
     finally:
         sys.unraisablehook = hook
-        for s, previous in before.items():
-            signal.signal(s, previous)
+        for number, previous in previous_handlers.items():
+            signal.signal(number, previous)
 
 
 def prepare_process() -> None:
-    """What every process of a study begins with."""
+    """Prepare a process of a study: memory, log levels and warnings."""
     keep_freed_memory()
-    # a study prints its own progress; Lightning's tips and deprecation warnings would bury it
+    # A study prints its own progress. Lightning's tips and deprecation warnings would hide it.
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     logging.getLogger("lightning.fabric").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning")

@@ -1,7 +1,6 @@
-"""The ranks that train one network together, and what they tell each other.
+"""The ranks that train one network together, and their collective operations.
 
-A process alone is rank 0 of 1, and every function then does what it does for one process: nobody
-has to ask.
+A single process is rank 0 of 1. Every function works there too, so callers need no special case.
 """
 
 from __future__ import annotations
@@ -26,43 +25,47 @@ class RankLost(UserError):
 
 
 def rank() -> int:
-    """This process's rank, from 0 to world() - 1."""
+    """Return the rank of this process, from 0 to world() - 1."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 def world() -> int:
-    """The number of ranks."""
+    """Return the number of ranks."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def local_rank() -> int:
-    """This process's rank among those on its machine: the index of its GPU."""
-    return int(os.environ.get("LOCAL_RANK", 0)) if _in_group_of_torchrun() else rank()
+    """Return the rank of this process among those on its machine: the index of its GPU."""
+    if _in_group_of_torchrun():
+        return int(os.environ.get("LOCAL_RANK", 0))
+    return rank()
 
 
 def local_world() -> int:
-    """The number of ranks on this machine."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if _in_group_of_torchrun() else world()
+    """Return the number of ranks on this machine."""
+    if _in_group_of_torchrun():
+        return int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    return world()
 
 
 def shard(n: int, turn: int = 0) -> slice:
-    """This rank's part of n examples: all ranks' parts together are all, and sizes differ by 1 at
-    most.
+    """Return this rank's part of n examples. The sizes of the parts differ by at most 1.
 
-    Which rank takes which part moves on with the turn, so that many small batches are shared
-    evenly.
+    Args:
+        n: Number of examples.
+        turn: Rotates the parts among the ranks, so that many small batches are shared evenly.
     """
     place = (rank() + turn) % world()
     return slice(place * n // world(), (place + 1) * n // world())
 
 
 def is_mine(i: int) -> bool:
-    """Whether the i-th of many pieces of work falls to this rank."""
+    """Return True if this rank does the i-th of many pieces of work."""
     return i % world() == rank()
 
 
 def all_reduce_sum(tensor: Tensor) -> Tensor:
-    """The sum over the ranks, the same on all; leaves the tensor as it is."""
+    """Return the sum of a tensor over the ranks, on all ranks. The tensor does not change."""
     if world() == 1:
         return tensor
     total = tensor.detach().clone(memory_format=torch.contiguous_format)
@@ -71,22 +74,25 @@ def all_reduce_sum(tensor: Tensor) -> Tensor:
 
 
 def broadcast(value: T) -> T:
-    """Rank 0's value, on every rank; the others' is not looked at."""
+    """Return rank 0's value on every rank. The values of other ranks are ignored."""
     if world() == 1:
         return value
-    box = [value if rank() == 0 else None]
-    dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
-    return box[0]
+    values: list[Any] = [value if rank() == 0 else None]
+    dist.broadcast_object_list(values, src=0, device=torch.device("cpu"))
+    return values[0]
 
 
 def on_rank_zero(call: Callable[[], T], errors: type[Exception] = UserError) -> T:
-    """What a call returns on rank 0, on every rank; only rank 0 makes it.
+    """Make a call on rank 0 alone, and return its value on every rank.
 
-    These errors are raised on every rank if they are raised there. Anything else ends rank 0 alone.
+    Args:
+        call: The call.
+        errors: Errors that are raised on every rank. Other errors are raised on rank 0 alone.
     """
     if world() == 1:
         return call()
-    value = error = None
+    value: Any = None
+    error: Exception | None = None
     if rank() == 0:
         try:
             value = call()
@@ -99,7 +105,7 @@ def on_rank_zero(call: Callable[[], T], errors: type[Exception] = UserError) -> 
 
 
 def all_gather(value: T) -> list[T]:
-    """Every rank's value, in the order of the ranks."""
+    """Return the values of all ranks, in the order of the ranks."""
     if world() == 1:
         return [value]
     values: list[Any] = [None] * world()
@@ -108,20 +114,20 @@ def all_gather(value: T) -> list[T]:
 
 
 def started_by_torchrun() -> bool:
-    """Whether torchrun (or what sets the same variables) started this process as one of several
-    ranks."""
+    """Return True if torchrun, or a program like it, started this process as one of several."""
     return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", 1)) > 1
 
 
 def follows_torchrun() -> bool:
-    """Whether torchrun started this process as another rank than the first."""
+    """Return True if torchrun started this process as another rank than rank 0."""
     return started_by_torchrun() and int(os.environ["RANK"]) > 0
 
 
 def is_rank_loss(error: BaseException) -> bool:
-    """Whether an error says that another rank died or cannot be reached."""
-    broken = isinstance(error, RuntimeError) and _BROKEN.search(str(error))
-    return isinstance(error, (RankLost, dist.DistError)) or bool(broken)
+    """Return True if an error reports that another rank died or cannot be reached."""
+    if isinstance(error, (RankLost, dist.DistError)):
+        return True
+    return isinstance(error, RuntimeError) and bool(_BROKEN.search(str(error)))
 
 
 def _in_group_of_torchrun() -> bool:

@@ -12,7 +12,7 @@ from lit_dps.advice.user_workload import own_batch_size, rate_range
 from lit_dps.analysis.rates import adaptive_advice
 from lit_dps.core.batch_scaling import scaled_beta2, scaled_decay
 from lit_dps.core.errors import ConfigError
-from lit_dps.parallel.process import waited_for_cpu
+from lit_dps.parallel.process import cpu_wait_seconds
 from lit_dps.training import AdamScalingCallback
 from lit_dps.training.adam_scaling import (
     AdamScales,
@@ -279,6 +279,6 @@ def test_calibration_tells_bias_and_coverage():
 def test_waiting_for_a_cpu_is_told_where_linux_tells_it(tmp_path, monkeypatch):
     file = tmp_path / "schedstat"
     monkeypatch.setattr("lit_dps.parallel.process.Path", lambda name: file)
-    assert waited_for_cpu() == 0.0  # no such file elsewhere
+    assert cpu_wait_seconds() == 0.0  # no such file elsewhere
     file.write_text("6646530039 22001559139 2746\n")
-    assert waited_for_cpu() == pytest.approx(22.001559139)
+    assert cpu_wait_seconds() == pytest.approx(22.001559139)
