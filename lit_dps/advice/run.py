@@ -46,9 +46,9 @@ from lit_dps.parallel.process import (
     INTERRUPTED,
     Interrupted,
     StopRequest,
+    cpu_wait_seconds,
     interruptible,
     prepare_process,
-    cpu_wait_seconds,
 )
 from lit_dps.storage.advice_store import AdviceStore
 from lit_dps.storage.header import identity_changes

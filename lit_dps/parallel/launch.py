@@ -1,9 +1,9 @@
-"""Gathers the ranks that train together: those that torchrun started, or processes started here.
+"""Joins the ranks that train together: processes that torchrun started, or that start here.
 
-torch.distributed.launcher's `elastic_launch` was tried (torch 2.15): its own process is no rank, so
-that progress and Ctrl-C would have to move into a child; it listens on all addresses (0.0.0.0); and
-an error of one line becomes a traceback and a table. Here rank 0 is the process that runs the
-command.
+Rank 0 is the process that runs the command. `elastic_launch` of torch.distributed.launcher (torch
+2.15) was tried, but its own process is no rank, so that progress and Ctrl-C would move into a
+child. It also listens on all addresses (0.0.0.0), and it turns an error of one line into a
+traceback and a table.
 """
 
 from __future__ import annotations
@@ -22,43 +22,46 @@ from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import (
-    _set_pg_timeout as _set_timeout,
-)  # its name before torch had a public one
+
+# The name of `dist.set_timeout` before torch had a public one.
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from lit_dps.core.errors import Unguarded, UserError
 from lit_dps.parallel import fork_server as processes
 from lit_dps.parallel import ranks
 
 HOST = "127.0.0.1"
-# Of a collective. Long, since a rank may wait while rank 0 reads a slow database; the dead are
-# found by `Heartbeat`.
+# Timeout of a collective. It is long, because a rank may wait while rank 0 reads a slow database.
+# `Heartbeat` finds dead ranks much sooner.
 TIMEOUT = timedelta(minutes=30)
-CONNECT = timedelta(
-    minutes=1
-)  # of connecting, once all are there: who waits for one that failed is not told of it
-TRIES = 2  # to connect
-LEAVE = 20  # seconds that a rank waits for the others before it leaves
-POLL = 0.01  # seconds; not `Store.wait`, under whose lock the heartbeat would stop
-GRACE = 10  # seconds that the others have to end by themselves
-PATIENCE = 20  # seconds that rank 0 has to find out that another ended
-GOES_ON = "the same command resumes the study"
-BEAT = 2.0  # seconds
-# own beats in which another rank shows no sign of life; a clock would count time that this one was
-# stopped
-BEATS = 20
-_NOISE = re.compile(
-    r"^\[\S*\] |\. This is typically .*"
-)  # a line of gloo's source, and where its log is
+# Timeout of connecting, once all ranks are there. A rank that waits for a failed one gets no error.
+CONNECT_TIMEOUT = timedelta(minutes=1)
+CONNECT_TRIES = 2
+LEAVE_SECONDS = 20  # how long a rank waits for the others before it leaves the group
+POLL_SECONDS = 0.01  # instead of `Store.wait`, whose lock would stop the heartbeat
+EXIT_SECONDS = 10  # how long rank 0 waits until the ranks that it started have ended
+WATCH_SECONDS = 20  # how long rank 0 may take to notice that another rank has ended
+BEAT_SECONDS = 2.0
+# This many own beats without a beat of another rank mean that the rank is dead. A clock would also
+# count the time for which this process was stopped.
+MAX_MISSED_BEATS = 20
+RESUMES = "the same command resumes the study"
+# Parts of gloo's messages: the line of its source, and where its log is.
+_GLOO_DETAILS = re.compile(r"^\[\S*\] |\. This is typically .*")
 
 
 @contextmanager
 def group_of(world: int, gpu: bool, follow: Callable[..., None], *args: object) -> Iterator[None]:
-    """In here this process is one of `world` ranks: the one that torchrun says, else rank 0.
+    """Make this process one of several ranks in the body: torchrun's rank, else rank 0.
 
-    Unless torchrun has started the others, `follow(*args)` runs in processes that are started here,
-    on this machine. Nothing happens for a world of one, and in a process that is a rank already.
-    `gpu` as in `joined`.
+    Nothing happens for one rank, or if this process is a rank already. Without torchrun, the other
+    ranks start here, on this machine, and run `follow(*args)`.
+
+    Args:
+        world: Number of ranks.
+        gpu: Whether tensors on GPUs are reduced too, as in `joined`.
+        follow: What the other ranks run.
+        args: Arguments of `follow`.
 
     Raises:
         RankLost: if another rank died.
@@ -66,26 +69,31 @@ def group_of(world: int, gpu: bool, follow: Callable[..., None], *args: object) 
     if world == 1 or ranks.world() > 1:
         yield
         return
-    with (
-        joined_by_torchrun(gpu)
-        if ranks.started_by_torchrun()
-        else _started_here(world, gpu, follow, args)
-    ):
+    if ranks.started_by_torchrun():
+        group = joined_by_torchrun(gpu)
+    else:
+        group = _started_here(world, gpu, follow, args)
+    with group:
         yield
 
 
 @contextmanager
 def joined_by_torchrun(gpu: bool) -> Iterator[None]:
-    """In here this process is the rank that torchrun's variables say."""
-    with joined(*next(dist.rendezvous("env://", timeout=TIMEOUT)), gpu):
+    """Make this process, in the body, the rank that torchrun's variables define."""
+    store, rank, world = next(iter(dist.rendezvous("env://", timeout=TIMEOUT)))
+    with joined(store, rank, world, gpu):
         yield
 
 
 @contextmanager
 def joined(store: dist.Store, rank: int, world: int, gpu: bool = False) -> Iterator[None]:
-    """In here this process is one rank of a group, whose ranks find each other in the store.
+    """Make this process one rank of a group in the body.
 
-    With `gpu` tensors on GPUs are added up too (NCCL); those on the CPU always are (gloo).
+    Args:
+        store: Where the ranks find each other.
+        rank: The rank of this process.
+        world: Number of ranks.
+        gpu: Whether tensors on GPUs are reduced too (NCCL). Tensors on the CPU always are (gloo).
 
     Raises:
         RankLost: if another rank died.
@@ -96,12 +104,11 @@ def joined(store: dist.Store, rank: int, world: int, gpu: bool = False) -> Itera
         heartbeat.start()
         try:
             yield
-            _leave(store, world, LEAVE)
+            _leave(store, world, LEAVE_SECONDS)
         except BaseException as error:
             if not ranks.is_rank_loss(error):
-                _leave(
-                    store, world, 0.0
-                )  # the others may be anywhere, and need not wait for this one
+                # The others may be anywhere in the code, and need not wait for this rank.
+                _leave(store, world, 0.0)
             raise
         finally:
             heartbeat.stop()
@@ -109,106 +116,114 @@ def joined(store: dist.Store, rank: int, world: int, gpu: bool = False) -> Itera
     except RuntimeError as error:
         if not ranks.is_rank_loss(error):
             raise
-        why = _NOISE.sub("", str(error).splitlines()[0])[:200]
+        reason = _GLOO_DETAILS.sub("", str(error).splitlines()[0])[:200]
         raise ranks.RankLost(
-            f"rank {rank}: another of {world} ranks died or cannot be reached ({why})"
+            f"rank {rank}: another of {world} ranks died or cannot be reached ({reason})"
         ) from error
 
 
 def _connect(backend: str, store: dist.Store, rank: int, world: int) -> None:
-    """Makes the group; no rank goes on before all are connected, and all try again together if one
-    could not.
+    """Make the group. All ranks retry together if one of them could not connect.
 
-    One that is done early would leave, or die, while another still connects to it, which fails or
-    waits for ever.
+    No rank continues before all are connected. An early rank could leave, or die, while another
+    still connects to it; the other one would then fail or wait forever.
     """
-    for left in reversed(range(TRIES)):
-        tried, failure = dist.PrefixStore(f"group, {left} tries left", store), None
-        _meet(dist.PrefixStore("begin", tried), world, TIMEOUT.total_seconds())
+    failure: RuntimeError | None = None
+    for attempt in range(CONNECT_TRIES):
+        store_of_attempt = dist.PrefixStore(f"group, attempt {attempt}", store)
+        failure = None
+        _meet(dist.PrefixStore("begin", store_of_attempt), world, TIMEOUT.total_seconds())
         try:
             dist.init_process_group(
-                backend, store=tried, rank=rank, world_size=world, timeout=CONNECT
+                backend,
+                store=store_of_attempt,
+                rank=rank,
+                world_size=world,
+                timeout=CONNECT_TIMEOUT,
             )
-            getattr(dist, "set_timeout", _set_timeout)(TIMEOUT)
+            getattr(dist, "set_timeout", _set_pg_timeout)(TIMEOUT)
         except RuntimeError as error:
             failure = error
-            tried.add("failed", 1)
-        if _meet(tried, world, TIMEOUT.total_seconds()) and not tried.add("failed", 0):
+            store_of_attempt.add("failed", 1)
+        have_met = _meet(store_of_attempt, world, TIMEOUT.total_seconds())
+        if have_met and store_of_attempt.add("failed", 0) == 0:
             return
         if dist.is_initialized():
             dist.destroy_process_group()
-        if not left:
-            raise failure or ranks.RankLost(
-                f"rank {rank}: another of {world} ranks could not connect"
-            )
+    raise failure or ranks.RankLost(f"rank {rank}: another of {world} ranks could not connect")
 
 
-def _leave(store: dist.Store, world: int, patience: float) -> None:
-    """Waits until all ranks leave, so many seconds at most."""
-    with suppress(RuntimeError):  # who holds the store may be gone: then all have been here
-        _meet(dist.PrefixStore("leave", store), world, patience)
+def _leave(store: dist.Store, world: int, seconds: float) -> None:
+    """Wait until all ranks leave, or until the seconds are over."""
+    # The rank that holds the store may be gone. Then all ranks have been here.
+    with suppress(RuntimeError):
+        _meet(dist.PrefixStore("leave", store), world, seconds)
 
 
-def _meet(store: dist.Store, world: int, patience: float) -> bool:
-    """Waits until all ranks have come here, so many seconds at most. Returns whether they have."""
+def _meet(store: dist.Store, world: int, seconds: float) -> bool:
+    """Wait until all ranks have called this; return False if the seconds are over first."""
     store.add("here", 1)
-    end = time.monotonic() + patience
+    end = time.monotonic() + seconds
     while store.add("here", 0) < world:
         if time.monotonic() > end:
             return False
-        time.sleep(POLL)
+        time.sleep(POLL_SECONDS)
     return True
 
 
 class Heartbeat(threading.Thread):
-    """A thread that shows the other ranks that its process lives, and ends the process when one of
-    them does not.
+    """A thread that shows other ranks that this process lives, and ends it if another one died.
 
-    A process that is killed closes its connections, and whoever waits for it with gloo is told. Not
-    so with NCCL, for a process that is stopped, or for a machine that loses its power.
+    With gloo, ranks notice that a killed process has closed its connections. They do not notice it
+    with NCCL, if a process is stopped, or if a machine loses its power.
     """
 
     def __init__(self, store: dist.Store, rank: int, world: int):
         super().__init__(daemon=True, name="heartbeat")
-        self.store, self.rank, self.others = (
-            store,
-            rank,
-            [other for other in range(world) if other != rank],
-        )
-        self._end = threading.Event()
+        self.store = store
+        self.rank = rank
+        self.others = [other for other in range(world) if other != rank]
+        self._stop_event = threading.Event()
 
     def run(self) -> None:
-        count, seen = 0, dict.fromkeys(self.others, (b"", 0))
-        while not self._end.wait(BEAT):
-            count += 1
+        beat = 0
+        last_value = dict.fromkeys(self.others, b"")
+        last_change = dict.fromkeys(self.others, 0)
+        while not self._stop_event.wait(BEAT_SECONDS):
+            beat += 1
             try:
-                self.store.set(str(self.rank), str(count))
-                now = {
-                    n: self.store.get(str(n)) if self.store.check([str(n)]) else b""
-                    for n in self.others
-                }
+                self.store.set(str(self.rank), str(beat))
+                values = {other: self._value_of(other) for other in self.others}
             except RuntimeError:
                 self._die("the rank that holds the group together is gone")
                 return
-            for other, value in now.items():
-                if value != seen[other][0]:
-                    seen[other] = value, count
-                elif count - seen[other][1] >= BEATS:
-                    self._die(f"rank {other} has shown no sign of life for {BEATS * BEAT:g} s")
+            for other, value in values.items():
+                if value != last_value[other]:
+                    last_value[other] = value
+                    last_change[other] = beat
+                elif beat - last_change[other] >= MAX_MISSED_BEATS:
+                    seconds = MAX_MISSED_BEATS * BEAT_SECONDS
+                    self._die(f"rank {other} has shown no sign of life for {seconds:g} s")
+
+    def _value_of(self, other: int) -> bytes:
+        """Return the last beat of another rank; empty before its first one."""
+        return self.store.get(str(other)) if self.store.check([str(other)]) else b""
 
     def stop(self) -> None:
-        """Ends the thread at its next beat; the process lives on."""
-        self._end.set()
+        """End the thread at its next beat. The process continues."""
+        self._stop_event.set()
 
-    def _die(self, why: str) -> None:
-        if not self._end.is_set():
-            _end_process(f"rank {self.rank}: {why}; {GOES_ON}")
+    def _die(self, reason: str) -> None:
+        if not self._stop_event.is_set():
+            _end_process(f"rank {self.rank}: {reason}; {RESUMES}")
 
 
-def _end_process(why: str) -> None:
-    """Ends this process and the ranks that it started: its main thread may wait for the dead for
-    ever."""
-    print(f"lit-dps: error: {why}", file=sys.stderr, flush=True)
+def _end_process(reason: str) -> None:
+    """End this process and the ranks that it started, from any thread.
+
+    The main thread may wait forever for a dead rank.
+    """
+    print(f"lit-dps: error: {reason}", file=sys.stderr, flush=True)
     for child in multiprocessing.active_children():
         child.kill()
     os._exit(2)
@@ -218,9 +233,10 @@ def _end_process(why: str) -> None:
 def _started_here(
     world: int, gpu: bool, follow: Callable[..., None], args: tuple
 ) -> Iterator[None]:
-    """The others are ended on the way out, and all connections stay on this machine.
+    """Start the other ranks on this machine; this process is rank 0 in the body.
 
-    If one of them dies where rank 0 cannot find out, before it joins say, this process ends.
+    The others end with the body, and all connections stay on this machine. This process ends if
+    another rank dies without its notice, for example before it joins.
     """
     if sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -229,34 +245,35 @@ def _started_here(
     arguments = {"is_master": True, "wait_for_workers": False, "timeout": TIMEOUT}
     store = dist.TCPStore(HOST, port, **arguments, master_listen_fd=listener.detach())
     others: list[BaseProcess] = []
-    grace, left = 0.0, threading.Event()
+    exit_seconds = 0.0
+    is_over = threading.Event()
     try:
         for rank in range(1, world):
             others.append(
                 processes.start(_follow, f"rank {rank}", (rank, world, port, gpu, follow, args))
             )
-        threading.Thread(target=_watch, args=(others, left), daemon=True).start()
+        threading.Thread(target=_watch, args=(others, is_over), daemon=True).start()
         with joined(store, 0, world, gpu):
             yield
-        grace = GRACE
+        exit_seconds = EXIT_SECONDS
     finally:
-        left.set()
-        end = time.monotonic() + grace
+        is_over.set()
+        end = time.monotonic() + exit_seconds
         for process in others:
             process.join(max(0.0, end - time.monotonic()))
             process.kill()
 
 
-def _watch(others: list[BaseProcess], left: threading.Event) -> None:
-    """Ends the process if it waits on for another one that ended."""
+def _watch(others: list[BaseProcess], is_over: threading.Event) -> None:
+    """Wait until one of the other ranks ends, and end this process unless it notices soon."""
     ended = wait([process.sentinel for process in others])
     for process in others:
         if process.sentinel in ended:
-            process.join(1)  # its exit code is known a little later than its end
+            process.join(1)  # the exit code is known a little later than the end
             if process.exitcode == Unguarded.EXIT_CODE:
                 _end_process(str(Unguarded()))
-    if not left.wait(PATIENCE):
-        _end_process(f"another rank ended; {GOES_ON}")
+    if not is_over.wait(WATCH_SECONDS):
+        _end_process(f"another rank ended; {RESUMES}")
 
 
 def _follow(
@@ -267,7 +284,7 @@ def _follow(
         with joined(store, rank, world, gpu):
             follow(*args)
     except ranks.RankLost:
-        sys.exit(2)  # rank 0 tells, or is the one that died
+        sys.exit(2)  # rank 0 reports it, or is the one that died
     except UserError as error:
         print(f"lit-dps: error: rank {rank}: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)

@@ -197,7 +197,7 @@ class Deadly:
     def __reduce__(self):
         return os._exit, (3,)
 
-launch.PATIENCE = 1
+launch.WATCH_SECONDS = 1
 if __name__ == "__main__":
     with launch.group_of(2, False, print, Deadly()):
         pass

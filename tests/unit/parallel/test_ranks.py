@@ -124,8 +124,8 @@ class Memory:
 @pytest.fixture
 def died(monkeypatch):
     codes = []
-    monkeypatch.setattr(launch, "BEAT", 0.01)
-    monkeypatch.setattr(launch, "BEATS", 10)
+    monkeypatch.setattr(launch, "BEAT_SECONDS", 0.01)
+    monkeypatch.setattr(launch, "MAX_MISSED_BEATS", 10)
     monkeypatch.setattr(launch.os, "_exit", codes.append)
     return codes
 

@@ -55,7 +55,7 @@ def test_who_waits_for_a_rank_that_could_not_connect_tries_again_with_all(monkey
         CONNECT(*args, rank=rank, **kw)  # that once it finds nobody, and the others do not find it
 
     monkeypatch.setattr(dist, "init_process_group", connect)
-    monkeypatch.setattr(launch, "CONNECT", timedelta(seconds=2))
+    monkeypatch.setattr(launch, "CONNECT_TIMEOUT", timedelta(seconds=2))
     begin = time.monotonic()
     assert same_on_ranks(3, _sum) == 6.0
     assert time.monotonic() - begin >= 2, "two have waited"
@@ -66,7 +66,7 @@ def _default_timeout():
 
 
 def test_a_collective_waits_longer_than_connecting_does():
-    assert same_on_ranks(2, _default_timeout) == launch.TIMEOUT > launch.CONNECT
+    assert same_on_ranks(2, _default_timeout) == launch.TIMEOUT > launch.CONNECT_TIMEOUT
 
 
 def test_an_error_of_the_configuration_is_not_taken_for_a_lost_rank(monkeypatch):
@@ -112,7 +112,7 @@ def test_a_rank_with_an_error_is_not_waited_for():
     begin = time.monotonic()
     first, other = on_ranks(2, _first_has_an_error)
     assert isinstance(first, ValueError) and other is None
-    assert time.monotonic() - begin < launch.LEAVE / 2
+    assert time.monotonic() - begin < launch.LEAVE_SECONDS / 2
 
 
 def _first_is_late(done) -> None:
@@ -126,6 +126,6 @@ def test_no_rank_waits_for_ever(monkeypatch, tmp_path):
         assert (tmp_path / "done").exists() is (ranks.rank() == 0)
         LEAVE()
 
-    monkeypatch.setattr(launch, "LEAVE", 0.1)
+    monkeypatch.setattr(launch, "LEAVE_SECONDS", 0.1)
     monkeypatch.setattr(dist, "destroy_process_group", leave)
     assert on_ranks(2, _first_is_late, tmp_path / "done") == [None, None]
