@@ -1,9 +1,8 @@
-"""Processes that train: forked from a server which has imported what they need, so that only the
-first start is slow.
+"""Starts processes that train, forked from a server that has imported what they need.
 
-A fork of this process itself would share its database connections, its threads and its GPUs. The
-server has none of them: it imports modules and forks (`multiprocessing`'s forkserver). Where
-processes cannot be forked safely they are spawned, and each imports everything anew.
+Only the first start is slow. A fork of this process itself would share its database connections,
+threads and GPUs. The server has none of them: it imports modules and forks (`multiprocessing`'s
+forkserver). If processes cannot be forked safely, they are spawned, and each imports everything.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
-from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import FrameType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -32,70 +31,77 @@ METHOD = "forkserver" if sys.platform == "linux" else "spawn"
 
 
 def unguarded() -> bool:
-    """Whether this process runs a script whose call of us, unconditional as it stands there, would
-    be run again.
+    """Return True if this process runs a script that calls lit_dps without any condition.
 
-    Each process that is started imports the script. A call below any `if` is taken to be guarded:
-    then nobody knows before it happens, and `Unguarded` is told by those processes.
+    Each started process imports the script, and would run the call again. A call below any `if` is
+    assumed to be guarded. If it is not, the started processes detect it, and `Unguarded` is raised.
     """
     main = sys.modules["__main__"]
-    frame = sys._getframe()
-    while frame is not None and not (
-        frame.f_globals is vars(main) and frame.f_code.co_name == "<module>"
-    ):
-        frame = frame.f_back
-    if frame is None or getattr(main, "__file__", None) is None:  # a notebook, say
+    file = getattr(main, "__file__", None)
+    line = _line_of_script(main)
+    if line is None or file is None:  # such as in a notebook
         return False
     try:
-        tree = ast.parse(Path(main.__file__).read_text(encoding="utf-8"))
+        tree = ast.parse(Path(file).read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError):
         return False
-    line = frame.f_lineno
-    around = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.stmt) and node.lineno <= line <= node.end_lineno
-    ]
-    return bool(around) and not any(isinstance(node, ast.If) for node in around)
+    statements = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or node.lineno):
+            statements.append(node)
+    has_condition = any(isinstance(node, ast.If) for node in statements)
+    return bool(statements) and not has_condition
 
 
-def context() -> BaseContext:
-    """Makes the pipes and events that processes are given."""
+def _line_of_script(main: ModuleType) -> int | None:
+    """Return the line of the script that is being executed; None outside of its top level."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_globals is vars(main) and frame.f_code.co_name == "<module>":
+            return frame.f_lineno
+        frame = frame.f_back
+    return None
+
+
+def context() -> Any:
+    """Return the context that makes processes, and pipes and events for them."""
     return multiprocessing.get_context(METHOD)
 
 
 def start_server(*functions: Callable[..., Any]) -> None:
-    """Lets the server import the modules of functions meanwhile; without it, it begins with the
-    first process.
+    """Start the server, and let it import the modules of functions in the background.
 
-    Nothing happens if it runs already.
+    Nothing happens if the server runs already. Without this call, the first process starts it.
     """
     if METHOD != "forkserver":
         return
     from multiprocessing import forkserver  # not on every platform
 
-    modules = {function.__module__ for function in functions} - {
-        "__main__"
-    }  # a script may do anything when imported
+    # Importing the user's script could do anything.
+    modules = {function.__module__ for function in functions} - {"__main__"}
     forkserver.set_forkserver_preload(sorted(modules))
+    # The server would start the resource tracker too, and unblock the signals.
     with _for_the_server(block=False):
-        resource_tracker.ensure_running()  # begun within the next line it would unblock the signals
+        resource_tracker.ensure_running()
     with _for_the_server():
         forkserver.ensure_running()
 
 
 def start(target: Callable[..., None], name: str, args: tuple) -> BaseProcess:
-    """Starts a process that runs `target(*args)`, with this one's environment, and ends when this
-    one does.
+    """Start a process that runs `target(*args)` with the environment of this process.
 
-    The server imports the modules of the target and of functions among the arguments, which are
-    pickled. A terminal's Ctrl-C does not reach the process: this one decides. The process may start
-    others, such as the workers of a data loader.
+    It ends when this process ends. The server imports the modules of the target and of functions
+    among the arguments. Arguments are pickled. A terminal's Ctrl-C does not reach the process; this
+    process decides. The process may start others, such as the workers of a data loader.
     """
     start_server(target, *filter(callable, args))
     method = multiprocessing.get_start_method(allow_none=True)
-    begin = {"target": _begin, "args": (dict(os.environ), method, target, args)}
-    process = context().Process(**begin, name=f"{Unguarded.PROCESS_PREFIX}{name}", daemon=True)
+    process = context().Process(
+        target=_begin,
+        args=(dict(os.environ), method, target, args),
+        name=f"{Unguarded.PROCESS_PREFIX}{name}",
+        daemon=True,
+    )
     process.start()
     return process
 
@@ -103,26 +109,25 @@ def start(target: Callable[..., None], name: str, args: tuple) -> BaseProcess:
 def _begin(
     environment: dict[str, str], method: str | None, target: Callable[..., None], args: tuple
 ) -> None:
-    os.environ.clear()  # the server has that of its own start
+    os.environ.clear()  # the server's environment is that of its own start
     os.environ.update(environment)
     # Only the parent needs to know that this process is a daemon; a daemon could not start
     # processes.
     multiprocessing.current_process().daemon = False
     # The server sets its own method. Workers of a data loader start as they do in the parent.
     multiprocessing.set_start_method(method, force=True)
-    signal.pthread_sigmask(
-        signal.SIG_BLOCK, {signal.SIGINT}
-    )  # for good, whatever handlers are set later
+    # Ctrl-C stays blocked, whatever handlers are set later.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     threading.Thread(target=_die_with_parent, daemon=True).start()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-    # else all would draw the numbers of the server, where somebody's module draws without a seed
+    # Otherwise all processes would draw the same numbers in code that sets no seed.
     np.random.seed()
     target(*args)
 
 
 def _die_with_parent() -> None:
-    """A process whose parent was killed must not train on unseen: it would hold its trials."""
-    parent = multiprocessing.parent_process()  # not the server
+    """End this process when its parent ends. Otherwise it would train on and keep its trials."""
+    parent = multiprocessing.parent_process()  # the process that called `start`, not the server
     if parent is not None:
         parent.join()
         os._exit(1)
@@ -134,7 +139,7 @@ def _for_the_server(block: bool = True) -> Iterator[None]:
     process.
 
     They do not receive Ctrl-C and the signals that end a job; their children do once they are
-    ready. Without the server, nobody would learn how the children end.
+    ready. If the server died, the exit codes of the children would be lost.
 
     Args:
         block: Whether the signals are blocked.

@@ -1,5 +1,4 @@
-"""What a trainer's configuration says of ranks, and the arguments that Lightning's Trainer gets of
-it."""
+"""The ranks that a trainer's configuration asks for, and the arguments of Lightning's Trainer."""
 
 from __future__ import annotations
 
@@ -8,96 +7,109 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from lightning.pytorch.plugins.environments import ClusterEnvironment, LightningEnvironment
+from lightning.fabric.plugins.environments import ClusterEnvironment, LightningEnvironment
 
 from lit_dps.core.errors import ConfigError
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import SharedBatchDDP
 
-DDP = ("ddp", "ddp_find_unused_parameters_false", "ddp_find_unused_parameters_true")
+DDP_UNUSED = "ddp_find_unused_parameters_true"
+DDP = ("ddp", "ddp_find_unused_parameters_false", DDP_UNUSED)
 
 
 def ranks_asked(trainer: Mapping[str, Any]) -> int:
-    """How many ranks train together under a trainer's configuration, or torchrun has started.
+    """Return the number of ranks that train together, by the configuration or by torchrun.
 
-    "auto" devices are one, unless the strategy is DDP: then all GPUs.
+    Devices "auto" mean one device, or all GPUs if the strategy is DDP.
 
     Raises:
-        ConfigError: for combinations that do not serve.
+        ConfigError: for a combination that is not supported.
     """
-    strategy, nodes = trainer.get("strategy") or "auto", trainer.get("num_nodes") or 1
-    devices, count = trainer.get("devices", "auto"), _count(trainer)
+    count = _device_count(trainer)
+    nodes = trainer.get("num_nodes") or 1
     if ranks.started_by_torchrun():
-        world, local = int(os.environ["WORLD_SIZE"]), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-        if devices not in ("auto", None) and count != local:
-            shown = devices if _listed(devices) else count
-            raise ConfigError(
-                "trainer.devices", shown, f"auto, or {local}: as many as torchrun has started here"
-            )
-        if nodes not in (1, world // local):
-            raise ConfigError("trainer.num_nodes", nodes, "left out: torchrun knows")
-        count = world
+        _check_torchrun(trainer, count, nodes)
+        count = int(os.environ["WORLD_SIZE"])
     elif nodes != 1:
-        raise ConfigError(
-            "trainer.num_nodes", nodes, "1; on several nodes, start the command by torchrun on each"
-        )
-    if count > 1 and strategy not in ("auto", *DDP):
-        raise ConfigError(
-            "trainer.strategy", strategy, f"auto or one of {', '.join(DDP)} on {count} devices"
-        )
+        allowed = "1; on several nodes, start the command by torchrun on each"
+        raise ConfigError("trainer.num_nodes", nodes, allowed)
+    if count == 1:
+        return 1
+    strategy = trainer.get("strategy") or "auto"
+    if strategy not in ("auto", *DDP):
+        allowed = f"auto or one of {', '.join(DDP)} on {count} devices"
+        raise ConfigError("trainer.strategy", strategy, allowed)
     accelerator = trainer.get("accelerator") or "auto"
-    if count > 1 and accelerator not in ("auto", "cpu", "gpu", "cuda"):
-        raise ConfigError(
-            "trainer.accelerator", accelerator, f"auto, cpu or gpu on {count} devices"
-        )
+    if accelerator not in ("auto", "cpu", "gpu", "cuda"):
+        allowed = f"auto, cpu or gpu on {count} devices"
+        raise ConfigError("trainer.accelerator", accelerator, allowed)
     return count
 
 
+def _check_torchrun(trainer: Mapping[str, Any], count: int, nodes: int) -> None:
+    """Raise ConfigError if a configuration contradicts the processes that torchrun started."""
+    devices = trainer.get("devices", "auto")
+    world = int(os.environ["WORLD_SIZE"])
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    if devices not in ("auto", None) and count != local:
+        shown = devices if _is_list(devices) else count
+        allowed = f"auto, or {local}: as many as torchrun has started here"
+        raise ConfigError("trainer.devices", shown, allowed)
+    if nodes not in (1, world // local):
+        raise ConfigError("trainer.num_nodes", nodes, "left out: torchrun knows")
+
+
 def on_gpu(trainer: Mapping[str, Any]) -> bool:
-    """Whether a trainer's configuration trains on CUDA GPUs."""
+    """Return True if a trainer's configuration trains on CUDA GPUs."""
     accelerator = trainer.get("accelerator") or "auto"
-    return accelerator in ("gpu", "cuda") or (accelerator == "auto" and torch.cuda.is_available())
+    if accelerator == "auto":
+        return torch.cuda.is_available()
+    return accelerator in ("gpu", "cuda")
 
 
 def arguments(trainer: Mapping[str, Any]) -> dict[str, Any]:
-    """A trainer's arguments for the group that this process is in; outside of one, for one device.
+    """Return a trainer's arguments for the group of this process; for one device without a group.
 
-    Lightning starts no processes then, and finds no cluster on its own: on Slurm it would take over
-    the signals, and load one trial's checkpoint into the next.
+    With these arguments Lightning starts no processes, and looks for no cluster. On Slurm it would
+    take over the signals, and load one trial's checkpoint into the next trial.
     """
-    strategy = trainer.get("strategy") or "auto"
     plugins = trainer.get("plugins") or []
     plugins = list(plugins) if isinstance(plugins, (list, tuple)) else [plugins]
     if ranks.world() == 1:
-        one = {"num_nodes": 1, "strategy": "auto" if strategy in DDP else strategy}
-        if _count(trainer) != 1 or trainer.get("devices", "auto") == "auto":
-            one["devices"] = 1
-        if not any(isinstance(plugin, ClusterEnvironment) for plugin in plugins):
-            plugins.append(LightningEnvironment())
-        return {**trainer, **one, "plugins": plugins}
-    unused, devices = (
-        {"find_unused_parameters": True} if strategy == DDP[2] else {},
-        trainer.get("devices", "auto"),
-    )
+        return _one_device_arguments(trainer, plugins)
+    devices = trainer.get("devices", "auto")
+    options = {"find_unused_parameters": True} if trainer.get("strategy") == DDP_UNUSED else {}
     return {
         **trainer,
-        "strategy": SharedBatchDDP(**unused),
-        "devices": devices if _listed(devices) else ranks.local_world(),
-        "num_nodes": 1,  # nodes may have different numbers of ranks; `Ranks` knows the whole
+        "strategy": SharedBatchDDP(**options),
+        "devices": devices if _is_list(devices) else ranks.local_world(),
+        "num_nodes": 1,  # nodes may have different numbers of ranks; `Ranks` has the total
         "use_distributed_sampler": False,
         "plugins": [plugin for plugin in plugins if not isinstance(plugin, ClusterEnvironment)],
     }
 
 
-def _count(trainer: Mapping[str, Any]) -> int:
+def _one_device_arguments(trainer: Mapping[str, Any], plugins: list[Any]) -> dict[str, Any]:
+    strategy = trainer.get("strategy") or "auto"
+    arguments = {**trainer, "num_nodes": 1}
+    arguments["strategy"] = "auto" if strategy in DDP else strategy
+    if _device_count(trainer) != 1 or trainer.get("devices", "auto") == "auto":
+        arguments["devices"] = 1
+    if not any(isinstance(plugin, ClusterEnvironment) for plugin in plugins):
+        plugins = [*plugins, LightningEnvironment()]
+    return arguments | {"plugins": plugins}
+
+
+def _device_count(trainer: Mapping[str, Any]) -> int:
+    """Return the number of devices that a configuration asks for on this machine."""
     devices = trainer.get("devices", "auto")
     gpus = torch.cuda.device_count() if on_gpu(trainer) else 0
     if devices in ("auto", None):
         return max(gpus, 1) if trainer.get("strategy") in DDP else 1
-    if _listed(devices):
-        return len(
-            devices if isinstance(devices, (list, tuple)) else [d for d in devices.split(",") if d]
-        )
+    if isinstance(devices, (list, tuple)):
+        return len(devices)
+    if _is_list(devices):
+        return len([name for name in devices.split(",") if name])
     try:
         count = int(devices)
     except ValueError:
@@ -111,5 +123,6 @@ def _count(trainer: Mapping[str, Any]) -> int:
     return count
 
 
-def _listed(devices: Any) -> bool:
+def _is_list(devices: Any) -> bool:
+    """Return True if devices are given one by one: [0, 1] or "0,1"."""
     return isinstance(devices, (list, tuple)) or (isinstance(devices, str) and "," in devices)
