@@ -1,11 +1,11 @@
-"""K* and the fitted law against batch size (Lee et al. 2021, Figures 1 and 7 to 11), and how such a
-curve is drawn."""
+"""K* and the fitted law against batch size (Lee et al. 2021, Figures 1 and 7 to 11)."""
 
 from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import matplotlib
 import numpy as np
@@ -38,25 +38,27 @@ ARROW = 0.35  # length of their arrows, as a share of K*
 
 
 def rows(study: Analysis) -> pd.DataFrame:
-    """The rows of `curve_rows` for each series of a study, with its columns first.
+    """Return the rows of `curve_rows` for each series of a study, with its columns first.
 
     They are normalised at the smallest batch size that has a K* in every series that has any
-    (`common_batch_size`). `median` [steps] is that of the best point over seeds, missing where it
+    (`common_batch_size`). `median` [steps] is that of the best sample over seeds, missing if it
     was not repeated.
     """
-    common, sizes = common_batch_size(study.scalings.values()), study.record.batch_sizes
+    common = common_batch_size(study.scalings.values())
     parts = []
     for series, scaling in study.scalings.items():
-        curve, own = curve_rows(scaling, sizes, common), study.median_scalings.get(series)
-        curve["median"] = pd.array(
-            [own and own.k_star.get(b) for b in curve["batch_size"]], "Float64"
-        )
+        curve = curve_rows(scaling, study.record.batch_sizes, common)
+        medians: Mapping[int, int | float] = {}
+        if series in study.median_scalings:
+            medians = study.median_scalings[series].k_star
+        of_rows = [medians.get(batch_size) for batch_size in curve["batch_size"]]
+        curve["median"] = pd.array(of_rows, "Float64")
         parts.append(pd.DataFrame({**columns_of(series), **curve}))
     return pd.concat(parts, ignore_index=True)
 
 
 def missing(study: Analysis) -> str | None:
-    """Why there is no scaling curve to draw, if so."""
+    """Return why there is no scaling curve to draw; None if there is one."""
     sizes = set().union(*(scaling.k_star for scaling in study.scalings.values()))
     if not sizes:
         return "no trial has met the goal yet"
@@ -66,97 +68,118 @@ def missing(study: Analysis) -> str | None:
 
 
 def too_large(study: Analysis) -> str | None:
-    """Why the figure is drawn on request only, if so."""
+    """Return why the figure is drawn on request only; None if it is not."""
     return look.too_many_series(study, NAME)
 
 
 def notes(study: Analysis) -> list[str]:
-    """Series that have no curve, and how limits and upper bounds of K* are drawn."""
+    """Return which series have no curve, and how intervals and bounds of K* are drawn."""
     bare = [series for series, scaling in study.scalings.items() if not scaling.k_star]
     told = [f"No trial met the goal at {listed(bare)}: no curve there."] if bare else []
     return told + limit_notes(study.scalings.values()) + bound_notes(study.scalings.values())
 
 
+class _Part(NamedTuple):
+    """A series that has a K*: its number, which gives its look, and its rows."""
+
+    number: int
+    series: Series
+    rows: pd.DataFrame
+
+
 @matplotlib.rc_context(look.STYLE)
 def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
-    """Each series with fit, band and perfect scaling; where there are several, all of them, and all
-    normalised.
+    """Return a panel per series with K*, law, band and perfect scaling.
 
-    Series without any K* are left out.
+    Several series have two more panels: all of them, and all normalised.
     """
-    parts = [(i, series, rows_of(series, rows)) for i, series in enumerate(study.scalings)]
-    parts = [(i, series, part) for i, series, part in parts if study.scalings[series].k_star]
-    count = len(parts) + (2 if len(parts) > 1 else 0)
-    columns = count if count <= 3 else min(3, math.ceil(count / 2))
-    lines = math.ceil(count / columns)
-    words = {series: _words(study, series) for _, series, _ in parts}
-    more = WORD_LINE * lines * max(text.count("\n") for text in words.values())
-    figure = Figure(
-        figsize=(max(2.5 * columns, 3.3), 2.4 * lines + more + (0.5 if count == 1 else 0.2))
-    )
-    axes = [figure.add_subplot(lines, columns, i + 1) for i in range(count)]
-    for i, ax in enumerate(axes):
+    parts = []
+    for i, (series, scaling) in enumerate(study.scalings.items()):
+        if scaling.k_star:
+            parts.append(_Part(i, series, rows_of(series, rows)))
+    words = {part.series: _words(study, part.series) for part in parts}
+    figure, axes = _panels(len(parts), max(text.count("\n") for text in words.values()))
+    for ax in axes:
         look.batch_size_axis(ax, grid_sizes(rows))
-        if i % columns == 0:
-            ax.set_ylabel(look.K_STAR)
-        if i + columns >= count:
-            ax.set_xlabel(look.BATCH_SIZE)
-    for ax, (i, series, part) in zip(axes, parts, strict=False):
-        _draw_words(ax, title(series), words[series], study.scalings[series])
-        draw_band(ax, part, i)
-        draw_limits(ax, part, i)
-        draw_curve(ax, part, i)
-        ax.plot(*_known(part, "median"), **MEDIAN)
-        draw_perfect(ax, part)
-        if bounds := bound_handles(part):
-            ax.legend(handles=bounds, loc="upper right", handlelength=1.5)
+    for ax, part in zip(axes, parts, strict=False):
+        scaling = study.scalings[part.series]
+        _draw_words(ax, title(part.series), words[part.series], scaling)
+        _draw_series(ax, part)
         look.log_values_axis(ax, drawn_values(rows))
     if len(parts) > 1:
         _draw_together(*axes[-2:], rows, parts)
-    handles = line_handles([study.scalings[series] for _, series, _ in parts])
+    handles = line_handles([study.scalings[part.series] for part in parts])
     if rows["k_star_low"].notna().any():
-        handles.append(
-            Line2D([], [], label="K*, 95 % interval", color=look.GREY, marker="|", linestyle="none")
-        )
+        bar = {"color": look.GREY, "marker": "|", "linestyle": "none"}
+        handles.append(Line2D([], [], label="K*, 95 % interval", **bar))
     if rows["median"].notna().any():
         handles.append(Line2D([], [], label="median over seeds", **MEDIAN))
-    per_line = max(1, int(figure.get_figwidth() / 1.1))
-    figure.legend(
-        handles=handles,
-        loc="outside lower center",
-        ncols=min(per_line, len(handles)),
-        columnspacing=1.2,
-    )
+    columns = min(max(1, int(figure.get_figwidth() / 1.1)), len(handles))
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns, columnspacing=1.2)
     return figure
 
 
-def line_handles(drawn: Sequence[Scaling]) -> list[Artist]:
-    """What a legend says of the lines of the panels, whatever their colour: of those that there
-    are."""
+def _panels(series: int, breaks: int) -> tuple[Figure, list[Axes]]:
+    """Return a figure with a panel per series, and two more of several, with labels.
+
+    Args:
+        series: Number of series.
+        breaks: Line breaks in the longest text above a panel.
+    """
+    count = series if series == 1 else series + 2
+    columns = count if count <= 3 else min(3, math.ceil(count / 2))
+    lines = math.ceil(count / columns)
+    height = 2.4 * lines + WORD_LINE * lines * breaks + (0.5 if count == 1 else 0.2)
+    figure = Figure(figsize=(max(2.5 * columns, 3.3), height))
+    axes = [figure.add_subplot(lines, columns, i + 1) for i in range(count)]
+    for ax in axes[::columns]:
+        ax.set_ylabel(look.K_STAR)
+    for ax in axes[-columns:]:
+        ax.set_xlabel(look.BATCH_SIZE)
+    return figure, axes
+
+
+def _draw_series(ax: Axes, part: _Part) -> None:
+    """Draw a series into its panel."""
+    draw_band(ax, part.rows, part.number)
+    draw_limits(ax, part.rows, part.number)
+    draw_curve(ax, part.rows, part.number)
+    ax.plot(*_known(part.rows, "median"), **MEDIAN)
+    draw_perfect(ax, part.rows)
+    bounds = bound_handles(part.rows)
+    if bounds:
+        ax.legend(handles=bounds, loc="upper right", handlelength=1.5)
+
+
+def line_handles(scalings: Iterable[Scaling]) -> list[Artist]:
+    """Return the entries of a legend for the lines of panels, whatever their colour."""
+    scalings = list(scalings)
     line = {"color": look.GREY, "linewidth": 0.8}
-    found: list[Artist] = [Line2D([], [], label="perfect scaling", linestyle="--", **line)]
-    if any(scaling.fit for scaling in drawn):
-        band = Patch(color=look.GREY, alpha=0.2, linewidth=0, label="95 % band")
-        found = [Line2D([], [], label="law", color=look.GREY), band, *found]
-    if any(scaling.identifiable for scaling in drawn):
-        found.append(Line2D([], [], label="B_crit", linestyle=":", **line))
-    return found
+    handles: list[Artist] = []
+    if any(scaling.fit for scaling in scalings):
+        handles.append(Line2D([], [], label="law", color=look.GREY))
+        handles.append(Patch(color=look.GREY, alpha=0.2, linewidth=0, label="95 % band"))
+    handles.append(Line2D([], [], label="perfect scaling", linestyle="--", **line))
+    if any(scaling.identifiable for scaling in scalings):
+        handles.append(Line2D([], [], label="B_crit", linestyle=":", **line))
+    return handles
 
 
 def _draw_together(
-    together: Axes, normalised: Axes, rows: pd.DataFrame, parts: Sequence[tuple]
+    together: Axes, normalised: Axes, rows: pd.DataFrame, parts: Sequence[_Part]
 ) -> None:
-    for i, series, part in parts:
-        draw_curve(together, part, i, "", legend(series))
-        draw_curve(normalised, part, i, "normalised_")
-    # One line for all, as they are normalised.
-    draw_perfect(normalised, parts[0][2], "normalised_", "perfect scaling")
-    together.set_title(
-        "all series" if any(series.axes for _, series, _ in parts) else "all sparsities"
-    )
+    """Draw all series into one panel, and all normalised into another."""
+    for part in parts:
+        draw_curve(together, part.rows, part.number, "", legend(part.series))
+        draw_curve(normalised, part.rows, part.number, "normalised_")
+    # Normalised series share one line of perfect scaling.
+    draw_perfect(normalised, parts[0].rows, "normalised_", "perfect scaling")
+    has_axes = any(part.series.axes for part in parts)
+    together.set_title("all series" if has_axes else "all sparsities")
     handles = [*together.get_legend_handles_labels()[0], *bound_handles(rows)]
-    if len(handles) > FEW or max(len(handle.get_label()) for handle in handles) > SHORT:
-        look.legend_above(together.figure, handles)
+    longest = max(len(str(handle.get_label())) for handle in handles)
+    if len(handles) > FEW or longest > SHORT:
+        look.legend_above(together.get_figure(), handles)
     else:
         together.legend(handles=handles, loc="upper right", handlelength=1.5)
     normalised.set_title("all, normalised")
@@ -167,7 +190,7 @@ def _draw_together(
 
 
 def _words(study: Analysis, series: Series) -> str:
-    """What stands above a panel: B_crit, and where medians over seeds leave the law."""
+    """Return the text above a panel: B_crit, and medians over seeds outside the band."""
     law, medians = study.scalings[series], study.median_scalings.get(series)
     lines = [textwrap.fill(law.describe(), WORDS)]
     if medians is not None:
@@ -178,8 +201,7 @@ def _words(study: Analysis, series: Series) -> str:
 
 
 def _draw_words(ax: Axes, name: str, words: str, scaling: Scaling) -> None:
-    """The name of a panel, below it some words, clear of the curves, and B_crit, where the data
-    show it, as a line."""
+    """Write the title of a panel and a text below it; draw an identifiable B_crit as a line."""
     ax.text(0.5, 1.02, words, transform=ax.transAxes, fontsize=7, va="bottom", ha="center")
     ax.set_title(look.wrapped(name, WORDS - 8), pad=5 + 8.5 * (1 + words.count("\n")))
     if scaling.identifiable:
@@ -198,7 +220,7 @@ def common_batch_size(scalings: Iterable[Scaling]) -> int | None:
 
 
 def curve_rows(scaling: Scaling, batch_sizes: Sequence[int], common: int | None) -> pd.DataFrame:
-    """K* and the fitted law of one curve, by batch size.
+    """Return K* and the fitted law of one curve, by batch size.
 
     The batch sizes of the grid are among the rows, those between them draw the curve. Columns,
     missing where unknown: batch_size [examples]; k_star [steps]; k_star_low and k_star_high
@@ -247,7 +269,7 @@ def _curve_points(batch_sizes: Sequence[int]) -> np.ndarray:
 
 
 def bound_notes(scalings: Iterable[Scaling]) -> list[str]:
-    """How upper bounds are drawn, where there are any."""
+    """Return how upper bounds are drawn; nothing if there are none."""
     if not any(scaling.at_first_check for scaling in scalings):
         return []
     return [
@@ -259,10 +281,16 @@ def bound_notes(scalings: Iterable[Scaling]) -> list[str]:
 def draw_curve(
     ax: Axes, rows: pd.DataFrame, i: int, prefix: str = "", label: str | None = None
 ) -> None:
-    """K* of `curve_rows` as markers and the law as a line, in the i-th look; upper bounds hollow,
-    with an arrow down.
+    """Draw K* as markers and the law as a line, in the i-th look.
 
-    The prefix is that of the columns, "" or "normalised_".
+    Upper bounds are hollow, with an arrow down.
+
+    Args:
+        ax: The panel.
+        rows: The rows of one curve (`curve_rows`).
+        i: The number of the look.
+        prefix: Of the columns: "" or "normalised_".
+        label: The entry of the legend.
     """
     style = look.curve_style(i)
     ax.plot(*_known(rows, f"{prefix}fit"), **look.line_of(i))
@@ -277,7 +305,7 @@ def draw_curve(
 
 
 def limit_notes(scalings: Iterable[Scaling]) -> list[str]:
-    """Bars of K* without an upper limit, and how many K* have no bar."""
+    """Return notes on bars without an upper limit, and on K* without a bar."""
     drawn = [scaling for scaling in scalings if scaling.resolved]
     limits = [limit for scaling in drawn for limit in scaling.limits.values()]
     every = sum(len(scaling.resolved) for scaling in drawn)
@@ -295,15 +323,14 @@ def limit_notes(scalings: Iterable[Scaling]) -> list[str]:
 
 
 def drawn_values(rows: pd.DataFrame) -> np.ndarray:
-    """All steps that the panel of a series has to hold: K*, medians and finite limits."""
+    """Return all steps that the panel of a series shows: K*, medians and finite limits."""
     columns = [numbers(rows[name]) for name in ("k_star", "median", "k_star_low", "k_star_high")]
     values = np.concatenate(columns)
     return values[np.isfinite(values) & (values > 0)]
 
 
 def draw_limits(ax: Axes, rows: pd.DataFrame, i: int) -> None:
-    """The 95 % limits of K* as bars, in the i-th look; up to the top of the panel without an upper
-    limit."""
+    """Draw the 95 % interval of K* as bars, to the top of the panel without an upper limit."""
     known = rows.dropna(subset=["k_star_low"])
     if not len(known):
         return
@@ -315,13 +342,13 @@ def draw_limits(ax: Axes, rows: pd.DataFrame, i: int) -> None:
 
 
 def draw_band(ax: Axes, rows: pd.DataFrame, i: int) -> None:
-    """The 95 % band of the law, in the i-th look; nothing where there is none."""
+    """Draw the 95 % band of the law, if there is one."""
     (batch, low), (_, high) = _known(rows, "fit_low"), _known(rows, "fit_high")
     ax.fill_between(batch, low, high, color=look.curve_style(i)["color"], alpha=0.2, linewidth=0)
 
 
 def draw_perfect(ax: Axes, rows: pd.DataFrame, prefix: str = "", label: str | None = None) -> None:
-    """The line that halves the steps with each doubling of the batch size."""
+    """Draw the line on which steps halve when the batch size doubles."""
     ax.plot(
         *_known(rows, f"{prefix}perfect"),
         "--",
@@ -333,12 +360,12 @@ def draw_perfect(ax: Axes, rows: pd.DataFrame, prefix: str = "", label: str | No
 
 
 def bound_handles(rows: pd.DataFrame) -> list[Line2D]:
-    """The entry of a legend that explains upper bounds; none where the rows have none."""
+    """Return the entry of a legend for upper bounds; nothing if the rows have none."""
     return look.bound_handles(bool(rows["floor"].any()))
 
 
 def label_normalised(ax: Axes, rows: pd.DataFrame) -> None:
-    """Says what normalised K* are over, or in the empty panel why there are none."""
+    """Write what normalised K* are divided by, or in the empty panel why there are none."""
     by = rows["normalised_by"].dropna()
     ax.set_ylabel(f"K* / K*(B = {by.iloc[0]})" if len(by) else "K*, normalised")
     if not len(by):
@@ -347,7 +374,7 @@ def label_normalised(ax: Axes, rows: pd.DataFrame) -> None:
 
 
 def grid_sizes(rows: pd.DataFrame) -> list[int]:
-    """The batch sizes of the grid among those of the curves."""
+    """Return the batch sizes of the grid among those of the curves."""
     return sorted({b for b in rows["batch_size"] if isinstance(b, int)})
 
 
