@@ -2,9 +2,9 @@
 left out in turn.
 
 `python -m benchmarks.limits` prints the section of docs/advice-law.md. Two limits were chosen with
-these runs in view: the factor that the interval of B_crit may span (`refusal.WIDE`), and the tails
-of an observation's error (`posterior.TAILS`). For every workload each is chosen again by all the
-others, and judged on the one left out.
+these runs in view: the factor that the interval of B_crit may span (`law_module.MAX_SPAN`), and the
+tails of an observation's error (`posterior.TAILS`). For every workload each is chosen again by all
+the others, and judged on the one left out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pandas as pd
 
 from benchmarks.advice import ALL, curves, must_refuse, parts, runs_of
 from benchmarks.text import table
-from lit_dps.analysis import law as refusal
+from lit_dps.analysis import law as law_module
 from lit_dps.analysis import law_posterior as posterior
 from lit_dps.analysis.law import Law, law_of
 from lit_dps.analysis.law_fit import fit_scaling
@@ -52,17 +52,20 @@ def must_refuse_part(known: list[Observation], seen: list[Observation]) -> bool:
         return True
     points = exact(known)
     fit = fit_scaling([p.batch_size for p in points], [p.steps for p in points])
-    return max(p.batch_size for p in exact(seen)) < refusal.REACHED * fit.critical_batch_size
+    return (
+        max(p.batch_size for p in exact(seen))
+        < law_module.MIN_SHARE_OF_CRITICAL * fit.critical_batch_size
+    )
 
 
 def laws(runs: pd.DataFrame) -> Iterator[dict]:
-    """A row a workload and part: curve, must, refused (for another reason than `WIDE`), span of
+    """A row a workload and part: curve, must, refused (for another reason than `MAX_SPAN`), span of
     B_crit, score.
 
     The score is that of the 80 % interval of log K at the batch sizes above the part; nan without
     any.
     """
-    with limit(refusal, "WIDE", math.inf):
+    with limit(law_module, "MAX_SPAN", math.inf):
         for curve, known in curves(runs):
             some = [(lower, held) for seen, lower, held in parts(known) if seen != "all others"]
             for lower, held in [(known, []), *some]:
@@ -117,7 +120,7 @@ def main() -> None:
         "\n",
     )
     by = {
-        tails: rows.assign(no=rows["refused"] | (rows["span"] > refusal.WIDE))
+        tails: rows.assign(no=rows["refused"] | (rows["span"] > law_module.MAX_SPAN))
         for tails, rows in found.items()
     }
     print(_verdicts("tails", by))

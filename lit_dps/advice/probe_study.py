@@ -19,7 +19,7 @@ from lit_dps.advice.memory import is_full
 from lit_dps.advice.stages import Clock
 from lit_dps.advice.step_probe import is_above_split
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.observations import Observation, observed
+from lit_dps.analysis.observations import Observation, observation_of_cell
 from lit_dps.analysis.rates import RateCurve
 from lit_dps.analysis.step_seconds import step_seconds
 from lit_dps.core.environment import KEY, SOURCES
@@ -177,11 +177,11 @@ class Probes:
 
 
 def observations(record: StudyRecord | None) -> list[Observation]:
-    """What each probe says of K, bounds among it (`lit_dps.analysis.observations.observed`)."""
+    """What each probe says of K, bounds among it (`observation_of_cell`)."""
     return (
         []
         if record is None
-        else [o for cell in Analysis(record).cells if (o := observed(record, cell))]
+        else [o for cell in Analysis(record).cells if (o := observation_of_cell(record, cell))]
     )
 
 

@@ -13,7 +13,13 @@ from lit_dps.analysis.budgets import budget_rows, quality_rows
 from lit_dps.analysis.critical import Critical, critical_batch_sizes, critical_rows
 from lit_dps.analysis.delay import DelayLaw, delay_laws, delay_rows, doubling_rows
 from lit_dps.analysis.gradient_noise import noise_rows
-from lit_dps.analysis.law_bootstrap import REPLICATES, Scaling, law_rows, scale, scale_medians
+from lit_dps.analysis.law_bootstrap import (
+    REPLICATES,
+    Scaling,
+    bootstrap_law,
+    bootstrap_median_law,
+    law_rows,
+)
 from lit_dps.analysis.local_sgd import Curve, curves, with_communications
 from lit_dps.analysis.other_goals import at_goal
 from lit_dps.analysis.rate_rules import price_rows
@@ -86,7 +92,7 @@ class Analysis:
         found = {}
         for series in with_progress("laws fitted", list(steps)):
             name = self.name_of(series)
-            found[series] = scale(
+            found[series] = bootstrap_law(
                 steps[series], self.replicates, 0, interval, seeds.get(series), name
             )
         return found
@@ -97,7 +103,9 @@ class Analysis:
         interval = self.record.goal.check_interval
         found = seeds_of(self.repeats).items()
         return {
-            series: scale_medians(seeds, interval, self.replicates, name=self.name_of(series))
+            series: bootstrap_median_law(
+                seeds, interval, self.replicates, name=self.name_of(series)
+            )
             for series, seeds in found
         }
 

@@ -1,7 +1,8 @@
-"""Steps to the goal as an answer takes them: by the law of batch size where it serves, since a
-single K* is noisy.
+"""Answers the question behind a study: which batch size is the fastest on this machine.
 
-Answers the question behind a study: which batch size is the fastest on this machine.
+`expected_steps` takes the steps to the goal from the law of batch size where it is identifiable,
+since a single K* is noisy; `answer_rows` multiplies them with the seconds of a step.
+`lit_dps.report.answer` says it in words.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import pandas as pd
 from lit_dps.analysis.law import law_of
 from lit_dps.analysis.law_bootstrap import FEWEST_SEEDS
 from lit_dps.analysis.law_fit import AT_MOST
-from lit_dps.analysis.observations import Observation, medians, observed
+from lit_dps.analysis.observations import Observation, medians, observation_of_cell
 from lit_dps.analysis.repeats import RepeatSummary
 from lit_dps.analysis.step_seconds import StepSeconds
 from lit_dps.analysis.summary import CellSummary
@@ -26,14 +27,25 @@ from lit_dps.core.progress_line import with_progress
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import Cell
 
-K_STAR, MEDIAN = "K*", "the median K over seeds"  # what a law is fitted to
+# What a law is fitted to.
+K_STAR = "K*"
+MEDIAN = "the median K over seeds"
+
+NEAR = 1.1  # times the least time
+# A batch size belongs to the verdict if it is the fastest with at least this probability.
+MIN_PROBABILITY = 0.05
+DRAWS = 4000
+NORMAL_95 = 1.96
+NORMAL_QUARTILE = 0.6745
 
 
 class Steps(NamedTuple):
-    """Steps to the goal and their 95 % limits, nan where none are known.
+    """Steps to the goal with 95 % limits.
 
-    `of` says whose: "K*" or "the median K over seeds"; `why` why they are not by its law, empty
-    where they are.
+    Attributes:
+        value, low, high: The steps and their limits; these are nan where they are not known.
+        of: What they are: "K*" or "the median K over seeds".
+        why: Why they are not from its law; empty where they are.
     """
 
     value: float
@@ -46,79 +58,88 @@ class Steps(NamedTuple):
 def expected_steps(
     record: StudyRecord, cells: Sequence[CellSummary], repeats: Sequence[RepeatSummary] = ()
 ) -> dict[Cell, Steps]:
-    """Steps to the goal of each cell that has a K*.
+    """Return the steps to the goal of each cell that has a K*.
 
-    They are those of the law of its series (`law_of`), where that is not refused, between the batch
+    They are from the law of its series (`law_of`), where that is not refused, between the batch
     sizes that it is fitted to; else K itself. K is the median over seeds where each K* of the
     series has `FEWEST_SEEDS` repeats, for one run is seldom as lucky as the best of many; else K*.
     """
-    found = {}
+    steps = {}
     for series in with_progress("expected steps", record.series):
-        own = [summary for summary in cells if summary.cell.series == series]
-        known = [summary for summary in own if summary.k_star is not None]
-        if not known:
-            continue
-        of, observations = K_STAR, [o for summary in own if (o := observed(record, summary))]
-        if (over_seeds := _medians(record, known, repeats)) is not None:
-            of, observations = MEDIAN, over_seeds
-        law = law_of(observations)
-        at = {o.batch_size: o for o in observations}
-        rows = law.predict([summary.cell.batch_size for summary in known]).to_dict("records")
-        for summary, row in zip(known, rows, strict=True):
-            limits = float(row["steps"]), float(row["low"]), float(row["high"])
-            if row["known"] == "law":
-                found[summary.cell] = Steps(*limits, of, "")
-            elif row["known"] == "measured":
-                found[summary.cell] = Steps(*limits, of, str(law.refused))
-            else:  # beyond what the law is fitted to: a bound, or too few trials
-                k = (
-                    at[row["batch_size"]].steps
-                    if row["batch_size"] in at
-                    else float(summary.k_star)
-                )
-                found[summary.cell] = Steps(k, math.nan, math.nan, of, "K is an upper bound there")
-    return found
+        of_series = [summary for summary in cells if summary.cell.series == series]
+        answered = [summary for summary in of_series if summary.k_star is not None]
+        if answered:
+            steps |= _steps_of_series(record, of_series, answered, repeats)
+    return steps
 
 
-def _medians(
-    record: StudyRecord, known: Sequence[CellSummary], repeats: Sequence[RepeatSummary]
+def _steps_of_series(
+    record: StudyRecord,
+    cells: Sequence[CellSummary],
+    answered: Sequence[CellSummary],
+    repeats: Sequence[RepeatSummary],
+) -> dict[Cell, Steps]:
+    """Return the expected steps of the cells of one series that have a K* (`answered`)."""
+    statistic = MEDIAN
+    observations = _median_observations(record, answered, repeats)
+    if observations is None:
+        statistic = K_STAR
+        observations = []
+        for summary in cells:
+            observation = observation_of_cell(record, summary)
+            if observation is not None:
+                observations.append(observation)
+    law = law_of(observations)
+    observed = {o.batch_size: o.steps for o in observations}
+    predictions = law.predict([summary.cell.batch_size for summary in answered])
+    steps = {}
+    for summary, row in zip(answered, predictions.to_dict("records"), strict=True):
+        limits = float(row["steps"]), float(row["low"]), float(row["high"])
+        if row["known"] == "law":
+            steps[summary.cell] = Steps(*limits, statistic, "")
+        elif row["known"] == "measured":
+            steps[summary.cell] = Steps(*limits, statistic, str(law.refused))
+        else:
+            # Beyond what the law is fitted to: a bound, or too few trials.
+            assert summary.k_star is not None
+            k = observed.get(row["batch_size"], float(summary.k_star))
+            why = "K is an upper bound there"
+            steps[summary.cell] = Steps(k, math.nan, math.nan, statistic, why)
+    return steps
+
+
+def _median_observations(
+    record: StudyRecord, cells: Sequence[CellSummary], repeats: Sequence[RepeatSummary]
 ) -> list[Observation] | None:
-    """The median over seeds of each cell; None where a cell has too few repeats, or most of them
-    missed the goal."""
+    """Return the median over seeds of each cell.
+
+    None where a cell has too few repeats, or most of them missed the goal.
+    """
     best = {each.cell: each for each in repeats if each.rank == 1}
-    if any(len(best[s.cell].results) < FEWEST_SEEDS if s.cell in best else True for s in known):
-        return None
     interval = record.goal.check_interval
-    rows = [
-        {
-            "batch_size": s.cell.batch_size,
-            "steps": bound,
-            "censored": math.isinf(k),
-            "check": interval,
-        }
-        for s in known
-        for k, bound in zip(best[s.cell].known, best[s.cell].bounded, strict=True)
-    ]
-    found = medians(pd.DataFrame(rows))
-    if any(o.bound for o in found):
+    rows = []
+    for summary in cells:
+        repeated = best.get(summary.cell)
+        if repeated is None or len(repeated.results) < FEWEST_SEEDS:
+            return None
+        pairs = zip(repeated.steps_over_seeds, repeated.steps_or_limit, strict=True)
+        for k, limit in pairs:
+            rows.append(
+                {
+                    "batch_size": summary.cell.batch_size,
+                    "steps": limit,
+                    "censored": math.isinf(k),
+                    "check": interval,
+                }
+            )
+    observations = medians(pd.DataFrame(rows))
+    if any(o.bound for o in observations):
         return None
-    return [replace(o, bound=AT_MOST, check=0.0) if o.steps <= interval else o for o in found]
-
-
-NEAR = 1.1  # times the least time
-
-
-# A batch size belongs to the verdict if it is the fastest with at least this probability.
-MIN_PROBABILITY = 0.05
-
-
-DRAWS = 4000
-
-
-NORMAL_95 = 1.96
-
-
-NORMAL_QUARTILE = 0.6745
+    # A median at the first check is an upper bound.
+    for i, o in enumerate(observations):
+        if o.steps <= interval:
+            observations[i] = replace(o, bound=AT_MOST, check=0.0)
+    return observations
 
 
 def answer_rows(
@@ -144,37 +165,13 @@ def answer_rows(
     """
     rows = []
     for summary in cells:
+        cell = summary.cell
         if summary.k_star is None:
             continue
-        cell, k_star, each = summary.cell, summary.k_star, seconds.get(summary.cell)
-        steps = (expected or {}).get(cell) or Steps(k_star, math.nan, math.nan, K_STAR, "")
-        row = {
-            **columns_of(cell.series),
-            "batch_size": cell.batch_size,
-            "k_star": k_star,
-            "floor": int(summary.at_first_check),
-            "examples": k_star * cell.batch_size,
-            "step_seconds": None if each is None else each.median,
-            "step_low": None if each is None else each.low,
-            "step_high": None if each is None else each.high,
-            "seconds": None if each is None else steps.value * each.median,
-            "fastest": False,
-            "near": False,
-            "fewest": False,
-            "training_seconds": None if each is None else each.training,
-            "check_seconds": None if each is None else each.check,
-            "steps": steps.value,
-            "steps_low": steps.low,
-            "steps_high": steps.high,
-            **_limits(steps, each),
-            "steps_of": steps.of,
-            "why_not_law": steps.why,
-            "validation_seconds": _validation_seconds(steps, each, validate_every),
-            "probability": None,
-            "tied": False,
-            "timing": None if each is None else each.source,
-        }
-        rows.append(row)
+        steps = Steps(summary.k_star, math.nan, math.nan, K_STAR, "")
+        if expected is not None and cell in expected:
+            steps = expected[cell]
+        rows.append(_row(summary, steps, seconds.get(cell), validate_every))
     table = frame(rows)
     if not len(table):
         return table
@@ -184,6 +181,77 @@ def answer_rows(
         if len(part):
             _mark(table, part)
     return table
+
+
+def _row(
+    summary: CellSummary,
+    steps: Steps,
+    times: StepSeconds | None,
+    validate_every: int | None,
+) -> dict[str, object]:
+    """Return the row of a cell, before rows of its series are compared."""
+    k_star = summary.k_star
+    assert k_star is not None
+    batch_size = summary.cell.batch_size
+    # Columns keep this order, also where times are missing.
+    row: dict[str, object] = {
+        **columns_of(summary.cell.series),
+        "batch_size": batch_size,
+        "k_star": k_star,
+        "floor": int(summary.at_first_check),
+        "examples": k_star * batch_size,
+        "step_seconds": None,
+        "step_low": None,
+        "step_high": None,
+        "seconds": None,
+        "fastest": False,
+        "near": False,
+        "fewest": False,
+        "training_seconds": None,
+        "check_seconds": None,
+        "steps": steps.value,
+        "steps_low": steps.low,
+        "steps_high": steps.high,
+        "seconds_low": None,
+        "seconds_high": None,
+        "steps_of": steps.of,
+        "why_not_law": steps.why,
+        "validation_seconds": None,
+        "probability": None,
+        "tied": False,
+        "timing": None,
+    }
+    if times is None:
+        return row
+    row |= {
+        "step_seconds": times.median,
+        "step_low": times.low,
+        "step_high": times.high,
+        "seconds": steps.value * times.median,
+        "training_seconds": times.training,
+        "check_seconds": times.check,
+        "timing": times.source,
+    }
+    if not math.isnan(steps.low):
+        row["seconds_low"], row["seconds_high"] = _limits(steps, times)
+    if validate_every is not None and not math.isnan(times.check):
+        row["validation_seconds"] = math.ceil(steps.value / validate_every) * times.check
+    return row
+
+
+def _limits(steps: Steps, times: StepSeconds) -> tuple[float, float]:
+    """Return the 95 % limits of the seconds to the goal.
+
+    The limits of the steps and the spread of step times, a normal distribution of the logarithm
+    with the measured quartiles, are taken to be independent.
+    """
+    wide = NORMAL_95 / NORMAL_QUARTILE
+    below = math.hypot(math.log(steps.value / steps.low), wide * math.log(times.median / times.low))
+    above = math.hypot(
+        math.log(steps.high / steps.value), wide * math.log(times.high / times.median)
+    )
+    seconds = steps.value * times.median
+    return seconds * math.exp(-below), seconds * math.exp(above)
 
 
 def _mark(table: pd.DataFrame, part: pd.DataFrame) -> None:
@@ -229,28 +297,3 @@ def probabilities_of_fastest(rows: pd.DataFrame) -> np.ndarray:
     spread = np.where(deviates < 0, below, above)
     fastest = (middle.to_numpy() + spread * deviates).argmin(axis=1)
     return np.bincount(fastest, minlength=len(rows)) / DRAWS
-
-
-def _limits(steps: Steps, each: StepSeconds | None) -> dict[str, float | None]:
-    """Return the 95 % limits of the seconds to the goal.
-
-    Those of the steps and the spread of step times, a normal distribution of the logarithm with the
-    quartiles that were measured, are taken to be independent.
-    """
-    if each is None or math.isnan(steps.low):
-        return {"seconds_low": None, "seconds_high": None}
-    wide = NORMAL_95 / NORMAL_QUARTILE
-    below = math.hypot(math.log(steps.value / steps.low), wide * math.log(each.median / each.low))
-    above = math.hypot(math.log(steps.high / steps.value), wide * math.log(each.high / each.median))
-    seconds = steps.value * each.median
-    return {"seconds_low": seconds * math.exp(-below), "seconds_high": seconds * math.exp(above)}
-
-
-def _validation_seconds(
-    steps: Steps, each: StepSeconds | None, validate_every: int | None
-) -> float | None:
-    """Return the seconds of all validations up to the goal; None if the interval or a validation is
-    not known."""
-    if validate_every is None or each is None or math.isnan(each.check):
-        return None
-    return math.ceil(steps.value / validate_every) * each.check

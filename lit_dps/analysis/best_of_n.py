@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 
 from lit_dps.analysis.summary import CellSummary
-from lit_dps.analysis.tables import columns_of, frame, three_digits
+from lit_dps.analysis.tables import columns_of, frame
 from lit_dps.core.record import StudyRecord, setting
 
 # the table has the geometric mean up to this probability that none of the n trials is complete
@@ -111,7 +111,7 @@ def draw_rows(record: StudyRecord, cells: Iterable[CellSummary]) -> pd.DataFrame
     )
 
 
-def _halves(cells: Iterable[CellSummary]) -> list[tuple[CellSummary, Best]]:
+def halves(cells: Iterable[CellSummary]) -> list[tuple[CellSummary, Best]]:
     """The cells whose K* is more than an upper bound, each with the best of half as many trials."""
     known = [
         cell
@@ -130,22 +130,4 @@ def last_doubling(cells: Iterable[CellSummary]) -> list[float]:
     trial: what those would need is not known, and where trials stop at K*, all others are it by
     construction.
     """
-    return [half.mean / cell.k_star for cell, half in _halves(cells) if half.none <= RARE]
-
-
-def draws_text(record: StudyRecord, cells: Sequence[CellSummary]) -> str:
-    """What the last doubling of the trials was worth, in a line; empty where no cell has two and a
-    K*."""
-    if why_no_draws(record) or not _halves(cells):
-        return ""
-    if not (found := last_doubling(cells)):
-        why = "too few trials of each cell are complete"
-        return f"draws: what doubling the trials would save is not known: {why}\n"
-    mean = math.exp(sum(map(math.log, found)) / len(found))
-    counted = f"{len(found)} of {len(cells)} cells"
-    spread = (
-        f" (x{three_digits(min(found))} to x{three_digits(max(found))})" if len(found) > 1 else ""
-    )
-    over = f"in the geometric mean of {counted} and all their halves with a complete trial"
-    needs = f"the best of half of the trials needs x{three_digits(mean)}{spread} the steps of K*"
-    return f"draws: {needs},\n  {over}: a first guess of what doubling the trials would save\n"
+    return [half.mean / cell.k_star for cell, half in halves(cells) if half.none <= RARE]

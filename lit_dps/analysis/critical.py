@@ -56,7 +56,7 @@ from lit_dps.analysis.law_bootstrap import (
     percentile_interval,
     resample,
 )
-from lit_dps.analysis.law_fit import FEWEST, Fit, overhead_batch_size
+from lit_dps.analysis.law_fit import MIN_BATCH_SIZES, Fit, overhead_batch_size
 from lit_dps.analysis.summary import CellSummary
 from lit_dps.analysis.tables import aligned, columns_of, frame, short_columns, three_digits
 from lit_dps.analysis.theory import terms_of
@@ -280,7 +280,7 @@ def _by_measurement(scaling: Scaling, steps: np.ndarray) -> dict[str, Critical]:
     sizes = list(scaling.resolved)
     if scaling.fit is None:
         return dict.fromkeys(
-            shares, Critical(verdict=f"needs K* at {FEWEST} batch sizes; has {len(sizes)}")
+            shares, Critical(verdict=f"needs K* at {MIN_BATCH_SIZES} batch sizes; has {len(sizes)}")
         )
     batch, found = np.array(sizes, float), {}
     measured = PooledExamples.of(batch, np.array(list(scaling.resolved.values()), float))

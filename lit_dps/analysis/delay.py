@@ -24,7 +24,7 @@ from lit_dps.analysis.law_bootstrap import (
     percentile_interval,
     resample,
 )
-from lit_dps.analysis.law_fit import FEWEST, Fit, fit_many
+from lit_dps.analysis.law_fit import MIN_BATCH_SIZES, Fit, fit_many
 from lit_dps.analysis.summary import CellSummary, at_first_check
 from lit_dps.analysis.tables import (
     Row,
@@ -60,8 +60,8 @@ class DelayLaw:
         series: Without its delay.
         delays: Those of the grid.
         k_star: K* beyond the first check by (batch size, delay), in steps.
-        fit: c1 [examples] and c2 [steps]; None where `k_star` has fewer than `FEWEST` values of B /
-            `stable_share`: the law meets any two.
+        fit: c1 [examples] and c2 [steps]; None where `k_star` has fewer than
+            `MIN_BATCH_SIZES` values of B / `stable_share`: the law meets any two.
         replicates: (R, 2), c1 and c2 of resamples of the trials.
     """
 
@@ -138,7 +138,7 @@ def _law(
     # share
     share = np.array([stable_share(delay) for _, delay in k_star])
     batch = np.array([b for b, _ in k_star]) / share if k_star else share
-    if len(np.unique(batch)) < FEWEST:
+    if len(np.unique(batch)) < MIN_BATCH_SIZES:
         return bare
     ((c1, c2),) = fit_many(batch, (np.array(list(k_star.values())) * share)[None])
     fitted = replace(bare, fit=Fit(float(c1), float(c2)))

@@ -1,11 +1,10 @@
-"""When the law of batch size is refused: not identifiable, because ...
+"""The law K = c1 / B + c2 as an answer: predictions with intervals, or why it is refused.
 
-The law K = c1 / B + c2 as an answer: its interval within and beyond what was measured, or why it
-is refused.
-
-`Fit` is the law and `fit_many` fits it; here are bounds and weights for it, a posterior of its
-constants, the error that the law itself makes, a form with a minimum of examples, and the reasons
-not to trust any of it.
+`law_of` fits it to observations, lower and upper bounds among them, by weighted M-estimation
+(`law_fit.fit_many`). It adds an error of the law itself, a posterior of the constants
+(`law_posterior`), an alternative form with a minimum of examples, and a verdict: the reasons not to
+trust any of it. `law_bootstrap` is the other law of this room: the table's, with bootstrap
+intervals.
 """
 
 from __future__ import annotations
@@ -14,38 +13,44 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
 from scipy import special
 
-from lit_dps.analysis.law_fit import FEWEST, LOSS_SCALE, Fit, fit_many
-from lit_dps.analysis.law_posterior import DRAWS, bends_of, posterior
-from lit_dps.analysis.observations import Observation, edges, exact
+from lit_dps.analysis.law_fit import LOSS_SCALE, MIN_BATCH_SIZES, Fit, fit_many
+from lit_dps.analysis.law_posterior import DRAWS, grid_of_bends, posterior
+from lit_dps.analysis.observations import Observation, exact, note_on_edges
 from lit_dps.analysis.tables import listed_numbers, three_digits
 
-CLOSE = 1.2  # batch sizes whose largest is below this times the smallest show no curve
+# How far the law itself is off: a prior of the root mean square of log K at a batch size that was
+# left out, worth so many points. 7 % is the median of public curves (docs/advice-law.md).
+TYPICAL_ERROR = 0.07
+PRIOR_POINTS = 3.0
+# What is added to it for each doubling beyond the measured batch sizes, in log K. On public curves
+# 9 of 10 errors are below 20 % up to 2 times the largest batch size, 38 % up to 4 times, 71 % up to
+# 16 times. Farther nothing is known.
+ERROR_PER_DOUBLING = 0.11
+MAX_EXTRAPOLATION = 16.0
+# The form with c3 is tried above this misfit of the additive law, and taken if an F test of the
+# further constant is significant at this level.
+MIN_MISFIT_FOR_OPTIMUM = 0.05
+SIGNIFICANCE = 0.05
 
-
-REACHED = (
-    0.5  # share of B_crit that the largest batch size has to reach: c2 is then a third of K there
-)
-
-
-OFF = 0.2  # of log K: a law that misses what it is fitted to by more says little of anything else
-
-
-DECLINE = 0.1  # log of the fall of K over the range, below which a curve is flat
-
-
-RISE, TYPICAL = (
-    0.2,
-    0.07,
-)  # log of a rise of K with B that is none by chance, for a law's typical error
-
-
-WIDE = 100.0  # B_crit is not known, where its 95 % interval spans more than this factor
+# Limits of the verdict.
+# Batch sizes whose largest is below this times the smallest show no curve.
+MIN_RANGE = 1.2
+# Share of B_crit that the largest batch size has to reach: c2 is then a third of K there.
+MIN_SHARE_OF_CRITICAL = 0.5
+# Root mean square of the residuals of log K, above which the law does not describe K.
+MAX_MISFIT = 0.2
+# Log of the fall of K over the range, below which a curve is flat.
+MIN_DECLINE = 0.1
+# Log of a rise of K with B, above which it may be more than noise.
+MAX_RISE = 0.2
+# Factor that the 95 % interval of B_crit may span.
+MAX_SPAN = 100.0
 
 
 @dataclass(frozen=True)
@@ -54,8 +59,7 @@ class Reason:
 
     Attributes:
         why: A clause.
-        within: Whether the law still describes what was measured, so that it serves between those
-            batch sizes.
+        within: Whether the law still describes K between the measured batch sizes.
     """
 
     why: str
@@ -65,94 +69,24 @@ class Reason:
         return self.why
 
 
-def why_not_fitted(observations: Sequence[Observation]) -> Reason | None:
-    """What is missing to tell a law at all."""
-    known = exact(observations)
-    sizes = [o.batch_size for o in known]
-    if len(known) < FEWEST:
-        listed = listed_numbers(sizes) or "none"
-        return Reason(f"K is known at {len(known)} batch sizes ({listed}), and {FEWEST} are needed")
-    if max(sizes) <= CLOSE * min(sizes):
-        span = max(sizes) / min(sizes) - 1
-        return Reason(f"all batch sizes lie within {100 * span:.0f} %: {listed_numbers(sizes)}")
-    return None
+class _Data(NamedTuple):
+    """Observations as arrays (n,)."""
 
+    batch_sizes: np.ndarray
+    steps: np.ndarray
+    variance: np.ndarray
+    bounds: np.ndarray
 
-def reason_to_refuse(
-    observations: Sequence[Observation],
-    ends: tuple[float, float],
-    misfit: float,
-    critical: tuple[float, float, float],
-) -> Reason | None:
-    """What a fitted law lacks: it does not fit, is flat or linear, or B_crit is out of sight.
+    @classmethod
+    def of(cls, observations: Sequence[Observation]) -> _Data:
+        """Return the arrays of some observations."""
+        names = ("batch_size", "steps", "variance", "bound")
+        return cls(*(np.array([getattr(o, n) for o in observations], float) for n in names))
 
-    Args:
-        observations: What it is fitted to.
-        ends: Its steps at the smallest and the largest batch size with a K.
-        misfit: Root mean square of its residuals of log K.
-        critical: B_crit and its 95 % limits.
-    """
-    known = sorted(exact(observations))
-    low, high = known[0].batch_size, known[-1].batch_size
-    for before in known:
-        for after in known:
-            rise = math.log(after.steps / before.steps)
-            noise = math.sqrt(before.variance + after.variance + 2 * TYPICAL**2)
-            if after.batch_size > before.batch_size and rise > max(RISE, 3 * noise):
-                ends = (
-                    f"{before.steps:.0f} at B = {before.batch_size:g} to {after.steps:.0f} at "
-                    f"{after.batch_size:g}"
-                )
-                return Reason(
-                    f"K rises, from {ends}, which no law of it does: is the rate tuned at each "
-                    "batch size?"
-                )
-    fall = math.log(ends[0] / ends[1])
-    if misfit > OFF:
-        forms = "nor does c3 / B^2 mend it" if len(known) > 4 else "with too few points for another"
-        return Reason(f"c1 / B + c2 does not fit: it misses K by {misfit:.0%}, {forms}")
-    if fall < DECLINE:
-        return Reason(
-            f"K is flat: it falls by {1 - math.exp(-fall):.0%} from B = {low:g} to {high:g}",
-            within=True,
-        )
-    value, least, most = critical
-    if high < REACHED * value:
-        least = max(least, high)
-        kind = (
-            "K falls in proportion to 1 / B as far as it is measured"
-            if value > 10 * high
-            else "B_crit is far"
-        )
-        return Reason(
-            f"{kind}: the largest B, {high:g}, is below half of B_crit, which lies above "
-            f"{three_digits(least)}",
-            True,
-        )
-    if most > WIDE * least:
-        interval = f"[{three_digits(least)}, {three_digits(most)}]"
-        return Reason(
-            f"the 95 % interval of B_crit, {interval}, spans more than a factor of {WIDE:g}",
-            within=True,
-        )
-    return None
-
-
-# How far the law itself is off: a prior of the root mean square of log K at a batch size that was
-# left out, worth so many points. 7 % is the median of public curves (docs/advice-law.md).
-TYPICAL_ERROR, WORTH = 0.07, 3.0
-
-
-# What is added to it for each doubling beyond the measured batch sizes, in log K. On public curves
-# 9 of 10 errors are below 20 % up to 2 times the largest batch size, 38 % up to 4 times, 71 % up to
-# 16 times; farther nothing is known.
-PER_DOUBLING, FARTHEST = 0.11, 16.0
-
-
-WORSE, LIKELY = (
-    0.05,
-    0.05,
-)  # c3 is offered above this error of the additive law, and below this probability of chance
+    @property
+    def is_exact(self) -> np.ndarray:
+        """(n,): whether an observation is K itself, no bound."""
+        return self.bounds == 0
 
 
 @dataclass(frozen=True)
@@ -165,14 +99,15 @@ class Law:
             / c2).
         fit: c1 [examples] and c2 [steps]; None with fewer than 2 batch sizes with a K.
         c3: [examples^2 steps]; 0 of the additive form.
-        misfit: Root mean square of the residuals of log K, over the points less the constants; nan
-            without a fit.
+        misfit: Root mean square of the residuals of log K, corrected for the number of constants;
+            nan without a fit.
         error: Standard deviation of log K about the law within the range, from residuals and
             `TYPICAL_ERROR`.
         refused: Why it is not identifiable, or None.
         draws: (DRAWS, 3), c1, c2, c3 from their posterior.
         deviates: (DRAWS,), of the law's error, in units of its standard deviation.
-        expected: What else was said of B_crit (`law_of`).
+        evidence: Log of the marginal likelihood of the form (`posterior`).
+        expected: Other evidence on B_crit (`law_of`).
     """
 
     observations: tuple[Observation, ...]
@@ -189,17 +124,17 @@ class Law:
 
     @cached_property
     def mixed(self) -> np.ndarray:
-        """(n, 3), `draws` and those of the other form, as many as its probability beside this one
-        asks for."""
-        if self.fit is None or len(exact(self.observations)) < FEWEST:
+        """(n, 3): `draws` and draws of the other form, in proportion to their probabilities."""
+        if self.fit is None or len(exact(self.observations)) < MIN_BATCH_SIZES:
             return self.draws
-        batch, steps, variance, bounds = _arrays(self.observations)
-        bent = self.form == "additive"
-        other, evidence = posterior(
-            batch, steps, np.sqrt(variance + self.error**2), bounds, bent, self.expected
+        data = _Data.of(self.observations)
+        deviation = np.sqrt(data.variance + self.error**2)
+        other_has_c3 = self.form == "additive"
+        others, evidence = posterior(
+            data.batch_sizes, data.steps, deviation, data.bounds, other_has_c3, self.expected
         )
         share = math.exp(min(evidence - self.evidence, 0.0))
-        return np.concatenate([self.draws, other[: round(share * DRAWS)]])
+        return np.concatenate([self.draws, others[: round(share * DRAWS)]])
 
     @property
     def range(self) -> tuple[float, float]:
@@ -209,18 +144,20 @@ class Law:
 
     @property
     def reach(self) -> tuple[float, float]:
-        """Batch sizes between which the law answers; nan where it does only at those measured.
+        """The batch sizes between which the law answers; nan if only measured K are answers.
 
-        Within what was measured, where the range is too short; up to `FARTHEST` times beyond, where
-        it is not.
+        An identifiable law answers up to `MAX_EXTRAPOLATION` times beyond its range, a law whose
+        range is too short only within it.
         """
         low, high = self.range
         if self.refused is None:
-            return low / FARTHEST, high * FARTHEST
-        return (low, high) if self.refused.within and self.fit else (math.nan, math.nan)
+            return low / MAX_EXTRAPOLATION, high * MAX_EXTRAPOLATION
+        if self.refused.within and self.fit is not None:
+            return low, high
+        return math.nan, math.nan
 
-    def steps(self, batch_size):
-        """Fitted steps to result at a batch size (number or array), refused or not.
+    def steps(self, batch_size: Any) -> Any:
+        """Return the fitted steps at a batch size (number or array), also if the law is refused.
 
         Raises:
             ValueError: without a fit.
@@ -229,51 +166,46 @@ class Law:
             raise ValueError(f"no law: {self.refused}")
         return self.fit.steps(batch_size) + self.c3 / np.asarray(batch_size, float) ** 2
 
-    def samples(self, batch_sizes) -> np.ndarray:
-        """(DRAWS, n): steps at some batch sizes by the posterior and the law's own error; for
-        `reach` alone."""
+    def samples(self, batch_sizes: Any) -> np.ndarray:
+        """Return steps (DRAWS, n) at batch sizes (n,) within `reach`: the posterior predictive.
+
+        They contain the uncertainty of the constants and the law's own error.
+        """
         batch = np.asarray(batch_sizes, float)
         c1, c2, c3 = (column[:, None] for column in self.draws.T)
         low, high = self.range
-        beyond = np.log2(np.maximum(1.0, np.maximum(batch / high, low / batch)))
-        spread = np.sqrt(self.error**2 + (PER_DOUBLING * beyond) ** 2)
-        return (c1 / batch + c2 + c3 / batch**2) * np.exp(spread * self.deviates[:, None])
+        doublings_beyond = np.log2(np.maximum(1.0, np.maximum(batch / high, low / batch)))
+        error = np.sqrt(self.error**2 + (ERROR_PER_DOUBLING * doublings_beyond) ** 2)
+        return (c1 / batch + c2 + c3 / batch**2) * np.exp(error * self.deviates[:, None])
 
     def predict(self, batch_sizes: Iterable[float]) -> pd.DataFrame:
-        """Steps to result at some batch sizes, with 95 % limits.
+        """Return steps to result at some batch sizes, with 95 % limits.
 
-        Columns: batch_size [examples], steps, low and high [steps], and how they are known: "law",
-        "extrapolated", "measured" (K itself, where the law is refused), or "refused", where they
-        are missing.
+        Columns: batch_size [examples], steps, low and high [steps], and known: "law",
+        "extrapolated", "measured" (K itself, where the law is refused), or "refused", where the
+        steps are missing.
         """
         batch = np.array(list(batch_sizes), float)
         low, high = self.reach
         first, last = self.range
         measured = {o.batch_size: o for o in exact(self.observations)}
         limits = np.full((2, len(batch)), np.nan)
-        if answers := [i for i, b in enumerate(batch) if low <= b <= high]:
-            limits[:, answers] = np.percentile(self.samples(batch[answers]), (2.5, 97.5), axis=0)
+        answered = np.flatnonzero((low <= batch) & (batch <= high))
+        if len(answered):
+            samples = self.samples(batch[answered])
+            limits[:, answered] = np.percentile(samples, (2.5, 97.5), axis=0)
         rows = []
         for b, (least, most) in zip(batch, limits.T, strict=True):
-            row = {
-                "batch_size": float(b),
-                "steps": None,
-                "low": None,
-                "high": None,
-                "known": "refused",
-            }
+            row = {"batch_size": float(b), "steps": None, "low": None, "high": None}
             if low <= b <= high:
                 steps = float(self.steps(b))
                 row |= {"steps": steps, "low": min(steps, least), "high": max(steps, most)}
                 row["known"] = "law" if first <= b <= last else "extrapolated"
             elif b in measured:
-                k, wide = measured[b].steps, 1.96 * math.sqrt(measured[b].variance or LOSS_SCALE**2)
-                row |= {
-                    "steps": k,
-                    "low": k * math.exp(-wide),
-                    "high": k * math.exp(wide),
-                    "known": "measured",
-                }
+                row |= _measured_steps(measured[b])
+                row["known"] = "measured"
+            else:
+                row["known"] = "refused"
             rows.append(row)
         return pd.DataFrame(rows).astype({"steps": float, "low": float, "high": float})
 
@@ -281,125 +213,240 @@ class Law:
     def critical(self) -> tuple[float, float, float]:
         """B_crit = c1 / c2 in examples and its 95 % limits; nan without a fit."""
         if self.fit is None:
-            return (math.nan,) * 3
+            return math.nan, math.nan, math.nan
         low, high = np.percentile(self.draws[:, 0] / self.draws[:, 1], (2.5, 97.5))
         value = self.fit.critical_batch_size
         return value, float(min(low, value)), float(max(high, value))
 
     @property
     def notes(self) -> list[str]:
-        """What to know of it, a line each."""
-        lines = [f"the law is not identifiable, because {self.refused}"] if self.refused else []
-        if self.form == "optimum":
-            least = math.sqrt(self.c3 / self.fit.c2) if self.fit.c2 else math.inf
-            where = (
-                f"fewest examples to goal at B = {three_digits(least)}"
-                if least < math.inf
-                else "no floor seen"
+        """Notes on the law for a reader, a line each."""
+        lines = []
+        if self.refused:
+            lines.append(f"the law is not identifiable, because {self.refused}")
+        if self.form == "optimum" and self.fit is not None:
+            optimum = "no floor seen"
+            if self.fit.c2:
+                batch_size = three_digits(math.sqrt(self.c3 / self.fit.c2))
+                optimum = f"fewest examples to goal at B = {batch_size}"
+            lines.append(
+                f"c1 / B + c2 misses what was measured, c3 / B^2 is added to it: {optimum}"
             )
-            lines.append(f"c1 / B + c2 misses what was measured, c3 / B^2 is added to it: {where}")
-        told = edges(self.observations)
-        return [*lines, *([told] if told else [])]
+        edges = note_on_edges(self.observations)
+        if edges:
+            lines.append(edges)
+        return lines
 
     def describe(self) -> str:
-        """The law in a line."""
+        """Return the law in a line."""
         if self.fit is None or self.refused:
             return f"not identifiable, because {self.refused}"
         constants = f"c1 = {three_digits(self.fit.c1)}  c2 = {three_digits(self.fit.c2)}"
-        constants += f"  c3 = {three_digits(self.c3)}" if self.form == "optimum" else ""
-        b, low, high = map(three_digits, self.critical)
-        return f"{constants}  B_crit = {b} [{low}, {high}]  misfit {self.misfit:.0%}"
+        if self.form == "optimum":
+            constants += f"  c3 = {three_digits(self.c3)}"
+        value, low, high = map(three_digits, self.critical)
+        return f"{constants}  B_crit = {value} [{low}, {high}]  misfit {self.misfit:.0%}"
+
+
+def _measured_steps(observation: Observation) -> dict[str, float]:
+    """Return K of an observation with its 95 % limits, as columns of `Law.predict`."""
+    k = observation.steps
+    half_width = 1.96 * math.sqrt(observation.variance or LOSS_SCALE**2)
+    return {"steps": k, "low": k * math.exp(-half_width), "high": k * math.exp(half_width)}
 
 
 def law_of(observations: Iterable[Observation], expected: tuple[float, float] | None = None) -> Law:
-    """The law of some observations, bounds among them, with its verdict.
+    """Return the law of some observations, bounds among them, with its verdict.
 
     Args:
         observations: At most one a batch size.
-        expected: What else says of B_crit, a noise scale say: its value [examples] and the standard
-            deviation of its logarithm. It narrows the posterior alone, not the fit.
+        expected: Other evidence on B_crit, such as a noise scale: its value [examples] and the
+            standard deviation of its logarithm. It narrows the posterior alone, not the fit.
 
     Raises:
         ValueError: for two observations of one batch size.
     """
-    known = tuple(sorted(observations))
-    if len({o.batch_size for o in known}) < len(known):
+    observations = tuple(sorted(observations))
+    if len({o.batch_size for o in observations}) < len(observations):
         raise ValueError("more than one observation of a batch size: take their median (`medians`)")
-    reason, count = why_not_fitted(known), len(exact(known))
+    reason = _why_not_fitted(observations)
+    count = len(exact(observations))
     if count < 2:
-        return Law(known, refused=reason, **_only(known, expected))
-    law = _fitted(known, "additive", expected)
-    if reason is None and count > 4 and law.misfit > WORSE:
-        other = _fitted(known, "optimum", expected)
-        free = count - 3
-        gain = (
-            (law.misfit / other.misfit) ** 2 * (free + 1) / free - 1
-        ) * free  # F of one constant more
-        if other.c3 > 0 and special.fdtrc(1, free, max(gain, 0.0)) < LIKELY:
+        return _unfitted(observations, reason, expected)
+    law = _fitted(observations, "additive", expected)
+    if reason is None and count > 4 and law.misfit > MIN_MISFIT_FOR_OPTIMUM:
+        other = _fitted(observations, "optimum", expected)
+        if other.c3 > 0 and _p_value(law.misfit, other.misfit, count - 3) < SIGNIFICANCE:
             law = other
     if reason is None:
-        ends = tuple(float(law.steps(b)) for b in law.range)
-        reason = reason_to_refuse(known, ends, law.misfit, law.critical)
-    return law if reason is None else replace(law, refused=reason)
+        reason = _why_not_identifiable(law)
+    if reason is None:
+        return law
+    return replace(law, refused=reason)
 
 
-def _arrays(known: tuple[Observation, ...]) -> list[np.ndarray]:
-    return [
-        np.array([getattr(o, name) for o in known], float)
-        for name in ("batch_size", "steps", "variance", "bound")
-    ]
+def _p_value(misfit: float, misfit_with_c3: float, free: int) -> float:
+    """Return the p-value of the F test of c3, with `free` degrees of freedom beside it."""
+    gain = ((misfit / misfit_with_c3) ** 2 * (free + 1) / free - 1) * free
+    return float(special.fdtrc(1, free, max(gain, 0.0)))
 
 
-def _only(known: tuple[Observation, ...], expected: tuple[float, float] | None) -> dict[str, Any]:
-    """What one K says: nothing of a fit, but where the next one may lie."""
-    if not exact(known):
-        return {}
-    batch, steps, variance, bounds = _arrays(known)
-    draws, _ = posterior(
-        batch, steps, np.sqrt(variance + TYPICAL_ERROR**2), bounds, False, expected
-    )
-    return {"draws": draws, "error": TYPICAL_ERROR}
+def _why_not_fitted(observations: Sequence[Observation]) -> Reason | None:
+    """Return what is missing for a law at all."""
+    sizes = [o.batch_size for o in exact(observations)]
+    if len(sizes) < MIN_BATCH_SIZES:
+        listed = listed_numbers(sizes) or "none"
+        return Reason(
+            f"K is known at {len(sizes)} batch sizes ({listed}), and {MIN_BATCH_SIZES} are needed"
+        )
+    if max(sizes) <= MIN_RANGE * min(sizes):
+        span = max(sizes) / min(sizes) - 1
+        return Reason(f"all batch sizes lie within {100 * span:.0f} %: {listed_numbers(sizes)}")
+    return None
 
 
-def _fitted(known: tuple[Observation, ...], form: str, expected: tuple[float, float] | None) -> Law:
-    batch, steps, variance, bounds = _arrays(known)
-    sure = bounds == 0
+def _why_not_identifiable(law: Law) -> Reason | None:
+    """Return why a fitted law is refused: K rises, a misfit, a flat curve, or B_crit out of sight.
+
+    None if it is not refused.
+    """
+    low, high = law.range
+    rise = _rise(exact(law.observations))
+    if rise is not None:
+        return rise
+    if law.misfit > MAX_MISFIT:
+        other_form = "with too few points for another"
+        if len(exact(law.observations)) > 4:
+            other_form = "nor does c3 / B^2 mend it"
+        return Reason(f"c1 / B + c2 does not fit: it misses K by {law.misfit:.0%}, {other_form}")
+    fall = math.log(float(law.steps(low)) / float(law.steps(high)))
+    if fall < MIN_DECLINE:
+        share = 1 - math.exp(-fall)
+        return Reason(
+            f"K is flat: it falls by {share:.0%} from B = {low:g} to {high:g}", within=True
+        )
+    value, least, most = law.critical
+    if high < MIN_SHARE_OF_CRITICAL * value:
+        what = "B_crit is far"
+        if value > 10 * high:
+            what = "K falls in proportion to 1 / B as far as it is measured"
+        return Reason(
+            f"{what}: the largest B, {high:g}, is below half of B_crit, which lies above "
+            f"{three_digits(max(least, high))}",
+            within=True,
+        )
+    if most > MAX_SPAN * least:
+        interval = f"[{three_digits(least)}, {three_digits(most)}]"
+        return Reason(
+            f"the 95 % interval of B_crit, {interval}, spans more than a factor of {MAX_SPAN:g}",
+            within=True,
+        )
+    return None
+
+
+def _rise(observations: Iterable[Observation]) -> Reason | None:
+    """Return the first rise of K with the batch size that is more than noise; None without one."""
+    ascending = sorted(observations)
+    for before in ascending:
+        for after in ascending:
+            if after.batch_size <= before.batch_size:
+                continue
+            rise = math.log(after.steps / before.steps)
+            noise = math.sqrt(before.variance + after.variance + 2 * TYPICAL_ERROR**2)
+            if rise > max(MAX_RISE, 3 * noise):
+                ends = (
+                    f"{before.steps:.0f} at B = {before.batch_size:g} to {after.steps:.0f} at "
+                    f"{after.batch_size:g}"
+                )
+                return Reason(
+                    f"K rises, from {ends}, which no law of it does: is the rate tuned at each "
+                    "batch size?"
+                )
+    return None
+
+
+def _unfitted(
+    observations: tuple[Observation, ...],
+    reason: Reason | None,
+    expected: tuple[float, float] | None,
+) -> Law:
+    """Return the law of fewer than two K: no fit, but a posterior if there is one K."""
+    if not exact(observations):
+        return Law(observations, refused=reason)
+    data = _Data.of(observations)
+    deviation = np.sqrt(data.variance + TYPICAL_ERROR**2)
+    draws, _ = posterior(data.batch_sizes, data.steps, deviation, data.bounds, False, expected)
+    return Law(observations, refused=reason, draws=draws, error=TYPICAL_ERROR)
+
+
+def _fitted(
+    observations: tuple[Observation, ...],
+    form: Literal["additive", "optimum"],
+    expected: tuple[float, float] | None,
+) -> Law:
+    """Return a law of one form, without a verdict."""
+    data = _Data.of(observations)
+    is_exact = data.is_exact
+    constants = 3 if form == "optimum" else 2
+    free = max(int(is_exact.sum()) - constants, 0)
+    degrees = PRIOR_POINTS + free
     error = TYPICAL_ERROR
-    for _ in range(2):  # weights need the law's own error, and that the residuals
-        weights = 1 / (variance + error**2)
-        c1, c2, c3 = _constants(batch, steps, weights / weights[sure].mean(), bounds, form)
-        residual = np.log(steps) - np.log(c1 / batch + c2 + c3 / batch**2)
-        free = max(int(sure.sum()) - 2 - (form == "optimum"), 0)
-        excess = max(0.0, float((residual[sure] ** 2 - variance[sure]).sum()))
-        error = math.sqrt((WORTH * TYPICAL_ERROR**2 + excess) / (WORTH + free))
-    misfit = math.sqrt(float((residual[sure] ** 2).sum()) / free) if free else math.nan
-    known_by = (
-        WORTH + free
-    )  # degrees of freedom of the error; as it is not known exactly, its t has more variance
-    wider = np.sqrt((variance + error**2) * known_by / (known_by - 2))
-    draws, evidence = posterior(batch, steps, wider, bounds, form == "optimum", expected)
-    deviates = special.stdtrit(known_by, (np.arange(DRAWS) + 0.5) / DRAWS)
+    c1, c2, c3 = math.nan, math.nan, math.nan
+    squares = np.empty(0)
+    # Weights need the law's own error, and the error needs the residuals: iterate once.
+    for _ in range(2):
+        weights = 1 / (data.variance + error**2)
+        c1, c2, c3 = _constants(data, weights / weights[is_exact].mean(), form)
+        fitted = c1 / data.batch_sizes + c2 + c3 / data.batch_sizes**2
+        squares = (np.log(data.steps) - np.log(fitted))[is_exact] ** 2
+        excess = max(0.0, float((squares - data.variance[is_exact]).sum()))
+        error = math.sqrt((PRIOR_POINTS * TYPICAL_ERROR**2 + excess) / degrees)
+    misfit = math.nan
+    if free:
+        misfit = math.sqrt(float(squares.sum()) / free)
+    # The error is an estimate, so deviations follow Student's t, which has more variance.
+    deviation = np.sqrt((data.variance + error**2) * degrees / (degrees - 2))
+    draws, evidence = posterior(
+        data.batch_sizes, data.steps, deviation, data.bounds, form == "optimum", expected
+    )
+    deviates = special.stdtrit(degrees, (np.arange(DRAWS) + 0.5) / DRAWS)
     np.random.default_rng(0).shuffle(deviates)
     return Law(
-        known, form, Fit(c1, c2), c3, misfit, error, None, draws, deviates, evidence, expected
+        observations=observations,
+        form=form,
+        fit=Fit(c1, c2),
+        c3=c3,
+        misfit=misfit,
+        error=error,
+        draws=draws,
+        deviates=deviates,
+        evidence=evidence,
+        expected=expected,
     )
 
 
-def _constants(batch, steps, weights, bounds, form: str) -> tuple[float, float, float]:
-    """c1, c2, c3 of the best fit. Given s = c3 / c1, it is the additive law of batch sizes B / (1 +
-    s / B)."""
-    bends, loss = np.zeros(1), LOSS_SCALE
+def _constants(data: _Data, weights: np.ndarray, form: str) -> tuple[float, float, float]:
+    """Return c1, c2, c3 of the best fit.
+
+    At a fixed s = c3 / c1 the law is the additive one of batch sizes B / (1 + s / B), so only s is
+    searched: on a grid, then twice on a finer one around the best.
+    """
+    batch = data.batch_sizes
+    bends = np.zeros(1)
+    rounds = 1
     if form == "optimum":
-        bends = np.concatenate([bends, bends_of(batch)])
-    for _ in range(
-        1 if form == "additive" else 3
-    ):  # a grid of s, then twice a finer one around the best
-        every = np.broadcast_to(steps, (len(bends), len(steps)))
-        fits = fit_many(batch / (1 + bends[:, None] / batch), every, loss, weights, bounds)
-        found = fits[:, :1] * (1 / batch + bends[:, None] / batch**2) + fits[:, 1:]
-        residual = np.log(steps) - np.log(found)
-        z = np.where(bounds * residual < 0, 0.0, residual) / loss
+        bends = np.concatenate([bends, grid_of_bends(batch)])
+        rounds = 3
+    c1, c2, c3 = math.nan, math.nan, math.nan
+    for _ in range(rounds):
+        steps = np.broadcast_to(data.steps, (len(bends), len(batch)))
+        straightened = batch / (1 + bends[:, None] / batch)
+        fits = fit_many(straightened, steps, LOSS_SCALE, weights, data.bounds)
+        fitted = fits[:, :1] * (1 / batch + bends[:, None] / batch**2) + fits[:, 1:]
+        residuals = np.log(data.steps) - np.log(fitted)
+        z = np.where(data.bounds * residuals < 0, 0.0, residuals) / LOSS_SCALE
         best = int((weights * (np.sqrt(1 + z * z) - 1)).sum(axis=1).argmin())
-        s = bends[best]
+        bend = bends[best]
+        c1, c2, c3 = float(fits[best, 0]), float(fits[best, 1]), float(fits[best, 0] * bend)
         bends = np.linspace(bends[max(best - 1, 0)], bends[min(best + 1, len(bends) - 1)], 12)
-    return float(fits[best, 0]), float(fits[best, 1]), float(fits[best, 0] * s)
+    return c1, c2, c3

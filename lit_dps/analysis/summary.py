@@ -48,7 +48,7 @@ class CellSummary:
         return [result.steps for result in self.trials]
 
 
-def at_first_check(k_star: int | None, check_interval: int) -> bool:
+def at_first_check(k_star: float | None, check_interval: int) -> bool:
     """Whether K*, in steps, is that of the first check, so that nothing says how much sooner the
     goal was met.
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.law import Law, law_of
-from lit_dps.analysis.observations import observed
+from lit_dps.analysis.observations import observation_of_cell
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import Cell, Series
 from lit_dps.storage.advice_store import AdviceStore
@@ -63,7 +63,8 @@ def laws_of(record: StudyRecord | None) -> dict[Series, Law]:
     found = {}
     cells = Analysis(record).cells
     for series in record.series:
-        own = [observed(record, summary) for summary in cells if summary.cell.series == series]
+        of_series = [summary for summary in cells if summary.cell.series == series]
+        own = [observation_of_cell(record, summary) for summary in of_series]
         law = law_of([each for each in own if each is not None])
         if law.fit is not None and not math.isnan(law.reach[0]):
             found[series] = law

@@ -28,16 +28,16 @@ from typing import NamedTuple
 import numpy as np
 
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.law import OFF
+from lit_dps.analysis.law import MAX_MISFIT
 from lit_dps.analysis.law_bootstrap import (
     PERCENTILES,
     REPLICATES,
     Interval,
     Scaling,
+    bootstrap_median_law,
     estimate,
     median_draws,
     resample,
-    scale_medians,
 )
 from lit_dps.analysis.repeats import seeds_of
 from lit_dps.core.racing import last_step
@@ -211,7 +211,7 @@ def curves(study: Analysis, *every: Series) -> list[Scaling]:
         return [study.scalings[series] for series in every]
     seeds, check = seeds_of(study.repeats), study.record.goal.check_interval
     return [
-        scale_medians(
+        bootstrap_median_law(
             seeds[s], check, study.replicates, name=study.name_of(s), luck=point_luck(study, s)
         )
         for s in every
@@ -292,5 +292,7 @@ def fit_ratio(
 def misfits(laws: Mapping[str, Scaling]) -> str:
     """Which of some fitted laws miss what they are fitted to, so that their constants say little;
     "" where none."""
-    off = [f"by {law.misfit:.0%} at {name}" for name, law in laws.items() if law.misfit > OFF]
+    off = [
+        f"by {law.misfit:.0%} at {name}" for name, law in laws.items() if law.misfit > MAX_MISFIT
+    ]
     return f"c1 / B + c2 misses K* {', '.join(off)}" if off else ""

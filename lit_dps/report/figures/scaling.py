@@ -19,9 +19,9 @@ from matplotlib.patches import Patch
 import lit_dps.report.figures.style as look
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.law_bootstrap import Scaling, medians_outside
-from lit_dps.analysis.repeats import outside_text
 from lit_dps.analysis.tables import columns_of, legend, listed, numbers, rows_of, title
 from lit_dps.core.trial import Series
+from lit_dps.report.repeats import outside_text
 
 NAME, PAPER = "scaling", "1, 7-11"
 CAPTION = "K* against batch size by sparsity (the paper's Figure 1)"

@@ -8,12 +8,12 @@ from typing import Any
 
 from lit_dps import __version__
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.repeats import intervals_of
 from lit_dps.core.environment import KEY, SINCE
 from lit_dps.core.record import StudyRecord, setting
 from lit_dps.core.search_space import short_names
 from lit_dps.report.answer import sentences, timing_notes
 from lit_dps.report.commands import again_command
+from lit_dps.report.repeats import intervals_of
 
 
 def verdict(study: Analysis) -> list[str]:

@@ -9,9 +9,10 @@ from statistics import fmean, median_low
 import numpy as np
 import pytest
 
-from lit_dps.analysis.best_of_n import best_of, draws_text, last_doubling, why_no_draws
+from lit_dps.analysis.best_of_n import best_of, last_doubling, why_no_draws
 from lit_dps.core.trial import Cell
 from lit_dps.report.figures import FIGURES, drawn
+from lit_dps.report.repeats import draws_text
 from tests.support.fake_study import analysis_of, result
 
 pytestmark = pytest.mark.pictures

@@ -7,7 +7,7 @@ import optuna
 import pytest
 
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.law_bootstrap import scale
+from lit_dps.analysis.law_bootstrap import bootstrap_law
 from lit_dps.analysis.other_goals import at_goal
 from lit_dps.analysis.summary import at_first_check, summarize
 from lit_dps.analysis.tables import records
@@ -46,8 +46,8 @@ def test_only_the_first_check_is_a_bound(k_star, bound):
 def test_the_law_leaves_it_out_and_keeps_it_among_the_k_star():
     trials = {8: [800, 960], 16: [407, 480], 64: [112, 160], 512: [16, 32]}
     scaling, without = (
-        scale(trials, check_interval=16),
-        scale({b: trials[b] for b in (8, 16, 64)}, check_interval=16),
+        bootstrap_law(trials, check_interval=16),
+        bootstrap_law({b: trials[b] for b in (8, 16, 64)}, check_interval=16),
     )
     assert scaling.k_star == {8: 800, 16: 407, 64: 112, 512: 16}
     assert (scaling.at_first_check, scaling.resolved) == ({512}, {8: 800, 16: 407, 64: 112})
@@ -56,21 +56,21 @@ def test_the_law_leaves_it_out_and_keeps_it_among_the_k_star():
     assert (scaling.c1, scaling.c2, scaling.critical) == (without.c1, without.c2, without.critical)
     assert (scaling.replicates == without.replicates).all()
     assert (scaling.bound, scaling.describe()) == (without.bound, without.describe())
-    assert scale(trials).at_first_check == frozenset()
+    assert bootstrap_law(trials).at_first_check == frozenset()
 
 
 def test_what_was_not_fitted_bounds_no_critical_batch_size():
     # c1 = 1600 and no c2; the largest batch size that says so is 32.
-    scaling = scale({8: [200], 16: [100], 32: [50], 4096: [16]}, check_interval=16)
+    scaling = bootstrap_law({8: [200], 16: [100], 32: [50], 4096: [16]}, check_interval=16)
     assert scaling.describe() == "not identifiable: B_crit > 32"
     # Both terms are equal at 0.1 examples, below the smallest batch size that was fitted but not
     # below 0.05.
-    flat = scale({8: [200], 16: [200], 32: [200], 1024: [16]}, check_interval=16)
+    flat = bootstrap_law({8: [200], 16: [200], 32: [200], 1024: [16]}, check_interval=16)
     assert flat.describe().endswith(", below the smallest batch size")
 
 
 def test_too_few_others_give_no_law_and_the_verdict_says_why():
-    scaling = scale({8: [800, 960], 64: [16, 32], 512: [16, 16]}, check_interval=16)
+    scaling = bootstrap_law({8: [800, 960], 64: [16, 32], 512: [16, 16]}, check_interval=16)
     assert scaling.fit is None
     assert (
         scaling.describe()

@@ -7,7 +7,14 @@ import optuna
 import pytest
 
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.law_bootstrap import NEGLIGIBLE, Interval, Scaling, estimate, resample, scale
+from lit_dps.analysis.law_bootstrap import (
+    NEGLIGIBLE,
+    Interval,
+    Scaling,
+    bootstrap_law,
+    estimate,
+    resample,
+)
 from lit_dps.analysis.tables import three_digits
 from lit_dps.core.trial import Cell, Series
 from lit_dps.storage.read import read_study
@@ -33,7 +40,7 @@ def test_resamples_take_the_best_complete_trial():
 def test_resamples_left_with_one_batch_size_are_left_out():
     # Of 4 cells, each without a complete trial in a quarter of the resamples, 1 or none is left in
     # 13 of 256.
-    scaling = scale({b: [1e4 / b + 10, None] for b in (4, 16, 64, 256)}, replicates=4000)
+    scaling = bootstrap_law({b: [1e4 / b + 10, None] for b in (4, 16, 64, 256)}, replicates=4000)
     assert len(scaling.replicates) == pytest.approx(4000 * (1 - 13 / 256), abs=56)
     assert scaling.c1 == pytest.approx((1e4, 1e4))
 
@@ -42,7 +49,7 @@ def test_resamples_are_rounded_to_the_grid_of_checks():
     # The goal was met in (980, 1000], and so on: a resample has each K* anywhere in there, and the
     # law of all three.
     trials = {10: [1000, 1000], 30: [481.5, 481.5], 100: [300, 300]}
-    scaling = scale(trials, check_interval=20)
+    scaling = bootstrap_law(trials, check_interval=20)
     c1, c2 = scaling.replicates.T
     for b, (k, _) in trials.items():
         steps = c1 / b + c2
@@ -61,14 +68,17 @@ def test_resamples_are_rounded_to_the_grid_of_checks():
     assert high == pytest.approx(
         [300], abs=0.7
     )  # widened to hold the fit, which is of the K* observed
-    assert scaling.fit == scale(trials).fit
-    assert (scaling.replicates == scale(trials, check_interval=20).replicates).all()
-    assert (scaling.replicates != scale(trials, check_interval=20, seed=1).replicates).any()
+    assert scaling.fit == bootstrap_law(trials).fit
+    assert (scaling.replicates == bootstrap_law(trials, check_interval=20).replicates).all()
+    assert (scaling.replicates != bootstrap_law(trials, check_interval=20, seed=1).replicates).any()
 
 
 def test_rounding_draws_the_same_trials_but_is_a_cells_own():
     trials = {10: [1000, 1200, 1400], 30: [481, 520, 600], 100: [300, 320, 400]}
-    exact, rounded = scale(trials).replicates, scale(trials, check_interval=20).replicates
+    exact, rounded = (
+        bootstrap_law(trials).replicates,
+        bootstrap_law(trials, check_interval=20).replicates,
+    )
     off = {b: (exact - rounded) @ [1 / b, 1] for b in trials}
     for shift in off.values():
         assert (
@@ -78,7 +88,9 @@ def test_rounding_draws_the_same_trials_but_is_a_cells_own():
     # Twice as many steps at the same batch size and points: the rounding of the one says nothing of
     # the other's.
     twice = {b: [2 * k for k in steps] for b, steps in trials.items()}
-    other = (scale(twice).replicates - scale(twice, check_interval=20).replicates) @ [1 / 10, 1]
+    other = (
+        bootstrap_law(twice).replicates - bootstrap_law(twice, check_interval=20).replicates
+    ) @ [1 / 10, 1]
     assert abs(np.corrcoef(off[10], other)[0, 1]) < 0.13
 
 
@@ -86,7 +98,7 @@ def test_intervals_are_percentiles_that_hold_the_estimate():
     trials = {
         b: [r.steps for r in law_results(Cell(b, 0.0), 30, 4e4, 60)] for b in (4, 16, 64, 256, 1024)
     }
-    scaling = scale(trials)
+    scaling = bootstrap_law(trials)
     fit, (c1, c2) = scaling.fit, scaling.replicates.T
     assert scaling.replicates.shape == (1000, 2)
     for interval, values, value in (
@@ -102,14 +114,16 @@ def test_intervals_are_percentiles_that_hold_the_estimate():
     assert (low <= fit.steps(np.array([4.0, 1024.0]))).all()
     assert (high >= fit.steps(np.array([4.0, 1024.0]))).all()
     assert low[1] == pytest.approx(min(np.percentile(c1 / 1024 + c2, 2.5), fit.steps(1024)))
-    assert scale(trials) == scaling
-    assert scale(trials, seed=1).c1 != scaling.c1
+    assert bootstrap_law(trials) == scaling
+    assert bootstrap_law(trials, seed=1).c1 != scaling.c1
 
 
 def test_an_interval_never_misses_its_estimate():
     # The best of six trials is missing from a third of a cell's resamples: with 14 cells hardly any
     # keeps them all.
-    scaling = scale({int(b): [k * (4e4 / b + 60) for k in (1, *[1.05] * 5)] for b in POWERS})
+    scaling = bootstrap_law(
+        {int(b): [k * (4e4 / b + 60) for k in (1, *[1.05] * 5)] for b in POWERS}
+    )
     low, _ = np.percentile(scaling.replicates, 2.5, axis=0)
     assert low > 40_010
     assert scaling.c1.low == scaling.fit.c1 == pytest.approx(4e4)
@@ -121,7 +135,7 @@ def test_an_interval_never_misses_its_estimate():
 def test_the_order_of_cells_does_not_matter():
     trials = {10: [1000, 1500, 2000], 100: [300, 350], 1000: [200, 100]}
     shuffled = {b: trials[b] for b in (100, 1000, 10)}
-    assert scale(trials, replicates=50) == scale(shuffled, replicates=50)
+    assert bootstrap_law(trials, replicates=50) == bootstrap_law(shuffled, replicates=50)
 
 
 def trials_of(c1, c2, batch):
@@ -130,10 +144,10 @@ def trials_of(c1, c2, batch):
 
 
 def test_identifiable_from_half_of_b_crit_on():
-    seen = scale(trials_of(1e5, 100, (8, 64, 512)), replicates=200)  # B_crit = 1000
+    seen = bootstrap_law(trials_of(1e5, 100, (8, 64, 512)), replicates=200)  # B_crit = 1000
     assert seen.identifiable
     assert seen.describe().startswith("B_crit = 1000 [")
-    short = scale(trials_of(1e5, 100, (8, 64, 480)), replicates=200)
+    short = bootstrap_law(trials_of(1e5, 100, (8, 64, 480)), replicates=200)
     assert short.c2.low * 480 / short.fit.c1 > NEGLIGIBLE
     assert not short.identifiable
     assert short.bound == short.critical.low < 1000
@@ -141,12 +155,12 @@ def test_identifiable_from_half_of_b_crit_on():
 
 
 def test_not_identifiable_where_c2_may_be_zero():
-    perfect = scale(trials_of(1e5, 0, (8, 64, 512)), replicates=200)
+    perfect = bootstrap_law(trials_of(1e5, 0, (8, 64, 512)), replicates=200)
     assert not perfect.identifiable
     assert math.isfinite(perfect.bound)
     assert 0 < perfect.bound <= 512 / NEGLIGIBLE
     # B_crit by the estimate well inside the data, but some resamples see no floor at all.
-    unsure = scale({8: [1000, 5000], 64: [400, 500], 512: [60, 350]}, replicates=500)
+    unsure = bootstrap_law({8: [1000, 5000], 64: [400, 500], 512: [60, 350]}, replicates=500)
     assert unsure.fit.critical_batch_size < 2 * 512
     assert unsure.c2.low * 512 / unsure.fit.c1 < NEGLIGIBLE
     assert unsure.critical.high > 512 / NEGLIGIBLE
@@ -156,30 +170,30 @@ def test_not_identifiable_where_c2_may_be_zero():
 def test_a_c2_too_small_to_see_counts_as_zero():
     # A sixteenth of the resamples, with 5000 steps at B = 8 and 625 at 64, want c2 = 0: 78.13 is
     # 40000 / 512.
-    faint = scale({8: [1000, 5000], 64: [180.6, 625], 512: [78.13, 78.13]}, replicates=200)
+    faint = bootstrap_law({8: [1000, 5000], 64: [180.6, 625], 512: [78.13, 78.13]}, replicates=200)
     assert faint.fit.critical_batch_size == pytest.approx(118, abs=1)
     assert 0 <= faint.c2.low < 0.01
     assert not faint.identifiable
 
 
 def test_where_every_resample_scales_perfectly_the_largest_batch_is_the_bound():
-    perfect = scale({b: [1e5 / b**1.1] * 2 for b in (8, 64, 512)}, replicates=20)
+    perfect = bootstrap_law({b: [1e5 / b**1.1] * 2 for b in (8, 64, 512)}, replicates=20)
     assert perfect.critical == (math.inf, math.inf)
     assert perfect.describe() == "not identifiable: B_crit > 512"
 
 
 def test_one_trial_a_cell_gives_a_fit_without_intervals():
-    scaling = scale({b: [1e5 / b + 100] for b in (8, 64, 2048)})
+    scaling = bootstrap_law({b: [1e5 / b + 100] for b in (8, 64, 2048)})
     assert scaling.c1 is scaling.c2 is scaling.critical is scaling.band(np.array([8.0])) is None
     assert scaling.describe() == "B_crit = 1000"
     assert (
-        scale({b: [1e5 / b + 100] for b in (8, 32, 64)}).describe()
+        bootstrap_law({b: [1e5 / b + 100] for b in (8, 32, 64)}).describe()
         == "not identifiable: B_crit > 64"
     )
 
 
 def test_too_few_batch_sizes_are_said_so():
-    scaling = scale({8: [100, None], 16: [None, None], 32: []})
+    scaling = bootstrap_law({8: [100, None], 16: [None, None], 32: []})
     assert scaling == Scaling({8: 100})
     assert scaling.describe() == "needs complete trials at 3 batch sizes; has 1"
     assert scaling.bound is None
@@ -188,7 +202,7 @@ def test_too_few_batch_sizes_are_said_so():
 
 
 def test_two_points_meet_any_law_and_give_none():
-    scaling = scale({b: [1e5 / b + 100, 2e5 / b + 300] for b in (8, 2048)})
+    scaling = bootstrap_law({b: [1e5 / b + 100, 2e5 / b + 300] for b in (8, 2048)})
     assert (
         scaling.fit is scaling.c1 is scaling.critical is scaling.bound is None
         and not scaling.identifiable
@@ -198,7 +212,7 @@ def test_two_points_meet_any_law_and_give_none():
 
 def test_a_floor_reached_before_the_smallest_batch_is_said_so():
     assert (
-        scale({8: [100], 16: [100], 64: [100]})
+        bootstrap_law({8: [100], 16: [100], 64: [100]})
         .describe()
         .endswith(", below the smallest batch size")
     )

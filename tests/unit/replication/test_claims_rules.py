@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from lit_dps.analysis.law_bootstrap import Interval, Scaling, scale
+from lit_dps.analysis.law_bootstrap import Interval, Scaling, bootstrap_law
 from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell, Series
 from lit_dps.replication.claims_trials import rank_correlation
@@ -158,14 +158,14 @@ def test_ratios_of_laws_resample_by_the_same_points():
     # resample.
     steps = {10: [1000, 1100, 1300, None], 30: [400, 500, None, 460], 100: [150, 300, None, 170]}
     twice = {b: [k and 2 * k for k in found] for b, found in steps.items()}
-    ratio, drawn = fit_ratio(scale(twice), scale(steps), lambda c1, c2: c1)
+    ratio, drawn = fit_ratio(bootstrap_law(twice), bootstrap_law(steps), lambda c1, c2: c1)
     assert ratio == pytest.approx(2)
     assert drawn == pytest.approx(np.full(len(drawn), 2.0))
-    assert len({*np.round(scale(steps).replicates[:, 0])}) > 3
-    ratio, drawn = fit_ratio(scale(twice), scale(steps), lambda c1, c2: c1 / c2)
+    assert len({*np.round(bootstrap_law(steps).replicates[:, 0])}) > 3
+    ratio, drawn = fit_ratio(bootstrap_law(twice), bootstrap_law(steps), lambda c1, c2: c1 / c2)
     assert ratio == pytest.approx(1, rel=1e-5)
-    assert fit_ratio(Scaling({8: 100}), scale(steps), lambda c1, c2: c1) is None
-    assert fit_ratio(scale(steps), Scaling({8: 100}), lambda c1, c2: c1) is None
+    assert fit_ratio(Scaling({8: 100}), bootstrap_law(steps), lambda c1, c2: c1) is None
+    assert fit_ratio(bootstrap_law(steps), Scaling({8: 100}), lambda c1, c2: c1) is None
 
 
 def test_rank_correlation_is_spearmans():

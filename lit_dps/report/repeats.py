@@ -1,0 +1,233 @@
+"""Repeats on fresh seeds in words: their section of a report, its notes, and the law of medians."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from lit_dps.analysis.best_of_n import halves, last_doubling, why_no_draws
+from lit_dps.analysis.law_bootstrap import Scaling, estimate, medians_outside
+from lit_dps.analysis.repeats import RepeatSummary, all_runs_are_equal
+from lit_dps.analysis.summary import CellSummary
+from lit_dps.analysis.tables import aligned, listed_numbers, short_columns, three_digits, times
+from lit_dps.core.record import StudyRecord
+from lit_dps.core.trial import Series, Status
+
+
+def luck_text(
+    record: StudyRecord,
+    cells: Sequence[CellSummary],
+    repeats: Sequence[RepeatSummary],
+    median_laws: Mapping[Series, Scaling],
+) -> str:
+    """Return the section on repeats and what they say; empty where nothing is repeated."""
+    if not repeats:
+        return ""
+    return repeats_text(record, repeats) + draws_text(record, cells) + median_law_text(median_laws)
+
+
+def repeats_text(record: StudyRecord, repeats: Sequence[RepeatSummary]) -> str:
+    """Return the table of repeated points and the bias of K*; empty where nothing is repeated."""
+    if not repeats:
+        return ""
+    plan = record.plan
+    which = "the point of K*"
+    if plan.points > 1:
+        which = f"the {plan.points} best points"
+    until = "the step budget"
+    if plan.slack is not None:
+        until = f"{plan.slack:g} x K*"
+    seeds = f"{plan.count} fresh seed{'s' * (plan.count > 1)}"
+    lines = [
+        f"repeats: {which} on {seeds} (initial weights, mask and order of examples), to {until} "
+        "at most"
+    ]
+    lines += aligned(_row_to_print(each, plan.points > 1) for each in repeats)
+    biases = [each.bias for each in repeats if each.rank == 1 and each.bias is not None]
+    if biases:
+        mean = math.exp(sum(map(math.log, biases)) / len(biases))
+        lines.append(
+            f"  K* is x{mean:.2f} the median of its own point over seeds, in the geometric mean "
+            f"of {len(biases)} cells: the luck of the least of many trials"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _row_to_print(repeated: RepeatSummary, shows_point: bool) -> dict[str, str]:
+    """Return one row of the table of repeated points, by column."""
+    interval = repeated.check_interval
+    row = {"B": str(repeated.cell.batch_size), **short_columns(repeated.cell.series)}
+    steps_column = "K*"
+    if shows_point:
+        row["point"] = str(repeated.point)
+        steps_column = "K in the search"
+    row[steps_column] = _steps_text(repeated.steps, interval)
+    row["median"] = _steps_text(repeated.median, interval)
+    row["quartiles"] = _range_text(repeated, 0.25, 0.75)
+    row["all"] = _range_text(repeated, 0, 1)
+    row["repeats"] = str(len(repeated.results))
+    row["missed"] = str(repeated.missed)
+    row["K / median"] = "-" if repeated.bias is None else f"{repeated.bias:.2f}"
+    return row
+
+
+def _steps_text(steps: float | None, check_interval: int) -> str:
+    """Return steps over seeds as text; a bound at the first check, "missed" if infinite."""
+    if steps is None:
+        return "-"
+    if math.isinf(steps):
+        return "missed"
+    if steps <= check_interval:
+        return f"<= {check_interval}"
+    return three_digits(steps)
+
+
+def _range_text(repeated: RepeatSummary, low: float, high: float) -> str:
+    """Return two quantiles of the steps over seeds as text."""
+    if not repeated.results:
+        return "-"
+    interval = repeated.check_interval
+    lowest = _steps_text(repeated.quantile(low), interval)
+    return f"{lowest} to {_steps_text(repeated.quantile(high), interval)}"
+
+
+def draws_text(record: StudyRecord, cells: Sequence[CellSummary]) -> str:
+    """Return what the last doubling of the trials was worth, in a line.
+
+    Empty where no cell has two trials and a K*.
+    """
+    if why_no_draws(record) or not halves(cells):
+        return ""
+    ratios = last_doubling(cells)
+    if not ratios:
+        why = "too few trials of each cell are complete"
+        return f"draws: what doubling the trials would save is not known: {why}\n"
+    mean = three_digits(math.exp(sum(map(math.log, ratios)) / len(ratios)))
+    spread = ""
+    if len(ratios) > 1:
+        spread = f" (x{three_digits(min(ratios))} to x{three_digits(max(ratios))})"
+    counted = f"{len(ratios)} of {len(cells)} cells"
+    over = f"in the geometric mean of {counted} and all their halves with a complete trial"
+    needs = f"the best of half of the trials needs x{mean}{spread} the steps of K*"
+    return f"draws: {needs},\n  {over}: a first guess of what doubling the trials would save\n"
+
+
+def median_law_text(scalings: Mapping[Series, Scaling]) -> str:
+    """Return the law of the medians over seeds, a line a series; empty without repeats."""
+    if not scalings:
+        return ""
+    lines = ["median K over seeds = c1 / B + c2, 95 % intervals over seeds", *law_lines(scalings)]
+    return "\n".join(lines) + "\n"
+
+
+def law_lines(scalings: Mapping[Series, Scaling]) -> list[str]:
+    """Return a line a series: the constants of its law with intervals, and its verdict."""
+    lines = []
+    for series, scaling in sorted(scalings.items()):
+        parts = [scaling.describe()]
+        if scaling.fit is not None:
+            c1 = estimate(scaling.fit.c1, scaling.c1)
+            c2 = estimate(scaling.fit.c2, scaling.c2)
+            parts = [f"c1 = {c1}", f"c2 = {c2}", *parts]
+        lines.append(f"  {series}  " + "  ".join(parts))
+    return lines
+
+
+def intervals_of(scalings: Mapping[Series, Scaling]) -> str:
+    """Return what the intervals of the laws of K* are, in words."""
+    over = {scaling.over for scaling in scalings.values()}
+    if over == {"seeds"}:
+        return "intervals over seeds"
+    over_trials = "bootstrap intervals over trials, which lean upward"
+    if "seeds" in over:
+        condition = "or where a cell lacks repeats or one missed the goal"
+        return f"intervals over seeds, {condition} {over_trials}"
+    return over_trials
+
+
+def outside_text(outside: Mapping[int, float]) -> str:
+    """Return where medians leave the law in words: above at B = 8, 16, below at B = 2."""
+    above = [batch_size for batch_size, ratio in outside.items() if ratio > 1]
+    below = [batch_size for batch_size, ratio in outside.items() if ratio <= 1]
+    parts = []
+    if above:
+        parts.append(f"above at B = {listed_numbers(above)}")
+    if below:
+        parts.append(f"below at B = {listed_numbers(below)}")
+    return ", ".join(parts)
+
+
+def median_notes(
+    laws: Mapping[Series, Scaling], medians: Mapping[Series, Scaling], check_interval: int
+) -> list[str]:
+    """Return a note on medians over seeds that leave the law of K*; empty without any."""
+    parts = []
+    ratios = []
+    for series, of_medians in sorted(medians.items()):
+        outside = medians_outside(laws[series], of_medians, check_interval)
+        if outside:
+            parts.append(f"{series} {outside_text(outside)}")
+            ratios += outside.values()
+    if not parts:
+        return []
+    most = max(ratios, key=lambda ratio: abs(math.log(ratio)))
+    return [
+        f"medians over seeds lie outside the 95 % band of the law of K*: {'; '.join(parts)}; up "
+        f"to {times(most)} the law. One run at the best point needs the median, not the law"
+    ]
+
+
+def repeat_notes(
+    record: StudyRecord, repeats: Sequence[RepeatSummary], own_goal: StudyRecord | None = None
+) -> list[str]:
+    """Return notes on the repeats, a line each; arguments as of `summarize_repeats`."""
+    if not record.plan.count:
+        return []
+    goal = record.goal if own_goal is None else own_goal.goal
+    if record.goal.value != goal.value and not goal.easier(record.goal.value):
+        return [f"no repeats here: they end at {goal}, the study's own"]
+    lines = []
+    without = sum(not each.asked for each in repeats)
+    if without:
+        why = f"repeated are those of {goal}, the study's own"
+        lines.append(f"{without} of the {len(repeats)} best points here have no repeats: {why}")
+    asked = sum(each.asked for each in repeats)
+    missing = sum(each.asked - len(each.results) for each in repeats)
+    if missing:
+        lines.append(f"{missing} of {asked} repeats of the best points have not finished")
+    stored = [result for results in record.repeats.values() for result in results]
+    best = {(each.cell, each.point) for each in repeats}
+    unused = sum((result.trial.cell, result.trial.point) not in best for result in stored)
+    if unused:
+        when = "any more" if goal.value == record.goal.value else "at this goal"
+        lines.append(
+            f"{unused} repeats of points that are not the best {when} are kept and not counted"
+        )
+    failed = [result for result in stored if result.status is Status.FAILED]
+    if failed:
+        lines.append(
+            f"{len(failed)} repeats failed, the first with {failed[0].failure}: the next run "
+            "repeats them"
+        )
+    started = [each for each in repeats if each.results]
+    equal = sum(all_runs_are_equal(record, each) for each in started)
+    if equal:
+        lines.append(
+            f"at {equal} of the {len(started)} repeated points all runs are the same, that of the "
+            "search too: the module or the data seed themselves, or draw nothing, so that the "
+            "spread over seeds is not known"
+        )
+    order = _data_order(record)
+    if order not in ("authors", "per_trial"):
+        lines.append(
+            f"data.order {order} is a file: all repeats take their examples in that one order"
+        )
+    return lines
+
+
+def _data_order(record: StudyRecord) -> str:
+    """Return data.order of a study's configuration."""
+    data = record.config.get("data", {})
+    if not isinstance(data, dict):
+        return "authors"
+    return str(data.get("init_args", {}).get("order", "authors"))
