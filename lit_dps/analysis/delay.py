@@ -3,8 +3,8 @@
 Gradient descent with gradients of tau steps ago is stable on curvature h for rates below 2 s / h,
 where s is that sine. So the floor c2 of the steps grows by 1 / s, about (4 tau + 2) / pi, while c1,
 the noise's part, stays. This is an approximation of ours, from the stability of a single mode;
-Stich, Mohtashami and Jaggi (2021) give orders: one critical parameter of the data for batch size
-and delay alike. It can be seen to fail, in the laws of each delay beside it.
+Stich, Mohtashami and Jaggi (2021) give orders: one critical parameter of the data for both batch
+size and delay. The separate laws of each delay, in the same table, show where it fails.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,6 +22,7 @@ from lit_dps.analysis.law_bootstrap import (
     Interval,
     Scaling,
     estimate,
+    interval_columns,
     percentile_interval,
     resample,
 )
@@ -41,14 +43,17 @@ from lit_dps.core.trial import Series
 
 KEY = "optim.delay"
 
+# Steps to result of the trials of each cell of a series, by (batch size, delay).
+Trials = Mapping[tuple[int, int], Sequence[int | None]]
+
 
 def stable_share(delay: float) -> float:
-    """sin(pi / (2 (2 tau + 1))): the largest stable rate over that without a delay; 1 at 0."""
+    """Return the largest stable rate over that without a delay: sin(pi / (2 (2 tau + 1)))."""
     return math.sin(math.pi / (2 * (2 * delay + 1)))
 
 
 def delay_of(share: float) -> float:
-    """The inverse of `stable_share`."""
+    """Return the delay of a share, the inverse of `stable_share`."""
     return (math.pi / (2 * math.asin(share)) - 1) / 2
 
 
@@ -60,8 +65,8 @@ class DelayLaw:
         series: Without its delay.
         delays: Those of the grid.
         k_star: K* beyond the first check by (batch size, delay), in steps.
-        fit: c1 [examples] and c2 [steps]; None where `k_star` has fewer than
-            `MIN_BATCH_SIZES` values of B / `stable_share`: the law meets any two.
+        fit: c1 [examples] and c2 [steps]; None where `k_star` has fewer than `MIN_BATCH_SIZES`
+            values of B / `stable_share`.
         replicates: (R, 2), c1 and c2 of resamples of the trials.
     """
 
@@ -71,9 +76,15 @@ class DelayLaw:
     fit: Fit | None = None
     replicates: np.ndarray | None = None
 
-    def steps(self, batch_size, delay: float):
-        """Steps to result by the law, at batch sizes (number or array)."""
-        return self.fit.c1 / batch_size + self.fit.c2 / stable_share(delay)
+    @property
+    def fitted(self) -> Fit:
+        """The fit, of a law that has one."""
+        assert self.fit is not None, "the law has no fit"
+        return self.fit
+
+    def steps(self, batch_size: Any, delay: float) -> Any:
+        """Return the steps to result by the law, at batch sizes (number or array)."""
+        return self.fitted.c1 / batch_size + self.fitted.c2 / stable_share(delay)
 
     @cached_property
     def misfit(self) -> float:
@@ -81,80 +92,96 @@ class DelayLaw:
         return self.misfit_at(self.delays)
 
     def misfit_at(self, delays: Collection[int]) -> float:
-        """The misfit of the law at some delays alone; nan where none of them has a K*."""
-        cells = ((b, tau, k) for (b, tau), k in self.k_star.items() if tau in delays)
-        return _root_mean_square([math.log(k / self.steps(b, tau)) for b, tau, k in cells])
+        """Return the misfit of the law at some delays; nan where none of them has a K*."""
+        residuals = []
+        for (batch_size, delay), k_star in self.k_star.items():
+            if delay in delays:
+                residuals.append(math.log(k_star / self.steps(batch_size, delay)))
+        return _root_mean_square(residuals)
 
     def doubling(self, batch_size: int) -> tuple[float, Interval | None]:
-        """The critical delay at a batch size, which doubles K*, and its 95 % interval; infinite
-        where c2 is 0."""
-        own = _doubling(self.fit.critical_batch_size, batch_size)
+        """Return the critical delay, which doubles K*, with its 95 % interval; infinite if c2 = 0.
+
+        The interval is None without resamples.
+        """
+        value = _doubling(self.fitted.critical_batch_size, batch_size)
         if self.replicates is None:
-            return own, None
+            return value, None
         with np.errstate(divide="ignore"):
             critical = self.replicates[:, 0] / self.replicates[:, 1]
-        return own, percentile_interval(np.array([_doubling(c, batch_size) for c in critical]), own)
+        resampled = np.array([_doubling(c, batch_size) for c in critical])
+        return value, percentile_interval(resampled, value)
 
 
 def _root_mean_square(values: Sequence[float]) -> float:
-    return math.sqrt(sum(x * x for x in values) / len(values)) if values else math.nan
+    """Return the root mean square of some values; nan without any."""
+    if not values:
+        return math.nan
+    return math.sqrt(sum(x * x for x in values) / len(values))
 
 
 def _doubling(critical_batch_size: float, batch_size: float) -> float:
-    """tau at which c1 / B + c2 / share(tau) = 2 (c1 / B + c2)."""
+    """Return the tau at which c1 / B + c2 / share(tau) = 2 (c1 / B + c2)."""
     excess = 2 + critical_batch_size / batch_size
-    return delay_of(1 / excess) if math.isfinite(excess) else math.inf
+    if math.isinf(excess):
+        return math.inf
+    return delay_of(1 / excess)
 
 
 def delay_laws(
     cells: Iterable[CellSummary], check_interval: int, replicates: int
 ) -> list[DelayLaw]:
-    """The law of each series that was run at several delays; none where the delay is no axis of the
-    grid."""
+    """Return the law of each series that was run at several delays.
+
+    Empty where the delay is no axis of the grid.
+    """
     trials: dict[Series, dict[tuple[int, int], Sequence[int | None]]] = {}
     for summary in cells:
-        others = dict(summary.cell.axes)
-        if KEY in others and not summary.sooner:
-            delay = others.pop(KEY)
-            series = replace(summary.cell.series, axes=tuple(sorted(others.items())))
+        axes: dict[str, Any] = dict(summary.cell.axes)
+        if KEY in axes and not summary.sooner:
+            delay = axes.pop(KEY)
+            series = replace(summary.cell.series, axes=tuple(sorted(axes.items())))
             trials.setdefault(series, {})[summary.cell.batch_size, delay] = summary.steps
-    return [
-        _law(series, found, check_interval, replicates) for series, found in sorted(trials.items())
-    ]
+    laws = []
+    for series, of_series in sorted(trials.items()):
+        laws.append(_law(series, of_series, check_interval, replicates))
+    return laws
 
 
-def _law(
-    series: Series,
-    trials: Mapping[tuple[int, int], Sequence[int | None]],
-    check_interval: int,
-    replicates: int,
-) -> DelayLaw:
-    k_star = {
-        cell: k for cell, steps in sorted(trials.items()) if (k := best_steps(steps)) is not None
-    }
-    k_star = {cell: k for cell, k in k_star.items() if not at_first_check(k, check_interval)}
-    bare = DelayLaw(series, tuple(sorted({delay for _, delay in trials})), k_star)
-    # K* share = c1 share / B + c2: the law without a delay, of batch sizes B / share and steps K*
-    # share
+def _law(series: Series, trials: Trials, check_interval: int, replicates: int) -> DelayLaw:
+    """Return the law of one series, with resamples where a cell has two trials.
+
+    K* share = c1 share / B + c2: this is the law without a delay, of batch sizes B / share and
+    steps K* share.
+    """
+    k_star = {}
+    for cell, steps in sorted(trials.items()):
+        best = best_steps(steps)
+        if best is not None and not at_first_check(best, check_interval):
+            k_star[cell] = best
+    unfitted = DelayLaw(series, tuple(sorted({delay for _, delay in trials})), k_star)
     share = np.array([stable_share(delay) for _, delay in k_star])
-    batch = np.array([b for b, _ in k_star]) / share if k_star else share
+    batch = np.array([batch_size for batch_size, _ in k_star], float) / share
     if len(np.unique(batch)) < MIN_BATCH_SIZES:
-        return bare
+        return unfitted
     ((c1, c2),) = fit_many(batch, (np.array(list(k_star.values())) * share)[None])
-    fitted = replace(bare, fit=Fit(float(c1), float(c2)))
+    fitted = replace(unfitted, fit=Fit(float(c1), float(c2)))
     if max(len(trials[cell]) for cell in k_star) < 2:
         return fitted
-    drawn = []
-    for b, delay in k_star:
-        u = np.random.default_rng((0, b, delay, 1)).random(replicates)
-        drawn.append(resample(trials[b, delay], replicates, (0, b)) - check_interval * u)
-    steps = np.stack(drawn, axis=1) * share
-    steps = steps[np.isfinite(steps).sum(axis=1) >= 2]
-    return replace(fitted, replicates=fit_many(batch, steps)) if len(steps) else fitted
+    columns = []
+    for batch_size, delay in k_star:
+        u = np.random.default_rng((0, batch_size, delay, 1)).random(replicates)
+        resampled = resample(trials[batch_size, delay], replicates, (0, batch_size))
+        columns.append(resampled - check_interval * u)
+    resamples = np.stack(columns, axis=1) * share
+    resamples = resamples[np.isfinite(resamples).sum(axis=1) >= 2]
+    if not len(resamples):
+        return fitted
+    return replace(fitted, replicates=fit_many(batch, resamples))
 
 
 def delay_rows(laws: Iterable[DelayLaw], scalings: Mapping[Series, Scaling]) -> pd.DataFrame:
-    """One row a series and delay: the one law beside that of the delay alone.
+    """Return one row a series and delay: the law of all delays beside that of the delay alone.
 
     Columns: sparsity and further axes, delay [steps], c1 [examples] and c2 [steps] of the law of
     all delays, misfit (root mean square of log K* less its log) and misfit_here, that at this
@@ -164,90 +191,89 @@ def delay_rows(laws: Iterable[DelayLaw], scalings: Mapping[Series, Scaling]) -> 
     rows = []
     for law in laws:
         for delay in law.delays:
-            series = replace(law.series, axes=tuple(sorted((*law.series.axes, (KEY, delay)))))
-            own = scalings[series]
-            known = law.fit is not None
-            rows.append(
-                {
-                    **columns_of(law.series),
-                    "delay": delay,
-                    "c1": law.fit.c1 if known else None,
-                    "c2": law.fit.c2 if known else None,
-                    "misfit": law.misfit if known else None,
-                    "misfit_here": law.misfit_at((delay,)) if known else None,
-                    "floor": law.fit.c2 / stable_share(delay) if known else None,
-                    **_limits("own_c1", own.fit and own.fit.c1, own.c1),
-                    **_limits("own_c2", own.fit and own.fit.c2, own.c2),
-                    "own_misfit": own.fit
-                    and _root_mean_square(
-                        [math.log(k / own.fit.steps(b)) for b, k in own.resolved.items()]
-                    ),
-                }
-            )
+            axes = tuple(sorted((*law.series.axes, (KEY, delay))))
+            separate = scalings[replace(law.series, axes=axes)]
+            row: dict[str, object] = {**columns_of(law.series), "delay": delay}
+            row |= dict.fromkeys(("c1", "c2", "misfit", "misfit_here", "floor"))
+            if law.fit is not None:
+                row["c1"] = law.fit.c1
+                row["c2"] = law.fit.c2
+                row["misfit"] = law.misfit
+                row["misfit_here"] = law.misfit_at((delay,))
+                row["floor"] = law.fit.c2 / stable_share(delay)
+            c1, c2, misfit = None, None, None
+            if separate.fit is not None:
+                c1 = separate.fit.c1
+                c2 = separate.fit.c2
+                fitted = {b: separate.fit.steps(b) for b in separate.resolved}
+                residuals = [math.log(k / fitted[b]) for b, k in separate.resolved.items()]
+                misfit = _root_mean_square(residuals)
+            row |= interval_columns("own_c1", c1, separate.c1)
+            row |= interval_columns("own_c2", c2, separate.c2)
+            row["own_misfit"] = misfit
+            rows.append(row)
     return frame(rows)
 
 
 def doubling_rows(laws: Iterable[DelayLaw]) -> pd.DataFrame:
-    """One row a series and batch size: the critical delay by the law of all delays.
+    """Return one row a series and batch size: the critical delay by the law of all delays.
 
     Columns: sparsity and further axes, batch_size [examples], critical_delay [steps], which doubles
     K*, with its 95 % limits low and high; infinite where c2 is 0.
     """
     rows = []
     for law in laws:
-        for b in sorted({b for b, _ in law.k_star}) if law.fit else ():
-            value, interval = law.doubling(b)
-            row = {**columns_of(law.series), "batch_size": b, "critical_delay": value}
-            rows.append(row | dict(zip(("low", "high"), interval or (None, None), strict=True)))
+        if law.fit is None:
+            continue
+        for batch_size in sorted({b for b, _ in law.k_star}):
+            value, interval = law.doubling(batch_size)
+            low, high = interval or (None, None)
+            row = {**columns_of(law.series), "batch_size": batch_size, "critical_delay": value}
+            rows.append(row | {"low": low, "high": high})
     return frame(rows)
 
 
-def _limits(name: str, value: float | None, interval: Interval | None) -> dict[str, float | None]:
-    low, high = interval or (None, None)
-    return {name: value, f"{name}_low": low, f"{name}_high": high}
-
-
 def delay_text(laws: Iterable[DelayLaw], rows: pd.DataFrame) -> str:
-    """The section of a report on stale gradients: the one law of each series, beside the free laws
-    of each delay.
+    """Return the section of a report on stale gradients; empty without a law.
 
     Args:
         laws: Of each series.
         rows: Those of `delay_rows`.
     """
-    laws = [law for law in laws if law.fit]
-    if not laws:
+    fitted = [law for law in laws if law.fit is not None]
+    if not fitted:
         return ""
     lines = ["K* = c1 / B + c2 / sin(pi / (2 (2 tau + 1))), all delays tau together"]
-    for law in laws:
-        smallest, largest = min(b for b, _ in law.k_star), max(b for b, _ in law.k_star)
-        doubles = " and ".join(
-            f"{estimate(*law.doubling(b))} at B={b}" for b in dict.fromkeys((smallest, largest))
-        )
-        fitted = (
-            f"c1 = {three_digits(law.fit.c1)}  c2 = {three_digits(law.fit.c2)}  misfit "
-            f"{law.misfit:.0%}"
-        )
-        lines.append(f"  {law.series}  {fitted}  the delay that doubles K*: {doubles}")
+    lines += [f"  {law.series}  {_law_text(law)}" for law in fitted]
     lines += ["", "each delay by a law of its own, and what the one law says of its c1 and c2"]
-    lines += aligned(
-        _free_row(law, row) for law in laws for row in records(rows_of(law.series, rows))
-    )
+    table = []
+    for law in fitted:
+        table += [_row_to_print(law, row) for row in records(rows_of(law.series, rows))]
+    lines += aligned(table)
     return "\n".join(lines) + "\n"
 
 
-def _free_row(law: DelayLaw, row: Row) -> dict[str, str]:
-    free = {}
-    for name, one in (("c1", row["c1"]), ("c2", row["floor"])):
-        low, high = row[f"own_{name}_low"], row[f"own_{name}_high"]
-        own = row[f"own_{name}"]
-        interval = None if low is None else Interval(low, high)
-        free |= {
-            f"own {name}": "-" if own is None else estimate(own, interval),
-            f"one law's {name}": three_digits(one),
-        }
-    misfit = {
-        name: "-" if row[key] is None else f"{row[key]:.0%}"
-        for name, key in (("own misfit", "own_misfit"), ("one law's misfit", "misfit_here"))
-    }
-    return {**short_columns(law.series), "delay": str(row["delay"]), **free, **misfit}
+def _law_text(law: DelayLaw) -> str:
+    """Return the constants of a law and the delays that double K*, in words."""
+    batch_sizes = [b for b, _ in law.k_star]
+    doublings = []
+    for batch_size in dict.fromkeys((min(batch_sizes), max(batch_sizes))):
+        doublings.append(f"{estimate(*law.doubling(batch_size))} at B={batch_size}")
+    constants = f"c1 = {three_digits(law.fitted.c1)}  c2 = {three_digits(law.fitted.c2)}"
+    doubles = " and ".join(doublings)
+    return f"{constants}  misfit {law.misfit:.0%}  the delay that doubles K*: {doubles}"
+
+
+def _row_to_print(law: DelayLaw, row: Row) -> dict[str, str]:
+    """Return a row of `delay_rows` as text, by column."""
+    columns = {**short_columns(law.series), "delay": str(row["delay"])}
+    for name, common in (("c1", row["c1"]), ("c2", row["floor"])):
+        columns[f"own {name}"] = "-"
+        if row[f"own_{name}"] is not None:
+            low, high = row[f"own_{name}_low"], row[f"own_{name}_high"]
+            interval = None if low is None else Interval(low, high)
+            columns[f"own {name}"] = estimate(row[f"own_{name}"], interval)
+        columns[f"one law's {name}"] = three_digits(common)
+    for name, key in (("own misfit", "own_misfit"), ("one law's misfit", "misfit_here")):
+        columns[name] = "-" if row[key] is None else f"{row[key]:.0%}"
+    return columns

@@ -1,14 +1,14 @@
-"""Local SGD: what the steps to result come to in communications, and how K* depends on the length H
-of a round.
+"""Local SGD: communications to the goal, and how K* depends on the length H of a round.
 
 Theory has K* flat in H up to some H_crit, then rising (Stich 2019; Lin et al. 2020). On a quadratic
-with additive noise it is flat for any H, so that all dependence comes from curvature that varies.
+with additive noise it is flat for any H, so all dependence comes from curvature that varies.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -18,61 +18,81 @@ from lit_dps.core.local_sgd import LocalSGDSchedule
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import Series, Trial
 
-KEY, SECTION = "local.steps", "local."
+KEY = "local.steps"
+SECTION = "local."
 # K* within this factor of that of the shortest rounds, or within a check interval of it, has not
-# grown
+# grown.
 FLAT = 1.25
 
 
 def rounds_of(record: StudyRecord, trial: Trial) -> LocalSGDSchedule:
-    """The rounds that a trial was trained in, of its point, its cell, and the configuration of its
-    study."""
-    given = {**dict(trial.cell.axes), **trial.params}
-    own = {
-        key.removeprefix(SECTION): value for key, value in given.items() if key.startswith(SECTION)
-    }
-    known = {field.name for field in fields(LocalSGDSchedule)}
-    section = {
-        key: value for key, value in (record.config.get("local") or {}).items() if key in known
-    }
-    return LocalSGDSchedule(**{**section, **own})
+    """Return the rounds that a trial was trained in.
+
+    They come from its point, its cell, and the configuration of its study, in this order.
+    """
+    names = {field.name for field in fields(LocalSGDSchedule)}
+    arguments: dict[str, Any] = {}
+    for name, value in (record.config.get("local") or {}).items():
+        if name in names:
+            arguments[name] = value
+    for key, value in {**dict(trial.cell.axes), **trial.params}.items():
+        if key.startswith(SECTION):
+            arguments[key.removeprefix(SECTION)] = value
+    return LocalSGDSchedule(**arguments)
 
 
 def is_local(record: StudyRecord) -> bool:
-    """Whether any cell of a study was, or is to be, trained by local SGD."""
+    """Return True if any cell of a study was, or is to be, trained by local SGD."""
     middle = {key: box.at(0.5) for key, box in record.space.items() if key.startswith(SECTION)}
     return any(rounds_of(record, Trial(cell, 0, middle)).on for cell in record.cells)
 
 
 def communications(record: StudyRecord, summary: CellSummary) -> int | None:
-    """How often the workers of the K* trial talked to each other until it met its goal
-    (`LocalSGDSchedule.communications`).
+    """Return how often the workers of the K* trial communicated until it met its goal.
 
-    None without a K*, and without workers.
+    See `LocalSGDSchedule.communications`. None without a K*, and without workers.
     """
-    if summary.best is None:
+    if summary.best is None or summary.best.steps is None:
         return None
     rounds = rounds_of(record, summary.best.trial)
-    return rounds.communications(summary.best.steps) if rounds.workers > 1 else None
+    if rounds.workers <= 1:
+        return None
+    return rounds.communications(summary.best.steps)
 
 
 def with_communications(
     record: StudyRecord, cells: Iterable[CellSummary], table: pd.DataFrame
 ) -> pd.DataFrame:
-    """A table of a row a cell with the column communications beside k_star, where any cell is of
-    local SGD."""
+    """Return a table of cells with the column communications, if any cell is of local SGD."""
     if is_local(record):
-        found = frame({"communications": communications(record, summary)} for summary in cells)
-        table.insert(table.columns.get_loc("k_star") + 1, "communications", found["communications"])
+        column = frame({"communications": communications(record, cell)} for cell in cells)
+        position = table.columns.get_loc("k_star")
+        assert isinstance(position, int)
+        table.insert(position + 1, "communications", column["communications"])
     return table
 
 
 def communications_text(row: Row) -> dict[str, str]:
-    """The column of a table to read, from a row of `with_communications`; no column where that has
-    none."""
+    """Return the column communications of a row as text; empty if the table has none."""
     if "communications" not in row:
         return {}
     return {"communications": k_star_text({**row, "k_star": row["communications"]})}
+
+
+class Point(NamedTuple):
+    """K* of one length of rounds.
+
+    Attributes:
+        length: H, local steps of a round.
+        k_star: K*, in steps.
+        communications: Until the goal.
+        is_bound: Whether K* is at the first check, and so an upper bound.
+    """
+
+    length: int
+    k_star: int
+    communications: int
+    is_bound: bool
 
 
 @dataclass(frozen=True)
@@ -80,114 +100,128 @@ class Curve:
     """K* against H, at one batch size of a series without its H.
 
     Attributes:
-        points: (H, K*, communications, whether K* is at the first check), by H; cells without a K*
-            are left out.
+        series: Without its H.
+        batch_size: In examples.
+        points: By H; cells without a K* are left out.
         unmet: H without a complete trial.
+        check_interval: Steps between two checks.
     """
 
     series: Series
     batch_size: int
-    points: tuple[tuple[int, int, int, bool], ...]
+    points: tuple[Point, ...]
     unmet: tuple[int, ...]
     check_interval: int
 
     def grown(self, k_star: int) -> bool:
-        """Whether a K* is above that of the shortest rounds, by more than chance and the grid of
-        checks explain."""
-        least = self.points[0][1]
+        """Return True if K* is above that of the shortest rounds, beyond chance and rounding."""
+        least = self.points[0].k_star
         return k_star > max(FLAT * least, least + self.check_interval)
 
     @property
     def flat_to(self) -> int | None:
         """H_crit: the longest rounds up to which K* has not grown.
 
-        None without a K* of the shortest, and where that is an upper bound: how far below it lies
-        nobody can tell.
+        None without a K* of the shortest rounds, and where that is an upper bound.
         """
-        if not self.points or self.points[0][3] or any(h < self.points[0][0] for h in self.unmet):
+        if not self.points or self.points[0].is_bound:
             return None
-        found = None
-        ends = {h: k for h, k, _, _ in self.points}
-        for h in sorted({*ends, *self.unmet}):
-            if h in self.unmet or self.grown(ends[h]):
+        if any(length < self.points[0].length for length in self.unmet):
+            return None
+        k_star = {point.length: point.k_star for point in self.points}
+        flat_to = None
+        for length in sorted({*k_star, *self.unmet}):
+            if length in self.unmet or self.grown(k_star[length]):
                 break
-            found = h
-        return found
+            flat_to = length
+        return flat_to
+
+    @property
+    def longest(self) -> int:
+        """The longest rounds that were tried."""
+        return max([*(point.length for point in self.points), *self.unmet])
 
 
 def curves(record: StudyRecord, cells: Iterable[CellSummary]) -> list[Curve]:
-    """K* against H of each series and batch size; none where H is no axis of the grid."""
-    found: dict[tuple[Series, int], list[CellSummary]] = {}
+    """Return K* against H of each series and batch size; none where H is no axis of the grid."""
+    by_curve: dict[tuple[Series, int], list[CellSummary]] = {}
     for summary in cells:
-        others = dict(summary.cell.axes)
-        if others.pop(KEY, None) is not None:
-            series = replace(summary.cell.series, axes=tuple(sorted(others.items())))
-            found.setdefault((series, summary.cell.batch_size), []).append(summary)
-    return [
-        _curve(record, *key, own) for key, own in sorted(found.items(), key=lambda item: item[0])
-    ]
+        axes = dict(summary.cell.axes)
+        if axes.pop(KEY, None) is not None:
+            series = replace(summary.cell.series, axes=tuple(sorted(axes.items())))
+            by_curve.setdefault((series, summary.cell.batch_size), []).append(summary)
+    found = []
+    for (series, batch_size), of_curve in sorted(by_curve.items(), key=lambda item: item[0]):
+        found.append(_curve(record, series, batch_size, of_curve))
+    return found
 
 
-def _curve(record: StudyRecord, series: Series, batch_size: int, cells: list[CellSummary]) -> Curve:
+def _curve(
+    record: StudyRecord, series: Series, batch_size: int, cells: Sequence[CellSummary]
+) -> Curve:
+    """Return the curve of some cells that differ in H alone."""
     points, unmet = [], []
     for summary in cells:
-        length, talks = dict(summary.cell.axes)[KEY], communications(record, summary)
+        length: Any = dict(summary.cell.axes)[KEY]
+        count = communications(record, summary)
         if summary.k_star is None:
             unmet.append(length)
-        elif talks is not None:
-            points.append((length, summary.k_star, talks, summary.at_first_check))
+        elif count is not None:
+            points.append(Point(length, summary.k_star, count, summary.at_first_check))
     return Curve(
         series, batch_size, tuple(sorted(points)), tuple(sorted(unmet)), record.goal.check_interval
     )
 
 
 def curve_rows(found: Iterable[Curve]) -> pd.DataFrame:
-    """One row a cell with a K*.
+    """Return one row a cell with a K*.
 
     Columns: sparsity and further axes, batch_size [examples], local_steps, H, k_star [steps],
     communications, floor (1 where K* is at the first check, so that both are upper bounds), and
     times_k_star, K* over that of the least H.
     """
-    return frame(
-        {
-            **columns_of(curve.series),
-            "batch_size": curve.batch_size,
-            "local_steps": length,
-            "k_star": k_star,
-            "communications": talks,
-            "floor": int(floor),
-            "times_k_star": k_star / curve.points[0][1],
-        }
-        for curve in found
-        for length, k_star, talks, floor in curve.points
-    )
+    rows = []
+    for curve in found:
+        for point in curve.points:
+            rows.append(
+                {
+                    **columns_of(curve.series),
+                    "batch_size": curve.batch_size,
+                    "local_steps": point.length,
+                    "k_star": point.k_star,
+                    "communications": point.communications,
+                    "floor": int(point.is_bound),
+                    "times_k_star": point.k_star / curve.points[0].k_star,
+                }
+            )
+    return frame(rows)
 
 
 def sentence(curve: Curve) -> str:
-    """How far K* of a batch size is flat in H, and the fewest communications beside those of the
-    least H."""
+    """Return how far K* is flat in H, and the fewest communications, in words."""
     if len(curve.points) < 2:
         return "too few cells with a K*"
-    flat = (
-        "how far K* is flat is not known"
-        if curve.flat_to is None
-        else f"K* flat to H = {curve.flat_to}"
-    )
-    if curve.points[0][3]:
-        flat += f": at H = {curve.points[0][0]} it is an upper bound"
-    elif curve.flat_to == max([*(h for h, *_ in curve.points), *curve.unmet]):
+    first = curve.points[0]
+    flat = "how far K* is flat is not known"
+    if curve.flat_to is not None:
+        flat = f"K* flat to H = {curve.flat_to}"
+    if first.is_bound:
+        flat += f": at H = {first.length} it is an upper bound"
+    elif curve.flat_to == curve.longest:
         flat += ", the longest"
-    _, fewest = min((talks, i) for i, (_, _, talks, _) in enumerate(curve.points))
-    compared = (
-        f"{'<= ' * floor}{talks} at H = {length} (K* {'<=' if floor else '='} {k_star})"
-        for length, k_star, talks, floor in (curve.points[fewest], curve.points[0])
-    )
-    return f"{flat}; fewest communications {', '.join(compared)}"
+    fewest = min(curve.points, key=lambda point: point.communications)
+    return f"{flat}; fewest communications {_point_text(fewest)}, {_point_text(first)}"
+
+
+def _point_text(point: Point) -> str:
+    """Return the communications and K* of a point in words."""
+    bound, relation = ("<= ", "<=") if point.is_bound else ("", "=")
+    k_star = f"(K* {relation} {point.k_star})"
+    return f"{bound}{point.communications} at H = {point.length} {k_star}"
 
 
 def local_text(every: Sequence[Curve]) -> str:
-    """The section of a report on local SGD: a line a series and batch size; empty where H is no
-    axis."""
+    """Return the section of a report on local SGD: a line a curve; empty where H is no axis."""
     if not every:
         return ""
     lines = [

@@ -1,14 +1,10 @@
-"""The learning rate that goes with a batch size: a power law of the best rates that were
-measured.
-
-The best learning rate against the batch size, beside the rules of linear and of square-root
-scaling.
+"""The best learning rate against the batch size: a power law, beside two rules of scaling.
 
 Shallue et al. (2019) draw the effective learning rate eta / (1 - m) of the best trial, with lines
-of both rules from the smallest batch size: heavy-ball and Nesterov momentum sum 1 / (1 - m)
-gradients, where their direction lasts. Adam averages its gradients, so there it is eta itself;
-beta2 and the weight decay, which rules for Adam move as well, are as the search drew them. A rate
-that decays is taken at its start.
+of linear and of square-root scaling from the smallest batch size: heavy-ball and Nesterov momentum
+sum 1 / (1 - m) gradients, where their direction lasts. Adam averages its gradients, so there it is
+eta itself; beta2 and the weight decay, which rules for Adam move as well, are as the search drew
+them. A rate that decays is taken at its start.
 """
 
 from __future__ import annotations
@@ -29,6 +25,20 @@ from lit_dps.core.record import StudyRecord, setting
 from lit_dps.core.search_space import RATE_NAMES
 from lit_dps.core.trial import Series, TrialResult, Value
 
+# Trials that need at most this many times K* are as good as the best; the table has their rates.
+NEAR = 1.25
+RULES = {"linear": 1.0, "square_root": 0.5}  # the power of the batch size
+RULE_NAMES = {"linear": "linear scaling", "square_root": "square-root scaling"}
+# Kinds of rate.
+EFFECTIVE = "effective_rate"
+PLAIN = "learning_rate"
+
+# Update rules, by name.
+HEAVY_BALL = ("momentum", "nesterov")
+AVERAGING = ("adam", "adamw")
+WITHOUT = ("sgd",)
+DEFAULT_MOMENTUM = 0.9  # of `ImageClassifier`
+
 
 @dataclass(frozen=True)
 class RateLaw:
@@ -40,7 +50,7 @@ class RateLaw:
             rates.
         scatter: Standard deviation of the log of the best rates about the law, at least their
             spacing; likewise.
-        range: Smallest and largest batch size measured; beyond them the law says nothing.
+        range: Smallest and largest batch size measured; the law holds between them.
         name: What the rate is: "learning_rate", or the effective one, "learning_rate / (1 -
             momentum)".
     """
@@ -53,12 +63,14 @@ class RateLaw:
     name: str = "learning_rate"
 
     def at(self, batch_size: float) -> float | None:
-        """The rate at a batch size; None beyond what was measured."""
+        """Return the rate at a batch size; None beyond the measured batch sizes."""
         low, high = self.range
-        return self.scale * batch_size**self.exponent if low <= batch_size <= high else None
+        if low <= batch_size <= high:
+            return self.scale * batch_size**self.exponent
+        return None
 
     def describe(self) -> str:
-        """The law in a line."""
+        """Return the law in a line."""
         low, high = self.range
         # Adding 0 turns -0.0 into 0.0.
         text = f"{self.name} ~ B^{round(self.exponent, 2) + 0.0:.2f}"
@@ -76,32 +88,42 @@ def rate_law(
     name: str = "learning_rate",
     spacing: float = 0.0,
 ) -> RateLaw | None:
-    """The power law of the best rates (n,) at some batch sizes (n,); None for fewer than two of
-    these.
+    """Return the least-squares power law of rates; None of fewer than two batch sizes.
 
     Args:
+        batch_sizes: (n,), in examples.
+        rates: (n,), the best rate at each.
+        name: What the rate is.
         spacing: Distance of neighbouring rates that were tried, in the logarithm. A best rate is
             not known better than that, however well the best of the grid lie on a line.
 
     Raises:
         ValueError: for numbers that are not positive and finite.
     """
-    batch, rate = np.asarray(batch_sizes, float), np.asarray(rates, float)
+    batch = np.asarray(batch_sizes, float)
+    rate = np.asarray(rates, float)
     if not (np.isfinite(batch) & np.isfinite(rate) & (batch > 0) & (rate > 0)).all():
         raise ValueError("batch sizes and rates must be positive and finite")
     if np.unique(batch).size < 2:
         return None
-    x, y = np.log(batch), np.log(rate)
-    exponent, offset = np.polyfit(x - x.mean(), y, 1)
-    residual = y - offset - exponent * (x - x.mean())
+    x = np.log(batch)
+    y = np.log(rate)
+    centred = x - x.mean()
+    exponent, offset = np.polyfit(centred, y, 1)
+    residuals = y - offset - exponent * centred
     free = len(x) - 2
-    scatter = math.sqrt(float((residual**2).sum()) / free) if free else math.nan
-    if spacing > 0:
-        scatter = max(spacing, 0.0 if math.isnan(scatter) else scatter)
-    error = scatter / math.sqrt(float(((x - x.mean()) ** 2).sum()))
-    scale = math.exp(offset - exponent * x.mean())
+    scatter = math.nan
+    if free:
+        scatter = math.sqrt(float((residuals**2).sum()) / free)
+    if spacing > 0 and not scatter > spacing:
+        scatter = spacing
     return RateLaw(
-        scale, float(exponent), error, scatter, (float(batch.min()), float(batch.max())), name
+        scale=math.exp(offset - exponent * x.mean()),
+        exponent=float(exponent),
+        error=scatter / math.sqrt(float((centred**2).sum())),
+        scatter=scatter,
+        range=(float(batch.min()), float(batch.max())),
+        name=name,
     )
 
 
@@ -112,8 +134,7 @@ def adaptive_advice(
     weight_decay: float,
     rate_ratio: float = 1.0,
 ) -> str:
-    """Return second moment and weight decay at another batch size in words, as
-    `AdamScalingCallback` sets them.
+    """Return second moment and weight decay at another batch size, as `AdamScalingCallback` does.
 
     Args:
         batch_size, other: B0, where the values are known, and B.
@@ -131,30 +152,9 @@ def adaptive_advice(
     return f"B = {other:g}: {', '.join(new)} (from {' and '.join(old)} at B = {batch_size:g})"
 
 
-# trials that need at most so many times K* are as good as the best: their rates are told beside its
-# own
-NEAR = 1.25
-
-
-RULES = {"linear": 1.0, "square_root": 0.5}  # the power of the batch size
-
-
-RULE_NAMES = {"linear": "linear scaling", "square_root": "square-root scaling"}
-
-
-EFFECTIVE, PLAIN = "effective_rate", "learning_rate"  # kinds of rate
-
-
-HEAVY_BALL, AVERAGING, WITHOUT = (
-    ("momentum", "nesterov"),
-    ("adam", "adamw"),
-    ("sgd",),
-)  # update rules, by name
-
-
 @dataclass(frozen=True)
 class RateOf:
-    """Where the trials of a series have their rate from.
+    """How to read the learning rate of the trials of a series.
 
     Attributes:
         rate: The metaparameter that is the learning rate.
@@ -167,27 +167,32 @@ class RateOf:
     momentum: str | float
     optimizer: str | None
 
+    @property
+    def searches_momentum(self) -> bool:
+        """Whether the momentum is a metaparameter too."""
+        return isinstance(self.momentum, str)
+
     def eta(self, result: TrialResult) -> float:
-        """The learning rate of a trial, at its start."""
+        """Return the learning rate of a trial, at its start."""
         return float(result.trial.params[self.rate])
 
     def of_momentum(self, result: TrialResult) -> float:
-        """The momentum of a trial; 0 where none is counted."""
-        return float(
-            result.trial.params[self.momentum] if isinstance(self.momentum, str) else self.momentum
-        )
+        """Return the momentum of a trial; 0 where none is counted."""
+        if isinstance(self.momentum, str):
+            return float(result.trial.params[self.momentum])
+        return float(self.momentum)
 
     def effective(self, result: TrialResult) -> float:
-        """eta / (1 - m)."""
+        """Return eta / (1 - m) of a trial."""
         return self.eta(result) / (1 - self.of_momentum(result))
 
     @property
     def kinds(self) -> dict[str, Callable[[TrialResult], float]]:
-        """The rates that are scaled: the effective one, and the plain one where momentum is
-        searched too."""
-        return {EFFECTIVE: self.effective} | (
-            {PLAIN: self.eta} if isinstance(self.momentum, str) else {}
-        )
+        """The rates to scale: the effective one, and the plain one if momentum is searched too."""
+        kinds = {EFFECTIVE: self.effective}
+        if self.searches_momentum:
+            kinds[PLAIN] = self.eta
+        return kinds
 
     @property
     def assumed(self) -> bool:
@@ -196,36 +201,39 @@ class RateOf:
 
 
 def rate_of(record: StudyRecord, series: Series) -> RateOf | None:
-    """Where the trials of a series have their learning rate and momentum from; None where no rate
-    is searched."""
-    rates = [key for key in record.space if key.rpartition(".")[2] in RATE_NAMES]
-    if len(rates) != 1 or any(
-        key.rpartition(".")[2] == "optimizer" for key in record.space
-    ):  # none to compare
+    """Return how to read the rate of a series; None if no rate, or its optimizer, is searched."""
+    keys_by_name: dict[str, list[str]] = {}
+    for key in record.space:
+        keys_by_name.setdefault(key.rpartition(".")[2], []).append(key)
+    rates = [key for name, keys in keys_by_name.items() if name in RATE_NAMES for key in keys]
+    # Rates of several optimizers cannot be compared.
+    if len(rates) != 1 or "optimizer" in keys_by_name:
         return None
     optimizer = _setting(record, series, "model.optimizer")
-    optimizer = optimizer if isinstance(optimizer, str) else None
+    if not isinstance(optimizer, str):
+        optimizer = None
     if optimizer in (*AVERAGING, *WITHOUT):
         return RateOf(rates[0], 0.0, optimizer)
-    for key in record.space:
-        if key.rpartition(".")[2] == "momentum":
-            return RateOf(rates[0], key, optimizer)
+    if "momentum" in keys_by_name:
+        return RateOf(rates[0], keys_by_name["momentum"][0], optimizer)
     momentum = _setting(record, series, "model.momentum")
-    if not isinstance(momentum, int | float) or not 0 <= momentum < 1:
-        momentum = 0.9 if optimizer in HEAVY_BALL else 0.0  # the default of `ImageClassifier`
-    return RateOf(rates[0], float(momentum), optimizer)
+    if isinstance(momentum, int | float) and 0 <= momentum < 1:
+        return RateOf(rates[0], float(momentum), optimizer)
+    default = DEFAULT_MOMENTUM if optimizer in HEAVY_BALL else 0.0
+    return RateOf(rates[0], default, optimizer)
 
 
 def _setting(record: StudyRecord, series: Series, key: str) -> object:
-    """A value that the trials of a series share: of the grid, or of the configuration."""
+    """Return a value that the trials of a series share: of the grid, or of the configuration."""
     section, _, name = key.partition(".")
-    found = dict(series.axes).get(key, setting(record.config, f"{section}.init_args.{name}"))
-    return setting(record.config, key) if found is None else found
+    value = dict(series.axes).get(key, setting(record.config, f"{section}.init_args.{name}"))
+    if value is None:
+        return setting(record.config, key)
+    return value
 
 
 def spacing_of(rates: Sequence[float]) -> float:
-    """Return the mean distance between neighbours among the logarithms of some rates; 0 for a
-    single one."""
+    """Return the mean distance between neighbouring logarithms of rates; 0 for a single one."""
     logs = sorted({math.log(rate) for rate in rates if rate > 0})
     if len(logs) < 2:
         return 0.0
@@ -238,7 +246,7 @@ class RateCurve:
 
     Attributes:
         series: The series.
-        source: Where the rates come from.
+        source: How to read the rates.
         cells: Its cells that have a K*, by batch size.
         replicates: Resamples that intervals rest on.
     """
@@ -250,83 +258,99 @@ class RateCurve:
 
     @property
     def first(self) -> int | None:
-        """The smallest batch size with a K* beyond the first check, from which the rules go on;
-        None without one."""
-        return min((b for b, cell in self.cells.items() if not cell.at_first_check), default=None)
+        """The smallest batch size with a K* beyond the first check; None without one.
+
+        The rules scale its best rate.
+        """
+        sizes = [b for b, cell in self.cells.items() if not cell.at_first_check]
+        return min(sizes, default=None)
+
+    def best_trial(self, batch_size: int) -> TrialResult:
+        """Return the K* trial of a batch size."""
+        best = self.cells[batch_size].best
+        assert best is not None
+        return best
 
     def best(self, batch_size: int) -> float:
-        """The effective rate of the K* trial."""
-        return self.source.effective(self.cells[batch_size].best)
+        """Return the effective rate of the K* trial."""
+        return self.source.effective(self.best_trial(batch_size))
 
     def near(self, batch_size: int) -> list[TrialResult]:
-        """The trials that need at most `NEAR` times K*."""
+        """Return the trials that need at most `NEAR` times K*."""
         cell = self.cells[batch_size]
-        return [r for r in cell.trials if r.steps is not None and r.steps <= NEAR * cell.k_star]
+        assert cell.k_star is not None
+        limit = NEAR * cell.k_star
+        return [r for r in cell.trials if r.steps is not None and r.steps <= limit]
 
     def rule(self, name: str, batch_size: int) -> float | None:
-        """The effective rate that a rule has for a batch size, from the best one at the smallest
-        batch size."""
-        return (
-            None
-            if self.first is None
-            else self.best(self.first) * (batch_size / self.first) ** RULES[name]
-        )
+        """Return the effective rate of a rule, scaled from the best one at `first`."""
+        if self.first is None:
+            return None
+        return self.best(self.first) * (batch_size / self.first) ** RULES[name]
 
     @property
     def law(self) -> RateLaw | None:
-        """The power law of the best rates, effective ones where momentum is searched; None of fewer
-        than two.
+        """The power law of the best rates, effective ones if momentum is searched.
 
         Left out are cells with K* at the first check, and those whose best rate lies on an end of
-        its range: the best one lies beyond it.
+        its range: the best one lies beyond it. None of fewer than two batch sizes.
         """
-        source, name = self.source, self.source.rate.rpartition(".")[2]
-        rate = source.effective if isinstance(source.momentum, str) else source.eta
+        source = self.source
+        name = source.rate.rpartition(".")[2]
+        rate = source.eta
         if isinstance(source.momentum, str):
             name = f"{name} / (1 - {source.momentum.rpartition('.')[2]})"
-        known = {
-            b: c
-            for b, c in self.cells.items()
-            if not c.at_first_check and source.rate not in c.boundary
-        }
-        best = [rate(cell.best) for cell in known.values()]
-        tried = [rate(result) for cell in known.values() for result in cell.trials]
-        return rate_law(list(known), best, name, spacing_of(tried))
+            rate = source.effective
+        sizes, best, tried = [], [], []
+        for batch_size, cell in self.cells.items():
+            if cell.at_first_check or source.rate in cell.boundary:
+                continue
+            sizes.append(batch_size)
+            best.append(rate(self.best_trial(batch_size)))
+            tried += [rate(result) for result in cell.trials]
+        return rate_law(sizes, best, name, spacing_of(tried))
 
     def at(self, batch_size: float, params: Mapping[str, Value]) -> float | None:
-        """The learning rate of the law at a batch size, beside other metaparameters; None beyond
-        what was measured."""
-        law, momentum = self.law, self.source.momentum
+        """Return the learning rate of the law at a batch size; None beyond the measured ones.
+
+        Args:
+            batch_size: In examples.
+            params: The other metaparameters, the momentum among them if it is searched.
+        """
+        law = self.law
         rate = None if law is None else law.at(batch_size)
-        return (
-            rate
-            if rate is None or not isinstance(momentum, str)
-            else rate * (1 - float(params[momentum]))
-        )
+        momentum = self.source.momentum
+        if rate is None or not isinstance(momentum, str):
+            return rate
+        return rate * (1 - float(params[momentum]))
 
 
 def rate_curves(
     record: StudyRecord, cells: Sequence[CellSummary], replicates: int = REPLICATES
 ) -> list[RateCurve]:
-    """The best rates of each series that has a K* and a learning rate in its search space."""
-    found = []
+    """Return the best rates of each series that has a K* and searches a learning rate."""
+    curves = []
     for series in record.series:
-        own = {
-            s.cell.batch_size: s for s in cells if s.cell.series == series and s.best is not None
-        }
-        if own and (source := rate_of(record, series)) is not None:
-            found.append(RateCurve(series, source, own, replicates))
-    return found
+        answered = {}
+        for summary in cells:
+            if summary.cell.series == series and summary.best is not None:
+                answered[summary.cell.batch_size] = summary
+        source = rate_of(record, series)
+        if answered and source is not None:
+            curves.append(RateCurve(series, source, answered, replicates))
+    return curves
 
 
 def rate_laws(record: StudyRecord, curves: Sequence[RateCurve]) -> dict[Series, RateLaw | None]:
-    """The law of the best rates of each series; None where there is none."""
-    found = {curve.series: curve.law for curve in curves}
-    return {series: found.get(series) for series in record.series}
+    """Return the law of the best rates of each series; None where there is none."""
+    laws: dict[Series, RateLaw | None] = dict.fromkeys(record.series)
+    for curve in curves:
+        laws[curve.series] = curve.law
+    return laws
 
 
 def rate_rows(record: StudyRecord, curves: Sequence[RateCurve]) -> pd.DataFrame:
-    """One row a cell that has a K*, by series, then batch size.
+    """Return one row a cell that has a K*, by series, then batch size.
 
     Columns: sparsity and further axes, batch_size [examples], k_star [steps], floor (1 where it is
     at the first check and says little of the rate, else 0), point of the K* trial, its
@@ -336,41 +360,35 @@ def rate_rows(record: StudyRecord, curves: Sequence[RateCurve]) -> pd.DataFrame:
     empty; linear and square_root, the effective rates of the rules, from that of the batch size
     `scaled_from`.
     """
+    columns = [*columns_of(record.series[0]), "batch_size", "k_star", "floor", "point"]
+    columns += ["learning_rate", "momentum", "effective_rate", "near"]
+    columns += ["learning_rate_low", "learning_rate_high"]
+    columns += ["effective_rate_low", "effective_rate_high", "boundary", "scaled_from", *RULES]
     rows = []
     for curve in curves:
+        source = curve.source
         for batch_size, cell in curve.cells.items():
-            near, source = curve.near(batch_size), curve.source
-            eta, effective = sorted(map(source.eta, near)), sorted(map(source.effective, near))
-            rows.append(
-                {
-                    **columns_of(curve.series),
-                    "batch_size": batch_size,
-                    "k_star": cell.k_star,
-                    "floor": int(cell.at_first_check),
-                    "point": cell.best.trial.point,
-                    "learning_rate": source.eta(cell.best),
-                    "momentum": source.of_momentum(cell.best),
-                    "effective_rate": curve.best(batch_size),
-                    "near": len(near),
-                    "learning_rate_low": eta[0],
-                    "learning_rate_high": eta[-1],
-                    "effective_rate_low": effective[0],
-                    "effective_rate_high": effective[-1],
-                    "boundary": cell.boundary.get(source.rate, ""),
-                    "scaled_from": curve.first,
-                    **{name: curve.rule(name, batch_size) for name in RULES},
-                }
-            )
-    columns = [
-        "batch_size",
-        "k_star",
-        "floor",
-        "point",
-        "learning_rate",
-        "momentum",
-        "effective_rate",
-        "near",
-    ]
-    columns += [f"{kind}_{end}" for kind in (PLAIN, EFFECTIVE) for end in ("low", "high")]
-    columns += ["boundary", "scaled_from", *RULES]
-    return frame(rows, [*columns_of(record.series[0]), *columns])
+            best = curve.best_trial(batch_size)
+            near = curve.near(batch_size)
+            plain_rates = [source.eta(result) for result in near]
+            effective_rates = [source.effective(result) for result in near]
+            row = {
+                **columns_of(curve.series),
+                "batch_size": batch_size,
+                "k_star": cell.k_star,
+                "floor": int(cell.at_first_check),
+                "point": best.trial.point,
+                "learning_rate": source.eta(best),
+                "momentum": source.of_momentum(best),
+                "effective_rate": curve.best(batch_size),
+                "near": len(near),
+                "learning_rate_low": min(plain_rates),
+                "learning_rate_high": max(plain_rates),
+                "effective_rate_low": min(effective_rates),
+                "effective_rate_high": max(effective_rates),
+                "boundary": cell.boundary.get(source.rate, ""),
+                "scaled_from": curve.first,
+            }
+            row |= {name: curve.rule(name, batch_size) for name in RULES}
+            rows.append(row)
+    return frame(rows, columns)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,7 +15,8 @@ from lit_dps.core.atomic_write import replacing
 from lit_dps.core.search_space import Box, Choices, short_names
 from lit_dps.core.trial import Cell, Series, Value, text_of
 
-Row = Mapping[str, object]  # of a table, by column; None where a value is missing
+# A row of a table by column; None where a value is missing.
+Row = Mapping[str, Any]
 _DTYPES = {
     "integer": "Int64",
     "floating": float,
