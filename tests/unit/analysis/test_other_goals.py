@@ -151,7 +151,7 @@ def test_repeats_are_of_the_points_that_are_best_at_the_studys_own_goal():
     study = repeated()
     assert not any("repeat" in line for line in study_notes(study))
     (own,) = study.repeats
-    assert (own.point, own.known, own.asked) == (0, [48, math.inf], 2)
+    assert (own.point, own.steps_over_seeds, own.asked) == (0, [48, math.inf], 2)
     at = study.at_goal(0.2)
     (best,) = at.repeats
     assert (best.point, best.known, best.asked) == (1, [], 0)
