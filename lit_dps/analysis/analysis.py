@@ -1,5 +1,4 @@
-"""Analysis: all that is computed from the record of a study, each part once, when it is first asked
-for."""
+"""The index of the analysis: each table of a study, computed once, when it is first used."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ from lit_dps.core.trial import Cell, Series
 
 
 class Analysis:
-    """What a study shows, finished or not; what has finished counts.
+    """The results of a study, finished or not; only finished trials count.
 
     Args:
         record: The study.
@@ -60,64 +59,109 @@ class Analysis:
         self.validate_every = validate_every
 
     def at_goal(self, error: float) -> Analysis:
-        """The study as it would have ended under a higher goal error (`at_goal`)."""
+        """Return the study as it would have ended at another goal (`other_goals.at_goal`)."""
         return Analysis(
             at_goal(self.record, error), self.replicates, self.whole, self.validate_every
         )
 
     @cached_property
     def at_each_goal(self) -> list[Analysis]:
-        """The study at its own goal, then at each of its further ones."""
+        """The study at its own goal, then at each of its further goals."""
         return [self, *map(self.at_goal, self.record.goals)]
+
+    # Cells and trials
 
     @cached_property
     def cells(self) -> list[CellSummary]:
-        """A summary of each cell of the grid, by series, then batch size."""
+        """K* of each cell and how its trials ended, by series, then batch size (`summary`)."""
         return summarize(self.record)
 
     @cached_property
     def by_cell(self) -> dict[Cell, CellSummary]:
+        """`cells`, by cell."""
         return {summary.cell: summary for summary in self.cells}
 
     @cached_property
+    def table(self) -> pd.DataFrame:
+        """One row a cell: K*, its metaparameters, how its trials ended (`summary.cell_rows`)."""
+        return with_communications(self.record, self.cells, cell_rows(self.record, self.cells))
+
+    @cached_property
+    def trials(self) -> pd.DataFrame:
+        """One row a finished trial (`summary.trial_rows`)."""
+        return trial_rows(self.record, self.cells)
+
+    @cached_property
+    def draws(self) -> pd.DataFrame:
+        """One row a cell and n: the best of n of its trials (`best_of_n.draw_rows`)."""
+        return draw_rows(self.record, self.cells)
+
+    # The law of batch size
+
+    @cached_property
     def scalings(self) -> dict[Series, Scaling]:
-        """The scaling law of each series."""
-        steps: dict[Series, dict[int, list[int | None]]] = {
-            series: {} for series in self.record.series
-        }
+        """The law of K* of each series, with bootstrap intervals (`law_bootstrap`)."""
+        steps: dict[Series, dict[int, list[int | None]]] = {s: {} for s in self.record.series}
         for summary in self.cells:
-            if not summary.sooner:  # whose K* is a bound that `scale` does not know of
+            # Such a K* is a bound that the law does not account for.
+            if not summary.sooner:
                 steps[summary.cell.series][summary.cell.batch_size] = summary.steps
-        interval, seeds = self.record.goal.check_interval, seeds_of(self.repeats)
-        found = {}
+        laws = {}
         for series in with_progress("laws fitted", list(steps)):
-            name = self.name_of(series)
-            found[series] = bootstrap_law(
-                steps[series], self.replicates, 0, interval, seeds.get(series), name
+            laws[series] = bootstrap_law(
+                steps[series],
+                self.replicates,
+                check_interval=self.record.goal.check_interval,
+                seeds=self.steps_over_seeds.get(series),
+                name=self.name_of(series),
             )
-        return found
+        return laws
 
     @cached_property
     def median_scalings(self) -> dict[Series, Scaling]:
         """The law of the median over seeds of each series that has repeats."""
-        interval = self.record.goal.check_interval
-        found = seeds_of(self.repeats).items()
-        return {
-            series: bootstrap_median_law(
-                seeds, interval, self.replicates, name=self.name_of(series)
-            )
-            for series, seeds in found
-        }
+        laws = {}
+        for series, seeds in self.steps_over_seeds.items():
+            interval = self.record.goal.check_interval
+            name = self.name_of(series)
+            laws[series] = bootstrap_median_law(seeds, interval, self.replicates, name)
+        return laws
 
     def name_of(self, series: Series) -> str:
-        """What the repeats of a series are resampled by: others of this study, or of another, go
-        their own way."""
+        """Return the name that seeds the resampling of a series' repeats.
+
+        Repeats of other series and studies are resampled independently.
+        """
         return f"{self.record.name} | {series}"
 
     @cached_property
-    def draws(self) -> pd.DataFrame:
-        """A row a cell and n: what the best of n of its trials is (`draws.draw_rows`)."""
-        return draw_rows(self.record, self.cells)
+    def laws(self) -> pd.DataFrame:
+        """One row a series: c1, c2 and B_crit, their limits and a verdict (`law_bootstrap`)."""
+        return law_rows(self.scalings)
+
+    @cached_property
+    def critical_batch_sizes(self) -> dict[Series, dict[str, Critical]]:
+        """Critical batch sizes, by series and definition (`critical`)."""
+        interval = self.record.goal.check_interval
+        seeds = self.steps_over_seeds
+        return critical_batch_sizes(self.cells, self.scalings, seeds, interval, self.replicates)
+
+    @cached_property
+    def critical(self) -> pd.DataFrame:
+        """One row a series and definition of the critical batch size (`critical.critical_rows`)."""
+        return critical_rows(self.critical_batch_sizes)
+
+    @cached_property
+    def ratios(self) -> list[Ratio]:
+        """K* of sparse over dense cells (`sparse_ratios`)."""
+        return ratios(self.cells, self.steps_over_seeds, self.replicates)
+
+    @cached_property
+    def ratio_bounds(self) -> list[Cell]:
+        """The cells whose ratio is left out, as it would only be a bound."""
+        return ratio_bounds(self.cells)
+
+    # Repeats on fresh seeds
 
     @cached_property
     def repeats(self) -> list[RepeatSummary]:
@@ -125,131 +169,99 @@ class Analysis:
         return summarize_repeats(self.record, self.cells, self.whole)
 
     @cached_property
+    def steps_over_seeds(self) -> dict[Series, dict[int, list[float]]]:
+        """Steps over seeds of each K* point, by series and batch size (`repeats.seeds_of`)."""
+        return seeds_of(self.repeats)
+
+    @cached_property
     def seeds(self) -> pd.DataFrame:
-        """A row a repeated point (`repeats.repeat_rows`)."""
+        """One row a repeated point: quantiles over seeds and the bias (`repeats.repeat_rows`)."""
         return repeat_rows(self.record, self.repeats)
+
+    # The answer: time to the goal
 
     @cached_property
     def step_seconds(self) -> dict[Cell, StepSeconds]:
-        """Seconds of a training step of each cell for which they are known
-        (`step_seconds.step_seconds`)."""
+        """Seconds of a training step of each cell, where known (`step_seconds`)."""
         return step_seconds(self.whole)
 
     @cached_property
     def expected_steps(self) -> dict[Cell, Steps]:
-        """Steps to the goal as the answer takes them, by the law where it serves
-        (`expected.expected_steps`)."""
+        """Steps to the goal of the answer, by the law if it is identifiable (`answer`)."""
         return expected_steps(self.record, self.cells, self.repeats)
 
     @cached_property
     def answer(self) -> pd.DataFrame:
-        """A row a cell that has a K*: examples and time to the goal on this machine
-        (`answer.answer_rows`)."""
+        """One row a cell that has a K*: examples and time to the goal (`answer.answer_rows`)."""
         return answer_rows(self.cells, self.step_seconds, self.expected_steps, self.validate_every)
 
-    @cached_property
-    def rate_laws(self) -> dict[Series, RateLaw | None]:
-        """How the best learning rate of each series goes with the batch size
-        (`best_rates.rate_laws`)."""
-        return rate_laws(self.record, self.rate_curves)
-
-    @cached_property
-    def ratios(self) -> list[Ratio]:
-        """K* of sparse over dense cells."""
-        return ratios(self.cells, seeds_of(self.repeats), self.replicates)
-
-    @cached_property
-    def ratio_bounds(self) -> list[Cell]:
-        """The cells whose ratio is left out, as it would only be a bound."""
-        return ratio_bounds(self.cells)
-
-    @cached_property
-    def trials(self) -> pd.DataFrame:
-        """A row a finished trial (`summary.trial_rows`)."""
-        return trial_rows(self.record, self.cells)
-
-    @cached_property
-    def table(self) -> pd.DataFrame:
-        """A row a cell (`summary.cell_rows`)."""
-        return with_communications(self.record, self.cells, cell_rows(self.record, self.cells))
-
-    @cached_property
-    def laws(self) -> pd.DataFrame:
-        """A row a series (`scaling.law_rows`)."""
-        return law_rows(self.scalings)
-
-    @cached_property
-    def delay_laws(self) -> list[DelayLaw]:
-        """The law of batch size and delay of each series that has delays (`delay.delay_laws`)."""
-        return delay_laws(self.cells, self.record.goal.check_interval, self.replicates)
-
-    @cached_property
-    def delays(self) -> pd.DataFrame:
-        """A row a series and delay (`delay.delay_rows`)."""
-        return delay_rows(self.delay_laws, self.scalings)
-
-    @cached_property
-    def critical_delays(self) -> pd.DataFrame:
-        """A row a series and batch size: the delay that doubles K* (`delay.doubling_rows`)."""
-        return doubling_rows(self.delay_laws)
-
-    @cached_property
-    def local_curves(self) -> list[Curve]:
-        """K* against the local steps of a round, of each series and batch size (`local.curves`)."""
-        return curves(self.record, self.cells)
-
-    @cached_property
-    def budgets(self) -> pd.DataFrame:
-        """A row a cell and budget of steps or examples: the best metric within it
-        (`budgets.budget_rows`)."""
-        return budget_rows(self.record, self.cells)
-
-    @cached_property
-    def critical_batch_sizes(self) -> dict[Series, dict[str, Critical]]:
-        """By series and definition (`critical`)."""
-        interval, seeds = self.record.goal.check_interval, seeds_of(self.repeats)
-        return critical_batch_sizes(self.cells, self.scalings, seeds, interval, self.replicates)
-
-    @cached_property
-    def critical(self) -> pd.DataFrame:
-        """A row a series and definition (`critical.critical_rows`)."""
-        return critical_rows(self.critical_batch_sizes)
-
-    @cached_property
-    def noise_laws(self) -> pd.DataFrame:
-        """A row a cell and a row a trial whose noise was measured (`gradient_noise.noise_rows`)."""
-        return noise_rows(self.record)
-
-    @cached_property
-    def quality(self) -> pd.DataFrame:
-        """A row a cell: the best metric at the whole budget, and its spread
-        (`quality.quality_rows`)."""
-        return quality_rows(self.record, self.cells)
+    # Learning rates
 
     @cached_property
     def rate_curves(self) -> list[RateCurve]:
-        """The best learning rates of each series (`best_rates.rate_curves`)."""
+        """The best learning rates of each series (`rates.rate_curves`)."""
         return rate_curves(self.record, self.cells, self.replicates)
 
     @cached_property
+    def rate_laws(self) -> dict[Series, RateLaw | None]:
+        """The power law of the best learning rate of each series (`rates.rate_laws`)."""
+        return rate_laws(self.record, self.rate_curves)
+
+    @cached_property
     def rates(self) -> pd.DataFrame:
-        """A row a cell: the best learning rate, and those of the scaling rules
-        (`best_rates.rate_rows`)."""
+        """One row a cell: the best learning rate and those of the rules (`rates.rate_rows`)."""
         return rate_rows(self.record, self.rate_curves)
 
     @cached_property
     def prices(self) -> pd.DataFrame:
-        """A row a cell, kind of rate and scaling rule: what the rule costs in steps
-        (`prices.price_rows`)."""
+        """One row a cell, kind of rate and rule: its cost in steps (`rate_rules.price_rows`)."""
         return price_rows(self.record, self.rate_curves)
+
+    # Theory
 
     @cached_property
     def theory(self) -> pd.DataFrame:
-        """A row a cell: the terms of the theory and what it predicts from them
-        (`theory.theory_rows`)."""
+        """One row a cell: the terms of the theory and its prediction (`theory.theory_rows`)."""
         return theory_rows(self.cells, self.scalings)
 
     @cached_property
     def term_ratios(self) -> pd.DataFrame:
-        """A row a series above the smallest sparsity and batch size (`term_ratio_rows`)."""
+        """One row a sparse series and batch size: terms over dense ones (`term_comparisons`)."""
         return term_ratio_rows(self.record, self.scalings)
+
+    @cached_property
+    def noise_laws(self) -> pd.DataFrame:
+        """One row a cell and a row a trial whose gradient noise was measured (`gradient_noise`)."""
+        return noise_rows(self.record)
+
+    # Curves, delay and local SGD
+
+    @cached_property
+    def budgets(self) -> pd.DataFrame:
+        """One row a cell and budget of steps or examples: the best metric (`budgets`)."""
+        return budget_rows(self.record, self.cells)
+
+    @cached_property
+    def quality(self) -> pd.DataFrame:
+        """One row a cell: the best metric at the whole budget (`budgets.quality_rows`)."""
+        return quality_rows(self.record, self.cells)
+
+    @cached_property
+    def delay_laws(self) -> list[DelayLaw]:
+        """The law of batch size and delay of each series that has delays (`delay`)."""
+        return delay_laws(self.cells, self.record.goal.check_interval, self.replicates)
+
+    @cached_property
+    def delays(self) -> pd.DataFrame:
+        """One row a series and delay: the common law and its own (`delay.delay_rows`)."""
+        return delay_rows(self.delay_laws, self.scalings)
+
+    @cached_property
+    def critical_delays(self) -> pd.DataFrame:
+        """One row a series and batch size: the delay that doubles K* (`delay.doubling_rows`)."""
+        return doubling_rows(self.delay_laws)
+
+    @cached_property
+    def local_curves(self) -> list[Curve]:
+        """K* against the local steps of a round, by series and batch size (`local_sgd`)."""
+        return curves(self.record, self.cells)

@@ -1,15 +1,14 @@
-"""What the least of n trials is worth: the best of n drawn out of the N trials of a cell, and what
-doubling n brings.
+"""The best of n drawn out of the N trials of a cell, and what doubling n brings.
 
 K* is a minimum, so it falls as trials are added, at any batch size, by an amount that no single K*
-tells. Here n of the N finished trials are drawn at random without replacement, all choices alike,
-and the least steps to result among them is described exactly, by order statistics: of N trials in
-ascending order the best of n is behind the i-th with probability C(N - i, n) / C(N, n). Dodge et
-al. (2019, "Show Your Work") draw with replacement, which counts the best trial again and again and
-is too hopeful near n = N; without replacement the estimate is unbiased (Tang et al. 2020, "Showing
-Your Work Doesn't Always Work"). A trial that is not complete counts as infinite, an outraced one
-too: it needs more steps than any that matters here. The first n points of a Sobol sequence cover
-the space more evenly than n at random do.
+tells. Here n of the N finished trials are drawn at random without replacement, with equal
+probability, and the least steps to result among them is described exactly, by order statistics: of
+N trials in ascending order the best of n is behind the i-th with probability C(N - i, n) / C(N, n).
+Dodge et al. (2019, "Show Your Work") draw with replacement, which counts the best trial repeatedly
+and is too optimistic near n = N; without replacement the estimate is unbiased (Tang et al. 2020,
+"Showing Your Work Doesn't Always Work"). A trial that is not complete counts as infinite, also one
+that racing stopped: it needs more steps than any that matters here. The first n points of a Sobol
+sequence cover the space more evenly than n at random do.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class Best:
 
 
 def best_of(steps: Sequence[int | None], n: int) -> Best:
-    """The best of n of some trials, by their steps to result; None for one that is not complete.
+    """Return the best of n of some trials, by their steps to result; None if not complete.
 
     Raises:
         ValueError: unless 1 <= n <= their number.
@@ -58,76 +57,79 @@ def best_of(steps: Sequence[int | None], n: int) -> Best:
     if not 1 <= n <= total:
         raise ValueError(f"{n} of {total} trials")
     known = np.sort(np.array([k for k in steps if k is not None], float))
+    if not len(known):
+        return Best(n, math.inf, None, 1.0)
     i = np.arange(len(known))
-    # beyond[i]: that the best is behind the first i + 1, so C(N - i - 1, n) / C(N, n)
+    # beyond[i]: that the best is behind the first i + 1, so C(N - i - 1, n) / C(N, n).
     beyond = np.cumprod(np.maximum(total - n - i, 0) / (total - i))
     shares = -np.diff(beyond, prepend=1.0)
-    none = float(beyond[-1]) if len(known) else 1.0
+    none = float(beyond[-1])
     half = np.flatnonzero(beyond <= 0.5 + 1e-12)
     median = float(known[half[0]]) if len(half) else math.inf
-    mean = float(np.exp(shares @ np.log(known) / (1 - none))) if len(known) else None
+    mean = float(np.exp(shares @ np.log(known) / (1 - none)))
     return Best(n, median, mean, none)
 
 
 def why_no_draws(record: StudyRecord) -> str | None:
-    """Why the trials of a study are not alike, so that drawing some of them says nothing; None if
-    they are."""
-    if (best_of := setting(record.config, "study.best_of")) is not None:
-        return f"all trials of a cell are the best point of {best_of}"
+    """Return why the trials of a cell are not exchangeable; None if they are."""
+    source = setting(record.config, "study.best_of")
+    if source is not None:
+        return f"all trials of a cell are the best point of {source}"
     sampler = setting(record.config, "study.sampler")
-    return (
-        None
-        if sampler in (None, "sobol")
-        else f"the sampler {sampler} draws each trial from those before"
-    )
+    if sampler not in (None, "sobol"):
+        return f"the sampler {sampler} draws each trial from those before"
+    return None
 
 
 def draw_rows(record: StudyRecord, cells: Iterable[CellSummary]) -> pd.DataFrame:
-    """One row a cell and n, by series, batch size, n = 1, 2, ... to its finished trials.
+    """Return one row a cell and n, by series, batch size, n = 1, 2, ... to its finished trials.
 
     Columns: sparsity and further axes, batch_size [examples], draws (n), and of the best of n:
     median [steps], inf where most choices have no complete trial; mean [steps], geometric, missing
     where that may well happen; none, its probability; floor, 1 where the median is an upper bound:
-    at the first check, or where K* is for what is not told.
+    at the first check, or where K* is one because of undetermined points.
     """
-    columns = ["batch_size", "draws", "median", "mean", "none", "floor"]
-    bests = (
-        (cell, best_of(cell.steps, n)) for cell in cells for n in range(1, len(cell.steps) + 1)
-    )
-    return frame(
-        (
-            {
-                **columns_of(summary.cell.series),
-                "batch_size": summary.cell.batch_size,
-                "draws": best.n,
-                "median": best.median,
-                "mean": best.mean if best.none <= RARE else None,
-                "none": best.none,
-                "floor": int(best.median <= record.goal.check_interval or summary.sooner),
-            }
-            for summary, best in (bests if why_no_draws(record) is None else ())
-        ),
-        [*columns_of(record.series[0]), *columns],
-    )
+    rows = []
+    if why_no_draws(record) is not None:
+        cells = ()
+    for summary in cells:
+        for n in range(1, len(summary.steps) + 1):
+            best = best_of(summary.steps, n)
+            is_bound = best.median <= record.goal.check_interval or summary.sooner
+            rows.append(
+                {
+                    **columns_of(summary.cell.series),
+                    "batch_size": summary.cell.batch_size,
+                    "draws": best.n,
+                    "median": best.median,
+                    "mean": best.mean if best.none <= RARE else None,
+                    "none": best.none,
+                    "floor": int(is_bound),
+                }
+            )
+    columns = [*columns_of(record.series[0]), "batch_size", "draws", "median", "mean", "none"]
+    return frame(rows, [*columns, "floor"])
 
 
-def halves(cells: Iterable[CellSummary]) -> list[tuple[CellSummary, Best]]:
-    """The cells whose K* is more than an upper bound, each with the best of half as many trials."""
-    known = [
-        cell
-        for cell in cells
-        if cell.k_star is not None and not cell.at_first_check and len(cell.steps) > 1
-    ]
-    return [(cell, best_of(cell.steps, len(cell.steps) // 2)) for cell in known]
+def halves(cells: Iterable[CellSummary]) -> list[tuple[int, Best]]:
+    """Return K* and the best of half as many trials of each cell whose K* is no upper bound."""
+    found = []
+    for cell in cells:
+        if cell.k_star is not None and not cell.at_first_check and len(cell.steps) > 1:
+            found.append((cell.k_star, best_of(cell.steps, len(cell.steps) // 2)))
+    return found
 
 
 def last_doubling(cells: Iterable[CellSummary]) -> list[float]:
-    """How many times K* the best of half as many trials needs, in each cell whose K* is more than
-    an upper bound.
+    """Return the best of half as many trials over K*, of each cell whose K* is no upper bound.
 
     The geometric mean over the halves; not the median, which is K* itself: a half holds the best
     trial as often as not. Left out are cells in which more than `RARE` halves have no complete
-    trial: what those would need is not known, and where trials stop at K*, all others are it by
-    construction.
+    trial: the steps of those are not known, and where trials stop at K*, all others are such trials
+    by construction.
     """
-    return [half.mean / cell.k_star for cell, half in halves(cells) if half.none <= RARE]
+    ratios = []
+    for k_star, half in halves(cells):
+        if half.mean is not None and half.none <= RARE:
+            ratios.append(half.mean / k_star)
+    return ratios

@@ -1,5 +1,4 @@
-"""How many times the steps of a dense network a sparse one needs, and how certain that is (the
-paper's Figure 12)."""
+"""The steps of a sparse network over those of a dense one, with intervals (the paper's Fig. 12)."""
 
 from __future__ import annotations
 
@@ -42,15 +41,15 @@ def ratios(
     seeds: Mapping[Series, Mapping[int, Sequence[float]]],
     replicates: int = REPLICATES,
 ) -> list[Ratio]:
-    """The ratio of every cell above the smallest sparsity, the base, by series, then batch size.
+    """Return the ratio of every cell above the smallest sparsity, the base, by series, batch size.
 
     Cells without a K*, or without one at the base, are left out; so are `ratio_bounds`.
 
     Args:
         cells: Of a study.
         seeds: Steps to result of repeats of the K* trials on fresh seeds, by series and batch size.
-            Where there are enough, each K* is resampled as `scale` does: times one of its repeats
-            over their median.
+            Where there are enough, each K* is resampled as `bootstrap_law` does: times one of its
+            repeats over their median.
         replicates: Of the resampling. Without repeats both cells' trials are resampled, where they
             have as many by the same points of the search, so that what these points have in common
             cancels.
@@ -59,43 +58,54 @@ def ratios(
     for sparse, base in _pairs(cells):
         if sparse.at_first_check or base.at_first_check:
             continue
-        value, interval, b = sparse.k_star / base.k_star, None, sparse.cell.batch_size
-        repeats = [seeds.get(each.cell.series, {}).get(b, ()) for each in (sparse, base)]
-        quotients = np.empty(0)
-        if min(map(len, repeats)) >= FEWEST_SEEDS:
-            luck = [
-                np.random.default_rng((0, b, 1, i)).choice(steps, replicates) / np.median(steps)
-                for i, steps in enumerate(repeats)
-            ]
-            quotients = value * np.divide(*luck)
-        elif max(len(sparse.trials), len(base.trials)) > 1:
-            quotients = np.divide(
-                *(resample(cell.steps, replicates, (0, b)) for cell in (sparse, base))
-            )
-        known = quotients[
-            np.isfinite(quotients) & (quotients > 0)
-        ]  # 0: of a repeat of the base that missed the goal
+        assert sparse.k_star is not None and base.k_star is not None
+        value = sparse.k_star / base.k_star
+        quotients = _resampled(sparse, base, value, seeds, replicates)
+        # 0: of a repeat of the base that missed the goal
+        known = quotients[np.isfinite(quotients) & (quotients > 0)]
+        interval = None
         if len(known) > (1 - PERCENTILES[0] / 100) * len(quotients):
             interval = percentile_interval(known, value)
         found.append(Ratio(sparse.cell, base.cell.sparsity, value, interval))
     return found
 
 
+def _resampled(
+    sparse: CellSummary,
+    base: CellSummary,
+    value: float,
+    seeds: Mapping[Series, Mapping[int, Sequence[float]]],
+    replicates: int,
+) -> np.ndarray:
+    """Return ratios of resamples (R,), over seeds or trials; empty where neither has two."""
+    batch_size = sparse.cell.batch_size
+    repeats = [seeds.get(each.cell.series, {}).get(batch_size, ()) for each in (sparse, base)]
+    if min(map(len, repeats)) >= FEWEST_SEEDS:
+        over_median = []
+        for i, steps in enumerate(repeats):
+            random = np.random.default_rng((0, batch_size, 1, i))
+            over_median.append(random.choice(steps, replicates) / np.median(steps))
+        return value * np.divide(over_median[0], over_median[1])
+    if max(len(sparse.trials), len(base.trials)) > 1:
+        above = resample(sparse.steps, replicates, (0, batch_size))
+        return np.divide(above, resample(base.steps, replicates, (0, batch_size)))
+    return np.empty(0)
+
+
 def ratio_bounds(cells: Iterable[CellSummary]) -> list[Cell]:
-    """The cells whose ratio would only be a bound, as its K* or that of the base cell is at the
-    first check."""
-    return [
-        sparse.cell
-        for sparse, base in _pairs(cells)
-        if sparse.at_first_check or base.at_first_check
-    ]
+    """Return the cells whose ratio would be a bound, as a K* of it is at the first check."""
+    bounds = []
+    for sparse, base in _pairs(cells):
+        if sparse.at_first_check or base.at_first_check:
+            bounds.append(sparse.cell)
+    return bounds
 
 
 def _pairs(cells: Iterable[CellSummary]) -> Iterator[tuple[CellSummary, CellSummary]]:
-    """Each cell above its base with the base cell at its batch size, where both have a K*."""
-    at = {(summary.cell.batch_size, summary.cell.series): summary for summary in cells}
-    every = {series for _, series in at}
-    for (batch_size, series), sparse in at.items():
-        base = at[batch_size, base_of(series, every)]
-        if sparse is not base and None not in (sparse.k_star, base.k_star):
+    """Yield each cell above its base with the base cell at its batch size, if both have a K*."""
+    summaries = {(summary.cell.batch_size, summary.cell.series): summary for summary in cells}
+    all_series = {series for _, series in summaries}
+    for (batch_size, series), sparse in summaries.items():
+        base = summaries[batch_size, base_of(series, all_series)]
+        if sparse is not base and sparse.k_star is not None and base.k_star is not None:
             yield sparse, base

@@ -154,14 +154,14 @@ def test_repeats_are_of_the_points_that_are_best_at_the_studys_own_goal():
     assert (own.point, own.steps_over_seeds, own.asked) == (0, [48, math.inf], 2)
     at = study.at_goal(0.2)
     (best,) = at.repeats
-    assert (best.point, best.known, best.asked) == (1, [], 0)
+    assert (best.point, best.steps_over_seeds, best.asked) == (1, [], 0)
     assert [line for line in study_notes(at) if "repeat" in line] == [
         "1 of the 1 best points here have no repeats: repeated are those of goal error 0.1, the "
         "study's own",
         "2 repeats of points that are not the best at this goal are kept and not counted",
     ]
     (same,) = study.at_goal(0.11).repeats  # where the same point is the best its repeats serve
-    assert (same.point, same.known, same.asked) == (0, [48, math.inf], 2)
+    assert (same.point, same.steps_over_seeds, same.asked) == (0, [48, math.inf], 2)
     assert not any("repeat" in line for line in study_notes(study.at_goal(0.11)))
 
 
