@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -254,7 +254,7 @@ def _limits(steps: Steps, times: StepSeconds) -> tuple[float, float]:
     return seconds * math.exp(-below), seconds * math.exp(above)
 
 
-def _mark(table: pd.DataFrame, part: pd.DataFrame) -> None:
+def _mark(table: pd.DataFrame, part: Any) -> None:
     """Set the columns fastest, near, fewest, probability and tied of the rows of one series."""
     table.loc[part["examples"].astype(int).idxmin(), "fewest"] = True
     known = part["seconds"].astype(float)
@@ -275,7 +275,7 @@ def _mark(table: pd.DataFrame, part: pd.DataFrame) -> None:
     table.loc[timed.index[probability >= MIN_PROBABILITY], "tied"] = True
 
 
-def probabilities_of_fastest(rows: pd.DataFrame) -> np.ndarray:
+def probabilities_of_fastest(rows: Any) -> np.ndarray:
     """Return the probability that each row (n,) has the least time to the goal.
 
     The logarithm of each time is drawn `DRAWS` times from a normal distribution whose sides have
@@ -284,16 +284,16 @@ def probabilities_of_fastest(rows: pd.DataFrame) -> np.ndarray:
     the verdict. The draws are the same at every call.
 
     Args:
-        rows: The columns seconds, seconds_low and seconds_high; a row without limits is taken as
-            exact.
+        rows: A table with columns seconds, seconds_low and seconds_high. A row without limits is
+            taken as exact.
     """
     seconds = rows["seconds"].astype(float)
-    middle = np.log(seconds)
-    low = np.log(rows["seconds_low"].astype(float).fillna(seconds))
-    high = np.log(rows["seconds_high"].astype(float).fillna(seconds))
-    below = (middle - low).to_numpy() / NORMAL_95
-    above = (high - middle).to_numpy() / NORMAL_95
+    middle = np.log(seconds).to_numpy()
+    low = np.log(rows["seconds_low"].astype(float).fillna(seconds)).to_numpy()
+    high = np.log(rows["seconds_high"].astype(float).fillna(seconds)).to_numpy()
+    below = (middle - low) / NORMAL_95
+    above = (high - middle) / NORMAL_95
     deviates = np.random.default_rng(0).standard_normal((DRAWS, len(rows)))
     spread = np.where(deviates < 0, below, above)
-    fastest = (middle.to_numpy() + spread * deviates).argmin(axis=1)
+    fastest = (middle + spread * deviates).argmin(axis=1)
     return np.bincount(fastest, minlength=len(rows)) / DRAWS

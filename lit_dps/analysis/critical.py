@@ -32,7 +32,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -348,7 +348,7 @@ def _noise_scale(cells: Iterable[CellSummary]) -> Critical:
     variances = [noise.mean() for _, noise in trials]
     if len(trials) == 1:
         return Critical(float(variances[0] / squared_gradients[0]), None, "of one trial")
-    scale = noise_scale({"squared_gradient": squared_gradients, "variance": variances}, 0)
+    scale: Any = noise_scale({"squared_gradient": squared_gradients, "variance": variances}, 0)
     if not scale.resolved:
         return Critical(None, None, f"not resolved: > {three_digits(scale.low)}", scale.low)
     return Critical(scale.value, Interval(scale.low, scale.high), "")

@@ -106,15 +106,23 @@ def noise_law(readings: Sequence[Readings]) -> NoiseLaw | None:
 
 
 def _line(groups: Sequence[Readings]) -> np.ndarray:
-    """Intercept and slope of y against x by least squares of deviations over the fit; nan where x
-    is one number."""
+    """Return intercept and slope of y against x; nan where x is one number.
+
+    Iteratively reweighted least squares of the deviations relative to the fit.
+    """
     x, y = (np.concatenate(parts) for parts in zip(*groups, strict=True))
     scale = x.max()  # units in which both columns are alike
-    columns, size = np.stack([np.ones_like(x), x / scale], axis=1), y
-    for _ in range(ROUNDS):  # over y itself, low values would count more than high ones
-        found, _, rank, _ = np.linalg.lstsq(columns / size[:, None], y / size, rcond=1e-10)
-        size = np.maximum(columns @ found, y / 10)  # a line may cross 0
-    return found / [1, scale] if rank == 2 else np.full(2, math.nan)
+    columns = np.stack([np.ones_like(x), x / scale], axis=1)
+    constants = np.full(2, math.nan)
+    rank = 0
+    # Relative to y itself, low values would count more than high ones.
+    size = y
+    for _ in range(ROUNDS):
+        constants, _, rank, _ = np.linalg.lstsq(columns / size[:, None], y / size, rcond=1e-10)
+        size = np.maximum(columns @ constants, y / 10)  # a line may cross 0
+    if rank < 2:
+        return np.full(2, math.nan)
+    return constants / np.array([1, scale])
 
 
 def noise_rows(record: StudyRecord) -> pd.DataFrame:

@@ -43,7 +43,10 @@ def rounds_of(record: StudyRecord, trial: Trial) -> LocalSGDSchedule:
 
 def is_local(record: StudyRecord) -> bool:
     """Return True if any cell of a study was, or is to be, trained by local SGD."""
-    middle = {key: box.at(0.5) for key, box in record.space.items() if key.startswith(SECTION)}
+    middle: dict[str, Any] = {}
+    for key, box in record.space.items():
+        if key.startswith(SECTION):
+            middle[key] = box.at(0.5)
     return any(rounds_of(record, Trial(cell, 0, middle)).on for cell in record.cells)
 
 

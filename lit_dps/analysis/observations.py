@@ -116,7 +116,8 @@ def medians(runs: pd.DataFrame) -> list[Observation]:
     """
     groups = []
     squares, degrees = 0.0, 0
-    for batch_size, group in runs.groupby("batch_size"):
+    for _, group in runs.groupby("batch_size"):
+        batch_size = float(group["batch_size"].iloc[0])
         missed = np.zeros(len(group), bool)
         if "censored" in group:
             missed = group["censored"].to_numpy(bool)
@@ -124,7 +125,7 @@ def medians(runs: pd.DataFrame) -> list[Observation]:
         check = 0.0
         if "check" in group:
             check = float(np.nan_to_num(group["check"].median()))
-        groups.append((float(batch_size), steps, missed, check))
+        groups.append((batch_size, steps, missed, check))
         logs = np.log(steps[~missed])
         if logs.size > 1:
             squares += float(((logs - logs.mean()) ** 2).sum())

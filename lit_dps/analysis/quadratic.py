@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -63,7 +64,7 @@ class NoisyQuadraticModel:
         everywhere: M = 0."""
         return float(self.counts @ self.curvatures)
 
-    def expected_loss(self, moments: np.ndarray) -> np.ndarray | float:
+    def expected_loss(self, moments: np.ndarray) -> Any:
         """The expected loss 1/2 sum h E w^2 of second moments, shape (..., curvatures)."""
         return 0.5 * moments @ (self.curvatures * self.counts)
 
@@ -171,7 +172,8 @@ class NoisyQuadraticModel:
                 sooner.
         """
         rate, h = np.asarray(rate, float)[:, None], self.curvatures
-        found, live = np.full(len(rate), np.inf), np.arange(len(rate))
+        found = np.full(len(rate), np.inf)
+        live: Any = np.arange(len(rate))
         one, zero = np.ones((len(rate), len(h))), np.zeros((len(rate), len(h)))
         start, push, kick, pull, noise = [one] * (delay + 1), zero, [zero] * (delay + 1), zero, zero
         for t in range(1, longest + 1):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -105,7 +106,7 @@ def _price_columns(
     }
 
 
-def _is_near(rates, rule_rate):
+def _is_near(rates: Any, rule_rate: Any) -> Any:
     """Return whether rates lie within `WINDOW` of that of a rule (numbers or arrays)."""
     return np.abs(np.log(rates / rule_rate)) <= math.log(WINDOW) * (1 + 1e-9)
 
@@ -139,11 +140,11 @@ def priced(
 def _is_reachable(record: StudyRecord, curve: RateCurve, kind: str, rate: float) -> bool:
     """Return True if a trial of the search space could lie near a rate."""
     source = curve.source
-    rates = record.space[source.rate].extremes
+    rates: Any = record.space[source.rate].extremes
     low, high = min(rates), max(rates)
     if kind == EFFECTIVE:
         if isinstance(source.momentum, str):
-            momenta = record.space[source.momentum].extremes
+            momenta: Any = record.space[source.momentum].extremes
         else:
             momenta = [source.momentum]
         low, high = low / (1 - min(momenta)), high / (1 - max(momenta))

@@ -9,7 +9,7 @@ import numpy as np
 
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.step_timing import CellTiming
-from lit_dps.core.trial import SPARSE_KERNELS, STACKED, Cell, Status
+from lit_dps.core.trial import SPARSE_KERNELS, STACKED, Cell, Status, TrialResult
 
 # Sources of the seconds of a step
 QUIET = "quiet timing"  # at the end of the study, alone on the machine as far as lit_dps knows
@@ -66,15 +66,15 @@ def step_seconds(record: StudyRecord) -> dict[Cell, StepSeconds]:
     ]
     if timing is not None and timing.covers(complete):
         return {cell: _of_rounds(each) for cell, each in timing.by_cell.items()}
-    found = {}
+    seconds = {}
     for cell, results in record.results.items():
         timed = [r.timed for r in results if r.status in WHOLE and r.timed.get("steps")]
-        if not timed:
-            continue
-        each = np.percentile([t["training"] / t["steps"] for t in timed], (50, 25, 75))
-        check = np.median([t["checking"] / t["checks"] for t in timed])
-        found[cell] = StepSeconds(*map(float, (*each, each[0], check)), TRIALS)
-    return found | _of_whole_trials(record, {*record.results} - {*found})
+        if timed:
+            step_times = [t["training"] / t["steps"] for t in timed]
+            check = float(np.median([t["checking"] / t["checks"] for t in timed]))
+            median, low, high = map(float, np.percentile(step_times, (50, 25, 75)))
+            seconds[cell] = StepSeconds(median, low, high, median, check, TRIALS)
+    return seconds | _of_whole_trials(record, {*record.results} - {*seconds})
 
 
 def _of_rounds(timing: CellTiming) -> StepSeconds:
@@ -84,29 +84,37 @@ def _of_rounds(timing: CellTiming) -> StepSeconds:
 
 
 def _of_whole_trials(record: StudyRecord, among: set[Cell]) -> dict[Cell, StepSeconds]:
-    """The same of some cells from the wall time of their trials."""
-    from scipy.optimize import (
-        nnls,
-    )  # a tenth of a second that a study without seconds does not need
+    """Return the seconds of a step of some cells from the wall time of their trials."""
+    # Its import takes a tenth of a second that a study without seconds does not need.
+    from scipy.optimize import nnls
 
-    rows = [
-        (cell, result.steps_run, result.seconds)
-        for cell, results in record.results.items()
-        for result in results
-        if cell in among and result.status in WHOLE and result.seconds > 0 and result.steps_run
-        if not (result.flags.keys() & {STACKED, SPARSE_KERNELS} or result.smoothness.get("step"))
-    ]
+    rows = []
+    for cell, results in record.results.items():
+        if cell in among:
+            rows += [(cell, r.steps_run, r.seconds) for r in results if _tells_seconds(r)]
     if not rows:
         return {}
     cells = list(dict.fromkeys(cell for cell, _, _ in rows))
-    steps, seconds = (np.array(column, float) for column in list(zip(*rows, strict=True))[1:])
     which = np.array([cells.index(cell) for cell, _, _ in rows])
+    steps = np.array([steps for _, steps, _ in rows], float)
+    seconds = np.array([seconds for _, _, seconds in rows], float)
     design = np.zeros((len(rows), len(cells) + 1))
-    design[:, 0], design[np.arange(len(rows)), which + 1] = 1, steps
-    told = any(np.unique(steps[which == i]).size > 1 for i in range(len(cells)))
-    start = nnls(design / seconds[:, None], np.ones(len(rows)))[0][0] if told else 0.0
-    each = np.maximum(seconds - start, LEAST * seconds) / steps
-    return {
-        cell: StepSeconds(*map(float, np.percentile(each[which == i], (50, 25, 75))))
-        for i, cell in enumerate(cells)
-    }
+    design[:, 0] = 1
+    design[np.arange(len(rows)), which + 1] = steps
+    start = 0.0
+    if any(np.unique(steps[which == i]).size > 1 for i in range(len(cells))):
+        start = nnls(design / seconds[:, None], np.ones(len(rows)))[0][0]
+    step_times = np.maximum(seconds - start, LEAST * seconds) / steps
+    found = {}
+    for i, cell in enumerate(cells):
+        median, low, high = map(float, np.percentile(step_times[which == i], (50, 25, 75)))
+        found[cell] = StepSeconds(median, low, high)
+    return found
+
+
+def _tells_seconds(result: TrialResult) -> bool:
+    """Return True if the wall time of a trial is that of its own steps."""
+    if result.status not in WHOLE or result.seconds <= 0 or not result.steps_run:
+        return False
+    is_shared = bool(result.observed.keys() & {STACKED, SPARSE_KERNELS})
+    return not is_shared and not result.smoothness.get("step")

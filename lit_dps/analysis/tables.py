@@ -30,7 +30,8 @@ def frame(rows: Iterable[Row], columns: Sequence[str] | None = None) -> pd.DataF
 
     A column of integers, numbers or truth values has their type, a mixed one keeps its values.
     """
-    table = pd.DataFrame(list(rows), columns=columns, dtype=object)
+    names: Any = columns
+    table = pd.DataFrame(list(rows), columns=names, dtype=object)
     return table.astype(
         {c: _DTYPES.get(pd.api.types.infer_dtype(table[c], skipna=True), object) for c in table}
     )
@@ -129,14 +130,19 @@ def k_star_text(row: Row) -> str:
 
 
 def value_text(value: Value | None, box: Box) -> str:
-    """A metaparameter for reading: 3 significant digits, of 1 - value on a reverse_log scale:
-    0.9990 is not 0.9999."""
+    """Return a metaparameter as text, with 3 significant digits.
+
+    On a reverse_log scale these are of 1 - value: 0.9990 is not 0.9999.
+    """
     if isinstance(box, Choices):
         return "-" if value is None else text_of(value)
-    if value is None or not box.integer and box.scale != "reverse_log":
-        return significant(value)
+    if value is None:
+        return significant(None)
     if box.integer:
         return str(value)
+    assert not isinstance(value, str)
+    if box.scale != "reverse_log":
+        return significant(value)
     exponent = int(f"{1 - value:.2e}".partition("e")[2])
     return f"{value:.{max(2 - exponent, 0)}f}"
 
@@ -160,16 +166,16 @@ def columns_of(series: Series) -> dict[str, Value]:
 
 
 def rows_of(series: Series, rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows of a series, in a table with its columns."""
-    return rows[
-        np.logical_and.reduce([rows[name] == value for name, value in columns_of(series).items()])
-    ]
+    """Return the rows of a series, of a table with its columns."""
+    is_of_series = [rows[name] == value for name, value in columns_of(series).items()]
+    selected: Any = rows[np.logical_and.reduce(is_of_series)]
+    return selected
 
 
 def cell_columns(rows: pd.DataFrame) -> list[str]:
-    """The columns that name a cell, in a table that has them first: those of its series, then
-    batch_size."""
-    return list(rows.columns[: rows.columns.get_loc("batch_size") + 1])
+    """Return the columns that name a cell, the first of a table: its series, then batch_size."""
+    columns = list(rows.columns)
+    return columns[: columns.index("batch_size") + 1]
 
 
 def short_columns(series: Series) -> dict[str, str]:

@@ -32,7 +32,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -130,7 +130,7 @@ def terms_of(result: TrialResult) -> Terms | None:
     start, lipschitz = start_of(result), finite(curve.get("lipschitz", ()))
     if start is None or not lipschitz or not measured["steps"]:
         return None
-    squared = zip(
+    squared: Any = zip(
         (1, *curve["step"]), (measured["squared_gradient"], *curve["squared_gradient"]), strict=True
     )
     terms = Terms(
@@ -181,7 +181,7 @@ def theory_rows(cells: Iterable[CellSummary], scalings: Mapping[Series, Scaling]
 
     def row(summary: CellSummary) -> dict[str, object]:
         cell, best, fit = summary.cell, summary.best, scalings[summary.cell.series].fit
-        terms = None if best is None else terms_of(best)
+        terms: Any = None if best is None else terms_of(best)
         law = None if terms is None else terms.law_of(summary.k_star)
         return {
             "batch_size": cell.batch_size,
@@ -191,7 +191,7 @@ def theory_rows(cells: Iterable[CellSummary], scalings: Mapping[Series, Scaling]
                 name: getattr(terms, name, None)
                 for name in ("delta", "lipschitz", "beta", "epsilon")
             },
-            "rate": None if law is None else terms.rate,
+            "rate": None if terms is None or law is None else terms.rate,
             "predicted_c1": getattr(law, "c1", None),
             "predicted_c2": getattr(law, "c2", None),
             "predicted_k_star": None if law is None else law.steps(cell.batch_size),
