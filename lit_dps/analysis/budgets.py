@@ -25,7 +25,7 @@ import pandas as pd
 
 from lit_dps.analysis.summary import CellSummary
 from lit_dps.analysis.tables import columns_of, frame
-from lit_dps.core.goal import ERROR, Goal
+from lit_dps.core.goal import Goal
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.search_space import short_names
 from lit_dps.core.trial import Status, TrialResult
@@ -132,7 +132,7 @@ def best_within(curves: Iterable[MetricCurve], goal: Goal, step: float) -> Best 
         return None
     _, _, value, at, result = min(candidates, key=lambda candidate: candidate[:2])
     lowest = min(curve.floor(step) for curve in curves)
-    is_perfect = goal.metric == ERROR and not goal.at_least and value <= 0  # no error is below 0
+    is_perfect = goal.is_validation_error and value <= 0  # no error is below 0
     ended = sum(step > curve.until for curve in curves)
     return Best(value, at, result, is_perfect or sign * value <= lowest, ended)
 

@@ -151,17 +151,17 @@ def jacobian_rows(record: StudyRecord) -> pd.DataFrame:
                 "point": result.trial.point,
             }
             for when in ("before", "after"):
-                row[f"distance_{when}"] = result.observed[RESIDUAL.format(when)]
+                row[f"distance_{when}"] = result.flags[RESIDUAL.format(when)]
             for name in SPECTRUM:
                 for when in ("before", "after"):
-                    row[f"{name}_{when}"] = result.observed.get(JACOBIAN.format(name, when))
+                    row[f"{name}_{when}"] = result.flags.get(JACOBIAN.format(name, when))
             rows.append(row)
     return frame(rows)
 
 
 def _is_repaired(result: TrialResult) -> bool:
     """Return True if a trial's weights were moved towards isometry."""
-    return RESIDUAL.format("after") in result.observed
+    return RESIDUAL.format("after") in result.flags
 
 
 def jacobian_notes(record: StudyRecord) -> list[str]:
@@ -174,7 +174,7 @@ def jacobian_notes(record: StudyRecord) -> list[str]:
             if cell.series != series:
                 continue
             for result in filter(_is_repaired, record.results[cell]):
-                if JACOBIAN.format("mean", "after") in result.observed:
+                if JACOBIAN.format("mean", "after") in result.flags:
                     measured.append(result)
                 else:
                     unmeasured += 1
@@ -197,8 +197,8 @@ def jacobian_notes(record: StudyRecord) -> list[str]:
 
 def _spectrum(results: Sequence[TrialResult], when: str) -> str:
     """Return mean, deviation and condition of the singular values of some trials, in words."""
-    mean = fmean(r.observed[JACOBIAN.format("mean", when)] for r in results)
-    spread = fmean(r.observed[JACOBIAN.format("spread", when)] for r in results)
-    conditions = sorted(r.observed[JACOBIAN.format("condition", when)] for r in results)
+    mean = fmean(r.flags[JACOBIAN.format("mean", when)] for r in results)
+    spread = fmean(r.flags[JACOBIAN.format("spread", when)] for r in results)
+    conditions = sorted(r.flags[JACOBIAN.format("condition", when)] for r in results)
     median = conditions[len(conditions) // 2]
     return f"{three_digits(mean)} +- {three_digits(spread)} ({three_digits(median)})"

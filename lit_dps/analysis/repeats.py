@@ -141,7 +141,7 @@ def _best(record: StudyRecord, cell: Cell) -> dict[int, int]:
         return {}
     results = record.resolved_results(cell)
     steps = {r.trial.point: r.steps for r in results if r.steps is not None}
-    best = record.plan.best((k, point) for point, k in steps.items())
+    best = record.plan.best_points((k, point) for point, k in steps.items())
     return {point: steps[point] for point in best}
 
 

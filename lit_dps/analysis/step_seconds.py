@@ -116,5 +116,5 @@ def _tells_seconds(result: TrialResult) -> bool:
     """Return True if the wall time of a trial is that of its own steps."""
     if result.status not in WHOLE or result.seconds <= 0 or not result.steps_run:
         return False
-    is_shared = bool(result.observed.keys() & {STACKED, SPARSE_KERNELS})
+    is_shared = bool(result.flags.keys() & {STACKED, SPARSE_KERNELS})
     return not is_shared and not result.smoothness.get("step")

@@ -13,7 +13,7 @@ from lit_dps.analysis.tables import columns_of, frame
 from lit_dps.core.racing import best_steps
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.search_space import short_names
-from lit_dps.core.trial import ENDS, Cell, Status, TrialResult
+from lit_dps.core.trial import FINAL_STATUSES, Cell, Status, TrialResult
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def cell_rows(record: StudyRecord, cells: Iterable[CellSummary]) -> pd.DataFrame
             "k_star": summary.k_star,
             "floor": int(summary.at_first_check),
         }
-        row |= {str(status): summary.counts[status] for status in ENDS}
+        row |= {str(status): summary.counts[status] for status in FINAL_STATUSES}
         row["pending"] = summary.pending
         row["point"] = None if best is None else best.trial.point
         row |= {name: params.get(key) for key, name in names.items()}

@@ -184,7 +184,7 @@ def repeat_notes(
     if not record.plan.count:
         return []
     goal = record.goal if own_goal is None else own_goal.goal
-    if record.goal.value != goal.value and not goal.easier(record.goal.value):
+    if record.goal.value != goal.value and not goal.is_easier(record.goal.value):
         return [f"no repeats here: they end at {goal}, the study's own"]
     lines = []
     without = sum(not each.asked for each in repeats)

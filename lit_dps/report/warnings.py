@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.layers import empty_layers, jacobian_notes
-from lit_dps.analysis.repeats import median_notes, repeat_notes
 from lit_dps.analysis.summary import CellSummary, at_first_check
 from lit_dps.core.record import StudyRecord, setting
 from lit_dps.core.search_space import short_names
@@ -19,6 +18,7 @@ from lit_dps.core.space_history import describe_expansions, expand_range
 from lit_dps.core.trial import Status, TrialResult
 from lit_dps.report.environment_notes import environment_notes
 from lit_dps.report.no_result import missed_text
+from lit_dps.report.repeats import median_notes, repeat_notes
 from lit_dps.report.trial_notes import (
     TRIAL_NOTES,
     TRIAL_NOTES_AFTER_LAYERS,
