@@ -68,10 +68,8 @@ def test_trials_that_stopped_leave_a_bound():
 def test_a_best_value_at_the_end_of_the_budget_is_late(tmp_path):
     late = analysis_of({Cell(b): [falls(b, 0, 0.07, 0.07, at=80)] for b in (4, 16)}, goal=GOAL)
     assert list(late.quality["late"]) == [1, 1]
-    assert write_figures([FIGURE], [late], tmp_path, ["quality"])[1] == [
-        "the best value came in the last tenth of the budget in 2 of 2 cells: a longer one may "
-        "find better"
-    ]
+    (note,) = write_figures([FIGURE], [late], tmp_path, ["quality"])[1]
+    assert "2 of 2 cells" in note
 
 
 def test_the_figure(tmp_path):
