@@ -11,7 +11,7 @@ from lit_dps.core.errors import ConfigError
 from lit_dps.core.search_space import extreme_points
 from lit_dps.core.trial import Trial
 from lit_dps.engines.eligible import standard_data
-from lit_dps.parallel import ranks
+from lit_dps.parallel import ranks, settings
 from lit_dps.storage.samplers import make_sampler
 from lit_dps.study.preflight.dry_run import dry_run
 from lit_dps.study.preflight.keys import check_goals, check_keys, check_workers
@@ -48,6 +48,7 @@ def check_configuration(setup: StudySetup) -> LightningDataModule:
     check_goals(setup)
     make_sampler(setup.study, setup.goal_of_trials)
     check_trainer(setup.workload.trainer)
+    settings.ranks_asked(setup.workload.trainer)  # refuses devices and strategies
     check_keys(setup)
     _check_engine(setup)
     if ranks.started_by_torchrun() and setup.workers > 1:

@@ -228,3 +228,16 @@ def test_cells_are_run_in_groups_that_can_be_trained_together():
         == 1 + sum(a != b for a, b in zip(kinds, kinds[1:], strict=False))
     )
     assert dataclasses.replace(setup(METHOD).study, trials=2).cells == setup(METHOD).study.cells
+
+
+@pytest.mark.parametrize(
+    ("key", "trainer"),
+    [("trainer.strategy", {"devices": 2, "strategy": "fsdp"}), ("trainer.devices", {"devices": 0})],
+)
+def test_devices_and_strategies_are_refused_before_anything_is_built(key, trainer, monkeypatch):
+    plain = setup({}, batch_sizes=[16], sparsities=[0.0])
+    workload = dataclasses.replace(plain.workload, trainer={"accelerator": "cpu", **trainer})
+    monkeypatch.setattr(Workload, "build", lambda *_: pytest.fail("a module was built"))
+    with pytest.raises(ConfigError) as error:
+        check(dataclasses.replace(plain, workload=workload))
+    assert error.value.key == key
