@@ -18,6 +18,10 @@ from numbers import Real
 from lit_dps.core.errors import ConfigError
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
 @dataclass(frozen=True)
 class LocalSGDSchedule:
     """Local SGD: workers train separately, and meet after every `steps` steps.
@@ -53,14 +57,12 @@ class LocalSGDSchedule:
                 raise ConfigError(
                     f"local.{key}", value, f"a whole number of {what}, {least} or more"
                 )
-        for key, allowed, low, high in (
-            ("outer_learning_rate", "a number above 0", 0.0, math.inf),
-            ("outer_momentum", "a number in [0, 1)", -math.inf, 1.0),
-        ):
-            value = getattr(self, key)
-            number = isinstance(value, Real) and not isinstance(value, bool)
-            if not number or not low < value < high or (key == "outer_momentum" and value < 0):
-                raise ConfigError(f"local.{key}", value, allowed)
+        rate = self.outer_learning_rate
+        if not _is_number(rate) or not 0 < rate < math.inf:
+            raise ConfigError("local.outer_learning_rate", rate, "a number above 0")
+        momentum = self.outer_momentum
+        if not _is_number(momentum) or not 0 <= momentum < 1:
+            raise ConfigError("local.outer_momentum", momentum, "a number in [0, 1)")
         if self.outer_nesterov not in (True, False):
             raise ConfigError("local.outer_nesterov", self.outer_nesterov, "true or false")
 

@@ -142,7 +142,7 @@ def _train(setup: StudySetup, engine: TrainerEngine, run: Attempt) -> None:
         def at_check() -> None:
             raise_if_interrupted()
             if shows:
-                print(f"\r{run.last}{CLEAR_LINE}", end="", file=sys.stderr, flush=True)
+                print(f"\r{run.last_check}{CLEAR_LINE}", end="", file=sys.stderr, flush=True)
 
         try:
             with first_of_ranks(setup) as train:
@@ -182,10 +182,10 @@ def compare_with_stored(run: Attempt, stored: TrialResult) -> str:
 
 
 def _reason_of_difference(stored: TrialResult) -> str:
-    ranks_of_study = stored.observed.get(RANKS, 1)
-    if stored.observed.get(STACKED):
+    ranks_of_study = stored.flags.get(RANKS, 1)
+    if stored.flags.get(STACKED):
         return "it was trained stacked with others, which is equal in distribution, not to the bit"
-    if stored.observed.get(SPARSE_KERNELS):
+    if stored.flags.get(SPARSE_KERNELS):
         return (
             "its convolutions skipped pruned weights, which is equal in distribution, not to the "
             "bit"
