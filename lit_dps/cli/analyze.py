@@ -18,7 +18,7 @@ from lit_dps.report.text import parts_of
 from lit_dps.storage.database import refuse_lost
 from lit_dps.storage.read import read_study
 from lit_dps.storage.urls import check_place, sqlite_file, ui_command, without_password
-from lit_dps.study.retrain import retrain_hint
+from lit_dps.study.retrain_hint import retrain_hint
 
 SHOW = (
     "What to print too, with commas between, or all: critical (batch sizes by definition), "

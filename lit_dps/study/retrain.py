@@ -11,9 +11,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 
-from lit_dps.analysis.analysis import Analysis
 from lit_dps.core.attempt import Attempt
-from lit_dps.core.config import StorageConfig
 from lit_dps.core.environment import KEY, changes_since
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.record import StudyRecord
@@ -21,9 +19,7 @@ from lit_dps.core.trial import RANKS, SPARSE_KERNELS, STACKED, Cell, Status, Tri
 from lit_dps.engines.trainer import TrainerEngine
 from lit_dps.parallel import ranks
 from lit_dps.parallel.process import Interrupted, StopRequest, interruptible, prepare_process
-from lit_dps.report.commands import again_command, fastest
 from lit_dps.storage.header import check_unchanged
-from lit_dps.storage.urls import without_password
 from lit_dps.study.display import LEAVING
 from lit_dps.study.environment import environment_of
 from lit_dps.study.preflight.check import check_configuration, set_up_data
@@ -198,17 +194,3 @@ def _reason_of_difference(stored: TrialResult) -> str:
 def _end_of(stored: TrialResult) -> str:
     steps = stored.steps_run if stored.steps is None else stored.steps
     return f"{stored.status} after {steps} steps"
-
-
-def retrain_hint(analysis: Analysis, storage: StorageConfig) -> str:
-    """Return a line with the command that retrains the fastest cell; "" without any K*."""
-    default = StorageConfig()
-    options: list[str] = []
-    for key in ("folder", "optuna"):
-        value = getattr(storage, key)
-        if value != getattr(default, key):
-            options += [f"--storage.{key}", without_password(value)]
-    command = again_command(analysis, options)
-    if command is None:
-        return ""
-    return f"train the trial of K* at {fastest(analysis)} again: {command}\n"

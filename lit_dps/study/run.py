@@ -60,7 +60,7 @@ from lit_dps.study.preflight.check import (
 )
 from lit_dps.study.progress import Progress
 from lit_dps.study.quiet_timing import update_step_timing
-from lit_dps.study.retrain import retrain_hint
+from lit_dps.study.retrain_hint import retrain_hint
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.sources import refuse_changed_sources, source_hashes
 from lit_dps.study.workers import first_of_ranks, follow_torchrun, warm_up, work, work_in_processes

@@ -14,7 +14,7 @@ from lit_dps.core.goal import Goal
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import Cell
 from lit_dps.storage.read import read_study
-from lit_dps.study.retrain import retrain_hint
+from lit_dps.study.retrain_hint import retrain_hint
 from tests.e2e.commands import FAST
 from tests.support.fake_study import SPACE, analysis_of, law_results
 

@@ -116,7 +116,7 @@ def test_k_is_the_same_and_the_curve_goes_on(engine):
             key=lambda r: (r.trial.point, r.trial.cell),
         )
 
-    found = ordered(run_on=True)
+    found = ordered(train_past_goal=True)
     for there, whole in zip(ordered(), found, strict=True):
         assert (whole.status, whole.steps, whole.kept) == (there.status, there.steps, there.kept)
         assert whole.steps_run == (there.steps_run if whole.status is Status.INFEASIBLE else 60)
@@ -139,7 +139,7 @@ def test_both_engines_have_the_same_curve():
 
 @pytest.mark.parametrize("lean", [True, False])
 def test_it_goes_on_from_a_checkpoint_after_its_goal(tmp_path, lean):
-    study = Study(tmp_path, goal=WHOLE, lean=lean, run_on=True)
+    study = Study(tmp_path, goal=WHOLE, lean=lean, train_past_goal=True)
     trial = Trial(Cell(100, 0.9), 1, {**PARAMS, "model.learning_rate": 0.05})
     assert train_one(trial, WORKLOAD, WHOLE).steps < 4 * 7
     assert_goes_on(study, trial, (7, 3))

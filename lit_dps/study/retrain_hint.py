@@ -1,0 +1,22 @@
+"""The line below a report that says how to retrain the best trial. Imports no torch."""
+
+from __future__ import annotations
+
+from lit_dps.analysis.analysis import Analysis
+from lit_dps.core.config import StorageConfig
+from lit_dps.report.commands import again_command, fastest
+from lit_dps.storage.urls import without_password
+
+
+def retrain_hint(analysis: Analysis, storage: StorageConfig) -> str:
+    """Return a line with the command that retrains the fastest cell; "" without any K*."""
+    default = StorageConfig()
+    options: list[str] = []
+    for key in ("folder", "optuna"):
+        value = getattr(storage, key)
+        if value != getattr(default, key):
+            options += [f"--storage.{key}", without_password(value)]
+    command = again_command(analysis, options)
+    if command is None:
+        return ""
+    return f"train the trial of K* at {fastest(analysis)} again: {command}\n"
