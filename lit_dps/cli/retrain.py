@@ -125,7 +125,7 @@ def _without_removed_engine(config: Mapping[str, Any]) -> dict[str, Any]:
 
     The engine decides how fast trials run, and not what their results are.
     """
-    study = dict(config["study"])
+    study = config.get("study", {})
     if study.get("engine") == "sparse":
-        study["engine"] = "lightning"
-    return {**config, "study": study}
+        return {**config, "study": {**study, "engine": "lightning"}}
+    return dict(config)
