@@ -10,6 +10,7 @@ from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.core.noise_scale import NoiseScale
 from lit_dps.core.search_space import Range
 from lit_dps.core.trial import Cell, Trial
+from lit_dps.core.trial_config import SmoothnessConfig
 from lit_dps.module import ImageClassifier
 from lit_dps.study.noise import first_guess
 from lit_dps.study.noise_probe import single_gradient
@@ -60,7 +61,7 @@ def test_what_runs_before_a_study_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", None)
     check(SETUP)
     assert isinstance(first_guess(SETUP), NoiseScale)
-    measured = {"interval": 4, "noise": True, "examples": 8}
+    measured = SmoothnessConfig(interval=4, noise=True, examples=8)
     assert single_gradient(dataclasses.replace(SETUP, smoothness=measured)) > 0
     assert list(tmp_path.iterdir()) == []
 
