@@ -226,16 +226,23 @@ def test_the_metaparameter_figure_has_marks_of_theirs_only_where_there_are_any()
         return ax, dict(zip(names, places, strict=True))
 
     _, marks = drawn(done)
-    assert list(marks) == ["complete", "incomplete", "infeasible", "K*"]
+    assert list(marks) == ["met goal", "missed goal", "diverged", "K*"]
     ax, marks = drawn(done + early)
-    assert list(marks) == ["complete", "incomplete", "infeasible", "stopped", "failed", "K*"]
-    assert marks["stopped"] == [[2, 160]]  # where it was stopped
+    assert list(marks) == [
+        "met goal",
+        "missed goal",
+        "diverged",
+        "ended by callback",
+        "failed",
+        "K*",
+    ]
+    assert marks["ended by callback"] == [[2, 160]]  # where it was stopped
     assert marks["failed"] == [[3, 16]]  # it had no check: at the first one, inside the axes
     assert ax.get_ylim()[0] < 16
     assert list(drawn([*done, early[0]])[1]) == [
-        "complete",
-        "incomplete",
-        "infeasible",
-        "stopped",
+        "met goal",
+        "missed goal",
+        "diverged",
+        "ended by callback",
         "K*",
     ]
