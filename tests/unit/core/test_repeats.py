@@ -149,7 +149,7 @@ def test_a_new_best_point_is_repeated_and_the_old_repeats_are_kept(url):
     search(store(url))
     assert which(search(store(url, points=4), steps)) == [(A, 3, 1), (A, 3, 2)]
     found = Analysis(read_study(url, "s"))
-    assert [(each.cell, each.point, each.known) for each in found.repeats] == [
+    assert [(each.cell, each.point, each.steps_over_seeds) for each in found.repeats] == [
         (A, 3, [64, 64]),
         (B, 0, [96, 96]),
     ]

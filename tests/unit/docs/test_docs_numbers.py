@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from lit_dps.core.trial_config import PruningConfig
 from lit_dps.pruning import PRUNERS
-from lit_dps.training import PruningCallback
 
 ROOT = Path(__file__).parents[3]
 
@@ -62,4 +62,4 @@ def test_the_keys_name_every_pruning_method():
         if line.startswith("| `pruning.method`")
     )
     for name in PRUNERS:
-        assert f'"{name}"' in row and f'"{name}"' in PruningCallback.__doc__
+        assert f'"{name}"' in row and f'"{name}"' in PruningConfig.__doc__
