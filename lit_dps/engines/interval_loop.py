@@ -213,6 +213,7 @@ class IntervalLoop:
                 if group.accepts(built):
                     return group.begin(attempt, built)
             except Exception:
+                # Trained by itself it raises the error again, which is stored with its trial.
                 attempt.restart()
             unstacked.append(attempt)
 
