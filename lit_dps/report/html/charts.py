@@ -16,6 +16,7 @@ from lit_dps.analysis.law_bootstrap import Scaling
 from lit_dps.analysis.tables import legend, numbers
 from lit_dps.core.search_space import Box, Range, short_names
 from lit_dps.core.trial import Series, Status
+from lit_dps.report.no_result import COUNT_HEADS
 
 # Okabe and Ito (2008), as in `lit_dps.report.figures.style`, which needs matplotlib
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
@@ -109,8 +110,10 @@ def parallel(study: Analysis) -> go.Figure | None:
     for key, name in names.items():
         dimensions.append(_scaled(name, rows[name], record.space[key]))
     dimensions.append(_log_dimension("last step", rows["steps_run"], 10))
+    # The heads of the table below the answer, in place of the stored names.
     order = [str(status) for status in Status if (rows["status"] == str(status)).any()]
-    dimensions.append(_levels("ended", rows["status"], order))
+    ends = rows["status"].replace(COUNT_HEADS)
+    dimensions.append(_levels("ended", ends, [COUNT_HEADS.get(name, name) for name in order]))
     goes_well = (rows["status"] == str(Status.COMPLETE)).astype(float)
     line = {
         "color": goes_well,

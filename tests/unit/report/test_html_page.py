@@ -14,7 +14,7 @@ from lit_dps.analysis.analysis import Analysis
 from lit_dps.core.record import grid
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult
 from lit_dps.report.html import page
-from lit_dps.report.html.charts import curve
+from lit_dps.report.html.charts import curve, parallel
 from lit_dps.report.publish import publish, source_of
 from tests.support.fake_study import analysis_of, law_results, result
 
@@ -80,6 +80,14 @@ def test_every_finished_trial_is_in_the_table_with_the_fewest_steps_first(study,
     assert known == sorted(study.trials["steps"].dropna()) and set(steps[len(known) :]) <= {"-"}
     best = [attributes for tag, attributes in Page(text).tags if attributes.get("class") == "best"]
     assert len(best) == sum(c.k_star is not None for c in study.cells)
+
+
+def test_the_ends_of_trials_have_the_names_of_the_table(study):
+    figure = parallel(study)
+    assert figure is not None
+    last = figure.data[0].dimensions[-1]
+    assert set(last.ticktext) <= {"met goal", "missed goal", "diverged"} and last.ticktext
+    assert set(last.values) == set(last.tickvals)
 
 
 def test_no_external_address_is_loaded(text):
