@@ -17,7 +17,10 @@ from torch import Tensor
 from lit_dps.core.errors import UserError
 
 T = TypeVar("T")
-_BROKEN = re.compile(r"gloo|NCCL|Connection (closed|reset|refused)|Broken pipe")
+# What torch's errors say if a rank died. A store that waits for a missing rank says `Wait timeout`.
+_BROKEN = re.compile(
+    r"gloo|NCCL|Connection (closed|reset|refused)|Broken pipe|[Ww]ait timeout|Socket Timeout"
+)
 
 
 class RankLost(UserError):
