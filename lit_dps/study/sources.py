@@ -109,6 +109,8 @@ def _installed_with_target() -> tuple[str, ...]:
     """
     paths = set()
     for folder in sys.path:
+        if _PACKAGE_FOLDERS & {*Path(os.path.realpath(folder)).parts}:
+            continue  # all its files count as installed anyway, and their lists take seconds
         for info in Path(folder or ".").glob("*.dist-info"):
             for file in PathDistribution(info).files or ():
                 first = file.parts[0]
