@@ -7,8 +7,6 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from lit_dps.advice.branch_law import Branched, Critical
 from lit_dps.advice.stages import Clock, say
 from lit_dps.advice.step_probe import of_one_device
@@ -17,11 +15,11 @@ from lit_dps.core.attempt import Attempt
 from lit_dps.core.errors import UserError
 from lit_dps.core.format import number_text
 from lit_dps.core.trial import Cell, Trial
-from lit_dps.engines.trainer import TrainerEngine
 from lit_dps.parallel.process import Interrupted, StopRequest
 from lit_dps.readings import BranchCallback
 from lit_dps.readings.branching import Fork
 from lit_dps.storage.advice_store import AdviceStore
+from lit_dps.study.probe_run import probe_run
 from lit_dps.study.setup import StudySetup
 
 FORKS = 6  # at a 64th of the budget of steps, a 32nd, ... and a half of it
@@ -72,14 +70,12 @@ def run_branches(
     if clock.left <= 0 or all(any(f.step == step for f in known) for step in at):
         return
     say(f"forking a run at B = {size}, at steps {', '.join(map(str, at))}")
-    torch.set_num_threads(setup.study.threads)
     trial = Trial(Cell(size), 0, setup.middle, setup.study.seed)
     goal = setup.goal_of_trials
     # The step at which the run meets its goal is an estimate of K.
     run = Attempt(trial, goal, train_past_goal=True)
-    engine = TrainerEngine(of_one_device(setup).training(), (callback,))
     try:
-        engine.train_one(run, at_check)
+        probe_run(of_one_device(setup), run, [callback], at_check)
     except Interrupted:
         stop.check()
     except UserError:

@@ -7,11 +7,9 @@ import itertools
 import math
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_dps.advice.options import Options
@@ -23,8 +21,8 @@ from lit_dps.core.errors import ConfigError
 from lit_dps.core.format import number_text
 from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell, Trial
-from lit_dps.engines.trainer import TrainerEngine
 from lit_dps.parallel.process import StopRequest, interruptible
+from lit_dps.study.probe_run import EndProbe, probe_run
 from lit_dps.study.run import LEAVING, check_study
 from lit_dps.study.setup import StudySetup
 
@@ -196,17 +194,9 @@ def run_short(setup: StudySetup, seconds: float, stop: StopRequest) -> ShortRun:
     timed = dataclasses.replace(one, goal=goal)
     run = Attempt(Trial(Cell(size), 0, setup.middle, setup.study.seed), timed.goal_of_trials)
     watch = _TimeLimit(seconds, stop)
-    torch.set_num_threads(setup.study.threads)
-    with timed.workload.without_side_effects() as workload:
-        training = dataclasses.replace(timed.training(), workload=workload)
-        with suppress(_Over):
-            TrainerEngine(training, (watch,)).train_one(run)
+    probe_run(timed, run, [watch])
     values = run.curve[timed.goal_of_trials.metric]
     return ShortRun(size, watch.step_seconds, watch.steps, tuple(run.curve["step"]), tuple(values))
-
-
-class _Over(Exception):
-    """The time of the short run is over."""
 
 
 class _TimeLimit(Callback):
@@ -229,7 +219,7 @@ class _TimeLimit(Callback):
         self.stop.check()
         self._count(trainer)
         if self.steps and time.monotonic() - self._began > self.seconds:
-            raise _Over
+            raise EndProbe
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._count(trainer)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-from contextlib import suppress
-
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.optim import Optimizer
 
 from lit_dps.advice.step_probe import FEWEST, of_one_device
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.trial import Trial
-from lit_dps.engines.trainer import TrainerEngine
-from lit_dps.study.pruning_probe import Looked
+from lit_dps.study.probe_run import EndProbe, probe_run
 from lit_dps.study.setup import StudySetup
 from lit_dps.training.adam_scaling import (
     AdamScales,
@@ -40,7 +36,7 @@ class OptimizerLook(Callback):
             if needs_measurement(optimizer):
                 self.notes.append(_measured(optimizer))
         self.adaptive = adam_scales_of(trainer.optimizers)
-        raise Looked
+        raise EndProbe
 
 
 def look_at_optimizers(setup: StudySetup, trial: Trial) -> OptimizerLook:
@@ -51,10 +47,7 @@ def look_at_optimizers(setup: StudySetup, trial: Trial) -> OptimizerLook:
         Exception: what the module, its data or a callback raises before.
     """
     look = OptimizerLook()
-    one = of_one_device(setup)
-    with suppress(Looked), one.workload.without_side_effects() as workload:
-        training = dataclasses.replace(one.training(), workload=workload)
-        TrainerEngine(training, (look,)).train_one(Attempt(trial, setup.unreached(FEWEST)))
+    probe_run(of_one_device(setup), Attempt(trial, setup.unreached(FEWEST)), [look])
     return look
 
 

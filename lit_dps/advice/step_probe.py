@@ -19,8 +19,8 @@ from lit_dps.core.config import cores
 from lit_dps.core.errors import UserError
 from lit_dps.core.format import number_text, time_text
 from lit_dps.core.trial import Cell, Trial
+from lit_dps.study.probe_run import timed_run
 from lit_dps.study.setup import StudySetup
-from lit_dps.study.step_probe import timed_run
 
 EACH = 1.0  # seconds of training that are timed at each size, at most
 FEWEST = 3  # steps that are timed at each

@@ -22,6 +22,7 @@ from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import Cell, Status, Trial
 from lit_dps.parallel.process import Interrupted, StopRequest
 from lit_dps.storage.advice_store import AdviceStore
+from lit_dps.study.probe_run import engine_run
 from lit_dps.study.setup import StudySetup
 
 RUNS = 3
@@ -65,7 +66,7 @@ def verify_recommendation(
             raise Interrupted("the budget")
 
     torch.set_num_threads(threads_of_fit(setup))
-    engine = of_one_device(setup).engine()
+    one_device = of_one_device(setup)
     for number in range(len(made), RUNS):
         longest = max((each["seconds"] for each in made), default=0.0)
         if time.monotonic() + longest > end:
@@ -75,7 +76,7 @@ def verify_recommendation(
             trial, Goal(goal.value, goal.check_interval, most, goal.metric, goal.at_least)
         )
         try:
-            (result,) = engine.train(iter([run, None]).__next__, at_check)
+            result = engine_run(one_device, run, at_check)
         except Interrupted:
             stop.check()
             break

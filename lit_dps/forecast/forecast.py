@@ -32,9 +32,8 @@ from lit_dps.forecast.remaining import (
 )
 from lit_dps.readings import SmoothnessCallback
 from lit_dps.study.noise import MAX_SECONDS, STEPS
-from lit_dps.study.noise_probe import single_gradient
 from lit_dps.study.setup import StudySetup
-from lit_dps.study.step_probe import Timing, measure
+from lit_dps.study.step_probe import Timing, measure, single_gradient_seconds
 
 UNITS = (("days", 86_400), ("h", 3600), ("min", 60), ("s", 1), ("ms", 1e-3))
 
@@ -96,10 +95,10 @@ def _remarks(setup: StudySetup, timing: Timing) -> list[str]:
         lines.append(f"timed one trial at a time; study.engine {setup.study.engine} may be faster")
     if setup.workers > 1:
         lines.append(f"{setup.workers} trials at a time, each taken to be as fast as one alone")
-    if timing.refusal < 1:
+    if timing.min_check_share < 1:
         lines.append(
-            f"a check that refuses early looks at {timing.refusal:.0%} of the validation split, "
-            "or some more"
+            f"a check that refuses early looks at {timing.min_check_share:.0%} of the validation "
+            "split, or some more"
         )
     if setup.study.slack is not None:
         lines.append("study.slack stops trials before their budget, how soon is not known")
@@ -112,7 +111,7 @@ def _smoothness_remark(setup: StudySetup, points: Points, timing: Timing) -> lis
     if measured.interval is None:
         return []
     each, passes = setup.goal_of_trials.max_steps // measured.interval, len(measured.gammas) + 1
-    trials, noise, single = sum(map(len, points.values())), "", single_gradient(setup)
+    trials, noise, single = sum(map(len, points.values())), "", single_gradient_seconds(setup)
     if measured.examples is None:
         examples, time = "all training examples", "for which the time is not told"
         if single:
@@ -172,11 +171,11 @@ def study_table(
     likely = None if likely is None else not_above(likely, most)
     likely_again = None if likely_again is None else not_above(likely_again, again)
     columns = {"time at most": (most, again, 1.0)}
-    if timing.refusal < 1:
-        columns["checks early"] = (most, again, timing.refusal)
+    if timing.min_check_share < 1:
+        columns["checks early"] = (most, again, timing.min_check_share)
     if likely is not None:
-        columns["time expected"] = (likely, likely_again or {}, timing.refusal)
-    passes = Counter(pruning_passes(points, workers, timing.reused)) + Counter(
+        columns["time expected"] = (likely, likely_again or {}, timing.min_check_share)
+    passes = Counter(pruning_passes(points, workers, timing.reuses_scores)) + Counter(
         passes_of_repeats(again)
     )
     pruning = pruning_seconds(passes, timing) / workers
@@ -285,7 +284,7 @@ def _paper_lines(setup: StudySetup, timing: Timing) -> list[str]:
     max_steps, interval = goal.max_steps, goal.check_interval
     points = dict.fromkeys(grid(protocol.BATCH_SIZES, protocol.SPARSITIES), range(protocol.TRIALS))
     most = at_most(points, max_steps, interval)
-    pruning = pruning_seconds(pruning_passes(points, setup.workers, timing.reused), timing)
+    pruning = pruning_seconds(pruning_passes(points, setup.workers, timing.reuses_scores), timing)
     total, time = (
         sum(most.values(), Work()),
         (training_seconds(most, timing) + pruning) / setup.workers,

@@ -9,7 +9,6 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping
 
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_dps.core.attempt import Attempt
@@ -17,8 +16,8 @@ from lit_dps.core.errors import UserError
 from lit_dps.core.local_sgd import LocalSGDSchedule
 from lit_dps.core.noise_scale import NoiseScale, read_at
 from lit_dps.core.trial import Cell, Trial, Value
-from lit_dps.engines.trainer import TrainerEngine
 from lit_dps.readings import NoiseScaleCallback
+from lit_dps.study.probe_run import EndProbe, probe_run
 from lit_dps.study.setup import StudySetup
 
 STEPS = 64  # of the short run; the gradient is measured at each
@@ -64,17 +63,12 @@ def short_run(
     Returns:
         The noise scale, or the reason why it was not measured, as one line.
     """
-    torch.set_num_threads(setup.study.threads)
-    run = Attempt(_trial_of(setup, batch_size, params), setup.unreached(steps))
+    attempt = Attempt(_trial_of(setup, batch_size, params), setup.unreached(steps))
+    one_worker = dataclasses.replace(setup, local=LocalSGDSchedule())
     measured = NoiseScaleCallback()
+    limit = _EndRun(steps, seconds, at_step)
     try:
-        with setup.workload.without_side_effects() as workload:
-            one_worker = LocalSGDSchedule()
-            training = dataclasses.replace(setup.training(), workload=workload, local=one_worker)
-            limit = _EndRun(steps, seconds, at_step)
-            TrainerEngine(training, (measured, limit)).train_one(run)
-    except _RunEnded:
-        pass
+        probe_run(one_worker, attempt, [measured, limit])
     except UserError as error:
         return str(error)
     except Exception as error:
@@ -99,10 +93,6 @@ def _trial_of(setup: StudySetup, batch_size: int, params: Mapping[str, Value]) -
     return Trial(Cell(batch_size, 0.0, tuple(axes)), 0, params, setup.study.seed)
 
 
-class _RunEnded(Exception):
-    """The run has reached its steps or seconds."""
-
-
 class _EndRun(Callback):
     """Ends a run after a number of steps or seconds."""
 
@@ -116,4 +106,4 @@ class _EndRun(Callback):
     ) -> None:
         self.at_step()
         if trainer.global_step >= self.steps or time.monotonic() > self.end:
-            raise _RunEnded
+            raise EndProbe

@@ -23,8 +23,8 @@ from lit_dps.parallel.process import StopRequest
 from lit_dps.storage.read import read_study
 from lit_dps.storage.run_records import store_step_timing
 from lit_dps.study.hardware import hardware
+from lit_dps.study.probe_run import timed_run
 from lit_dps.study.setup import StudySetup
-from lit_dps.study.step_probe import timed_run
 
 # The first steps of a run are slower: they allocate memory and choose kernels.
 WARM_UP_STEPS = 3

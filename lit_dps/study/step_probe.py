@@ -1,46 +1,47 @@
-"""How long a step, a check and a pruning pass take on this machine: a short timing of trials,
-whoever trains them."""
+"""Measures how long the parts of a study's trials take on this machine, for its forecast.
+
+The parts are the start, a step, a validation, the pruning and the gradient of a single example.
+Nothing is stored.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import time
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
 from scipy.optimize import nnls
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch import nn
 
 from lit_dps.core.attempt import Attempt
-from lit_dps.core.errors import UserError
-from lit_dps.core.trial import Cell, Status, Trial
-from lit_dps.engines.trainer import TrainerEngine
-from lit_dps.study.pruning_probe import SHORTEST, Looked, PassStopwatch
+from lit_dps.core.trial import Cell, Trial
+from lit_dps.core.trial_config import SmoothnessConfig
+from lit_dps.engines.engine import MAX_STORED_SCORES, network_is_shared
+from lit_dps.pruning import Mask, Network, OneShot, prunable
+from lit_dps.pruning.isometry import STEPS, restore_isometry
+from lit_dps.readings import SmoothnessCallback
+from lit_dps.readings.lipschitz import flatten
+from lit_dps.study.probe_run import EndProbe, local_workers, probe_run, timed_run
 from lit_dps.study.setup import StudySetup
-from lit_dps.study.workers import first_of_ranks
+from lit_dps.training import PruningCallback
+from lit_dps.training.early_check import EarlyCheck, min_evaluated_share
 from lit_dps.training.stopwatch import now
+from lit_dps.training.training_pass import TrainingPass
 
-SECONDS = 1.0  # of training that are timed at each batch size; also the longest step that is
-SIZES = 3  # batch sizes that are timed
-SMALLER_BY = 8  # where the grid gives no second batch size to time, one smaller by this factor is
-PLAIN = {"method": "magnitude", "options": None, "init": "original"}  # pruning that takes no time
-_START = "local.start"
-
-
-class CannotTime(UserError):
-    """A trial that cannot be timed.
-
-    Attributes:
-        above_split: Whether the batch size is above the size of the training split.
-    """
-
-    def __init__(self, why: str, above_split: bool = False):
-        super().__init__(f"cannot time a trial: {why}")
-        self.why, self.above_split = why, above_split
+# Of training at each batch size, and of each pruning method. A step that takes longer is not timed.
+SECONDS = 1.0
+MAX_SIZES = 3  # timed batch sizes
+# If the grid gives no second batch size to time, one that is smaller by this factor is timed.
+SMALLER_BY = 8
+SHORTEST = 1e-9  # seconds; keeps ratios defined if something takes no time
+SINGLE_GRADIENTS = 64  # timed examples
+ISOMETRY_STEPS = 10  # by which the seconds of a step to isometry are estimated
+CONVERGED = 0.8  # a descent that takes less than this share of its expected time ended early
 
 
 @dataclass(frozen=True)
@@ -50,13 +51,11 @@ class Measured:
     Attributes:
         batch_size: Global batch size, in examples.
         start: Seconds to build a trial and begin to train.
-        step: Seconds an optimizer step, with its data.
-        check: Seconds a check of the entire validation split.
-        pruning: Seconds that pruning takes, the mean over its methods; 0 without any that takes
-            data.
-        reused: Whether a worker takes the scores of a point for all its cells.
-        refusal: Share of a check's examples that are looked at, at least, to find that the goal is
-            missed.
+        step: Seconds of an optimizer step, with its data.
+        check: Seconds of a validation of the entire split.
+        pruning: Seconds of pruning, the mean over the methods; 0 if none takes data.
+        reuses_scores: Whether a worker uses the pruning scores of a point for all its cells.
+        min_check_share: Least share of the validation examples that shows a missed goal.
     """
 
     batch_size: int
@@ -64,13 +63,13 @@ class Measured:
     step: float
     check: float
     pruning: float
-    reused: bool
-    refusal: float = 1.0
+    reuses_scores: bool
+    min_check_share: float = 1.0
 
 
 @dataclass(frozen=True)
 class Line:
-    """y = a + b x, neither below 0."""
+    """y = a + b x, with a and b of at least 0."""
 
     a: float
     b: float
@@ -81,15 +80,15 @@ class Line:
 
 @dataclass(frozen=True)
 class Timing:
-    """What was measured, and what follows for every other batch size.
+    """What was measured, and the lines through it for all other batch sizes.
 
     Attributes:
         measured: The measurements, by batch size.
-        step: Seconds a step, over the batch size B: an overhead and a cost an example.
-        check: Seconds a check, over 1 / B: a cost for all examples and, where the validation loader
-            takes batches of the training's size, an overhead a batch.
-        pruning: Seconds that pruning takes, over 1 / B, likewise.
-        start, reused, refusal: As in `Measured`.
+        start, reuses_scores, min_check_share: See `Measured`.
+        step: Seconds of a step over the batch size B: an overhead and a cost of an example.
+        check: Seconds of a validation over 1 / B: a cost of all examples and, if validation uses
+            the training batch size, an overhead of a batch.
+        pruning: Seconds of pruning over 1 / B, likewise.
     """
 
     measured: tuple[Measured, ...]
@@ -97,21 +96,25 @@ class Timing:
     step: Line
     check: Line
     pruning: Line
-    reused: bool
-    refusal: float = 1.0
+    reuses_scores: bool
+    min_check_share: float = 1.0
 
     @property
     def misfit(self) -> float:
-        """Largest relative error of the line of steps where steps were timed."""
-        return max(
-            abs(self.step.at(m.batch_size) / max(m.step, SHORTEST) - 1) for m in self.measured
-        )
+        """The largest relative error of the line of steps at the timed batch sizes."""
+        errors = []
+        for each in self.measured:
+            errors.append(self.step.at(each.batch_size) / max(each.step, SHORTEST) - 1)
+        return max(map(abs, errors))
 
     def trial_seconds(self, batch_size: int, trials: int, steps: float, checks: float) -> float:
-        """Seconds of so many trials of one batch size, with so many steps and checks in all, but
-        without pruning.
+        """Return the seconds of trials of one batch size, without pruning and smoothness.
 
-        Measurements of smoothness are not counted either: a forecast tells them by themselves.
+        Args:
+            batch_size: The batch size.
+            trials: The number of trials.
+            steps: The steps of all trials.
+            checks: The validations of all trials.
         """
         return (
             trials * self.start
@@ -121,54 +124,55 @@ class Timing:
 
 
 def measure(setup: StudySetup) -> Timing:
-    """Times trials of two or three batch sizes, as the study's own engine runs them; stores
-    nothing.
+    """Time trials of two or three batch sizes, as the study's engine runs them.
 
-    The smallest batch size comes first; then, up to three in all, the largest whose step takes no
-    longer than a second, should it grow in proportion. Masks are on at the highest sparsity,
-    metaparameters at the middle of their ranges, and checks are full. It takes a few checks and a
-    few seconds.
+    The smallest batch size comes first. Then follow, up to `MAX_SIZES` in all, the largest ones
+    whose step takes at most `SECONDS` if it grows in proportion. Masks have the highest sparsity,
+    metaparameters are at the middle of their ranges, and validations are full. It takes a few
+    validations and a few seconds.
 
     Raises:
         ConfigError: if a pruning pass is needed and the data have no finite one.
     """
     torch.set_num_threads(setup.study.threads)
     sizes = sorted(setup.study.batch_sizes)
-    warm = _measure_trial(setup, sizes[0], 1)
-    found = [_measure_trial(setup, sizes[0], _steps(warm.step))]
-    while len(found) < SIZES:
-        last = found[-1]
-        bounds = {
-            size: last.step * size / last.batch_size for size in sizes if size > last.batch_size
-        }
-        fitting = [size for size, seconds in bounds.items() if seconds <= SECONDS]
-        if not fitting:
+    warm_up = _measure_trial(setup, sizes[0], 1)
+    measured = [_measure_trial(setup, sizes[0], _steps_to_time(warm_up.step))]
+    while len(measured) < MAX_SIZES:
+        last = measured[-1]
+        longest_steps = {}
+        for size in sizes:
+            seconds = last.step * size / last.batch_size
+            if size > last.batch_size and seconds <= SECONDS:
+                longest_steps[size] = seconds
+        if not longest_steps:
             break
-        found.append(_measure_trial(setup, fitting[-1], _steps(bounds[fitting[-1]])))
-    if len(found) == 1 and sizes[0] > 1:
-        n = _workers(setup, Trial(setup.study.cells[0], 0, setup.middle))
-        smaller = max(n, sizes[0] // SMALLER_BY // n * n)
-        found[:0] = (
-            [_measure_trial(setup, smaller, _steps(found[0].step))] if smaller < sizes[0] else []
-        )
-    batch_sizes = [m.batch_size for m in found]
+        largest = max(longest_steps)
+        measured.append(_measure_trial(setup, largest, _steps_to_time(longest_steps[largest])))
+    if len(measured) == 1:
+        workers = local_workers(setup, Trial(setup.study.cells[0], 0, setup.middle))
+        smaller = max(workers, sizes[0] // SMALLER_BY // workers * workers)
+        if smaller < sizes[0]:
+            steps = _steps_to_time(measured[0].step)
+            measured.insert(0, _measure_trial(setup, smaller, steps))
+    batch_sizes = [each.batch_size for each in measured]
     inverse = [1 / size for size in batch_sizes]
     return Timing(
-        measured=tuple(found),
-        start=float(np.mean([m.start for m in found])),
-        step=fit_line(batch_sizes, [m.step for m in found]),
-        check=fit_line(inverse, [m.check for m in found]),
-        pruning=fit_line(inverse, [m.pruning for m in found]),
-        reused=all(m.reused for m in found),
-        refusal=found[0].refusal,
+        measured=tuple(measured),
+        start=float(np.mean([each.start for each in measured])),
+        step=fit_line(batch_sizes, [each.step for each in measured]),
+        check=fit_line(inverse, [each.check for each in measured]),
+        pruning=fit_line(inverse, [each.pruning for each in measured]),
+        reuses_scores=all(each.reuses_scores for each in measured),
+        min_check_share=measured[0].min_check_share,
     )
 
 
 def fit_line(x: Sequence[float], y: Sequence[float]) -> Line:
-    """The line of least squares of the relative errors, with neither part below 0.
+    """Return the line with the least squares of relative errors, with a and b of at least 0.
 
-    Relative, since the steps of the smallest and of the largest batch size may differ by a factor
-    of thousands.
+    The errors are relative, since the steps of the smallest and the largest batch size may differ
+    by a factor of thousands.
     """
     scale = np.maximum(y, SHORTEST)
     rows = np.column_stack([1 / scale, np.asarray(x) / scale])
@@ -176,124 +180,178 @@ def fit_line(x: Sequence[float], y: Sequence[float]) -> Line:
     return Line(float(a), float(b))
 
 
-def _steps(seconds: float) -> int:
-    """How many steps of so many seconds to time."""
-    return max(2, round(SECONDS / max(seconds, SHORTEST)))
+def _steps_to_time(seconds_of_step: float) -> int:
+    return max(2, round(SECONDS / max(seconds_of_step, SHORTEST)))
 
 
 def _measure_trial(setup: StudySetup, batch_size: int, steps: int) -> Measured:
-    # the first values of further axes stand for all; pruning is timed by itself
-    others = tuple(pair for pair in setup.study.cells[0].axes if not pair[0].startswith("pruning."))
-    trial = Trial(
-        Cell(batch_size, max(setup.study.sparsities), others), 0, setup.middle, setup.study.seed
+    """Time a trial at a batch size, and its pruning separately."""
+    # The first values of the other axes represent all values.
+    axes = tuple(pair for pair in setup.study.cells[0].axes if not pair[0].startswith("pruning."))
+    cell = Cell(batch_size, max(setup.study.sparsities), axes)
+    trial = Trial(cell, 0, setup.middle, setup.study.seed)
+    pruning = _PruningStopwatch(setup)
+    # This method takes no time.
+    magnitude = dataclasses.replace(
+        setup.pruning, method="magnitude", options=None, init="original"
     )
-    run = Attempt(trial, setup.unreached(steps))
-    passes, pruning = PassStopwatch(setup), dataclasses.replace(setup.pruning, **PLAIN)
-    with suppress(Looked), setup.workload.without_side_effects() as workload:
-        TrainerEngine(
-            dataclasses.replace(setup.training(), workload=workload, pruning=pruning), (passes,)
-        ).train_one(run)
+    setup = dataclasses.replace(setup, pruning=magnitude)
+    probe_run(setup, Attempt(trial, setup.unreached(steps)), [pruning])
+    times = timed_run(setup, trial, steps)
+    return Measured(
+        batch_size,
+        times.start,
+        times.step,
+        times.check,
+        pruning.seconds,
+        pruning.reuses_scores,
+        pruning.min_check_share,
+    )
 
-    start, step, check = timed_run(dataclasses.replace(setup, pruning=pruning), trial, steps)
-    return Measured(batch_size, start, step, check, passes.pruning, passes.reused, passes.refusal)
 
+class _PruningStopwatch(Callback):
+    """Times the pruning of a run and finds out how it is validated, then ends the run.
 
-def timed_run(
-    setup: StudySetup, trial: Trial, steps: int, together: bool = False, warm_up: int = 1
-) -> tuple[float, float, float]:
-    """Time some steps of a trial and a full validation, as the study's engine runs them.
-
-    Module and schedules see the budget of the study. The steps must fit into this budget; further
-    steps are left out.
-
-    Args:
-        setup: The study.
-        trial: The trial.
-        steps: The number of steps to time.
-        together: Whether all ranks of the trainer train the trial; otherwise only this process
-            does.
-        warm_up: The number of first steps that are not timed, at least 1.
-
-    Returns:
-        Seconds to build it and begin, of a step, of the check.
-
-    Raises:
-        UserError: if it fails.
+    Attributes:
+        seconds, reuses_scores, min_check_share: See `Measured`.
     """
-    budget = max(setup.goal_of_trials.max_steps, 2)
-    warm_up = min(warm_up, budget - 1)
-    steps = min(steps, budget - warm_up)
-    total = warm_up + steps
-    goal = dataclasses.replace(
-        setup.goal, check_interval=total, max_steps=total, early_reject=False
-    )
-    # the other ranks would wait for a checkpoint, of which this one knows nothing
-    study = dataclasses.replace(setup.study, engine="lightning", checkpoint_minutes=None)
-    timed, trial = _apart(dataclasses.replace(setup, goal=goal, study=study, budget=budget), trial)
-    clock = _StepStopwatch(trial, setup.unreached(total - 1))
-    clock.each = max(1, _workers(timed, trial) // (setup.ranks if together else 1))
-    clock.warm_up = warm_up
-    with ExitStack() as group:
-        timed = dataclasses.replace(
-            timed, workload=group.enter_context(timed.workload.without_side_effects())
+
+    def __init__(self, setup: StudySetup):
+        self.study_setup = setup
+        self.seconds = 0.0
+        self.reuses_scores = False
+        self.min_check_share = 1.0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        setup = self.study_setup
+        data_pass = TrainingPass(trainer, pl_module, setup.pruning.batch_size)
+        cells = {}
+        for cell in setup.study.cells:
+            cells[tuple(pair for pair in cell.axes if pair[0].startswith("pruning."))] = cell
+        callbacks = []
+        for cell in cells.values():
+            callbacks.append(setup.training().pruning_callback(Trial(cell, 0)))
+        scores_serve_all = all(
+            isinstance(each.pruner, OneShot) and each.init != "isometry" for each in callbacks
         )
-        train = (
-            group.enter_context(first_of_ranks(timed)) if together else type(timed.engine()).train
+        self.reuses_scores = scores_serve_all and self._scores_are_shared(data_pass, pl_module)
+        if setup.goal.stops_checks_early and EarlyCheck.supports(trainer, pl_module):
+            data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
+            self.min_check_share = min_evaluated_share(setup.goal_of_trials, data.validation_size)
+        if max(setup.study.sparsities) > 0:
+            seconds = [self._time(each, data_pass, pl_module.device) for each in callbacks]
+            self.seconds = float(np.mean(seconds))
+        raise EndProbe
+
+    def _scores_are_shared(self, data_pass: TrainingPass, module: LightningModule) -> bool:
+        """Return True if all cells of a point have the same scores, and all scores can be kept.
+
+        `Training.store_scores` decides in the same way.
+        """
+        setup = self.study_setup
+        weights = prunable(module, setup.pruning.biases).values()
+        scores = setup.study.trials * sum(weight.numel() for weight in weights)
+        # Otherwise each cell has its own points.
+        cells_share_points = setup.study.sampler == "sobol" and setup.study.best_of is None
+        return (
+            data_pass.key is not None
+            and network_is_shared(setup.workload)
+            and scores <= MAX_STORED_SCORES
+            and cells_share_points
         )
-        hook, begin = register_optimizer_step_post_hook(clock.on_update), time.perf_counter()
-        try:
-            for result in train(timed.engine(), iter([clock, None]).__next__, lambda: None):
-                if result.status is Status.FAILED:
-                    # `refuse_too_large` and data modules of the package name this key
-                    raise CannotTime(
-                        result.failure, result.failure.startswith("study.batch_sizes: ")
-                    )
-        finally:
-            hook.remove()
-    if clock.updates < total * clock.each:
-        taken = f"{clock.updates // clock.each} of {total} steps"
-        raise CannotTime(f"{taken} at {trial.cell}: is it above the split?", not clock.updates)
-    step, check = (clock.last - clock.first) / steps, clock.checked - clock.last
-    return max(clock.first - begin - warm_up * step, 0.0), step, check
+
+    def _time(
+        self, pruning: PruningCallback, data_pass: TrainingPass, device: torch.device
+    ) -> float:
+        """Return the seconds of a method's passes, by their first batches, and of its isometry."""
+        pruner = pruning.pruner
+        batches = 0
+        begin = now(device)
+
+        def first_batches() -> Iterator[tuple[Any, int]]:
+            nonlocal batches
+            for batch in data_pass.batches():
+                yield batch
+                batches += 1
+                if now(device) - begin > SECONDS:
+                    return
+
+        with data_pass.without_side_effects(begin=True) as twin:
+            network = Network(
+                twin,
+                prunable(twin, pruning.biases, pruning.exclude),
+                pruning.batch_size,
+                data_pass.__len__,
+                first_batches,
+                partial(data_pass.loss, twin),
+            )
+            generator = torch.Generator().manual_seed(0)
+            mask = pruner.mask(network, max(self.study_setup.study.sparsities), generator)
+            seconds = now(device) - begin
+            if pruner.passes and batches:
+                seconds *= len(data_pass) * pruner.passes / batches
+            elif isinstance(pruner, OneShot):
+                # Scores without data take no noticeable time.
+                seconds = 0.0
+            if pruning.init == "isometry":
+                seconds += _isometry_seconds(dict(twin.named_parameters()), mask, device)
+            return seconds
 
 
-def _apart(setup: StudySetup, trial: Trial) -> tuple[StudySetup, Trial]:
-    """The same, but workers of local SGD part before the first step: their steps take longer than
-    synchronous ones."""
-    others = tuple(pair for pair in trial.cell.axes if pair[0] != _START)
-    params = {key: value for key, value in trial.params.items() if key != _START}
-    cell = dataclasses.replace(trial.cell, axes=others)
-    local = dataclasses.replace(setup, local=dataclasses.replace(setup.local, start=0))
-    return local, dataclasses.replace(trial, cell=cell, params=params)
+def _isometry_seconds(
+    parameters: Mapping[str, nn.Parameter], mask: Mask, device: torch.device
+) -> float:
+    """Return the seconds of the descent to isometry.
+
+    They are measured if the descent ends within about 2 `SECONDS`. Otherwise they are those of all
+    steps that are allowed.
+    """
+    begin = now(device)
+    restore_isometry(parameters, mask, ISOMETRY_STEPS)
+    step_seconds = max((now(device) - begin) / ISOMETRY_STEPS, SHORTEST)
+    steps = max(1, min(STEPS, int(2 * SECONDS / step_seconds)))
+    begin = now(device)
+    restore_isometry(parameters, mask, steps)
+    seconds = now(device) - begin
+    if seconds < CONVERGED * steps * step_seconds or steps == STEPS:
+        return seconds
+    return step_seconds * STEPS
 
 
-def _workers(setup: StudySetup, trial: Trial) -> int:
-    """The updates of a step of a trial; its batch is divisible by them."""
-    rounds = setup.training().local_sgd_callback(trial).rounds
-    return rounds.workers if rounds.on else 1
+def single_gradient_seconds(setup: StudySetup) -> float:
+    """Return the seconds of a single example's gradient; 0 if the noise is not measured.
+
+    The noise of the gradient is measured with single gradients. On a CPU core they take 2.6 times
+    as long as a pass in batches for Simple-CNN, and 110 times for a perceptron, whose batch is one
+    product of matrices. So they are timed.
+    """
+    if setup.smoothness.interval is None or not setup.smoothness.noise:
+        return 0.0
+    cell = dataclasses.replace(setup.study.cells[0], sparsity=0.0)
+    trial = Trial(cell, 0, setup.middle, setup.study.seed)
+    stopwatch = _GradientStopwatch()
+    unmeasured = dataclasses.replace(setup, smoothness=SmoothnessConfig())
+    probe_run(unmeasured, Attempt(trial, setup.unreached(0)), [stopwatch])
+    return stopwatch.seconds
 
 
-class _StepStopwatch(Attempt):
-    """A run that is timed, whoever trains it: from its first step to its last, and to the end of
-    its only check."""
+class _GradientStopwatch(SmoothnessCallback):
+    """Times single gradients of some examples, then ends the run.
 
-    first = last = checked = 0.0
-    updates = 0
-    each = 1  # updates of a step
-    warm_up = 1  # steps that are not timed
+    Attributes:
+        seconds: Seconds of an example.
+    """
 
-    def on_update(self, optimizer: torch.optim.Optimizer, *args: object) -> None:
-        """To be called after every update."""
-        self.updates += 1
-        begins = self.updates == self.each * self.warm_up
-        ends = self.updates == self.each * self.goal.max_steps
-        if begins or ends:
-            seconds = now(optimizer.param_groups[0]["params"][0].device)
-            if begins:
-                self.first = seconds
-            else:
-                self.last = seconds
+    seconds = 0.0
 
-    def record(self, *found: Any) -> Status | None:
-        self.checked = time.perf_counter()
-        return super().record(*found)
+    def __init__(self):
+        super().__init__(interval=1, examples=SINGLE_GRADIENTS, noise=True)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # This takes the gradients once, because the first time is the longest.
+        super().on_train_start(trainer, pl_module)
+        weights = flatten(self._parameters.values())
+        begin = now(pl_module.device)
+        self._moments(pl_module, weights)
+        self.seconds = (now(pl_module.device) - begin) / SINGLE_GRADIENTS
+        raise EndProbe

@@ -15,16 +15,13 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lit_dps.core.attempt import Attempt
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.trial import Trial
 from lit_dps.engines.engine import Training
-from lit_dps.engines.trainer import TrialFit
-from lit_dps.study.preflight.short_trial import Short, perturb
+from lit_dps.study.preflight.short_trial import Short, goal_of, perturb
+from lit_dps.study.probe_run import EndProbe, probe_fit
 from lit_dps.study.setup import StudySetup
-from lit_dps.training import GoalErrorCallback
 from lit_dps.training.deterministic import full_float32
-from lit_dps.training.rng_state import preserve_rng_state
 
 # Largest relative difference between two sums of the same numbers in another order.
 ROUNDING = 1e-4
@@ -52,6 +49,8 @@ def compare_metrics(training: Training, trial: Trial, setup: StudySetup) -> list
     Raises:
         ConfigError: if the goal's metric differs by more than rounding.
     """
+    # A validation that stops early has no value of the metric.
+    training = replace(training, goal=replace(training.goal, early_reject=False))
     own_precision = training
     training = _in_full_precision(training)
     rounding = ROUNDING
@@ -189,10 +188,6 @@ def _is_random(training: Training, one: Trial, two: Trial, metric: str, network:
     return sum(ranges) > 0 and gap <= 3 * sum(ranges)
 
 
-class _Looked(Exception):
-    """Ends a fit after its network was validated."""
-
-
 def look_at(
     training: Training, trial: Trial, seed: int | None = None
 ) -> tuple[list[dict[str, float]], dict[int, int]]:
@@ -207,28 +202,23 @@ def look_at(
         The metrics of both networks by name, and the examples of a validation by data loader. Both
         are empty if validation fails.
     """
-    goal = GoalErrorCallback.of(replace(training.goal, early_reject=False))
-    run = Attempt(trial, goal.goal, metrics=training.metrics)
-    fit = TrialFit.of(training, run, goal)
-    look = _Look(goal)
-    with (
-        full_float32(),
-        preserve_rng_state(seed=trial.seed_for("order") if seed is None else seed),
-        suppress(Exception),
-    ):
-        fit.trainer(last=[look]).fit(fit.built.module, datamodule=fit.built.data)
-    return look.metrics, goal.validated.first or {}
+    look = _Look()
+    with full_float32(), suppress(Exception):
+        probe_fit(training, trial, look, seed)
+    return look.metrics, look.examples
 
 
 class _Look(Callback):
     """Validates a network before its first step, without and with noise; then ends the fit."""
 
-    def __init__(self, goal: GoalErrorCallback):
-        self.goal = goal
+    def __init__(self):
         self.metrics: list[dict[str, float]] = []
+        self.examples: dict[int, int] = {}
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.metrics.append(self.goal.validate_now(trainer))
+        goal = goal_of(trainer)
+        self.metrics.append(goal.validate_now(trainer))
+        self.examples = goal.validated.first or {}
         perturb(pl_module)
-        self.metrics.append(self.goal.validate_now(trainer))
-        raise _Looked
+        self.metrics.append(goal.validate_now(trainer))
+        raise EndProbe

@@ -8,22 +8,19 @@ from dataclasses import replace
 
 from lightning.pytorch import Callback, LightningDataModule
 
-from lit_dps.core.attempt import Attempt
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.engines.eligible import standard_data
 from lit_dps.engines.engine import Training
-from lit_dps.engines.trainer import TrialFit
 from lit_dps.storage.samplers import sobol_point
 from lit_dps.study.data_hashes import check_validation_data, fingerprint
 from lit_dps.study.preflight.batch_size_check import compare_metrics, repeated_metrics
 from lit_dps.study.preflight.idle_keys import idle_keys
 from lit_dps.study.preflight.resume_check import check_resume
 from lit_dps.study.preflight.short_trial import Short, run_short
+from lit_dps.study.probe_run import EndProbe, probe_fit
 from lit_dps.study.setup import StudySetup
-from lit_dps.training import GoalErrorCallback
 from lit_dps.training.deterministic import deterministic_kernels
-from lit_dps.training.rng_state import preserve_rng_state
 
 
 def dry_run(setup: StudySetup) -> tuple[LightningDataModule, list[str]]:
@@ -107,16 +104,14 @@ class _InitialWeights(Callback):
 
     def __init__(self):
         self.hash = ""
+        self.module = ""
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
+        self.module = type(pl_module).__name__
         weights = dict(pl_module.named_parameters())
         if weights:
             self.hash = fingerprint(weights)
-        raise _Hashed
-
-
-class _Hashed(Exception):
-    """Ends a fit after its initial weights were hashed."""
+        raise EndProbe
 
 
 def _equal_weights_note(training: Training, trial: Trial) -> list[str]:
@@ -125,22 +120,14 @@ def _equal_weights_note(training: Training, trial: Trial) -> list[str]:
     hashes = []
     for point in range(2):
         weights = _InitialWeights()
-        at_point = replace(dense, point=point)
-        goal = GoalErrorCallback.of(training.goal)
-        fit = TrialFit.of(training, Attempt(at_point, goal.goal, metrics=training.metrics), goal)
-        with (
-            preserve_rng_state(seed=at_point.seed_for("order")),
-            suppress(Exception),
-        ):  # lazy weights have no values yet
-            fit.trainer(last=[weights]).fit(fit.built.module, datamodule=fit.built.data)
+        with suppress(Exception):  # lazy weights have no values yet
+            probe_fit(training, replace(dense, point=point), weights)
         hashes.append(weights.hash)
     if not hashes[0] or hashes[0] != hashes[1]:
         return []
-    name = type(fit.built.module).__name__
     return [
-        f"all points of the search begin with equal weights: {name} loads them, or sets a seed of "
-        "its own. So luck "
-        "of the initial weights is no part of K*, nor of study.repeats"
+        f"all points of the search begin with equal weights: {weights.module} loads them, or sets "
+        "a seed of its own. So luck of the initial weights is no part of K*, nor of study.repeats"
     ]
 
 

@@ -14,21 +14,18 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lit_dps.core.attempt import Attempt
 from lit_dps.core.search_space import Box, Choices
 from lit_dps.core.trial import Cell, Trial, Value, text_of
 from lit_dps.core.trial_config import plain
 from lit_dps.engines.engine import Training
-from lit_dps.engines.trainer import TrialFit
 from lit_dps.optim import RULES
 from lit_dps.storage.samplers import sobol_point
 from lit_dps.study.data_hashes import fingerprint
-from lit_dps.study.preflight.short_trial import perturb, run_short
+from lit_dps.study.preflight.short_trial import goal_of, perturb, run_short
+from lit_dps.study.probe_run import EndProbe, probe_fit
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.sources import texts_in
-from lit_dps.training import GoalErrorCallback
 from lit_dps.training.rate_curve import rate_curve
-from lit_dps.training.rng_state import preserve_rng_state
 
 STEPS = 3  # of a trial without validation
 MOST_CONTEXTS = 8  # combinations of the other keys' values with which a key is tested
@@ -253,13 +250,8 @@ class _Runs:
         return self._known[name]
 
     def _first_steps(self, trial: Trial) -> _Recorder:
-        goal = GoalErrorCallback.of(self.training.goal)
-        run = Attempt(trial, goal.goal, metrics=self.training.metrics)
-        fit = TrialFit.of(self.training, run, goal)
-        fit.pruning.is_short = True
         recorder = _Recorder(STEPS * self.training.workload.accumulated)
-        with preserve_rng_state(seed=trial.seed_for("order")), suppress(_Recorded):
-            fit.trainer(last=[recorder]).fit(fit.built.module, datamodule=fit.built.data)
+        probe_fit(self.training, trial, recorder)
         return recorder
 
     def _short(self, trial: Trial) -> _Recorder:
@@ -267,10 +259,6 @@ class _Runs:
         short = run_short(self.training, trial, [recorder])
         self.steps = max(self.steps, short.goal.steps)
         return recorder
-
-
-class _Recorded(Exception):
-    """Ends a fit after its first steps were recorded."""
 
 
 class _Recorder(Callback):
@@ -294,7 +282,7 @@ class _Recorder(Callback):
         self.results += map(fingerprint, values)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        goal = next(each for each in trainer.callbacks if isinstance(each, GoalErrorCallback))
+        goal = goal_of(trainer)
         self._look = goal.validate_now
         self._add(
             pl_module.state_dict(),
@@ -318,7 +306,7 @@ class _Recorder(Callback):
         self.batches -= 1
         if not self.batches:
             self._add(pl_module.state_dict())
-            raise _Recorded
+            raise EndProbe
 
     def on_validation_batch_end(
         self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0

@@ -312,6 +312,12 @@ class ShortEpochs(Callback):
                 self.repeated = self.goal.validate_now(trainer), self.goal.validate_now(trainer)
 
 
+def goal_of(trainer: Trainer) -> GoalErrorCallback:
+    """Return the callback of a trainer that judges its trial by the goal of the study."""
+    callbacks = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
+    return next(each for each in callbacks if isinstance(each, GoalErrorCallback))
+
+
 def perturb(module: LightningModule) -> None:
     """Add noise to the weights of a module, always the same."""
     generator = torch.Generator().manual_seed(0)

@@ -20,8 +20,8 @@ from lit_dps.models import NoisyQuadratic
 from lit_dps.readings import SmoothnessCallback
 from lit_dps.report.figures import FIGURES, drawn, write_figures
 from lit_dps.storage.schema import decode_result, encode_result
-from lit_dps.study.noise_probe import single_gradient
 from lit_dps.study.setup import StudySetup
+from lit_dps.study.step_probe import single_gradient_seconds
 from lit_dps.training.workload import Workload
 from tests.support.fake_study import analysis_of, result
 from tests.support.setups import setup_of
@@ -177,9 +177,9 @@ def test_the_identity_of_studies_without_it_is_as_before():
 
 
 def test_a_forecast_times_single_gradients_where_they_are_asked_for():
-    assert 0 < single_gradient(nqm(interval=4, noise=True)) < 1
+    assert 0 < single_gradient_seconds(nqm(interval=4, noise=True)) < 1
     assert (
-        single_gradient(nqm(interval=4, noise=False))
-        == single_gradient(nqm(interval=None, noise=True))
+        single_gradient_seconds(nqm(interval=4, noise=False))
+        == single_gradient_seconds(nqm(interval=None, noise=True))
         == 0
     )

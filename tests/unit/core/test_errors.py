@@ -15,7 +15,7 @@ from lit_dps.core.errors import ConfigError, DataError, StorageError, UserError
 from lit_dps.storage.database import StudyLost
 from lit_dps.storage.header import StudyChanged
 from lit_dps.storage.ownership import ForeignStudy
-from lit_dps.study.step_probe import CannotTime
+from lit_dps.study.probe_run import CannotTime
 from lit_dps.study.workers import WorkerDied
 from tests.support.errors import refuses
 

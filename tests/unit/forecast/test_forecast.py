@@ -40,7 +40,7 @@ TIMING = Timing(
     step=Line(0.001, 0.0005),
     check=Line(0.1, 0.2),
     pruning=Line(3.0, 4.0),
-    reused=True,
+    reuses_scores=True,
 )
 
 

@@ -18,8 +18,8 @@ from lit_dps.parallel.process import Interrupted, StopRequest
 from lit_dps.storage.read import read_study
 from lit_dps.storage.run_records import store_step_timing
 from lit_dps.study import quiet_timing
+from lit_dps.study.probe_run import _StepStopwatch
 from lit_dps.study.quiet_timing import MIN_ROUNDS, ROUNDS, SWITCH, WARM_UP_STEPS, update_step_timing
-from lit_dps.study.step_probe import _StepStopwatch
 from tests.support.fake_study import GOAL, SPACE, result, write_study
 
 CELLS = (Cell(4), Cell(8), Cell(4, 0.5), Cell(8, 0.5))
@@ -153,7 +153,7 @@ def test_what_is_stored_is_what_was_measured(tmp_path, study):
 
 def test_warm_up_steps_are_not_timed(monkeypatch):
     seconds = iter([10.0, 16.0])
-    monkeypatch.setattr("lit_dps.study.step_probe.now", lambda device: next(seconds))
+    monkeypatch.setattr("lit_dps.study.probe_run.now", lambda device: next(seconds))
     clock = _StepStopwatch(Trial(Cell(4), 0, {}), Goal(0.5, check_interval=5, max_steps=5))
     clock.warm_up = 2
     optimizer = torch.optim.SGD([torch.zeros(1)], 0.1)

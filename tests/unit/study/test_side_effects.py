@@ -13,9 +13,8 @@ from lit_dps.core.trial import Cell, Trial
 from lit_dps.core.trial_config import SmoothnessConfig
 from lit_dps.module import ImageClassifier
 from lit_dps.study.noise import first_guess
-from lit_dps.study.noise_probe import single_gradient
 from lit_dps.study.preflight.check import check
-from lit_dps.study.step_probe import measure
+from lit_dps.study.step_probe import measure, single_gradient_seconds
 from lit_dps.training.workload import Workload
 from tests.support.runs import train_one
 from tests.support.setups import setup_of
@@ -62,7 +61,7 @@ def test_what_runs_before_a_study_leaves_nothing(tmp_path, monkeypatch):
     check(SETUP)
     assert isinstance(first_guess(SETUP), NoiseScale)
     measured = SmoothnessConfig(interval=4, noise=True, examples=8)
-    assert single_gradient(dataclasses.replace(SETUP, smoothness=measured)) > 0
+    assert single_gradient_seconds(dataclasses.replace(SETUP, smoothness=measured)) > 0
     assert list(tmp_path.iterdir()) == []
 
 

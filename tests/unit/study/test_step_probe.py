@@ -228,12 +228,12 @@ def test_several_methods_cost_their_mean():
 
 
 def test_scores_are_reused_where_neither_pass_nor_network_knows_the_batch_size(timing, monkeypatch):
-    assert timing.reused and measure(study(WithPass)).reused
-    assert not measure(study(OwnLoader)).reused, "its pass is one of the train dataloader"
-    assert not measure(study(Follows, key="model.batch_size")).reused
+    assert timing.reuses_scores and measure(study(WithPass)).reuses_scores
+    assert not measure(study(OwnLoader)).reuses_scores, "its pass is one of the train dataloader"
+    assert not measure(study(Follows, key="model.batch_size")).reuses_scores
     setup = study(WithPass)
     searched = dataclasses.replace(setup, study=dataclasses.replace(setup.study, sampler="tpe"))
-    assert not measure(searched).reused, "each cell has points of its own"
+    assert not measure(searched).reuses_scores, "each cell has points of its own"
 
 
 def test_data_without_an_end_cannot_be_pruned_over():
@@ -258,6 +258,6 @@ def test_misfit_is_the_largest_relative_error():
     def measured(batch_size: int, step: float) -> Measured:
         return Measured(batch_size, 0.0, step, 0.0, 0.0, False)
 
-    lines = {"check": Line(0, 0), "pruning": Line(0, 0), "reused": False}
+    lines = {"check": Line(0, 0), "pruning": Line(0, 0), "reuses_scores": False}
     found = Timing((measured(2, 1.0), measured(4, 2.5)), 0.0, Line(0.0, 0.5), **lines)
     assert math.isclose(found.misfit, 0.2)

@@ -1,0 +1,243 @@
+"""Short runs beside a study: they measure or check something, and store nothing.
+
+- `probe_run` trains a trial in Lightning's loop, with callbacks that read it.
+- `probe_fit` does the same for the dry run, whose callbacks follow those of the study.
+- `engine_run` trains a trial as the study does, by its engine and on its ranks.
+- `timed_run` measures the seconds of steps and of a validation, by `engine_run`.
+
+A callback ends its run by raising `EndProbe`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from lightning.pytorch import Callback
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from lit_dps.core.attempt import Attempt
+from lit_dps.core.errors import UserError
+from lit_dps.core.trial import Status, Trial, TrialResult
+from lit_dps.engines.engine import Training
+from lit_dps.engines.trainer import TrainerEngine, TrialFit
+from lit_dps.study.setup import StudySetup
+from lit_dps.study.workers import first_of_ranks
+from lit_dps.training.rng_state import preserve_rng_state
+from lit_dps.training.stopwatch import now
+
+LOCAL_START = "local.start"  # key of the step at which the workers of local SGD separate
+
+
+class EndProbe(Exception):
+    """Raised by a callback to end its short run."""
+
+
+class CannotTime(UserError):
+    """A trial cannot be timed.
+
+    Attributes:
+        why: The reason.
+        above_split: Whether the batch size exceeds the training split.
+    """
+
+    def __init__(self, why: str, above_split: bool = False):
+        super().__init__(f"cannot time a trial: {why}")
+        self.why = why
+        self.above_split = above_split
+
+
+def probe_run(
+    setup: StudySetup,
+    attempt: Attempt,
+    callbacks: Sequence[Callback],
+    at_check: Callable[[], None] = lambda: None,
+) -> None:
+    """Train an attempt in Lightning's loop until it ends or a callback raises `EndProbe`.
+
+    What module and data write into the folder of the trial is removed.
+
+    Args:
+        setup: The study.
+        attempt: The trial and its goal, such as `setup.unreached(steps)`.
+        callbacks: They are called before those of the study.
+        at_check: Called after each check; may raise to end the run.
+
+    Raises:
+        Exception: An error of the module, its data or a callback.
+    """
+    torch.set_num_threads(setup.study.threads)
+    with suppress(EndProbe), setup.workload.without_side_effects() as workload:
+        training = replace(setup.training(), workload=workload)
+        TrainerEngine(training, tuple(callbacks)).train_one(attempt, at_check)
+
+
+def probe_fit(
+    training: Training, trial: Trial, callback: Callback, seed: int | None = None
+) -> TrialFit:
+    """Train a trial until it ends or a callback raises `EndProbe`, and return its fit.
+
+    A pruning pass before it is short.
+
+    Args:
+        training: The settings of the study.
+        trial: The trial.
+        callback: It is called after those of the study.
+        seed: Seed of the run; None takes the seed of the trial.
+
+    Raises:
+        Exception: An error of the module, its data or a callback.
+    """
+    attempt = Attempt(trial, training.goal.build(), metrics=training.metrics)
+    fit = TrialFit.of(training, attempt)
+    fit.pruning.is_short = True
+    if seed is None:
+        seed = trial.seed_for("order")
+    with preserve_rng_state(seed=seed), suppress(EndProbe):
+        fit.trainer(last=[callback]).fit(fit.built.module, datamodule=fit.built.data)
+    return fit
+
+
+def engine_run(
+    setup: StudySetup,
+    attempt: Attempt,
+    at_check: Callable[[], None] = lambda: None,
+    on_all_ranks: bool = False,
+) -> TrialResult:
+    """Train an attempt by the engine of the study, and return its result.
+
+    Args:
+        setup: The study.
+        attempt: The trial and its goal.
+        at_check: Called after each check; may raise to end the run.
+        on_all_ranks: Whether all ranks of the trainer train the trial, or this process alone.
+
+    Raises:
+        Exception: On several ranks, an error of the module, its data or a callback. Otherwise such
+            an error makes the result a failed one.
+    """
+    queue = [attempt]
+
+    def next_attempt() -> Attempt | None:
+        return queue.pop() if queue else None
+
+    with ExitStack() as stack:
+        workload = stack.enter_context(setup.workload.without_side_effects())
+        setup = replace(setup, workload=workload)
+        engine = setup.engine()
+        train = engine.train
+        if on_all_ranks:
+            train = partial(stack.enter_context(first_of_ranks(setup)), engine)
+        (result,) = train(next_attempt, at_check)
+        return result
+
+
+class RunTimes(NamedTuple):
+    """Seconds of a timed run: its start, one step with its data, and one full validation."""
+
+    start: float
+    step: float
+    check: float
+
+
+def timed_run(
+    setup: StudySetup, trial: Trial, steps: int, on_all_ranks: bool = False, warm_up: int = 1
+) -> RunTimes:
+    """Time some steps of a trial and a full validation, as the study's engine runs them.
+
+    Module and schedules see the budget of the study. Steps beyond this budget are left out.
+
+    Args:
+        setup: The study.
+        trial: The trial.
+        steps: The number of steps to time.
+        on_all_ranks: Whether all ranks of the trainer train the trial, or this process alone.
+        warm_up: The number of first steps that are not timed, at least 1.
+
+    Raises:
+        CannotTime: if the trial fails or ends early.
+    """
+    budget = max(setup.goal_of_trials.max_steps, 2)
+    warm_up = min(warm_up, budget - 1)
+    steps = min(steps, budget - warm_up)
+    total = warm_up + steps
+    goal = replace(setup.goal, check_interval=total, max_steps=total, early_reject=False)
+    # With checkpoints, the other ranks would wait for a checkpoint that this process never saves.
+    study = replace(setup.study, engine="lightning", checkpoint_minutes=None)
+    timed = replace(setup, goal=goal, study=study, budget=budget)
+    timed, trial = _separated_from_start(timed, trial)
+    updates_per_step = local_workers(timed, trial)
+    if on_all_ranks:
+        updates_per_step = max(1, updates_per_step // setup.ranks)
+    stopwatch = _StepStopwatch(trial, setup.unreached(total - 1))
+    stopwatch.updates_per_step = updates_per_step
+    stopwatch.warm_up = warm_up
+    hook = register_optimizer_step_post_hook(stopwatch.on_update)
+    begin = time.perf_counter()
+    try:
+        result = engine_run(timed, stopwatch, on_all_ranks=on_all_ranks)
+    finally:
+        hook.remove()
+    if result.status is Status.FAILED:
+        # `refuse_too_large` and data modules of the package name this key.
+        raise CannotTime(result.failure, result.failure.startswith("study.batch_sizes: "))
+    if stopwatch.updates < total * updates_per_step:
+        taken = f"{stopwatch.updates // updates_per_step} of {total} steps"
+        raise CannotTime(
+            f"{taken} at {trial.cell}: is it above the split?", above_split=not stopwatch.updates
+        )
+    step = (stopwatch.last - stopwatch.first) / steps
+    start = max(stopwatch.first - begin - warm_up * step, 0.0)
+    return RunTimes(start, step, stopwatch.checked - stopwatch.last)
+
+
+def local_workers(setup: StudySetup, trial: Trial) -> int:
+    """Return the number of local SGD workers of a trial; its batch is divisible by it."""
+    schedule = setup.training().local_sgd_callback(trial).rounds
+    return schedule.workers if schedule.on else 1
+
+
+def _separated_from_start(setup: StudySetup, trial: Trial) -> tuple[StudySetup, Trial]:
+    """Return study and trial with local SGD workers that separate before the first step.
+
+    Their steps take longer than synchronous ones.
+    """
+    axes = tuple(pair for pair in trial.cell.axes if pair[0] != LOCAL_START)
+    params = {key: value for key, value in trial.params.items() if key != LOCAL_START}
+    separated = replace(setup, local=replace(setup.local, start=0))
+    return separated, replace(trial, cell=replace(trial.cell, axes=axes), params=params)
+
+
+class _StepStopwatch(Attempt):
+    """An attempt that is timed from its first step to its last, and to the end of its validation.
+
+    Attributes:
+        first, last, checked: The time after the warm-up, after the last step, and after the
+            validation.
+        updates: Updates so far.
+        updates_per_step: Updates that make one step.
+        warm_up: Steps that are not timed.
+    """
+
+    first = last = checked = 0.0
+    updates = 0
+    updates_per_step = 1
+    warm_up = 1
+
+    def on_update(self, optimizer: torch.optim.Optimizer, *args: object) -> None:
+        """Note the time after the first and the last timed step; called after every update."""
+        self.updates += 1
+        device = optimizer.param_groups[0]["params"][0].device
+        if self.updates == self.updates_per_step * self.warm_up:
+            self.first = now(device)
+        elif self.updates == self.updates_per_step * self.goal.max_steps:
+            self.last = now(device)
+
+    def record(self, *arguments: Any) -> Status | None:
+        self.checked = time.perf_counter()
+        return super().record(*arguments)
