@@ -12,13 +12,8 @@ from lit_dps.analysis.budgets import budget_rows, quality_rows
 from lit_dps.analysis.critical import Critical, critical_batch_sizes, critical_rows
 from lit_dps.analysis.delay import DelayLaw, delay_laws, delay_rows, doubling_rows
 from lit_dps.analysis.gradient_noise import noise_rows
-from lit_dps.analysis.law_bootstrap import (
-    REPLICATES,
-    Scaling,
-    bootstrap_law,
-    bootstrap_median_law,
-    law_rows,
-)
+from lit_dps.analysis.intervals import REPLICATES
+from lit_dps.analysis.law_bootstrap import Scaling, bootstrap_law, bootstrap_median_law, law_rows
 from lit_dps.analysis.local_sgd import Curve, curves, with_communications
 from lit_dps.analysis.other_goals import at_goal
 from lit_dps.analysis.rate_rules import price_rows

@@ -40,15 +40,14 @@ from scipy import special
 from scipy.optimize import isotonic_regression
 
 from lit_dps.analysis.gradient_noise import Readings, noise_law, readings_of
-from lit_dps.analysis.law_bootstrap import (
+from lit_dps.analysis.intervals import (
     PERCENTILES,
     Interval,
-    Scaling,
     estimate,
     inverted,
     percentile_interval,
-    resample,
 )
+from lit_dps.analysis.law_bootstrap import Scaling, resample
 from lit_dps.analysis.law_fit import MIN_BATCH_SIZES, Fit, overhead_batch_size
 from lit_dps.analysis.summary import CellSummary
 from lit_dps.analysis.tables import aligned, columns_of, frame, short_columns, three_digits

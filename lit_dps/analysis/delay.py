@@ -18,14 +18,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lit_dps.analysis.law_bootstrap import (
-    Interval,
-    Scaling,
-    estimate,
-    interval_columns,
-    percentile_interval,
-    resample,
-)
+from lit_dps.analysis.intervals import Interval, estimate, interval_columns, percentile_interval
+from lit_dps.analysis.law_bootstrap import Scaling, resample
 from lit_dps.analysis.law_fit import MIN_BATCH_SIZES, Fit, fit_many
 from lit_dps.analysis.summary import CellSummary, at_first_check
 from lit_dps.analysis.tables import (

@@ -13,38 +13,31 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from typing import Literal
 from zlib import crc32
 
 import numpy as np
 import pandas as pd
 
+from lit_dps.analysis.intervals import (
+    PERCENTILES,
+    REPLICATES,
+    Interval,
+    estimate,
+    interval_columns,
+    inverted,
+    percentile_interval,
+)
 from lit_dps.analysis.law_fit import MIN_BATCH_SIZES, Fit, fit_many, fit_scaling
 from lit_dps.analysis.summary import at_first_check
 from lit_dps.analysis.tables import columns_of, frame, three_digits
 from lit_dps.core.racing import best_steps
 from lit_dps.core.trial import Series
 
-REPLICATES = 1000
 FEWEST_SEEDS = 3  # repeats of a cell that its intervals may rest on
-PERCENTILES = (2.5, 97.5)
 # c2 counts as zero where it makes up less than this share of the steps at the largest batch size:
 # less than a check interval can show, and there c2 / c1 says more of rounding than of the curve.
 NEGLIGIBLE = 1e-3
-
-
-class Interval(NamedTuple):
-    """A 95 % bootstrap interval; `high` may be infinite."""
-
-    low: float
-    high: float
-
-
-def estimate(value: float, interval: Interval | None) -> str:
-    """Return a value with its interval, if it has one, to 3 digits: 583 [546, 638]."""
-    if interval is None:
-        return three_digits(value)
-    return f"{three_digits(value)} [{three_digits(interval.low)}, {three_digits(interval.high)}]"
 
 
 @dataclass(frozen=True)
@@ -327,18 +320,6 @@ def draw_repeats(
     return random.choice(values, (replicates, len(values)))
 
 
-def percentile_interval(values: np.ndarray, estimate: float) -> Interval:
-    """Return the 95 % percentile interval of resampled values (n,), widened to the estimate."""
-    low, high = np.percentile(values, PERCENTILES)
-    return Interval(float(min(low, estimate)), float(max(high, estimate)))
-
-
-def inverted(interval: Interval) -> Interval:
-    """Return the interval of 1 / x from the interval of x >= 0; infinite where x is 0."""
-    low, high = (1 / x if x > 0 else math.inf for x in reversed(interval))
-    return Interval(low, high)
-
-
 def bootstrap_median_law(
     seeds: Mapping[int, Sequence[float]],
     check_interval: int,
@@ -434,11 +415,3 @@ def law_rows(scalings: Mapping[Series, Scaling]) -> pd.DataFrame:
         row["verdict"] = scaling.describe()
         rows.append(row)
     return frame(rows)
-
-
-def interval_columns(
-    name: str, value: float | None, interval: Interval | None
-) -> dict[str, float | None]:
-    """Return the columns of a value and its limits: name, name_low and name_high."""
-    low, high = (None, None) if interval is None else interval
-    return {name: value, f"{name}_low": low, f"{name}_high": high}

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lit_dps.analysis.law_bootstrap import PERCENTILES
+from lit_dps.analysis.intervals import PERCENTILES
 from lit_dps.analysis.rates import EFFECTIVE, RULES, RateCurve
 from lit_dps.analysis.summary import CellSummary
 from lit_dps.analysis.tables import columns_of, frame

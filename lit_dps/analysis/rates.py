@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from lit_dps.analysis.law_bootstrap import REPLICATES
+from lit_dps.analysis.intervals import REPLICATES
 from lit_dps.analysis.summary import CellSummary
 from lit_dps.analysis.tables import columns_of, frame
 from lit_dps.core.batch_scaling import scaled_beta2, scaled_decay

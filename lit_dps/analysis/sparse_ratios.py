@@ -7,14 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lit_dps.analysis.law_bootstrap import (
-    FEWEST_SEEDS,
-    PERCENTILES,
-    REPLICATES,
-    Interval,
-    percentile_interval,
-    resample,
-)
+from lit_dps.analysis.intervals import PERCENTILES, REPLICATES, Interval, percentile_interval
+from lit_dps.analysis.law_bootstrap import FEWEST_SEEDS, resample
 from lit_dps.analysis.summary import CellSummary
 from lit_dps.analysis.tables import base_of
 from lit_dps.core.trial import Cell, Series

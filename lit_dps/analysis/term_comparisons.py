@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from lit_dps.analysis.law_bootstrap import PERCENTILES, REPLICATES, Scaling
+from lit_dps.analysis.intervals import PERCENTILES, REPLICATES
+from lit_dps.analysis.law_bootstrap import Scaling
 from lit_dps.analysis.summary import comparable
 from lit_dps.analysis.tables import base_of, columns_of, frame
 from lit_dps.analysis.theory import Start, Terms, finite, terms_of

@@ -26,7 +26,7 @@ import numpy as np
 import pandas as pd
 
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.law_bootstrap import REPLICATES, Interval
+from lit_dps.analysis.intervals import REPLICATES, Interval
 from lit_dps.analysis.rates import RATE_NAMES
 from lit_dps.analysis.tables import cell_of, significant
 from lit_dps.core.paper_protocol import WORKLOADS, classes

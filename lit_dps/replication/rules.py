@@ -28,17 +28,9 @@ from typing import NamedTuple
 import numpy as np
 
 from lit_dps.analysis.analysis import Analysis
+from lit_dps.analysis.intervals import PERCENTILES, REPLICATES, Interval, estimate
 from lit_dps.analysis.law import MAX_MISFIT
-from lit_dps.analysis.law_bootstrap import (
-    PERCENTILES,
-    REPLICATES,
-    Interval,
-    Scaling,
-    bootstrap_median_law,
-    estimate,
-    median_draws,
-    resample,
-)
+from lit_dps.analysis.law_bootstrap import Scaling, bootstrap_median_law, median_draws, resample
 from lit_dps.analysis.repeats import seeds_of
 from lit_dps.core.racing import last_step
 from lit_dps.core.trial import Cell, Series, Status

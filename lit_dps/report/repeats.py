@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 
 from lit_dps.analysis.best_of_n import halves, last_doubling, why_no_draws
-from lit_dps.analysis.law_bootstrap import Scaling, estimate, medians_outside
+from lit_dps.analysis.intervals import estimate
+from lit_dps.analysis.law_bootstrap import Scaling, medians_outside
 from lit_dps.analysis.repeats import RepeatSummary, all_runs_are_equal
 from lit_dps.analysis.summary import CellSummary
 from lit_dps.analysis.tables import aligned, listed_numbers, short_columns, three_digits, times

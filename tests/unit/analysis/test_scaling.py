@@ -7,14 +7,8 @@ import optuna
 import pytest
 
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.law_bootstrap import (
-    NEGLIGIBLE,
-    Interval,
-    Scaling,
-    bootstrap_law,
-    estimate,
-    resample,
-)
+from lit_dps.analysis.intervals import Interval, estimate
+from lit_dps.analysis.law_bootstrap import NEGLIGIBLE, Scaling, bootstrap_law, resample
 from lit_dps.analysis.tables import three_digits
 from lit_dps.core.trial import Cell, Series
 from lit_dps.storage.read import read_study

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from lit_dps.analysis.law_bootstrap import Interval, Scaling, bootstrap_law
+from lit_dps.analysis.intervals import Interval
+from lit_dps.analysis.law_bootstrap import Scaling, bootstrap_law
 from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell, Series
 from lit_dps.replication.claims_trials import rank_correlation

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.law_bootstrap import Interval
+from lit_dps.analysis.intervals import Interval
 from lit_dps.analysis.sparse_ratios import Ratio
 from lit_dps.analysis.sparse_ratios import ratios as ratios_of
 from lit_dps.analysis.tables import records

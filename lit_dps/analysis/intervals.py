@@ -1,0 +1,49 @@
+"""Intervals: of resamples, as text, and as columns of a table."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from lit_dps.analysis.tables import three_digits
+
+# Resamples that an interval rests on: its ends then vary by about 5 % of its width.
+REPLICATES = 1000
+# Ends of a 95 % interval.
+PERCENTILES = (2.5, 97.5)
+
+
+class Interval(NamedTuple):
+    """A 95 % interval; `high` may be infinite."""
+
+    low: float
+    high: float
+
+
+def estimate(value: float, interval: Interval | None) -> str:
+    """Return a value with its interval, if it has one, to 3 digits: 583 [546, 638]."""
+    if interval is None:
+        return three_digits(value)
+    return f"{three_digits(value)} [{three_digits(interval.low)}, {three_digits(interval.high)}]"
+
+
+def percentile_interval(values: np.ndarray, estimate: float) -> Interval:
+    """Return the 95 % percentile interval of resampled values (n,), widened to the estimate."""
+    low, high = np.percentile(values, PERCENTILES)
+    return Interval(float(min(low, estimate)), float(max(high, estimate)))
+
+
+def inverted(interval: Interval) -> Interval:
+    """Return the interval of 1 / x from the interval of x >= 0; infinite where x is 0."""
+    low, high = (1 / x if x > 0 else math.inf for x in reversed(interval))
+    return Interval(low, high)
+
+
+def interval_columns(
+    name: str, value: float | None, interval: Interval | None
+) -> dict[str, float | None]:
+    """Return the columns of a value and its limits: name, name_low and name_high."""
+    low, high = (None, None) if interval is None else interval
+    return {name: value, f"{name}_low": low, f"{name}_high": high}
