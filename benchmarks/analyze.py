@@ -111,7 +111,7 @@ def make_study(
         trials=TRIALS,
         space=SPACE,
         grid={AXIS: values},
-        slack=None,
+        race_factor=None,
     )
     declare(url, study, "made up", GOAL, {}, {})
     storage, boxes = open_storage(url), distributions(SPACE)

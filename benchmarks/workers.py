@@ -75,7 +75,7 @@ def measure(options: Options) -> Workers:
     fixed = {
         "sparsities": [0.0],
         "trials": trials,
-        "slack": None,
+        "race_factor": None,
         "space": space,
         "engine": "lightning",
     }

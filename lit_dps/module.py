@@ -106,18 +106,21 @@ class ImageClassifier(LightningModule):
             self.log("train_loss", loss, prog_bar=True)
         return loss
 
-    def wrongness(self, batch: tuple[Tensor, Tensor]) -> Tensor:
-        """How wrong each example is, float32, shape (batch,): 1 less the probability of its class,
-        and 1 more if wrong.
+    def per_example_error(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        """Return how wrong the prediction for each example is, float32, shape (batch,).
 
-        So at least 1 where the example is classified wrongly, and below 1 elsewhere.
+        The error is 1 minus the probability of the true class, plus 1 for a wrong prediction. So it
+        is at least 1 for a wrong prediction, and below 1 for a correct one.
         """
         x, y = batch
         logits = self(x)
         missed = 1 - logits.float().softmax(1).gather(1, y[:, None])[:, 0]
-        return (logits.argmax(1) != y) + missed.nan_to_num(
-            0.0
-        )  # of a network that diverged, argmax alone tells
+        # If the network diverged, its probabilities are NaN. Then argmax alone decides.
+        return (logits.argmax(1) != y) + missed.nan_to_num(0.0)
+
+    def wrongness(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        """Return `per_example_error`, for subclasses that call it by its former name."""
+        return ImageClassifier.per_example_error(self, batch)
 
     def summed_loss(self, batch: tuple[Tensor, Tensor]) -> Tensor:
         """The cross-entropy summed over a batch, without smoothing: what `val_loss` is the mean
@@ -195,8 +198,8 @@ class LanguageModel(ImageClassifier):
             )
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        # its own, since `wrongness` asks whether one class is right: checks of windows do not stop
-        # early
+        # `per_example_error` judges one class for each example, so checks of windows do not stop
+        # early. `EarlyCheck` notices that this method is overridden.
         super().validation_step(batch, batch_idx)
 
 

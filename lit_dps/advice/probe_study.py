@@ -109,7 +109,7 @@ class Probes:
         setup = dataclasses.replace(self.setup, study=study)
         goal, identity = setup.goal_of_trials, setup.identity(self.data)
         slack, uid = declare(self.url, study, setup.workload_name(), goal, identity, setup.config())
-        study = dataclasses.replace(study, slack=slack)
+        study = dataclasses.replace(study, race_factor=slack)
         setup = dataclasses.replace(setup, study=study, uid=uid)
         record = read_study(self.url, self.name)
         left = sum(map(len, setup.left(record.results).values()))

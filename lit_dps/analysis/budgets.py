@@ -5,8 +5,8 @@ with B step <= E, and of these the best, over all trials of a cell and all their
 "solution quality" is the best value at the whole budget: does a large batch end worse, if it is
 tuned as well?
 
-A curve ends where its trial stopped: at the goal (without `study.run_on`), by racing, or at the
-budget. Its later values are not known, unless it diverged: then there are none. A check that
+A curve ends where its trial stopped: at the goal (without `study.train_past_goal`), by racing, or
+at the budget. Its later values are not known, unless it diverged: then there are none. A check that
 stopped early leaves a lower bound. So a best value may be a bound (`Best.exact`).
 
 Values are chosen by the validation split that they are measured on, over all trials: they are

@@ -356,9 +356,9 @@ def rate_rows(record: StudyRecord, curves: Sequence[RateCurve]) -> pd.DataFrame:
     at the first check and says little of the rate, else 0), point of the K* trial, its
     learning_rate, momentum (0 where none is counted) and effective_rate; near, the number of trials
     within `NEAR` times K*, and of both rates the lowest and the highest among them (racing may have
-    stopped more: `study.slack`); boundary, the end of its range on which the learning rate lies, or
-    empty; linear and square_root, the effective rates of the rules, from that of the batch size
-    `scaled_from`.
+    stopped more: `study.race_factor`); boundary, the end of its range on which the learning rate
+    lies, or empty; linear and square_root, the effective rates of the rules, from that of the batch
+    size `scaled_from`.
     """
     columns = [*columns_of(record.series[0]), "batch_size", "k_star", "floor", "point"]
     columns += ["learning_rate", "momentum", "effective_rate", "near"]

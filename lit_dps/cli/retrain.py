@@ -19,6 +19,7 @@ from jsonargparse import Namespace
 
 from lit_dps.cli.parser import PlainParser
 from lit_dps.cli.study import StudyCLI
+from lit_dps.core.aliases import from_stored
 from lit_dps.core.config import StorageConfig
 from lit_dps.core.errors import ConfigError, UserError
 from lit_dps.core.record import StudyRecord
@@ -101,7 +102,7 @@ def _rebuilt(record: StudyRecord, storage: StorageConfig) -> StudySetup:
         with tempfile.NamedTemporaryFile(
             "w", suffix=".yaml", encoding="utf-8", delete=False
         ) as file:
-            yaml.safe_dump(_without_removed_engine(record.config), file)
+            yaml.safe_dump(_without_removed_engine(from_stored(record.config)), file)
         sys.argv = [
             "lit-dps fit",
             "--config",

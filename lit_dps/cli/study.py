@@ -100,10 +100,10 @@ class StudyCLI(DPSCLI):
         if not study.whole_curves:
             return
         asked = self.parser.parse_args(self.args, defaults=False)
-        if study.run_on and (slack := asked.get("study.slack")) is not None:
-            raise ConfigError("study.slack", slack, NO_RACE)
+        if study.train_past_goal and (race_factor := asked.get("study.race_factor")) is not None:
+            raise ConfigError("study.race_factor", race_factor, NO_RACE)
         if asked.get("goal.early_reject"):
-            key = "study.run_on" if study.run_on else "study.metrics"
+            key = "study.train_past_goal" if study.train_past_goal else "study.metrics"
             raise ConfigError(
                 "goal.early_reject", True, f"false, or left out, where {key} keeps whole curves"
             )

@@ -20,8 +20,8 @@ EngineName = Literal["auto", "lightning", "fused"]
 SPARSITY_KEY = "pruning.sparsity"
 SAMPLERS = ("sobol", "tpe", "gp")
 THREADS = 1024  # more than any CPU has, and fewer than the system makes
-SLACK = 2.0  # of racing, where nothing else is said
-NO_RACE = "null, or left out, where study.run_on runs trials to the budget"
+RACE_FACTOR = 2.0  # of racing, where nothing else is said
+NO_RACE = "null, or left out, where study.train_past_goal runs trials to the budget"
 
 
 @dataclass
@@ -29,66 +29,67 @@ class StudyConfig:
     """The grid and the search.
 
     Attributes:
-        name: Name of the study in Optuna and of its run in MLflow. By default it is the name of the
-            last configuration file without its suffix; a storage of an earlier version keeps its
-            study named "study".
+        name: Name in Optuna and MLflow. By default it is the name of the last configuration file
+            without its suffix. Studies of the first version were named "study".
         batch_sizes: Global batch sizes of the grid.
-        sparsities: Shares of pruned parameters of the grid, each in [0, 1).
-        grid: Values by configuration key, of further axes of the grid or in place of the two above:
-            {pruning.method: [snip, random], model.network: [lit_dps.models.MLP,
-            lit_dps.models.SimpleCNN]}. Keys are those of the model, the data, the pruning
-            (pruning.options.batches, too), optim and local; values are numbers, names or class
-            paths, or true and false.
-        trials: Points, and so trials, of each cell.
-        sampler: "sobol" draws the points of the paper's protocol, the same in every cell. "tpe" and
-            "gp" (Optuna's), or the class path of another sampler of Optuna's, draw them from the
-            results of the cell so far.
-        best_of: Name of another study in the same storage: all points of a cell are the point of K*
-            there, so that its trials differ in their seeds alone, none of which is that study's.
-            For what is too dear to measure in every trial of a search, such as smoothness, and for
-            how far tuned metaparameters carry.
-        seed: Seed of the search and, with the point, of each trial's initial weights.
-        scramble: Owen-scrambled Sobol points. The plain sequence begins with the low end of every
-            range.
-        space: Searched metaparameters by configuration key, such as model.learning_rate: ranges, or
-            {choices: [0.0, 0.01, 0.1]} of numbers, names or class paths.
-        goals: Further values of the goal's metric that the same runs answer: each gets its own
-            table and figures. Easier ones than the goal, such as larger errors; with run_on any.
-        slack: A trial is stopped once it has run this many times as long as the best complete trial
-            of its cell needed: K* is the same, and found sooner. 1 or more; null runs every trial
-            to the step budget, as the paper does, which tells how large a part of the search box is
-            successful.
-        run_on: Whether a trial that met its goal goes on to the step budget: K* is the same, and
-            whole curves tell the
-            best metric under every smaller budget of steps or examples. Nothing is raced then and
-            no check stops early: the defaults of slack and goal.early_reject give way, and other
-            values that are asked for are refused.
-        metrics: Further metrics that the module logs in validation, such as val_loss, kept in the
-            curve at each check. No check stops early then.
-        noise_scale: Whether a run of seconds, before the study, tells its gradient noise scale: a
-            first guess of the critical batch size.
-        repeats: The best point of each cell is run again on so many fresh seeds, of its initial
-            weights, mask and order of examples, once the search is through: the median K over seeds
-            tells how much of K* is luck.
-        repeat_points: How many of the best points of each cell are repeated.
-        repeat_slack: A repeat that has not met the goal is stopped after this many times K*, and
-            counts as missed; null runs it to the step budget. 1 or more.
-        lean: Whether Lightning is asked once a check, not once a step, where nobody else listens:
-            the same to the bit.
-        engine: "lightning" trains one trial at a time, "fused" many in lockstep where they can be
-            stacked, and "auto" "fused" on a GPU alone. Gradients of "fused" differ by rounding,
-            which training amplifies: K of a stacked trial is equal in distribution, not to the bit.
-        checkpoint_minutes: A trial that takes longer is saved after so many minutes, at its next
-            check, and when it is interrupted, and goes on from there: the same to the bit. null
-            never saves. Those that the fused engine stacks begin anew.
-        slots: Trials that the fused engine trains at a time; by default as many as memory holds, 16
-            on a CPU.
-        batch_size_key: Configuration key that the batch size is set at.
-        workload: Name of the MLflow experiment; by default the data set, network and update rule.
-        workers: Processes that train at the same time; by default one for each CPU core, or one on
+        sparsities: Shares of pruned parameters, each in [0, 1).
+        grid: Further axes: {KEY: [values]}. For example {pruning.method: [snip, random],
+            model.network: [lit_dps.models.MLP, lit_dps.models.SimpleCNN]}. The keys belong to the
+            model, the data, the pruning (also pruning.options.batches), optim or local, or replace
+            the two fields above. The values are numbers, names, class paths, or true and false.
+        trials: Trials of each cell, one for each point.
+        space: Searched: {KEY: {low, high, scale}} or {choices}. For example {model.learning_rate:
+            {low: 1e-4, high: 1, scale: log}}, or {choices: [0.0, 0.01, 0.1]} of numbers, names or
+            class paths.
+        sampler: sobol, tpe, gp or a class path. "sobol" draws the points of the paper's protocol,
+            the same in every cell. "tpe" and "gp" (Optuna's), or the class path of another sampler
+            of Optuna, draw them from the results of the cell so far.
+        best_of: A study whose best points all trials take. It is in the same storage. All points of
+            a cell are the point of K* there, so that the trials differ only in their seeds, and the
+            other study used none of these seeds. This serves measurements that are too expensive
+            for every trial of a search, such as smoothness. It also shows how far tuned
+            metaparameters carry over.
+        seed: Seed of the search and of all trials. With the point, it decides each trial's initial
+            weights.
+        scramble: Owen's scrambling of the Sobol points. The plain sequence begins with the low end
+            of every range.
+        goals: Further goals of the same trials. Each value of the goal's metric gets its own table
+            and figures. They are easier than the goal, such as larger errors; with train_past_goal
+            they may be harder.
+        race_factor: Trials stop at this multiple of K*. This changes no K* and finds it sooner: a
+            trial stops once it has run this many times as long as the best complete trial of its
+            cell needed. 1 or more; null runs every trial to the step budget, as the paper does.
+            That shows how large a part of the search box is successful.
+        train_past_goal: Train to goal.max_steps after the goal. K* is the same. Complete curves
+            give the best metric under every smaller budget of steps or examples. Then no trial is
+            raced and no check stops early: the defaults of race_factor and goal.early_reject do not
+            apply, and other values that are set are refused.
+        metrics: Further metrics to keep at each check. The module logs them in validation, such as
+            val_loss. Then no check stops early.
+        noise_scale: Measure the gradient noise scale first. This run of seconds gives a first guess
+            of the critical batch size, before the trials.
+        repeats: Repeats of each best point, on new seeds. They run after the search, with other
+            initial weights, masks and orders of examples. The median K over seeds shows how much of
+            K* is luck.
+        repeat_points: Best points of a cell to repeat.
+        repeat_slack: A repeat stops at this multiple of K*. Then it counts as missed. 1 or more;
+            null runs it to the step budget.
+        engine: Who trains the trials. "lightning" trains one trial at a time. "fused" trains many
+            in lockstep, if they can be stacked. "auto" is "fused" on a GPU and "lightning"
+            elsewhere. Gradients of "fused" differ by rounding, which training amplifies: K of a
+            stacked trial is equal in distribution, and not to the bit.
+        workers: Processes that train at the same time. By default one for each CPU core, or one on
             a GPU.
         threads: CPU threads of each worker. Results may differ in the last digit with another
             number.
+        slots: Trials in lockstep, with "fused". By default as many as fit into memory, 16 on a CPU.
+        checkpoint_minutes: Minutes between saves of a long trial. A longer trial is saved at its
+            next check, and when it is interrupted, and resumes from there to the bit. null never
+            saves. Trials that "fused" stacks start again.
+        batch_size_key: Key that the batch size is set at.
+        workload: Name of the MLflow experiment. By default the data set, network and update rule.
+        lean: Call Lightning once a check, not once a step. Only if no callback of the user listens;
+            the results are equal to the bit.
     """
 
     name: str = "study"
@@ -102,8 +103,8 @@ class StudyConfig:
     space: dict[str, Any] = field(default_factory=dict)
     grid: dict[str, list[int | float | str | bool | Any]] = field(default_factory=dict)
     goals: list[float] = field(default_factory=list)
-    slack: float | None = SLACK
-    run_on: bool = False
+    race_factor: float | None = RACE_FACTOR
+    train_past_goal: bool = False
     metrics: list[str] = field(default_factory=list)
     noise_scale: bool = True
     repeats: int = 0
@@ -127,8 +128,8 @@ class StudyConfig:
         self._take_from_grid(self.batch_size_key, "batch_sizes", int)
         self._take_from_grid(SPARSITY_KEY, "sparsities", float)
         self.space = {key: parse_box(f"study.space.{key}", box) for key, box in self.space.items()}
-        if self.run_on and self.slack == SLACK:
-            self.slack = None
+        if self.train_past_goal and self.race_factor == RACE_FACTOR:
+            self.race_factor = None
 
     def _take_from_grid(self, key: str, name: str, kind: type[int] | type[float]) -> None:
         """Set the field `name` to the values of a key of the grid, if the grid has the key."""
@@ -149,7 +150,7 @@ class StudyConfig:
     @property
     def whole_curves(self) -> bool:
         """Whether every check of a trial is a full one."""
-        return self.run_on or bool(self.metrics)
+        return self.train_past_goal or bool(self.metrics)
 
     @property
     def axes(self) -> dict[str, list[Value]]:
@@ -236,10 +237,12 @@ class StudyConfig:
             raise ConfigError("study.best_of", self.best_of, "the name of another study")
 
     def _check_racing(self) -> None:
-        if self.slack is not None and not 1 <= self.slack < math.inf:
-            raise ConfigError("study.slack", self.slack, "1 or more, or null for no racing")
-        if self.run_on and self.slack is not None:
-            raise ConfigError("study.slack", self.slack, NO_RACE)
+        if self.race_factor is not None and not 1 <= self.race_factor < math.inf:
+            raise ConfigError(
+                "study.race_factor", self.race_factor, "1 or more, or null for no racing"
+            )
+        if self.train_past_goal and self.race_factor is not None:
+            raise ConfigError("study.race_factor", self.race_factor, NO_RACE)
         if self.repeat_slack is not None and not 1 <= self.repeat_slack < math.inf:
             allowed = "1 or more, or null for the step budget"
             raise ConfigError("study.repeat_slack", self.repeat_slack, allowed)

@@ -34,16 +34,16 @@ class StudyRecord:
         trials: Number of trials of each cell: points 0 to trials - 1.
         seed: The study's seed.
         goals: Further values of the goal's metric that the same runs answer
-            (`lit_dps.analysis.other_goals.at_goal`): easier ones; any, with `run_on`.
-        slack: Trials stop after this multiple of K*; None runs them to the step budget
+            (`lit_dps.analysis.other_goals.at_goal`): easier ones; any, with `train_past_goal`.
+        race_factor: Trials stop after this multiple of K*; None runs them to the step budget
             (`lit_dps.core.racing`).
         config: The configuration of the study.
-        results: Finished trials of every cell of the grid, by point, truncated at slack x K*. The
-            list is empty for a cell without finished trials.
+        results: Finished trials of every cell of the grid, by point, truncated at race_factor x K*.
+            The list is empty for a cell without finished trials.
         running: Number of trials and repeats of each cell that are started or queued.
         axes: Values of each further axis of the grid by configuration key.
         noise: The noise scale of a short run before the first trial; None if not measured.
-        run_on: Whether trials continue to the step budget after they have met the goal.
+        train_past_goal: Whether trials continue to the step budget after they have met the goal.
         repeats: Finished repeats of every cell of the grid, by point and number. They include
             points that are not among the best any more.
         plan: Which points are repeated.
@@ -66,13 +66,13 @@ class StudyRecord:
     trials: int
     seed: int
     goals: tuple[float, ...]
-    slack: float | None
+    race_factor: float | None
     config: dict
     results: dict[Cell, list[TrialResult]]
     running: dict[Cell, int]
     axes: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
     noise: NoiseScale | None = None
-    run_on: bool = False
+    train_past_goal: bool = False
     repeats: Mapping[Cell, list[TrialResult]] = field(default_factory=dict)
     plan: RepeatPlan = RepeatPlan()
     boxes: tuple[ExpandedSpace, ...] = ()

@@ -32,7 +32,7 @@ from lit_dps.training.delay_callback import requires_closure
 from lit_dps.training.deterministic import full_float32
 from lit_dps.training.early_check import EarlyCheck
 from lit_dps.training.hidden_state import equal_states, unchanged_attributes
-from lit_dps.training.inheritance import inherits
+from lit_dps.training.inheritance import adopt_former_methods, inherits
 from lit_dps.training.rng_state import capture, preserve_rng_state
 from lit_dps.training.workload import Built
 
@@ -112,11 +112,13 @@ def _reason_against_loop(built: Built, trainer: Trainer, training: Training) -> 
     if {*training.metrics} - {"val_loss"}:
         return "of further metrics val_loss alone is taken here"
     goal = GoalErrorCallback.of(training.goal)
-    standard_validation = inherits(module, ImageClassifier, ("wrongness", "validation_step"))
+    adopt_former_methods(module)
+    validation = ("per_example_error", "validation_step")
+    standard_validation = inherits(module, ImageClassifier, validation)
     if not (goal.early_reject or standard_validation) or not EarlyCheck.supports(
         trainer, module, goal.monitor
     ):
-        return f"{name} validates in a way of its own, more than wrongness"
+        return f"{name} validates in a way of its own, more than per_example_error"
     if why_unprunable(module) or any(map(is_parametrized, module.modules())):
         return f"{name} makes its weights from other parameters"
     with unchanged_attributes(module):  # the module may be trained afterwards
@@ -206,7 +208,7 @@ def _reason_against_stack(built: Built, max_steps: int) -> str | None:
 def _reason_against_stacked_loss(
     module: ImageClassifier, batch: tuple[Tensor, Tensor]
 ) -> str | None:
-    """Return why loss or wrongness of a module cannot be computed for a stack; None if they can."""
+    """Return why loss or errors of a module cannot be computed for a stack; None if they can."""
     name = type(module).__name__
     try:
         with torch.no_grad(), full_float32():
@@ -251,12 +253,12 @@ def _reason_against_vmap(module: ImageClassifier, batch: tuple[Tensor, Tensor]) 
     if not torch.allclose(stacked_loss, torch.stack([loss, loss]), rtol=TOLERANCE):
         return f"the loss of {name} is another under torch.vmap"
     module.eval()
-    alone = module.wrongness(batch).expand(2, -1)
-    stacked = vmap(lambda tensors: call("wrongness", tensors, batch))(two)
+    alone = module.per_example_error(batch).expand(2, -1)
+    stacked = vmap(lambda tensors: call("per_example_error", tensors, batch))(two)
     # A check counts decisions, so these must be equal and not only close.
     same_decisions = torch.equal(stacked >= 1, alone >= 1)
     if not same_decisions or not torch.allclose(stacked, alone, rtol=TOLERANCE):
-        return f"the wrongness of {name} is another under torch.vmap"
+        return f"the per_example_error of {name} is another under torch.vmap"
     return None
 
 

@@ -323,8 +323,8 @@ class NetworkBatch(Protocol):
         """Copy the state of a row into the module, optimizer and schedule of its run."""
         ...
 
-    def wrongness(self, rows: Tensor, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
-        """Return the module's `wrongness` of examples, shape (rows, examples) like `index`."""
+    def per_example_error(self, rows: Tensor, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
+        """Return the module's error of each example, shape (rows, examples) like `index`."""
         ...
 
     def losses(self, rows: Tensor, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
@@ -415,11 +415,13 @@ class RunGroup:
                 assert run is not None
                 allowed.append(run.attempt.max_mistakes(hardest_first.size))
             return hardest_first(
-                lambda rows, index: networks.wrongness(rows, x, y, index), networks.live, allowed
+                lambda rows, index: networks.per_example_error(rows, x, y, index),
+                networks.live,
+                allowed,
             )
         mistakes = torch.zeros(len(networks.live), dtype=torch.int64, device=self.device)
         for rows, index in self._validation_batches(networks.live):
-            mistakes += (networks.wrongness(rows, x, y, index) >= 1).sum(1)
+            mistakes += (networks.per_example_error(rows, x, y, index) >= 1).sum(1)
         return [Check(count, True) for count in mistakes.tolist()]
 
     def validation_losses(self, networks: NetworkBatch) -> list[dict[str, float]]:

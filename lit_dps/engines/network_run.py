@@ -385,7 +385,7 @@ class SingleNetwork:
         with evaluating(self.run.module):
             return self.run.module.summed_loss((x[index[0]], y[index[0]])).double()[None]
 
-    def wrongness(self, rows: Tensor, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
-        """See `NetworkBatch.wrongness`."""
+    def per_example_error(self, rows: Tensor, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
+        """See `NetworkBatch.per_example_error`."""
         with evaluating(self.run.module):
-            return self.run.module.wrongness((x[index[0]], y[index[0]])).float()[None]
+            return self.run.module.per_example_error((x[index[0]], y[index[0]])).float()[None]

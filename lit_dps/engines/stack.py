@@ -52,8 +52,8 @@ class StackedNetworks:
     """Networks of one architecture under one update rule, trained at the same time.
 
     Each network has its own weights, mask, learning rate and hyperparameters. `torch.vmap` calls
-    the module's own `loss` and `wrongness` over the first dimension of the stacked parameters, so
-    that the module does not need to support stacks.
+    the module's own `loss` and `per_example_error` over the first dimension of the stacked
+    parameters, so that the module does not need to support stacks.
 
     Args:
         runs: The runs, one a row. The module of the first run computes the losses of all rows; its
@@ -268,14 +268,14 @@ class StackedNetworks:
 
         return self._halve_until_fits(compute, "microbatch", batch.shape[-1])
 
-    def wrongness(self, rows: Tensor, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
-        """See `NetworkBatch.wrongness`.
+    def per_example_error(self, rows: Tensor, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
+        """See `NetworkBatch.per_example_error`.
 
         Raises:
             torch.OutOfMemoryError: If not even one example at a time fits in memory.
         """
         return self._halve_until_fits(
-            lambda: torch.cat(self._evaluate("wrongness", rows, x, y, index), 1),
+            lambda: torch.cat(self._evaluate("per_example_error", rows, x, y, index), 1),
             "eval_microbatch",
             index.shape[1],
         )

@@ -37,7 +37,7 @@ def nearest_record(setup: StudySetup, record: StudyRecord | None) -> StudyRecord
         return record
     url, name = setup.storage.optuna_url, setup.study.name
     probes = _read(url, f"{name}{PROBES_SUFFIX}")
-    if probes is None or probes.slack != setup.study.slack:
+    if probes is None or probes.race_factor != setup.study.race_factor:
         return record
     theirs: Mapping = AdviceStore(url, name).read().get("configuration", {})
     ours = setup.identity(None)

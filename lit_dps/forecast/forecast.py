@@ -100,8 +100,8 @@ def _remarks(setup: StudySetup, timing: Timing) -> list[str]:
             f"a check that refuses early looks at {timing.min_check_share:.0%} of the validation "
             "split, or some more"
         )
-    if setup.study.slack is not None:
-        lines.append("study.slack stops trials before their budget, how soon is not known")
+    if setup.study.race_factor is not None:
+        lines.append("study.race_factor stops trials before their budget, how soon is not known")
     return lines
 
 
@@ -163,7 +163,9 @@ def study_table(
     workers = min(
         setup.workers, max(1, sum(map(len, points.values())) + sum(again.values(), Work()).trials)
     )
-    paused = [] if setup.study.slack is None else rungs(goal.check_interval, goal.max_steps)[:-1]
+    paused: Sequence[float] = []
+    if setup.study.race_factor is not None:
+        paused = rungs(goal.check_interval, goal.max_steps)[:-1]
     most = at_most(points, int(sum(paused)) + goal.max_steps, goal.check_interval)
     along = along_laws(laws := laws_of(tells))
     likely = expected(points, {} if tells is None else tells.results, goal.check_interval, along)

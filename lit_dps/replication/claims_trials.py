@@ -12,7 +12,7 @@ is above 0.5; both need four batch sizes:
 10. The region of successful metaparameters grows with batch size: the share of complete trials, at
     the budget in steps
    that all cells share, over the points that have finished in all of them. A study whose trials a
-   race ends (study.slack), and not that budget, is none of this claim. Not decidable where all are
+   race ends (study.race_factor), and not that budget, is none of this claim. Not decidable where all are
    complete or none is. At a small budget the share grows for that alone that K* falls with B: the
    budget is told beside the paper's. The trials of each cell but failed ones are resampled.
 """
@@ -103,7 +103,7 @@ def region_grows(study: Analysis) -> Finding | None:
     """Claim 10; None for a study of one batch size, and where a race and not the budget ends
     trials."""
     record = study.record
-    if len(record.batch_sizes) < 2 or record.slack is not None:
+    if len(record.batch_sizes) < 2 or record.race_factor is not None:
         return None
     paper = WORKLOADS.get(classes(record.config))
     own = (

@@ -269,7 +269,7 @@ def _rank(part: Part, figure: str) -> tuple:
     """Whether a study is whole, at the paper's goal, and how wide; a raced one shows no region of
     success."""
     record, (own, *size) = part.study.record, span(part)
-    return not incomplete_cells(record), own, figure == REGION and record.slack is None, *size
+    return not incomplete_cells(record), own, figure == REGION and record.race_factor is None, *size
 
 
 def _critical(parts: Sequence[Part]) -> str:

@@ -45,7 +45,9 @@ def protocol_rows(record: StudyRecord) -> list[dict[str, str]]:
         if paper is None
         else (f"{paper.error:g}", str(paper.check_interval), f"{paper.max_steps:,}")
     )
-    slack = "the budget" if record.slack is None else f"{record.slack:g} K* of their cell"
+    slack = (
+        "the budget" if record.race_factor is None else f"{record.race_factor:g} K* of their cell"
+    )
     rows = [
         ("batch sizes", _listed(record.batch_sizes), _listed(BATCH_SIZES)),
         ("sparsities", _listed(record.sparsities), _listed(SPARSITIES)),

@@ -250,7 +250,7 @@ def k_star_draws(
         return np.zeros(REPLICATES), np.full(REPLICATES, np.inf)
     drawn = resample(found.steps, REPLICATES, (SEED, cell.batch_size))
     stopped = [result.steps_run for result in found.trials if result.status is Status.STOPPED]
-    known = min(last_step(found.k_star, study.record.slack), goal.max_steps, *stopped)
+    known = min(last_step(found.k_star, study.record.race_factor), goal.max_steps, *stopped)
     met = np.isfinite(drawn)
     return np.where(met, drawn - goal.check_interval, known), np.where(met, drawn, np.inf)
 

@@ -152,7 +152,7 @@ def protocol_text(record: StudyRecord) -> str:
         f"{record.trials} trials per cell, {goal} validated every {goal.check_interval} steps, at "
         f"most {goal.max_steps} steps"
     )
-    if record.run_on:
+    if record.train_past_goal:
         text += ", also after the goal"
     return text
 

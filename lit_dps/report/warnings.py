@@ -130,7 +130,7 @@ def single_complete_trials(record: StudyRecord, cells: Sequence[CellSummary]) ->
         yield (
             f"Only one trial reached the goal in {count} of {len(cells)} cells. Intervals over "
             "trials do not include what other trials would have needed there. Set study.repeats, "
-            "run more trials or raise study.slack."
+            "run more trials or raise study.race_factor."
         )
 
 
@@ -165,7 +165,7 @@ def seeds_of_one_sample(record: StudyRecord, cells: Sequence[CellSummary]) -> It
 
 def short_curves_after_goal(record: StudyRecord, cells: Sequence[CellSummary]) -> Iterator[str]:
     """Note runs that were to continue after their goal and ended before max_steps."""
-    if not record.run_on:
+    if not record.train_past_goal:
         return
     diverged: list[TrialResult] = []
     stopped: list[TrialResult] = []

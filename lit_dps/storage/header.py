@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import optuna
 from optuna.storages import BaseStorage, RDBStorage
 
+from lit_dps.core.aliases import present_key
 from lit_dps.core.config import StudyConfig, folder_name
 from lit_dps.core.environment import DATA
 from lit_dps.core.errors import ConfigError, UserError
@@ -52,7 +53,7 @@ class Difference(NamedTuple):
     now: Any
 
     def __str__(self) -> str:
-        return f"{self.key} was {self.before!r} and is {self.now!r}"
+        return f"{present_key(self.key)} was {self.before!r} and is {self.now!r}"
 
 
 class Declared(NamedTuple):
@@ -150,10 +151,10 @@ def declare(
         schema.CONFIG: dict(config),
         **_grid_attributes(study, boxes),
         schema.GOALS: study.goals,
-        schema.SLACK: study.slack,
+        schema.SLACK: study.race_factor,
         schema.REPEATS: dataclasses.asdict(study.repeat_plan),
     }
-    if study.run_on:
+    if study.train_past_goal:
         attrs[schema.RUN_ON] = True
     with storage_errors(url), temporary_storage(url) as storage, storage_lock(url):
         refuse_foreign_header(storage, study.name)

@@ -111,7 +111,7 @@ def retrain(
         stored.trial,
         record.goal,
         record.goals,
-        train_past_goal=record.run_on and not stored.trial.repeat,
+        train_past_goal=record.train_past_goal and not stored.trial.repeat,
         metrics=setup.study.metrics,
     )
     callbacks: list[Callback] = []

@@ -291,7 +291,7 @@ class _StudyRun:
         )
         remember(uid)
         # A stored study may have raced its trials by a larger factor, which is kept.
-        study = dataclasses.replace(setup.study, slack=slack)
+        study = dataclasses.replace(setup.study, race_factor=slack)
         self.setup = dataclasses.replace(setup, study=study, uid=uid)
         if self.options.takes_over:
             for line in take_over(self.url, self.name) or ["no trial to take over"]:
@@ -330,7 +330,7 @@ class _StudyRun:
             setup.cells,
             setup.study.trials,
             workers,
-            slack=setup.study.slack,
+            slack=setup.study.race_factor,
             plan=setup.study.repeat_plan,
             repeats=record.repeats,
         )

@@ -11,6 +11,7 @@ from typing import Any
 
 from lightning.pytorch import LightningDataModule
 
+from lit_dps.core.aliases import as_stored
 from lit_dps.core.config import StorageConfig, StudyConfig, cores
 from lit_dps.core.goal import Goal
 from lit_dps.core.local_sgd import LocalSGDSchedule
@@ -181,8 +182,8 @@ class StudySetup:
         return self.study.slots or min(GPU_SLOTS if self.on_gpu else CPU_SLOTS, share)
 
     def config(self) -> dict[str, Any]:
-        """The configuration as plain JSON, as `--config` takes it."""
-        return {
+        """The configuration as plain JSON, with the names of keys in the stored format."""
+        config = {
             "model": dict(self.workload.model),
             "data": dict(self.workload.data),
             "trainer": dict(self.workload.trainer),
@@ -193,6 +194,7 @@ class StudySetup:
             "local": plain(self.local),
             "study": dataclasses.asdict(self.study),
         }
+        return as_stored(config)
 
     def workload_name(self) -> str:
         """The MLflow experiment: as configured, else data set, network or module, and update

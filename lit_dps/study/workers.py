@@ -129,10 +129,10 @@ def _open_store(setup: StudySetup) -> TrialQueue:
         seed_of_trials(url, study),
         setup.goal_of_trials,
         study.goals,
-        study.slack,
+        study.race_factor,
         uid=setup.uid,
         run_number=setup.run_number,
-        run_on=study.run_on,
+        run_on=study.train_past_goal,
         metrics=study.metrics,
         plan=study.repeat_plan,
         environment=setup.environment,
@@ -364,7 +364,7 @@ def _follow(setup: StudySetup, stop: StopRequest) -> None:
             trial,
             setup.goal_of_trials,
             setup.study.goals,
-            train_past_goal=setup.study.run_on and not trial.repeat,
+            train_past_goal=setup.study.train_past_goal and not trial.repeat,
             metrics=setup.study.metrics,
         )
 

@@ -15,14 +15,14 @@ from lit_dps.core.goal import Goal
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import SharedBatchDDP
 from lit_dps.pruning.network import in_evaluation_mode
-from lit_dps.training.inheritance import decides
+from lit_dps.training.inheritance import adopt_former_methods, decides
 
 # Examples of a forward pass: few enough to stop soon, enough to use a processor well.
 CHUNK = 256
 
 # Called with rows of networks and indices of examples, shape (rows, examples). Returns how wrong
 # each network is about each example, in the same shape: at least 1 where its answer is wrong.
-Wrongness = Callable[[Tensor, Tensor], Tensor]
+PerExampleError = Callable[[Tensor, Tensor], Tensor]
 
 # A module may change the validation in these hooks.
 _VALIDATION_HOOKS = (
@@ -77,12 +77,12 @@ class HardestFirst:
         self.priority = torch.zeros(networks, size, device=device)
 
     def __call__(
-        self, wrongness: Wrongness, rows: Sequence[int], allowed: Sequence[int]
+        self, per_example_error: PerExampleError, rows: Sequence[int], allowed: Sequence[int]
     ) -> list[Check]:
         """Evaluate networks until each has more mistakes than allowed, or on all examples.
 
         Args:
-            wrongness: Evaluates networks.
+            per_example_error: Evaluates networks.
             rows: Rows of the networks in `priority`.
             allowed: Allowed mistakes of each network.
         """
@@ -98,7 +98,7 @@ class HardestFirst:
             # No network is decided before this number of further examples.
             needed = int((limits - mistakes)[undecided].min()) + 1
             index = order[undecided, start : start + max(CHUNK, needed)]
-            scores = wrongness(networks[undecided], index)
+            scores = per_example_error(networks[undecided], index)
             self._update_priority(networks[undecided], index, scores)
             mistakes[undecided] += (scores >= 1).sum(1)
             evaluated[undecided] += index.shape[1]
@@ -124,7 +124,7 @@ class HardestFirst:
 class EarlyCheck:
     """Validates the module of a trainer by `HardestFirst`, in place of Lightning's validation.
 
-    The module needs `wrongness(batch)`, and the data module `validation_size` and
+    The module needs `per_example_error(batch)`, and the data module `validation_size` and
     `validation_batch(index)`, as the classes of lit_dps have them. Training continues as after a
     full validation, unless the full one would draw from torch's global generator. Several ranks
     evaluate the same examples as one process, each rank its part.
@@ -158,6 +158,7 @@ class EarlyCheck:
         Then module and data have the methods that it needs, no subclass overrides their validation
         without these methods, and no callback of the user acts in a validation.
         """
+        adopt_former_methods(module)
         data = getattr(trainer, "datamodule", None)
         if monitor != "val_error" or not hasattr(data, "validation_size"):
             return False
@@ -165,9 +166,9 @@ class EarlyCheck:
             return False
         if any(map(_acts_in_validation, lightning_private.callbacks_of(trainer))):
             return False
-        return decides(module, "wrongness", "validation_step", *_VALIDATION_HOOKS) and decides(
-            data, "validation_batch", "val_dataloader"
-        )
+        return decides(
+            module, "per_example_error", "validation_step", *_VALIDATION_HOOKS
+        ) and decides(data, "validation_batch", "val_dataloader")
 
     def __call__(self, allowed: int) -> Check:
         """Validate until the network has more mistakes than allowed, or on all examples."""
@@ -175,11 +176,11 @@ class EarlyCheck:
             self.trainer.strategy.share_buffers()
         with evaluating(self.module), self.trainer.precision_plugin.val_step_context():
             (check,) = self._hardest_first(
-                lambda rows, index: self._wrongness(index[0])[None], [0], [allowed]
+                lambda rows, index: self._per_example_error(index[0])[None], [0], [allowed]
             )
         return check
 
-    def _wrongness(self, index: Tensor) -> Tensor:
+    def _per_example_error(self, index: Tensor) -> Tensor:
         """Return how wrong the module is about examples, over all ranks: float32, on the CPU."""
         scores = torch.zeros(len(index))
         part = ranks.shard(len(index))
@@ -188,7 +189,7 @@ class EarlyCheck:
             batch = self.trainer.precision_plugin.convert_input(batch)
             batch = self.trainer.strategy.batch_to_device(batch, self.module.device, 0)
             module: Any = self.module
-            scores[part] = module.wrongness(batch).float().cpu()
+            scores[part] = module.per_example_error(batch).float().cpu()
         # The other ranks add zeros, so the sum is exact.
         return ranks.all_reduce_sum(scores)
 

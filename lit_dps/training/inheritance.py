@@ -7,7 +7,9 @@ used only if no subclass, attribute of the instance or patch of a class override
 from __future__ import annotations
 
 import inspect
+import multiprocessing
 import os
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,8 @@ import lightning
 import torch
 
 import lit_dps
+from lit_dps.core.aliases import RENAMED_METHODS, rename_warning
+from lit_dps.parallel import ranks
 
 _FOLDERS = tuple(
     f"{Path(str(package.__file__)).parent}{os.sep}" for package in (lit_dps, lightning, torch)
@@ -49,6 +53,29 @@ def decides(instance: Any, wanted: str, *others: str) -> bool:
             patched = {name for name in defined if is_patched(kind, name)}
             return wanted in (patched or defined)
     return False
+
+
+def adopt_former_methods(instance: Any) -> None:
+    """Give methods with a former name (`RENAMED_METHODS`) their present name, and warn once.
+
+    Of a class that defines both names, the present one counts.
+    """
+    for former, present in RENAMED_METHODS.items():
+        for kind in type(instance).__mro__:
+            is_ours = kind.__module__.startswith("lit_dps.")
+            if former in vars(kind) and present not in vars(kind) and not is_ours:
+                setattr(kind, present, vars(kind)[former])
+                _warn_of_former_method(kind, former, present)
+        if former in vars(instance) and present not in vars(instance):
+            setattr(instance, present, vars(instance)[former])
+            _warn_of_former_method(type(instance), former, present)
+
+
+def _warn_of_former_method(kind: type, former: str, present: str) -> None:
+    # Workers import the class again; the command itself has warned.
+    if multiprocessing.parent_process() is None and ranks.rank() == 0:
+        line = rename_warning(f"{kind.__name__}.{former}", f"{kind.__name__}.{present}")
+        print(f"lit-dps: warning: {line}", file=sys.stderr)
 
 
 def is_patched(kind: type, name: str) -> bool:

@@ -23,7 +23,7 @@ GRID = {"batch_sizes": (8, 32), "sparsities": (0.0, 0.998046875), "axes": AXES}
 
 
 def record(**grid) -> StudyRecord:
-    return StudyRecord("study", "w", Goal(0.1), SPACE, trials=1, seed=0, goals=(), slack=None, config={}, results={},
+    return StudyRecord("study", "w", Goal(0.1), SPACE, trials=1, seed=0, goals=(), race_factor=None, config={}, results={},
                        running={}, **{**GRID, **grid})  # fmt: skip
 
 

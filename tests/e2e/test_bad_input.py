@@ -70,8 +70,8 @@ def box(**space) -> dict:
             ["study.checkpoint_minutes", "0.0 is not allowed", "null for none"],
         ),
         (
-            edited("study/slack", "a lot"),
-            ["study.slack: 'a lot' is not allowed; a number or null expected"],
+            edited("study/race_factor", "a lot"),
+            ["study.race_factor: 'a lot' is not allowed; a number or null expected"],
         ),
         (
             edited("study/workers", ""),
@@ -220,7 +220,7 @@ def test_a_forecast_refuses_what_a_study_refuses(refusal, tmp_path):
 def test_bad_command_line(refusal, capfd):
     assert "--study.foo" in refusal("--study.foo", "1")
     assert "study.trials.foo: there is no such key" in refusal("--study.trials.foo", "1")
-    assert "study.slack.foo: there is no such key" in refusal("--study.slack.foo", "1")
+    assert "study.race_factor.foo: there is no such key" in refusal("--study.race_factor.foo", "1")
     assert "missing.yaml" in refusal("--config", "missing.yaml")
     assert main(["stduy"]) == 2
     assert "study" in capfd.readouterr().err

@@ -98,7 +98,14 @@ def test_a_trial_that_paused_in_a_heat_goes_on_with_the_next(tmp_path, monkeypat
     folders = tmp_path / "saved", tmp_path / "anew"
     for folder, minutes in zip(folders, (1e-6, "null"), strict=True):
         folder.mkdir()
-        options = ("--study.trials", 2, "--study.slack", 2, "--study.checkpoint_minutes", minutes)
+        options = (
+            "--study.trials",
+            2,
+            "--study.race_factor",
+            2,
+            "--study.checkpoint_minutes",
+            minutes,
+        )
         done = run_here(folder, *LONG, "--goal.max_steps", 1280, *options)
         assert done.returncode == NO_RESULT, done.stderr
         assert "goes on" not in done.stderr, "a pause is no news"

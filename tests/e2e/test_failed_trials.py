@@ -38,7 +38,7 @@ def configured(tmp_path, monkeypatch):
                 "sparsities": [CELL.sparsity],
                 "trials": trials,
                 "workers": 1,
-                "slack": None,
+                "race_factor": None,
                 "space": {"model.lr": {"low": 1e-3, "high": 0.1, "scale": "log"}},
             },
         }

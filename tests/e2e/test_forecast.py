@@ -56,7 +56,7 @@ def test_a_forecast_of_a_new_study(tmp_path, call):
 
 
 def test_heats_are_steps_that_may_be_spent(call):
-    done = call(*STUDY, "--forecast", "--study.slack", "1", "--goal.max_steps", "320")
+    done = call(*STUDY, "--forecast", "--study.race_factor", "1", "--goal.max_steps", "320")
     assert done.code == 0, done.err
     assert rows(done.out)["total"][:3] == [
         "16",

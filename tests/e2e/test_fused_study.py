@@ -34,7 +34,7 @@ def test_the_table_is_the_same(tmp_path, unbroken, options):
 
 
 def test_a_raced_study_in_lockstep_tells_what_a_raced_study_tells(tmp_path):
-    raced = ("--study.slack", 1, "--goal.early_reject", "true")
+    raced = ("--study.race_factor", 1, "--goal.early_reject", "true")
     for name, arguments in (("one", STUDY), ("fused", FUSED)):
         (tmp_path / name).mkdir()
         assert run_here(tmp_path / name, *arguments, *raced).returncode == 0

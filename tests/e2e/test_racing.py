@@ -29,9 +29,15 @@ def steps_run(record: StudyRecord) -> int:
 @pytest.mark.slow
 def test_a_raced_study_finds_the_same_for_less(tmp_path, unbroken):
     full = read_study(f"sqlite:///{unbroken}/mlruns/study.db", "fast")
-    one = study(tmp_path / "one", "--study.slack", 1, "--goal.early_reject", "true")
+    one = study(tmp_path / "one", "--study.race_factor", 1, "--goal.early_reject", "true")
     two = study(
-        tmp_path / "two", "--study.slack", 1, "--goal.early_reject", "true", "--study.workers", 2
+        tmp_path / "two",
+        "--study.race_factor",
+        1,
+        "--goal.early_reject",
+        "true",
+        "--study.workers",
+        2,
     )
     best = [(cell.k_star, cell.best.trial.point) for cell in summarize(full)]
     assert None not in best
@@ -49,7 +55,7 @@ def test_a_raced_study_finds_the_same_for_less(tmp_path, unbroken):
         assert raced == told, "as the full study stood at K*"
 
     # taken up again without racing it ends as the full study, and loses nothing
-    again = study(tmp_path / "one", "--study.slack", "null", "--goal.early_reject", "false")
+    again = study(tmp_path / "one", "--study.race_factor", "null", "--goal.early_reject", "false")
     assert table(tmp_path / "one") == table(unbroken)
     for cell in full.cells:
         assert [(r.status, r.steps) for r in again.results[cell]] == [

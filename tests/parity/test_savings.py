@@ -24,7 +24,7 @@ pytestmark = [
     ),
 ]
 OFF = (
-    "--study.slack",
+    "--study.race_factor",
     "null",
     "--goal.early_reject",
     "false",
@@ -33,7 +33,7 @@ OFF = (
     "--engine",
     "lightning",
 )
-ON = ("--study.slack", "1")  # all others are on by default
+ON = ("--study.race_factor", "1")  # all others are on by default
 GOALS = {"mnist": 0.1, "fashion-mnist": 0.25}
 # A pass of saliency takes a quarter of a minute a point, most of the test; it has a saving of its
 # own, scores that are reused, which one of the cases is enough for

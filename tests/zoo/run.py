@@ -31,7 +31,7 @@ STUDY = {
     "sparsities": [0.0, 0.8],
     "trials": 1,
     "workers": 1,
-    "slack": None,
+    "race_factor": None,
 }
 STUDY["noise_scale"] = False  # test_plain.py has it
 

@@ -38,10 +38,10 @@ def missing(study: Analysis) -> str | None:
     known = study.draws[np.isfinite(numbers(study.draws["median"]))]
     if not len(known) or known["draws"].max() <= 1:
         return "no cell with trials that met the goal"
-    if study.record.slack is not None and not last_doubling(study.cells):
+    if study.record.race_factor is not None and not last_doubling(study.cells):
         return (
-            f"trials were stopped early (study.slack = {study.record.slack:g}), so too few met "
-            "the goal; study.slack: null lets all trials finish"
+            f"trials were stopped early (study.race_factor = {study.record.race_factor:g}), so too "
+            "few met the goal; study.race_factor: null lets all trials finish"
         )
     return None
 
@@ -52,10 +52,11 @@ def notes(study: Analysis) -> list[str]:
         "A curve of draws begins where at least half of all choices of n trials include one that "
         "met the goal."
     ]
-    if study.record.slack is not None:
+    if study.record.race_factor is not None:
         told.append(
-            f"Trials were stopped early (study.slack = {study.record.slack:g}). Curves of draws "
-            "lack their left part, and a flat end does not mean that there are enough trials."
+            f"Trials were stopped early (study.race_factor = {study.record.race_factor:g}). Curves "
+            "of draws lack their left part, and a flat end does not mean that there are enough "
+            "trials."
         )
     dash = "A dash beside the end of a curve is the median of its best sample over seeds."
     return [*told, *([dash] if study.repeats else [])]

@@ -44,7 +44,7 @@ def notes(study: Analysis) -> list[str]:
     if bounds := int((table["exact"] == 0).sum()):
         told.append(
             f"The best value within max_steps is a bound in {bounds} of {len(table)} cells, drawn "
-            "hollow: trials stopped earlier. Set study.run_on to train to max_steps."
+            "hollow: trials stopped earlier. Set study.train_past_goal to train to max_steps."
         )
     if late := int(((table["late"] == 1) & (table["exact"] == 1)).sum()):
         told.append(

@@ -22,8 +22,8 @@ NAME, PAPER = "rates", ""
 CAPTION = "best learning rate against batch size, and the price of scaling rules for it"
 PRICES = "rates-prices"  # the name of its second table
 NO_PRICE = (
-    "no price is known: no trial near\na rule's rate ran to the goal\n(study.slack: null lets "
-    "all trials finish)"
+    "no price is known: no trial near\na rule's rate ran to the goal\n(study.race_factor: null "
+    "lets all trials finish)"
 )
 MOST_LINES = 30  # of panels, two a line: half a minute of drawing
 LABELS = {EFFECTIVE: "effective rate eta / (1 - m)", PLAIN: "learning rate eta"}
@@ -85,11 +85,11 @@ def notes(study: Analysis) -> list[str]:
 
 def raced_notes(study: Analysis) -> list[str]:
     """What the figure leaves out: trials that were stopped early, and prices that say nothing."""
-    slack, prices = study.record.slack, study.prices
+    slack, prices = study.record.race_factor, study.prices
     lines = []
     if slack is not None and slack < NEAR:
         lines.append(
-            f"Trials were stopped early (study.slack = {slack:g}). Bars of the rates within "
+            f"Trials were stopped early (study.race_factor = {slack:g}). Bars of the rates within "
             f"{NEAR:g} K* lack stopped trials and may be too short."
         )
     empty = int(is_empty_bound(prices).sum())
@@ -99,7 +99,9 @@ def raced_notes(study: Analysis) -> list[str]:
             "to be at least 1, as every price is."
         )
         if slack is not None:
-            line += f" study.slack = {slack:g} stopped trials early; null lets all trials finish."
+            line += (
+                f" study.race_factor = {slack:g} stopped trials early; null lets all trials finish."
+            )
         lines.append(line)
     return lines
 

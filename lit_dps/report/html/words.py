@@ -54,10 +54,10 @@ def assumed(study: Analysis) -> list[str]:
         "Time to the goal is the number of steps, as in the verdict, times the time of a training "
         "step. It excludes validation and the start of a trial.",
     ]
-    if record.slack is not None:
+    if record.race_factor is not None:
         lines.append(
-            f"Trials were stopped early at {record.slack:g} times the best K of their cell so "
-            "far. This does not change K*."
+            f"Trials were stopped early at {record.race_factor:g} times the best K of their cell "
+            "so far. This does not change K*."
         )
     return lines
 

@@ -29,7 +29,7 @@ def check_goals(setup: StudySetup) -> None:
         if name in (goal.metric, *RESERVED_NAMES):
             raise ConfigError("study.metrics", name, "another one: this is kept anyway")
     for value in setup.study.goals:
-        if not goal.is_easier(value) and not setup.study.run_on:
+        if not goal.is_easier(value) and not setup.study.train_past_goal:
             side = "below" if goal.at_least else "above"
             allowed = f"{side} {setup.goal.value_key} = {goal.value:g}, which stops the runs"
             raise ConfigError("study.goals", value, allowed)

@@ -71,7 +71,7 @@ def test_without_runs_trials_near_the_rate_tell():
     results = {8: [(0.01, 100), (0.011, 120), (0.5, 300)], 32: [(0.02, 40), (0.03, 44)]}
     found = StudyRecord(
         name="made up", workload="digits", goal=OTHER_GOAL, space=SPACE, batch_sizes=(8, 32), sparsities=(0.0,),
-        trials=3, seed=0, goals=(), slack=None, config={}, running={Cell(8): 0, Cell(32): 0},
+        trials=3, seed=0, goals=(), race_factor=None, config={}, running={Cell(8): 0, Cell(32): 0},
         results={Cell(b): [trial(b, i, k, 1.0, rate=x) for i, (x, k) in enumerate(r)] for b, r in results.items()},
     )  # fmt: skip
     rate = rate_law([8, 32], [0.01, 0.02], key)

@@ -43,7 +43,7 @@ def trial(batch, point, steps, seconds, status=None, rate=0.1, run=None, **kw):
 def record(results):
     return StudyRecord(
         name="made up", workload="digits", goal=GOAL, space=SPACE, batch_sizes=tuple(results), sparsities=(0.0,),
-        trials=3, seed=0, goals=(), slack=None, config={}, results={Cell(b): r for b, r in results.items()},
+        trials=3, seed=0, goals=(), race_factor=None, config={}, results={Cell(b): r for b, r in results.items()},
         running={Cell(b): 0 for b in results},
     )  # fmt: skip
 

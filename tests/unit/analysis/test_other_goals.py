@@ -142,7 +142,7 @@ def repeated(run_on: bool = False):
     )
     repeats = [trial(0, 0.3, 0.2, 0.1, repeat=1), trial(0, 0.3, 0.3, 0.2, 0.2, repeat=2)]
     record = dataclasses.replace(
-        found.record, repeats={CELL: repeats}, plan=RepeatPlan(2), run_on=run_on
+        found.record, repeats={CELL: repeats}, plan=RepeatPlan(2), train_past_goal=run_on
     )
     return Analysis(record)
 

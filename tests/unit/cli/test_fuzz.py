@@ -94,8 +94,8 @@ STUDY = [
     "batch_size_key",
     "workload",
     "engine",
-    "slack",
-    "run_on",
+    "race_factor",
+    "train_past_goal",
     "metrics",
 ]
 KNOWN = [("study", key) for key in STUDY] + [

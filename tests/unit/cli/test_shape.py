@@ -82,7 +82,7 @@ def test_what_is_no_mapping_is_no_configuration(text, tmp_path):
     [
         {
             "study": {
-                "slack": None,
+                "race_factor": None,
                 "goals": ["1e-3", 0.2],
                 "space": {"model.lr": {"low": "1e-3", "high": 1}},
             }

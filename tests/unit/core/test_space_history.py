@@ -88,7 +88,7 @@ def config(**kw) -> StudyConfig:
         "sparsities": [0.0],
         "trials": 8,
         "space": SPACE,
-        "slack": None,
+        "race_factor": None,
     }
     return StudyConfig(**grid | {"seed": 3} | kw)
 

@@ -138,9 +138,9 @@ class Locked(ImageClassifier):
 class Fickle(ImageClassifier):
     calls = 0
 
-    def wrongness(self, batch):
+    def per_example_error(self, batch):
         self.calls += 1
-        return super().wrongness(batch) + (self.calls % 2 == 0)
+        return super().per_example_error(batch) + (self.calls % 2 == 0)
 
 
 class Borderline(ImageClassifier):
@@ -149,9 +149,9 @@ class Borderline(ImageClassifier):
 
     calls = 0
 
-    def wrongness(self, batch):
+    def per_example_error(self, batch):
         self.calls += 1
-        return 0 * super().wrongness(batch) + (1 - 1e-6 * (self.calls % 2 == 0))
+        return 0 * super().per_example_error(batch) + (1 - 1e-6 * (self.calls % 2 == 0))
 
 
 class Smoothed(ImageClassifier):
@@ -210,27 +210,27 @@ def own(name: str) -> dict:
         (own("Stepping"), "asks the trainer for"),
         (own("Epochs"), "not stepped once a step"),
         (own("Hooked"), "hooks on its parameters"),
-        (own("Fickle"), "wrongness of Fickle is another"),
-        (own("Borderline"), "wrongness of Borderline is another"),
+        (own("Fickle"), "per_example_error of Fickle is another"),
+        (own("Borderline"), "per_example_error of Borderline is another"),
         ({"trainer": {"limit_train_batches": 3}}, "trainer's arguments"),
     ],
     ids=str,
 )
 def test_what_cannot_be_stacked_says_why_and_runs_one_at_a_time(arguments, reason):
     said, asked = [], trials(Cell(16, 0.0), rates=[0.02, 0.1])
-    goal = {**GOAL, "max_steps": 8, "early_reject": "wrongness" in reason}
+    goal = {**GOAL, "max_steps": 8, "early_reject": "per_example_error" in reason}
     ours = train(asked, workload(**arguments), goal, size=16, say=said.append)
     assert len(said) == 1 and reason in said[0] and said[0].startswith("one trial at a time: ")
     alone = train(asked, workload(**arguments), goal, lean=False)
     assert [replace(r, seconds=0) for r in ours] == [replace(r, seconds=0) for r in alone]
 
 
-def test_a_wrongness_of_its_own_is_asked_early_checks_alone():
+def test_a_per_example_error_of_its_own_is_asked_early_checks_alone():
     """Else Lightning's validation says how many are wrong."""
     trial, used = trials(Cell(16, 0.0), rates=[0.02])[0], workload(**own("Fickle"))
     for early, why in (
         (True, None),
-        (False, "Fickle validates in a way of its own, more than wrongness"),
+        (False, "Fickle validates in a way of its own, more than per_example_error"),
     ):
         assert (
             IntervalLoop(training_of(used, {**GOAL, "early_reject": early})).ineligibility_reason(

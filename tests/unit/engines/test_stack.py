@@ -155,14 +155,14 @@ def test_what_does_not_fit_is_taken_in_smaller_parts():
 
 
 class NarrowCheck(ImageClassifier):
-    def wrongness(self, batch):
+    def per_example_error(self, batch):
         if len(batch[1]) > 6:
             raise torch.OutOfMemoryError("no room for more than 6 examples")
-        return super().wrongness(batch)
+        return super().per_example_error(batch)
 
 
 class NoCheck(ImageClassifier):
-    def wrongness(self, batch):
+    def per_example_error(self, batch):
         raise torch.OutOfMemoryError("no room at all")
 
 
@@ -171,12 +171,12 @@ def test_a_check_that_does_not_fit_is_taken_in_smaller_parts():
     found = {}
     for kind in (ImageClassifier, NarrowCheck):
         stack = StackedNetworks([member(like(kind, module()))], 60)
-        found[kind] = stack.wrongness(torch.tensor([0]), x, y, index)
+        found[kind] = stack.per_example_error(torch.tensor([0]), x, y, index)
     assert 0 < (found[ImageClassifier] >= 1).sum() <= 20
     torch.testing.assert_close(*found.values())
     assert stack.eval_microbatch == 5
     with pytest.raises(torch.OutOfMemoryError, match="no room at all"):
-        StackedNetworks([member(like(NoCheck, module()))], 60).wrongness(
+        StackedNetworks([member(like(NoCheck, module()))], 60).per_example_error(
             torch.tensor([0]), x, y, index
         )
 
@@ -243,15 +243,15 @@ def test_a_check_decides_as_a_full_one(allowed):
     stack = StackedNetworks([member(m) for m in modules], 60)
     check = HardestFirst(700, 4)
     looked = [0]
-    counted = stack.wrongness
-    stack.wrongness = lambda rows, x, y, index: (
+    counted = stack.per_example_error
+    stack.per_example_error = lambda rows, x, y, index: (
         looked.append(index.numel()) or counted(rows, x, y, index)
     )
     for _ in range(2):  # the second time the hardest come first
-        score = lambda rows, index: stack.wrongness(rows, x, y, index)  # noqa: E731
+        score = lambda rows, index: stack.per_example_error(rows, x, y, index)  # noqa: E731
         found = check(score, [0, 2, 3], [allowed, allowed, 10_000])
         for row, (mistakes, exact) in zip((0, 2, 3), found, strict=True):
-            true = int((modules[row].wrongness((x, y)) >= 1).sum())
+            true = int((modules[row].per_example_error((x, y)) >= 1).sum())
             assert (mistakes <= (allowed if row != 3 else 10_000)) == (
                 true <= (allowed if row != 3 else 10_000)
             )

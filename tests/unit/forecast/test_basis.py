@@ -99,7 +99,7 @@ def asked(tmp_path):
         trials=16,
         goal=GOAL,
         name="fake-advice",
-        slack=study.slack,
+        slack=study.race_factor,
     )
     AdviceStore(setup.storage.optuna_url, "fake").keep(configuration=setup.identity(None))
     return setup
@@ -129,6 +129,6 @@ def test_the_probes_of_another_module_goal_or_race_tell_nothing(asked):
         {"class_path": "mine.Net", "init_args": {"width": 9}}, {"class_path": "mine.Data"}, {}
     )
     goal = dataclasses.replace(asked.goal, error=0.2)
-    study = dataclasses.replace(asked.study, slack=None)
+    study = dataclasses.replace(asked.study, race_factor=None)
     for changed in ({"workload": wide}, {"goal": goal}, {"study": study}):
         assert nearest_record(dataclasses.replace(asked, **changed), None) is None

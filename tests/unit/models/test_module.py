@@ -28,8 +28,8 @@ def test_the_training_loss_is_the_mean_cross_entropy():
     )
 
 
-def test_wrongness_is_the_probability_missed_and_one_more_for_the_wrong():
-    found = ImageClassifier(nn.Identity()).wrongness((LOGITS, CLASSES)).double().numpy()
+def test_per_example_error_is_the_probability_missed_and_one_more_for_the_wrong():
+    found = ImageClassifier(nn.Identity()).per_example_error((LOGITS, CLASSES)).double().numpy()
     powers = np.exp(LOGITS.double().numpy())
     missed = 1 - powers[np.arange(17), CLASSES] / powers.sum(1)
     np.testing.assert_allclose(found, missed + (LOGITS.argmax(1) != CLASSES).numpy(), rtol=1e-5)
@@ -37,10 +37,13 @@ def test_wrongness_is_the_probability_missed_and_one_more_for_the_wrong():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("value", [0.0, math.nan, math.inf])
-def test_wrongness_of_equal_and_broken_logits_is_decided_as_a_full_pass_does(value, dtype):
+def test_per_example_error_of_equal_and_broken_logits_is_decided_as_a_full_pass_does(value, dtype):
     logits, classes = torch.full((1000, 1000), value, dtype=dtype), torch.arange(1000)
-    wrongness = ImageClassifier(nn.Identity()).wrongness((logits, classes))
-    assert torch.equal(wrongness >= 1, logits.argmax(1) != classes) and wrongness.isfinite().all()
+    per_example_error = ImageClassifier(nn.Identity()).per_example_error((logits, classes))
+    assert (
+        torch.equal(per_example_error >= 1, logits.argmax(1) != classes)
+        and per_example_error.isfinite().all()
+    )
 
 
 @pytest.mark.parametrize("batch_size", [1, 5, 16, 17, 100])

@@ -181,7 +181,7 @@ def test_smoothed_labels_are_in_the_training_loss_alone():
     expected = -(0.9 * logp[torch.arange(8), y] + 0.1 * logp.mean(1)).mean()
     assert smooth.loss((x, y)).item() == pytest.approx(expected.item(), rel=1e-6)
     assert torch.equal(plain.loss((x, y)), F.cross_entropy(plain(x), y))
-    assert torch.equal(smooth.wrongness((x, y)), plain.wrongness((x, y)))
+    assert torch.equal(smooth.per_example_error((x, y)), plain.per_example_error((x, y)))
     with pytest.raises(
         ConfigError, match=r"model.label_smoothing: 1 is not allowed; a number in \[0, 1\)"
     ):

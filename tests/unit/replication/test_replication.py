@@ -113,7 +113,7 @@ def test_only_the_date_line_changes():
 
 def test_the_protocol_stands_beside_the_papers():
     record = dataclasses.replace(
-        part().study.record, goal=Goal(0.05, 8, 1600), goals=(0.2, 0.1), slack=2.0
+        part().study.record, goal=Goal(0.05, 8, 1600), goals=(0.2, 0.1), race_factor=2.0
     )
     assert protocol_rows(record) == [
         {"": "batch sizes", "this study": "4, 16, 64, 256", "the paper": "2, 4, ..., 16384"},

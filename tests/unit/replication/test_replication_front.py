@@ -200,7 +200,9 @@ def test_the_region_of_success_is_drawn_of_a_study_that_is_not_raced():
         images = [
             Image("shown", f"{name}-{kind}.png", kind) for kind in ("scaling", "metaparameters")
         ]
-        parts.append(Part(Analysis(dataclasses.replace(study.record, slack=slack)), "make", images))
+        parts.append(
+            Part(Analysis(dataclasses.replace(study.record, race_factor=slack)), "make", images)
+        )
     text = front(*parts)
     assert "raced-scaling.png" in section(
         text, "Figure 1"

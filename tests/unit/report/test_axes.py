@@ -61,7 +61,7 @@ def record_of(trials=8, batch_sizes=(16, 64), name="fake"):
         trials=trials,
         seed=0,
         goals=(),
-        slack=None,
+        race_factor=None,
         config={},
         results=results,
         running=dict.fromkeys(results, 0),

@@ -43,7 +43,12 @@ def study(tmp_path):
         nonlocal points
         points += trials
         config = StudyConfig(
-            name="s", batch_sizes=[4], sparsities=[0.5], trials=points, space=SPACE, slack=None
+            name="s",
+            batch_sizes=[4],
+            sparsities=[0.5],
+            trials=points,
+            space=SPACE,
+            race_factor=None,
         )
         _, uid = declare(name, config, "digits", GOAL, {}, {})
         if made_of is not None:

@@ -101,7 +101,7 @@ def test_a_study_that_is_not_here_is_copied_whole(request, target, here, there):
     ]
     ours, theirs = read_study(url, "fake"), read_study(there, "fake")
     assert not any(ours.running.values())
-    for key in ("workload", "goal", "space", "trials", "seed", "goals", "slack", "config"):
+    for key in ("workload", "goal", "space", "trials", "seed", "goals", "race_factor", "config"):
         assert getattr(ours, key) == getattr(theirs, key)
     for cell in finished:
         name = cell_study_name("fake", cell)
@@ -139,7 +139,7 @@ def test_parts_of_a_grid_join_to_the_whole_either_way_and_twice_is_once(here, th
         record = read_study(target, "fake")
         tables.append(render(Analysis(record)))
         assert (record.batch_sizes, record.sparsities, record.trials) == ((4, 16), (0.0, 0.5), 16)
-        assert (record.goals, record.slack) == ((0.3, 0.2), None)
+        assert (record.goals, record.race_factor) == ((0.3, 0.2), None)
         once = rows(target)
         assert lines("fake", merged(target, other)["fake"])[0].startswith(
             "study fake: 0 trials taken over, "

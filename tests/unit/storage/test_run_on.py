@@ -171,7 +171,7 @@ def test_any_goal_is_answered_as_if_it_had_been_the_studys(tmp_path):
     goal, space = Goal(0.3, 4, 60), {key: Range(1e-9, 1e9) for key in PARAMS}
     write_study(storage, found, goal=goal, space=space, run_on=True, slack=None)
     record = read_study(storage, "fake")
-    assert record.run_on
+    assert record.train_past_goal
     ends = set()
     for error in (0.6, 0.3, 0.15, 0.02):
         for cell, there in at_goal(record, error).results.items():
@@ -236,30 +236,33 @@ def setup(goal=None, **study) -> StudySetup:
 
 
 def test_nothing_is_raced_and_every_check_is_full():
-    whole = setup({"early_reject": True}, run_on=True)
-    assert whole.study.slack is None and whole.goal.early_reject is False
-    assert setup({"early_reject": True}).goal.early_reject is True and setup().study.slack == 2
+    whole = setup({"early_reject": True}, train_past_goal=True)
+    assert whole.study.race_factor is None and whole.goal.early_reject is False
+    assert (
+        setup({"early_reject": True}).goal.early_reject is True and setup().study.race_factor == 2
+    )
     with pytest.raises(
-        ConfigError, match="study.slack: 3 is not allowed; null, or left out, where study.run_on"
+        ConfigError,
+        match="study.race_factor: 3 is not allowed; null, or left out, where study.train_past_goal",
     ):
-        check(setup(run_on=True, slack=3))
+        check(setup(train_past_goal=True, race_factor=3))
 
 
 def test_further_goals_may_be_harder():
-    check(setup(run_on=True, goals=[0.5, 0.1]))
+    check(setup(train_past_goal=True, goals=[0.5, 0.1]))
     with pytest.raises(ConfigError, match="which stops the runs"):
         check(setup(goals=[0.1]))
 
 
 def test_it_is_part_of_the_identity_where_it_is_on(tmp_path):
-    plain, whole = setup(), setup(run_on=True)
+    plain, whole = setup(), setup(train_past_goal=True)
     assert compare(plain.identity(None), whole.identity(None)) == [
         ("study.run_on", "(absent)", True)
     ]
-    assert plain.identity(None) == setup(run_on=False).identity(None)
+    assert plain.identity(None) == setup(train_past_goal=False).identity(None)
     url = f"sqlite:///{tmp_path}/study.db"
     for each in (plain, whole):
-        study = dataclasses.replace(each.study, name=f"s{each.study.run_on}")
+        study = dataclasses.replace(each.study, name=f"s{each.study.train_past_goal}")
         declare(url, study, "w", each.goal_of_trials, each.identity(None), {})
         check_unchanged(url, study.name, each.identity(None))
     assert [
@@ -283,20 +286,20 @@ def test_a_store_hands_out_runs_that_go_on(tmp_path):
     ("asked", "said"),
     [
         (
-            ("run_on=true", "slack=2.0"),
-            "study.slack: 2.0 is not allowed; null, or left out, where study.run_on runs",
+            ("train_past_goal=true", "race_factor=2.0"),
+            "study.race_factor: 2.0 is not allowed; null, or left out, where study.train_past_goal runs",
         ),
         (
-            ("run_on=true", "goal.early_reject=true"),
+            ("train_past_goal=true", "goal.early_reject=true"),
             "goal.early_reject: True is not allowed; false, or left out",
         ),
         (
             ("metrics=[val_loss]", "goal.early_reject=true"),
             "where study.metrics keeps whole curves",
         ),
-        (("run_on=true", "slack=null", "goal.early_reject=false"), None),
-        (("run_on=true",), None),
-        (("slack=2.0", "goal.early_reject=true"), None),
+        (("train_past_goal=true", "race_factor=null", "goal.early_reject=false"), None),
+        (("train_past_goal=true",), None),
+        (("race_factor=2.0", "goal.early_reject=true"), None),
     ],
 )
 def test_what_cuts_curves_short_is_refused_where_it_was_asked_for(monkeypatch, asked, said):
@@ -310,5 +313,7 @@ def test_what_cuts_curves_short_is_refused_where_it_was_asked_for(monkeypatch, a
             cli.setup()
         return
     setup = cli.setup()
-    whole = "run_on=true" in asked
-    assert (setup.study.slack, setup.goal.early_reject) == ((None, False) if whole else (2.0, True))
+    whole = "train_past_goal=true" in asked
+    assert (setup.study.race_factor, setup.goal.early_reject) == (
+        (None, False) if whole else (2.0, True)
+    )

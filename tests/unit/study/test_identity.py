@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from lit_dps.cli.study import StudyCLI
+from lit_dps.core.aliases import from_stored
 from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.study.setup import StudySetup
 from lit_dps.training.workload import Workload
@@ -22,6 +23,7 @@ SECTIONS = ("goal", "pruning", "smoothness", "optim", "local")
 
 
 def rebuilt(config: dict) -> StudySetup:
+    config = from_stored(config)
     study = StudyConfig(**config["study"])
     workload = Workload(config["model"], config["data"], config["trainer"], study.batch_size_key)
     common = {name: config[name] for name in SECTIONS if name in config}

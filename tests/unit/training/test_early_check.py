@@ -99,7 +99,7 @@ def test_a_refusal_looks_at_the_hardest_examples_first():
     trainer = fit(module, callbacks=[], datamodule=data, max_steps=1, limit_val_batches=0)
     check = EarlyCheck(trainer, module)
     module.eval()
-    mistakes = int((module.wrongness((data.x, data.y)) >= 1).sum())
+    mistakes = int((module.per_example_error((data.x, data.y)) >= 1).sum())
     assert check(N) == (mistakes, True)
     data.looked_at = 0
     refused = check(mistakes // 2)

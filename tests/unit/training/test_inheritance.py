@@ -16,7 +16,7 @@ from lit_dps.data.loaders import EndlessLoader
 from lit_dps.data.order import batches
 from lit_dps.engines.interval_loop import IntervalLoop
 from lit_dps.module import ImageClassifier
-from lit_dps.training.inheritance import decides, inherits
+from lit_dps.training.inheritance import adopt_former_methods, decides, inherits
 from tests.support.runs import train
 from tests.support.setups import training_of
 from tests.unit.engines.test_engine import quiet  # noqa: F401
@@ -143,16 +143,44 @@ def test_a_patch_of_our_own_class_is_left_to_lightning(owner, name, method, monk
 
 def test_a_patched_validation_ends_early_checks(monkeypatch):
     module = ImageClassifier(nn.Linear(4, 2))
-    assert decides(module, "wrongness", "validation_step")
+    assert decides(module, "per_example_error", "validation_step")
     monkeypatch.setattr(ImageClassifier, "validation_step", lambda module, batch, batch_idx: None)
-    assert not decides(module, "wrongness", "validation_step")
-    monkeypatch.setattr(ImageClassifier, "wrongness", lambda module, batch: None)
-    assert decides(module, "wrongness", "validation_step")
+    assert not decides(module, "per_example_error", "validation_step")
+    monkeypatch.setattr(ImageClassifier, "per_example_error", lambda module, batch: None)
+    assert decides(module, "per_example_error", "validation_step")
 
 
 def test_the_last_who_overrides_decides():
     module = ImageClassifier(nn.Linear(4, 2))
     module.validation_step = lambda batch, batch_idx: None
-    assert not decides(module, "wrongness", "validation_step")
-    module.wrongness = lambda batch: None
-    assert decides(module, "wrongness", "validation_step")
+    assert not decides(module, "per_example_error", "validation_step")
+    module.per_example_error = lambda batch: None
+    assert decides(module, "per_example_error", "validation_step")
+
+
+def test_a_method_with_its_former_name_is_adopted_and_warned_of_once(capsys):
+    class Former(ImageClassifier):
+        def wrongness(self, batch):
+            return super().wrongness(batch) + 1
+
+    module, batch = Former(nn.Identity()), (torch.eye(2), torch.tensor([0, 1]))
+    for _ in range(2):
+        adopt_former_methods(module)
+    warned = capsys.readouterr().err
+    assert warned.count("\n") == 1 and "Former.wrongness is now Former.per_example_error" in warned
+    assert decides(module, "per_example_error", "validation_step")
+    expected = ImageClassifier(nn.Identity()).per_example_error(batch) + 1
+    assert torch.equal(module.per_example_error(batch), expected)
+
+
+def test_a_class_with_both_names_keeps_its_present_method(capsys):
+    class Both(ImageClassifier):
+        def wrongness(self, batch):
+            raise AssertionError
+
+        def per_example_error(self, batch):
+            return "present"
+
+    module = Both(nn.Identity())
+    adopt_former_methods(module)
+    assert module.per_example_error(None) == "present" and capsys.readouterr().err == ""
